@@ -1,0 +1,85 @@
+"""ProgressBar: one line that shows the loss and the samples a second, redrawn by the clock and not by the step."""
+
+import time
+from typing import Any
+
+import lightning
+from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.utilities.data import extract_batch_size
+
+from ..options import PositiveFloat
+from .late import LateRead
+
+
+class ProgressBar(TQDMProgressBar):
+    """Lightning's bar, with `loss` and `samples/s` and without a redraw a step, which can double a short step.
+
+    The rate is that of the time since the last redraw; the loss is of the redraw before, which has reached the host
+    by then without anybody waiting for it.
+
+    Args:
+        interval_s: seconds between redraws.
+    """
+
+    def __init__(self, interval_s: PositiveFloat = 0.25):
+        super().__init__(refresh_rate=1)
+        self.interval_s = interval_s
+        self._loss: float | None = None
+        self._rate: float | None = None
+        self._read: LateRead | None = None
+        self._samples = 0
+        self._drawn = 0.0
+
+    def on_train_epoch_start(self, trainer: lightning.Trainer, *args: Any) -> None:
+        """Start counting anew: validation is not training time."""
+        super().on_train_epoch_start(trainer, *args)
+        self._samples, self._drawn = 0, time.perf_counter()
+
+    def on_train_batch_end(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Count, and redraw when the interval is over or the epoch is."""
+        self._samples += _samples_in(batch)
+        elapsed = time.perf_counter() - self._drawn
+        if elapsed < self.interval_s and batch_idx + 1 != self.total_train_batches:
+            return
+        self._rate = self._samples * trainer.world_size / elapsed if elapsed > 0 else None
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if self._read is not None and self._read.ready():
+            self._loss = self._read.values()[0]
+            self._read = None
+        if self._read is None and loss is not None:
+            self._read = LateRead([loss])
+            if not loss.is_cuda:
+                self._loss = self._read.values()[0]
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        self._samples, self._drawn = 0, time.perf_counter()
+
+    def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Leave the time of a validation in mid-epoch out of the rate."""
+        super().on_validation_end(trainer, pl_module)
+        self._samples, self._drawn = 0, time.perf_counter()
+
+    def get_metrics(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> dict[str, int | str | float | dict[str, float]]:
+        """What stands behind the bar."""
+        shown = {k: v for k, v in super().get_metrics(trainer, pl_module).items() if k != "v_num"}
+        if self._loss is not None:
+            shown = {"loss": f"{self._loss:.3g}", **shown}
+        if self._rate is not None:
+            shown["samples/s"] = f"{self._rate:,.0f}"
+        return shown
+
+
+def _samples_in(batch: Any) -> int:
+    """How many samples a batch of any type holds; 0 where Lightning cannot tell."""
+    try:
+        return len(batch[0]) if isinstance(batch, tuple | list) else extract_batch_size(batch)
+    except Exception:  # a display must not end a run
+        return 0

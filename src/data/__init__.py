@@ -1,0 +1,1 @@
+"""Datamodules that serve whole batches of tensors, and the loader they share."""

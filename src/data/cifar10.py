@@ -1,0 +1,20 @@
+"""CIFAR-10: 32×32 colour photographs in ten classes."""
+
+from torchvision import datasets
+
+from .official import Expected, OfficialImages
+
+_LISTS = [*datasets.CIFAR10.train_list, *datasets.CIFAR10.test_list]
+
+
+class CIFAR10(OfficialImages):
+    """Krizhevsky (2009): 45,000 / 5,000 / 10,000 images `(3, 32, 32)`. Arguments as base class."""
+
+    official_name = "cifar10"
+    source = datasets.CIFAR10
+    files = {
+        f"{datasets.CIFAR10.base_folder}/{name}": Expected(None, md5)
+        for name, md5 in [*_LISTS, (datasets.CIFAR10.meta["filename"], datasets.CIFAR10.meta["md5"])]
+    }
+    image_shape = (3, 32, 32)
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

@@ -1,0 +1,66 @@
+"""The copy task: ten symbols, a long silence, and then the same ten symbols from memory."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..options import PositiveInt
+from ..spec import DataSpec
+from .datamodule import Split, TensorDataModule
+
+SYMBOLS = 8  # classes 1 to 8; class 0 is the blank
+LENGTH = 10  # symbols to remember
+GO = SYMBOLS + 1  # the input that asks for the answer
+
+
+class CopyMemory(TensorDataModule):
+    """Hochreiter & Schmidhuber (1997) in the form of Arjovsky, Shah & Bengio (2016).
+
+    The input is 10 symbols, `delay − 1` blanks, one "go" and 10 blanks; the target is blank until, after the "go", the
+    symbols are to be repeated. A model without memory can do no better than a loss of 10·ln 8 / (delay + 20) per step.
+    Accuracy counts the ten answers alone.
+
+    Args:
+        delay: steps between the last symbol and the first answer.
+        num_train, num_val, num_test: how many sequences are made.
+        **kwargs: as TensorDataModule.
+    """
+
+    kind = "sequence"
+    name = "copy-memory"
+
+    def __init__(
+        self,
+        delay: PositiveInt = 10,
+        num_train: PositiveInt = 50_000,
+        num_val: PositiveInt = 2_000,
+        num_test: PositiveInt = 10_000,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        self.delay = delay
+        self.sizes = {"train": num_train, "val": num_val, "test": num_test}
+
+    @property
+    def spec(self) -> DataSpec:
+        """A class (blank or one of 8) for every one of `delay + 20` steps of 10 one-hot features."""
+        return DataSpec(
+            kind="sequence",
+            input_shape=(self.delay + 2 * LENGTH, GO + 1),
+            target="class_per_step",
+            num_outputs=SYMBOLS + 1,
+            blank_class=0,
+        )
+
+    def load(self, split: Split) -> tuple[Tensor, Tensor]:
+        """`x: (N, T, 10)` float32 one-hot, `y: (N, T)` int64."""
+        size, steps = self.sizes[split], self.delay + 2 * LENGTH
+        symbols = torch.randint(1, SYMBOLS + 1, (size, LENGTH), generator=self.generator(split))
+        inputs = torch.zeros(size, steps, dtype=torch.long)
+        inputs[:, :LENGTH] = symbols
+        inputs[:, LENGTH + self.delay - 1] = GO
+        targets = torch.zeros(size, steps, dtype=torch.long)
+        targets[:, -LENGTH:] = symbols
+        return F.one_hot(inputs, GO + 1).float(), targets

@@ -1,0 +1,116 @@
+"""TensorDataModule: what every dataset shares. A new one says what it is (`spec`) and where its tensors come from."""
+
+import hashlib
+from typing import ClassVar, Literal
+
+import lightning
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from ..options import NonNegativeInt, PositiveInt
+from ..spec import DataSpec
+from .loader import EpochBatches, TensorLoader
+
+Split = Literal["train", "val", "test"]
+# Evaluation gives the same numbers at any batch size, so it takes one at which devices are not idle.
+MIN_EVAL_BATCH_SIZE = 256
+
+
+class TensorDataModule(lightning.LightningDataModule):
+    """A dataset that fits in memory, served in whole batches of tensors.
+
+    A subclass sets `kind` and `name`, gives `spec`, and loads a split as `(x, y)` in `load`.
+
+    Args:
+        batch_size: samples a step, of one device.
+        pipeline: `memory` indexes the set as one tensor, pinned and copied ahead on a GPU; `device` keeps the set on
+            the accelerator; `workers` is an ordinary per-sample DataLoader.
+        num_workers: processes of the `workers` pipeline; 0 loads in the training process.
+        seed: of the order of samples, of the train/validation split and of what is generated.
+    """
+
+    kind: ClassVar[str]
+    name: str
+
+    def __init__(
+        self,
+        batch_size: PositiveInt = 128,
+        pipeline: Literal["memory", "device", "workers"] = "memory",
+        num_workers: NonNegativeInt = 2,
+        seed: NonNegativeInt = 0,
+    ):
+        super().__init__()
+        self.batch_size = batch_size
+        self.pipeline = pipeline
+        self.num_workers = num_workers
+        self.seed = seed
+        self._splits: dict[str, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def spec(self) -> DataSpec:
+        """What a model has to know of the data; available before anything is loaded."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise UserError for what can be seen to be wrong before the run starts. Writes nothing."""
+
+    def load(self, split: Split) -> tuple[Tensor, Tensor]:
+        """The inputs `x: (N, …)` and targets `y: (N,)` or `(N, T)` of a split, ready to be trained on."""
+        raise NotImplementedError
+
+    def setup(self, stage: str) -> None:
+        """Load the splits that the stage needs, once."""
+        for split in {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}.get(stage, ()):
+            if split not in self._splits:
+                self._splits[split] = self.load(split)
+
+    def tensors(self, split: Split) -> tuple[Tensor, Tensor]:
+        """The loaded tensors of a split."""
+        return self._splits[split]
+
+    def split_seed(self, split: Split) -> int:
+        """A seed of its own for each split of what is generated, so that none repeats another."""
+        return self.seed * 3 + ("train", "val", "test").index(split)
+
+    def generator(self, split: Split) -> torch.Generator:
+        """A generator of random numbers for a split."""
+        return torch.Generator().manual_seed(self.split_seed(split))
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the training and validation tensors: two runs with the same one saw the same data."""
+        digest = hashlib.blake2b(digest_size=8)
+        for split in ("train", "val"):
+            for tensor in self._splits[split]:
+                digest.update(str((split, tensor.dtype, tuple(tensor.shape))).encode())
+                digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    def train_dataloader(self) -> TensorLoader | DataLoader:
+        """Shuffled by (seed, epoch); the short last batch is kept."""
+        return self._loader("train", self.batch_size, shuffle=True)
+
+    def val_dataloader(self) -> TensorLoader | DataLoader:
+        """In the stored order."""
+        return self._loader("val", max(self.batch_size, MIN_EVAL_BATCH_SIZE), shuffle=False)
+
+    def test_dataloader(self) -> TensorLoader | DataLoader:
+        """In the stored order."""
+        return self._loader("test", max(self.batch_size, MIN_EVAL_BATCH_SIZE), shuffle=False)
+
+    def _loader(self, split: Split, batch_size: int, shuffle: bool) -> TensorLoader | DataLoader:
+        tensors = self._splits[split]
+        batches = EpochBatches(len(tensors[0]), batch_size, shuffle, self.seed)
+        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
+        if self.pipeline == "workers":
+            return DataLoader(
+                TensorDataset(*tensors),
+                batch_sampler=batches,
+                num_workers=self.num_workers,
+                persistent_workers=self.num_workers > 0,
+                pin_memory=device.type == "cuda",
+            )
+        if self.pipeline == "device":
+            tensors = self._splits[split] = tuple(tensor.to(device) for tensor in tensors)
+        return TensorLoader(tensors, batches, device)

@@ -1,0 +1,151 @@
+"""Digits rendered on this machine: MNIST's shape, as many as wanted, nothing to download.
+
+Each is a digit of one of the fonts that matplotlib carries, stretched, turned, sheared, bent, thickened or thinned and
+made noisy at random. All of it happens in batches of tensors, so that 60,000 take seconds.
+"""
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+from torch.nn import functional as F
+from torchvision.transforms.functional import pil_to_tensor
+
+from ..options import PositiveInt
+from ..spec import DataSpec
+from .datamodule import Split, TensorDataModule
+
+VERSION = 1  # of the drawing; part of the cache's name
+_FONTS = ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmb10", "cmr10", "cmss10", "cmti10", "cmtt10")
+_GLYPH = 64  # pixels a side of an undistorted digit
+_CHUNK = 4_096
+
+
+class Digits(TensorDataModule):
+    """Rendered digits in ten classes, `(1, 28, 28)`.
+
+    Args:
+        root: where the rendered images are cached, under `digits/`.
+        num_train, num_val, num_test: how many are rendered; a million or more is a matter of memory.
+        **kwargs: as TensorDataModule.
+
+    Raises:
+        UserError: from `check`, when root cannot be written to.
+    """
+
+    kind = "image"
+    name = "rendered-digits"
+
+    def __init__(
+        self,
+        root: str = "data",
+        num_train: PositiveInt = 55_000,
+        num_val: PositiveInt = 5_000,
+        num_test: PositiveInt = 10_000,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        self.root = Path(root)
+        self.sizes = {"train": num_train, "val": num_val, "test": num_test}
+
+    @property
+    def spec(self) -> DataSpec:
+        """Ten classes of `(1, 28, 28)`, centred so that the pixels are in [−1, 1]."""
+        return DataSpec(
+            kind="image",
+            input_shape=(1, 28, 28),
+            target="class",
+            num_outputs=10,
+            classes=tuple("0123456789"),
+            mean=(0.5,),
+            std=(0.5,),
+        )
+
+    def load(self, split: Split) -> tuple[Tensor, Tensor]:
+        """`x: (N, 1, 28, 28)` float32, `y: (N,)` int64."""
+        images, labels = cached_digits(self.root, self.sizes[split], self.split_seed(split))
+        return images.float().div_(127.5).sub_(1), labels
+
+
+def cached_digits(root: Path, num: int, seed: int) -> tuple[Tensor, Tensor]:
+    """`render_digits`, kept in `root/digits`; a cache that cannot be read is rendered anew, one that cannot be
+    written is done without."""
+    file = root / "digits" / f"v{VERSION}-{num}-{seed}.pt"
+    try:
+        images, labels = torch.load(file, weights_only=True)
+        if images.shape == (num, 1, 28, 28) and labels.shape == (num,):
+            return images, labels
+    except Exception:  # missing, torn or something else altogether
+        pass
+    images, labels = render_digits(num, seed)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_suffix(f".{os.getpid()}.tmp")
+        torch.save((images, labels), temporary)
+        os.replace(temporary, file)
+    except OSError:
+        pass
+    return images, labels
+
+
+def render_digits(num: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Render digits: images `(N, 1, 28, 28)` uint8, 0 the background, and labels `(N,)` int64.
+
+    The same (num, seed) gives the same digits.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    glyphs = _glyphs()  # (10, fonts, 64, 64)
+    labels = torch.randint(0, 10, (num,), generator=generator)
+    fonts = torch.randint(0, glyphs.shape[1], (num,), generator=generator)
+    images = torch.empty(num, 1, 28, 28, dtype=torch.uint8)
+    for start in range(0, num, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        images[part] = _distort(glyphs[labels[part], fonts[part], None], generator)
+    return images, labels
+
+
+@cache
+def _glyphs() -> Tensor:
+    """Every digit in every font, `(10, fonts, 64, 64)` in [0, 1], scaled to a height of 40 pixels and centred."""
+    folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
+    files = sorted(f for f in folder.glob("*.ttf") if f.stem.startswith(_FONTS) and not f.stem.endswith("Display"))
+    return torch.stack([torch.stack([_glyph(str(digit), file) for file in files]) for digit in range(10)])
+
+
+def _glyph(text: str, font_file: Path) -> Tensor:
+    font = ImageFont.truetype(str(font_file), 80)
+    left, top, right, bottom = font.getbbox(text)
+    drawn = Image.new("L", (right - left, bottom - top))
+    ImageDraw.Draw(drawn).text((-left, -top), text, fill=255, font=font)
+    width = max(1, round(drawn.width * 40 / drawn.height))
+    canvas = Image.new("L", (_GLYPH, _GLYPH))
+    canvas.paste(drawn.resize((width, 40), Image.Resampling.BILINEAR), ((_GLYPH - width) // 2, (_GLYPH - 40) // 2))
+    return pil_to_tensor(canvas)[0].float() / 255
+
+
+def _distort(glyphs: Tensor, generator: torch.Generator) -> Tensor:
+    """`(B, 1, 64, 64)` in [0, 1] → `(B, 1, 28, 28)` uint8."""
+    batch = len(glyphs)
+
+    def uniform(low: float, high: float, *shape: int) -> Tensor:
+        return torch.rand(batch, *shape, generator=generator) * (high - low) + low
+
+    angle, shear = uniform(-0.3, 0.3), uniform(-0.35, 0.25)
+    width, height = uniform(0.8, 1.35), uniform(0.85, 1.15)
+    cos, sin = angle.cos(), angle.sin()
+    # affine_grid maps an output place to the place it is read from: a factor above 1 shrinks the digit.
+    rows = [cos * width, (shear - sin) * height, uniform(-0.12, 0.12), sin * width, cos * height, uniform(-0.12, 0.12)]
+    grid = F.affine_grid(torch.stack(rows, dim=1).view(batch, 2, 3), [batch, 1, 56, 56], align_corners=False)
+    bend = torch.randn(batch, 2, 4, 4, generator=generator) * 0.06
+    grid += F.interpolate(bend, size=(56, 56), mode="bicubic", align_corners=True).permute(0, 2, 3, 1)
+    # Drawn at twice the size and averaged down, so that thin strokes do not break.
+    image = F.avg_pool2d(F.grid_sample(glyphs, grid, align_corners=False), 2)
+    threshold = uniform(0.1, 0.5, 1, 1, 1)  # of the blurred stroke: a low one thickens it
+    image = ((image - threshold) / 0.35 + 0.5).clamp_(0, 1) * uniform(0.75, 1, 1, 1, 1)
+    image += torch.randn(image.shape, generator=generator) * uniform(0, 0.08, 1, 1, 1)
+    return image.clamp_(0, 1).mul_(255).round_().to(torch.uint8)

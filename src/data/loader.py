@@ -1,0 +1,138 @@
+"""From a set of tensors to batches, in an order that is a function of (seed, epoch) alone.
+
+`EpochBatches` says which samples make a batch; `TensorLoader` fetches a batch with one indexing operation a tensor;
+`copied_ahead` sends the next batch to a GPU while the current one is trained on.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.utils.data import Sampler
+
+Tensors = tuple[Tensor, ...]
+
+
+class EpochBatches(Sampler[list[int]]):
+    """The samples of each batch of an epoch, as a batch sampler.
+
+    The order comes from a private generator seeded with (seed, epoch), so it depends on nothing that a run does, and
+    a resumed run continues it. Under distributed training a step's global batch is the same whatever the number of
+    processes, each of which takes an equal share of it; nothing is padded, and no sample is seen twice.
+
+    Args:
+        num_samples: of the whole set.
+        batch_size: of one process.
+        shuffle: whether the order differs by epoch; otherwise it is the stored one.
+        seed: of the order.
+    """
+
+    def __init__(self, num_samples: int, batch_size: int, shuffle: bool, seed: int = 0):
+        self.num_samples = num_samples
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.sampler = self  # where Lightning looks for the object whose set_epoch it calls
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by Lightning with the number of epochs done."""
+        self.epoch = epoch
+
+    def order(self) -> Tensor:
+        """The indices of all samples `(N,)` in this epoch's order."""
+        if not self.shuffle:
+            return torch.arange(self.num_samples)
+        generator = torch.Generator().manual_seed((self.seed << 24) + self.epoch)
+        return torch.randperm(self.num_samples, generator=generator)
+
+    def shares(self, order: Tensor) -> Iterator[Tensor]:
+        """This process's part of every batch of an order."""
+        rank, world = _rank_and_world()
+        step = self.batch_size * world
+        for batch in range(len(self)):
+            last = batch == len(self) - 1
+            samples = order[batch * step :] if last else order[batch * step : (batch + 1) * step]
+            yield samples if world == 1 else samples.tensor_split(world)[rank]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for samples in self.shares(self.order()):
+            yield samples.tolist()
+
+    def __len__(self) -> int:
+        world = _rank_and_world()[1]
+        full, rest = divmod(self.num_samples, self.batch_size * world)
+        # A rest too small to give each process a sample joins the last full batch.
+        return full + (1 if rest >= world or not full else 0)
+
+
+class TensorLoader:
+    """Batches of tensors that lie in memory (the host's or the accelerator's): one indexing operation a tensor.
+
+    Args:
+        tensors: of equal length N, all on one device.
+        batches: which samples make a batch.
+        device: where the batches are needed; when that is a GPU and the tensors are not there, batches go through
+            pinned memory and are copied one step ahead.
+    """
+
+    def __init__(self, tensors: Tensors, batches: EpochBatches, device: torch.device):
+        self.tensors = tensors
+        self.batch_sampler = batches
+        self.device = device
+        self.pinned = device.type == "cuda" and tensors[0].device.type == "cpu"
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[Tensors]:
+        return copied_ahead(self._batches(), self.device) if self.pinned else self._batches()
+
+    def _batches(self) -> Iterator[Tensors]:
+        order = self.batch_sampler.order().to(self.tensors[0].device)
+        for samples in self.batch_sampler.shares(order):
+            yield tuple(self._take(tensor, samples) for tensor in self.tensors)
+
+    def _take(self, tensor: Tensor, samples: Tensor) -> Tensor:
+        if not self.pinned:
+            return tensor.index_select(0, samples)
+        pinned = torch.empty(len(samples), *tensor.shape[1:], dtype=tensor.dtype, pin_memory=True)
+        return torch.index_select(tensor, 0, samples, out=pinned)
+
+
+def copied_ahead(batches: Iterable[Tensors], device: torch.device) -> Iterator[Tensors]:
+    """Yield each batch on the GPU, the next one's copy already under way on a stream of its own.
+
+    The training stream waits for the copy on the device, never the host; `record_stream` keeps the memory from being
+    used again before the training stream is done with it. Pinned memory is kept by torch's allocator until the copy
+    out of it has ended.
+    """
+    stream = torch.cuda.Stream(device)
+
+    def send(batch: Tensors) -> tuple[Tensors, torch.cuda.Event]:
+        with torch.cuda.stream(stream):
+            sent = tuple(tensor.to(device, non_blocking=True) for tensor in batch)
+            return sent, stream.record_event()
+
+    def take(sent: Tensors, copied: torch.cuda.Event) -> Tensors:
+        training = torch.cuda.current_stream(device)
+        training.wait_event(copied)
+        for tensor in sent:
+            tensor.record_stream(training)
+        return sent
+
+    ahead = None
+    for batch in batches:
+        following = send(batch)
+        if ahead is not None:
+            yield take(*ahead)
+        ahead = following
+    if ahead is not None:
+        yield take(*ahead)
+
+
+def _rank_and_world() -> tuple[int, int]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1

@@ -1,0 +1,41 @@
+"""MNIST and Fashion-MNIST, whose files share names and sizes, as images."""
+
+from torchvision import datasets
+
+from .official import Expected, OfficialImages
+
+_MNIST_MD5 = {
+    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+}
+_SIZES = {
+    "train-images-idx3-ubyte": 47_040_016,
+    "train-labels-idx1-ubyte": 60_008,
+    "t10k-images-idx3-ubyte": 7_840_016,
+    "t10k-labels-idx1-ubyte": 10_008,
+}
+
+
+class MNIST(OfficialImages):
+    """Handwritten digits (LeCun et al. 1998): 55,000 / 5,000 / 10,000 images `(1, 28, 28)`. Arguments as base class."""
+
+    official_name = "mnist"
+    source = datasets.MNIST
+    files = {f"MNIST/raw/{name}": Expected(size, _MNIST_MD5[name]) for name, size in _SIZES.items()}
+    image_shape = (1, 28, 28)
+    mean, std = (0.1307,), (0.3081,)
+
+
+class FashionMNIST(OfficialImages):
+    """Articles of clothing (Xiao et al. 2017) in MNIST's format. Arguments as base class.
+
+    torchvision verifies the downloaded archives; of the files in them only the sizes and the labels' range are known.
+    """
+
+    official_name = "fashion-mnist"
+    source = datasets.FashionMNIST
+    files = {f"FashionMNIST/raw/{name}": Expected(size, None) for name, size in _SIZES.items()}
+    image_shape = (1, 28, 28)
+    mean, std = (0.2860,), (0.3530,)

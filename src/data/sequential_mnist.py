@@ -1,0 +1,50 @@
+"""MNIST read as a sequence: row by row, pixel by pixel, or pixel by pixel in a fixed shuffled order."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..spec import DataSpec
+from .datamodule import Split
+from .mnist import MNIST
+
+PERMUTATION_SEED = 92_916  # one permutation for every run, so that results compare
+
+
+class SequentialMNIST(MNIST):
+    """Sequential and permuted MNIST (Le, Jaitly & Hinton 2015).
+
+    Args:
+        steps: `rows` gives `(28, 28)`, a row of pixels a step; `pixels` gives `(784, 1)`.
+        permute: whether the pixels come in one fixed random order, which takes nearness away as a help.
+        **kwargs: as MNIST.
+    """
+
+    kind = "sequence"
+
+    def __init__(self, steps: Literal["rows", "pixels"] = "rows", permute: bool = False, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.steps = steps
+        self.permute = permute
+
+    @property
+    def spec(self) -> DataSpec:
+        """One class a sequence of `(28, 28)` or `(784, 1)`."""
+        shape = (28, 28) if self.steps == "rows" else (784, 1)
+        return DataSpec(kind="sequence", input_shape=shape, target="class", num_outputs=10)
+
+    @property
+    def name(self) -> str:
+        """`sequential-mnist-rows`, `sequential-mnist-pixels-permuted`, or the same of rendered digits."""
+        digits = "" if super().name == self.official_name else "-of-rendered-digits"
+        return f"sequential-mnist-{self.steps}{'-permuted' if self.permute else ''}{digits}"
+
+    def load(self, split: Split) -> tuple[Tensor, Tensor]:
+        """`x: (N, T, F)` float32, normalised; `y: (N,)` int64."""
+        images, labels = super().load(split)
+        pixels = images.flatten(start_dim=1)  # (N, 784)
+        if self.permute:
+            order = torch.randperm(784, generator=torch.Generator().manual_seed(PERMUTATION_SEED))
+            pixels = pixels[:, order]
+        return pixels.view(-1, *self.spec.input_shape), labels

@@ -1,0 +1,66 @@
+"""The one exception that a user's mistake raises, and the one place that prints it."""
+
+import difflib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from typing import NoReturn
+
+
+class UserError(Exception):
+    """Something the user can put right. Its message is one line: the option, what it got, what it takes.
+
+    Args:
+        message: the line, without a leading "error:".
+        exit_code: 1, or 2 for a command line that cannot be parsed.
+    """
+
+    def __init__(self, message: str, exit_code: int = 1):
+        super().__init__(message, exit_code)  # both, so that it survives pickling into and out of a worker process
+        self.exit_code = exit_code
+        self.reported = False
+
+    def __str__(self) -> str:
+        return " ".join(str(self.args[0]).split())
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`" Did you mean 'x'?"` for the nearest of the known spellings, or an empty string."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def report(error: UserError) -> None:
+    """Print the error's line once, however many layers it passes through."""
+    if not error.reported:
+        error.reported = True
+        print(f"error: {error}", file=sys.stderr, flush=True)
+
+
+_OURS = "BATCHSCOPE_SET_FULL_ERROR"
+
+
+def reraise_in_hydra() -> None:
+    """Have Hydra pass exceptions on instead of formatting them, without making our own errors show tracebacks."""
+    if os.environ.get("HYDRA_FULL_ERROR") != "1":
+        os.environ["HYDRA_FULL_ERROR"] = os.environ[_OURS] = "1"
+
+
+def exit_on_user_error(program: Callable[[], None]) -> None:
+    """Run a program; end it with one line and an exit code when the user made a mistake.
+
+    With HYDRA_FULL_ERROR=1 in the environment the traceback is shown as well.
+    """
+    full = os.environ.get("HYDRA_FULL_ERROR") == "1" and _OURS not in os.environ
+    try:
+        program()
+    except UserError as error:
+        if full:
+            traceback.print_exc()
+        _leave(error)
+
+
+def _leave(error: UserError) -> NoReturn:
+    report(error)
+    sys.exit(error.exit_code)

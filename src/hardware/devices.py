@@ -1,0 +1,70 @@
+"""Which devices this machine has, and what they are called."""
+
+import os
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from ..errors import UserError, did_you_mean
+
+_ALIASES = {"gpu": ("cuda", "mps"), "cuda": ("cuda",), "mps": ("mps",), "cpu": ("cpu",)}
+
+
+def available() -> list[str]:
+    """The kinds of device that torch can train on here: `cpu`, and `cuda` or `mps`."""
+    found = ["cpu"]
+    if torch.cuda.is_available():
+        found.append("cuda")
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    return found
+
+
+def check_accelerator(accelerator: str) -> None:
+    """Raise UserError if `trainer.accelerator` names what this machine does not have."""
+    if accelerator == "auto":
+        return
+    if accelerator not in _ALIASES:
+        near = did_you_mean(accelerator, ["auto", *_ALIASES])
+        raise UserError(f"trainer.accelerator: got '{accelerator}', takes auto, cpu, gpu or mps.{near}")
+    found = available()
+    if not set(_ALIASES[accelerator]) & set(found):
+        raise UserError(
+            f"trainer.accelerator: got '{accelerator}', and this machine has {' and '.join(found)}; "
+            f"leave it at auto, or write trainer.accelerator=cpu"
+        )
+
+
+def device_name(device: torch.device) -> str:
+    """The model of a device: `NVIDIA H200`, `Apple M3`, or the processor's name."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return cpu_name()
+
+
+@cache
+def cpu_name() -> str:
+    """The processor's name as the system gives it, or its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return (names or [platform.processor() or platform.machine()])[0]
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """What a run record says of the machine."""
+    return {
+        "device": device.type,
+        "device_name": device_name(device),
+        "cpu": cpu_name(),
+        "cpu_cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "platform": platform.platform(),
+    }

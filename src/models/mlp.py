@@ -1,0 +1,30 @@
+"""MLP: the fully connected network, which sees an image as one long vector."""
+
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from ..options import PositiveInt
+from ..spec import DataSpec
+
+
+class MLP(nn.Module):
+    """linear → ReLU, for every hidden width; then a linear layer to the classes.
+
+    Args:
+        spec: of image data; its shape is flattened, 784 inputs for MNIST.
+        hidden_sizes: the widths of the hidden layers, first to last; an empty list gives a linear classifier.
+    """
+
+    accepts = ("image",)
+
+    def __init__(self, spec: DataSpec, hidden_sizes: list[PositiveInt] | tuple[PositiveInt, ...] = (512, 256)):
+        super().__init__()
+        channels, height, width = spec.input_shape
+        sizes = [channels * height * width, *hidden_sizes]
+        layers = [layer for m, n in pairwise(sizes) for layer in (nn.Linear(m, n), nn.ReLU())]
+        self.layers = nn.Sequential(nn.Flatten(), *layers, nn.Linear(sizes[-1], spec.num_outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images `x: (B, C, H, W)` to class scores `(B, num_outputs)`."""
+        return self.layers(x)

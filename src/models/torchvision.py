@@ -1,0 +1,98 @@
+"""Any classification network of torchvision by name: the networks that give a large GPU something to do."""
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from ..errors import UserError, did_you_mean
+from ..options import PositiveInt
+from ..spec import DataSpec
+
+# What the networks were drawn for; images are enlarged to it for those that cannot run on smaller ones.
+NATIVE_SIZE = 224
+
+
+class TorchvisionModel(nn.Module):
+    """A torchvision network whose first convolution and last layer are fitted to the data.
+
+    Args:
+        spec: of image data.
+        name: as in `torchvision.models.list_models`, `resnet18` for one.
+        weights: the name of pretrained weights (downloaded), or None to start from random ones.
+        image_size: height and width to which images are resized (bilinear) on their way in; None leaves them as they
+            are where the network can run on them, and enlarges them to 224 where it cannot (VGG and ViT on MNIST).
+
+    Raises:
+        UserError: for an unknown name, weights that the network does not have, or images too small for it.
+    """
+
+    accepts = ("image",)
+
+    def __init__(
+        self,
+        spec: DataSpec,
+        name: str = "resnet18",
+        weights: str | None = None,
+        image_size: PositiveInt | None = None,
+    ):
+        super().__init__()
+        known = torchvision.models.list_models(module=torchvision.models)
+        if name not in known:
+            raise UserError(f"model.name: got '{name}', takes a network of torchvision.{did_you_mean(name, known)}")
+        self.network = _build(name, weights, spec)
+        size = image_size or spec.input_shape[1]
+        if not _runs(name, spec, (image_size, image_size) if image_size else spec.input_shape[1:]):
+            if image_size:
+                raise UserError(f"model.image_size: got {size}, which {name} cannot run on; it does on {NATIVE_SIZE}")
+            image_size = NATIVE_SIZE
+        self.image_size = image_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images `x: (B, C, H, W)` to class scores `(B, num_outputs)`."""
+        if self.image_size:
+            x = nn.functional.interpolate(x, size=(self.image_size, self.image_size), mode="bilinear")
+        return self.network(x)
+
+
+def _build(name: str, weights: str | None, spec: DataSpec) -> nn.Module:
+    """The network with its ends fitted. GoogLeNet and Inception return extra outputs unless told not to."""
+    extra = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
+    if extra and weights is None:
+        extra["init_weights"] = True
+    try:
+        network = torchvision.models.get_model(name, weights=weights, **extra)
+    except (KeyError, ValueError) as error:
+        raise UserError(f"model.weights: got '{weights}', which {name} does not have: {error}") from error
+    _fit_first_convolution(network, spec.input_shape[0])
+    _fit_last_layer(network, spec.num_outputs)
+    return network
+
+
+def _runs(name: str, spec: DataSpec, size: tuple[int, ...]) -> bool:
+    """Whether the network takes images of this size, tried on tensors that have a shape but no memory."""
+    with torch.device("meta"):
+        try:
+            _build(name, None, spec)(torch.empty(2, spec.input_shape[0], *size))
+        except (RuntimeError, AssertionError, ValueError):  # a pooling or a patch that does not fit
+            return False
+    return True
+
+
+def _fit_first_convolution(network: nn.Module, channels: int) -> None:
+    name, old = next((n, m) for n, m in network.named_modules() if isinstance(m, nn.Conv2d))
+    if old.in_channels == channels:
+        return
+    new = nn.Conv2d(
+        channels, old.out_channels, old.kernel_size, old.stride, old.padding, old.dilation, bias=old.bias is not None
+    )
+    network.set_submodule(name, new)
+
+
+def _fit_last_layer(network: nn.Module, classes: int) -> None:
+    """The classifier is the last layer that is linear, or a 1×1 convolution as in SqueezeNet."""
+    name, old = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)][-1]
+    if isinstance(old, nn.Linear):
+        new: nn.Module = nn.Linear(old.in_features, classes, bias=old.bias is not None)
+    else:
+        new = nn.Conv2d(old.in_channels, classes, old.kernel_size, old.stride, old.padding)
+    network.set_submodule(name, new)

@@ -1,0 +1,82 @@
+"""How a model's weights are updated: one of torch's optimizers, and the learning rate's course over the run."""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
+
+from .errors import UserError
+from .options import NonNegativeFloat, PositiveFloat, Probability
+
+
+class Optimizer:
+    """What an option of `optimizer=` builds; a subclass says in `build` which of torch's optimizers it is.
+
+    Args:
+        lr: the learning rate; under `one_cycle` its peak.
+        schedule: `one_cycle` rises to the peak and anneals to almost nothing by the last step (Smith & Topin 2018);
+            `constant` leaves the rate alone.
+        warmup: the share of the steps that one_cycle rises for.
+    """
+
+    def __init__(
+        self,
+        lr: PositiveFloat,
+        schedule: Literal["one_cycle", "constant"] = "one_cycle",
+        warmup: Probability = 0.3,
+    ):
+        self.lr = lr
+        self.schedule = schedule
+        self.warmup = warmup
+
+    def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """Torch's optimizer over the parameters."""
+        raise NotImplementedError
+
+    def build_schedule(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LRScheduler | None:
+        """The schedule, to be stepped after every update; None for a constant rate.
+
+        Raises:
+            UserError: if the number of steps is not known beforehand and the schedule needs it.
+        """
+        if self.schedule == "constant":
+            return None
+        if not 0 < total_steps < float("inf"):
+            raise UserError("optimizer.schedule: one_cycle needs an end: set trainer.max_epochs or trainer.max_steps")
+        return OneCycleLR(optimizer, max_lr=self.lr, total_steps=int(total_steps), pct_start=self.warmup)
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019). Arguments as Optimizer and torch.optim.AdamW."""
+
+    def __init__(self, lr: PositiveFloat = 4e-3, weight_decay: NonNegativeFloat = 0.01, **kwargs: Any):
+        super().__init__(lr, **kwargs)
+        self.weight_decay = weight_decay
+
+    def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """Fused: one kernel for all parameters, on every device that Lightning trains on."""
+        return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay, fused=True)
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent with Nesterov momentum. Arguments as Optimizer and torch.optim.SGD."""
+
+    def __init__(
+        self, lr: PositiveFloat = 0.1, momentum: Probability = 0.9, weight_decay: NonNegativeFloat = 5e-4, **kwargs: Any
+    ):
+        super().__init__(lr, **kwargs)
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+
+    def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """Fused, as AdamW."""
+        return torch.optim.SGD(
+            parameters,
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            nesterov=self.momentum > 0,
+            fused=True,
+        )

@@ -1,0 +1,34 @@
+"""The kinds of value an option can take, declared where the option is: in the signature of what it configures.
+
+`batch_size: PositiveInt` in a constructor is all the declaration that an option needs: the configuration is checked
+against the signature before anything heavy is imported (see schema.py).
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+
+@dataclass(frozen=True)
+class Range:
+    """The bounds of a number; `open_low` leaves the lower bound itself out."""
+
+    low: float
+    high: float | None = None
+    open_low: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Whether the value lies within the bounds; NaN never does."""
+        above = value > self.low if self.open_low else value >= self.low
+        return above and (self.high is None or value <= self.high)
+
+    def __str__(self) -> str:
+        if self.high is not None:
+            return f"from {self.low:g} to {self.high:g}"
+        return f"above {self.low:g}" if self.open_low else f"of at least {self.low:g}"
+
+
+PositiveInt = Annotated[int, Range(1)]
+NonNegativeInt = Annotated[int, Range(0)]
+PositiveFloat = Annotated[float, Range(0, open_low=True)]
+NonNegativeFloat = Annotated[float, Range(0)]
+Probability = Annotated[float, Range(0, 1)]

@@ -1,0 +1,124 @@
+"""RunRecord: `run.json`, all that a run leaves for sweeps, reports and comparisons to read.
+
+It is written when the run starts (`running`) and at every way in which it can end, always whole: to a file beside it,
+then renamed.
+"""
+
+import importlib.metadata
+import json
+import math
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from .errors import UserError
+
+SCHEMA = 1
+FILE = "run.json"
+Status = Literal["running", "finished", "failed", "out_of_memory", "interrupted"]
+_PACKAGES = ("batchscope", "torch", "torchvision", "lightning", "torchmetrics", "hydra-core")
+
+
+class RunRecord:
+    """The record of one run, as a context: leaving it says how the run ended.
+
+    Args:
+        run_dir: the run's own folder; made if it is missing.
+        enabled: False in all but the first process of a distributed run.
+        **facts: what is known at the start; plain containers.
+
+    Raises:
+        UserError: if the folder already holds a run.
+    """
+
+    def __init__(self, run_dir: Path, enabled: bool = True, **facts: Any):
+        self.path = run_dir / FILE
+        self.enabled = enabled
+        self.facts: dict[str, Any] = {"schema": SCHEMA, "status": "running", **facts, "versions": versions()}
+
+    def __enter__(self) -> Self:
+        self._started = time.time()
+        self.facts["started"] = _iso(self._started)
+        if self.enabled:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with self.path.open("x"):
+                    pass
+            except FileExistsError:
+                raise UserError(f"hydra.run.dir: {self.path.parent} already holds a run; choose another") from None
+            self._write()
+        return self
+
+    def add(self, **facts: Any) -> None:
+        """Add what has become known, and write it."""
+        self.facts.update(facts)
+        self._write()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.facts["status"] = _status(error)
+        if error is not None:
+            self.facts["error"] = f"{type(error).__name__}: {' '.join(str(error).split())}"[:1000]
+        self.facts["finished"] = _iso(time.time())
+        self.facts["seconds"] = round(time.time() - self._started, 3)
+        self._write()
+
+    def _write(self) -> None:
+        if not self.enabled:
+            return
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(_finite(self.facts), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(temporary, self.path)
+
+
+def read(run_dir: Path) -> dict[str, Any]:
+    """The record of a run.
+
+    Raises:
+        UserError: if there is none, or it cannot be read.
+    """
+    path = run_dir / FILE
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{run_dir}: no {FILE} in it") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+
+
+def versions() -> dict[str, str]:
+    """The versions of the packages that decide a run's numbers."""
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _status(error: BaseException | None) -> Status:
+    if error is None:
+        return "finished"
+    if isinstance(error, KeyboardInterrupt | SystemExit):  # Lightning turns Ctrl-C into SystemExit
+        return "interrupted"
+    if "OutOfMemoryError" in type(error).__name__ or isinstance(error, MemoryError):
+        return "out_of_memory"
+    return "failed"
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _finite(value: Any) -> Any:
+    """Leave out what is not a number: JSON has no NaN, and a record holds what was measured."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items() if not (isinstance(v, float) and not math.isfinite(v))}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value

@@ -1,0 +1,256 @@
+"""What an option may be called and may hold, read from the signatures of the code it configures.
+
+A config node with a `_target_` takes what the target's constructor takes. Its signature is read from the source text,
+so that a mistake is answered before torch (seconds) has to be imported. Nothing is executed here but annotations made
+of the names in `_NAMES`; a signature that cannot be read, or an annotation that says more than this file knows, is
+left for the constructor itself to check.
+"""
+
+import ast
+import importlib.util
+import math
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional, Union, get_args, get_origin
+
+from . import options
+from .errors import UserError, did_you_mean
+
+_NAMES = {name: value for name, value in vars(options).items() if not name.startswith("_")}
+_NAMES |= {"Literal": Literal, "Optional": Optional, "Union": Union}
+_NAMES |= {kind.__name__: kind for kind in (int, float, str, bool, list, tuple, dict)}
+_INSTANTIATE_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
+# What a `_target_` may name. Anything else could be made to run code of somebody else's choosing.
+ALLOWED_TARGETS = ("batchscope.", "torch.optim.", "lightning.", "torchmetrics.")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The parameters of a callable: name → annotation (None where unreadable); `open` if it takes any keyword."""
+
+    parameters: Mapping[str, Any]
+    open: bool = False
+
+
+def check(node: Any, path: str) -> None:
+    """Raise UserError for the first option under `node` that its target does not take; `path` is its full name."""
+    if isinstance(node, list):
+        for index, child in enumerate(node):
+            check(child, f"{path}.{index}")
+    if not isinstance(node, dict):
+        return
+    target = node.get("_target_")
+    signature = None
+    if target is not None:
+        _check_target(target, path)
+        signature = signature_of(target)
+    for key, value in node.items():
+        if key in _INSTANTIATE_KEYS:
+            continue
+        name = f"{path}.{key}" if path else str(key)
+        if signature is not None:
+            if key not in signature.parameters and not signature.open:
+                raise UserError(f"{name}: no such option.{did_you_mean(key, signature.parameters)}{_takes(node, path)}")
+            check_value(name, value, signature.parameters.get(key))
+        check(value, name)
+
+
+def check_value(name: str, value: Any, annotation: Any) -> None:
+    """Raise UserError if the value is not what the annotation takes; None as annotation takes anything."""
+    if annotation is not None and not _fits(value, annotation):
+        shown = {None: "null", "": "nothing"}.get(value, repr(value)) if isinstance(value, str | None) else repr(value)
+        near = did_you_mean(str(value), [str(c) for c in _choices(annotation)])
+        raise UserError(f"{name}: got {shown}, takes {_describe(annotation)}.{near}")
+
+
+def parameters_of(target: Any) -> list[str]:
+    """The options that a target takes, or an empty list where they cannot be read."""
+    signature = signature_of(target) if isinstance(target, str) else None
+    return list(signature.parameters) if signature else []
+
+
+@cache
+def signature_of(target: str) -> Signature | None:
+    """The signature of a dotted name, with what `**kwargs` passes on to base classes; None if it cannot be read."""
+    found = _locate(target)
+    if found is None:
+        return None
+    module, node = found
+    if isinstance(node, ast.FunctionDef):
+        return _read(node.args, skip=0)
+    for cls_module, cls in _ancestry(module, node):
+        init = next((n for n in cls.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
+        if init is None:
+            continue
+        own = _read(init.args, skip=1)
+        if not own.open:
+            return own
+        inherited = [signature_of(f"{m.name}.{c.name}") for m, c in _parents(cls_module, cls)]
+        base = inherited[0] if inherited and inherited[0] else Signature({}, open=True)
+        return Signature({**base.parameters, **own.parameters}, base.open)
+    return None
+
+
+@cache
+def class_attribute(target: str, name: str) -> Any:
+    """The literal value of a class attribute, inherited or not, without importing the class; None if there is none."""
+    found = _locate(target)
+    if found is None or not isinstance(found[1], ast.ClassDef):
+        return None
+    for _, cls in _ancestry(*found):
+        for node in cls.body:
+            names = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            if any(isinstance(n, ast.Name) and n.id == name for n in names) and getattr(node, "value", None):
+                return ast.literal_eval(node.value)
+    return None
+
+
+def _check_target(target: Any, path: str) -> None:
+    if not isinstance(target, str) or not target.startswith(ALLOWED_TARGETS) or not _public(target):
+        allowed = ", ".join(f"{prefix}*" for prefix in ALLOWED_TARGETS)
+        raise UserError(f"{path}._target_: got {target!r}, takes {allowed}")
+
+
+def _public(target: str) -> bool:
+    """No part that reaches through a module into what it imported for itself: `batchscope.train.os.system`."""
+    found = _locate(target)
+    return found is not None and found[0].name.startswith(ALLOWED_TARGETS)
+
+
+# --- annotations -----------------------------------------------------------------------------------------------------
+
+
+def _options_of(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of a union, or the annotation alone."""
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    return any(_fits_one(value, option) for option in _options_of(annotation))
+
+
+def _fits_one(value: Any, kind: Any) -> bool:
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _fits_one(value, args[0]) and all(not isinstance(a, options.Range) or a.holds(value) for a in args[1:])
+    if origin is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in args)
+    if kind is type(None):
+        return value is None
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    if origin in (list, tuple):
+        return isinstance(value, list) and all(_fits(item, args[0]) for item in value)
+    return isinstance(value, origin or kind)
+
+
+def _choices(annotation: Any) -> list[Any]:
+    return [c for option in _options_of(annotation) if get_origin(option) is Literal for c in get_args(option)]
+
+
+def _describe(annotation: Any) -> str:
+    return " or ".join(dict.fromkeys(_describe_one(option) for option in _options_of(annotation)))
+
+
+def _describe_one(kind: Any) -> str:
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return f"{_describe_one(args[0])} {args[1]}"
+    if origin is Literal:
+        return " or ".join(str(choice) for choice in args)
+    if origin in (list, tuple):
+        return f"a list, each item {_describe(args[0])}"
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
+    return words.get(origin or kind, getattr(kind, "__name__", str(kind)))
+
+
+def _takes(node: dict[str, Any], path: str) -> str:
+    names = [key for key in node if key not in _INSTANTIATE_KEYS and key in parameters_of(node["_target_"])]
+    return f" {path} takes {', '.join(names)}." if 0 < len(names) <= 12 else ""
+
+
+# --- source text -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Module:
+    name: str
+    package: str
+    tree: ast.Module
+
+
+@cache
+def _load(name: str) -> _Module | None:
+    """Parse a module found by name; only its top-level package is looked up, none is imported."""
+    top, *rest = name.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(next(iter(spec.submodule_search_locations))).joinpath(*rest)
+    is_package = (folder / "__init__.py").is_file()
+    file = folder / "__init__.py" if is_package else folder.with_suffix(".py")
+    if not file.is_file():
+        return None
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return _Module(name, name if is_package else name.rpartition(".")[0], tree)
+
+
+def _locate(target: str) -> tuple[_Module, ast.ClassDef | ast.FunctionDef] | None:
+    """Find the definition of `package.module.Name`, following re-exports."""
+    module_name, _, name = target.rpartition(".")
+    module = _load(module_name) if module_name else None
+    return _find(module, name) if module else None
+
+
+def _find(module: _Module, name: str) -> tuple[_Module, ast.ClassDef | ast.FunctionDef] | None:
+    for node in module.tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return module, node
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return _locate(f"{_source_of(module, node)}.{alias.name}")
+    return None
+
+
+def _source_of(module: _Module, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    package = module.package.split(".")
+    return ".".join(package[: len(package) - node.level + 1] + ([node.module] if node.module else []))
+
+
+def _parents(module: _Module, cls: ast.ClassDef) -> Iterator[tuple[_Module, ast.ClassDef]]:
+    for base in cls.bases:
+        found = _find(module, base.id) if isinstance(base, ast.Name) else None
+        if found and isinstance(found[1], ast.ClassDef):
+            yield found
+
+
+def _ancestry(module: _Module, cls: ast.ClassDef) -> Iterator[tuple[_Module, ast.ClassDef]]:
+    """The class and its ancestors, as far as they can be read, depth first."""
+    yield module, cls
+    for parent in _parents(module, cls):
+        yield from _ancestry(*parent)
+
+
+def _read(arguments: ast.arguments, skip: int) -> Signature:
+    nodes = [*arguments.posonlyargs, *arguments.args][skip:] + arguments.kwonlyargs
+    return Signature({n.arg: _annotation(n.annotation) for n in nodes}, open=arguments.kwarg is not None)
+
+
+def _annotation(node: ast.expr | None) -> Any:
+    if node is None:
+        return None
+    try:
+        return eval(ast.unparse(node), {"__builtins__": {}}, _NAMES)  # noqa: S307 - only the names above can be reached
+    except Exception:  # an annotation that says more than this file knows
+        return None

@@ -1,0 +1,93 @@
+"""What a run says of itself in words: its name, its first and last lines in the terminal, its row in HPARAMS."""
+
+import logging
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import lightning
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+
+# What Lightning says to everybody and these runs answer already, or need not know.
+_NOISE = (
+    ".*does not have many workers.*",
+    ".*is smaller than the logging interval.*",
+    ".*Checkpoint directory .* exists and is not empty.*",
+    ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
+    ".*Experiment logs directory .* exists and is not empty.*",
+)
+
+
+def quiet_libraries() -> None:
+    """Leave Lightning's warnings, but not its greetings."""
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for pattern in _NOISE:
+        warnings.filterwarnings("ignore", pattern)
+
+
+def run_name(config: dict[str, Any], choices: Mapping[str, str], dataset: str) -> str:
+    """A name to read in TensorBoard: `cnn-mnist-bs512`, with the data that the run really trains on."""
+    model = str(choices.get("model", "model"))
+    if model == "torchvision":
+        model = config["model"]["name"]
+    return f"{model}-{dataset}-bs{config['data']['batch_size']}".replace("_", "-")
+
+
+def named_loggers(loggers: dict[str, Any] | None, name: str) -> dict[str, Any]:
+    """The logger nodes, those that keep a folder by name given the run's."""
+    nodes = {key: dict(node) for key, node in (loggers or {}).items() if node}
+    for node in nodes.values():
+        if node["_target_"].endswith("TensorBoardLogger"):
+            node.setdefault("name", name)
+    return nodes
+
+
+def scalars(metrics: Mapping[str, Tensor]) -> dict[str, float]:
+    """Lightning's metrics as plain numbers."""
+    return {key: float(value) for key, value in metrics.items()}
+
+
+def log_hyperparameters(
+    trainer: lightning.Trainer, config: dict[str, Any], dataset: str, metrics: dict[str, float]
+) -> None:
+    """One row in TensorBoard's HPARAMS tab: what was chosen, and what came of it."""
+    chosen = {key: value for key, value in config.items() if key not in ("callbacks", "logger", "run_dir")}
+    flat = {key: value for key, value in _flatten(chosen) if "_target_" not in key or key.count(".") == 1}
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.log_hyperparams({**flat, "dataset": dataset}, metrics)
+            logger.save()
+
+
+def print_start(record: Mapping[str, Any], dataset: str) -> None:
+    """What is trained on what."""
+    model, hardware = record["model"], record["hardware"]
+    where = hardware["device"] + (f" ({hardware['device_name']})" if hardware["device_name"] else "")
+    print(f"{model['class']} ({model['parameters']:,} parameters) on {dataset}, {where}", flush=True)
+
+
+def print_end(record: Mapping[str, Any]) -> None:
+    """How well it went, where the result is, and how to go on."""
+    metrics, dataset, best = record["metrics"], record["dataset"], record["checkpoints"]["best"]
+    test = {key.removeprefix("test/"): value for key, value in metrics.items() if key.startswith("test/")}
+    seen, seconds = f"{dataset['train_samples']:,} samples", record["fit_seconds"]
+    print(f"\ntrained  {record['name']}: {_count(record['epochs'], 'epoch')} of {seen} in {seconds:.1f} s")
+    if test:
+        print("tested   " + ", ".join(f"{key} {value:.4f}" for key, value in sorted(test.items())))
+    if best:
+        print(f"kept     {os.path.relpath(best)}")
+        print(f"again    python -m batchscope.evaluate ckpt={os.path.relpath(best)}")
+    print(f"look     tensorboard --logdir {record['config']['run_dir'].split(os.sep)[0]}", flush=True)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def _flatten(node: Any, path: str = "") -> list[tuple[str, Any]]:
+    if isinstance(node, dict):
+        return [pair for key, value in node.items() for pair in _flatten(value, f"{path}.{key}" if path else key)]
+    return [(path, node if isinstance(node, int | float | str | bool) else str(node))]

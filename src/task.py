@@ -1,0 +1,121 @@
+"""Task: the one LightningModule. It joins a model, the loss that its data asks for, metrics and an optimizer."""
+
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics.classification import MulticlassAccuracy
+
+from .optimizer import Optimizer
+from .spec import DataSpec
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Task(lightning.LightningModule):
+    """Trains any model of the zoo on any dataset of the zoo.
+
+    The loss is cross-entropy for classes and mean squared error for values. A training step returns `loss` and, for
+    classes, `acc` as tensors that stay on the device: callbacks read them when they are ready.
+
+    Args:
+        model: `(B, …)` → `(B, num_outputs)`, or `(B, T, num_outputs)` where the target is a class per step.
+        spec: of the data.
+        optimizer: builds torch's optimizer and schedule.
+        channels_last: store images and convolutions channels-last on CPU and CUDA, where that is the faster layout.
+        provenance: kept in every checkpoint under `batchscope`; plain containers only.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        spec: DataSpec,
+        optimizer: Optimizer,
+        channels_last: bool = True,
+        provenance: dict[str, Any] | None = None,
+    ):
+        super().__init__()
+        self.model = model
+        self.spec = spec
+        self.optimizer_recipe = optimizer
+        self.provenance = provenance
+        self.channels_last = channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
+        self.classifies = spec.target != "value"
+        if self.classifies:
+            # Micro: the share of all answers that are right, whatever their class.
+            options = {
+                "num_classes": spec.num_outputs,
+                "average": "micro",
+                "ignore_index": spec.blank_class,
+                "validate_args": False,
+            }
+            self.val_acc = MulticlassAccuracy(**options)
+            self.test_acc = MulticlassAccuracy(**options)
+
+    def setup(self, stage: str) -> None:
+        """Choose the memory layout once the device is known; on MPS channels-last is not the faster one."""
+        self.channels_last = self.channels_last and self.trainer.strategy.root_device.type in ("cpu", "cuda")
+        if self.channels_last:
+            self.model.to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The model's output for inputs `x: (B, …)`."""
+        if self.channels_last and x.dim() == 4:
+            x = x.to(memory_format=torch.channels_last)
+        return self.model(x)
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """The mean loss: `output: (B, N)` or `(B, T, N)`; `y: (B,)` or `(B, T)` classes, or `(B,)` values."""
+        if not self.classifies:
+            return F.mse_loss(output.squeeze(-1), y)
+        return F.cross_entropy(output.flatten(0, -2), y.flatten())
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """`loss`, and `acc` for classes; nothing is read from the device."""
+        x, y = batch
+        output = self(x)
+        result = {"loss": self.loss(output, y)}
+        if self.classifies:
+            result["acc"] = self._accuracy(output.detach(), y)
+        return result
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Adds to `val/loss` and `val/acc`."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Adds to `test/loss` and `test/acc`; returns `output` and `target` for the pictures."""
+        return {"output": self._evaluate(batch, "test"), "target": batch[1]}
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """Torch's optimizer and, unless the rate is constant, its schedule by step."""
+        optimizer = self.optimizer_recipe.build(self.parameters())
+        schedule = self.optimizer_recipe.build_schedule(optimizer, self.trainer.estimated_stepping_batches)
+        if schedule is None:
+            return {"optimizer": optimizer}
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Say in the checkpoint what it is of, so that it can be evaluated by its path alone."""
+        if self.provenance is not None:
+            checkpoint["batchscope"] = self.provenance
+
+    def _evaluate(self, batch: Batch, stage: str) -> Tensor:
+        x, y = batch
+        output = self(x)
+        self.log(f"{stage}/loss", self.loss(output, y), batch_size=len(x), on_step=False, on_epoch=True, sync_dist=True)
+        if self.classifies:
+            metric = self.val_acc if stage == "val" else self.test_acc
+            metric.update(output.flatten(0, -2), y.flatten())
+            self.log(f"{stage}/acc", metric, batch_size=len(x), on_step=False, on_epoch=True, prog_bar=stage == "val")
+        return output
+
+    def _accuracy(self, output: Tensor, y: Tensor) -> Tensor:
+        """The share of right answers `()`, over the steps that ask for one."""
+        right = output.argmax(dim=-1) == y
+        if self.spec.blank_class is None:
+            return right.float().mean()
+        asked = y != self.spec.blank_class
+        return (right & asked).sum() / asked.sum()
