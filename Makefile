@@ -1,0 +1,49 @@
+# make train · make test · make lint · make bench: each sets up .venv when it is missing or out of date.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Options for train.py: make train ARGS="model=lstm_cell data=adding"
+ARGS ?=
+
+.PHONY: help train test test-all lint format bench clean
+
+help: ## what there is to make
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+train: $(VENV)/.installed ## train: make train ARGS="model=lstm_cell data=adding"
+	$(BIN)/python train.py $(ARGS)
+	@echo
+	@echo "next     source $(BIN)/activate"
+	@echo "         python train.py model=mlp data.batch_size=512"
+	@echo "         python train.py -m data.batch_size=64,128,256,512"
+
+test: $(VENV)/.installed-test ## the default tests, about a minute
+	$(BIN)/python -m pytest $(ARGS)
+
+test-all: $(VENV)/.installed-test ## the long ones too
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+lint: $(VENV)/.installed-test ## ruff: lint and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.installed-test ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-test ## the benchmarks that take minutes; see benchmarks/README.md
+	$(BIN)/python benchmarks/pipelines.py
+	$(BIN)/python benchmarks/overhead.py
+
+clean: ## remove the environment and caches, never outputs/ or data/
+	rm -rf $(VENV) build .pytest_cache .ruff_cache *.egg-info
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e . -c constraints.txt
+	touch $@
+
+$(VENV)/.installed-test: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]' -c constraints.txt
+	touch $(VENV)/.installed $@
