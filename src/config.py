@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from . import schema
 from .errors import UserError, did_you_mean
-from .options import NonNegativeInt
+from .options import Seed
 
 _HERE = Path(__file__).resolve().parent
 # In a checkout the configs lie beside the package's folder, in an installed wheel inside it.
@@ -28,7 +28,7 @@ GROUPS = sorted(p.name for p in CONFIGS.iterdir() if p.is_dir() and p.name != "_
 SECTIONS = ("model", "data", "optimizer", "trainer")
 COLLECTIONS = ("callbacks", "logger")
 TOP_LEVEL: dict[str, Any] = {
-    "seed": NonNegativeInt,
+    "seed": Seed,
     "test": bool,
     "optimized_metric": str | None,
     "channels_last": bool,
@@ -61,6 +61,28 @@ def check_command_line(overrides: list[str], multirun: bool, config_dir: str | N
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         jobs = _expand(overrides, parsed) if multirun else [overrides]
         return [check(_compose(job)) for job in jobs]
+
+
+def override(config: DictConfig, overrides: list[str]) -> DictConfig:
+    """Apply `option=value` (or `group=choice`) texts to a configuration that was composed earlier.
+
+    Raises:
+        UserError: for a text that cannot be parsed, an unknown option or an unknown choice.
+    """
+    config = config.copy()
+    for text, parsed in zip(overrides, _parse(overrides), strict=True):
+        key = parsed.key_or_group
+        if key in GROUPS:
+            with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+                config[key] = _compose([text])[key]
+        elif parsed.is_sweep_override():
+            raise UserError(f"{key}: got several values, takes one")
+        else:
+            wrong = _unknown_part(config, key)
+            if wrong:
+                raise wrong
+            OmegaConf.update(config, key, parsed.value())
+    return config
 
 
 def check(config: DictConfig) -> dict[str, Any]:
@@ -137,7 +159,7 @@ def _compose(overrides: list[str], hydra: bool = False) -> DictConfig:
         config = hydra_compose("train", overrides, return_hydra_config=True)
     except MissingConfigException as error:
         raise _missing_choice(error) from error
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise _explain(overrides, error) from error
     if not hydra:
         with open_dict(config):
@@ -154,10 +176,16 @@ def _missing_choice(error: MissingConfigException) -> UserError:
 def _explain(overrides: list[str], error: Exception) -> UserError:
     """Find the override that Hydra stumbled over, and say what it may have been meant to be."""
     parsed = _parse(overrides)
+    for override in parsed:
+        group, value = override.key_or_group, override.value()
+        if not group:
+            return UserError(f"{override.input_line}: cannot be parsed: no option before '='", exit_code=2)
+        if group in GROUPS and value is not None and not isinstance(value, str | list):
+            return UserError(f"{group}: got {value!r}, takes {', '.join(options_of(group))}")
     choices = [o.input_line for o in parsed if o.get_key_element().split("@")[0].lstrip("+~") in GROUPS]
     try:
         base = hydra_compose("train", choices, return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException):
+    except (HydraException, OmegaConfBaseException, ValueError):
         return UserError(_first_line(error))
     for override in parsed:
         key = override.key_or_group

@@ -23,8 +23,12 @@ class Range:
 
     def __str__(self) -> str:
         if self.high is not None:
-            return f"from {self.low:g} to {self.high:g}"
+            return f"from {_plain(self.low)} to {_plain(self.high)}"
         return f"above {self.low:g}" if self.open_low else f"of at least {self.low:g}"
+
+
+def _plain(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
 
 
 PositiveInt = Annotated[int, Range(1)]
@@ -32,3 +36,4 @@ NonNegativeInt = Annotated[int, Range(0)]
 PositiveFloat = Annotated[float, Range(0, open_low=True)]
 NonNegativeFloat = Annotated[float, Range(0)]
 Probability = Annotated[float, Range(0, 1)]
+Seed = Annotated[int, Range(0, 2**32 - 1)]  # what every random generator in use can be seeded with

@@ -44,11 +44,7 @@ class RunRecord:
         self.facts["started"] = _iso(self._started)
         if self.enabled:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with self.path.open("x"):
-                    pass
-            except FileExistsError:
-                raise UserError(f"hydra.run.dir: {self.path.parent} already holds a run; choose another") from None
+            refuse_used(self.path.parent)
             self._write()
         return self
 
@@ -73,6 +69,12 @@ class RunRecord:
         temporary = self.path.with_suffix(".tmp")
         temporary.write_text(json.dumps(_finite(self.facts), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         os.replace(temporary, self.path)
+
+
+def refuse_used(run_dir: Path) -> None:
+    """Raise UserError if the folder already holds a run."""
+    if (run_dir / FILE).exists():
+        raise UserError(f"hydra.run.dir: {os.path.relpath(run_dir)} already holds a run; choose another")
 
 
 def read(run_dir: Path) -> dict[str, Any]:

@@ -251,6 +251,6 @@ def _annotation(node: ast.expr | None) -> Any:
     if node is None:
         return None
     try:
-        return eval(ast.unparse(node), {"__builtins__": {}}, _NAMES)  # noqa: S307 - only the names above can be reached
-    except Exception:  # an annotation that says more than this file knows
+        return eval(ast.unparse(node), {"__builtins__": {}}, _NAMES)  # only the names above can be reached
+    except Exception:  # noqa: BLE001 - an annotation that says more than this file knows
         return None

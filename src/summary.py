@@ -2,8 +2,10 @@
 
 import logging
 import os
+import shlex
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import lightning
@@ -50,6 +52,13 @@ def scalars(metrics: Mapping[str, Tensor]) -> dict[str, float]:
     return {key: float(value) for key, value in metrics.items()}
 
 
+def checkpoints(trainer: lightning.Trainer, run_dir: Path) -> dict[str, str]:
+    """The checkpoints that a run has kept, as paths within its folder; what it did not keep is left out."""
+    callback = trainer.checkpoint_callback
+    paths = {kind: getattr(callback, f"{kind}_model_path", "") for kind in ("best", "last")}
+    return {kind: os.path.relpath(path, run_dir) for kind, path in paths.items() if path}
+
+
 def log_hyperparameters(
     trainer: lightning.Trainer, config: dict[str, Any], dataset: str, metrics: dict[str, float]
 ) -> None:
@@ -71,16 +80,19 @@ def print_start(record: Mapping[str, Any], dataset: str) -> None:
 
 def print_end(record: Mapping[str, Any]) -> None:
     """How well it went, where the result is, and how to go on."""
-    metrics, dataset, best = record["metrics"], record["dataset"], record["checkpoints"]["best"]
+    metrics, best = record["metrics"], record["checkpoints"].get("best")
     test = {key.removeprefix("test/"): value for key, value in metrics.items() if key.startswith("test/")}
-    seen, seconds = f"{dataset['train_samples']:,} samples", record["fit_seconds"]
-    print(f"\ntrained  {record['name']}: {_count(record['epochs'], 'epoch')} of {seen} in {seconds:.1f} s")
+    done = f"{_count(record['epochs'], 'epoch')}, {_count(record['steps'], 'step')}"
+    print(f"\ntrained  {record['name']}: {done} in {record['fit_seconds']:.1f} s")
     if test:
         print("tested   " + ", ".join(f"{key} {value:.4f}" for key, value in sorted(test.items())))
     if best:
-        print(f"kept     {os.path.relpath(best)}")
-        print(f"again    python -m batchscope.evaluate ckpt={os.path.relpath(best)}")
-    print(f"look     tensorboard --logdir {record['config']['run_dir'].split(os.sep)[0]}", flush=True)
+        path = os.path.join(record["config"]["run_dir"], best)
+        print(f"kept     {path}")
+        print(f"again    python -m batchscope.evaluate ckpt={shlex.quote(path)}")
+    run_dir = Path(record["config"]["run_dir"])
+    logs = run_dir.parts[0] if run_dir.parts[0] not in ("..", run_dir.anchor) else run_dir
+    print(f"look     tensorboard --logdir {logs}", flush=True)
 
 
 def _count(number: int, word: str) -> str:

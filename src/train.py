@@ -5,57 +5,19 @@
 The command line is checked before torch is imported; that is why the heavy imports are inside `train`.
 """
 
-import contextlib
-import os
 import shlex
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra._internal.utils import get_args_parser
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
-
-from batchscope.config import CONFIGS, check, check_command_line
-from batchscope.errors import UserError, exit_on_user_error, report, reraise_in_hydra
+from batchscope import command
+from batchscope.errors import exit_on_user_error
 
 
 def main() -> None:
-    """The program: check the command line, then let Hydra run one job or a sweep of them."""
-    exit_on_user_error(_main)
-
-
-def _main() -> None:
-    args = get_args_parser().parse_args()
-    asks = (args.help, args.hydra_help, args.cfg, args.info, args.shell_completion, args.config_name, args.config_path)
-    if not any(asks):
-        _check_devices(check_command_line(args.overrides, args.multirun, args.config_dir))
-    reraise_in_hydra()
-    hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(_job)()
-
-
-def _check_devices(configs: list[dict[str, Any]]) -> None:
-    """Before the first run of a sweep, see that every run has its device; only `gpu` and the like need torch for it."""
-    for accelerator in {config["trainer"].get("accelerator", "auto") for config in configs} - {"auto", "cpu"}:
-        from batchscope.hardware.devices import check_accelerator
-
-        check_accelerator(accelerator)
-
-
-def _job(config: DictConfig) -> float | None:
-    """What Hydra calls for each run; a mistake found this late leaves no empty folder behind."""
-    job = HydraConfig.get()
-    run_dir = Path(job.runtime.output_dir)
-    config.run_dir = os.path.relpath(run_dir)
-    try:
-        return train(check(config), run_dir, dict(job.runtime.choices), list(job.overrides.task))
-    except UserError as error:
-        report(error)
-        with contextlib.suppress(OSError):  # not empty: the run had begun
-            os.removedirs(run_dir)
-        raise
+    """The program; `command` says how a command line becomes calls of `train`."""
+    exit_on_user_error(lambda: command.run(train))
 
 
 def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overrides: list[str]) -> float | None:
@@ -73,7 +35,7 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
     import lightning
 
     from batchscope import summary
-    from batchscope.build import build, build_all
+    from batchscope.build import build, build_all, build_callbacks
     from batchscope.hardware.devices import describe
     from batchscope.record import RunRecord
     from batchscope.task import Task
@@ -88,9 +50,9 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
     choices = {group: choices[group] for group in ("model", "data", "optimizer", "trainer") if choices.get(group)}
     provenance = {"config": config, "choices": choices, "name": name, "dataset": data.name}
     task = Task(model, data.spec, build(config["optimizer"], "optimizer"), config["channels_last"], provenance)
+    callbacks, flags = build_callbacks(config)
     loggers = build_all(summary.named_loggers(config["logger"], name), "logger")
-    callbacks = build_all(config["callbacks"], "callbacks")
-    trainer = build(config["trainer"], "trainer", callbacks=callbacks, logger=loggers)
+    trainer = build(config["trainer"], "trainer", callbacks=callbacks, logger=loggers, **flags)
 
     with RunRecord(
         run_dir,
@@ -106,7 +68,7 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
         summary.print_start(record.facts, data.name)
         started = time.perf_counter()
         trainer.fit(task, datamodule=data)
-        best = getattr(trainer.checkpoint_callback, "best_model_path", "") or None
+        checkpoints = summary.checkpoints(trainer, run_dir)
         record.add(
             dataset={
                 "name": data.name,
@@ -116,11 +78,11 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
             fit_seconds=round(time.perf_counter() - started, 3),
             epochs=trainer.current_epoch,
             steps=trainer.global_step,
-            checkpoints={"best": best, "last": getattr(trainer.checkpoint_callback, "last_model_path", "") or None},
+            checkpoints=checkpoints,
             metrics=summary.scalars(trainer.callback_metrics),
         )
         if config["test"]:
-            trainer.test(task, datamodule=data, ckpt_path="best" if best else None, verbose=False)
+            trainer.test(task, datamodule=data, ckpt_path="best" if "best" in checkpoints else None, verbose=False)
             record.add(metrics={**record.facts["metrics"], **summary.scalars(trainer.callback_metrics)})
         summary.log_hyperparameters(trainer, config, data.name, record.facts["metrics"])
     if trainer.is_global_zero:

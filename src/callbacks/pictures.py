@@ -93,10 +93,10 @@ def _draw_samples(samples: list[tuple[Tensor, Tensor, Tensor]], spec: Any) -> Fi
         axes.set_xticks([])
         axes.set_yticks([])
         if per_step:
-            axes.imshow(torch.stack([target, answer]), aspect="auto", interpolation="nearest", cmap="viridis")
+            axes.imshow(torch.stack([target, answer]).numpy(), aspect="auto", interpolation="nearest", cmap="viridis")
             axes.set_yticks([0, 1], ["target", "answer"], fontsize=7)
             continue
-        axes.imshow(_as_image(x, spec), cmap="gray", interpolation="nearest")
+        axes.imshow(_as_image(x, spec).numpy(), cmap="gray", interpolation="nearest")
         right = bool(answer == target)
         text = _class_name(answer, spec) if right else f"{_class_name(answer, spec)}, is {_class_name(target, spec)}"
         axes.set_title(text, fontsize=8, color="#0072B2" if right else "#D55E00")
@@ -127,7 +127,7 @@ def _draw_confusion(counts: Tensor, spec: Any) -> Figure:
     off_diagonal = share.clone().fill_diagonal_(0)
     figure = Figure(figsize=(6, 5.6), layout="constrained", dpi=120)
     axes = figure.subplots()
-    axes.imshow(off_diagonal, cmap="Oranges", vmin=0, vmax=max(0.02, float(off_diagonal.max())))
+    axes.imshow(off_diagonal.numpy(), cmap="Oranges", vmin=0, vmax=max(0.02, float(off_diagonal.max())))
     if classes <= 20:
         names = [_class_name(i, spec) for i in range(classes)]
         axes.set_xticks(range(classes), names, rotation=45 if max(map(len, names)) > 3 else 0, fontsize=8)

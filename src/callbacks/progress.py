@@ -81,5 +81,5 @@ def _samples_in(batch: Any) -> int:
     """How many samples a batch of any type holds; 0 where Lightning cannot tell."""
     try:
         return len(batch[0]) if isinstance(batch, tuple | list) else extract_batch_size(batch)
-    except Exception:  # a display must not end a run
+    except Exception:  # noqa: BLE001 - a display must not end a run
         return 0

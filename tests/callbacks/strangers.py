@@ -1,0 +1,33 @@
+"""A Lightning module and data that do not come from this project, for callbacks that have to work with any."""
+
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Stranger(lightning.LightningModule):
+    """One linear layer; returns its loss as a plain tensor, as most tutorials do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | dict[str, Tensor]:
+        x, y = batch
+        return nn.functional.mse_loss(self.layer(x), y)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("val/loss", nn.functional.mse_loss(self.layer(x), y))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def loader(samples: int = 20, batch_size: int = 4) -> DataLoader:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(samples, 4, generator=generator)
+    return DataLoader(TensorDataset(x, x.sum(dim=1, keepdim=True)), batch_size=batch_size)

@@ -1,0 +1,115 @@
+"""TrainCurves writes what every training step returned at that step, in a stranger's project as in this one."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from strangers import Stranger, loader
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
+
+from batchscope.callbacks.curves import TrainCurves
+
+
+class Memory(Logger):
+    """Keeps what is logged."""
+
+    name, version = "memory", 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.rows += [(step, {k: v}) for k, v in metrics.items() if k.startswith("train/")]
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
+
+
+def trainer(tmp_path: Path, logger: Any, **options: Any) -> lightning.Trainer:
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    return lightning.Trainer(
+        default_root_dir=tmp_path, accelerator="cpu", logger=logger, max_epochs=2, **quiet, **options
+    )
+
+
+def test_every_step_is_written_at_its_own_place(tmp_path: Path) -> None:
+    memory = Memory()
+    trainer(tmp_path, memory, callbacks=[TrainCurves()]).fit(Stranger(), loader())
+    assert [step for step, _ in memory.rows] == list(range(1, 11))
+    assert all(set(row) == {"train/loss"} for _, row in memory.rows)
+
+
+def test_the_numbers_are_those_of_the_steps(tmp_path: Path) -> None:
+    class Counting(Stranger):
+        def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+            extra = torch.tensor(float(self.global_step))
+            return {"loss": super().training_step(batch, batch_idx), "acc": extra, "logits": batch[0]}
+
+    memory = Memory()
+    trainer(tmp_path, memory, callbacks=[TrainCurves()]).fit(Counting(), loader())
+    assert [(s, r["train/acc"]) for s, r in memory.rows if "train/acc" in r] == [(i + 1, float(i)) for i in range(10)]
+    assert not any("train/logits" in row for _, row in memory.rows)
+
+
+def test_every_nth_step(tmp_path: Path) -> None:
+    memory = Memory()
+    trainer(tmp_path, memory, callbacks=[TrainCurves(every_n_steps=4)]).fit(Stranger(), loader())
+    assert [step for step, _ in memory.rows] == [4, 8]
+
+
+def test_accumulated_gradients_make_one_point_an_update(tmp_path: Path) -> None:
+    memory = Memory()
+    trainer(tmp_path, memory, callbacks=[TrainCurves()], accumulate_grad_batches=2).fit(Stranger(), loader(16))
+    assert [step for step, _ in memory.rows] == [1, 2, 3, 4]
+
+
+def test_more_steps_than_a_bunch(tmp_path: Path) -> None:
+    memory = Memory()
+    trainer(tmp_path, memory, callbacks=[TrainCurves()]).fit(Stranger(), loader(samples=250, batch_size=1))
+    assert [step for step, _ in memory.rows] == list(range(1, 501))
+
+
+def test_fitting_twice_with_one_callback_starts_a_curve_each_time(tmp_path: Path) -> None:
+    curves = TrainCurves()
+    for _ in range(2):
+        memory = Memory()
+        trainer(tmp_path, memory, callbacks=[curves]).fit(Stranger(), loader())
+        assert [step for step, _ in memory.rows] == list(range(1, 11))
+
+
+def test_the_curve_reaches_the_step_before_a_failure(tmp_path: Path) -> None:
+    class Failing(Stranger):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            if batch_idx == 3:
+                raise ValueError("broken")
+            return super().training_step(batch, batch_idx)
+
+    memory = Memory()
+    with pytest.raises(ValueError, match="broken"):
+        trainer(tmp_path, memory, callbacks=[TrainCurves()]).fit(Failing(), loader())
+    assert [step for step, _ in memory.rows] == [1, 2, 3]
+
+
+def test_a_module_that_returns_nothing_is_left_alone(tmp_path: Path) -> None:
+    class Silent(Stranger):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            return None
+
+    memory = Memory()
+    trainer(tmp_path, memory, callbacks=[TrainCurves()]).fit(Silent(), loader())
+    assert memory.rows == []
+
+
+def test_tensorboard_and_csv_hold_the_same_numbers(tmp_path: Path) -> None:
+    loggers = [TensorBoardLogger(tmp_path, name="tb", version=""), CSVLogger(tmp_path, name="csv", version="")]
+    trainer(tmp_path, loggers, callbacks=[TrainCurves()]).fit(Stranger(), loader())
+    events = EventAccumulator(str(tmp_path / "tb")).Reload().Scalars("train/loss")
+    header, *lines = (tmp_path / "csv" / "metrics.csv").read_text().splitlines()
+    rows = [dict(zip(header.split(","), line.split(","), strict=True)) for line in lines]
+    csv = {int(r["step"]): float(r["train/loss"]) for r in rows if r["train/loss"]}
+    assert {e.step: e.value for e in events} == pytest.approx(csv)
+    assert sorted(csv) == list(range(1, 11))

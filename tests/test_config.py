@@ -1,0 +1,124 @@
+"""A command line is checked before anything is imported or written: what a user did wrong is one line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from batchscope.config import CONFIGS, GROUPS, check_command_line, options_of
+from batchscope.errors import UserError
+
+# command line → what the one line of the answer must hold
+MISTAKES = {
+    "modle=cnn": ["modle", "Did you mean 'model'?"],
+    "data.batch_sise=3": ["data.batch_sise", "Did you mean 'batch_size'?"],
+    "+data.batch_sise=3": ["data.batch_sise", "Did you mean 'batch_size'?"],
+    "++data.batch_sise=3": ["data.batch_sise", "Did you mean 'batch_size'?"],
+    "+foo=3": ["foo: no such option"],
+    "trainer.max_epoch=3": ["Did you mean 'max_epochs'?"],
+    "+trainer.max_epoch=3": ["Did you mean 'max_epochs'?"],
+    "trainer.fast_dev_run=true": ["write +trainer.fast_dev_run=…"],
+    "hydra.swep.dir=x": ["hydra.swep.dir", "Did you mean 'sweep'?"],
+    "model=foo": ["model: got 'foo'", "cnn, lstm_cell, mlp, rnn_cell, stacked_lstm, torchvision"],
+    "model=3": ["model: got 3", "takes cnn"],
+    "model={a:1}": ["model"],
+    "model=cn": ["Did you mean 'cnn'?"],
+    "model=": ["model: got ''", "takes cnn"],
+    "~model": ["model: got None", "cnn"],
+    "experiment=foo": ["experiment: got 'foo'", "quickstart"],
+    "data.batch_size=0": ["data.batch_size: got 0, takes a whole number of at least 1"],
+    "data.batch_size=-5": ["got -5"],
+    "data.batch_size=abc": ["got 'abc'"],
+    "data.batch_size=2.5": ["got 2.5"],
+    "data.batch_size=null": ["got null"],
+    "data.batch_size=": ["got nothing"],
+    "data.batch_size=true": ["got True"],
+    "data.batch_size=[1,2]": ["got [1, 2]"],
+    "data.pipeline=memry": ["takes memory or device or workers", "Did you mean 'memory'?"],
+    "data.num_workers=-1": ["takes a whole number of at least 0"],
+    "optimizer.lr=-1": ["optimizer.lr: got -1, takes a number above 0"],
+    "optimizer.lr=nan": ["optimizer.lr"],
+    "optimizer.schedule=cosine": ["takes one_cycle or constant"],
+    "model=stacked_lstm model.dropout=1.5 data=adding": ["model.dropout: got 1.5, takes a number from 0 to 1"],
+    "model.channels=[32,-1]": ["model.channels"],
+    "seed=-1": ["seed: got -1"],
+    "seed=99999999999": ["takes a whole number from 0 to 4,294,967,295"],
+    "test=maybe": ["takes true or false"],
+    "callbacks.curves.every_n_steps=0": ["callbacks.curves.every_n_steps: got 0"],
+    "model=cnn data=adding": ["SimpleCNN reads image data", "models that read it: lstm_cell, rnn_cell, stacked_lstm"],
+    "model._target_=os.system": ["model._target_: got 'os.system'"],
+    "data.root=${nothing.here}": ["nothing"],
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES, ids=str)
+def test_a_mistake_is_one_line_that_names_the_option_and_what_it_takes(line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        check_command_line(line.split(), multirun=False)
+    message = str(caught.value)
+    assert all(part in message for part in MISTAKES[line]), message
+    assert "\n" not in message
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("line", ["data.batch_size=[1", "=3", "data.batch_size", "a=b=c{"])
+def test_a_command_line_that_cannot_be_parsed_has_exit_code_2(line: str) -> None:
+    with pytest.raises(UserError, match="cannot be parsed") as caught:
+        check_command_line([line], multirun=False)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["data.batch_size=64,0", "data.batch_size=0,64", "model=cnn,foo", "model=cnn data=mnist,adding", "model=cnn,modle"],
+)
+def test_a_sweep_is_refused_for_any_value_in_it(line: str) -> None:
+    with pytest.raises(UserError):
+        check_command_line(line.split(), multirun=True)
+
+
+def test_a_sweep_is_checked_run_by_run() -> None:
+    configs = check_command_line(["model=cnn,mlp", "data.batch_size=32,64,128"], multirun=True)
+    seen = [(c["model"]["_target_"].rpartition(".")[2], c["data"]["batch_size"]) for c in configs]
+    assert seen == [("SimpleCNN", 32), ("SimpleCNN", 64), ("SimpleCNN", 128), ("MLP", 32), ("MLP", 64), ("MLP", 128)]
+
+
+def test_several_values_without_multirun_are_refused() -> None:
+    with pytest.raises(UserError):
+        check_command_line(["data.batch_size=32,64"], multirun=False)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_seed_reaches_the_data_also_when_it_is_0(seed: int) -> None:
+    config = check_command_line([f"seed={seed}"], multirun=False)[0]
+    assert config["data"]["seed"] == seed
+
+
+@pytest.mark.parametrize("group", [g for g in GROUPS if g != "hydra"])
+def test_every_option_of_every_group_passes_its_own_check(group: str) -> None:
+    for option in options_of(group):
+        fitting = {"model": [], "data": ["model=lstm_cell"]}.get(group, [])
+        configs = check_command_line([f"{group}={option}", *fitting], multirun=False)
+        assert len(configs) == 1
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*/*.yaml")), ids=lambda f: f"{f.parent.name}/{f.stem}")
+def test_every_yaml_begins_with_the_command_that_uses_it(file: Path) -> None:
+    lines = file.read_text().splitlines()
+    command = lines[1] if lines[0].startswith("# @package") else lines[0]
+    assert command.startswith("# python train.py ")
+    OmegaConf.load(file)
+    if file.parent.name == "hydra":
+        return
+    check_command_line(command.removeprefix("# python train.py ").split(), multirun=False)
+
+
+def test_checking_imports_neither_torch_nor_lightning() -> None:
+    code = (
+        "import sys; from batchscope.config import check_command_line; check_command_line(['model=torchvision'], False)"
+        "; print([m for m in ('torch', 'lightning') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
