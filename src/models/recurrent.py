@@ -14,11 +14,17 @@ from ..options import PositiveInt, Probability
 States = tuple[Tensor, Tensor]
 
 
-def reset_recurrent_parameters(module: nn.Module, hidden_size: int) -> None:
-    """Draw every parameter from U(−1/√H, 1/√H), as torch's own recurrent modules do."""
+def reset_recurrent_parameters(i2h: nn.Linear, h2h: nn.Linear, hidden_size: int) -> None:
+    """Start a cell so that it can learn over long times.
+
+    Input weights and biases from U(−1/√H, 1/√H), as torch's own recurrent modules; the recurrent weights of every gate
+    orthogonal, so that the state neither dies nor explodes (Saxe, McClelland & Ganguli 2014).
+    """
     bound = 1 / math.sqrt(hidden_size)
-    for parameter in module.parameters():
+    for parameter in (i2h.weight, i2h.bias, h2h.bias):
         nn.init.uniform_(parameter, -bound, bound)
+    for gate in h2h.weight.split(hidden_size):
+        nn.init.orthogonal_(gate)
 
 
 class RNNCell(nn.Module):
@@ -34,7 +40,7 @@ class RNNCell(nn.Module):
         self.hidden_size = hidden_size
         self.i2h = nn.Linear(input_size, hidden_size)
         self.h2h = nn.Linear(hidden_size, hidden_size)
-        reset_recurrent_parameters(self, hidden_size)
+        reset_recurrent_parameters(self.i2h, self.h2h, hidden_size)
 
     def forward(self, input: Tensor, hidden: Tensor | None = None) -> Tensor:
         """One step: `input: (B, F)`, `hidden: (B, H)` (zeros when left out) → the next hidden state `(B, H)`."""
@@ -56,7 +62,10 @@ class LSTMCell(nn.Module):
         self.hidden_size = hidden_size
         self.i2h = nn.Linear(input_size, 4 * hidden_size)
         self.h2h = nn.Linear(hidden_size, 4 * hidden_size)
-        reset_recurrent_parameters(self, hidden_size)
+        reset_recurrent_parameters(self.i2h, self.h2h, hidden_size)
+        with torch.no_grad():  # a forget gate that starts open (Gers et al. 2000; Jozefowicz et al. 2015)
+            self.i2h.bias[hidden_size : 2 * hidden_size] = 1
+            self.h2h.bias[hidden_size : 2 * hidden_size] = 0
 
     def forward(self, input: Tensor, states: States | None = None) -> States:
         """One step: `input: (B, F)`, `(hx, cx)` of `(B, H)` each (zeros when left out) → the next `(hx, cx)`."""
