@@ -104,20 +104,20 @@ def class_attribute(target: str, name: str) -> Any:
         for node in cls.body:
             names = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             if any(isinstance(n, ast.Name) and n.id == name for n in names) and getattr(node, "value", None):
-                return ast.literal_eval(node.value)
+                try:
+                    return ast.literal_eval(node.value)
+                except ValueError:  # not a literal
+                    return None
     return None
 
 
 def _check_target(target: Any, path: str) -> None:
-    if not isinstance(target, str) or not target.startswith(ALLOWED_TARGETS) or not _public(target):
+    """Only classes, by their public names, of the packages above: no function to call, no way through to others."""
+    found = _locate(target) if isinstance(target, str) and target.startswith(ALLOWED_TARGETS) else None
+    public = found is not None and not any(part.startswith("_") for part in target.split("."))
+    if not public or not isinstance(found[1], ast.ClassDef) or not found[0].name.startswith(ALLOWED_TARGETS):
         allowed = ", ".join(f"{prefix}*" for prefix in ALLOWED_TARGETS)
-        raise UserError(f"{path}._target_: got {target!r}, takes {allowed}")
-
-
-def _public(target: str) -> bool:
-    """No part that reaches through a module into what it imported for itself: `batchscope.train.os.system`."""
-    found = _locate(target)
-    return found is not None and found[0].name.startswith(ALLOWED_TARGETS)
+        raise UserError(f"{path}._target_: got {target!r}, takes a class of {allowed}")
 
 
 # --- annotations -----------------------------------------------------------------------------------------------------
@@ -146,7 +146,8 @@ def _fits_one(value: Any, kind: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
     if origin in (list, tuple):
         return isinstance(value, list) and all(_fits(item, args[0]) for item in value)
-    return isinstance(value, origin or kind)
+    kind = origin or kind
+    return not isinstance(kind, type) or isinstance(value, kind)  # a name in quotes cannot be looked up: not checked
 
 
 def _choices(annotation: Any) -> list[Any]:

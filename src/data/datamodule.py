@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from ..options import NonNegativeInt, PositiveInt
+from ..options import NonNegativeInt, PositiveInt, Seed
 from ..spec import DataSpec
 from .loader import EpochBatches, TensorLoader
 
@@ -38,7 +38,7 @@ class TensorDataModule(lightning.LightningDataModule):
         batch_size: PositiveInt = 128,
         pipeline: Literal["memory", "device", "workers"] = "memory",
         num_workers: NonNegativeInt = 2,
-        seed: NonNegativeInt = 0,
+        seed: Seed = 0,
     ):
         super().__init__()
         self.batch_size = batch_size
@@ -107,6 +107,7 @@ class TensorDataModule(lightning.LightningDataModule):
             return DataLoader(
                 TensorDataset(*tensors),
                 batch_sampler=batches,
+                generator=torch.Generator().manual_seed(self.seed),  # its own, so that no draw of the model's is taken
                 num_workers=self.num_workers,
                 persistent_workers=self.num_workers > 0,
                 pin_memory=device.type == "cuda",

@@ -6,6 +6,7 @@
 
 from collections.abc import Iterable, Iterator
 
+import numpy
 import torch
 import torch.distributed
 from torch import Tensor
@@ -44,8 +45,9 @@ class EpochBatches(Sampler[list[int]]):
         """The indices of all samples `(N,)` in this epoch's order."""
         if not self.shuffle:
             return torch.arange(self.num_samples)
-        generator = torch.Generator().manual_seed((self.seed << 24) + self.epoch)
-        return torch.randperm(self.num_samples, generator=generator)
+        # Mixed into 32 bits, because torch's generator ignores all higher bits of its seed.
+        mixed = int(numpy.random.SeedSequence((self.seed, self.epoch)).generate_state(1)[0])
+        return torch.randperm(self.num_samples, generator=torch.Generator().manual_seed(mixed))
 
     def shares(self, order: Tensor) -> Iterator[Tensor]:
         """This process's part of every batch of an order."""

@@ -18,11 +18,16 @@ _SIZES = {
 }
 
 
+def _without_legacy(source: type[datasets.MNIST]) -> type[datasets.MNIST]:
+    """torchvision prefers a `processed` folder that its old versions left beside the files; nobody has verified that."""
+    return type(source.__name__, (source,), {"_check_legacy_exist": lambda _: False})
+
+
 class MNIST(OfficialImages):
     """Handwritten digits (LeCun et al. 1998): 55,000 / 5,000 / 10,000 images `(1, 28, 28)`. Arguments as base class."""
 
     official_name = "mnist"
-    source = datasets.MNIST
+    source = _without_legacy(datasets.MNIST)
     files = {f"MNIST/raw/{name}": Expected(size, _MNIST_MD5[name]) for name, size in _SIZES.items()}
     image_shape = (1, 28, 28)
     mean, std = (0.1307,), (0.3081,)
@@ -35,7 +40,7 @@ class FashionMNIST(OfficialImages):
     """
 
     official_name = "fashion-mnist"
-    source = datasets.FashionMNIST
+    source = _without_legacy(datasets.FashionMNIST)
     files = {f"FashionMNIST/raw/{name}": Expected(size, None) for name, size in _SIZES.items()}
     image_shape = (1, 28, 28)
     mean, std = (0.2860,), (0.3530,)

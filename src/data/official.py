@@ -25,6 +25,7 @@ from .datamodule import Split, TensorDataModule
 from .digits import cached_digits
 
 DOWNLOAD_TIMEOUT_S = 15
+STAND_IN_SIZES = {"train": 60_000, "test": 10_000}
 
 
 class Expected(NamedTuple):
@@ -69,6 +70,9 @@ class OfficialImages(TensorDataModule):
         self.root = Path(root)
         self.num_val = num_val
         self.offline = offline
+        # Whether the official files are what is loaded. Decided once: files that appear later, or a second try to
+        # download them when Lightning prepares the test set, must not change what a run has already trained on.
+        self._official: bool | None = None
 
     @property
     def spec(self) -> DataSpec:
@@ -86,7 +90,8 @@ class OfficialImages(TensorDataModule):
     @property
     def name(self) -> str:
         """The dataset's name, or `rendered-digits` where they stand in for it."""
-        return self.official_name if self._complete() else "rendered-digits"
+        official = self._complete() if self._official is None else self._official
+        return self.official_name if official else "rendered-digits"
 
     def check(self) -> None:
         """Verify the files that are there; where some are missing, see that they could be stored."""
@@ -97,14 +102,16 @@ class OfficialImages(TensorDataModule):
             check_writable(self.root)
 
     def prepare_data(self) -> None:
-        """Download what is missing. Lightning calls this in one process a machine."""
-        if self._complete():
-            return
+        """Download what is missing, at the first call. Lightning calls this in one process a machine."""
+        if self._official is None:
+            if not self._complete():
+                self._download_or_say_so()
+            self._official = self._complete()
+
+    def _download_or_say_so(self) -> None:
         check_writable(self.root)
         try:
             self._download()
-        except UserError:
-            raise
         except Exception as error:  # whatever a network can do: refused, no such host, a wrong checksum
             reason = f"{type(error).__name__}: {error}"
             if self.offline == "error":
@@ -130,9 +137,19 @@ class OfficialImages(TensorDataModule):
 
     def _raw(self, train: bool) -> tuple[Tensor, Tensor]:
         """Images `(N, C, H, W)` uint8 and labels `(N,)` int64, the official ones or their stand-in."""
-        if not self._complete():
-            return cached_digits(self.root, 60_000 if train else 10_000, self.seed if train else self.seed + 1_000_003)
-        dataset = self.source(str(self.root), train=train)
+        if self._official is None:
+            self._official = self._complete()
+        if not self._official:
+            split: Split = "train" if train else "test"
+            return cached_digits(self.root, STAND_IN_SIZES[split], self.split_seed(split))
+        try:
+            dataset = self.source(str(self.root), train=train)
+        except Exception as error:  # whatever a parser meets in a file that is not what its name says
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(
+                f"data.root: {self.official_name} in {self.root} cannot be read ({' '.join(reason.split())[:200]}); "
+                "delete it and run again"
+            ) from error
         images, labels = torch.as_tensor(dataset.data), torch.as_tensor(dataset.targets).long()
         images = images[:, None] if images.dim() == 3 else images.permute(0, 3, 1, 2)
         if len(images) != len(labels) or labels.min() < 0 or labels.max() >= self.spec.num_outputs:
@@ -156,8 +173,9 @@ class OfficialImages(TensorDataModule):
                 for file, expected in self.files.items():
                     verify(Path(folder) / file, expected, self.files)
                 for file in self.files:
-                    (self.root / file).parent.mkdir(parents=True, exist_ok=True)
-                    os.replace(Path(folder) / file, self.root / file)
+                    if not (self.root / file).exists():
+                        (self.root / file).parent.mkdir(parents=True, exist_ok=True)
+                        os.replace(Path(folder) / file, self.root / file)
 
 
 def verify(path: Path, expected: Expected, files: dict[str, Expected]) -> None:
@@ -170,8 +188,11 @@ def verify(path: Path, expected: Expected, files: dict[str, Expected]) -> None:
         raise UserError(f"data.root: {path}: {what}has {size:,} bytes, expected {expected.size:,}; {repair}")
     if expected.md5 is None:
         return
-    with path.open("rb") as stream:
-        md5 = hashlib.file_digest(stream, "md5").hexdigest()
+    try:
+        with path.open("rb") as stream:
+            md5 = hashlib.file_digest(stream, "md5").hexdigest()
+    except OSError as error:
+        raise UserError(f"data.root: {path}: cannot be read: {error.strerror}; {repair}") from error
     if md5 != expected.md5:
         others = [Path(f).name for f, e in files.items() if e.md5 == md5]
         what = f"holds the content of {others[0]}" if others else "is corrupted"
@@ -202,7 +223,7 @@ def warn_of_stand_in(name: str, root: Path, reason: str) -> None:
     warnings.warn("\n".join(["", "!" * width, *lines, "!" * width]), stacklevel=2)
 
 
-class _socket_timeout:  # noqa: N801 - used like a function
+class _socket_timeout:
     """A download that hears nothing for a while is given up, instead of hanging."""
 
     def __enter__(self) -> None:

@@ -1,5 +1,7 @@
 """Any classification network of torchvision by name: the networks that give a large GPU something to do."""
 
+import itertools
+
 import torch
 import torchvision
 from torch import Tensor, nn
@@ -40,12 +42,12 @@ class TorchvisionModel(nn.Module):
         if name not in known:
             raise UserError(f"model.name: got '{name}', takes a network of torchvision.{did_you_mean(name, known)}")
         self.network = _build(name, weights, spec)
-        size = image_size or spec.input_shape[1]
-        if not _runs(name, spec, (image_size, image_size) if image_size else spec.input_shape[1:]):
-            if image_size:
-                raise UserError(f"model.image_size: got {size}, which {name} cannot run on; it does on {NATIVE_SIZE}")
-            image_size = NATIVE_SIZE
         self.image_size = image_size
+        if image_size is None:
+            if not _runs(self.network, spec.input_shape):
+                self.image_size = NATIVE_SIZE
+        elif not _runs(self.network, (spec.input_shape[0], image_size, image_size)):
+            raise UserError(f"model.image_size: got {image_size}, which {name} cannot run on; it does on {NATIVE_SIZE}")
 
     def forward(self, x: Tensor) -> Tensor:
         """Images `x: (B, C, H, W)` to class scores `(B, num_outputs)`."""
@@ -55,27 +57,42 @@ class TorchvisionModel(nn.Module):
 
 
 def _build(name: str, weights: str | None, spec: DataSpec) -> nn.Module:
-    """The network with its ends fitted. GoogLeNet and Inception return extra outputs unless told not to."""
-    extra = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
-    if extra and weights is None:
-        extra["init_weights"] = True
+    """The network with its ends fitted."""
+    extra = {}
+    if name in ("googlenet", "inception_v3"):
+        # Their pretrained weights expect ImageNet's colours in another normalisation.
+        extra = {"init_weights": True} if weights is None else {"transform_input": spec.input_shape[0] == 3}
     try:
         network = torchvision.models.get_model(name, weights=weights, **extra)
     except (KeyError, ValueError) as error:
-        raise UserError(f"model.weights: got '{weights}', which {name} does not have: {error}") from error
+        known = list(torchvision.models.get_model_weights(name).__members__)
+        near = did_you_mean(str(weights), known)
+        raise UserError(f"model.weights: got '{weights}', takes {' or '.join(known)} for {name}.{near}") from error
+    except OSError as error:
+        raise UserError(f"model.weights: {weights} of {name} could not be downloaded: {error}") from error
+    _remove_auxiliary_outputs(network)
     _fit_first_convolution(network, spec.input_shape[0])
     _fit_last_layer(network, spec.num_outputs)
     return network
 
 
-def _runs(name: str, spec: DataSpec, size: tuple[int, ...]) -> bool:
-    """Whether the network takes images of this size, tried on tensors that have a shape but no memory."""
-    with torch.device("meta"):
-        try:
-            _build(name, None, spec)(torch.empty(2, spec.input_shape[0], *size))
-        except (RuntimeError, AssertionError, ValueError):  # a pooling or a patch that does not fit
-            return False
+def _runs(network: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether the network takes images `(C, H, W)`, tried on tensors that have a shape but no memory."""
+    state = {n: t.to("meta") for n, t in itertools.chain(network.named_parameters(), network.named_buffers())}
+    try:
+        torch.func.functional_call(network, state, torch.empty(2, *shape, device="meta"))
+    except (RuntimeError, AssertionError, ValueError):  # a pooling or a patch that does not fit
+        return False
     return True
+
+
+def _remove_auxiliary_outputs(network: nn.Module) -> None:
+    """GoogLeNet and Inception return more than the class scores in training unless these are removed."""
+    if getattr(network, "aux_logits", False):
+        network.aux_logits = False
+        for name in ("aux1", "aux2", "AuxLogits"):
+            if hasattr(network, name):
+                setattr(network, name, None)
 
 
 def _fit_first_convolution(network: nn.Module, channels: int) -> None:

@@ -1,0 +1,174 @@
+"""Digits rendered on this machine: deterministic, varied, legible, and cached once."""
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from batchscope.data import digits
+from batchscope.data.digits import Digits, cached_digits, render_digits
+
+
+@pytest.fixture(scope="module")
+def rendered() -> tuple[Tensor, Tensor]:
+    return render_digits(3_000, seed=0)
+
+
+# --- the images ------------------------------------------------------------------------------------------------------
+
+
+def test_images_and_labels_have_mnists_shapes_and_types(rendered: tuple[Tensor, Tensor]) -> None:
+    images, labels = rendered
+    assert images.shape == (3_000, 1, 28, 28)
+    assert images.dtype == torch.uint8
+    assert labels.shape == (3_000,)
+    assert labels.dtype == torch.int64
+
+
+def test_the_same_seed_gives_the_same_digits() -> None:
+    assert all(map(torch.equal, render_digits(100, seed=7), render_digits(100, seed=7)))
+
+
+def test_another_seed_gives_other_digits() -> None:
+    (images, labels), (other_images, other_labels) = render_digits(100, seed=7), render_digits(100, seed=8)
+    assert not torch.equal(labels, other_labels)
+    assert not (images == other_images).flatten(start_dim=1).all(dim=1).any()
+
+
+def test_rendering_draws_no_random_numbers_from_the_model() -> None:
+    before = torch.get_rng_state()
+    render_digits(10, seed=0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_more_digits_than_fit_in_one_chunk_are_all_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digits, "_CHUNK", 64)
+    images, _ = render_digits(150, seed=0)
+    assert (images.flatten(start_dim=1).amax(dim=1) > 100).all()
+
+
+def test_the_labels_are_balanced(rendered: tuple[Tensor, Tensor]) -> None:
+    share = rendered[1].bincount(minlength=10) / len(rendered[1])
+    assert len(share) == 10
+    assert 0.08 < share.min() <= share.max() < 0.12
+
+
+def test_the_background_is_black_and_the_strokes_are_bright(rendered: tuple[Tensor, Tensor]) -> None:
+    pixels = rendered[0].flatten(start_dim=1)
+    assert (pixels.float().quantile(0.5, dim=1) < 40).all()  # more than half of every image, but for some noise
+    assert (pixels.amax(dim=1) > 150).all()
+
+
+def test_strokes_cover_about_as_much_of_an_image_as_in_mnist(rendered: tuple[Tensor, Tensor]) -> None:
+    ink = (rendered[0] > 127).flatten(start_dim=1).float().mean(dim=1)
+    assert 0.08 < ink.mean() < 0.2  # 0.13 in MNIST
+    assert 0.01 < ink.min() < ink.max() < 0.45
+
+
+def test_digits_are_centred_and_not_cut_off(rendered: tuple[Tensor, Tensor]) -> None:
+    bright = (rendered[0][:, 0] > 127).float()
+    edges = torch.cat([bright[:, [0, -1]], bright[:, :, [0, -1]].transpose(1, 2)], dim=1)
+    assert edges.flatten(start_dim=1).any(dim=1).float().mean() < 0.02
+    places = torch.arange(28.0)
+    for dim in (1, 2):
+        centre = (bright.sum(dim=dim) * places).sum(dim=1) / bright.sum(dim=(1, 2))
+        assert abs(centre.mean() - 13.5) < 1
+        assert (centre - 13.5).abs().max() < 6
+
+
+def test_no_two_digits_are_drawn_alike(rendered: tuple[Tensor, Tensor]) -> None:
+    x = F.normalize(rendered[0].float().flatten(start_dim=1), dim=1)
+    assert (x @ x.T).fill_diagonal_(0).max() < 0.99
+
+
+def test_a_digit_can_be_told_by_its_nearest_neighbour() -> None:
+    """Legible, in a number: without any training, most digits are most like one of the same class."""
+    (known, known_labels), (images, labels) = render_digits(4_000, seed=1), render_digits(500, seed=2)
+    known, images = (F.normalize(x.float().flatten(start_dim=1), dim=1) for x in (known, images))
+    assert (known_labels[(images @ known.T).argmax(dim=1)] == labels).float().mean() > 0.8
+
+
+# --- the cache -------------------------------------------------------------------------------------------------------
+
+
+def cache_of(root: Path) -> Path:
+    (file,) = (root / "digits").iterdir()  # and no temporary file beside it
+    return file
+
+
+def test_rendered_digits_are_cached_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = cached_digits(tmp_path, 20, seed=3)
+    written = cache_of(tmp_path).stat().st_mtime_ns
+    monkeypatch.setattr(digits, "render_digits", None)  # not to be called again
+    second = cached_digits(tmp_path, 20, seed=3)
+    assert all(map(torch.equal, first, second))
+    assert cache_of(tmp_path).stat().st_mtime_ns == written
+
+
+def test_what_is_cached_is_what_was_rendered(tmp_path: Path) -> None:
+    cached_digits(tmp_path, 20, seed=3)
+    assert all(map(torch.equal, cached_digits(tmp_path, 20, seed=3), render_digits(20, seed=3)))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"PK\x03\x04 torn", pytest.param(None, id="half of it"), pytest.param({"a": 1}, id="other data")]
+)
+def test_a_cache_that_cannot_be_read_is_rendered_anew(content: bytes | dict | None, tmp_path: Path) -> None:
+    expected = cached_digits(tmp_path, 20, seed=3)
+    file = cache_of(tmp_path)
+    whole = file.read_bytes()
+    if isinstance(content, dict):
+        torch.save(content, file)
+    else:
+        file.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    assert all(map(torch.equal, cached_digits(tmp_path, 20, seed=3), expected))
+    assert all(map(torch.equal, torch.load(file, weights_only=True), expected))
+
+
+def test_a_cache_of_the_wrong_size_is_rendered_anew(tmp_path: Path) -> None:
+    cached_digits(tmp_path, 20, seed=3)
+    torch.save(render_digits(10, seed=3), cache_of(tmp_path))
+    assert len(cached_digits(tmp_path, 20, seed=3)[0]) == 20
+
+
+def test_a_root_that_cannot_be_written_to_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    images, _ = cached_digits(tmp_path / "file" / "data", 20, seed=3)
+    assert torch.equal(images, render_digits(20, seed=3)[0])
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space left"), RuntimeError("PytorchStreamWriter failed")])
+def test_a_full_disk_leaves_no_torn_cache(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(_: object, file: Path) -> None:
+        Path(file).write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr(torch, "save", half)
+    images, _ = cached_digits(tmp_path, 20, seed=3)
+    assert len(images) == 20
+    assert list((tmp_path / "digits").iterdir()) == []
+
+
+# --- the dataset -----------------------------------------------------------------------------------------------------
+
+
+def test_pixels_are_served_between_minus_1_and_1(tmp_path: Path) -> None:
+    data = Digits(root=str(tmp_path), num_train=50, num_val=10, num_test=10)
+    data.setup("fit")
+    x, _ = data.tensors("train")
+    assert x.min() == -1
+    assert 0.5 < x.max() <= 1
+
+
+def test_a_second_run_reads_what_the_first_has_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fingerprint() -> str:
+        data = Digits(root=str(tmp_path), num_train=50, num_val=10, num_test=10, seed=4)
+        data.setup("fit")
+        return data.fingerprint
+
+    first = fingerprint()
+    monkeypatch.setattr(digits, "render_digits", None)
+    assert fingerprint() == first

@@ -1,0 +1,372 @@
+"""Batches: in an order that is a function of (seed, epoch) alone, whatever serves them, on however many processes."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from torch import Tensor, nn
+
+from batchscope.data import loader
+from batchscope.data.datamodule import MIN_EVAL_BATCH_SIZE, Split, TensorDataModule
+from batchscope.data.loader import EpochBatches, TensorLoader, copied_ahead
+
+NUM = 50
+
+
+class Numbers(TensorDataModule):
+    """Sample i is the numbers 2i and 2i + 1 with the label i, so that a batch says which samples it holds."""
+
+    kind = "sequence"
+    name = "numbers"
+    sizes = {"train": NUM, "val": 2 * MIN_EVAL_BATCH_SIZE + 5, "test": 7}
+
+    def load(self, split: Split) -> tuple[Tensor, Tensor]:
+        size = self.sizes[split]
+        return torch.arange(2.0 * size).view(size, 2), torch.arange(size)
+
+
+def numbers(**options: Any) -> Numbers:
+    data = Numbers(**{"batch_size": 8, **options})
+    for stage in ("fit", "test"):
+        data.setup(stage)
+    return data
+
+
+def samples(batches: Any) -> list[list[int]]:
+    """The samples of each batch, having checked that inputs and labels belong together."""
+    found = []
+    for x, y in batches:
+        assert torch.equal(x, torch.stack([2.0 * y, 2.0 * y + 1], dim=1))
+        found.append(y.tolist())
+    return found
+
+
+def joined(batches: Iterable[list[int]]) -> list[int]:
+    return list(chain.from_iterable(batches))
+
+
+def epoch_of(batches: Any, epoch: int) -> list[list[int]]:
+    batches.batch_sampler.set_epoch(epoch)
+    return samples(batches)
+
+
+PIPELINES = {
+    "memory": {"pipeline": "memory"},
+    "device": {"pipeline": "device"},
+    "workers in the training process": {"pipeline": "workers", "num_workers": 0},
+    "workers": {"pipeline": "workers", "num_workers": 2},
+}
+pipelines = pytest.mark.parametrize("options", PIPELINES.values(), ids=PIPELINES)
+
+# --- the order -------------------------------------------------------------------------------------------------------
+
+
+@pipelines
+def test_every_sample_comes_once_in_an_epoch_and_the_short_last_batch_is_kept(options: dict[str, Any]) -> None:
+    batches = samples(numbers(**options).train_dataloader())
+    assert [len(batch) for batch in batches] == [8] * 6 + [2]
+    assert sorted(joined(batches)) == list(range(NUM))
+
+
+@pipelines
+def test_the_length_is_the_number_of_batches(options: dict[str, Any]) -> None:
+    data = numbers(**options)
+    for batches in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
+        assert len(batches) == len(samples(batches))
+
+
+@pytest.mark.parametrize(("num", "batch_size", "batches"), [(10, 5, 2), (11, 5, 3), (3, 5, 1), (1, 1, 1)])
+def test_the_number_of_batches_is_rounded_up(num: int, batch_size: int, batches: int) -> None:
+    assert len(EpochBatches(num, batch_size, shuffle=True)) == batches
+
+
+@pipelines
+def test_training_samples_are_shuffled_differently_in_every_epoch(options: dict[str, Any]) -> None:
+    batches = numbers(**options).train_dataloader()
+    first, second = epoch_of(batches, 0), epoch_of(batches, 1)
+    assert joined(first) != list(range(NUM))
+    assert first != second
+
+
+@pipelines
+def test_evaluation_samples_come_in_the_stored_order_in_every_epoch(options: dict[str, Any]) -> None:
+    batches = numbers(**options).val_dataloader()
+    stored = list(range(Numbers.sizes["val"]))
+    assert joined(epoch_of(batches, 0)) == joined(epoch_of(batches, 1)) == stored
+
+
+def test_all_pipelines_serve_identical_batches() -> None:
+    served = [
+        [epoch_of(batches, epoch) for epoch in (0, 1, 5)]
+        for batches in (numbers(seed=3, **options).train_dataloader() for options in PIPELINES.values())
+    ]
+    assert all(epochs == served[0] for epochs in served)
+
+
+@pipelines
+def test_the_order_does_not_depend_on_random_numbers_drawn_elsewhere(options: dict[str, Any]) -> None:
+    torch.manual_seed(1)
+    first = samples(numbers(**options).train_dataloader())
+    torch.manual_seed(2)
+    torch.rand(5)
+    assert samples(numbers(**options).train_dataloader()) == first
+
+
+@pipelines
+def test_serving_an_epoch_draws_no_random_numbers_from_the_model(options: dict[str, Any]) -> None:
+    batches = numbers(**options).train_dataloader()
+    before = torch.get_rng_state()
+    samples(batches)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pipelines
+def test_an_epoch_is_the_same_again_and_after_one_that_was_broken_off(options: dict[str, Any]) -> None:
+    batches = numbers(**options).train_dataloader()
+    first = epoch_of(batches, 4)
+    next(iter(batches))
+    epoch_of(batches, 9)
+    assert epoch_of(batches, 4) == first
+
+
+def test_every_pair_of_seed_and_epoch_has_an_order_of_its_own() -> None:
+    seeds = [0, 1, 2, 255, 256, 257, 1 << 24, (1 << 32) - 1]
+    orders = set()
+    for seed in seeds:
+        batches = EpochBatches(NUM, 8, shuffle=True, seed=seed)
+        for epoch in range(5):
+            batches.set_epoch(epoch)
+            orders.add(tuple(batches.order().tolist()))
+    assert len(orders) == len(seeds) * 5
+
+
+def test_evaluation_takes_batches_that_do_not_leave_the_device_idle() -> None:
+    assert [len(y) for _, y in numbers(batch_size=8).val_dataloader()] == [256, 256, 5]
+    assert [len(y) for _, y in numbers(batch_size=300).val_dataloader()] == [300, 217]
+
+
+class Recorder(lightning.LightningModule):
+    """Trains one number, and writes down the samples that it was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.epochs: dict[int, list[list[int]]] = {}
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        self.epochs.setdefault(self.current_epoch, []).append(batch[1].tolist())
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("pipeline", ["memory", "workers"])
+def test_lightning_tells_the_loader_which_epoch_it_is(pipeline: str) -> None:
+    recorder = Recorder()
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_epochs=3, barebones=True, use_distributed_sampler=False, limit_val_batches=0
+    )
+    trainer.fit(recorder, datamodule=Numbers(batch_size=8, pipeline=pipeline, num_workers=0, seed=6))
+    batches = numbers(seed=6).train_dataloader()
+    assert recorder.epochs == {epoch: epoch_of(batches, epoch) for epoch in range(3)}
+
+
+# --- several processes -----------------------------------------------------------------------------------------------
+
+
+def shares(monkeypatch: pytest.MonkeyPatch, num: int, batch_size: int, world: int) -> list[list[list[int]]]:
+    """The batches of every process of a world, one list a process."""
+    found = []
+    for rank in range(world):
+        monkeypatch.setattr(loader, "_rank_and_world", lambda rank=rank: (rank, world))
+        batches = EpochBatches(num, batch_size, shuffle=True, seed=1)
+        batches.set_epoch(2)
+        found.append(list(batches))
+        assert len(batches) == len(found[-1])
+    return found
+
+
+def global_batches(processes: list[list[list[int]]]) -> list[list[int]]:
+    return [joined(parts) for parts in zip(*processes, strict=True)]
+
+
+@pytest.mark.parametrize("num", [96, 100, 107, 119])
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_steps_samples_are_the_same_on_any_number_of_processes(
+    num: int, world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = shares(monkeypatch, num, 24, 1)[0]
+    assert global_batches(shares(monkeypatch, num, 24 // world, world)) == alone
+
+
+@pytest.mark.parametrize(("num", "world"), [(97, 2), (98, 3), (99, 4)])
+def test_a_rest_too_small_for_all_processes_joins_the_last_batch(
+    num: int, world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *alone, last, rest = shares(monkeypatch, num, 24, 1)[0]
+    assert global_batches(shares(monkeypatch, num, 24 // world, world)) == [*alone, last + rest]
+
+
+@pytest.mark.parametrize("num", [4, 7, 31, 32, 33, 34, 35, 36, 63, 65])
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_processes_have_equally_many_batches_none_empty_and_no_sample_twice(
+    num: int, world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = shares(monkeypatch, num, 8, world)
+    assert len({len(batches) for batches in processes}) == 1
+    assert all(batch for batches in processes for batch in batches)
+    assert sorted(sample for batches in processes for batch in batches for sample in batch) == list(range(num))
+
+
+@pytest.mark.parametrize("num", [64, 65, 70])
+def test_the_shares_of_a_step_differ_by_one_sample_at_most(num: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for parts in zip(*shares(monkeypatch, num, 8, 3), strict=True):
+        sizes = [len(part) for part in parts]
+        assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("options", [PIPELINES["memory"], PIPELINES["workers in the training process"]])
+def test_a_process_is_served_its_own_share(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = []
+    for rank in (0, 1):
+        monkeypatch.setattr(loader, "_rank_and_world", lambda rank=rank: (rank, 2))
+        parts.append(samples(numbers(batch_size=4, **options).train_dataloader()))
+    monkeypatch.undo()
+    assert global_batches(parts) == samples(numbers(batch_size=8, **options).train_dataloader())
+
+
+# --- copying ahead ---------------------------------------------------------------------------------------------------
+
+
+class FakeGPU:
+    """The part of torch.cuda that `copied_ahead` may use, writing down what happens; anything that waits is missing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.log: list[tuple[Any, ...]] = []
+        self.current = "training"
+        gpu = self
+
+        class Stream:
+            def __init__(self, device: object = None, name: str = "copying"):
+                self.name = name
+
+            def record_event(self) -> tuple[str, int]:
+                copies = sum(entry[0] == "copy" for entry in gpu.log)
+                return (self.name, copies)  # reached when that many copies have been made
+
+            def wait_event(self, event: tuple[str, int]) -> None:
+                gpu.log.append(("wait", self.name, event))
+
+        @contextmanager
+        def stream(chosen: Stream) -> Iterator[None]:
+            before, gpu.current = gpu.current, chosen.name
+            yield
+            gpu.current = before
+
+        def refuse(*_: object, **__: object) -> None:
+            raise AssertionError("the host waited for the device")
+
+        for name, fake in {
+            "Stream": Stream,
+            "stream": stream,
+            "current_stream": lambda _=None: Stream(name=gpu.current),
+            "synchronize": refuse,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+
+class FakeTensor:
+    def __init__(self, gpu: FakeGPU, name: str, on_device: bool = False):
+        self.gpu, self.name, self.on_device = gpu, name, on_device
+
+    def to(self, device: object, non_blocking: bool = False) -> "FakeTensor":
+        assert non_blocking
+        self.gpu.log.append(("copy", self.name, self.gpu.current))
+        return FakeTensor(self.gpu, self.name, on_device=True)
+
+    def record_stream(self, stream: Any) -> None:
+        assert self.on_device
+        self.gpu.log.append(("in use by", stream.name, self.name))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
+    return FakeGPU(monkeypatch)
+
+
+def train_on(gpu: FakeGPU, num: int) -> list[list[str]]:
+    """Take `num` batches of two tensors through `copied_ahead`, writing down when each is handed out."""
+    batches = ((FakeTensor(gpu, f"x{i}"), FakeTensor(gpu, f"y{i}")) for i in range(num))
+    received = []
+    for index, batch in enumerate(copied_ahead(batches, torch.device("cuda", 0))):
+        gpu.log.append(("train", index))
+        assert all(tensor.on_device for tensor in batch)
+        received.append([tensor.name for tensor in batch])
+    return received
+
+
+@pytest.mark.parametrize("num", [0, 1, 2, 5])
+def test_batches_arrive_on_the_gpu_in_order_and_complete(gpu: FakeGPU, num: int) -> None:
+    assert train_on(gpu, num) == [[f"x{i}", f"y{i}"] for i in range(num)]
+
+
+def test_the_next_batch_is_being_copied_before_one_is_handed_out(gpu: FakeGPU) -> None:
+    train_on(gpu, 4)
+    for index in range(3):
+        copied = [gpu.log.index(("copy", f"{tensor}{index + 1}", "copying")) for tensor in "xy"]
+        assert max(copied) < gpu.log.index(("train", index))
+
+
+def test_no_more_than_one_batch_is_copied_ahead(gpu: FakeGPU) -> None:
+    train_on(gpu, 4)
+    assert gpu.log.index(("copy", "x2", "copying")) > gpu.log.index(("train", 0))
+
+
+def test_copies_have_a_stream_of_their_own(gpu: FakeGPU) -> None:
+    train_on(gpu, 3)
+    assert {entry[2] for entry in gpu.log if entry[0] == "copy"} == {"copying"}
+    assert gpu.current == "training"
+
+
+def test_the_training_stream_waits_for_its_own_batch_and_no_later_one(gpu: FakeGPU) -> None:
+    train_on(gpu, 4)
+    waits = [entry for entry in gpu.log if entry[0] in ("wait", "train")]
+    expected = []
+    for index in range(4):
+        expected += [("wait", "training", ("copying", 2 * (index + 1))), ("train", index)]
+    assert waits == expected
+
+
+def test_memory_is_kept_until_the_training_stream_is_done_with_it(gpu: FakeGPU) -> None:
+    train_on(gpu, 3)
+    for index in range(3):
+        for tensor in "xy":
+            used = gpu.log.index(("in use by", "training", f"{tensor}{index}"))
+            assert used < gpu.log.index(("train", index))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_real_gpu_gets_the_same_batches_while_it_is_busy_with_the_last() -> None:
+    device = torch.device("cuda", 0)
+    tensors = (torch.randn(4_096, 512), torch.arange(4_096))
+    batches = EpochBatches(4_096, 64, shuffle=True)
+    expected = list(TensorLoader(tensors, batches, torch.device("cpu")))
+    busy = torch.randn(2_048, 2_048, device=device)
+    received = []
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for x, y in TensorLoader(tensors, batches, device):
+            busy = (busy @ busy).tanh()
+            received.append((x + 0, y + 0))  # read by the training stream, behind its other work
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for (x, y), (expected_x, expected_y) in zip(received, expected, strict=True):
+        assert torch.equal(x.cpu(), expected_x)
+        assert torch.equal(y.cpu(), expected_y)
