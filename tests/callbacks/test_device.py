@@ -1,0 +1,292 @@
+"""DeviceMonitor in a stranger's Lightning project, on a CPU."""
+
+import copy
+import pickle
+import threading
+import time
+
+import lightning
+import psutil
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import DataLoader, TensorDataset
+
+from batchscope.callbacks import device
+from batchscope.callbacks.device import LOGGED, MEMORY_ALLOCATED, MEMORY_PEAK, AllocatorProbe, DeviceMonitor
+from batchscope.hardware import telemetry
+from batchscope.hardware.telemetry import CPU, POWER, RSS, UTILIZATION, Sample
+
+STEP_S = 0.01
+
+
+class Stranger(lightning.LightningModule):
+    """A plain module that knows nothing of this project; its steps take 10 ms."""
+
+    def __init__(self, fail_at=None):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.fail_at = fail_at
+
+    def training_step(self, batch, batch_idx):
+        if self.trainer.global_step == self.fail_at:
+            raise RuntimeError("the stranger's own mistake")
+        time.sleep(STEP_S)
+        return self.layer(batch[0]).mean()
+
+    def validation_step(self, batch, batch_idx):
+        time.sleep(STEP_S)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.randn(12, 4)), batch_size=1)
+
+    val_dataloader = train_dataloader
+
+
+class Kept(Logger):
+    """Keeps what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    name = version = "kept"
+
+    def log_hyperparams(self, *args, **kwargs):
+        pass
+
+    def log_metrics(self, metrics, step=None):
+        self.rows.append((step, metrics))
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    """Samples every 20 ms, so that runs can be short."""
+    monkeypatch.setattr(telemetry, "MIN_INTERVAL_S", 0.02)
+    monkeypatch.setattr(telemetry, "MIN_SPAN_S", 0.001)
+    monkeypatch.setattr(telemetry, "_warned", set())
+
+
+def trainer_with(monitor, tmp_path, **options):
+    options = {"max_epochs": 1, "limit_val_batches": 0, "logger": False, **options}
+    return lightning.Trainer(
+        accelerator="cpu",
+        callbacks=[monitor],
+        default_root_dir=tmp_path,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        log_every_n_steps=1,
+        **options,
+    )
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "telemetry"]
+
+
+def test_a_fit_is_logged_and_summed_up(tmp_path):
+    monitor, logger = DeviceMonitor(interval_s=0.02), TensorBoardLogger(tmp_path)
+    trainer = trainer_with(monitor, tmp_path, logger=logger, max_epochs=2)
+
+    trainer.fit(Stranger())
+
+    events = EventAccumulator(logger.log_dir).Reload()
+    tags = {UTILIZATION, MEMORY_PEAK, MEMORY_ALLOCATED, CPU, RSS}
+    assert tags <= set(events.Tags()["scalars"]) <= tags | set(LOGGED) | {"epoch"}
+    steps = [event.step for event in events.Scalars(RSS)]
+    assert steps == sorted(set(steps))  # at most one value a step
+    assert len(steps) >= 3 and steps[0] >= 0 and steps[-1] <= 24
+    peaks = [event.value for event in events.Scalars(MEMORY_PEAK)]
+    assert peaks == sorted(peaks)
+    assert all(0 <= event.value <= 100 for event in events.Scalars(UTILIZATION))
+
+    summary = monitor.summary
+    assert summary["seconds"] >= 24 * STEP_S
+    assert summary["device/memory_allocated_mean_gib"] <= summary[MEMORY_PEAK]
+    assert summary[MEMORY_PEAK] == pytest.approx(psutil.Process().memory_info().rss / 2**30, rel=0.5)
+    assert summary["device/utilization_mean_pct"] <= summary["device/utilization_max_pct"] <= 100
+    assert "energy_j" not in summary and "device/power_mean_w" not in summary
+    assert threads() == []
+
+
+def test_fit_twice_and_tear_down_twice(tmp_path):
+    monitor, logger = DeviceMonitor(), Kept()
+    trainer, module = trainer_with(monitor, tmp_path, logger=logger), Stranger()
+
+    summaries = []
+    for epochs in (1, 2):
+        trainer.fit_loop.max_epochs = epochs
+        trainer.fit(module)
+        summaries.append(monitor.summary)
+        assert threads() == []
+    monitor.teardown(trainer, module, "fit")
+    monitor.teardown(trainer, module, "fit")
+
+    assert monitor.summary is summaries[1]
+    assert all(summary["seconds"] > 0 for summary in summaries)
+    assert [step for step, row in logger.rows if RSS in row][-1] == 24
+    assert pickle.loads(pickle.dumps(monitor)).summary == copy.deepcopy(monitor).summary == monitor.summary
+
+
+def test_validation_is_not_training_time(tmp_path, monkeypatch):
+    monitor, logger = DeviceMonitor(interval_s=0.02), Kept()
+    validation = []
+    started = DeviceMonitor.on_validation_start
+    monkeypatch.setattr(
+        DeviceMonitor,
+        "on_validation_start",
+        lambda self, trainer, module: (started(self, trainer, module), validation.append(time.perf_counter())),
+    )
+    monkeypatch.setattr(
+        DeviceMonitor, "on_validation_end", lambda self, trainer, module: validation.append(time.perf_counter())
+    )
+    samples = []
+    take = telemetry.Sampler._sample
+
+    def sample(self, last=False):
+        take(self, last)
+        samples.extend(list(self._samples)[-1:])
+
+    monkeypatch.setattr(telemetry.Sampler, "_sample", sample)
+    trainer = trainer_with(monitor, tmp_path, logger=logger, limit_val_batches=12, val_check_interval=6)
+
+    before = time.perf_counter()
+    trainer.fit(Stranger())
+    whole = time.perf_counter() - before
+
+    _sanity, *spans = zip(validation[::2], validation[1::2], strict=True)
+    assert len(spans) == 2 and all(end - start >= 12 * STEP_S for start, end in spans)
+    taken = {timestamp for timestamp, _ in samples}
+    assert taken and not any(start < timestamp < end for start, end in spans for timestamp in taken)
+    assert 12 * STEP_S <= monitor.summary["seconds"] <= whole - 2 * 12 * STEP_S
+
+
+def test_the_result_can_be_asked_for_before_the_end(tmp_path):
+    class Curious(lightning.Callback):
+        def on_train_end(self, trainer, pl_module):
+            self.result = trainer.callbacks[-1].result()
+
+    monitor, curious = DeviceMonitor(), Curious()
+    trainer = trainer_with(monitor, tmp_path)
+    trainer.callbacks.insert(0, curious)
+    assert monitor.result() == {}
+
+    trainer.fit(Stranger())
+
+    assert curious.result == monitor.summary == monitor.result()
+    assert curious.result[MEMORY_PEAK] > 0
+
+
+def test_a_validation_of_its_own_is_not_sampled(tmp_path):
+    monitor = DeviceMonitor()
+
+    trainer_with(monitor, tmp_path, limit_val_batches=1).validate(Stranger(), verbose=False)
+
+    assert monitor.summary == {}
+
+
+@pytest.mark.parametrize("options", [{"fast_dev_run": True}, {"logger": False}, {"max_epochs": 0}, {"max_steps": 1}])
+def test_short_runs(tmp_path, options):
+    monitor = DeviceMonitor()
+
+    trainer_with(monitor, tmp_path, **options).fit(Stranger())
+
+    assert threads() == []
+    assert bool(monitor.summary) == ("max_epochs" not in options)
+
+
+def test_a_logger_without_tensorboard(tmp_path):
+    logger = CSVLogger(tmp_path)
+
+    trainer_with(DeviceMonitor(interval_s=0.02), tmp_path, logger=logger).fit(Stranger())
+
+    header = (tmp_path / "lightning_logs/version_0/metrics.csv").read_text().splitlines()[0]
+    assert {MEMORY_PEAK, CPU, RSS, "step"} <= set(header.split(","))
+
+
+def test_a_run_that_fails_keeps_what_was_sampled(tmp_path):
+    monitor, logger = DeviceMonitor(interval_s=0.02), Kept()
+
+    with pytest.raises(RuntimeError, match="own mistake"):
+        trainer_with(monitor, tmp_path, logger=logger).fit(Stranger(fail_at=8))
+
+    assert threads() == []
+    assert monitor.summary["seconds"] >= 8 * STEP_S
+    assert max(step for step, row in logger.rows if RSS in row) <= 8
+
+
+@pytest.mark.parametrize("broken", ["probes_for", "write_steps", "Sampler"])
+def test_a_measurement_that_fails_does_not_end_the_training(tmp_path, monkeypatch, broken):
+    def fail(*args, **kwargs):
+        raise OSError("no measuring here")
+
+    monkeypatch.setattr(device, broken, fail)
+    trainer = trainer_with(DeviceMonitor(), tmp_path, logger=Kept(), max_epochs=2)
+    with pytest.warns(UserWarning, match="DeviceMonitor .*OSError: no measuring here") as caught:
+        trainer.fit(Stranger())
+
+    assert trainer.global_step == 24
+    assert len([warning for warning in caught if "DeviceMonitor" in str(warning.message)]) == 1
+    assert threads() == []
+
+
+def test_a_sample_belongs_to_the_nearest_step(monkeypatch):
+    clock = iter([10.0, 11.0])
+    monkeypatch.setattr(device.time, "perf_counter", lambda: next(clock))
+    monitor = DeviceMonitor()
+    taken = [[Sample(9.1, {RSS: 1.0}), Sample(9.9, {RSS: 2.0})], [Sample(10.2, {RSS: 4.0}), Sample(10.8, {CPU: 3.0})]]
+    monitor._sampler = type("Taken", (), {"drain": lambda self: taken.pop(0)})()
+    monitor._last = (9.0, 6)
+
+    for step in (7, 8):
+        monitor._collect(type("At", (), {"global_step": step}))
+
+    assert list(device._by_step(monitor._rows)) == [(6, {RSS: 1.0}), (7, {RSS: 3.0}), (8, {CPU: 3.0})]
+
+
+def test_a_step_is_written_when_it_can_get_no_more_samples(monkeypatch):
+    written = []
+    monkeypatch.setattr(device, "write_steps", lambda trainer, rows: written.append(list(rows)))
+    monitor = DeviceMonitor()
+    monitor._rows, monitor._last = [(6, {RSS: 1.0}), (7, {RSS: 2.0})], (0.0, 7)
+
+    monitor._write(None)
+    monitor._rows.append((7, {RSS: 4.0}))
+    monitor._write(None, last=True)
+
+    assert written == [[(6, {RSS: 1.0})], [(7, {RSS: 3.0})]]
+
+
+def test_memory_of_a_gpu_is_the_allocators(monkeypatch):
+    reset = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2**30)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**30)
+    cuda = torch.device("cuda", 1)
+
+    assert AllocatorProbe(cuda).read() == {MEMORY_ALLOCATED: 1.0, MEMORY_PEAK: 3.0}
+    assert reset == [cuda]
+
+
+def test_peak_of_a_device_without_a_counter_is_the_highest_sample(monkeypatch):
+    held = iter([2**30, 3 * 2**30, 2**30])
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: next(held))
+    probe = AllocatorProbe(torch.device("mps"))
+
+    assert [probe.read()[MEMORY_PEAK] for _ in range(3)] == [1.0, 3.0, 3.0]
+
+
+def test_another_device_has_no_memory_reading():
+    assert AllocatorProbe(torch.device("meta")).read() == {}
+
+
+def test_every_logged_key_is_in_the_table():
+    table = [line.split("`")[1] for line in DeviceMonitor.__doc__.splitlines() if line.strip().startswith("| `")]
+
+    assert table == list(LOGGED)
+    assert POWER in LOGGED
