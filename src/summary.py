@@ -12,6 +12,8 @@ import lightning
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from .callbacks.throughput import ThroughputMonitor
+
 # What Lightning says to everybody and these runs answer already, or need not know.
 _NOISE = (
     ".*does not have many workers.*",
@@ -50,6 +52,11 @@ def named_loggers(loggers: dict[str, Any] | None, name: str) -> dict[str, Any]:
 def scalars(metrics: Mapping[str, Tensor]) -> dict[str, float]:
     """Lightning's metrics as plain numbers."""
     return {key: float(value) for key, value in metrics.items()}
+
+
+def throughput(callbacks: list[lightning.Callback]) -> dict[str, Any]:
+    """What the run's ThroughputMonitor summed up; empty without one."""
+    return next((c.summary for c in callbacks if isinstance(c, ThroughputMonitor)), {})
 
 
 def checkpoints(trainer: lightning.Trainer, run_dir: Path) -> dict[str, str]:

@@ -80,6 +80,7 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
             steps=trainer.global_step,
             checkpoints=checkpoints,
             metrics=summary.scalars(trainer.callback_metrics),
+            throughput=summary.throughput(callbacks),
         )
         if config["test"]:
             trainer.test(task, datamodule=data, ckpt_path="best" if "best" in checkpoints else None, verbose=False)

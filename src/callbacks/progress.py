@@ -5,9 +5,9 @@ from typing import Any
 
 import lightning
 from lightning.pytorch.callbacks import TQDMProgressBar
-from lightning.pytorch.utilities.data import extract_batch_size
 
 from ..options import PositiveFloat
+from .batches import samples_in
 from .late import LateRead
 
 
@@ -44,7 +44,7 @@ class ProgressBar(TQDMProgressBar):
         batch_idx: int,
     ) -> None:
         """Count, and redraw when the interval is over or the epoch is."""
-        self._samples += _samples_in(batch)
+        self._samples += samples_in(batch)
         elapsed = time.perf_counter() - self._drawn
         if elapsed < self.interval_s and batch_idx + 1 != self.total_train_batches:
             return
@@ -75,11 +75,3 @@ class ProgressBar(TQDMProgressBar):
         if self._rate is not None:
             shown["samples/s"] = f"{self._rate:,.0f}"
         return shown
-
-
-def _samples_in(batch: Any) -> int:
-    """How many samples a batch of any type holds; 0 where Lightning cannot tell."""
-    try:
-        return len(batch[0]) if isinstance(batch, tuple | list) else extract_batch_size(batch)
-    except Exception:  # noqa: BLE001 - a display must not end a run
-        return 0

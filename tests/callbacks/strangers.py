@@ -4,6 +4,7 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -31,3 +32,32 @@ def loader(samples: int = 20, batch_size: int = 4) -> DataLoader:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(samples, 4, generator=generator)
     return DataLoader(TensorDataset(x, x.sum(dim=1, keepdim=True)), batch_size=batch_size)
+
+
+class Memory(Logger):
+    """Keeps what is logged."""
+
+    name, version = "memory", 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.rows.append((step, metrics))
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
+
+    @property
+    def curve(self) -> list[tuple[int, dict[str, float]]]:
+        """The points of training curves, one a row."""
+        return [(step, {k: v}) for step, row in self.rows for k, v in row.items() if k.startswith("train/")]
+
+    def steps(self, key: str) -> list[int]:
+        return [step for step, row in self.rows if key in row]
+
+    def values(self, key: str) -> list[float]:
+        return [row[key] for _, row in self.rows if key in row]
+
+    def at(self, step: int) -> dict[str, float]:
+        return {key: value for s, row in self.rows if s == step for key, value in row.items()}

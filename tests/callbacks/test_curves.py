@@ -6,27 +6,12 @@ from typing import Any
 import lightning
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
-from strangers import Stranger, loader
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from strangers import Memory, Stranger, loader
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
 from batchscope.callbacks.curves import TrainCurves
-
-
-class Memory(Logger):
-    """Keeps what is logged."""
-
-    name, version = "memory", 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: list[tuple[int, dict[str, float]]] = []
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.rows += [(step, {k: v}) for k, v in metrics.items() if k.startswith("train/")]
-
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
 
 
 def trainer(tmp_path: Path, logger: Any, **options: Any) -> lightning.Trainer:
@@ -39,8 +24,8 @@ def trainer(tmp_path: Path, logger: Any, **options: Any) -> lightning.Trainer:
 def test_every_step_is_written_at_its_own_place(tmp_path: Path) -> None:
     memory = Memory()
     trainer(tmp_path, memory, callbacks=[TrainCurves()]).fit(Stranger(), loader())
-    assert [step for step, _ in memory.rows] == list(range(1, 11))
-    assert all(set(row) == {"train/loss"} for _, row in memory.rows)
+    assert [step for step, _ in memory.curve] == list(range(1, 11))
+    assert all(set(row) == {"train/loss"} for _, row in memory.curve)
 
 
 def test_the_numbers_are_those_of_the_steps(tmp_path: Path) -> None:
@@ -51,26 +36,26 @@ def test_the_numbers_are_those_of_the_steps(tmp_path: Path) -> None:
 
     memory = Memory()
     trainer(tmp_path, memory, callbacks=[TrainCurves()]).fit(Counting(), loader())
-    assert [(s, r["train/acc"]) for s, r in memory.rows if "train/acc" in r] == [(i + 1, float(i)) for i in range(10)]
-    assert not any("train/logits" in row for _, row in memory.rows)
+    assert [(s, r["train/acc"]) for s, r in memory.curve if "train/acc" in r] == [(i + 1, float(i)) for i in range(10)]
+    assert not any("train/logits" in row for _, row in memory.curve)
 
 
 def test_every_nth_step(tmp_path: Path) -> None:
     memory = Memory()
     trainer(tmp_path, memory, callbacks=[TrainCurves(every_n_steps=4)]).fit(Stranger(), loader())
-    assert [step for step, _ in memory.rows] == [4, 8]
+    assert [step for step, _ in memory.curve] == [4, 8]
 
 
 def test_accumulated_gradients_make_one_point_an_update(tmp_path: Path) -> None:
     memory = Memory()
     trainer(tmp_path, memory, callbacks=[TrainCurves()], accumulate_grad_batches=2).fit(Stranger(), loader(16))
-    assert [step for step, _ in memory.rows] == [1, 2, 3, 4]
+    assert [step for step, _ in memory.curve] == [1, 2, 3, 4]
 
 
 def test_more_steps_than_a_bunch(tmp_path: Path) -> None:
     memory = Memory()
     trainer(tmp_path, memory, callbacks=[TrainCurves()]).fit(Stranger(), loader(samples=250, batch_size=1))
-    assert [step for step, _ in memory.rows] == list(range(1, 501))
+    assert [step for step, _ in memory.curve] == list(range(1, 501))
 
 
 def test_fitting_twice_with_one_callback_starts_a_curve_each_time(tmp_path: Path) -> None:
@@ -78,7 +63,7 @@ def test_fitting_twice_with_one_callback_starts_a_curve_each_time(tmp_path: Path
     for _ in range(2):
         memory = Memory()
         trainer(tmp_path, memory, callbacks=[curves]).fit(Stranger(), loader())
-        assert [step for step, _ in memory.rows] == list(range(1, 11))
+        assert [step for step, _ in memory.curve] == list(range(1, 11))
 
 
 def test_the_curve_reaches_the_step_before_a_failure(tmp_path: Path) -> None:
@@ -91,7 +76,7 @@ def test_the_curve_reaches_the_step_before_a_failure(tmp_path: Path) -> None:
     memory = Memory()
     with pytest.raises(ValueError, match="broken"):
         trainer(tmp_path, memory, callbacks=[TrainCurves()]).fit(Failing(), loader())
-    assert [step for step, _ in memory.rows] == [1, 2, 3]
+    assert [step for step, _ in memory.curve] == [1, 2, 3]
 
 
 def test_a_module_that_returns_nothing_is_left_alone(tmp_path: Path) -> None:
@@ -101,7 +86,7 @@ def test_a_module_that_returns_nothing_is_left_alone(tmp_path: Path) -> None:
 
     memory = Memory()
     trainer(tmp_path, memory, callbacks=[TrainCurves()]).fit(Silent(), loader())
-    assert memory.rows == []
+    assert memory.curve == []
 
 
 def test_tensorboard_and_csv_hold_the_same_numbers(tmp_path: Path) -> None:

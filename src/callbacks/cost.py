@@ -1,0 +1,154 @@
+"""What steps cost in all: sums, medians, the limiter, and the table that a run ends with."""
+
+import statistics
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+from ..hardware.calibrate import Calibration
+from ..hardware.limiter import StepParts, Verdict, limiter
+from .stopwatch import PARTS
+
+STEP_MS = "time/step_ms"
+PART_MS = {part: f"time/{part}_ms" for part in PARTS}
+
+
+class CostSummary:
+    """Adds up updates as they come; the first few are kept apart as warm-up.
+
+    Args:
+        warmup: how many updates are left out, as far as there are more.
+    """
+
+    def __init__(self, warmup: int):
+        self.warmup = warmup
+        self.updates = 0
+        self._kept: list[Mapping[str, float]] = []  # the warm-up, for runs that are no longer than it
+        self._sums: dict[str, float] = {}
+        self._step_ms = array("d")
+        self._batch_size = 0
+
+    def add(self, update: Mapping[str, float]) -> None:
+        """One update: the parts in ms, and the `samples`, `timesteps` and `batches` of it."""
+        self.updates += 1
+        self._batch_size = max(self._batch_size, round(update["samples"] / update["batches"]))
+        if self.updates <= self.warmup:
+            self._kept.append(dict(update))
+        else:
+            self._count(update)
+
+    def summary(self) -> dict[str, Any]:
+        """Everything over the counted updates; empty if there was none.
+
+        `batch_size` is that of a whole batch; `samples_per_sec` is samples over the time they took; `step_ms` and the parts are means, which add up;
+        `step_ms_median`, `_p10` and `_p90` tell how steady it was.
+        """
+        if not self._step_ms:  # no longer than the warm-up: all but the very first, which pays for what is done once
+            for update in self._kept[1:] or self._kept:
+                self._count(update)
+        steps, sums = len(self._step_ms), self._sums
+        seconds = sum(self._step_ms) / 1e3
+        if not steps or seconds <= 0:
+            return {}
+        ordered = sorted(self._step_ms)
+        result = {
+            "updates": steps,
+            "samples": int(sums["samples"]),
+            "seconds": seconds,
+            "batch_size": self._batch_size,
+            "batches_per_sec": sums["batches"] / seconds,
+            "samples_per_sec": sums["samples"] / seconds,
+            "step_ms": 1e3 * seconds / steps,
+            "step_ms_median": statistics.median(ordered),
+            "step_ms_p10": ordered[int(0.1 * (steps - 1))],
+            "step_ms_p90": ordered[int(0.9 * (steps - 1))],
+            "parts_ms": {part: sums[part] / steps for part in PARTS},
+        }
+        if sums["timesteps"]:
+            result["timesteps_per_sec"] = sums["timesteps"] / seconds
+        return result
+
+    def _count(self, update: Mapping[str, float]) -> None:
+        for key, value in update.items():
+            self._sums[key] = self._sums.get(key, 0.0) + value
+        self._step_ms.append(sum(update[part] for part in PARTS))
+
+
+def device_facts(sampled: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What a device monitor saw, as facts of the run; energy by the samples trained on meanwhile."""
+    names = {
+        "device/utilization_mean_pct": "utilization_pct",
+        "device/sm_activity_mean_pct": "sm_activity_pct",
+        "device/memory_peak_gib": "memory_peak_gib",
+        "device/power_mean_w": "power_w",
+        "host/cpu_mean_pct": "host_cpu_pct",
+        "host/rss_max_gib": "host_rss_gib",
+    }
+    facts = {name: sampled[key] for key, name in names.items() if key in sampled}
+    if "energy_j" in sampled and sampled.get("seconds"):
+        watts = sampled["energy_j"] / sampled["seconds"]
+        facts["joules_per_sample"] = watts * summary["seconds"] / summary["samples"]
+        facts["energy_source"] = sampled["energy_source"]
+    return facts
+
+
+def limit_of(summary: Mapping[str, Any], calibration: Calibration | None) -> Verdict | None:
+    """What limits the run that a summary is of."""
+    busy = summary.get("sm_activity_pct")
+    return limiter(
+        StepParts(**summary["parts_ms"]),
+        device=summary["device"],
+        busy=None if busy is None else busy / 100,
+        flops_per_sec=summary.get("flops_per_sec"),
+        peak_flops_per_sec=summary.get("peak_flops_per_sec"),
+        launch_us=calibration.launch_us if calibration else None,
+        copy_bytes_per_sec=calibration.copy_bytes_per_sec if calibration else None,
+        batch_size=summary["batch_size"],
+    )
+
+
+def report(summary: Mapping[str, Any]) -> str:
+    """The table in words: the device, the step and its parts, the rates, what limits them."""
+    name = f" ({summary['device_name']})" if summary.get("device_name") else ""
+    parts = " + ".join(f"{part.removesuffix('_wait')} {ms:.2f}" for part, ms in summary["parts_ms"].items())
+    run = (f"batch {summary['batch_size']:,}", summary["device"] + name, summary["precision"])
+    lines = [
+        " · ".join([*run, f"{summary['updates']:,} steps measured"]),
+        f"step {summary['step_ms']:.2f} ms = {parts}",
+        " · ".join(_rates(summary)),
+    ]
+    if "processes" in summary:
+        lines.append(
+            f"{summary['processes']} processes, samples/s of all; slowest step {summary['slowest_step_ms']:.2f} ms, "
+            f"fastest {summary['fastest_step_ms']:.2f} ms"
+        )
+    if "limiter" in summary:
+        lines.append(f"limited by: {summary['limiter']['kind']}. {summary['limiter']['advice']}")
+    return "\n".join(lines)
+
+
+def _rates(summary: Mapping[str, Any]) -> list[str]:
+    rates = [f"{summary['samples_per_sec']:,.0f} samples/s"]
+    if "timesteps_per_sec" in summary:
+        rates.append(f"{summary['timesteps_per_sec']:,.0f} time steps/s")
+    if "flops_per_sec" in summary:
+        flops = f"{_si(summary['flops_per_sec'])}FLOP/s"
+        if "mfu" in summary:
+            flops += f", MFU {summary['mfu']:.1%} of the {_si(summary['peak_flops_per_sec'])}FLOP/s measured here"
+        rates.append(flops)
+    busy = summary.get("sm_activity_pct", summary.get("utilization_pct"))
+    if busy is not None:
+        rates.append(f"device busy {busy:.0f} %")
+    if "memory_peak_gib" in summary:
+        rates.append(f"peak {summary['memory_peak_gib']:.2g} GiB")
+    if "joules_per_sample" in summary:
+        rates.append(f"{_si(summary['joules_per_sample'])}J/sample")
+    return rates
+
+
+def _si(value: float) -> str:
+    """Three digits and a prefix: `10.3 T`, `0.9 m`."""
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""), (1e-3, "m")):
+        if value >= factor:
+            return f"{value / factor:.3g} {prefix}"
+    return f"{value / 1e-6:.3g} µ"

@@ -1,0 +1,166 @@
+"""Every moment of a step belongs to one part: exact times, on a clock that the test moves."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from batchscope.callbacks import stopwatch
+from batchscope.callbacks.stopwatch import PAUSE, CudaClock, HostClock, Stopwatch, clock_for
+
+
+class FakeClock(HostClock):
+    """Moves when told; in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def watch(clock: FakeClock) -> Stopwatch:
+    return Stopwatch(clock)
+
+
+def test_the_parts_of_a_step_and_what_is_left_over(watch: Stopwatch, clock: FakeClock) -> None:
+    watch.begin_step()
+    for part, ms in (("data_wait", 1), ("transfer", 2), ("forward", 3), ("backward", 4), ("optimizer", 5)):
+        watch.enter(part)
+        clock.now += ms / 1e3
+        watch.leave(part)
+        clock.now += 0.1 / 1e3
+    watch.end_step()
+    parts = watch.finished[0].parts_ms(clock)
+    expected = {"data_wait": 1, "transfer": 2, "forward": 3, "backward": 4, "optimizer": 5, "other": 0.5}
+    assert parts == pytest.approx(expected)
+
+
+def test_time_belongs_to_the_innermost_part(watch: Stopwatch, clock: FakeClock) -> None:
+    watch.begin_step()
+    watch.enter("optimizer")  # Lightning's optimizer_step calls the closure that trains
+    clock.now += 0.001
+    watch.enter("forward")
+    clock.now += 0.010
+    watch.leave("forward")
+    watch.enter("backward")
+    clock.now += 0.020
+    watch.leave("backward")
+    clock.now += 0.002
+    watch.leave("optimizer")
+    watch.end_step()
+    parts = watch.finished[0].parts_ms(clock)
+    assert (parts["forward"], parts["backward"], parts["optimizer"]) == pytest.approx((10, 20, 3))
+
+
+def test_steps_adjoin_so_that_no_time_is_lost(watch: Stopwatch, clock: FakeClock) -> None:
+    for _ in range(3):
+        watch.begin_step()
+        clock.now += 0.007
+    watch.end_step()
+    assert [sum(step.parts_ms(clock).values()) for step in watch.finished] == pytest.approx([7, 7, 7])
+    assert watch.finished[0].marks[-1][1] is watch.finished[1].marks[0][1]
+
+
+def test_a_pause_is_nobodys_time_whatever_happens_in_it(watch: Stopwatch, clock: FakeClock) -> None:
+    watch.begin_step()
+    clock.now += 0.001
+    watch.enter(PAUSE)
+    clock.now += 5
+    watch.enter("transfer")  # validation moves batches, too
+    clock.now += 5
+    watch.leave("transfer")
+    watch.leave(PAUSE)
+    clock.now += 0.002
+    watch.end_step()
+    assert watch.finished[0].parts_ms(clock) == pytest.approx(
+        {"data_wait": 0, "transfer": 0, "forward": 0, "backward": 0, "optimizer": 0, "other": 3}
+    )
+
+
+def test_what_lies_between_two_epochs_is_no_steps(watch: Stopwatch, clock: FakeClock) -> None:
+    watch.begin_step()
+    clock.now += 0.001
+    watch.end_step()
+    clock.now += 100
+    watch.begin_step()
+    clock.now += 0.001
+    watch.end_step()
+    assert [sum(step.parts_ms(clock).values()) for step in watch.finished] == pytest.approx([1, 1])
+
+
+def test_a_part_that_began_before_the_step_does_not_end_another(watch: Stopwatch, clock: FakeClock) -> None:
+    watch.begin_step()
+    watch.enter("forward")
+    watch.leave("backward")
+    clock.now += 0.004
+    watch.end_step()
+    assert watch.finished[0].parts_ms(clock)["forward"] == pytest.approx(4)
+
+
+class FakeEvent:
+    """The part of a CUDA event that is used: it takes the device's time when the device comes by."""
+
+    device_ms = 0.0
+    created = 0
+    done = True
+
+    def __init__(self, enable_timing: bool = False):
+        assert enable_timing
+        FakeEvent.created += 1
+
+    def record(self) -> None:
+        self.at = FakeEvent.device_ms
+
+    def query(self) -> bool:
+        return FakeEvent.done
+
+    def elapsed_time(self, end: "FakeEvent") -> float:
+        assert FakeEvent.done, "reading an event that has not passed would wait"
+        return end.at - self.at
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> type[FakeEvent]:
+    FakeEvent.device_ms, FakeEvent.created, FakeEvent.done = 0.0, 0, True
+
+    def forbidden() -> None:
+        raise AssertionError("synchronised")
+
+    fake = SimpleNamespace(cuda=SimpleNamespace(Event=FakeEvent, synchronize=forbidden), device=torch.device)
+    monkeypatch.setattr(stopwatch, "torch", fake)
+    return FakeEvent
+
+
+def test_on_cuda_the_device_tells_the_time(cuda: type[FakeEvent]) -> None:
+    clock = clock_for(torch.device("cuda"))
+    assert isinstance(clock, CudaClock)
+    watch = Stopwatch(clock)
+    watch.begin_step()
+    watch.enter("forward")
+    cuda.device_ms += 1.5
+    watch.leave("forward")
+    cuda.device_ms += 0.25
+    watch.end_step()
+    assert watch.finished[0].parts_ms(clock) == {
+        "data_wait": 0, "transfer": 0, "forward": 1.5, "backward": 0, "optimizer": 0, "other": 0.25
+    }  # fmt: skip
+
+
+def test_events_are_recorded_again_instead_of_created(cuda: type[FakeEvent]) -> None:
+    clock = CudaClock()
+    for _ in range(10):
+        marks = [clock.mark(), clock.mark()]
+        for mark in marks:
+            clock.reuse(mark)
+    assert cuda.created == 2
+
+
+def test_the_cpu_has_the_hosts_clock() -> None:
+    assert isinstance(clock_for(torch.device("cpu")), HostClock)

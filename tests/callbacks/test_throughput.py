@@ -1,0 +1,336 @@
+"""ThroughputMonitor in strangers' projects: what it measures, what it leaves out, and that it never ends a training."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.profilers import SimpleProfiler
+from strangers import Memory, Stranger, loader
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from batchscope.callbacks import throughput
+from batchscope.callbacks.cost import PART_MS
+from batchscope.callbacks.device import DeviceMonitor
+from batchscope.callbacks.throughput import KEYS, ThroughputMonitor
+from batchscope.hardware.calibrate import Calibration
+
+
+def fit(
+    monitor: ThroughputMonitor,
+    tmp_path: Path,
+    module: lightning.LightningModule | None = None,
+    train: Any = None,
+    val: Any = None,
+    callbacks: tuple[Callback, ...] = (),
+    **options: Any,
+) -> Memory:
+    """Train for two epochs of five steps of four samples, unless told otherwise."""
+    memory = Memory()
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    options = {"max_epochs": 2, "accelerator": "cpu", **quiet, **options}
+    trainer = lightning.Trainer(default_root_dir=tmp_path, logger=memory, callbacks=[monitor, *callbacks], **options)
+    trainer.fit(module or Stranger(), loader() if train is None else train, val)
+    return memory
+
+
+@pytest.fixture(autouse=True)
+def nothing_measured_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throughput, "cached_calibration", lambda device: None)
+
+
+@pytest.fixture
+def monitor() -> ThroughputMonitor:
+    return ThroughputMonitor(calibrate=False, verbose=False)
+
+
+def test_every_step_from_the_second_on_has_all_that_can_be_known(monitor: ThroughputMonitor, tmp_path: Path) -> None:
+    memory = fit(monitor, tmp_path)
+    assert memory.steps("time/step_ms") == list(range(2, 11))
+    unknown = {"throughput/timesteps_per_sec", "throughput/mfu"}  # no sequences; no peak was measured
+    for step in range(2, 11):
+        assert set(memory.at(step)) & set(KEYS) == set(KEYS) - unknown
+
+
+def test_the_table_of_keys_in_the_docstring_is_that_of_the_code() -> None:
+    documented = [
+        line.split("`")[1] for line in ThroughputMonitor.__doc__.splitlines() if line.strip().startswith("| `")
+    ]
+    assert sorted(documented) == sorted(KEYS)
+
+
+def test_the_parts_add_up_to_the_step(monitor: ThroughputMonitor, tmp_path: Path) -> None:
+    memory = fit(monitor, tmp_path)
+    for step in range(2, 11):
+        row = memory.at(step)
+        assert sum(row[key] for key in PART_MS.values()) == pytest.approx(row["time/step_ms"])
+        assert row["throughput/samples_per_sec"] == pytest.approx(4e3 / row["time/step_ms"])
+    summary = monitor.summary
+    assert sum(summary["parts_ms"].values()) == pytest.approx(summary["step_ms"])
+
+
+class Sleeper(Stranger):
+    """Sleeps in one place."""
+
+    def __init__(self, where: str):
+        super().__init__()
+        self.where = where
+
+    def nap(self, where: str) -> None:
+        if where == self.where:
+            time.sleep(0.02)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.nap("forward")
+        return super().training_step(batch, batch_idx)
+
+    def backward(self, loss: Tensor) -> None:
+        self.nap("backward")
+        loss.backward()
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        self.nap("transfer")
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
+        self.nap("optimizer")
+        optimizer.zero_grad()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.nap("other")
+
+
+@pytest.mark.parametrize("part", ["transfer", "forward", "backward", "optimizer", "other"])
+def test_time_is_found_in_the_part_that_takes_it(part: str, monitor: ThroughputMonitor, tmp_path: Path) -> None:
+    fit(monitor, tmp_path, Sleeper(part))
+    parts = monitor.summary["parts_ms"]
+    assert max(parts, key=parts.__getitem__) == part
+    assert parts[part] >= 20
+
+
+def test_waiting_for_the_loader_is_data_wait_and_the_limiter_says_input(
+    monitor: ThroughputMonitor, tmp_path: Path
+) -> None:
+    class Slow(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            time.sleep(0.005)
+            return torch.zeros(4), torch.zeros(1)
+
+    fit(monitor, tmp_path, train=DataLoader(Slow(), batch_size=4))
+    assert monitor.summary["parts_ms"]["data_wait"] >= 20
+    assert monitor.summary["limiter"]["kind"] == "input"
+
+
+def test_validation_and_checkpoints_are_not_training_time(monitor: ThroughputMonitor, tmp_path: Path) -> None:
+    class Slow(Stranger):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            time.sleep(0.05)
+
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            time.sleep(0.05)
+
+    checkpoint = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1)
+    options = {"val_check_interval": 2, "enable_checkpointing": True, "callbacks": (checkpoint,)}
+    memory = fit(monitor, tmp_path, Slow(), val=loader(8), **options)
+    assert len(list(tmp_path.glob("*.ckpt"))) == 10
+    assert max(memory.values("time/step_ms")) < 40
+
+
+def test_accumulated_gradients_make_one_row_an_update_of_all_its_samples(
+    monitor: ThroughputMonitor, tmp_path: Path
+) -> None:
+    memory = fit(monitor, tmp_path, train=loader(16), accumulate_grad_batches=2)
+    assert memory.steps("time/step_ms") == [2, 3, 4]
+    row = memory.at(3)
+    assert row["throughput/samples_per_sec"] == pytest.approx(8e3 / row["time/step_ms"])
+    assert row["throughput/batches_per_sec"] == pytest.approx(2e3 / row["time/step_ms"])
+
+
+def test_the_short_last_batch_counts_as_what_it_is(monitor: ThroughputMonitor, tmp_path: Path) -> None:
+    memory = fit(monitor, tmp_path, train=loader(samples=10, batch_size=4))
+    row = memory.at(3)
+    assert row["throughput/samples_per_sec"] == pytest.approx(2e3 / row["time/step_ms"])
+
+
+def test_manual_optimisation_with_two_optimizers(monitor: ThroughputMonitor, tmp_path: Path) -> None:
+    class Manual(Stranger):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.other = nn.Linear(4, 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            for optimizer, layer in zip(self.optimizers(), (self.layer, self.other), strict=True):
+                optimizer.zero_grad()
+                self.manual_backward(nn.functional.mse_loss(layer(batch[0]), batch[1]))
+                optimizer.step()
+
+        def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+            return [torch.optim.SGD(layer.parameters(), lr=0.01) for layer in (self.layer, self.other)]
+
+    memory = fit(monitor, tmp_path, Manual())
+    assert memory.steps("time/step_ms") == list(range(4, 21, 2))  # an optimizer's step is a step of Lightning's count
+    assert all(monitor.summary["parts_ms"][part] > 0 for part in ("forward", "backward", "optimizer"))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_a_run_shorter_than_the_warm_up_has_a_summary(steps: int, monitor: ThroughputMonitor, tmp_path: Path) -> None:
+    memory = fit(monitor, tmp_path, max_steps=steps)
+    assert memory.steps("time/step_ms") == list(range(2, steps + 1))
+    assert monitor.summary["updates"] == max(1, steps - 1)
+    assert monitor.summary["samples_per_sec"] > 0
+
+
+def test_the_warm_up_is_left_out_of_the_summary(tmp_path: Path) -> None:
+    monitor = ThroughputMonitor(warmup_steps=7, calibrate=False, verbose=False)
+    fit(monitor, tmp_path)
+    assert monitor.summary["updates"] == 3
+    assert monitor.summary["samples"] == 12
+
+
+def test_fitting_twice_starts_anew(monitor: ThroughputMonitor, tmp_path: Path) -> None:
+    first = fit(monitor, tmp_path)
+    second = fit(monitor, tmp_path)
+    assert first.steps("time/step_ms") == second.steps("time/step_ms")
+    assert monitor.summary["updates"] == 5
+
+
+def test_several_fits_of_one_trainer(monitor: ThroughputMonitor, tmp_path: Path) -> None:
+    trainer = lightning.Trainer(
+        default_root_dir=tmp_path, accelerator="cpu", max_epochs=1, logger=False, callbacks=[monitor],
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(Stranger(), loader())
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(Stranger(), loader())
+    assert monitor.summary["updates"] > 0
+    monitor.teardown(trainer, Stranger(), "fit")
+    monitor.teardown(trainer, Stranger(), "fit")
+
+
+def test_the_trainers_own_profiler_goes_on_and_comes_back(monitor: ThroughputMonitor, tmp_path: Path) -> None:
+    profiler = SimpleProfiler(dirpath=tmp_path, filename="profile")
+    fit(monitor, tmp_path, profiler=profiler)
+    assert any("training_step" in action for action in profiler.recorded_durations)
+    assert monitor.summary["updates"] > 0
+
+
+class Dicts(Stranger):
+    """Takes batches of any shape."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x = batch["inner"][0] if isinstance(batch, dict) else batch
+        return self.layer(x).mean()
+
+
+@pytest.mark.parametrize(
+    "sample", [torch.zeros(4), {"inner": (torch.zeros(4), torch.zeros(1)), "id": 3}], ids=["tensor", "nested"]
+)
+def test_any_batch_that_lightning_can_size(sample: Any, monitor: ThroughputMonitor, tmp_path: Path) -> None:
+    memory = fit(monitor, tmp_path, Dicts(), train=DataLoader([sample] * 12, batch_size=3))
+    row = memory.at(4)
+    assert row["throughput/samples_per_sec"] == pytest.approx(3e3 / row["time/step_ms"])
+
+
+def test_a_batch_size_of_ones_own(tmp_path: Path) -> None:
+    monitor = ThroughputMonitor(batch_size_fn=lambda batch: 100, calibrate=False, verbose=False)
+    fit(monitor, tmp_path)
+    assert monitor.summary["batch_size"] == 100
+
+
+def test_flops_are_those_of_the_layer_and_mfu_is_of_the_measured_peak(
+    monitor: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = Calibration("cpu", "a processor", None, torch.__version__, 2, {"fp32": 1e9})
+    monkeypatch.setattr(throughput, "cached_calibration", lambda device: measured)
+    memory = fit(monitor, tmp_path)
+    # A linear layer of 4 → 1: 8 FLOPs forward, 8 for the weights' gradient, none for the input's.
+    assert monitor.summary["flops_per_sample"] == 16
+    row = memory.at(5)
+    assert row["throughput/flops_per_sec"] == pytest.approx(16 * 4e3 / row["time/step_ms"])
+    assert row["throughput/mfu"] == pytest.approx(row["throughput/flops_per_sec"] / 1e9)
+
+
+def test_a_module_that_cannot_be_counted_has_no_flops(monitor: ThroughputMonitor, tmp_path: Path) -> None:
+    class Uncountable(Stranger):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            return loss if loss.item() >= 0 else -loss
+
+    memory = fit(monitor, tmp_path, Uncountable())
+    assert memory.values("throughput/flops_per_sec") == []
+    assert "flops_per_sec" not in monitor.summary
+
+
+def test_flops_may_be_given(tmp_path: Path) -> None:
+    monitor = ThroughputMonitor(flops_per_sample=1000, calibrate=False, verbose=False)
+    fit(monitor, tmp_path)
+    assert monitor.summary["flops_per_sample"] == 1000
+
+
+def test_every_nth_step_is_written_and_all_are_measured(tmp_path: Path) -> None:
+    monitor = ThroughputMonitor(every_n_steps=3, warmup_steps=0, calibrate=False, verbose=False)
+    memory = fit(monitor, tmp_path)
+    assert memory.steps("time/step_ms") == [3, 6, 9]
+    assert monitor.summary["updates"] == 10
+
+
+def test_every_0th_step_is_a_warning_and_the_run_goes_on(tmp_path: Path) -> None:
+    monitor = ThroughputMonitor(every_n_steps=0, calibrate=False, verbose=False)
+    with pytest.warns(UserWarning, match="every_n_steps=0"):
+        memory = fit(monitor, tmp_path)
+    assert memory.steps("time/step_ms") == []
+    assert monitor.summary["updates"] == 5
+
+
+def test_a_failure_in_measuring_is_one_warning_and_the_training_goes_on(
+    monitor: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise OSError("the driver went away")
+
+    monkeypatch.setattr(monitor, "_work_out", broken)
+    with pytest.warns(
+        UserWarning, match="ThroughputMonitor stopped measuring: OSError: the driver went away"
+    ) as caught:
+        fit(monitor, tmp_path)
+    assert len([w for w in caught if "stopped measuring" in str(w.message)]) == 1
+
+
+def test_a_run_that_fails_has_the_cost_of_its_steps(monitor: ThroughputMonitor, tmp_path: Path) -> None:
+    class Failing(Stranger):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            if self.global_step == 8:
+                raise ValueError("broken")
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(ValueError, match="broken"):
+        fit(monitor, tmp_path, Failing())
+    assert monitor.summary["updates"] == 3
+
+
+def test_the_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(ThroughputMonitor(calibrate=False), tmp_path, callbacks=(DeviceMonitor(),))
+    said = capsys.readouterr().out
+    assert "batch 4 · cpu" in said
+    assert "= data " in said
+    assert "samples/s" in said
+
+
+def test_energy_and_memory_come_from_the_device_monitor_in_either_order(tmp_path: Path) -> None:
+    for order in (lambda m, d: (m, d), lambda m, d: (d, m)):
+        monitor, device = ThroughputMonitor(calibrate=False, verbose=False), DeviceMonitor()
+        first, second = order(monitor, device)
+        trainer = lightning.Trainer(
+            default_root_dir=tmp_path, accelerator="cpu", max_epochs=1, logger=False, callbacks=[first, second],
+            enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+        )  # fmt: skip
+        trainer.fit(Stranger(), loader(400))
+        assert monitor.summary["memory_peak_gib"] > 0

@@ -1,0 +1,540 @@
+"""What a device can do: timed by its own clock, the best of several rounds, kept in the cache, shown in tables."""
+
+import contextlib
+import json
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from batchscope.errors import UserError
+from batchscope.hardware import __main__ as program
+from batchscope.hardware import calibrate as measuring
+from batchscope.hardware.calibrate import (
+    Calibration,
+    Effort,
+    Work,
+    as_calibration,
+    best_rates,
+    cached_calibration,
+    calibrate,
+    calibration,
+    candidates,
+    keep,
+    peak_flops_per_sec,
+    time_by_clock,
+    time_by_events,
+)
+
+CPU = torch.device("cpu")
+GPU = Calibration(
+    device="cuda",
+    device_name="NVIDIA H200",
+    driver="570.1",
+    torch="2.15.0",
+    threads=None,
+    matmul_flops_per_sec={"fp32": 50e12, "tf32": 400e12, "bf16": 790e12, "fp16": 780e12, "fp64": 60e12},
+    copy_bytes_per_sec=4e12,
+    launch_us=3.5,
+    h2d_bytes_per_sec=10e9,
+    h2d_pinned_bytes_per_sec=50e9,
+)
+HOST = Calibration("cpu", "AMD EPYC", "AVX512", "2.15.0", 2, {"fp32": 450e9, "bf16": 900e9}, 40e9, 1.75)
+
+
+# --- timing ---
+
+
+class FakeDevice:
+    """A device on which work takes exactly what the test says; its clock stands still otherwise."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def work(self, *seconds: float) -> partial:
+        """Takes these seconds, one after another; the last of them from then on."""
+        left = list(seconds)
+
+        def run() -> None:
+            self.now += left.pop(0) if len(left) > 1 else left[0]
+
+        return run
+
+    def timer(self, run, times: int) -> float:
+        return time_by_clock(run, times, clock=self.clock)
+
+    def rates(self, effort: Effort, **choices) -> dict[str, float]:
+        found = {name: [(work.amount, lambda work=work: work) for work in works] for name, works in choices.items()}
+        return best_rates(found, self.timer, effort, self.clock, say=lambda line: None)
+
+
+EFFORT = Effort(seconds=10.0, turn_seconds=1.0, round_seconds=0.5, slowest_run_seconds=2.0)
+
+
+def test_the_hosts_clock_times_from_an_idle_device_to_an_idle_device():
+    device, waits = FakeDevice(), []
+
+    def synchronize():
+        waits.append(device.now)
+        device.now += 5 if len(waits) == 1 else 0.25  # what was queued before is not ours, what we queued is
+
+    assert time_by_clock(device.work(2), 3, synchronize, device.clock) == 3 * 2 + 0.25
+    assert waits == [0, 5 + 3 * 2]
+
+
+def test_cuda_is_timed_between_two_events_after_it_has_become_idle():
+    calls = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            calls.append("record")
+
+        def synchronize(self):
+            calls.append("wait for the event")
+
+        def elapsed_time(self, end):
+            return 250.0  # ms
+
+    cuda = type("FakeCuda", (), {"Event": Event, "synchronize": lambda: calls.append("wait for the device")})
+    assert time_by_events(lambda: calls.append("run"), 2, cuda) == 0.25
+    assert calls == ["wait for the device", "record", "run", "run", "record", "wait for the event"]
+
+
+def test_the_best_round_counts():
+    device = FakeDevice()
+    assert device.rates(EFFORT, a=[Work(100, device.work(1.5, 4.0, 1.25, 8.0, 3.0))]) == {"a": 100 / 1.25}
+
+
+def test_the_fastest_of_several_ways_is_the_rate():
+    device = FakeDevice()
+    ways = [Work(1, device.work(1.0)), Work(2, device.work(0.5)), Work(2, device.work(2.0))]
+    assert device.rates(EFFORT, a=ways) == {"a": 4.0}
+
+
+def test_a_slow_start_costs_no_way_its_chance():
+    device = FakeDevice()
+    late = Work(5, device.work(2.0, 2.0, 1.0))
+    assert device.rates(EFFORT, a=[Work(4, device.work(1.0)), late]) == {"a": 5.0}
+
+
+def test_short_work_is_timed_in_rounds_that_the_clock_can_resolve():
+    device, rounds = FakeDevice(), []
+
+    def timer(run, times):
+        rounds.append(times)
+        return device.timer(run, times)
+
+    Work(1, device.work(0.125)).take_a_turn(timer, EFFORT)
+    assert rounds == [1, 4, 4]  # 1/8 s to learn how fast it is, then rounds of half a second until the turn is over
+
+
+def test_work_that_would_take_too_long_is_not_begun():
+    device = FakeDevice()
+    assert device.rates(EFFORT, a=[Work(10, device.work(1.0)), Work(21, device.work(0.001))]) == {"a": 10.0}
+
+
+def test_what_a_device_does_not_support_is_left_out():
+    def unsupported():
+        raise RuntimeError('"addmm" not implemented for this format')
+
+    device = FakeDevice()
+    assert device.rates(EFFORT, a=[Work(1, unsupported)], b=[Work(1, unsupported), Work(2, device.work(1.0))]) == {
+        "b": 2.0
+    }
+
+
+def test_measuring_ends_when_its_time_is_up():
+    device = FakeDevice()
+    device.rates(EFFORT, a=[Work(1, device.work(1.0))], b=[Work(1, device.work(1.0))])
+    assert device.now == 2 + 10
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_products_do_as_many_flops_as_they_say(precision, monkeypatch):
+    monkeypatch.setattr(
+        measuring, "_random", lambda device, dtype, *shape: torch.empty(shape, device=device, dtype=dtype)
+    )
+
+    def timer(run, times):
+        with FlopCounterMode(display=False) as counter:
+            run()
+        return times * counter.get_total_flops() / 1e12
+
+    meta = torch.device("meta")
+    for _, make in candidates(meta)[f"products in {precision}"]:
+        work = make()
+        work.take_a_turn(timer, Effort(0, 1e-12, 1e-12, 1))
+        assert work.rate == pytest.approx(1e12)
+
+
+def test_products_come_smallest_first():
+    amounts = [amount for amount, _ in candidates(CPU)["products in fp32"]]
+    assert amounts == sorted(amounts)
+
+
+def test_a_copy_counts_what_it_reads_and_what_it_writes():
+    moved = []
+    ((_, make),) = candidates(torch.device("meta"))["memory copy"]
+    work = make()
+    work.take_a_turn(lambda run, times: moved.append(run().nbytes) or 1.0, EFFORT)
+    assert work.amount == 2 * moved[0]
+
+
+def test_a_cpu_has_no_transfers_and_no_tf32():
+    assert set(candidates(CPU)) == {
+        *(f"products in {name}" for name in ("fp32", "bf16", "fp16", "fp64")),
+        "memory copy",
+        "small operations",
+    }
+
+
+@pytest.mark.parametrize(("capability", "has_tf32"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_an_nvidia_gpu_has_transfers_and_tf32_from_ampere_on(capability, has_tf32, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", None)
+    names = set(candidates(torch.device("cuda")))
+    assert ("products in tf32" in names) == has_tf32
+    assert {"host to device", "host to device, pinned", "device to host", "device to host, pinned"} < names
+
+
+def test_rates_become_a_calibration_in_the_units_of_its_names():
+    identity = {"device": "cuda", "device_name": "GPU", "driver": None, "torch": "2.15", "threads": None}
+    rates = {"products in bf16": 9e14, "small operations": 250_000.0, "host to device, pinned": 5e10}
+    made = as_calibration(identity, rates)
+    assert made.matmul_flops_per_sec == {"bf16": 9e14}
+    assert made.launch_us == 4.0
+    assert made.h2d_pinned_bytes_per_sec == 5e10
+    assert made.h2d_bytes_per_sec is None and made.copy_bytes_per_sec is None
+
+
+def test_this_machines_processor_is_measured(monkeypatch):
+    monkeypatch.setattr(measuring, "QUICK", Effort(0.02, 0.001, 0.001, 0.01))
+    switches = torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
+    random_state = torch.get_rng_state()
+    lines = []
+    found = calibrate(CPU, quick=True, say=lines.append)
+    assert found.device == "cpu" and found.threads == torch.get_num_threads()
+    assert found.matmul_flops_per_sec["fp32"] > 1e8
+    assert found.copy_bytes_per_sec > 1e8
+    assert 0.1 < found.launch_us < 1000
+    assert lines[0] == "measuring cpu: products in fp32"
+    assert torch.get_rng_state().equal(random_state)
+    assert (torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision) == switches
+
+
+# --- the peak ---
+
+
+@pytest.mark.parametrize(
+    ("precision", "peak"),
+    [
+        ("bf16-mixed", "bf16"),
+        ("bf16-true", "bf16"),
+        ("16-mixed", "fp16"),
+        ("16-true", "fp16"),
+        ("bf16", "bf16"),
+        (16, "fp16"),
+        ("64-true", "fp64"),
+        (64, "fp64"),
+    ],
+)
+def test_the_peak_is_that_of_the_precision(precision, peak):
+    assert peak_flops_per_sec(GPU, precision) == GPU.matmul_flops_per_sec[peak]
+
+
+@pytest.mark.parametrize("precision", ["transformer-engine", "nf4", "16-mixed", "64-true"])
+def test_what_was_not_measured_has_no_peak(precision):
+    assert peak_flops_per_sec(HOST, precision) is None
+
+
+@pytest.mark.parametrize("precision", [None, "32-true", "32", 32])
+def test_a_processor_computes_float32_in_float32(precision):
+    assert peak_flops_per_sec(HOST, precision) == 450e9
+
+
+@contextlib.contextmanager
+def switched(matmul: str, conv: str, rnn: str, mkldnn: str = "none"):
+    backends = torch.backends
+    switches = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul)
+    before = [switch.fp32_precision for switch in switches]
+    for switch, value in zip(switches, (matmul, conv, rnn, mkldnn), strict=True):
+        switch.fp32_precision = value
+    try:
+        yield
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.fp32_precision = value
+
+
+@pytest.mark.parametrize(
+    ("module", "matmul", "conv", "rnn", "peak"),
+    [
+        (nn.Linear(1, 1), "ieee", "tf32", "tf32", "fp32"),
+        (nn.Linear(1, 1), "tf32", "ieee", "ieee", "tf32"),
+        (nn.Sequential(nn.Conv2d(1, 1, 1)), "ieee", "tf32", "tf32", "tf32"),
+        (nn.Sequential(nn.Conv2d(1, 1, 1)), "ieee", "ieee", "tf32", "fp32"),
+        (nn.LSTM(1, 1), "ieee", "tf32", "tf32", "tf32"),
+        (nn.LSTM(1, 1), "ieee", "tf32", "ieee", "fp32"),
+        (None, "ieee", "tf32", "ieee", "tf32"),
+        (None, "ieee", "ieee", "ieee", "fp32"),
+    ],
+)
+def test_float32_on_cuda_is_tf32_where_torch_may_use_it(module, matmul, conv, rnn, peak):
+    with switched(matmul, conv, rnn):
+        assert peak_flops_per_sec(GPU, "32-true", module) == GPU.matmul_flops_per_sec[peak]
+
+
+def test_float32_on_a_processor_may_be_bf16_when_asked_for():
+    with switched("none", "tf32", "tf32", mkldnn="bf16"):
+        assert peak_flops_per_sec(HOST, "32-true") == 900e9
+
+
+def test_mixed_precision_has_the_peak_of_the_faster_format():
+    slow_halves = Calibration("cpu", "old", None, "2.15", 2, {"fp32": 100e9, "bf16": 5e9})
+    assert peak_flops_per_sec(slow_halves, "bf16-mixed") == 100e9
+    assert peak_flops_per_sec(slow_halves, "bf16-true") == 5e9
+
+
+# --- the cache ---
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "batchscope"
+
+
+@pytest.fixture
+def measured(cache, monkeypatch) -> list[torch.device]:
+    """Every measurement that is made; none takes any time."""
+    made = []
+
+    def fake(device, quick=False, say=None):
+        made.append(device)
+        return as_calibration(measuring._identity(device), {"products in fp32": 1e11, "memory copy": 1e10})
+
+    monkeypatch.setattr(measuring, "calibrate", fake)
+    monkeypatch.setattr(measuring, "others_compute", lambda: False)
+    return made
+
+
+def test_a_calibration_survives_its_dict():
+    for each in (GPU, HOST):
+        assert Calibration.from_dict(json.loads(json.dumps(each.to_dict()))) == each
+    assert "h2d_bytes_per_sec" not in HOST.to_dict()
+
+
+@pytest.mark.parametrize("change", [{"launch_us": -1}, {"copy_bytes_per_sec": float("nan")}, {"speed": 3}])
+def test_what_is_no_calibration_is_refused(change):
+    with pytest.raises((ValueError, TypeError)):
+        Calibration.from_dict({**HOST.to_dict(), **change})
+
+
+def test_a_device_is_measured_once(measured):
+    assert cached_calibration(CPU) is None
+    first = calibration(CPU)
+    assert calibration(CPU) == cached_calibration(CPU) == first
+    assert measured == [CPU]
+
+
+def test_another_torch_or_number_of_threads_is_measured_anew(measured, monkeypatch):
+    calibration(CPU)
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    assert cached_calibration(CPU) is None
+    calibration(CPU)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert cached_calibration(CPU) is None
+    assert len(measured) == 1 + 1
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"device": "cpu"}', "\xff\xfe"])
+def test_a_cache_that_cannot_be_read_is_measured_again(measured, cache, content):
+    calibration(CPU)
+    (file,) = cache.iterdir()
+    file.write_bytes(content.encode("latin-1"))
+    assert calibration(CPU).matmul_flops_per_sec == {"fp32": 1e11}
+    assert len(measured) == 2
+    assert cached_calibration(CPU) is not None
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(measured, cache):
+    cache.write_text("a file where the folder should be")
+    assert calibration(CPU).matmul_flops_per_sec == {"fp32": 1e11}
+
+
+def test_the_cache_is_written_whole_or_not_at_all(measured, cache, monkeypatch):
+    calibration(CPU)
+    (file,) = cache.iterdir()
+    before = file.read_text()
+
+    def full(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(measuring.os, "replace", full)
+    keep(calibration(CPU))
+    assert [path.read_text() for path in cache.iterdir()] == [before]
+
+
+def test_what_was_measured_on_a_busy_processor_is_not_kept(measured, monkeypatch):
+    monkeypatch.setattr(measuring, "others_compute", lambda: True)
+    calibration(CPU)
+    assert cached_calibration(CPU) is None
+
+
+def test_without_xdg_the_cache_is_in_the_home_folder(measured, tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    calibration(CPU)
+    assert len(list((tmp_path / ".cache" / "batchscope").iterdir())) == 1
+
+
+# --- the program ---
+
+
+def comparison(rows: int, cpu: float, cuda: float, measured: int = 100) -> program.Comparison:
+    return program.Comparison(rows, 30, 100, {"cpu": cpu, "cuda": cuda}, {"cpu": measured, "cuda": 100})
+
+
+SWEEP = [comparison(70, 0.001, 0.003), comparison(140, 0.002, 0.003), comparison(280, 0.02, 0.003)]
+
+
+def test_products_are_timed_as_often_as_fits_and_scaled_up():
+    device = FakeDevice()
+
+    def timer(run, times):
+        device.now += 0.5 * times
+        return 0.5 * times
+
+    seconds, measured = program.products_take(CPU, timer, 7, 3, repetitions=100, budget=10.0)
+    assert (seconds, measured) == (100 * 0.5, 4)
+    assert 10 <= device.now <= 10 + 4 * 0.5
+
+
+def test_products_that_take_longer_than_the_budget_are_timed_once():
+    assert program.products_take(CPU, lambda run, times: 3.0 * times, 7, 3, 100, budget=2.0) == (300.0, 1)
+
+
+def test_products_that_are_short_are_timed_all_together():
+    assert program.products_take(CPU, lambda run, times: 0.0009765625 * times, 7, 3, 100, budget=1.0) == (
+        100 * 0.0009765625,
+        100,
+    )
+
+
+def test_the_timed_work_is_the_product():
+    ran = []
+    program.products_take(torch.device("meta"), lambda run, times: ran.append(count(run)) or 1.0, 70, 30, 1, budget=0.5)
+    assert ran == [2 * 70 * 70 * 30]
+
+
+def count(run) -> int:
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+def test_the_text_is_two_aligned_tables_and_a_verdict():
+    products = [comparison(7000, 150.0, 0.75, measured=3), SWEEP[0]]
+    assert program.as_text([HOST, GPU], products, SWEEP).splitlines() == [
+        "cpu: AMD EPYC (2 threads, AVX512, torch 2.15.0)",
+        "cuda: NVIDIA H200 (driver 570.1, torch 2.15.0)",
+        "",
+        "                                   cpu         cuda",
+        "products in fp32           450 GFLOP/s   50 TFLOP/s",
+        "products in tf32                     –  400 TFLOP/s",
+        "products in bf16           900 GFLOP/s  790 TFLOP/s",
+        "products in fp16                     –  780 TFLOP/s",
+        "products in fp64                     –   60 TFLOP/s",
+        "memory copy, read + write      40 GB/s       4 TB/s",
+        "host to device                       –      10 GB/s",
+        "host to device, pinned               –      50 GB/s",
+        "one small operation             1.8 µs       3.5 µs",
+        "",
+        "100 products A @ A.T in float32, summed up",
+        "A                                      cpu    cuda          fastest",
+        "7000×30  150 s (measured 3, scaled to 100)  750 ms  cuda, 200 times",
+        "70×30                                 1 ms    3 ms     cpu, 3 times",
+        "",
+        "cpu is the fastest from 70×30 on, cuda from 280×30 on.",
+    ]
+
+
+def test_the_same_winner_everywhere_is_said():
+    assert program.as_text([HOST, GPU], SWEEP[:1], SWEEP[:2]).splitlines()[-1] == (
+        "cpu is the fastest at every size from 70×30 to 140×30."
+    )
+
+
+def test_one_device_is_compared_with_nothing():
+    alone = program.Comparison(70, 30, 100, {"cpu": 0.001}, {"cpu": 100})
+    lines = program.as_text([HOST], [alone], []).splitlines()
+    assert lines[-3:] == ["70×30  1 ms", "", "Only cpu was measured: there is nothing to compare it with."]
+
+
+@pytest.fixture
+def no_products(monkeypatch):
+    monkeypatch.setattr(
+        program,
+        "compare",
+        lambda timers, m, n, times, budget: program.Comparison(m, n, times, {"cpu": 1.5}, {"cpu": 1}),
+    )
+
+
+def test_json_is_one_document_and_progress_goes_elsewhere(measured, no_products, capsys):
+    program.run(["--json", "--device", "cpu"])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["devices"]["cpu"]["matmul_flops_per_sec"] == {"fp32": 1e11}
+    assert [(each["rows"], each["columns"], each["winner"]) for each in printed["products"]] == [
+        (7000, 3000, "cpu"),
+        (70, 30, "cpu"),
+    ]
+
+
+def test_what_is_cached_is_measured_again_only_when_asked(measured, no_products, capsys):
+    for options, times in (([], 1), ([], 1), (["--quick"], 1), (["--refresh"], 2)):
+        program.run(["--device", "cpu", *options])
+        assert len(measured) == times
+
+
+def test_a_quick_measurement_is_not_kept(measured, no_products, capsys):
+    program.run(["--device", "cpu", "--quick"])
+    assert cached_calibration(CPU) is None
+
+
+def test_a_busy_processor_is_measured_with_a_warning_and_not_kept(measured, no_products, monkeypatch, capsys):
+    monkeypatch.setattr(measuring, "others_compute", lambda: True)
+    program.run(["--device", "cpu"])
+    assert "too low, and not kept" in capsys.readouterr().err
+    assert cached_calibration(CPU) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("cdua", "--device: got 'cdua', takes cpu, cuda or mps. Did you mean 'cuda'?"),
+        ("cuda", "--device: got 'cuda', and this machine has cpu"),
+        ("gpu", "--device: got 'gpu', and this machine has cpu"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(device, message, monkeypatch):
+    monkeypatch.setattr(program, "available", lambda: ["cpu"])
+    with pytest.raises(UserError) as error:
+        program.run(["--device", device])
+    assert str(error.value) == message
+
+
+def test_a_mistake_ends_the_program_with_one_line_and_1(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["hardware", "--device", "abacus"])
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    with pytest.raises(SystemExit) as exit:
+        program.main()
+    assert exit.value.code == 1
+    assert capsys.readouterr().err == "error: --device: got 'abacus', takes cpu, cuda or mps.\n"
