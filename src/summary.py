@@ -23,6 +23,12 @@ _NOISE = (
     ".*Experiment logs directory .* exists and is not empty.*",
 )
 
+# Options that say where and how to run, not what; they would fill the HPARAMS tab.
+_NOT_CHOICES = {
+    *("_target_", "root", "offline", "num_workers", "num_val", "num_test", "seed", "num_sanity_val_steps"),
+    *("enable_model_summary", "enable_progress_bar", "use_distributed_sampler", "log_every_n_steps"),
+}
+
 
 def quiet_libraries() -> None:
     """Leave Lightning's warnings, but not its greetings."""
@@ -66,15 +72,17 @@ def checkpoints(trainer: lightning.Trainer, run_dir: Path) -> dict[str, str]:
     return {kind: os.path.relpath(path, run_dir) for kind, path in paths.items() if path}
 
 
-def log_hyperparameters(
-    trainer: lightning.Trainer, config: dict[str, Any], dataset: str, metrics: dict[str, float]
-) -> None:
-    """One row in TensorBoard's HPARAMS tab: what was chosen, and what came of it."""
-    chosen = {key: value for key, value in config.items() if key not in ("callbacks", "logger", "run_dir")}
-    flat = {key: value for key, value in _flatten(chosen) if "_target_" not in key or key.count(".") == 1}
+def log_hyperparameters(trainer: lightning.Trainer, record: Mapping[str, Any]) -> None:
+    """One row in TensorBoard's HPARAMS tab: what was chosen, what came of it, and how fast."""
+    config = record["config"]
+    chosen = {section: config[section] for section in ("model", "data", "optimizer", "trainer")}
+    row = {key: value for key, value in _flatten(chosen) if key.rpartition(".")[2] not in _NOT_CHOICES}
+    row |= {"model": record["choices"].get("model", ""), "dataset": record["dataset"]["name"], "seed": config["seed"]}
+    speed = {key: record["throughput"].get(key) for key in ("samples_per_sec", "step_ms", "mfu")}
+    metrics = record["metrics"] | {f"throughput/{key}": value for key, value in speed.items() if value is not None}
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            logger.log_hyperparams({**flat, "dataset": dataset}, metrics)
+            logger.log_hyperparams(row, metrics)
             logger.save()
 
 
@@ -109,4 +117,6 @@ def _count(number: int, word: str) -> str:
 def _flatten(node: Any, path: str = "") -> list[tuple[str, Any]]:
     if isinstance(node, dict):
         return [pair for key, value in node.items() for pair in _flatten(value, f"{path}.{key}" if path else key)]
+    if node is None:
+        return []
     return [(path, node if isinstance(node, int | float | str | bool) else str(node))]

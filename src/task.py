@@ -54,6 +54,13 @@ class Task(lightning.LightningModule):
             self.val_acc = MulticlassAccuracy(**options)
             self.test_acc = MulticlassAccuracy(**options)
 
+    @property
+    def title(self) -> str:
+        """What is trained on what, as people call it: `cnn · mnist`."""
+        known = self.provenance or {}
+        model = known.get("choices", {}).get("model", type(self.model).__name__)
+        return f"{model} · {known['dataset']}" if "dataset" in known else model
+
     def setup(self, stage: str) -> None:
         """Choose the memory layout once the device is known; on MPS channels-last is not the faster one."""
         self.channels_last = self.channels_last and self.trainer.strategy.root_device.type in ("cpu", "cuda")

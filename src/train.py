@@ -85,7 +85,7 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
         if config["test"]:
             trainer.test(task, datamodule=data, ckpt_path="best" if "best" in checkpoints else None, verbose=False)
             record.add(metrics={**record.facts["metrics"], **summary.scalars(trainer.callback_metrics)})
-        summary.log_hyperparameters(trainer, config, data.name, record.facts["metrics"])
+        summary.log_hyperparameters(trainer, record.facts)
     if trainer.is_global_zero:
         summary.print_end(record.facts)
     return record.facts["metrics"].get(config["optimized_metric"])

@@ -1,5 +1,6 @@
 """What steps cost in all: sums, medians, the limiter, and the table that a run ends with."""
 
+import math
 import statistics
 from array import array
 from collections.abc import Mapping
@@ -46,6 +47,7 @@ class CostSummary:
         if not self._step_ms:  # no longer than the warm-up: all but the very first, which pays for what is done once
             for update in self._kept[1:] or self._kept:
                 self._count(update)
+            self._kept = []
         steps, sums = len(self._step_ms), self._sums
         seconds = sum(self._step_ms) / 1e3
         if not steps or seconds <= 0:
@@ -107,13 +109,27 @@ def limit_of(summary: Mapping[str, Any], calibration: Calibration | None) -> Ver
     )
 
 
+def predicted_knee(verdict: Verdict | None, batch_size: int, device: str) -> int | None:
+    """The batch size, a power of two, near which a run that the host limits would stop gaining from a larger one.
+
+    The host's share `s` of a step does not grow with the batch, the rest does. On an asynchronous device the rest is
+    hidden behind the host until it is as long: at `b / (1 − s)`. On a CPU the two add up, and 95 % of the best rate is
+    reached where the host's share has fallen to 5 %: at `19 · b · s / (1 − s)`. None where something else limits.
+    """
+    if verdict is None or verdict.kind != "host" or not 0 < verdict.share < 1:
+        return None
+    rest = 1 - verdict.share
+    knee = batch_size * (19 * verdict.share / rest if device == "cpu" else 1 / rest)
+    return 2 ** math.ceil(math.log2(knee)) if knee > batch_size else None
+
+
 def report(summary: Mapping[str, Any]) -> str:
     """The table in words: the device, the step and its parts, the rates, what limits them."""
     name = f" ({summary['device_name']})" if summary.get("device_name") else ""
     parts = " + ".join(f"{part.removesuffix('_wait')} {ms:.2f}" for part, ms in summary["parts_ms"].items())
-    run = (f"batch {summary['batch_size']:,}", summary["device"] + name, summary["precision"])
+    run = (summary["title"], f"batch {summary['batch_size']:,}", summary["device"] + name, summary["precision"])
     lines = [
-        " · ".join([*run, f"{summary['updates']:,} steps measured"]),
+        " · ".join([*run, f"{summary['updates']:,} step{'s'[: summary['updates'] > 1]} measured"]),
         f"step {summary['step_ms']:.2f} ms = {parts}",
         " · ".join(_rates(summary)),
     ]
@@ -123,7 +139,9 @@ def report(summary: Mapping[str, Any]) -> str:
             f"fastest {summary['fastest_step_ms']:.2f} ms"
         )
     if "limiter" in summary:
-        lines.append(f"limited by: {summary['limiter']['kind']}. {summary['limiter']['advice']}")
+        limit = summary["limiter"]
+        knee = f" The knee is predicted near {limit['predicted_knee']:,}." if "predicted_knee" in limit else ""
+        lines.append(f"limited by: {limit['kind']}. {limit['advice']}{knee}")
     return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ class ProgressBar(TQDMProgressBar):
         interval_s: seconds between redraws.
     """
 
-    def __init__(self, interval_s: PositiveFloat = 0.25):
+    def __init__(self, interval_s: PositiveFloat = 0.5):
         super().__init__(refresh_rate=1)
         self.interval_s = interval_s
         self._loss: float | None = None
@@ -57,7 +57,10 @@ class ProgressBar(TQDMProgressBar):
             self._read = LateRead([loss])
             if not loss.is_cuda:
                 self._loss = self._read.values()[0]
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        bar = self.train_progress_bar
+        bar.n = batch_idx + 1
+        bar.set_postfix(self.get_metrics(trainer, pl_module), refresh=False)
+        bar.refresh()  # one redraw; Lightning's own bar draws at the count and again at the postfix
         self._samples, self._drawn = 0, time.perf_counter()
 
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:

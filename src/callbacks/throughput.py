@@ -14,7 +14,7 @@ from ..hardware.devices import device_name
 from ..hardware.flops import count_step
 from ..options import NonNegativeInt
 from .batches import samples_in
-from .cost import PART_MS, STEP_MS, CostSummary, device_facts, limit_of, report
+from .cost import PART_MS, STEP_MS, CostSummary, device_facts, limit_of, predicted_knee, report
 from .device import DeviceMonitor
 from .harmless import harmless
 from .steps import Row, write_steps
@@ -289,7 +289,9 @@ class ThroughputMonitor(Callback):
         summary = self._cost.summary()
         if not summary:
             return {}
+        module = trainer.lightning_module
         summary |= {
+            "title": getattr(module, "title", type(module).__name__),
             "device": self._device.type,
             "device_name": device_name(self._device),
             "precision": str(trainer.precision),
@@ -308,6 +310,9 @@ class ThroughputMonitor(Callback):
         verdict = limit_of(summary, self._calibration)
         if verdict:
             summary["limiter"] = {"kind": verdict.kind, "share": verdict.share, "advice": verdict.advice}
+            knee = predicted_knee(verdict, summary["batch_size"], summary["device"])
+            if knee:
+                summary["limiter"]["predicted_knee"] = knee
         return summary
 
     def _calibrate(self, trainer: lightning.Trainer) -> Calibration | None:

@@ -319,7 +319,7 @@ def test_a_run_that_fails_has_the_cost_of_its_steps(monitor: ThroughputMonitor, 
 def test_the_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(ThroughputMonitor(calibrate=False), tmp_path, callbacks=(DeviceMonitor(),))
     said = capsys.readouterr().out
-    assert "batch 4 · cpu" in said
+    assert "Stranger · batch 4 · cpu" in said
     assert "= data " in said
     assert "samples/s" in said
 

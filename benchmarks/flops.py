@@ -1,0 +1,32 @@
+"""The FLOPs that are counted for the zoo's training steps, beside the closed forms that the tests hold them to.
+
+python benchmarks/flops.py
+"""
+
+import sys
+from pathlib import Path
+
+from harness import machine, write_result
+
+from batchscope.hardware.flops import count_step
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "hardware"))
+from closed_forms import ZOO, zoo_task
+
+
+def main() -> None:
+    lines = ["| model | input | forward: counted | on paper | backward: counted | on paper | step ÷ forward |"]
+    lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    data = {}
+    for (name, spec), (forward, backward) in ZOO.items():
+        counted = count_step(*zoo_task(name, spec))
+        shape = "×".join(map(str, spec.input_shape))
+        numbers = (counted.forward, forward, counted.backward, backward)
+        shown = " | ".join(f"{number:,.0f}" for number in numbers)
+        lines.append(f"| {name} | {shape} | {shown} | {counted.total / counted.forward:.2f} |")
+        data[f"{name} {shape}"] = {"counted": [counted.forward, counted.backward], "on_paper": [forward, backward]}
+    write_result("flops", "\n".join(lines), {"flops_per_sample": data, "machine": machine()})
+
+
+if __name__ == "__main__":
+    main()

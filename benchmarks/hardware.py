@@ -1,0 +1,22 @@
+"""What this machine can do: the report of `python -m batchscope.hardware`, measured anew, kept with the date.
+
+python benchmarks/hardware.py
+"""
+
+import json
+import subprocess
+import sys
+
+from harness import machine, write_result
+
+COMMAND = [sys.executable, "-m", "batchscope.hardware"]
+
+
+def main() -> None:
+    text = subprocess.run([*COMMAND, "--refresh"], check=True, capture_output=True, text=True).stdout
+    data = json.loads(subprocess.run([*COMMAND, "--json"], check=True, capture_output=True, text=True).stdout)
+    write_result("hardware", f"```\n{text.strip()}\n```", {"measured": data, "machine": machine()})
+
+
+if __name__ == "__main__":
+    main()

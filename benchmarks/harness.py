@@ -1,0 +1,48 @@
+"""What the benchmarks share: saying where and when a number was measured, and writing it down."""
+
+import json
+import platform
+import statistics
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from batchscope.hardware.devices import cpu_name
+from batchscope.record import versions
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{min(values):.3f}–{max(values):.3f}"
+
+
+def middle_half(values: Sequence[float]) -> str:
+    low, _, high = statistics.quantiles(values, n=4)
+    return f"{low:.3f}–{high:.3f}"
+
+
+def machine() -> str:
+    """The machine and the date, as they stand under every table."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    found = versions()
+    return (
+        f"{cpu_name()}, {torch.get_num_threads()} threads, {device}, Python {platform.python_version()}, "
+        f"torch {found['torch']}, lightning {found['lightning']}, {datetime.now(UTC):%Y-%m-%d}"
+    )
+
+
+def write_result(name: str, table: str, data: dict[str, Any]) -> None:
+    """Print a table and keep it as `results/<name>.md`, with the raw numbers beside it as JSON."""
+    RESULTS.mkdir(exist_ok=True)
+    text = f"{table}\n\n{machine()}\n"
+    print("\n" + text, flush=True)
+    (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
+    (RESULTS / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,160 @@
+"""What measuring costs: our callbacks on and off, and Lightning's own ThroughputMonitor and DeviceStatsMonitor.
+
+    python benchmarks/monitoring.py --rounds 9
+
+Two models train on the CPU: the SimpleCNN at batch 128, whose steps are long enough for a ratio, and one linear layer,
+whose steps are so short that the callbacks' own microseconds show. The variants take turns in one process, in another
+order in every round. A turn is timed from outside, from one batch's start to that of a batch some hundred steps later,
+with all that is written meanwhile. Lightning's monitor logs every step, as ours does.
+"""
+
+import argparse
+import random
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import lightning
+import torch
+from harness import machine, median, middle_half, write_result
+from lightning.pytorch.callbacks import Callback, DeviceStatsMonitor
+from lightning.pytorch.callbacks import ThroughputMonitor as LightningThroughputMonitor
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from torch import Tensor, nn
+
+from batchscope.callbacks.curves import TrainCurves
+from batchscope.callbacks.device import DeviceMonitor
+from batchscope.callbacks.progress import ProgressBar
+from batchscope.callbacks.throughput import ThroughputMonitor
+from batchscope.data.loader import EpochBatches, TensorLoader
+from batchscope.models.cnn import SimpleCNN
+from batchscope.optimizer import AdamW
+from batchscope.spec import DataSpec
+from batchscope.summary import quiet_libraries
+from batchscope.task import Task
+
+WARM_UP = 20
+
+
+class Linear(lightning.LightningModule):
+    """One layer of 8 numbers, batch 8: a step with as little in it as there can be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 1)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+class Clock(Callback):
+    """Seconds a step, from outside of what is measured."""
+
+    def __init__(self, steps: int):
+        self.steps = steps
+
+    def on_train_batch_start(self, trainer: lightning.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == WARM_UP:
+            self.started = time.perf_counter()
+        elif batch_idx == self.steps:
+            self.per_step = (time.perf_counter() - self.started) / (self.steps - WARM_UP)
+
+
+def linear(steps: int) -> tuple[lightning.LightningModule, TensorLoader]:
+    x = torch.randn(8 * (steps + 1), 8)
+    return Linear(), TensorLoader((x, x.sum(1, keepdim=True)), EpochBatches(len(x), 8, True), torch.device("cpu"))
+
+
+def cnn(steps: int) -> tuple[lightning.LightningModule, TensorLoader]:
+    spec = DataSpec("image", (1, 28, 28), "class", 10)
+    x, y = torch.randn(128 * (steps + 1), 1, 28, 28), torch.randint(0, 10, (128 * (steps + 1),))
+    return Task(SimpleCNN(spec), spec, AdamW()), TensorLoader(
+        (x, y), EpochBatches(len(x), 128, True), torch.device("cpu")
+    )
+
+
+def turn(make: Callable, steps: int, callbacks: list[Callback], logs: bool) -> float:
+    module, loader = make(steps)
+    clock = Clock(steps)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loggers = [TensorBoardLogger(folder), CSVLogger(folder)] if logs else False
+        bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+        trainer = lightning.Trainer(
+            accelerator="cpu", max_epochs=1, logger=loggers, callbacks=[*callbacks, clock], log_every_n_steps=1,
+            enable_progress_bar=bar, enable_model_summary=False, enable_checkpointing=False,
+        )  # fmt: skip
+        trainer.fit(module, loader)
+    return clock.per_step
+
+
+def lightnings() -> list[Callback]:
+    monitor = LightningThroughputMonitor(batch_size_fn=lambda batch: len(batch[0]), window_size=10)
+    return [monitor, DeviceStatsMonitor(cpu_stats=True)]
+
+
+def ours() -> list[Callback]:
+    return [DeviceMonitor(), ThroughputMonitor(calibrate=False, verbose=False)]
+
+
+# name → (callbacks, whether TensorBoard and CSV loggers are there)
+VARIANTS = {
+    "off": (list, False),
+    "off, with loggers": (list, True),
+    "ThroughputMonitor, no logger": (lambda: [ThroughputMonitor(calibrate=False, verbose=False)], False),
+    "ThroughputMonitor, every step to TensorBoard and CSV": (
+        lambda: [ThroughputMonitor(calibrate=False, verbose=False)],
+        True,
+    ),
+    "all of ours, every step to TensorBoard and CSV": (lambda: [*ours(), TrainCurves(), ProgressBar()], True),
+    "Lightning's ThroughputMonitor + DeviceStatsMonitor": (lightnings, True),
+}
+
+
+def compare(make: Callable, names: list[str], steps: int, rounds: int) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    order = list(names)
+    for round_ in range(rounds + 1):
+        random.Random(round_).shuffle(order)
+        for name in order:
+            callbacks, logs = VARIANTS[name]
+            per_step = turn(make, steps, callbacks(), logs)
+            if round_:
+                seconds[name].append(per_step)
+        print(make.__name__, f"round {round_} of {rounds}", flush=True)
+    return seconds
+
+
+def table(title: str, seconds: dict[str, list[float]]) -> list[str]:
+    lines = [f"**{title}**", "", "| callbacks | median step | it ÷ off (median, middle half) | it − off (median) |"]
+    lines.append("| --- | ---: | --- | ---: |")
+    for name, values in seconds.items():
+        ratios = [a / b for a, b in zip(values, seconds["off"], strict=True)]
+        added = median([a - b for a, b in zip(values, seconds["off"], strict=True)]) * 1e6
+        step = median(values) * 1e3
+        lines.append(f"| {name} | {step:.3f} ms | {median(ratios):.3f} ({middle_half(ratios)}) | {added:+,.0f} µs |")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cnn-rounds", type=int, default=25)
+    parser.add_argument("--cnn-steps", type=int, default=120)
+    parser.add_argument("--linear-rounds", type=int, default=9)
+    parser.add_argument("--linear-steps", type=int, default=2020)
+    args = parser.parse_args()
+    quiet_libraries()
+    names = list(VARIANTS)
+    small = compare(linear, names, args.linear_steps, args.linear_rounds)
+    large = compare(cnn, [names[0], *names[-2:]], args.cnn_steps, args.cnn_rounds)
+    lines = [*table("SimpleCNN, batch 128", large), "", *table("one linear layer, batch 8", small)]
+    write_result("monitoring", "\n".join(lines), {"cnn": large, "linear": small, "machine": machine()})
+
+
+if __name__ == "__main__":
+    main()

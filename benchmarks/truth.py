@@ -1,0 +1,121 @@
+"""Whether the measured numbers are true: against a clock outside, for every model of the zoo and each data pipeline.
+
+    python benchmarks/truth.py
+
+For the second epoch of a run, in which nothing is started any more: the steps' times added up, and the samples a
+second that follow, against the wall clock between the epoch's first and last hook; and the parts of every step added
+up against the step. The epoch is of rendered digits or of the adding problem.
+"""
+
+import argparse
+import contextlib
+import os
+import tempfile
+import time
+from typing import Any
+
+import lightning
+from harness import machine, write_result
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
+
+from batchscope.build import build
+from batchscope.callbacks.cost import PART_MS, STEP_MS
+from batchscope.callbacks.throughput import ThroughputMonitor
+from batchscope.config import check_command_line, options_of
+from batchscope.summary import quiet_libraries
+from batchscope.task import Task
+
+# Enough steps for an epoch of some seconds.
+SIZES = {
+    "cnn": 12_800,
+    "mlp": 51_200,
+    "torchvision": 2_560,
+    "rnn_cell": 19_200,
+    "lstm_cell": 12_800,
+    "stacked_lstm": 6_400,
+}
+
+
+class Rows(Logger):
+    """Keeps what is logged of every step."""
+
+    name, version = "rows", 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[int, dict[str, float]] = {}
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.rows.setdefault(step or 0, {}).update(metrics)
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
+
+
+class OutsideClock(Callback):
+    """Wall time of every epoch, and its steps."""
+
+    def __init__(self) -> None:
+        self.epochs: list[tuple[float, range]] = []
+
+    def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self.first, self.started = trainer.global_step + 1, time.perf_counter()
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        elapsed = time.perf_counter() - self.started
+        self.epochs.append((elapsed, range(self.first, trainer.global_step + 1)))
+
+
+def measure(model: str, pipeline: str, folder: str) -> dict[str, float]:
+    samples = SIZES.get(model, 6_400)
+    images = model in ("cnn", "mlp", "torchvision")
+    data = ["data=digits", f"data.root={folder}"] if images else ["data=adding", "data.sequence_length=50"]
+    line = [f"model={model}", *data, f"data.num_train={samples}", "data.num_val=1", f"data.pipeline={pipeline}"]
+    config = check_command_line([*line, "optimizer.schedule=constant"], multirun=False)[0]
+    source = build(config["data"], "data")
+    task = Task(build(config["model"], "model", spec=source.spec), source.spec, build(config["optimizer"], "optimizer"))
+    rows, clock = Rows(), OutsideClock()
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_epochs=2, logger=rows, limit_val_batches=0, use_distributed_sampler=False,
+        callbacks=[clock, ThroughputMonitor(calibrate=False, verbose=False)],
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
+        trainer.fit(task, datamodule=source)
+    wall, steps = clock.epochs[1]
+    measured = [rows.rows[step] for step in steps]
+    total = sum(row[STEP_MS] for row in measured) / 1e3
+    gaps = [abs(sum(row[key] for key in PART_MS.values()) / row[STEP_MS] - 1) for row in measured]
+    return {
+        "steps": len(steps),
+        "wall_s": wall,
+        "steps_ratio": total / wall,
+        "samples_per_sec": samples / total,
+        "samples_per_sec_ratio": (samples / total) / (samples / wall),
+        "worst_parts_gap": max(gaps),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    quiet_libraries()
+    results = {}
+    lines = ["| model | pipeline | steps | samples/s | ÷ the clock outside | worst gap of parts to step |"]
+    lines.append("| --- | --- | ---: | ---: | ---: | ---: |")
+    with tempfile.TemporaryDirectory() as folder:
+        for model in options_of("model"):
+            for pipeline in ("memory", "device", "workers"):
+                r = results[f"{model} {pipeline}"] = measure(model, pipeline, folder)
+                lines.append(
+                    f"| {model} | {pipeline} | {r['steps']} | {r['samples_per_sec']:,.0f} | "
+                    f"{r['samples_per_sec_ratio']:.4f} | {r['worst_parts_gap']:.1e} |"
+                )
+                print(lines[-1], flush=True)
+    worst = max(abs(r["samples_per_sec_ratio"] - 1) for r in results.values())
+    lines.append(f"\nWorst deviation of samples/s: {worst:.2%}.")
+    write_result("truth", "\n".join(lines), {"results": results, "machine": machine()})
+
+
+if __name__ == "__main__":
+    main()

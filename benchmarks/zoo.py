@@ -1,0 +1,104 @@
+"""Train every model on every dataset that makes sense for it, and write docs/zoo.md from the run records.
+
+    python benchmarks/zoo.py --root ../shared/data
+    python benchmarks/zoo.py --only-report
+
+Runs that have finished are kept: start it again and it goes on with what is missing. Every row is one command, and
+its numbers are read from that run's run.json.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from batchscope.record import read
+
+HERE = Path(__file__).resolve().parent
+RUNS = HERE.parent / "outputs" / "zoo"
+# Folder → options. Where the real files lie is added to those that read MNIST.
+COMMANDS = {
+    "mnist-cnn": "model=cnn data=mnist",
+    "mnist-cnn-99": "experiment=mnist_99",
+    "mnist-mlp": "model=mlp data=mnist optimizer.lr=0.002 trainer.max_epochs=5",
+    "mnist-resnet18": "model=torchvision model.name=resnet18 data=mnist optimizer.lr=0.002 trainer.max_epochs=1",
+    "mnist-rnn": "model=rnn_cell data=mnist optimizer.lr=0.001 trainer.gradient_clip_val=1",
+    "digits-cnn": "model=cnn data=digits",
+    "digits-mlp": "model=mlp data=digits optimizer.lr=0.002 trainer.max_epochs=5",
+    "rows-rnn": "experiment=mnist_rows model=rnn_cell",
+    "rows-lstm": "experiment=mnist_rows model=lstm_cell",
+    "rows-stacked": "experiment=mnist_rows model=stacked_lstm",
+    "adding-rnn": "experiment=adding model=rnn_cell",
+    "adding-lstm": "experiment=adding model=lstm_cell",
+    "adding-stacked": "experiment=adding model=stacked_lstm model.dropout=0",
+    "copy-rnn": "experiment=copy_memory model=rnn_cell optimizer.lr=0.001",
+    "copy-lstm": "experiment=copy_memory model=lstm_cell",
+    "copy-stacked": "experiment=copy_memory model=stacked_lstm model.dropout=0 optimizer.lr=0.004",
+}
+INTRO = """# The zoo, trained
+
+Every row is one command; `benchmarks/zoo.py` ran it and read the numbers from its `run.json`. An accuracy is that of
+the best checkpoint on the test set, a loss of the adding problem is a mean squared error (below 0.01 counts as solved,
+always answering 1 gives 0.167), and the accuracy of copy memory counts the ten recalled symbols alone (guessing gives
+0.125). Time an epoch includes its validation.
+
+| model | data | parameters | test | epochs | time an epoch | command |
+| --- | --- | ---: | --- | ---: | ---: | --- |
+"""
+OUTRO = """
+Fashion-MNIST (`data=fashion_mnist`) and CIFAR-10 (`data=cifar10`) run through the same code and are tested on
+fabricated files; their official files were not at hand where this table was made. MNIST itself is `data=mnist`; add
+`data.root=<folder>` where it does not lie in `data/`.
+"""
+
+
+def options(name: str, root: str) -> list[str]:
+    words = COMMANDS[name].split()
+    reads_mnist = name.startswith(("mnist", "rows"))
+    return [*words, *([f"data.root={root}"] if reads_mnist else [])]
+
+
+def train_missing(root: str, only: list[str]) -> None:
+    for number, name in enumerate(only, start=1):
+        folder = RUNS / name
+        if (folder / "run.json").exists() and read(folder)["status"] == "finished":
+            continue
+        print(f"{number} of {len(only)}: {COMMANDS[name]}", flush=True)
+        subprocess.run(["rm", "-rf", str(folder)], check=True)
+        line = [*options(name, root), f"hydra.run.dir={folder}", "callbacks.progress=null"]
+        subprocess.run([sys.executable, str(HERE.parent / "train.py"), *line], check=True, cwd=HERE.parent)
+
+
+def row(name: str, record: dict[str, Any]) -> str:
+    metrics = record["metrics"]
+    accuracy = metrics.get("test/acc")
+    result = f"loss {metrics['test/loss']:.4f}" if accuracy is None else f"{accuracy:.2%}"
+    words = [record["model"]["class"], record["dataset"]["name"], f"{record['model']['parameters']:,}", result]
+    seconds = record["fit_seconds"] / record["epochs"]
+    return f"| {' | '.join(words)} | {record['epochs']} | {seconds:.0f} s | `python train.py {COMMANDS[name]}` |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", default="data", help="where MNIST/raw lies")
+    parser.add_argument("--only-report", action="store_true", help="train nothing")
+    parser.add_argument("names", nargs="*", help=f"some of {', '.join(COMMANDS)}")
+    args = parser.parse_args()
+    if not args.only_report:
+        train_missing(args.root, args.names or list(COMMANDS))
+    records = {name: read(RUNS / name) for name in COMMANDS if (RUNS / name / "run.json").exists()}
+    finished = {name: record for name, record in records.items() if record["status"] == "finished"}
+    machines = {f"{r['hardware']['cpu']}, {r['hardware']['torch_threads']} threads" for r in finished.values()}
+    days = sorted(r["started"][:10] for r in finished.values())
+    torch = {r["versions"]["torch"] for r in finished.values()}
+    where = (
+        f"\nMeasured on {' and '.join(sorted(machines))}, {days[0]} to {days[-1]}, torch {', '.join(sorted(torch))}.\n"
+    )
+    text = INTRO + "\n".join(row(name, record) for name, record in finished.items()) + "\n" + where + OUTRO
+    (HERE.parent / "docs" / "zoo.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

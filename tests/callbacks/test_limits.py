@@ -1,0 +1,56 @@
+"""The limiter names the cause that was put into a run, on this machine, against what it was measured to be able to do."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from strangers import Stranger, loader
+from torch import Tensor, nn
+
+from batchscope.callbacks import throughput
+from batchscope.callbacks.throughput import ThroughputMonitor
+from batchscope.hardware.calibrate import Calibration, calibrate
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def measured() -> Calibration:
+    return calibrate(torch.device("cpu"), quick=True)
+
+
+def limit(module: lightning.LightningModule, train: Any, tmp_path: Path) -> dict[str, Any]:
+    """Train for an epoch, and say what limited it."""
+    monitor = ThroughputMonitor(verbose=False)
+    lightning.Trainer(
+        default_root_dir=tmp_path, accelerator="cpu", max_epochs=1, logger=False, callbacks=[monitor],
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    ).fit(module, train)  # fmt: skip
+    return monitor.summary["limiter"]
+
+
+@pytest.fixture(autouse=True)
+def known(measured: Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throughput, "cached_calibration", lambda device: measured)
+
+
+def test_a_tiny_model_at_a_tiny_batch_is_limited_by_the_host(tmp_path: Path) -> None:
+    found = limit(Stranger(), loader(400), tmp_path)
+    assert found["kind"] == "host"
+    assert "data.batch_size" in found["advice"]
+
+
+def test_large_products_are_limited_by_compute(tmp_path: Path) -> None:
+    class Large(Stranger):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4)))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.layers(batch).square().mean()
+
+    found = limit(Large(), torch.randn(12, 4096, 1024), tmp_path)
+    assert found["kind"] == "compute"
+    assert "trainer.accelerator=gpu" in found["advice"]

@@ -1,0 +1,60 @@
+"""An ordinary installation works as the checkout does: the wheel carries the configs, and trains from anywhere."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from batchscope.config import CONFIGS
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy of what it is made of, so that the checkout stays clean."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("src", "configs", "pyproject.toml", "README.md", "LICENSE"):
+        subprocess.run(["cp", "-r", str(ROOT / name), str(source)], check=True)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--wheel-dir", str(out), str(source)], check=True, capture_output=True)
+    return next(out.glob("batchscope-*.whl"))
+
+
+def test_the_wheel_holds_every_config_and_module(wheel: Path) -> None:
+    held = set(zipfile.ZipFile(wheel).namelist())
+    configs = {f"batchscope/configs/{path.relative_to(CONFIGS)}" for path in CONFIGS.rglob("*.yaml")}
+    modules = {f"batchscope/{path.relative_to(ROOT / 'src')}" for path in (ROOT / "src").rglob("*.py")}
+    assert configs | modules <= held
+
+
+def test_an_installed_wheel_trains_from_another_folder(wheel: Path, tmp_path: Path) -> None:
+    site, here = tmp_path / "site", tmp_path / "here"
+    here.mkdir()
+    zipfile.ZipFile(wheel).extractall(site)
+    small = ["data=adding", "data.num_train=8", "data.num_val=4", "data.num_test=4", "trainer.max_steps=1"]
+    options = ["model=rnn_cell", *small, "trainer.accelerator=cpu", "callbacks.throughput.calibrate=false"]
+    done = subprocess.run(
+        [sys.executable, "-m", "batchscope.train", *options, "hydra.run.dir=out"],
+        cwd=here,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads((here / "out" / "run.json").read_text())
+    assert record["status"] == "finished"
+    assert record["steps"] == 1
+
+
+def test_the_installed_wheel_is_what_was_tested(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    code = "import batchscope.config as c; print(c.CONFIGS)"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(tmp_path / "batchscope" / "configs")
