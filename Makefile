@@ -31,9 +31,9 @@ format: $(VENV)/.installed-test ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed-test ## the benchmarks that take minutes; see benchmarks/README.md
-	$(BIN)/python benchmarks/pipelines.py
-	$(BIN)/python benchmarks/overhead.py
+bench: $(VENV)/.installed-test ## the benchmarks that take minutes; ARGS="--root <folder>" says where MNIST lies
+	$(BIN)/python benchmarks/pipelines.py $(ARGS)
+	$(BIN)/python benchmarks/overhead.py $(ARGS)
 
 clean: ## remove the environment and caches, never outputs/ or data/
 	rm -rf $(VENV) build .pytest_cache .ruff_cache *.egg-info

@@ -74,7 +74,8 @@ def row(name: str, record: dict[str, Any]) -> str:
     metrics = record["metrics"]
     accuracy = metrics.get("test/acc")
     result = f"loss {metrics['test/loss']:.4f}" if accuracy is None else f"{accuracy:.2%}"
-    words = [record["model"]["class"], record["dataset"]["name"], f"{record['model']['parameters']:,}", result]
+    model = record["config"]["model"].get("name", record["model"]["class"])
+    words = [model, record["dataset"]["name"], f"{record['model']['parameters']:,}", result]
     seconds = record["fit_seconds"] / record["epochs"]
     return f"| {' | '.join(words)} | {record['epochs']} | {seconds:.0f} s | `python train.py {COMMANDS[name]}` |"
 

@@ -29,15 +29,18 @@ def run(train: Train) -> None:
     """
     args = get_args_parser().parse_args()
     asks = (args.help, args.hydra_help, args.cfg, args.info, args.shell_completion, args.config_name, args.config_path)
+    jobs = Jobs(train)
     if not any(asks):
-        _check_devices(check_command_line(args.overrides, args.multirun, args.config_dir))
-    mistakes: list[UserError] = []
+        configs = check_command_line(args.overrides, args.multirun, args.config_dir)
+        _check_devices(configs)
+        jobs.expected = len(configs)
     reraise_in_hydra()
-    hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(
-        lambda config: _job(train, config, mistakes)
-    )()
-    if mistakes:
-        raise mistakes[0]
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(jobs.run)()
+    finally:
+        jobs.report_sweep()
+    if jobs.mistakes:
+        raise jobs.mistakes[0]
 
 
 def _check_devices(configs: list[dict[str, Any]]) -> None:
@@ -48,21 +51,50 @@ def _check_devices(configs: list[dict[str, Any]]) -> None:
         check_accelerator(accelerator)
 
 
-def _job(train: Train, config: DictConfig, mistakes: list[UserError]) -> float | None:
-    """What Hydra calls for each run; a mistake found this late leaves no empty folder behind."""
-    job = HydraConfig.get()
-    run_dir = Path(job.runtime.output_dir)
-    config.run_dir = os.path.relpath(run_dir)
-    try:
-        refuse_used(run_dir)
-        return train(check(config), run_dir, dict(job.runtime.choices), list(job.overrides.task))
-    except UserError as error:
-        report(error)
-        _remove_empty(run_dir)
-        if job.mode == RunMode.MULTIRUN:  # the sweep goes on, and its launcher has to know
-            raise
-        mistakes.append(error)  # of a single run; Hydra would print lines of its own around an exception
-        return None
+class Jobs:
+    """The runs of one command line.
+
+    Args:
+        train: what a run is.
+    """
+
+    def __init__(self, train: Train):
+        self.train = train
+        self.expected = 0  # how many runs the command line asks for, as far as that is known beforehand
+        self.mistakes: list[UserError] = []
+        self.sweep_dir: Path | None = None
+
+    def run(self, config: DictConfig) -> float | None:
+        """What Hydra calls for each run; a mistake found this late leaves no empty folder behind."""
+        job = HydraConfig.get()
+        run_dir = Path(job.runtime.output_dir)
+        config.run_dir = os.path.relpath(run_dir)
+        if job.mode == RunMode.MULTIRUN:
+            self.sweep_dir = Path(job.sweep.dir)
+            self._say_where(job.job.num, list(job.overrides.task))
+        try:
+            refuse_used(run_dir)
+            return self.train(check(config), run_dir, dict(job.runtime.choices), list(job.overrides.task))
+        except UserError as error:
+            report(error)
+            _remove_empty(run_dir)
+            if job.mode == RunMode.MULTIRUN:  # the sweep goes on, and its launcher has to know
+                raise
+            self.mistakes.append(error)  # of a single run; Hydra would print lines of its own around an exception
+            return None
+
+    def _say_where(self, number: int, overrides: list[str]) -> None:
+        of = f" of {self.expected}" if self.expected > number else ""
+        print(f"\n— run {number + 1}{of}: {' '.join(overrides)}", flush=True)
+
+    def report_sweep(self) -> None:
+        """A sweep ends in its table and its recommendation; they can be made again from its folder."""
+        if self.sweep_dir is None:
+            return
+        from .sweep import write_report
+
+        with contextlib.suppress(UserError):  # no run left a record: what went wrong has been said
+            print("\n" + write_report([self.sweep_dir], self.sweep_dir / "report").text, flush=True)
 
 
 def _remove_empty(folder: Path) -> None:

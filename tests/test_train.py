@@ -204,6 +204,12 @@ def test_a_sweep_runs_every_value(tmp_path: Path, shared_data: Path) -> None:
     records = [json.loads((tmp_path / "s" / str(i) / "run.json").read_text()) for i in range(2)]
     assert [r["config"]["data"]["batch_size"] for r in records] == [4, 8]
     assert [r["status"] for r in records] == ["finished", "finished"]
+    assert "— run 2 of 2: " in done.stdout
+    said = done.stdout.splitlines()
+    assert any(line.startswith("2 runs: 2 finished") for line in said), done.stdout
+    assert {"report.md", "sweep.csv", "sweep.json", "throughput.png"} <= {
+        p.name for p in (tmp_path / "s/report").iterdir()
+    }
 
 
 @pytest.mark.parametrize("option", options_of("model"))

@@ -25,6 +25,9 @@ class Clock(Protocol):
     def ready(self, mark: Any) -> bool:
         """Whether the moment has come, so that reading it makes nobody wait."""
 
+    def wait(self, mark: Any) -> None:
+        """Wait until the moment has come; only for when training is over."""
+
     def elapsed_ms(self, start: Any, end: Any) -> float:
         """Milliseconds between two moments that have come."""
 
@@ -40,6 +43,9 @@ class HostClock:
     def ready(self, mark: float) -> bool:
         """Always: the past has come."""
         return True
+
+    def wait(self, mark: float) -> None:
+        """Nothing to wait for."""
 
     def elapsed_ms(self, start: float, end: float) -> float:
         """Milliseconds between two readings."""
@@ -68,6 +74,10 @@ class CudaClock:
     def ready(self, mark: torch.cuda.Event) -> bool:
         """Whether the device has come by."""
         return mark.query()
+
+    def wait(self, mark: torch.cuda.Event) -> None:
+        """Wait for the device, at the end of a training."""
+        mark.synchronize()
 
     def elapsed_ms(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """Milliseconds on the device, at a resolution of about half a microsecond."""

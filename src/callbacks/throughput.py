@@ -158,6 +158,7 @@ class ThroughputMonitor(Callback):
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
+    @harmless
     def _started(self, action: str) -> None:
         if not self._active:
             return
@@ -167,6 +168,7 @@ class ThroughputMonitor(Callback):
             self._validating = True
         self._stopwatch.enter(_ACTIONS[action])
 
+    @harmless
     def _stopped(self, action: str) -> None:
         if self._active and action != "on_validation_model_zero_grad":  # that one ends with the validation
             self._stopwatch.leave(_ACTIONS[action])
@@ -245,7 +247,9 @@ class ThroughputMonitor(Callback):
     def _work_out(self, trainer: lightning.Trainer, wait: bool) -> None:
         """Turn marks into numbers, as far as they can be read without waiting, and write them."""
         clock, rows = self._stopwatch.clock, []
-        while self._stopwatch.finished and (wait or clock.ready(self._stopwatch.finished[0].marks[-1][1])):
+        if wait and self._stopwatch.finished:
+            clock.wait(self._stopwatch.finished[-1].marks[-1][1])
+        while self._stopwatch.finished and clock.ready(self._stopwatch.finished[0].marks[-1][1]):
             step = self._stopwatch.finished.popleft()
             if step.trained:
                 rows += self._row(step, trainer.world_size)

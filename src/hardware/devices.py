@@ -59,9 +59,13 @@ def cpu_name() -> str:
 
 def describe(device: torch.device) -> dict[str, Any]:
     """What a run record says of the machine."""
+    own_memory = {}
+    if device.type == "cuda":
+        own_memory = {"device_memory_gib": round(torch.cuda.get_device_properties(device).total_memory / 2**30, 1)}
     return {
         "device": device.type,
         "device_name": device_name(device),
+        **own_memory,
         "cpu": cpu_name(),
         "cpu_cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),

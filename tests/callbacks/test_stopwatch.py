@@ -121,6 +121,9 @@ class FakeEvent:
     def query(self) -> bool:
         return FakeEvent.done
 
+    def synchronize(self) -> None:
+        FakeEvent.done = True
+
     def elapsed_time(self, end: "FakeEvent") -> float:
         assert FakeEvent.done, "reading an event that has not passed would wait"
         return end.at - self.at

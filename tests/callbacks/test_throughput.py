@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from batchscope.callbacks import throughput
 from batchscope.callbacks.cost import PART_MS
 from batchscope.callbacks.device import DeviceMonitor
+from batchscope.callbacks.stopwatch import HostClock
 from batchscope.callbacks.throughput import KEYS, ThroughputMonitor
 from batchscope.hardware.calibrate import Calibration
 
@@ -288,6 +289,53 @@ def test_every_0th_step_is_a_warning_and_the_run_goes_on(tmp_path: Path) -> None
         memory = fit(monitor, tmp_path)
     assert memory.steps("time/step_ms") == []
     assert monitor.summary["updates"] == 5
+
+
+class LateClock(HostClock):
+    """A device that is always behind: no moment has come until somebody waits for it."""
+
+    waited = 0
+
+    def ready(self, mark: float) -> bool:
+        return self.waited > 0
+
+    def wait(self, mark: float) -> None:
+        self.waited += 1
+
+
+def test_nobody_waits_for_the_device_before_the_training_is_over(
+    monitor: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = LateClock()
+    monkeypatch.setattr(throughput, "clock_for", lambda device: clock)
+    waits = []
+
+    class Watching(Stranger):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            waits.append(clock.waited)
+
+    memory = fit(monitor, tmp_path, Watching(), train=loader(samples=250, batch_size=1))
+    assert waits == [0] * 500
+    assert clock.waited == 1
+    assert memory.steps("time/step_ms") == list(range(2, 501))
+
+
+def test_a_device_that_is_lost_in_a_step_is_one_warning_and_the_training_goes_on(
+    monitor: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost(HostClock):
+        marks = 0
+
+        def mark(self) -> float:
+            self.marks += 1
+            if self.marks > 20:
+                raise RuntimeError("CUDA error: the device is lost")
+            return float(self.marks)
+
+    monkeypatch.setattr(throughput, "clock_for", lambda device: Lost())
+    with pytest.warns(UserWarning, match="stopped measuring: RuntimeError: CUDA error") as caught:
+        fit(monitor, tmp_path)
+    assert len([w for w in caught if "stopped measuring" in str(w.message)]) == 1
 
 
 def test_a_failure_in_measuring_is_one_warning_and_the_training_goes_on(

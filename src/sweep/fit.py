@@ -1,0 +1,141 @@
+"""The time of a step as a function of the batch size, from a few measured sizes.
+
+    t(b) = (floor^p + (slope · b)^p)^(1/p)        floor, slope ≥ 0, p ≥ 1
+
+`floor` is what a step costs however small its batch is (Python, the framework, launching operations, the optimizer's
+pass over the weights); `slope` is what one more sample costs. How the two combine depends on the device, and p says so:
+on a CPU one follows the other and they add up (p = 1); a GPU works while the host prepares what comes next, and the
+longer hides the shorter (p → ∞ is their maximum). What is measured lies in between. p is taken from the data only where
+there are five sizes or more and it explains them clearly better than the device's usual one: three parameters would
+run through any three points and predict nothing.
+
+What the model cannot say: that throughput falls again at sizes that leave a cache, or that large batches reach kernels
+which use the device better. `leave_one_out` tells how far off it is.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+NEAR = 0.95  # of the highest throughput: near enough
+MIN_SIZES = 3
+_SHARPNESS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # 8 is a maximum within 1 to 9 %
+_SERIAL, _ASYNCHRONOUS = 1.0, 3.0
+_FREE_SIZES = 5  # from so many sizes on p may be fitted
+_OUTLIER = 0.1  # residuals beyond 10 % count in proportion, not squared
+_PRECISION = 1e-3  # relative; no difference below it says anything
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted model.
+
+    Attributes:
+        floor_ms: what a step costs without samples.
+        slope_ms: what a sample adds.
+        sharpness: p.
+    """
+
+    floor_ms: float
+    slope_ms: float
+    sharpness: float
+
+    def step_ms(self, batch_size: float) -> float:
+        """Predicted time of a step, in ms."""
+        return float(np.linalg.norm([self.floor_ms, self.slope_ms * batch_size], ord=self.sharpness))
+
+    def samples_per_sec(self, batch_size: float) -> float:
+        """Predicted rate."""
+        return 1e3 * batch_size / self.step_ms(batch_size)
+
+    @property
+    def asymptote(self) -> float:
+        """Samples/s of an endless batch; infinite where no slope was seen."""
+        return 1e3 / self.slope_ms if self.slope_ms else math.inf
+
+    @property
+    def knee(self) -> float | None:
+        """The smallest batch size whose predicted rate is within 5 % of the asymptote; None where no slope was seen."""
+        if not self.slope_ms:
+            return None
+        p = self.sharpness
+        return max(1.0, self.floor_ms / self.slope_ms / (NEAR**-p - 1) ** (1 / p))
+
+
+def fit_step_time(sizes: Sequence[float], step_ms: Sequence[float], serial: bool = True) -> Fit | None:
+    """The model that is nearest to the measured times, in proportion: 1 ms off 10 is as far as 10 ms off 100.
+
+    Args:
+        sizes: batch sizes.
+        step_ms: measured times of a step, one for each.
+        serial: True where the host waits for every operation, as on a CPU.
+
+    Returns:
+        None with fewer than three distinct sizes.
+    """
+    if len(set(sizes)) < MIN_SIZES:
+        return None
+    b, t = np.log(np.asarray(sizes, float)), np.log(np.asarray(step_ms, float))
+    usual = _SERIAL if serial else _ASYNCHRONOUS
+    powers = np.array(_SHARPNESS if len(set(sizes)) >= _FREE_SIZES else (usual,))
+    crossover, slope, loss = _search(b, t, powers)
+    # Schwarz's criterion: a fitted p has to be worth the parameter that it is.
+    score = len(b) * np.log(loss / len(b) + _PRECISION**2) + np.log(len(b)) * (powers != usual)
+    best = int(np.argmin(score))
+    low, high = _bounds(b)
+    floor_ms = math.exp(slope[best] + crossover[best]) if crossover[best] > low else 0.0
+    return Fit(floor_ms, math.exp(slope[best]) if crossover[best] < high else 0.0, float(powers[best]))
+
+
+def leave_one_out(sizes: Sequence[float], step_ms: Sequence[float], serial: bool = True) -> float | None:
+    """How far off a size is predicted from all others: the median of the relative errors.
+
+    Returns:
+        None with fewer than four distinct sizes.
+    """
+    errors = []
+    for left_out in sorted(set(sizes)):
+        rest = [(b, t) for b, t in zip(sizes, step_ms, strict=True) if b != left_out]
+        fit = fit_step_time(*zip(*rest, strict=True), serial) if rest else None
+        if fit is None:
+            return None
+        measured = [t for b, t in zip(sizes, step_ms, strict=True) if b == left_out]
+        errors += [abs(fit.step_ms(left_out) / t - 1) for t in measured]
+    return float(np.median(errors)) if errors else None
+
+
+def _bounds(b: np.ndarray) -> tuple[float, float]:
+    """Between what crossovers floor and slope can both be seen: a thousandth of the smallest size to a thousandfold."""
+    return float(b.min()) - math.log(1e3), float(b.max()) + math.log(1e3)
+
+
+def _search(b: np.ndarray, t: np.ndarray, powers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For every p the best log crossover (where slope · b = floor), its log slope, and the loss.
+
+    With t = slope · (crossover^p + b^p)^(1/p) the slope is only a shift in log space, which has a robust mean; so one
+    parameter is left, and a grid that is refined around its best cannot get stuck.
+    """
+    low, high = _bounds(b)
+    grid = np.tile(np.linspace(low, high, 121), (len(powers), 1))  # (P, K)
+    every = np.arange(len(powers))
+    for _ in range(4):
+        p = powers[:, None, None]
+        shape = np.logaddexp(p * grid[..., None], p * b) / p  # (P, K, n)
+        slope, loss = _location(t - shape)
+        best = loss.argmin(axis=1)
+        found = grid[every, best], slope[every, best], loss[every, best]
+        step = (grid[:, 1] - grid[:, 0])[:, None]
+        grid = np.clip(found[0][:, None] + step * np.linspace(-1, 1, 21), low, high)
+    return found
+
+
+def _location(residuals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Huber's mean over the last axis, and the loss around it: residuals: (P, K, n) → (P, K) each."""
+    centre = np.median(residuals, axis=-1)
+    for _ in range(8):
+        weights = np.minimum(1, _OUTLIER / np.maximum(np.abs(residuals - centre[..., None]), 1e-12))
+        centre = (weights * residuals).sum(-1) / weights.sum(-1)
+    off = np.abs(residuals - centre[..., None])
+    return centre, np.where(off <= _OUTLIER, off**2, _OUTLIER * (2 * off - _OUTLIER)).sum(-1)
