@@ -79,10 +79,11 @@ def log_hyperparameters(trainer: lightning.Trainer, record: Mapping[str, Any]) -
     row = {key: value for key, value in _flatten(chosen) if key.rpartition(".")[2] not in _NOT_CHOICES}
     row |= {"model": record["choices"].get("model", ""), "dataset": record["dataset"]["name"], "seed": config["seed"]}
     speed = {key: record["throughput"].get(key) for key in ("samples_per_sec", "step_ms", "mfu")}
-    metrics = record["metrics"] | {f"throughput/{key}": value for key, value in speed.items() if value is not None}
+    # Names and a step of their own: a curve that goes back to step 0 is cut there by TensorBoard.
+    metrics = record["metrics"] | {f"summary/{key}": value for key, value in speed.items() if value is not None}
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            logger.log_hyperparams(row, metrics)
+            logger.log_hyperparams(row, metrics, step=trainer.global_step)
             logger.save()
 
 

@@ -92,6 +92,9 @@ def test_tensorboard_shows_every_step_under_a_name_that_a_person_can_read(finish
     events = EventAccumulator(str(folder)).Reload()
     assert [e.step for e in events.Scalars("train/loss")] == [1, 2, 3, 4]
     assert [e.step for e in events.Scalars("train/acc")] == [1, 2, 3, 4]
+    assert [e.step for e in events.Scalars("throughput/samples_per_sec")] == [2, 3, 4]
+    assert [e.step for e in events.Scalars("time/step_ms")] == [2, 3, 4]
+    assert {e.step for e in events.Scalars("val/loss")} <= {3, 4}
     assert {"val/loss", "val/acc", "test/loss", "test/acc"} <= set(events.Tags()["scalars"])
     assert {"test/samples", "test/confusion"} <= set(events.Tags()["images"])
 
