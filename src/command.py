@@ -73,7 +73,8 @@ class Jobs:
             self.sweep_dir = Path(job.sweep.dir)
             self._say_where(job.job.num, list(job.overrides.task))
         try:
-            refuse_used(run_dir)
+            if os.environ.get("LOCAL_RANK", "0") == "0":  # the other processes of a run find the first one's record
+                refuse_used(run_dir)
             return self.train(check(config), run_dir, dict(job.runtime.choices), list(job.overrides.task))
         except UserError as error:
             report(error)
