@@ -6,7 +6,7 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from ..hardware.calibrate import Calibration, cached_calibration, calibration, peak_flops_per_sec
@@ -324,7 +324,7 @@ class ThroughputMonitor(Callback):
         device = trainer.strategy.root_device
         found = cached_calibration(device)
         if found is None and self.calibrate and trainer.is_global_zero:
-            rank_zero_info(f"Measuring what this {device.type} can do; once, some seconds.")
+            print(f"measuring what this {device.type} can do; once, some seconds …", flush=True)
             found = calibration(device)
         return found
 
@@ -337,7 +337,7 @@ class ThroughputMonitor(Callback):
         self._flops_known = True
         counted = count_step(module, batch, samples)
         if counted is None:
-            rank_zero_info(f"The FLOPs of {type(module).__name__} cannot be counted: no FLOP/s and no MFU.")
+            rank_zero_warn(f"The FLOPs of {type(module).__name__} cannot be counted: no FLOP/s and no MFU.")
             return None
         return counted.total
 

@@ -265,7 +265,8 @@ def test_a_module_that_cannot_be_counted_has_no_flops(monitor: ThroughputMonitor
             loss = super().training_step(batch, batch_idx)
             return loss if loss.item() >= 0 else -loss
 
-    memory = fit(monitor, tmp_path, Uncountable())
+    with pytest.warns(UserWarning, match="The FLOPs of Uncountable cannot be counted"):
+        memory = fit(monitor, tmp_path, Uncountable())
     assert memory.values("throughput/flops_per_sec") == []
     assert "flops_per_sec" not in monitor.summary
 
