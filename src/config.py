@@ -32,6 +32,7 @@ TOP_LEVEL: dict[str, Any] = {
     "test": bool,
     "optimized_metric": str | None,
     "channels_last": bool,
+    "keep_freed_memory": bool,
     "run_dir": str | None,
 }
 

@@ -36,11 +36,14 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
 
     from batchscope import summary
     from batchscope.build import build, build_all, build_callbacks
+    from batchscope.hardware.allocator import keep_freed_memory
     from batchscope.hardware.devices import describe
     from batchscope.record import RunRecord
     from batchscope.task import Task
 
     summary.quiet_libraries()
+    if config["keep_freed_memory"]:
+        keep_freed_memory()
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
     data = build(config["data"], "data")
     data.check()
