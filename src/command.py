@@ -1,7 +1,9 @@
 """From train.py's command line to its runs: everything is checked first, then Hydra runs one job or a sweep of them."""
 
 import contextlib
+import logging
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,12 @@ from typing import Any
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from .config import CONFIGS, check, check_command_line
+from .config import CONFIGS, SweepPlan, check, check_command_line, plan_sweep
 from .errors import UserError, report, reraise_in_hydra
+from .launch import folder, process
+from .launch.sweep import RunFailed, Sweep
 from .record import refuse_used
 
 # (config, run_dir, choices, overrides) → the optimized metric
@@ -24,23 +27,25 @@ def run(train: Train) -> None:
     """Run `train` for every job that the command line asks for.
 
     Raises:
-        UserError: for a mistake in the command line, before anything is written; or the first of those that only a
-            run could find.
+        UserError: for a mistake in the command line, before anything is written; or one that only a run could find.
+        SystemExit: 1 if a run of a sweep failed, for another reason than memory; 130 or 143 if a signal ended it.
     """
     args = get_args_parser().parse_args()
     asks = (args.help, args.hydra_help, args.cfg, args.info, args.shell_completion, args.config_name, args.config_path)
-    jobs = Jobs(train)
-    if not any(asks):
-        configs = check_command_line(args.overrides, args.multirun, args.config_dir)
-        _check_devices(configs)
-        jobs.expected = len(configs)
     reraise_in_hydra()
-    try:
-        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(jobs.run)()
-    finally:
-        jobs.report_sweep()
-    if jobs.mistakes:
-        raise jobs.mistakes[0]
+    if any(asks):
+        _start_hydra(lambda config: None)
+        return
+    configs = check_command_line(args.overrides, args.multirun, args.config_dir)
+    _check_devices(configs)
+    if args.multirun:
+        _run_sweep(configs, plan_sweep(args.overrides, args.config_dir))
+    else:
+        _run_one(train, configs[0])
+
+
+def _start_hydra(task: Callable[[DictConfig], float | None]) -> None:
+    hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(task)()
 
 
 def _check_devices(configs: list[dict[str, Any]]) -> None:
@@ -51,51 +56,51 @@ def _check_devices(configs: list[dict[str, Any]]) -> None:
         check_accelerator(accelerator)
 
 
-class Jobs:
-    """The runs of one command line.
+def _run_one(train: Train, config: dict[str, Any]) -> None:
+    """One run, in this process."""
+    if config["search"]:
+        raise UserError("search: takes several runs; write python train.py -m …")
+    mistakes = []
 
-    Args:
-        train: what a run is.
-    """
-
-    def __init__(self, train: Train):
-        self.train = train
-        self.expected = 0  # how many runs the command line asks for, as far as that is known beforehand
-        self.mistakes: list[UserError] = []
-        self.sweep_dir: Path | None = None
-
-    def run(self, config: DictConfig) -> float | None:
-        """What Hydra calls for each run; a mistake found this late leaves no empty folder behind."""
-        job = HydraConfig.get()
-        run_dir = Path(job.runtime.output_dir)
+    def job(config: DictConfig) -> float | None:
+        here = HydraConfig.get()
+        run_dir = Path(here.runtime.output_dir)
         config.run_dir = os.path.relpath(run_dir)
-        if job.mode == RunMode.MULTIRUN:
-            self.sweep_dir = Path(job.sweep.dir)
-            self._say_where(job.job.num, list(job.overrides.task))
         try:
             if os.environ.get("LOCAL_RANK", "0") == "0":  # the other processes of a run find the first one's record
                 refuse_used(run_dir)
-            return self.train(check(config), run_dir, dict(job.runtime.choices), list(job.overrides.task))
-        except UserError as error:
+            return train(check(config), run_dir, dict(here.runtime.choices), list(here.overrides.task))
+        except UserError as error:  # Hydra would print lines of its own around an exception
             report(error)
             _remove_empty(run_dir)
-            if job.mode == RunMode.MULTIRUN:  # the sweep goes on, and its launcher has to know
-                raise
-            self.mistakes.append(error)  # of a single run; Hydra would print lines of its own around an exception
+            mistakes.append(error)
             return None
 
-    def _say_where(self, number: int, overrides: list[str]) -> None:
-        of = f" of {self.expected}" if self.expected > number else ""
-        print(f"\n— run {number + 1}{of}: {' '.join(overrides)}", flush=True)
+    _start_hydra(job)
+    if mistakes:
+        raise mistakes[0]
 
-    def report_sweep(self) -> None:
-        """A sweep ends in its table and its recommendation; they can be made again from its folder."""
-        if self.sweep_dir is None:
-            return
-        from .sweep import write_report
 
-        with contextlib.suppress(UserError):  # no run left a record: what went wrong has been said
-            print("\n" + write_report([self.sweep_dir], self.sweep_dir / "report").text, flush=True)
+def _run_sweep(configs: list[dict[str, Any]], plan: SweepPlan) -> None:
+    """Several runs, each in a process of its own, and the report on them."""
+    place = plan.folder
+    folder.refuse_other(place, configs if plan.labels else [])
+    sweep = Sweep(place, plan.labels)
+    process.listen()
+    # The folder as it was checked: by a clock it could be another one by now.
+    sys.argv.append("hydra.sweep.dir='" + str(place).replace("\\", "\\\\").replace("'", "\\'") + "'")
+    logging.getLogger("hydra._internal.core_plugins.basic_launcher").setLevel(logging.WARNING)  # it names each run, too
+    with folder.claim(place):
+        try:
+            with contextlib.suppress(RunFailed):  # it has been told, and is in the table
+                _start_hydra(sweep.run_job)
+        except SystemExit:
+            sweep.report()
+            sweep.say_what_is_left()
+            raise
+        sweep.report()
+    if sweep.exit_code:
+        sys.exit(sweep.exit_code)
 
 
 def _remove_empty(folder: Path) -> None:

@@ -4,6 +4,7 @@ Hydra composes; this file turns what Hydra would accept silently (`+data.batch_s
 line that names the option, what it got, what it takes, and the nearest right spelling.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ TOP_LEVEL: dict[str, Any] = {
     "optimized_metric": str | None,
     "channels_last": bool,
     "keep_freed_memory": bool,
+    "search": dict | None,
     "run_dir": str | None,
 }
 
@@ -62,6 +64,31 @@ def check_command_line(overrides: list[str], multirun: bool, config_dir: str | N
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         jobs = _expand(overrides, parsed) if multirun else [overrides]
         return [check(_compose(job)) for job in jobs]
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """What a checked sweep will do, as far as it is known beforehand.
+
+    Attributes:
+        folder: where its runs go.
+        labels: of each run the overrides that set it apart; empty if a searching sweeper decides what is run.
+    """
+
+    folder: Path
+    labels: list[str]
+
+
+def plan_sweep(overrides: list[str], config_dir: str | None = None) -> SweepPlan:
+    """The plan of a sweep that `check_command_line` has checked."""
+    parsed = _parse(overrides)
+    extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        config = _compose([o.input_line for o in parsed if not o.is_sweep_override()] + extra, hydra=True)
+        jobs = _expand([*overrides, *extra], parsed)
+    listed = config.hydra.sweeper._target_.endswith(".BasicSweeper")
+    labels = [" ".join(word for word in job if not all(word in other for other in jobs)) for job in jobs]
+    return SweepPlan(Path(config.hydra.sweep.dir), [label or "the run" for label in labels] if listed else [])
 
 
 def override(config: DictConfig, overrides: list[str]) -> DictConfig:
@@ -96,6 +123,9 @@ def check(config: DictConfig) -> dict[str, Any]:
         plain = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         raise UserError(f"{error.full_key or 'config'}: {_first_line(error)}") from error
+    for key in TOP_LEVEL:
+        if key not in plain:
+            raise UserError(f"{key}: is missing")
     for key, value in plain.items():
         if key in TOP_LEVEL:
             schema.check_value(key, value, TOP_LEVEL[key])
@@ -107,6 +137,7 @@ def check(config: DictConfig) -> dict[str, Any]:
         schema.check(plain[section], section)
     for collection in COLLECTIONS:
         schema.check(plain.get(collection) or {}, collection)
+    schema.check(plain.get("search"), "search")
     _check_pair(plain["model"], plain["data"])
     return plain
 

@@ -1,14 +1,15 @@
 """How a model's weights are updated: one of torch's optimizers, and the learning rate's course over the run."""
 
+import copy
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from .errors import UserError
-from .options import NonNegativeFloat, PositiveFloat, Probability
+from .options import NonNegativeFloat, PositiveFloat, PositiveInt, Probability
 
 
 class Optimizer:
@@ -19,6 +20,10 @@ class Optimizer:
         schedule: `one_cycle` rises to the peak and anneals to almost nothing by the last step (Smith & Topin 2018);
             `constant` leaves the rate alone.
         warmup: the share of the steps that one_cycle rises for.
+        lr_scaling: what `lr` becomes at another batch size than the reference: `none` leaves it alone, `linear`
+            multiplies it by batch ÷ reference (Goyal et al. 2017, for SGD), `sqrt` by the square root of that
+            (Krizhevsky 2014; Malladi et al. 2022 for Adam).
+        reference_batch_size: the batch size that `lr` was chosen for: samples of an update, of all devices.
     """
 
     def __init__(
@@ -26,10 +31,21 @@ class Optimizer:
         lr: PositiveFloat,
         schedule: Literal["one_cycle", "constant"] = "one_cycle",
         warmup: Probability = 0.3,
+        lr_scaling: Literal["none", "sqrt", "linear"] = "none",
+        reference_batch_size: PositiveInt = 128,
     ):
         self.lr = lr
         self.schedule = schedule
         self.warmup = warmup
+        self.lr_scaling = lr_scaling
+        self.reference_batch_size = reference_batch_size
+
+    def scaled_to(self, batch_size: int) -> Self:
+        """The same recipe with the learning rate for updates of `batch_size` samples."""
+        power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[self.lr_scaling]
+        scaled = copy.copy(self)
+        scaled.lr = self.lr * (batch_size / self.reference_batch_size) ** power
+        return scaled
 
     def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         """Torch's optimizer over the parameters."""

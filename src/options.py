@@ -35,5 +35,6 @@ PositiveInt = Annotated[int, Range(1)]
 NonNegativeInt = Annotated[int, Range(0)]
 PositiveFloat = Annotated[float, Range(0, open_low=True)]
 NonNegativeFloat = Annotated[float, Range(0)]
+Share = Annotated[float, Range(0, 1)]
 Probability = Annotated[float, Range(0, 1)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]  # what every random generator in use can be seeded with

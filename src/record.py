@@ -1,7 +1,7 @@
 """RunRecord: `run.json`, all that a run leaves for sweeps, reports and comparisons to read.
 
 It is written when the run starts (`running`) and at every way in which it can end, always whole: to a file beside it,
-then renamed.
+then renamed. A sweep writes it first, as what the run shall do (`planned`).
 """
 
 import importlib.metadata
@@ -18,7 +18,7 @@ from .errors import UserError
 
 SCHEMA = 1
 FILE = "run.json"
-Status = Literal["running", "finished", "failed", "out_of_memory", "interrupted"]
+Status = Literal["planned", "running", "finished", "failed", "out_of_memory", "interrupted"]
 _PACKAGES = ("batchscope", "torch", "torchvision", "lightning", "torchmetrics", "hydra-core")
 
 
@@ -45,6 +45,8 @@ class RunRecord:
         if self.enabled:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             refuse_used(self.path.parent)
+            if self.path.exists():  # planned by a sweep, whose command is the one to repeat
+                self.facts["command"] = read(self.path.parent).get("command", self.facts.get("command"))
             self._write()
         return self
 
@@ -58,22 +60,43 @@ class RunRecord:
     ) -> None:
         self.facts["status"] = _status(error)
         if error is not None:
-            self.facts["error"] = f"{type(error).__name__}: {' '.join(str(error).split())}"[:1000]
+            self.facts["error"] = reason(error)
         self.facts["finished"] = _iso(time.time())
         self.facts["seconds"] = round(time.time() - self._started, 3)
         self._write()
 
     def _write(self) -> None:
-        if not self.enabled:
-            return
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(_finite(self.facts), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(temporary, self.path)
+        if self.enabled:
+            _replace(self.path, self.facts)
+
+
+def plan(run_dir: Path, **facts: Any) -> None:
+    """Write down what a run shall do, for the process that will do it: `config`, `choices`, `overrides`, `command`."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    _replace(run_dir / FILE, {"schema": SCHEMA, "status": "planned", **facts})
+
+
+def close(run_dir: Path, status: Status, reason: str) -> None:
+    """Say of a run that cannot say it itself how it ended."""
+    _replace(run_dir / FILE, {**read(run_dir), "status": status, "error": reason[:1000]})
+
+
+def optimized(record: dict[str, Any]) -> float | None:
+    """The number that `optimized_metric` names, a metric or one of the throughput's; None if the run has no such."""
+    name = record["config"].get("optimized_metric")
+    found = record.get("metrics", {}).get(name, record.get("throughput", {}).get(name))
+    return found if isinstance(found, int | float) else None
+
+
+def _replace(path: Path, facts: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(_finite(facts), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def refuse_used(run_dir: Path) -> None:
-    """Raise UserError if the folder already holds a run."""
-    if (run_dir / FILE).exists():
+    """Raise UserError if the folder already holds a run, other than one that is only planned."""
+    if (run_dir / FILE).exists() and read(run_dir).get("status") != "planned":
         raise UserError(f"hydra.run.dir: {os.path.relpath(run_dir)} already holds a run; choose another")
 
 
@@ -103,12 +126,19 @@ def versions() -> dict[str, str]:
     return found
 
 
+def reason(error: BaseException) -> str:
+    """An exception in one line: a user's mistake in its own words, another with its kind."""
+    text = " ".join(str(error).split())
+    return (text if isinstance(error, UserError) else f"{type(error).__name__}: {text}")[:1000]
+
+
 def _status(error: BaseException | None) -> Status:
     if error is None:
         return "finished"
     if isinstance(error, KeyboardInterrupt | SystemExit):  # Lightning turns Ctrl-C into SystemExit
         return "interrupted"
-    if "OutOfMemoryError" in type(error).__name__ or isinstance(error, MemoryError):
+    of_torch = "OutOfMemoryError" in type(error).__name__ or "DefaultCPUAllocator: can't allocate" in str(error)
+    if of_torch or isinstance(error, MemoryError):
         return "out_of_memory"
     return "failed"
 

@@ -40,6 +40,7 @@ class Task(lightning.LightningModule):
         self.model = model
         self.spec = spec
         self.optimizer_recipe = optimizer
+        self.learning_rate: float | None = None  # as scaled to the batch, once the trainer is known
         self.provenance = provenance
         self.channels_last = channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
         self.classifies = spec.target != "value"
@@ -98,11 +99,20 @@ class Task(lightning.LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:
         """Torch's optimizer and, unless the rate is constant, its schedule by step."""
-        optimizer = self.optimizer_recipe.build(self.parameters())
-        schedule = self.optimizer_recipe.build_schedule(optimizer, self.trainer.estimated_stepping_batches)
+        recipe = self.optimizer_recipe.scaled_to(self._samples_per_update())
+        self.learning_rate = recipe.lr
+        optimizer = recipe.build(self.parameters())
+        schedule = recipe.build_schedule(optimizer, self.trainer.estimated_stepping_batches)
         if schedule is None:
             return {"optimizer": optimizer}
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _samples_per_update(self) -> int:
+        """Of all devices and accumulated batches; the optimizer's reference where the data does not say."""
+        batch_size = getattr(self.trainer.datamodule, "batch_size", None)
+        if batch_size is None:
+            return self.optimizer_recipe.reference_batch_size
+        return batch_size * self.trainer.world_size * self.trainer.accumulate_grad_batches
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say in the checkpoint what it is of, so that it can be evaluated by its path alone."""

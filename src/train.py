@@ -38,7 +38,7 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
     from batchscope.build import build, build_all, build_callbacks
     from batchscope.hardware.allocator import keep_freed_memory
     from batchscope.hardware.devices import describe
-    from batchscope.record import RunRecord
+    from batchscope.record import RunRecord, optimized
     from batchscope.task import Task
 
     summary.quiet_libraries()
@@ -78,6 +78,7 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
                 "fingerprint": data.fingerprint,
                 "train_samples": len(data.tensors("train")[0]),
             },
+            learning_rate=task.learning_rate,
             fit_seconds=round(time.perf_counter() - started, 3),
             epochs=trainer.current_epoch,
             steps=trainer.global_step,
@@ -91,7 +92,7 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
         summary.log_hyperparameters(trainer, record.facts)
     if trainer.is_global_zero:
         summary.print_end(record.facts)
-    return record.facts["metrics"].get(config["optimized_metric"])
+    return optimized(record.facts)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from batchscope.config import CONFIGS, GROUPS, check_command_line, options_of
+from batchscope.config import CONFIGS, GROUPS, check_command_line, options_of, plan_sweep
 from batchscope.errors import UserError
 
 # command line → what the one line of the answer must hold
@@ -112,7 +112,8 @@ def test_every_yaml_begins_with_the_command_that_uses_it(file: Path) -> None:
     OmegaConf.load(file)
     if file.parent.name == "hydra":
         return
-    check_command_line(command.removeprefix("# python train.py ").split(), multirun=False)
+    words = command.removeprefix("# python train.py ").split()
+    check_command_line([word for word in words if word != "-m"], multirun="-m" in words)
 
 
 def test_checking_imports_neither_torch_nor_lightning() -> None:
@@ -122,3 +123,14 @@ def test_checking_imports_neither_torch_nor_lightning() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_sweep_is_planned_with_its_folder_and_what_sets_each_run_apart() -> None:
+    plan = plan_sweep(["model=cnn,mlp", "data.batch_size=4,8", "seed=1", "hydra.sweep.dir=out/s"])
+    assert plan.folder == Path("out/s")
+    assert plan.labels == [f"model={model} data.batch_size={size}" for model in ("cnn", "mlp") for size in (4, 8)]
+
+
+def test_what_is_deleted_from_the_configuration_is_missed() -> None:
+    with pytest.raises(UserError, match="test: is missing"):
+        check_command_line(["~test"], multirun=False)

@@ -18,7 +18,7 @@ BATCH_SIZE, SEED = "data.batch_size", "seed"
 HARDWARE = ("device", "device_name", "threads")  # settings that come from the machine, not from the config
 
 # What changes neither what is computed nor where: how a run is watched, where it reads and writes.
-_WATCHING = ("run_dir", "callbacks", "logger", "test", "optimized_metric")
+_WATCHING = ("run_dir", "callbacks", "logger", "test", "optimized_metric", "search")
 _PLACES = re.compile(r"data\.(seed|root)$|trainer\.(accelerator|enable_\w+|log_every_n_steps|default_root_dir|logger)$")
 _CHOICES = ("model", "data", "optimizer")
 _SCALES_ALONG = re.compile(r"optimizer\.|trainer\.(max|limit)_")  # what people change together with the batch size
@@ -79,6 +79,8 @@ class Run:
             return ""
         if self.status == "out_of_memory":
             return "out of memory"
+        if self.status == "planned":
+            return "not run"
         if self.status == "running":
             return "still running, or killed"
         return " ".join(str(self.record.get("error") or self.status).split())
@@ -162,6 +164,11 @@ class Run:
     def joules_per_sample(self) -> float | None:
         """Energy, where the device measures it."""
         return _positive(self.throughput.get("joules_per_sample"))
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The one trained with, as scaled to the batch size."""
+        return _positive(self.record.get("learning_rate"))
 
     @property
     def seconds(self) -> float | None:

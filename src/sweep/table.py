@@ -32,6 +32,7 @@ def _row(run: Run, group: Group, varied: Sequence[str]) -> Row:
         "mfu": run.mfu,
         "memory_peak_gib": run.memory_peak_gib,
         "joules_per_sample": run.joules_per_sample,
+        "learning_rate": run.learning_rate,
         **{name: run.metrics.get(name) for name in (*_TEST, *_VALIDATION)},
         "seconds": run.seconds,
         "status": run.status,
@@ -107,6 +108,7 @@ def _cells(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
             columns.append(
                 (key.rpartition(".")[2], lambda run, key=key: plain(run.settings[key]) if key in run.settings else "")
             )
+    scaled = any(run.settings.get("optimizer.lr_scaling", "none") != "none" for run in sweep.runs)
     columns += [
         ("batch size", lambda run: _text(run.batch_size, "{:,}")),
         ("samples/s", lambda run: _short(run.samples_per_sec)),
@@ -117,6 +119,7 @@ def _cells(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
         ("MFU %", lambda run: _text(None if run.mfu is None else 100 * run.mfu, "{:.1f}")),
         ("peak GiB", lambda run: _text(run.memory_peak_gib, "{:.2f}")),
         ("mJ/sample", lambda run: _short(None if run.joules_per_sample is None else 1e3 * run.joules_per_sample)),
+        ("scaled lr", lambda run: _text(run.learning_rate if scaled else None, "{:.3g}")),
         *((name, lambda run, name=name: _metric(run, name)) for name in shown_metrics(sweep)),
         ("seconds", lambda run: _text(run.seconds, "{:,.0f}")),
         ("why not finished", lambda run: run.reason if len(run.reason) <= 90 else run.reason[:89] + "…"),

@@ -1,0 +1,82 @@
+"""Batch sweeps of two models on this machine: the recommendation, how well it repeats, and the search that needs no list.
+
+    python benchmarks/sweep.py --root ../shared/data
+
+The same sweep runs twice, then `experiment=find_batch_size` for each model. The first sweep's report and plots are kept
+in results/sweep/, the summary in results/sweep.md. Sweeps that were cut off go on where they stopped.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness import RESULTS, machine, write_result
+
+from batchscope.record import FILE, read
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = ("cnn", "stacked_lstm")
+SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+
+def sweep(place: Path, *options: str) -> dict[str, Any]:
+    """Run a sweep as on the command line; what its report says."""
+    line = [
+        sys.executable,
+        str(ROOT / "train.py"),
+        "-m",
+        *options,
+        "callbacks.progress=null",
+        f"hydra.sweep.dir={place}",
+    ]
+    subprocess.run(line, cwd=ROOT, check=True)
+    return json.loads((place / "report" / "sweep.json").read_text())
+
+
+def recommended(report: dict[str, Any]) -> dict[str, int]:
+    return {r["group"]: r["batch_size"] for r in report["recommendations"]}
+
+
+def errors(report: dict[str, Any]) -> dict[str, float]:
+    """The median error of sizes predicted from the others, by group."""
+    return {fit["group"]: fit.get("leave_one_out_error") for fit in report["fits"]}
+
+
+def runs_of(place: Path) -> int:
+    return sum(1 for path in place.rglob(FILE) if read(path.parent)["status"] != "planned")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", default="data")
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "bench-sweep")
+    args = parser.parse_args()
+    every = [f"model={','.join(MODELS)}", f"data.batch_size={','.join(map(str, SIZES))}"]
+    common = [f"data.root={args.root}", "data=mnist"]
+    reports = [sweep(args.out / name, "experiment=throughput", *common, *every) for name in ("first", "second")]
+    rows, data = [], {}
+    for model in MODELS:
+        place = args.out / f"search-{model}"
+        search = sweep(place, "experiment=find_batch_size", *common, f"model={model}")
+        found = [recommended(report)[model] for report in (*reports, search)]
+        misses = [errors(report).get(model) for report in reports]
+        data[model] = {"recommended": found, "leave_one_out": misses, "search_runs": runs_of(place)}
+        missed = ", ".join("none" if miss is None else f"{miss:.1%}" for miss in misses)
+        rows.append(f"| {model} | {found[0]} | {found[1]} | {missed} | {found[2]} | {runs_of(place)} |")
+    header = "| model | recommended: first sweep | second | fit, leave-one-out error | found by the search | its runs |"
+    kept = RESULTS / "sweep"
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(args.out / "first" / "report", kept, ignore=shutil.ignore_patterns("tensorboard"))
+    write_result(
+        "sweep",
+        "\n".join([header, "| --- | ---: | ---: | --- | ---: | ---: |", *rows]),
+        {"models": data, "sizes": SIZES, "machine": machine()},
+    )
+
+
+if __name__ == "__main__":
+    main()

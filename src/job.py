@@ -1,0 +1,48 @@
+"""One run of a sweep, in the process that the sweep started for it: python -m batchscope.job <run folder>
+
+The folder's run.json says what to do. The sweep holds the other end of standard input: when it closes, whatever has
+become of the sweep, the run is told to stop.
+"""
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from batchscope.errors import exit_on_user_error
+from batchscope.record import close, read, reason
+from batchscope.train import train
+
+
+def main() -> None:
+    """The program."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # until the run has its own way to stop
+        signal.signal(number, lambda got, _: sys.exit(128 + got))
+    threading.Thread(target=_stop_with_the_sweep, daemon=True).start()
+    exit_on_user_error(lambda: do(Path(sys.argv[1])))
+
+
+def do(run_dir: Path) -> None:
+    """Train as the folder's record says.
+
+    Raises:
+        UserError, or whatever else ends the run; its record says so, too.
+    """
+    planned = read(run_dir)
+    try:
+        train(planned["config"], run_dir, planned["choices"], planned["overrides"])
+    except Exception as error:
+        if read(run_dir).get("status") == "planned":  # it did not come as far as keeping a record of its own
+            close(run_dir, "failed", reason(error))
+        raise
+
+
+def _stop_with_the_sweep() -> None:
+    while os.read(0, 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

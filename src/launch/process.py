@@ -1,0 +1,88 @@
+"""A run in a process of its own, so that no memory, cache, thread count or seed passes from one run to the next."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..record import close, read
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+_running: subprocess.Popen | None = None
+_stopped_by: int | None = None
+
+
+def listen() -> None:
+    """From now on Ctrl-C and SIGTERM end the sweep: the run that is going on is told, and may write what it has.
+
+    A second one ends that run at once. Afterwards the exception SystemExit(130) or SystemExit(143) is on its way.
+    """
+    for number in _STOPPING:
+        signal.signal(number, _stop)
+
+
+def _stop(number: int, _: Any) -> None:
+    global _stopped_by
+    if _running is None:
+        raise SystemExit(128 + number)
+    if _stopped_by is None:
+        _stopped_by = number
+        _running.send_signal(number)
+    else:
+        _end_group(_running.pid)
+
+
+def run_apart(run_dir: Path) -> dict[str, Any]:
+    """Do the run that a folder's record plans, and wait for its end.
+
+    Returns:
+        The record, which says how the run ended even if its process could not.
+
+    Raises:
+        SystemExit: once the run has ended, if this process was told to stop meanwhile.
+    """
+    global _running
+    kills = _kills_for_memory()
+    # The pipe is how the run notices that this process is gone, however that came about (see job.py). A session of
+    # its own: Ctrl-C reaches it through this process alone, and all that it starts can be ended with it.
+    line = [sys.executable, "-m", "batchscope.job", str(run_dir)]
+    _running = subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        code = _running.wait()
+    finally:
+        _end_group(_running.pid)
+        _running = None
+    if read(run_dir).get("status") in ("planned", "running"):
+        close(run_dir, *_how_it_ended(code, out_of_memory=_kills_for_memory() > kills))
+    if _stopped_by is not None:
+        raise SystemExit(128 + _stopped_by)
+    return read(run_dir)
+
+
+def _how_it_ended(code: int, out_of_memory: bool) -> tuple[str, str]:
+    """Status and reason of a run that did not come to write them."""
+    if _stopped_by is not None:
+        return "interrupted", f"stopped by {signal.Signals(_stopped_by).name}"
+    if code == -signal.SIGKILL and out_of_memory:
+        return "out_of_memory", "the system ran out of memory and killed the run"
+    if code < 0:
+        return "failed", f"killed by {signal.Signals(-code).name}"
+    return "failed", f"ended with exit code {code} and said no more"
+
+
+def _end_group(leader: int) -> None:
+    """End all that is left of a run: workers, other ranks."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # all gone; macOS says the latter of zombies
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _kills_for_memory() -> int:
+    """How often Linux has killed a process for want of memory since it started; 0 where it does not say."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
