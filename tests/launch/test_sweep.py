@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
@@ -175,14 +176,16 @@ def test_what_does_not_fit_into_memory_is_a_result(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_search_runs_short_timed_runs_and_recommends_one_of_them(tmp_path: Path) -> None:
     short = ["experiment=find_batch_size", "trainer.max_time.seconds=1", "trainer.min_steps=10", "search.max_runs=3"]
-    short += ["data.num_train=1000"]
+    short += ["data.num_train=20000"]  # which the runs end in the middle of
     code, out, err = sweep(tmp_path, *short)
     assert code == 0, err
     ran = sorted(int(path.parent.name) for path in (tmp_path / "s/0").glob("*/run.json"))
     assert len(ran) <= 3 and ran[:2] == [8, 32]
     recommended = re.search(r"data\.batch_size=(\d+)", out.split("runs:")[-1])
     assert int(recommended[1]) in ran
-    assert "val/loss" not in json.loads((tmp_path / "s/0/8/run.json").read_text())["metrics"]
+    first = record(tmp_path, "0/8")
+    assert 10 <= first["steps"] < 20000 / 8
+    assert "val/loss" not in first["metrics"]
 
 
 @pytest.mark.slow
@@ -192,3 +195,25 @@ def test_the_learning_rate_follows_the_batch_size_and_is_in_record_and_report(tm
     assert code == 0
     assert [record(tmp_path, run)["learning_rate"] for run in ("0", "1")] == pytest.approx([0.001, 0.002])
     assert "scaled lr" in out
+
+
+@pytest.mark.slow
+def test_a_searching_sweeper_gets_its_metric(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1"]
+    code, out, err = sweep(tmp_path, *search, "optimizer.lr=interval(1e-4,1e-1)")
+    assert code == 0, err
+    assert "3 runs: 3 finished" in out
+    rates = {record(tmp_path, str(run))["config"]["optimizer"]["lr"] for run in range(3)}
+    assert len(rates) == 3 and all(1e-4 <= rate <= 1e-1 for rate in rates)
+    losses = [record(tmp_path, str(run))["metrics"]["val/loss"] for run in range(3)]
+    found = OmegaConf.load(tmp_path / "s/optimization_results.yaml")
+    assert found.best_value == pytest.approx(min(losses))
+
+
+@pytest.mark.slow
+def test_runs_at_the_same_time_are_reported_as_well(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    code, out, err = sweep(tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=0,1,2")
+    assert code == 0, err
+    assert "3 runs: 3 finished" in out
