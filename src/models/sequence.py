@@ -1,72 +1,134 @@
-"""Sequence models: a recurrent cell unrolled over time, and a linear head on its last state or on every step."""
+"""Sequence models: a recurrent network over time, and a linear head on its last state or on every step."""
+
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from ..options import PositiveInt, Probability
+from ..options import PositiveInt, Probability, Range
 from ..spec import DataSpec
-from .recurrent import LSTMCell, RNNCell, StackedLSTM
+from .recurrent import LSTMCell, RNNCell, StackedLSTM, States, unroll
 
 
 class SequenceModel(nn.Module):
-    """What the three models below share: reading an image as rows, and the head.
+    """What the three models below share: reading an image as rows, the head, streaming, and truncation.
 
     A subclass says in `unroll` how `(B, T, F)` becomes hidden states `(B, T, H)`.
 
     Args:
         spec: of sequences, or of images, which are read row by row: `(C, H, W)` → H steps of C·W features.
         hidden_size: units of the recurrent state, which the head reads.
+        backend: `reference` calls the cells step by step, `fused` runs whole sequences through torch's kernels with
+            the same weights and results, `auto` takes the faster one that can run.
+        tbptt_steps: the steps that a gradient goes back through time; all of them when left out. States are carried
+            from window to window and detached in between (Williams & Peng 1990), and only one window's activations
+            exist at a time: what has no gradient keeps none, and where every step has one, a window is run again when
+            the backward pass comes to it.
     """
 
     accepts = ("image", "sequence")
 
-    def __init__(self, spec: DataSpec, hidden_size: PositiveInt = 128):
+    def __init__(
+        self,
+        spec: DataSpec,
+        hidden_size: PositiveInt = 128,
+        backend: Literal["auto", "reference", "fused"] = "auto",
+        tbptt_steps: PositiveInt | None = None,
+    ):
         super().__init__()
+        self.backend = backend
+        self.tbptt_steps = tbptt_steps
         self.every_step = spec.target == "class_per_step"
         self.head = nn.Linear(hidden_size, spec.num_outputs)
 
-    def unroll(self, x: Tensor) -> Tensor:
-        """`x: (B, T, F)` → hidden states `(B, T, H)`, or `(B, 1, H)` with the last one alone."""
+    def unroll(self, x: Tensor, states: Any = None) -> tuple[Tensor, Any]:
+        """`x: (B, T, F)` → hidden states `(B, T, H)`, or `(B, F)` → `(B, H)`; and the final states, to go on with."""
         raise NotImplementedError
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Sequences `(B, T, F)` or images `(B, C, H, W)` → `(B, num_outputs)`, or `(B, T, num_outputs)` per step."""
+    def forward(self, x: Tensor, states: Any = None) -> Tensor | tuple[Tensor, Any]:
+        """A whole input, or a step of a stream.
+
+        Args:
+            x: sequences `(B, T, F)`, images `(B, C, H, W)`, or one step `(B, F)`.
+            states: what came before: the states that an earlier call returned.
+
+        Returns:
+            `(B, num_outputs)`, or `(B, T, num_outputs)` where every step has an output; of one step, and whenever
+            `states` are given, a pair of the output and the states to go on with.
+
+        Raises:
+            ValueError: for an empty input and for states that do not fit it.
+        """
         if x.dim() == 4:
             x = x.transpose(1, 2).flatten(start_dim=2)  # (B, C, H, W) -> (B, H, C·W)
-        hidden = self.unroll(x)
-        return self.head(hidden if self.every_step else hidden[:, -1])
+        if x.dim() == 2 or states is not None:
+            return self.advance(x, states)
+        if self.tbptt_steps and x.shape[1] > self.tbptt_steps and torch.is_grad_enabled():
+            return self._truncated(x, self.tbptt_steps)
+        return self.advance(x)[0]
+
+    def advance(self, x: Tensor, states: Any = None) -> tuple[Tensor, Any]:
+        """The next steps of a stream, `(B, F)` or `(B, T, F)`: their output as of `forward`, and the states after."""
+        hidden, states = self.unroll(x, states)
+        return self.head(hidden if self.every_step or x.dim() == 2 else hidden[:, -1]), states
+
+    def _truncated(self, x: Tensor, steps: int) -> Tensor:
+        """The output for `x: (B, T, F)`, whose gradient goes back to the beginning of its window of `steps` alone."""
+        first = x.shape[1] % steps or steps  # so that the last window, which may be all that matters, is a whole one
+        *before, last = x.split([first] + [steps] * ((x.shape[1] - first) // steps), dim=1)
+        states, outputs = None, []
+        for window in before:
+            if self.every_step:
+                output, states = checkpoint(self.advance, window, states, use_reentrant=False)
+                states = _detached(states)
+                outputs.append(output)
+            else:
+                with torch.no_grad():
+                    _, states = self.unroll(window, states)
+        output, _ = self.advance(last, states)
+        return torch.cat([*outputs, output], dim=1) if self.every_step else output
+
+
+def _detached(states: Tensor | States) -> Tensor | States:
+    return states.detach() if isinstance(states, Tensor) else tuple(state.detach() for state in states)
 
 
 class RNNCellModel(SequenceModel):
     """An RNNCell unrolled over time. Arguments as SequenceModel."""
 
-    def __init__(self, spec: DataSpec, hidden_size: PositiveInt = 128):
-        super().__init__(spec, hidden_size)
+    def __init__(self, spec: DataSpec, hidden_size: PositiveInt = 128, **kwargs: Any):
+        super().__init__(spec, hidden_size, **kwargs)
         self.cell = RNNCell(spec.sequence_shape[1], hidden_size)
 
-    def unroll(self, x: Tensor) -> Tensor:
-        """`x: (B, T, F)` → `(B, T, H)`."""
-        hidden, states = None, []
-        for step in x.unbind(dim=1):
-            hidden = self.cell(step, hidden)
-            states.append(hidden)
-        return torch.stack(states, dim=1)
+    def unroll(self, x: Tensor, states: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`x: (B, T, F)` → `(B, T, H)`; the state is `(B, H)`."""
+        return unroll(self.cell, x, states, self.backend)
 
 
 class LSTMCellModel(SequenceModel):
-    """An LSTMCell unrolled over time. Arguments as SequenceModel."""
+    """An LSTMCell unrolled over time.
 
-    def __init__(self, spec: DataSpec, hidden_size: PositiveInt = 128):
-        super().__init__(spec, hidden_size)
-        self.cell = LSTMCell(spec.sequence_shape[1], hidden_size)
+    Args:
+        spec, hidden_size: as SequenceModel.
+        memory_steps: how far back there is something to remember, if that is known: the forget gates start with
+            memories of all lengths up to it (Tallec & Ollivier 2018), and else with a bias of 1.
+        **kwargs: as SequenceModel.
+    """
 
-    def unroll(self, x: Tensor) -> Tensor:
-        """`x: (B, T, F)` → `(B, T, H)`."""
-        states, outputs = None, []
-        for step in x.unbind(dim=1):
-            states = self.cell(step, states)
-            outputs.append(states[0])
-        return torch.stack(outputs, dim=1)
+    def __init__(
+        self,
+        spec: DataSpec,
+        hidden_size: PositiveInt = 128,
+        memory_steps: Annotated[int, Range(3)] | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(spec, hidden_size, **kwargs)
+        self.cell = LSTMCell(spec.sequence_shape[1], hidden_size, memory_steps)
+
+    def unroll(self, x: Tensor, states: States | None = None) -> tuple[Tensor, States]:
+        """`x: (B, T, F)` → `(B, T, H)`; the states are `(hx, cx)`, each `(B, H)`."""
+        return unroll(self.cell, x, states, self.backend)
 
 
 class StackedLSTMModel(SequenceModel):
@@ -76,6 +138,8 @@ class StackedLSTMModel(SequenceModel):
         spec, hidden_size: as SequenceModel.
         num_layers: LSTM layers, each of `hidden_size` units.
         dropout: between the layers.
+        memory_steps: as LSTMCellModel.
+        **kwargs: as SequenceModel.
     """
 
     def __init__(
@@ -84,10 +148,14 @@ class StackedLSTMModel(SequenceModel):
         hidden_size: PositiveInt = 128,
         num_layers: PositiveInt = 2,
         dropout: Probability = 0.5,
+        memory_steps: Annotated[int, Range(3)] | None = None,
+        **kwargs: Any,
     ):
-        super().__init__(spec, hidden_size)
-        self.lstm = StackedLSTM(num_layers, spec.sequence_shape[1], hidden_size, dropout)
+        super().__init__(spec, hidden_size, **kwargs)
+        features = spec.sequence_shape[1]
+        self.lstm = StackedLSTM(num_layers, features, hidden_size, dropout, self.backend, memory_steps)
 
-    def unroll(self, x: Tensor) -> Tensor:
-        """`x: (B, T, F)` → `(B, T, H)`."""
-        return self.lstm(x)[0]
+    def unroll(self, x: Tensor, states: States | None = None) -> tuple[Tensor, States]:
+        """`x: (B, T, F)` → `(B, T, H)`; the states are `(hx, cx)`, each `(L, B, H)`."""
+        outputs, states = self.lstm(x, states)
+        return (outputs[-1] if x.dim() == 2 else outputs), states

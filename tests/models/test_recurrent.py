@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from batchscope.models.recurrent import LSTMCell, RNNCell, StackedLSTM
+from batchscope.models.recurrent import LSTMCell, RNNCell, StackedLSTM, open_forget_gate
 
 BATCH, STEPS, FEATURES, HIDDEN = 4, 6, 3, 5
 CLOSE = {"rtol": 0, "atol": 1e-10}
@@ -249,3 +249,14 @@ def test_the_forget_gate_starts_open() -> None:
     cell = LSTMCell(FEATURES, HIDDEN)
     forget = slice(HIDDEN, 2 * HIDDEN)
     torch.testing.assert_close((cell.i2h.bias + cell.h2h.bias)[forget], torch.ones(HIDDEN))
+
+
+def test_forget_gates_may_start_with_memories_of_all_lengths_up_to_a_known_one() -> None:
+    hidden, (of_input, of_state) = 4_000, torch.randn(2, 16_000)
+    open_forget_gate(of_input, of_state, hidden, memory_steps=200)
+    input_gate, forget_gate, *_ = (of_input + of_state).split(hidden)
+    spans = forget_gate.exp()  # a gate open by sigmoid(log t) forgets 1 / (t + 1) a step
+    assert 1 <= spans.min() < 5
+    assert 195 < spans.max() <= 199
+    assert spans.mean() == pytest.approx(100, rel=0.05)
+    assert torch.equal(input_gate, -forget_gate)

@@ -1,0 +1,108 @@
+"""Whole sequences at once: the weights of readable cells, run by torch's own kernels (oneDNN or native, cuDNN, Metal).
+
+The cells stay the definition: what is here takes their parameters as they are and computes what unrolling them would.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .elman import ElmanSequence
+
+
+def why_not(cells: Sequence[nn.Module], input: Tensor, dropout: nn.Module | None = None) -> str | None:
+    """What keeps these cells from being run at once on this input, or None.
+
+    A kernel reads weights and calls no module: whatever somebody has put into the cells, or in between, would be left
+    out without a word.
+    """
+    if not input.is_floating_point():
+        return f"numbers of type {input.dtype}"
+    parts = [dropout] if dropout is not None else []
+    for cell in cells:
+        linears = (cell.i2h, cell.h2h)
+        for linear in linears:
+            if (
+                not isinstance(linear, nn.Linear)
+                or type(linear).forward is not nn.Linear.forward
+                or linear.bias is None
+            ):
+                return f"a cell that computes with a {type(linear).__module__}.{type(linear).__name__}"
+        parts += (cell, *linears)
+    for part in parts:
+        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
+            return f"a {type(part).__name__} that has hooks"
+    return None
+
+
+@torch._disable_dynamo  # as nn.LSTM, torch.compile runs a sequence as it is and compiles what is around it
+def lstm(
+    cells: Sequence[nn.Module], input: Tensor, states: tuple[Tensor, Tensor] | None, dropout: float, training: bool
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Stacked LSTM cells over a sequence.
+
+    Args:
+        cells: L cells with `i2h` and `h2h`, lowest first.
+        input: `(B, T, F)`.
+        states: `(hx, cx)`, each `(L, B, H)`; zeros when left out.
+        dropout: the probability that a value passed up to the next layer is dropped, while `training`.
+
+    Returns:
+        The last layer's hidden states `(B, T, H)`, and the final `(hx, cx)`, each `(L, B, H)`.
+    """
+    weights = _weights(cells)
+    hidden_size = cells[0].hidden_size
+    _make_contiguous(weights, "LSTM", hidden_size, len(cells))
+    if states is None:
+        zeros = input.new_zeros(len(cells), input.shape[0], hidden_size)
+        states = (zeros, zeros)
+    # `train` asks for what the backward pass needs, which an evaluated model may want too; dropout is another matter.
+    train = training or torch.is_grad_enabled()
+    probability = dropout if training else 0.0
+    states = [state.contiguous() for state in states]
+    output, hx, cx = torch.lstm(input, states, weights, True, len(cells), probability, train, False, True)
+    return output, (hx, cx)
+
+
+@torch._disable_dynamo
+def rnn(cell: nn.Module, input: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
+    """An Elman cell over a sequence: `input: (B, T, F)`, `hidden: (B, H)` → `(B, T, H)`, and the final `(B, H)`.
+
+    On a CPU torch unrolls nn.RNN operation by operation, so a function of our own takes its place there.
+    """
+    weights = _weights([cell])
+    if hidden is None:
+        hidden = input.new_zeros(input.shape[0], cell.hidden_size)
+    if input.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+        output, hidden = ElmanSequence.apply(input.transpose(0, 1), hidden, *weights)
+        return output.transpose(0, 1), hidden
+    _make_contiguous(weights, "RNN_TANH", cell.hidden_size, 1)
+    train = cell.training or torch.is_grad_enabled()
+    output, hidden = torch.rnn_tanh(input, hidden[None].contiguous(), weights, True, 1, 0.0, train, False, True)
+    return output, hidden[0]
+
+
+def _weights(cells: Sequence[nn.Module]) -> list[Tensor]:
+    """In the order in which torch takes them: input weights, recurrent weights, and their biases, layer by layer."""
+    return [w for c in cells for w in (c.i2h.weight, c.h2h.weight, c.i2h.bias, c.h2h.bias)]
+
+
+def _make_contiguous(weights: list[Tensor], mode: str, hidden_size: int, layers: int) -> None:
+    """Move parameters into one block of memory where cuDNN would otherwise copy them into one at every call.
+
+    The parameters stay the objects that they are, as in `nn.LSTM.flatten_parameters`; once moved, nothing is done.
+    """
+    first = weights[0]
+    if not first.is_cuda or not all(isinstance(weight, nn.Parameter) for weight in weights):
+        return
+    in_one_block = len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
+    shared = len({weight.data_ptr() for weight in weights}) < len(weights)
+    if in_one_block or shared or not torch.backends.cudnn.is_acceptable(first):
+        return
+    from torch.backends.cudnn import rnn as cudnn
+
+    with torch.no_grad(), torch.cuda.device_of(first):
+        torch._cudnn_rnn_flatten_weight(
+            weights, 4, first.shape[1], cudnn.get_cudnn_mode(mode), hidden_size, 0, layers, True, False
+        )

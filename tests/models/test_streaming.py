@@ -1,0 +1,166 @@
+"""Long sequences: fed step by step, and trained window by window with memory for one window."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from batchscope.models.sequence import LSTMCellModel, RNNCellModel, SequenceModel, StackedLSTMModel
+from batchscope.spec import DataSpec
+
+BATCH, STEPS, FEATURES, HIDDEN = 4, 23, 3, 5
+MODELS = {"RNNCellModel": RNNCellModel, "LSTMCellModel": LSTMCellModel, "StackedLSTMModel": StackedLSTMModel}
+models = pytest.mark.parametrize("model_class", MODELS.values(), ids=MODELS)
+targets = pytest.mark.parametrize("target", ["value", "class_per_step"])
+backends = pytest.mark.parametrize("backend", ["reference", "fused"])
+
+
+def build(model_class: type[SequenceModel], target: str, hidden: int = HIDDEN, **options: Any) -> SequenceModel:
+    torch.manual_seed(0)
+    spec = DataSpec(kind="sequence", input_shape=(STEPS, FEATURES), target=target, num_outputs=6)
+    if model_class is StackedLSTMModel:
+        options["dropout"] = 0
+    return model_class(spec, hidden, **options)
+
+
+def inputs(steps: int = STEPS) -> Tensor:
+    return torch.randn(BATCH, steps, FEATURES, generator=torch.Generator().manual_seed(1))
+
+
+# --- streaming -------------------------------------------------------------------------------------------------------
+
+
+@backends
+@targets
+@models
+def test_a_stream_of_single_steps_gives_what_the_whole_sequence_gives(model_class, target, backend):
+    model, x, states, outputs = build(model_class, target, backend=backend).eval(), inputs(), None, []
+    for step in x.unbind(dim=1):
+        output, states = model(step, states)
+        outputs.append(output)
+    whole = model(x)
+    given = torch.stack(outputs, dim=1) if target == "class_per_step" else outputs[-1]
+    torch.testing.assert_close(given, whole, rtol=0, atol=1e-5)
+
+
+@models
+def test_a_stream_may_come_in_pieces_of_any_length(model_class):
+    model, x, outputs = build(model_class, "class_per_step"), inputs(), []
+    output, states = model.advance(x[:, :9])
+    for piece in (output, *x[:, 9:].split([1, 13], dim=1)):
+        if piece is not output:
+            output, states = model(piece, states)
+        outputs.append(output)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), model(x), rtol=0, atol=1e-5)
+
+
+# --- truncation ------------------------------------------------------------------------------------------------------
+
+
+@targets
+@models
+def test_a_window_as_long_as_the_sequence_truncates_nothing(model_class, target):
+    whole, windowed = build(model_class, target), build(model_class, target, tbptt_steps=STEPS)
+    for model in (whole, windowed):
+        model(inputs()).square().sum().backward()
+    for ours, theirs in zip(windowed.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+@backends
+@targets
+@models
+def test_truncation_changes_no_output(model_class, target, backend):
+    model = build(model_class, target, backend=backend)
+    expected = model(inputs())
+    model.tbptt_steps = 5
+    torch.testing.assert_close(model(inputs()), expected, rtol=0, atol=1e-5)
+
+
+@backends
+@targets
+@models
+def test_a_gradient_goes_back_to_the_beginning_of_its_window_and_no_further(model_class, target, backend):
+    model, x = build(model_class, target, tbptt_steps=5, backend=backend), inputs().requires_grad_()
+    output = model(x)
+    (output[:, 20] if target == "class_per_step" else output).sum().backward()
+    reached = x.grad.abs().sum(dim=(0, 2)) != 0  # windows end at the last step: 3, then 5 by 5
+    last = 20 if target == "class_per_step" else 22
+    assert reached.nonzero().flatten().tolist() == list(range(18, last + 1))
+
+
+@models
+def test_windows_add_up_to_what_training_them_one_by_one_gives(model_class):
+    model, by_hand, x = (*(build(model_class, "class_per_step") for _ in range(2)), inputs(20))
+    model.tbptt_steps = 5
+    model(x).square().sum().backward()
+    states = None
+    for window in x.split(5, dim=1):
+        output, states = by_hand.advance(window, states)
+        output.square().sum().backward()
+        states = states.detach() if isinstance(states, Tensor) else tuple(state.detach() for state in states)
+    for ours, theirs in zip(model.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+class PeakMemory(TorchDispatchMode):
+    """The most bytes that tensors made under it have held at one time; those that were there before do not count."""
+
+    def __init__(self, *before: Tensor) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._seen = {tensor.untyped_storage()._cdata for tensor in before}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._take(tensor.untyped_storage())
+        return result
+
+    def _take(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._seen:
+            self._seen.add(key)
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._give_back, key, size)
+
+    def _give_back(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self.now -= size
+
+
+def peak_bytes(model: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]) -> int:
+    with PeakMemory(x, *model.parameters()) as memory:
+        loss(model(x)).backward()
+    return memory.peak
+
+
+@backends
+@models
+def test_memory_does_not_grow_with_the_sequence_where_its_end_alone_is_read(model_class, backend):
+    model = build(model_class, "value", hidden=32, backend=backend)
+    peaks = {}
+    for tbptt_steps in (None, 8):
+        model.tbptt_steps = tbptt_steps
+        peaks[tbptt_steps] = [peak_bytes(model, inputs(steps), Tensor.sum) for steps in (32, 128)]
+    assert peaks[None][1] > 3 * peaks[None][0]
+    assert peaks[8][1] <= 1.05 * peaks[8][0]
+
+
+@models
+def test_where_every_step_is_read_memory_grows_by_outputs_and_a_state_a_window(model_class):
+    model = build(model_class, "class_per_step", hidden=32, tbptt_steps=8)
+    short, long = (peak_bytes(model, inputs(steps), Tensor.sum) for steps in (32, 128))
+    outputs = 4 * BATCH * 96 * 6 * 3  # bytes of what 96 more steps put out: once by window, joined, and its gradient
+    states = 4 * BATCH * 32 * 2 * 2 * 12  # of 12 more windows: hx and cx, of two layers at most
+    assert long - short <= 1.5 * (outputs + states)
+    model.tbptt_steps = None
+    whole = [peak_bytes(model, inputs(steps), Tensor.sum) for steps in (32, 128)]
+    assert whole[1] - whole[0] > 2 * (long - short)
