@@ -1,13 +1,97 @@
-"""Reading a checkpoint safely: no code in it is ever run, and what is wrong with it is told in one line."""
+"""Checkpoint files: written whole or not at all, verified when they are read, and never a source of code.
 
+A checkpoint is what `torch.save` writes, with a checksum as the comment that a zip archive may end with; so
+`torch.load(path, weights_only=True)` reads it, and so does every zip program.
+"""
+
+import errno
+import hashlib
+import io
+import os
 import pickle
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.plugins.io import CheckpointIO
 
 from .errors import UserError
+
+_MARK = b"batchscope blake2b "  # then the checksum in hexadecimal digits
+_DIGITS = 64
+_COMMENT = len(_MARK) + _DIGITS
+_END_OF_ARCHIVE = b"PK\x05\x06"  # the last record of a zip archive: 22 bytes, then the comment (APPNOTE 4.3.16)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class WholeCheckpoints(CheckpointIO):
+    """Has a Lightning trainer write and read its checkpoints by this file: `Trainer(plugins=[WholeCheckpoints()])`."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """As `write_checkpoint`."""
+        write_checkpoint(checkpoint, Path(path))
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        """As `load_checkpoint`: on the CPU, and without code, whatever is asked for."""
+        return load_checkpoint(Path(path))
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Delete the file, if it is there."""
+        Path(path).unlink(missing_ok=True)
+
+
+def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
+    """Write a checkpoint so that at every moment either it or the one before it is at `path`, and whole.
+
+    It goes to a temporary file beside the target, is flushed to the disk, and then renamed.
+
+    Raises:
+        UserError: if it cannot be written, with what is missing; the checkpoint before it is left as it was.
+    """
+    buffer = io.BytesIO()
+    torch.save(checkpoint, buffer)
+    data = buffer.getbuffer()
+    assert data[-22:-18] == _END_OF_ARCHIVE, "torch.save wrote a comment of its own"
+    data[-2:] = _COMMENT.to_bytes(2, "little")  # the length of the comment is the archive's last field
+    comment = _MARK + _checksum(data).encode()
+    temporary = _temporary(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.write(comment)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _flush_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(_cannot_write(path, len(data) + len(comment), error)) from error
+
+
+def keep_as(source: Path, target: Path) -> None:
+    """Let `target` be the checkpoint that `source` now is; a link where the file system has them, or a copy."""
+    if target.exists() and target.samefile(source):
+        return
+    temporary = _temporary(target)
+    try:
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(source, temporary)
+        except OSError:  # a file system without links
+            shutil.copyfile(source, temporary)
+        os.replace(temporary, target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(_cannot_write(target, source.stat().st_size, error)) from error
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete the temporary files of runs that were killed while they wrote a checkpoint."""
+    for path in folder.glob(".*.ckpt.*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -20,10 +104,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         near = sorted(path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
         there = f"; in that folder: {', '.join(p.name for p in near)}" if near else ""
         raise UserError(f"ckpt: got '{path}', which is not a file{there}")
-    if not zipfile.is_zipfile(path):
-        raise UserError(f"ckpt: {path} is not a whole checkpoint ({path.stat().st_size:,} bytes)")
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        data = path.read_bytes()
+        _verify(data, path)
+        checkpoint = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except UserError:
+        raise
     except pickle.UnpicklingError as error:
         raise UserError(f"ckpt: {path} holds more than tensors and plain values and was not loaded") from error
     except Exception as error:
@@ -31,3 +117,44 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(checkpoint, dict) or not {"state_dict", "batchscope"} <= checkpoint.keys():
         raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote")
     return checkpoint
+
+
+def _verify(data: bytes, path: Path) -> None:
+    """Raise UserError unless the bytes are those that were written."""
+    end = data.rfind(_END_OF_ARCHIVE)
+    declared = int.from_bytes(data[end + 20 : end + 22], "little")  # the length of the comment
+    if not zipfile.is_zipfile(io.BytesIO(data)) or end + 22 + declared != len(data):
+        raise UserError(f"ckpt: {path} is not a whole checkpoint ({len(data):,} bytes)")
+    body, comment = memoryview(data)[:-_COMMENT], data[-_COMMENT:]
+    if comment.startswith(_MARK):
+        whole = _checksum(body).encode() == comment[len(_MARK) :]
+    else:  # written by torch.save alone: the archive has a checksum of each of its files
+        whole = zipfile.ZipFile(io.BytesIO(data)).testzip() is None
+    if not whole:
+        raise UserError(f"ckpt: {path} is damaged: its bytes are not those that its checksum was taken of")
+
+
+def _checksum(data: Any) -> str:
+    return hashlib.blake2b(data, digest_size=_DIGITS // 2).hexdigest()
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _flush_folder(folder: Path) -> None:
+    """Have the disk know the new name, too; a folder can be opened for that on POSIX only."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _cannot_write(path: Path, size: int, error: OSError) -> str:
+    kept = f"; the checkpoint before it is kept: {path}" if path.exists() else ""
+    if error.errno in _NO_SPACE:
+        free = shutil.disk_usage(path.parent).free
+        return f"checkpoint: {path} needs {size:,} bytes, and the disk takes no more ({free:,} free){kept}"
+    return f"checkpoint: {path} ({size:,} bytes) cannot be written: {error.strerror or error}{kept}"

@@ -13,11 +13,12 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from . import resume
 from .config import CONFIGS, SweepPlan, check, check_command_line, plan_sweep
 from .errors import UserError, report, reraise_in_hydra
 from .launch import folder, process
 from .launch.sweep import RunFailed, Sweep
-from .record import refuse_used
+from .record import read, refuse_used
 
 # (config, run_dir, choices, overrides) → the optimized metric
 Train = Callable[[dict[str, Any], Path, dict[str, str], list[str]], float | None]
@@ -35,6 +36,9 @@ def run(train: Train) -> None:
     reraise_in_hydra()
     if any(asks):
         _start_hydra(lambda config: None)
+        return
+    if any(text.startswith("resume=") for text in args.overrides):
+        _resume(train, args.overrides, args.multirun)
         return
     configs = check_command_line(args.overrides, args.multirun, args.config_dir)
     _check_devices(configs)
@@ -54,6 +58,20 @@ def _check_devices(configs: list[dict[str, Any]]) -> None:
         from .hardware.devices import check_accelerator
 
         check_accelerator(accelerator)
+
+
+def _resume(train: Train, overrides: list[str], multirun: bool) -> None:
+    """Go on with a run, in its folder; nothing of it is composed anew, so Hydra has no part in it."""
+    if multirun:
+        raise UserError("resume: takes a single run; a sweep goes on with hydra.sweep.dir=<its folder>")
+    run_dir, others = resume.find(overrides)
+    record = read(run_dir)
+    config = resume.configuration(record, run_dir, others)
+    if record.get("status") == "finished" and not resume.is_longer(config, record):
+        print(f"{run_dir} has finished; there is nothing to resume", flush=True)
+        return
+    _check_devices([config])
+    train(config, run_dir, record.get("choices", {}), [*record.get("overrides", []), *others])
 
 
 def _run_one(train: Train, config: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from . import schema
 from .errors import UserError, did_you_mean
@@ -35,6 +36,7 @@ TOP_LEVEL: dict[str, Any] = {
     "channels_last": bool,
     "keep_freed_memory": bool,
     "search": dict | None,
+    "resume": str | None,
     "run_dir": str | None,
 }
 
@@ -132,7 +134,7 @@ def check(config: DictConfig) -> dict[str, Any]:
         elif key not in SECTIONS + COLLECTIONS:
             raise UserError(f"{key}: no such option.{did_you_mean(key, _top_level_words())}")
     for section in SECTIONS:
-        if not isinstance(plain.get(section), dict) or "_target_" not in plain[section]:
+        if not isinstance(plain.get(section), dict) or plain[section].get("_target_") is None:
             raise UserError(f"{section}: got {plain.get(section)!r}, takes {' or '.join(options_of(section))}")
         schema.check(plain[section], section)
     for collection in COLLECTIONS:
@@ -191,7 +193,11 @@ def _compose(overrides: list[str], hydra: bool = False) -> DictConfig:
         config = hydra_compose("train", overrides, return_hydra_config=True)
     except MissingConfigException as error:
         raise _missing_choice(error) from error
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        where = f"{mark.name}, line {mark.line + 1}" if mark else "a YAML file"
+        raise UserError(f"{where}: {getattr(error, 'problem', None) or _first_line(error)}") from error
+    except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         raise _explain(overrides, error) from error
     if not hydra:
         with open_dict(config):
@@ -217,7 +223,7 @@ def _explain(overrides: list[str], error: Exception) -> UserError:
     choices = [o.input_line for o in parsed if o.get_key_element().split("@")[0].lstrip("+~") in GROUPS]
     try:
         base = hydra_compose("train", choices, return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException, ValueError):
+    except (HydraException, OmegaConfBaseException, ValueError, OSError):
         return UserError(_first_line(error))
     for override in parsed:
         key = override.key_or_group

@@ -7,6 +7,8 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
+_LONGEST = 1000  # characters of a message; what is longer quotes a value that nobody wants to read
+
 
 class UserError(Exception):
     """Something the user can put right. Its message is one line: the option, what it got, what it takes.
@@ -22,7 +24,8 @@ class UserError(Exception):
         self.reported = False
 
     def __str__(self) -> str:
-        return " ".join(str(self.args[0]).split())
+        line = " ".join(str(self.args[0]).split())
+        return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 200]} … {line[-200:]}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -59,6 +62,8 @@ def exit_on_user_error(program: Callable[[], None]) -> None:
         if full:
             traceback.print_exc()
         _leave(error)
+    except KeyboardInterrupt:  # before there is a run that could be interrupted in good order
+        sys.exit(130)
 
 
 def _leave(error: UserError) -> NoReturn:

@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+from batchscope import resume
 from batchscope.errors import exit_on_user_error
 from batchscope.record import close, read, reason
 from batchscope.train import train
@@ -24,14 +25,15 @@ def main() -> None:
 
 
 def do(run_dir: Path) -> None:
-    """Train as the folder's record says.
+    """Train as the folder's record plans, or go on where a run was killed or interrupted.
 
     Raises:
         UserError, or whatever else ends the run; its record says so, too.
     """
-    planned = read(run_dir)
+    record = read(run_dir)
     try:
-        train(planned["config"], run_dir, planned["choices"], planned["overrides"])
+        config = record["config"] if record["status"] == "planned" else resume.configuration(record, run_dir, [])
+        train(config, run_dir, record["choices"], record["overrides"])
     except Exception as error:
         if read(run_dir).get("status") == "planned":  # it did not come as far as keeping a record of its own
             close(run_dir, "failed", reason(error))

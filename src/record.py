@@ -28,15 +28,17 @@ class RunRecord:
     Args:
         run_dir: the run's own folder; made if it is missing.
         enabled: False in all but the first process of a distributed run.
+        resumed: where the folder's run goes on (`step`, `checkpoint`, …); None for a new run.
         **facts: what is known at the start; plain containers.
 
     Raises:
         UserError: if the folder already holds a run.
     """
 
-    def __init__(self, run_dir: Path, enabled: bool = True, **facts: Any):
+    def __init__(self, run_dir: Path, enabled: bool = True, resumed: dict[str, Any] | None = None, **facts: Any):
         self.path = run_dir / FILE
         self.enabled = enabled
+        self.resumed = resumed
         self.facts: dict[str, Any] = {"schema": SCHEMA, "status": "running", **facts, "versions": versions()}
 
     def __enter__(self) -> Self:
@@ -44,11 +46,20 @@ class RunRecord:
         self.facts["started"] = _iso(self._started)
         if self.enabled:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            refuse_used(self.path.parent)
+            if self.resumed is not None:
+                self._go_on(read(self.path.parent))
+            else:
+                refuse_used(self.path.parent)
             if self.path.exists():  # planned by a sweep, whose command is the one to repeat
                 self.facts["command"] = read(self.path.parent).get("command", self.facts.get("command"))
             self._write()
         return self
+
+    def _go_on(self, before: dict[str, Any]) -> None:
+        """Keep what a resumed run was before, and note when it was resumed and where."""
+        entry = {"at": self.facts["started"], **(self.resumed or {})}
+        self.facts["started"] = before.get("started", self.facts["started"])
+        self.facts["resumed"] = [*before.get("resumed", []), entry]
 
     def add(self, **facts: Any) -> None:
         """Add what has become known, and write it."""
@@ -108,11 +119,14 @@ def read(run_dir: Path) -> dict[str, Any]:
     """
     path = run_dir / FILE
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{run_dir}: no {FILE} in it") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(record, dict):
+        raise UserError(f"{path}: cannot be read: it is no record of a run")
+    return record
 
 
 def versions() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import shlex
 import warnings
 from collections.abc import Mapping
@@ -10,8 +11,8 @@ from typing import Any
 
 import lightning
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch import Tensor
 
+from .callbacks.nonfinite import StopOnNonFinite
 from .callbacks.throughput import ThroughputMonitor
 
 # What Lightning says to everybody and these runs answer already, or need not know.
@@ -21,6 +22,7 @@ _NOISE = (
     ".*Checkpoint directory .* exists and is not empty.*",
     ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
     ".*Experiment logs directory .* exists and is not empty.*",
+    ".*callbacks used to create the checkpoint need to be provided.*",
 )
 
 # Options that say where and how to run, not what; they would fill the HPARAMS tab.
@@ -43,7 +45,8 @@ def run_name(config: dict[str, Any], choices: Mapping[str, str], dataset: str) -
     model = str(choices.get("model", "model"))
     if model == "torchvision":
         model = config["model"]["name"]
-    return f"{model}-{dataset}-bs{config['data']['batch_size']}".replace("_", "-")
+    name = f"{model}-{dataset}-bs{config['data']['batch_size']}".replace("_", "-")
+    return re.sub(r"[^\w.+-]+|\.\.+", "-", name)[:100]  # it is a folder's name, too: nothing in it leads elsewhere
 
 
 def named_loggers(loggers: dict[str, Any] | None, name: str) -> dict[str, Any]:
@@ -55,14 +58,21 @@ def named_loggers(loggers: dict[str, Any] | None, name: str) -> dict[str, Any]:
     return nodes
 
 
-def scalars(metrics: Mapping[str, Tensor]) -> dict[str, float]:
-    """Lightning's metrics as plain numbers."""
-    return {key: float(value) for key, value in metrics.items()}
+def metrics(trainer: lightning.Trainer) -> dict[str, float]:
+    """Lightning's metrics as plain numbers, and those of a validation before the run was resumed."""
+    before = getattr(trainer.checkpoint_callback, "metrics", {})
+    return {**before, **{key: float(value) for key, value in trainer.callback_metrics.items()}}
 
 
 def throughput(callbacks: list[lightning.Callback]) -> dict[str, Any]:
     """What the run's ThroughputMonitor summed up; empty without one."""
     return next((c.summary for c in callbacks if isinstance(c, ThroughputMonitor)), {})
+
+
+def skipped(callbacks: list[lightning.Callback]) -> dict[str, int]:
+    """How many updates were left out because a number was not finite; empty for none."""
+    count = sum(callback.skipped for callback in callbacks if isinstance(callback, StopOnNonFinite))
+    return {"skipped_steps": count} if count else {}
 
 
 def checkpoints(trainer: lightning.Trainer, run_dir: Path) -> dict[str, str]:

@@ -21,10 +21,10 @@ def main() -> None:
 
 
 def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overrides: list[str]) -> float | None:
-    """Train, test and record one model.
+    """Train, test and record one model; Ctrl-C and SIGTERM end it in good order, and a resumed run goes on.
 
     Args:
-        config: a checked, resolved configuration.
+        config: a checked, resolved configuration; `resume` in it says that `run_dir` holds a run to go on with.
         run_dir: where the run leaves everything.
         choices: the option taken from each config group, by which people know the model and the data.
         overrides: what the command line said.
@@ -32,18 +32,35 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
     Returns:
         The metric named by `optimized_metric`, or None where the run has no such metric.
     """
+    from batchscope.callbacks.interrupt import Interrupts
+    from batchscope.record import close, optimized
+
+    with Interrupts(lambda number: close(run_dir, "interrupted", f"signal {number}")) as interrupts:
+        record = _train(config, run_dir, choices, overrides, interrupts)
+    return optimized(record)
+
+
+def _train(
+    config: dict[str, Any], run_dir: Path, choices: dict[str, str], overrides: list[str], interrupts: Any
+) -> dict[str, Any]:
+    """What `train` does, with `interrupts` listening; returns the record."""
     import lightning
 
     from batchscope import summary
     from batchscope.build import build, build_all, build_callbacks
+    from batchscope.checkpoint import WholeCheckpoints
+    from batchscope.ending import told
     from batchscope.hardware.allocator import keep_freed_memory
     from batchscope.hardware.devices import describe
-    from batchscope.record import RunRecord, optimized
+    from batchscope.record import RunRecord
+    from batchscope.resume import claim
+    from batchscope.resumed_fit import newest_good
     from batchscope.task import Task
 
     summary.quiet_libraries()
     if config["keep_freed_memory"]:
         keep_freed_memory()
+    resumed = newest_good(run_dir / "checkpoints") if config.get("resume") else None
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
     data = build(config["data"], "data")
     data.check()
@@ -55,44 +72,54 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
     task = Task(model, data.spec, build(config["optimizer"], "optimizer"), config["channels_last"], provenance)
     callbacks, flags = build_callbacks(config)
     loggers = build_all(summary.named_loggers(config["logger"], name), "logger")
-    trainer = build(config["trainer"], "trainer", callbacks=callbacks, logger=loggers, **flags)
+    parts = {"callbacks": [*callbacks, interrupts], "logger": loggers, "plugins": [WholeCheckpoints()]}
+    trainer = build(config["trainer"], "trainer", **parts, **flags)
+    device, first = trainer.strategy.root_device, trainer.is_global_zero
 
-    with RunRecord(
-        run_dir,
-        enabled=trainer.is_global_zero,
-        name=name,
-        command=shlex.join(["python", *sys.argv]),
-        overrides=overrides,
-        choices=choices,
-        config=config,
-        hardware=describe(trainer.strategy.root_device),
-        model={"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())},
-    ) as record:
+    with (
+        claim(run_dir, enabled=first),
+        RunRecord(
+            run_dir,
+            enabled=first,
+            resumed=resumed and resumed.facts(run_dir),
+            name=name,
+            command=shlex.join(["python", *sys.argv]),
+            overrides=overrides,
+            choices=choices,
+            config=config,
+            hardware=describe(device),
+            model={"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())},
+        ) as record,
+        told(config, device, first),
+    ):
         summary.print_start(record.facts, data.name)
         started = time.perf_counter()
-        trainer.fit(task, datamodule=data)
+        data.setup("fit")
+        dataset = {"name": data.name, "fingerprint": data.fingerprint, "train_samples": len(data.tensors("train")[0])}
+        record.add(dataset=dataset)
+        provenance["fingerprint"] = dataset["fingerprint"]
+        if resumed is not None:
+            resumed.prepare(trainer, data, dataset["fingerprint"])
+        trainer.fit(task, datamodule=data, ckpt_path=resumed and resumed.path, weights_only=True)
         checkpoints = summary.checkpoints(trainer, run_dir)
         record.add(
-            dataset={
-                "name": data.name,
-                "fingerprint": data.fingerprint,
-                "train_samples": len(data.tensors("train")[0]),
-            },
             learning_rate=task.learning_rate,
             fit_seconds=round(time.perf_counter() - started, 3),
             epochs=trainer.current_epoch,
             steps=trainer.global_step,
             checkpoints=checkpoints,
-            metrics=summary.scalars(trainer.callback_metrics),
+            metrics=summary.metrics(trainer),
             throughput=summary.throughput(callbacks),
+            **summary.skipped(callbacks),
         )
         if config["test"]:
-            trainer.test(task, datamodule=data, ckpt_path="best" if "best" in checkpoints else None, verbose=False)
-            record.add(metrics={**record.facts["metrics"], **summary.scalars(trainer.callback_metrics)})
+            best = "best" if "best" in checkpoints else None
+            trainer.test(task, datamodule=data, ckpt_path=best, verbose=False, weights_only=True)
+            record.add(metrics={**record.facts["metrics"], **summary.metrics(trainer)})
         summary.log_hyperparameters(trainer, record.facts)
-    if trainer.is_global_zero:
+    if first:
         summary.print_end(record.facts)
-    return optimized(record.facts)
+    return record.facts
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from batchscope.callbacks.interrupt import Interrupted
 from batchscope.config import check_command_line, options_of
 from batchscope.errors import UserError
 from batchscope.train import train
@@ -248,26 +250,30 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("error", "status"),
+    ("error", "status", "said"),
     [
-        (RuntimeError("the loss ran away"), "failed"),
-        (torch.OutOfMemoryError("CUDA out of memory"), "out_of_memory"),
-        (KeyboardInterrupt(), "interrupted"),
+        (RuntimeError("the loss ran away"), "failed", "the loss ran away"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            "out_of_memory",
+            "out of memory with data.batch_size=8 on cpu: ",
+        ),
+        (Interrupted(signal.SIGTERM), "interrupted", "stopped by SIGTERM"),
     ],
     ids=["failed", "out_of_memory", "interrupted"],
 )
 def test_a_run_that_does_not_finish_says_how_it_ended(
-    error: BaseException, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: BaseException, status: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
         raise error
 
     monkeypatch.setattr("batchscope.task.Task.training_step", broken)
-    with pytest.raises((type(error), SystemExit)):
+    with pytest.raises((type(error), UserError)):
         in_process(tmp_path, "data=adding", "model=rnn_cell", "data.num_train=16", "data.num_val=8")
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["status"] == status
-    assert str(error) in record["error"]
+    assert said in record["error"]
 
 
 def test_the_dataset_on_record_is_the_one_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

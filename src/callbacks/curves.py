@@ -57,6 +57,12 @@ class TrainCurves(Callback):
             self._start_read()
             self._write(only_ready=True, trainer=trainer)
 
+    def on_save_checkpoint(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """As at validation: the curves reach as far as the checkpoint does."""
+        self._finish(trainer)
+
     def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Write what there is: the device waits for the host here anyway."""
         self._finish(trainer)

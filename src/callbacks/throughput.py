@@ -232,6 +232,15 @@ class ThroughputMonitor(Callback):
             self._stopwatch.leave(PAUSE)
 
     @harmless
+    def on_save_checkpoint(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """The step before a checkpoint ends here, so that the curves reach as far as the checkpoint does."""
+        if self._active and self._stopwatch.current is not None and self._stopwatch.current.trained:
+            self._stopwatch.end_step()
+            self._work_out(trainer, wait=True)
+
+    @harmless
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """The last step of an epoch ends here; what is between epochs is no step's."""
         if self._active:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from ..errors import UserError
 from ..options import NonNegativeInt, PositiveInt, Seed
 from ..spec import DataSpec
 from .loader import EpochBatches, TensorLoader
@@ -46,6 +47,7 @@ class TensorDataModule(lightning.LightningDataModule):
         self.num_workers = num_workers
         self.seed = seed
         self._splits: dict[str, tuple[Tensor, Tensor]] = {}
+        self._begin = (0, 0)
 
     @property
     def spec(self) -> DataSpec:
@@ -60,10 +62,28 @@ class TensorDataModule(lightning.LightningDataModule):
         raise NotImplementedError
 
     def setup(self, stage: str) -> None:
-        """Load the splits that the stage needs, once."""
+        """Load the splits that the stage needs, once.
+
+        Raises:
+            UserError: if a label is none of the classes.
+        """
         for split in {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}.get(stage, ()):
             if split not in self._splits:
-                self._splits[split] = self.load(split)
+                x, y = self.load(split)
+                self._check_labels(split, y)
+                self._splits[split] = (x, y)
+
+    def _check_labels(self, split: Split, y: Tensor) -> None:
+        """On a GPU a label out of range is an assertion without a name, many steps later."""
+        if self.spec.target == "value" or not y.numel():
+            return
+        wrong = ((y < 0) | (y >= self.spec.num_outputs)).nonzero()
+        if len(wrong):
+            sample, label = int(wrong[0, 0]), int(y[tuple(wrong[0])])
+            raise UserError(
+                f"data: sample {sample} of {self.name}'s {split} split has the label {label}, and the classes are 0 to "
+                f"{self.spec.num_outputs - 1}" + (f" ({len(wrong):,} such labels)" if len(wrong) > 1 else "")
+            )
 
     def tensors(self, split: Split) -> tuple[Tensor, Tensor]:
         """The loaded tensors of a split."""
@@ -87,9 +107,13 @@ class TensorDataModule(lightning.LightningDataModule):
                 digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
 
+    def begin_at(self, epoch: int, batches: int) -> None:
+        """Have the training begin in an epoch of which the first `batches` batches have been trained."""
+        self._begin = (epoch, batches)
+
     def train_dataloader(self) -> TensorLoader | DataLoader:
         """Shuffled by (seed, epoch); the short last batch is kept."""
-        return self._loader("train", self.batch_size, shuffle=True)
+        return self._loader("train", self.batch_size, shuffle=True, begin=self._begin)
 
     def val_dataloader(self) -> TensorLoader | DataLoader:
         """In the stored order."""
@@ -99,9 +123,11 @@ class TensorDataModule(lightning.LightningDataModule):
         """In the stored order."""
         return self._loader("test", max(self.batch_size, MIN_EVAL_BATCH_SIZE), shuffle=False)
 
-    def _loader(self, split: Split, batch_size: int, shuffle: bool) -> TensorLoader | DataLoader:
+    def _loader(
+        self, split: Split, batch_size: int, shuffle: bool, begin: tuple[int, int] = (0, 0)
+    ) -> TensorLoader | DataLoader:
         tensors = self._splits[split]
-        batches = EpochBatches(len(tensors[0]), batch_size, shuffle, self.seed)
+        batches = EpochBatches(len(tensors[0]), batch_size, shuffle, self.seed, begin)
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
         if self.pipeline == "workers":
             return DataLoader(

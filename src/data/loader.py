@@ -27,14 +27,19 @@ class EpochBatches(Sampler[list[int]]):
         batch_size: of one process.
         shuffle: whether the order differs by epoch; otherwise it is the stored one.
         seed: of the order.
+        begin: the epoch that a resumed run begins in, and how many of its batches have been trained: they are not
+            served again, but count in its length.
     """
 
-    def __init__(self, num_samples: int, batch_size: int, shuffle: bool, seed: int = 0):
+    def __init__(
+        self, num_samples: int, batch_size: int, shuffle: bool, seed: int = 0, begin: tuple[int, int] = (0, 0)
+    ):
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.seed = seed
-        self.epoch = 0
+        self.begin = begin
+        self.epoch = begin[0]
         self.sampler = self  # where Lightning looks for the object whose set_epoch it calls
 
     def set_epoch(self, epoch: int) -> None:
@@ -50,13 +55,21 @@ class EpochBatches(Sampler[list[int]]):
         return torch.randperm(self.num_samples, generator=torch.Generator().manual_seed(mixed))
 
     def shares(self, order: Tensor) -> Iterator[Tensor]:
-        """This process's part of every batch of an order."""
+        """This process's part of every batch of an order that is still to be served."""
+        first = self.begin[1] if self.epoch == self.begin[0] else 0
+        for batch in range(first, len(self)):
+            yield self._share(order, batch)
+
+    def samples(self, batch: int) -> list[int]:
+        """The indices of the samples that this process finds in a batch of the present epoch."""
+        return self._share(self.order(), batch).tolist()
+
+    def _share(self, order: Tensor, batch: int) -> Tensor:
         rank, world = _rank_and_world()
         step = self.batch_size * world
-        for batch in range(len(self)):
-            last = batch == len(self) - 1
-            samples = order[batch * step :] if last else order[batch * step : (batch + 1) * step]
-            yield samples if world == 1 else samples.tensor_split(world)[rank]
+        last = batch == len(self) - 1
+        samples = order[batch * step :] if last else order[batch * step : (batch + 1) * step]
+        return samples if world == 1 else samples.tensor_split(world)[rank]
 
     def __iter__(self) -> Iterator[list[int]]:
         for samples in self.shares(self.order()):

@@ -14,6 +14,7 @@ from ..record import FILE, plan, read
 
 # A run that ended in one of these ways is not run again: that it did not fit is a result, too.
 KEPT = ("finished", "out_of_memory")
+UNFINISHED = ("running", "interrupted")
 _LOCK = ".lock"
 
 
@@ -51,7 +52,7 @@ def refuse_other(sweep_dir: Path, configs: list[dict[str, Any]]) -> None:
 def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[str, Any] | None:
     """The record of a run that need not be run again; otherwise None, and the folder is ready for it.
 
-    What a killed, failed or interrupted try of the same run has left is removed.
+    A killed or interrupted try that has left a checkpoint will go on from it; what any other has left is removed.
 
     Raises:
         UserError: if the folder holds a run with another configuration.
@@ -61,6 +62,8 @@ def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[st
         record = read(run_dir)
         if record.get("status") in KEPT:
             return record
+        if record.get("status") in UNFINISHED and list(run_dir.glob("checkpoints/*.ckpt")):
+            return None
         shutil.rmtree(run_dir)
     plan(run_dir, config=config, **facts)
     return None
@@ -96,7 +99,7 @@ def _refuse_different(run_dir: Path, config: dict[str, Any]) -> None:
 def _difference(there: Any, here: Any, place: str, path: str = "") -> str:
     """The first option that two configurations do not share, in words; where the run lies does not count."""
     if isinstance(there, dict) and isinstance(here, dict):
-        keys = [key for key in dict.fromkeys([*there, *here]) if path or key != "run_dir"]
+        keys = [key for key in dict.fromkeys([*there, *here]) if path or key not in ("run_dir", "resume")]
         found = (_difference(there.get(key), here.get(key), place, f"{path}.{key}" if path else key) for key in keys)
         return next(filter(None, found), "")
     if there == here or (isinstance(there, str) and there.startswith(place)):

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from ..config import check
 from ..errors import UserError, report
 from ..record import optimized
+from ..resume import moved
 from . import folder
 from .process import run_apart
 from .search import BatchSizeSearch
@@ -104,7 +105,7 @@ class Sweep:
             of_job = f"search {number + 1} of {self.expected}, " if self.expected > 1 else ""
             what = f"{of_job}run {len(done)} of at most {search.max_runs}: data.batch_size={batch_size}"
             place = os.path.join(config["run_dir"], str(batch_size))
-            one = _moved({**config, "data": {**config["data"], "batch_size": batch_size}}, config["run_dir"], place)
+            one = moved({**config, "data": {**config["data"], "batch_size": batch_size}}, config["run_dir"], place)
             known = {**facts, "overrides": [*facts["overrides"], f"data.batch_size={batch_size}"]}
             try:
                 record = self._run(what, run_dir / str(batch_size), one, known)
@@ -146,13 +147,3 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _moved(node: Any, old: str, new: str) -> Any:
-    """A configuration whose paths below one folder lie below another."""
-    if isinstance(node, dict):
-        return {key: _moved(value, old, new) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_moved(value, old, new) for value in node]
-    inside = isinstance(node, str) and (node == old or node.startswith(old + os.sep))
-    return new + node.removeprefix(old) if inside else node

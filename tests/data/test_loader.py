@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from batchscope.data import loader
 from batchscope.data.datamodule import MIN_EVAL_BATCH_SIZE, Split, TensorDataModule
 from batchscope.data.loader import EpochBatches, TensorLoader, copied_ahead
+from batchscope.spec import DataSpec
 
 NUM = 50
 
@@ -22,6 +23,7 @@ class Numbers(TensorDataModule):
 
     kind = "sequence"
     name = "numbers"
+    spec = DataSpec("sequence", (2, 1), "class", num_outputs=1_000)
     sizes = {"train": NUM, "val": 2 * MIN_EVAL_BATCH_SIZE + 5, "test": 7}
 
     def load(self, split: Split) -> tuple[Tensor, Tensor]:
@@ -239,6 +241,29 @@ def test_a_process_is_served_its_own_share(options: dict[str, Any], monkeypatch:
         parts.append(samples(numbers(batch_size=4, **options).train_dataloader()))
     monkeypatch.undo()
     assert global_batches(parts) == samples(numbers(batch_size=8, **options).train_dataloader())
+
+
+# --- beginning in the middle of an epoch -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", PIPELINES.values(), ids=PIPELINES.keys())
+@pytest.mark.parametrize("done", [0, 3, 7])
+def test_a_resumed_epoch_is_served_without_the_batches_that_were_trained(options: dict[str, Any], done: int) -> None:
+    whole, resumed = numbers(**options).train_dataloader(), numbers(**options)
+    resumed.begin_at(2, done)
+    rest = resumed.train_dataloader()
+    whole.batch_sampler.set_epoch(2)
+    assert samples(rest) == samples(whole)[done:]
+    assert len(rest) == len(whole)
+    for each in (whole, rest):
+        each.batch_sampler.set_epoch(3)
+    assert samples(rest) == samples(whole)
+
+
+def test_a_batch_can_be_asked_which_samples_it_holds() -> None:
+    served = numbers().train_dataloader()
+    served.batch_sampler.set_epoch(1)
+    assert [served.batch_sampler.samples(batch) for batch in range(len(served))] == samples(served)
 
 
 # --- copying ahead ---------------------------------------------------------------------------------------------------

@@ -34,6 +34,16 @@ def test_a_run_without_one_is_done_again_from_an_empty_folder(tmp_path, status):
     assert [file.name for file in (tmp_path / "0").iterdir()] == ["run.json"]
 
 
+@pytest.mark.parametrize("status", ["running", "interrupted"])
+def test_a_run_that_left_a_checkpoint_is_gone_on_with(tmp_path, status):
+    leave(tmp_path / "0", status)
+    (tmp_path / "0/checkpoints").mkdir()
+    (tmp_path / "0/checkpoints/last.ckpt").write_text("weights")
+    assert folder.keep_or_plan(tmp_path / "0", CONFIG) is None
+    assert read(tmp_path / "0")["status"] == status
+    assert (tmp_path / "0/checkpoints/last.ckpt").exists()
+
+
 def test_a_run_of_another_sweep_is_refused_with_the_option_that_differs(tmp_path):
     leave(tmp_path / "0", "finished")
     other = {**CONFIG, "data": {"batch_size": 8}}
@@ -46,9 +56,12 @@ def test_a_run_of_another_sweep_is_refused_with_the_option_that_differs(tmp_path
     assert read(tmp_path / "0")["status"] == "finished"
 
 
-def test_where_a_run_lies_makes_it_no_other(tmp_path):
+def test_where_a_run_lies_and_that_it_was_resumed_makes_it_no_other(tmp_path):
     leave(tmp_path / "0", "finished")
-    moved = {**CONFIG, "run_dir": "../s/0", "logger": {"save_dir": "../s/0", "name": None}}
+    record = read(tmp_path / "0")
+    record["config"]["resume"] = str(tmp_path / "0")
+    (tmp_path / "0/run.json").write_text(json.dumps(record))
+    moved = {**CONFIG, "resume": None, "run_dir": "../s/0", "logger": {"save_dir": "../s/0", "name": None}}
     assert folder.keep_or_plan(tmp_path / "0", moved)
     folder.refuse_other(tmp_path, [moved])
 

@@ -76,7 +76,10 @@ def test_a_killed_sweep_ends_its_run_and_resumed_keeps_what_was_finished(tmp_pat
     before = (tmp_path / "s/0/run.json").read_bytes()
 
     resumed = start(tmp_path, ENDLESS)
-    wait_until_trains(tmp_path, "1")
+    deadline = time.monotonic() + 60
+    while not record(tmp_path, "1").get("resumed"):
+        assert time.monotonic() < deadline, "the run is not gone on with"
+        time.sleep(0.1)
     assert (tmp_path / "s/0/run.json").read_bytes() == before
     resumed.terminate()  # and a sweep that is told to stop says what it has
     out, _ = resumed.communicate(timeout=120)
@@ -87,6 +90,7 @@ def test_a_killed_sweep_ends_its_run_and_resumed_keeps_what_was_finished(tmp_pat
     assert "not run  1 of 2: trainer.max_epochs=1000000" in out
     assert "hydra.sweep.dir=s" in out.splitlines()[-1]
     assert process_of(tmp_path, "1") is None
+    assert [entry["step"] > 0 for entry in record(tmp_path, "1")["resumed"]] == [True]
 
 
 def test_a_run_that_fails_stops_no_other_and_is_exit_code_1(tmp_path: Path) -> None:

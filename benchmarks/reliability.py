@@ -1,0 +1,210 @@
+"""What it costs that nothing is lost, and whether it is true.
+
+    python benchmarks/reliability.py --root ../shared/data
+    python benchmarks/reliability.py --only kills --kills 50 --seed 1
+
+Three parts. `checkpoint`: the time of one of the SimpleCNN's, from the device to the disk and flushed, and its share of
+the training at the default interval. `finite`: the cost of looking at the loss and all gradients in every step, by
+steps of one training that take turns, with and without. `kills`: one run in a process of its own is killed with
+kill -9 after a random time and resumed, again and again, until it comes to its end; then it is compared, bit by bit,
+with a run that nothing happened to, and the next one begins, until there were as many kills as were asked for.
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from harness import median, spread, write_result
+
+from batchscope.build import build
+from batchscope.callbacks.checkpoint import Checkpoints
+from batchscope.callbacks.nonfinite import StopOnNonFinite
+from batchscope.checkpoint import WholeCheckpoints
+from batchscope.config import check_command_line
+from batchscope.hardware.allocator import keep_freed_memory
+from batchscope.task import Task
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+EVERY_MINUTES = 5  # the default of callbacks.checkpoint
+# Some seconds of training: shuffled, with dropout, under one-cycle, and a validation in mid-epoch.
+KILLED = [
+    *("data=copy_memory", "data.delay=10", "data.num_train=4000", "data.num_val=200", "data.num_test=200"),
+    *("data.batch_size=32", "model=stacked_lstm", "model.hidden_size=16", "trainer.max_epochs=3"),
+    *("trainer.val_check_interval=50", "trainer.accelerator=cpu", "callbacks.throughput.calibrate=false"),
+    *("callbacks.progress=null", "callbacks.pictures=null", "callbacks.checkpoint.every_minutes=0.01"),
+]
+
+
+class Timed(Checkpoints):
+    """Notes how long saving took."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.seconds: list[float] = []
+
+    def save(self, trainer: lightning.Trainer) -> None:
+        started = time.perf_counter()
+        super().save(trainer)
+        self.seconds.append(time.perf_counter() - started)
+
+
+class EveryOther(StopOnNonFinite):
+    """Looks at every second step only, and notes how long each step took."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ms: dict[bool, list[float]] = {True: [], False: []}
+        self.look_ms: list[float] = []
+        self.looks = True
+
+    def on_train_batch_start(self, trainer: lightning.Trainer, *_: Any) -> None:
+        self.looks = not self.looks
+        self.started = time.perf_counter()
+
+    def on_before_optimizer_step(self, *arguments: Any) -> None:
+        if self.looks:
+            started = time.perf_counter()
+            super().on_before_optimizer_step(*arguments)
+            self.look_ms.append(1e3 * (time.perf_counter() - started))
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
+        if trainer.strategy.root_device.type == "cuda":
+            torch.cuda.synchronize()
+        self.ms[self.looks].append(1e3 * (time.perf_counter() - self.started))
+
+
+def fit(root: str, steps: int, *callbacks: lightning.Callback) -> None:
+    """Train the SimpleCNN on MNIST at batch 128, with nothing but these callbacks."""
+    line = [f"data.root={root}", "data.batch_size=128", f"trainer.max_steps={steps}", "trainer.max_epochs=-1"]
+    config = check_command_line(line, multirun=False)[0]
+    keep_freed_memory()
+    data = build(config["data"], "data")
+    data.prepare_data()
+    model = build(config["model"], "model", spec=data.spec)
+    task = Task(model, data.spec, build(config["optimizer"], "optimizer"), provenance={"config": config})
+    quiet = {"logger": False, "enable_progress_bar": False, "limit_val_batches": 0}
+    options = {k: v for k, v in config["trainer"].items() if k not in (*quiet, "_target_", "enable_checkpointing")}
+    checkpoints = any(isinstance(callback, Checkpoints) for callback in callbacks)
+    trainer = lightning.Trainer(
+        **options, **quiet, callbacks=list(callbacks), enable_checkpointing=checkpoints, plugins=[WholeCheckpoints()]
+    )
+    trainer.fit(task, datamodule=data)
+
+
+def time_checkpoints(root: str, count: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        timed = Timed(dirpath=folder, every_n_steps=5)
+        fit(root, 5 * count, timed)
+        size = (Path(folder) / "last.ckpt").stat().st_size
+    seconds = timed.seconds[1:]
+    return {"ms": 1e3 * median(seconds), "spread_ms": spread([1e3 * s for s in seconds]), "bytes": size}
+
+
+def time_finite(root: str, steps: int) -> dict[str, Any]:
+    every_other = EveryOther()
+    fit(root, steps, every_other)
+    with_it, without = (times[20:] for times in (every_other.ms[True], every_other.ms[False]))
+    pairs = [a / b for a, b in zip(with_it, without, strict=False)]
+    look = median(every_other.look_ms[20:])
+    return {
+        "look_ms": look,
+        "share": look / median(without),
+        "with_ms": median(with_it),
+        "without_ms": median(without),
+        "ratio": median(pairs),
+        "pairs": len(pairs),
+    }
+
+
+def kill_and_resume(kills: int, seed: int) -> dict[str, Any]:
+    from runs import assert_alike, results
+
+    dice, done, finished, steps = random.Random(seed), 0, 0, []
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        started = time.monotonic()
+        subprocess.run(
+            _command(*KILLED, "hydra.run.dir=whole"), cwd=place, env=_alone(), check=True, capture_output=True
+        )
+        whole, want = time.monotonic() - started, results(place / "whole")
+        while done < kills:
+            name, line = f"run{finished}", [*KILLED, f"hydra.run.dir=run{finished}"]
+            while _killed(place, line, dice.uniform(2.0, whole) if done < kills else None):
+                done += 1
+                exists = (place / name / "run.json").exists()
+                line = [f"resume={name}"] if exists else line
+            assert_alike(results(place / name), want)
+            finished += 1
+            print(f"{done} kills, {finished} runs ended in the same bits", flush=True)
+        steps = len(want["curves"]["train/loss"])
+    return {"kills": done, "runs": finished, "steps": steps, "seconds_unstopped": whole}
+
+
+def _killed(place: Path, line: list[str], after: float | None) -> bool:
+    """Whether the process was killed before it came to its end."""
+    process = subprocess.Popen(
+        _command(*line), cwd=place, env=_alone(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    try:
+        process.wait(timeout=after)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        return True
+    assert process.returncode == 0, process.stderr.read().decode()
+    return False
+
+
+def _command(*line: str) -> list[str]:
+    return [sys.executable, str(ROOT / "train.py"), *line]
+
+
+def _alone() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", default="data")
+    parser.add_argument("--only", choices=("checkpoint", "finite", "kills"))
+    parser.add_argument("--checkpoints", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    rows, data = [], {}
+    if options.only in (None, "checkpoint"):
+        found = data["checkpoint"] = time_checkpoints(options.root, options.checkpoints)
+        share = found["ms"] / (60e3 * EVERY_MINUTES)
+        rows.append(
+            f"| a checkpoint of the SimpleCNN, {found['bytes']:,} bytes | {found['ms']:.1f} ms "
+            f"({found['spread_ms']}), {share:.4%} of the training at one in {EVERY_MINUTES} minutes |"
+        )
+    if options.only in (None, "finite"):
+        found = data["finite"] = time_finite(options.root, options.steps)
+        rows.append(
+            f"| looking at the loss and the gradients, SimpleCNN at batch 128 | {1e3 * found['look_ms']:.0f} µs, "
+            f"{found['share']:.2%} of a step of {found['without_ms']:.2f} ms; steps with it took {found['ratio']:.4f} "
+            f"of those without ({found['pairs']} pairs) |"
+        )
+    if options.only in (None, "kills"):
+        found = data["kills"] = kill_and_resume(options.kills, options.seed)
+        rows.append(
+            f"| {found['kills']} times kill -9 at a random moment, and resumed | all {found['runs']} runs of "
+            f"{found['steps']} steps ended in the bits of the one that was never stopped |"
+        )
+    write_result("reliability", "\n".join(["| what | measured |", "| --- | --- |", *rows]), data)
+
+
+if __name__ == "__main__":
+    main()

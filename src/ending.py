@@ -1,0 +1,96 @@
+"""What is said and done when a run does not come to its end: interrupted, out of memory, out of disk."""
+
+import contextlib
+import errno
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from .callbacks.interrupt import Interrupted
+from .errors import UserError
+
+_GIB = 2**30
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class RunOutOfMemoryError(UserError):
+    """The device, or the host, has no more memory; by the name its record knows it."""
+
+
+@contextlib.contextmanager
+def told(config: dict[str, Any], device: torch.device, first: bool) -> Iterator[None]:
+    """Tell in one line how what is done within ends, where that is nobody's bug.
+
+    Args:
+        config: of the run.
+        device: the one that trains.
+        first: whether this is the first of the run's processes, which speaks for all.
+
+    Raises:
+        UserError: in place of an error of torch or the system that a user can do something about.
+        Interrupted: passed on, when it has been said how to go on.
+    """
+    try:
+        yield
+    except Interrupted as stop:
+        if first:
+            _say_how_to_go_on(Path(config["run_dir"]), stop)
+        raise
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise RunOutOfMemoryError(_out_of_memory(config, device)) from error
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        where = error.filename or config["run_dir"]
+        raise UserError(f"{where} cannot be written: the disk takes no more ({error.strerror})") from error
+
+
+def _say_how_to_go_on(run_dir: Path, stop: Interrupted) -> None:
+    last = run_dir / "checkpoints" / "last.ckpt"
+    print(f"\n{stop}")
+    print(f"kept     {last}" if last.exists() else "kept     no checkpoint: there was no step to keep")
+    print(f"resume   python train.py resume={shlex.quote(str(run_dir))}", flush=True)
+    job = os.environ.get("SLURM_JOB_ID")
+    if stop.signal.name == "SIGUSR1" and job:
+        _requeue(job)
+
+
+def _requeue(job: str) -> None:
+    """SLURM starts the job's script again, which is to resume the run (docs/reliability.md has one)."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    job = f"{array}_{task}" if array and task else job
+    try:
+        code = subprocess.run(["scontrol", "requeue", job], check=False).returncode
+    except OSError:
+        code = -1
+    print(f"requeue  {job}: {'asked for' if code == 0 else 'scontrol failed'}", flush=True)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return any(words in text for words in ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED"))
+
+
+def _out_of_memory(config: dict[str, Any], device: torch.device) -> str:
+    batch_size = config["data"]["batch_size"]
+    if device.type == "cuda":
+        held, total = torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
+    else:
+        held, total = psutil.Process().memory_info().rss, psutil.virtual_memory().total
+    smaller = f"data.batch_size={max(1, batch_size // 2)}" if batch_size > 1 else "a smaller model"
+    return (
+        f"out of memory with data.batch_size={batch_size} on {device.type}: {held / _GIB:.2f} GiB were allocated of "
+        f"{total / _GIB:.2f}; try {smaller}"
+        + (" with trainer.accumulate_grad_batches=2" if batch_size > 1 else "")
+        + (", or trainer.precision=bf16-mixed" if config["trainer"].get("precision") == "32-true" else "")
+    )

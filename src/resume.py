@@ -1,0 +1,142 @@
+"""`python train.py resume=<run folder>`: which run is gone on with, and which options may have changed meanwhile."""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from .config import check, override
+from .errors import UserError
+from .record import FILE, read
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None
+
+RUNS = Path("outputs/runs")  # where hydra.run.dir puts them
+# What decides where and how a run is trained and watched, and not what comes out of it.
+_FREE = re.compile(
+    r"(logger|callbacks\.(curves|device|throughput|progress|pictures|nonfinite))(\..+)?"
+    r"|callbacks\.checkpoint\.(dirpath|every_minutes|every_n_steps)"
+    r"|trainer\.(accelerator|max_time|enable_\w+|log_every_n_steps|default_root_dir|limit_test_batches|profiler)"
+    r"|data\.(root|offline|pipeline|num_workers)"
+    r"|test|optimized_metric|keep_freed_memory|run_dir|resume|search"
+)
+_LENGTH = ("trainer.max_epochs", "trainer.max_steps")
+_LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def claim(run_dir: Path, enabled: bool = True) -> Iterator[None]:
+    """Hold a run's folder, so that no second process trains in it at the same time.
+
+    The system lets go of it however the process ends, and does not pass it on to worker processes.
+
+    Args:
+        run_dir: made if it is missing.
+        enabled: False in all but the first process of a distributed run.
+
+    Raises:
+        UserError: if another process holds it.
+    """
+    if not enabled:
+        yield
+        return
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / _LOCK).open("w") as lock:
+        if fcntl is not None:
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(f"resume: {os.path.relpath(run_dir)} is being trained right now") from None
+        yield
+
+
+def find(overrides: list[str]) -> tuple[Path, list[str]]:
+    """The folder that a command line with `resume=` names, and the other options on it.
+
+    Raises:
+        UserError: if there is no such run, or none at all.
+    """
+    named = [text.removeprefix("resume=").strip("'\"") for text in overrides if text.startswith("resume=")]
+    others = [text for text in overrides if not text.startswith("resume=")]
+    if len(named) != 1 or not named[0]:
+        raise UserError("resume: takes the folder of one run, or 'last'")
+    if named[0] != "last":
+        run_dir = Path(named[0])
+        if run_dir.name == FILE:
+            run_dir = run_dir.parent
+        if not (run_dir / FILE).is_file():
+            raise UserError(f"resume: got '{named[0]}', which holds no run (no {FILE} in it)")
+        return run_dir, others
+    started = [(record.get("started", ""), path) for path, record in _runs()]
+    if not started:
+        raise UserError(f"resume: got 'last', and there is no run in {RUNS}")
+    return max(started)[1], others
+
+
+def configuration(record: dict[str, Any], run_dir: Path, overrides: list[str]) -> dict[str, Any]:
+    """The checked configuration to go on with: the recorded one, with the options that may change.
+
+    Args:
+        record: the run's.
+        run_dir: where it lies now.
+        overrides: options to change.
+
+    Raises:
+        UserError: for the first changed option that would change the result.
+    """
+    recorded = record.get("config")
+    if not isinstance(recorded, dict):
+        raise UserError(f"resume: {run_dir / FILE} holds no configuration")
+    before = check(OmegaConf.create(moved(recorded, str(recorded.get("run_dir")), os.path.relpath(run_dir))))
+    config = check(override(OmegaConf.create(before), overrides))
+    old, new = _flat(before), _flat(config)
+    for key in dict.fromkeys([*old, *new]):
+        if old.get(key) != new.get(key) and not _FREE.fullmatch(key):
+            _refuse(key, old.get(key), new.get(key), config)
+    return {**config, "resume": str(run_dir)}
+
+
+def is_longer(config: dict[str, Any], record: dict[str, Any]) -> bool:
+    """Whether a configuration asks for more training than a finished run has had."""
+    before = record["config"]["trainer"]
+    return any(config["trainer"].get(key) != before.get(key) for key in ("max_epochs", "max_steps"))
+
+
+def _refuse(key: str, old: Any, new: Any, config: dict[str, Any]) -> None:
+    why = "would change the result"
+    if key in _LENGTH:
+        if config["optimizer"].get("schedule", "constant") == "constant":
+            return
+        why = f"would change the learning rate: optimizer.schedule={config['optimizer']['schedule']} ends with the run"
+    raise UserError(f"resume: {key} is {old} in the run, and {new} {why}; start another run for it")
+
+
+def _runs() -> Iterator[tuple[Path, dict[str, Any]]]:
+    for path in RUNS.glob(f"*/{FILE}"):
+        with contextlib.suppress(UserError):
+            record = read(path.parent)
+            if isinstance(record, dict):
+                yield path.parent, record
+
+
+def moved(node: Any, old: str, new: str) -> Any:
+    """A configuration whose paths below the run's old folder lie below its present one."""
+    if isinstance(node, dict):
+        return {key: moved(value, old, new) for key, value in node.items()}
+    if isinstance(node, list):
+        return [moved(value, old, new) for value in node]
+    inside = isinstance(node, str) and (node == old or node.startswith(old + os.sep))
+    return new + node.removeprefix(old) if inside else node
+
+
+def _flat(node: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(node, dict):
+        return {k: v for key, value in node.items() for k, v in _flat(value, f"{path}.{key}" if path else key).items()}
+    return {path: node}

@@ -1,0 +1,162 @@
+"""Going on with a run exactly where its last good checkpoint was written.
+
+Lightning's own resumption in the middle of an epoch loses the state of the random generators and the position in the
+data, and a checkpoint of an epoch's last batch loses the validation that follows it. Here every checkpoint stands
+between a batch and what follows it (see callbacks/checkpoint.py), and the loops below go on from exactly there.
+"""
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+
+from .callbacks.curve_files import cut_back, on_this_process
+from .callbacks.random_state import restore_random_state
+from .checkpoint import load_checkpoint
+from .data.datamodule import TensorDataModule
+from .errors import UserError
+
+
+@dataclass
+class Resumption:
+    """Where a run goes on.
+
+    Attributes:
+        path: of the checkpoint; None if the run was killed before its first one, and begins anew.
+        position: what the checkpoint says of itself under that name.
+        provenance: what it is of.
+    """
+
+    path: Path | None = None
+    position: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """The steps that have been trained."""
+        return self.position.get("steps", 0)
+
+    def facts(self, run_dir: Path) -> dict[str, Any]:
+        """What the run's record says of it."""
+        return {"step": self.steps, "checkpoint": self.path and os.path.relpath(self.path, run_dir)}
+
+    def prepare(self, trainer: lightning.Trainer, data: TensorDataModule, fingerprint: str) -> None:
+        """Have a trainer and its data begin there; the checkpoint itself is for `trainer.fit(ckpt_path=…)`.
+
+        Raises:
+            UserError: if the data or the number of processes are not those of the run, or it is longer than wanted.
+        """
+        before = self.provenance.get("fingerprint", fingerprint)
+        if before != fingerprint:
+            raise UserError(f"resume: the data are not the run's: their fingerprint is {fingerprint}, not {before}")
+        if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= self.position.get("epoch", -1):
+            epoch = self.position["epoch"]
+            raise UserError(f"trainer.max_epochs: got {trainer.max_epochs}, and the run is in its epoch {epoch + 1}")
+        cut_back(on_this_process(trainer), self.position.get("curves", {}), self.steps)
+        if self.path is None:
+            return
+        processes = len(self.position["random"])
+        if processes != trainer.world_size:
+            raise UserError(f"trainer.devices: the run was trained by {processes} processes, not {trainer.world_size}")
+        data.begin_at(self.position["epoch"], self.position["batches"])
+        trainer.fit_loop = _ResumedFit(trainer, self.position)
+
+
+def newest_good(folder: Path) -> Resumption:
+    """The newest checkpoint of a folder that is whole; of one that is not, a warning is printed.
+
+    Raises:
+        UserError: if there are checkpoints, and none of them is whole.
+    """
+    paths = sorted(folder.glob("*.ckpt"), key=lambda path: (path.stat().st_mtime_ns, path.name == "last.ckpt"))
+    refused = []
+    for path in reversed(paths):
+        try:
+            checkpoint = load_checkpoint(path)
+            if "position" not in checkpoint:
+                raise UserError(f"ckpt: {path} does not say where in the training it was written")
+        except UserError as error:
+            refused.append(str(error).removeprefix("ckpt: "))
+            continue
+        for reason in refused:
+            print(f"warning: {reason}; going on from {path.name} instead", file=sys.stderr, flush=True)
+        return Resumption(path, checkpoint["position"], checkpoint["batchscope"])
+    if refused:
+        raise UserError(f"resume: no checkpoint is whole, and nothing was changed: {'; '.join(refused)}")
+    return Resumption()
+
+
+class _ResumedFit(_FitLoop):
+    """Lightning's loop over epochs, the first of which is a resumed one.
+
+    Args:
+        trainer: whose loop it becomes.
+        position: of the checkpoint.
+    """
+
+    def __init__(self, trainer: lightning.Trainer, position: dict[str, Any]):
+        before = trainer.fit_loop
+        super().__init__(trainer, before.min_epochs, before.max_epochs)
+        self.epoch_loop = _ResumedEpoch(trainer, position, before.epoch_loop.min_steps, before.epoch_loop.max_steps)
+
+    @property
+    def done(self) -> bool:
+        """What follows the last batch of all is still to come, even where there are no more steps to be done."""
+        return not self.epoch_loop.resumed and super().done
+
+    def load_state_dict(self, state_dict: dict, prefix: str = "") -> None:
+        """Take the counters, and none of Lightning's guesses at where between two of its hooks they were saved."""
+        super().load_state_dict(state_dict, prefix)
+        for loop in (self, self.epoch_loop, self.epoch_loop.val_loop, self.epoch_loop.automatic_optimization):
+            loop._restarting = loop._loaded_from_state_dict = False
+        batches, epochs = self.epoch_loop.batch_progress, self.epoch_progress
+        for counter in (batches.total, batches.current):  # the batch is done
+            counter.completed = counter.processed = counter.started = counter.ready
+        for counter in (epochs.total, epochs.current):  # the epoch begins anew, but for its first batches
+            counter.ready = counter.started = counter.processed = counter.completed
+
+
+class _ResumedEpoch(_TrainingEpochLoop):
+    """Lightning's loop over the batches of an epoch, beginning after the last one that was trained.
+
+    Args:
+        trainer: whose loop it becomes.
+        position: of the checkpoint.
+        min_steps, max_steps: as the trainer has them.
+    """
+
+    def __init__(self, trainer: lightning.Trainer, position: dict[str, Any], min_steps: int | None, max_steps: int):
+        super().__init__(trainer, min_steps, max_steps)
+        self.position = position
+        self.resumed = True  # until what follows the last trained batch has been done
+
+    @property
+    def done(self) -> bool:
+        """As `_ResumedFit.done`."""
+        return not self.resumed and super().done
+
+    def reset(self) -> None:
+        """Keep the counters of the epoch that is gone on with."""
+        if not self.resumed:
+            super().reset()
+
+    def advance(self, data_fetcher: Any) -> None:
+        """At first nothing: the batch has been trained, and `on_advance_end` does what follows it."""
+        if self.resumed:
+            self._restore()
+            self.resumed = False
+        else:
+            super().advance(data_fetcher)
+
+    def _restore(self) -> None:
+        """What Lightning's checkpoints do not hold; as late as can be, so that nothing comes in between."""
+        module = self.trainer.lightning_module
+        parameters = dict(module.named_parameters())
+        for name, gradient in self.position["gradients"].items():
+            parameters[name].grad = gradient.to(parameters[name].device)
+        restore_random_state(self.position["random"][self.trainer.global_rank])

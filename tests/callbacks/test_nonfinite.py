@@ -1,0 +1,155 @@
+"""A number that is not finite ends the run in its own step, with the weights from before it, or is left out."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from strangers import Memory, Stranger, loader
+from torch import Tensor, nn
+
+from batchscope.callbacks.nonfinite import POOL, StopOnNonFinite, _LateFlags
+from batchscope.errors import UserError
+
+
+class Breaking(Stranger):
+    """Whose numbers go bad in some steps: in the loss, or in the gradient of the weight alone."""
+
+    def __init__(self, bad: tuple[int, ...] = (3,), where: str = "loss", fused: bool = False):
+        super().__init__()
+        self.bad, self.where, self.fused = bad, where, fused
+        self.weights: list[Tensor] = []  # before each step
+        self.layer.weight.register_hook(self._break_gradient)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.weights.append(self.layer.weight.detach().clone())
+        loss = super().training_step(batch, batch_idx)
+        return loss * float("nan") if self.where == "loss" and self._breaks() else loss
+
+    def _break_gradient(self, gradient: Tensor) -> Tensor:
+        return gradient / 0 if self.where == "gradient" and self._breaks() else gradient
+
+    def _breaks(self) -> bool:
+        return len(self.weights) in self.bad
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=0.01, fused=self.fused)
+
+
+class Late(StopOnNonFinite):
+    """As on CUDA: the answer comes two steps late."""
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._flags = TwoStepsLate(torch.device("cpu"))
+
+
+class TwoStepsLate(_LateFlags):
+    def arrived(self) -> list[bool]:
+        self._sent -= 2
+        try:
+            return super().arrived() if self._sent > self._seen else []
+        finally:
+            self._sent += 2
+
+
+def fit(tmp_path: Path, module: Stranger, callback: StopOnNonFinite, **options: Any) -> lightning.Trainer:
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    trainer = lightning.Trainer(
+        default_root_dir=tmp_path,
+        accelerator="cpu",
+        max_epochs=2,
+        logger=Memory(),
+        callbacks=[callback],
+        **quiet,
+        **options,
+    )
+    trainer.fit(module, loader())
+    return trainer
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run_with_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        fit(tmp_path, Breaking(), StopOnNonFinite())
+    assert str(caught.value).startswith(
+        "step 3: the loss is nan, the gradient of layer.weight is not finite (of 2 of 2 parameters); "
+        "batch 2 of epoch 0, learning rate 0.01."
+    )
+
+
+def test_a_gradient_is_named_that_alone_is_infinite(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        fit(tmp_path, Breaking(bad=(7,), where="gradient"), StopOnNonFinite())
+    assert str(caught.value).startswith("step 7: the loss is ")
+    assert ", the gradient of layer.weight is not finite; batch 1 of epoch 1, " in str(caught.value)
+
+
+def test_the_weights_are_those_from_before_the_step(tmp_path: Path) -> None:
+    module = Breaking()
+    with pytest.raises(UserError):
+        fit(tmp_path, module, StopOnNonFinite())
+    assert torch.equal(module.layer.weight, module.weights[2])
+    assert not torch.equal(module.weights[2], module.weights[1])
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["one kernel a parameter", "fused"])
+def test_skipped_steps_leave_the_weights_alone_and_are_counted(tmp_path: Path, fused: bool) -> None:
+    module, callback = Breaking(bad=(3, 4, 9), fused=fused), StopOnNonFinite("skip")
+    trainer = fit(tmp_path, module, callback)
+    assert callback.skipped == 3
+    assert trainer.global_step == 10
+    changed = [not torch.equal(a, b) for a, b in zip(module.weights, module.weights[1:], strict=False)]
+    assert [i + 1 for i, moved in enumerate(changed) if not moved] == [3, 4, 9]
+    assert module.layer.weight.isfinite().all()
+
+
+def test_the_device_leaves_bad_updates_out_while_the_host_does_not_know_yet(tmp_path: Path) -> None:
+    module, callback = Breaking(bad=(3, 9), fused=True), Late("skip")
+    trainer = fit(tmp_path, module, callback)
+    changed = [not torch.equal(a, b) for a, b in zip(module.weights, module.weights[1:], strict=False)]
+    assert [i + 1 for i, moved in enumerate(changed) if not moved] == [3, 9]
+    assert not hasattr(trainer.optimizers[0], "found_inf")
+
+
+def test_a_step_that_is_heard_of_late_is_named_as_itself(tmp_path: Path) -> None:
+    module = Breaking(bad=(3,), fused=True)
+    with pytest.raises(UserError, match="step 3: .*; batch 2 of epoch 0, learning rate 0.01"):
+        fit(tmp_path, module, Late())
+    assert len(module.weights) == 5
+    assert module.layer.weight.isfinite().all()
+
+
+def test_flags_come_in_order_however_many_there_are() -> None:
+    flags, heard = _LateFlags(torch.device("cpu")), []
+    for step in range(2 * POOL + 10):
+        flags.next().fill_(float(step % 7 == 0))
+        flags.send()
+        heard += flags.arrived()
+    assert heard == [step % 7 == 0 for step in range(2 * POOL + 10)]
+
+
+def test_accumulated_gradients_are_checked_once_an_update(tmp_path: Path) -> None:
+    module, callback = Breaking(bad=(4,), where="gradient"), StopOnNonFinite("skip")
+    fit(tmp_path, module, callback, accumulate_grad_batches=2)
+    assert callback.skipped == 1
+
+
+def test_the_count_goes_on_in_a_resumed_run() -> None:
+    before, after = StopOnNonFinite("skip"), StopOnNonFinite("skip")
+    before.skipped = 5
+    after.load_state_dict(before.state_dict())
+    assert after.skipped == 5
+
+
+def test_parameters_of_several_precisions_are_checked(tmp_path: Path) -> None:
+    class Mixed(Breaking):
+        def __init__(self) -> None:
+            super().__init__(bad=())
+            self.other = nn.Linear(4, 1).double()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) + (self.other(batch[0].double()) / 0).sum().float()
+
+    with pytest.raises(UserError, match="step 1: the loss is .* the gradient of other.weight is not finite"):
+        fit(tmp_path, Mixed(), StopOnNonFinite())

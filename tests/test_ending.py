@@ -1,0 +1,75 @@
+"""A run that cannot go on ends with one line that says why, and keeps what it had."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from runs import EVERY_4, SMALL, last, record, results, run
+
+from batchscope.data.copy_memory import CopyMemory
+from batchscope.errors import UserError
+
+OUT = "hydra.run.dir=out"
+STEP = "batchscope.task.Task.training_step"
+
+
+def break_one_loss() -> None:
+    """The next loss is not a number."""
+    from batchscope.task import Task
+
+    inner = Task.loss
+
+    def broken(self: Task, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        Task.loss = inner
+        return inner(self, output, y) * float("nan")
+
+    Task.loss = broken
+
+
+def ask_for_too_much() -> None:
+    torch.empty(10**15)
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run_and_keeps_the_checkpoints(tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 6, break_one_loss)])
+    assert done.end() == 1
+    (line,) = done.complained.splitlines()
+    assert line.startswith("error: step 6: the loss is nan, the gradient of model.")
+    samples = line.split("batch 5 of epoch 0 (samples ")[1].split("), learning rate ")[0]
+    assert len(samples.split(", ")) == 8
+    assert record(tmp_path / "out")["status"] == "failed"
+    assert record(tmp_path / "out")["error"] == line.removeprefix("error: ")
+    assert last(tmp_path / "out")["position"]["steps"] == 4
+
+
+def test_a_run_may_skip_such_a_step_and_counts_it(tmp_path: Path) -> None:
+    skip = "callbacks.nonfinite.action=skip"
+    assert run(tmp_path, *SMALL, OUT, skip, faults=[(STEP, 6, break_one_loss)]).end() == 0
+    assert record(tmp_path / "out")["skipped_steps"] == 1
+    assert all(weight.isfinite().all() for weight in results(tmp_path / "out")["weights"].values())
+
+
+def test_out_of_memory_is_told_with_the_batch_size_and_what_to_try(tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 6, ask_for_too_much)])
+    assert done.end() == 1
+    (line,) = done.complained.splitlines()
+    assert line.startswith("error: out of memory with data.batch_size=8 on cpu: ")
+    assert " GiB were allocated of " in line
+    assert "try data.batch_size=4 with trainer.accumulate_grad_batches=2" in line
+    assert record(tmp_path / "out")["status"] == "out_of_memory"
+    assert last(tmp_path / "out")["position"]["steps"] == 4
+
+
+def test_a_label_that_is_no_class_is_found_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = CopyMemory(num_train=16, num_val=4, num_test=4)
+    inner = data.load
+
+    def with_a_wrong_label(split: str) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = inner(split)
+        if split == "val":
+            y[2, 3] = 77
+        return x, y
+
+    monkeypatch.setattr(data, "load", with_a_wrong_label)
+    with pytest.raises(UserError, match="sample 2 of copy-memory's val split has the label 77, and the classes are 0 "):
+        data.setup("fit")

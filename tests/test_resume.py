@@ -1,0 +1,318 @@
+"""A run that is killed at any moment and resumed ends as one that never stopped: the same in every bit."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from runs import EVERY_4, SMALL, Run, assert_alike, kill_9, last, record, results, run
+
+from batchscope import resume
+from batchscope.callbacks.random_state import random_state, restore_random_state
+from batchscope.config import options_of
+from batchscope.errors import UserError
+
+OUT = "hydra.run.dir=out"
+STEP, VALIDATION, TEST = (f"batchscope.task.Task.{kind}_step" for kind in ("training", "validation", "test"))
+# Steps 1 to 10 are the first epoch, 11 to 20 the second; every epoch has one validation of one batch.
+MOMENTS = {
+    "before the first checkpoint": (STEP, 3, kill_9),
+    "in mid-epoch": (STEP, 7, kill_9),
+    "on an epoch's last batch": (STEP, 10, kill_9),
+    "between an epoch's end and its validation": (VALIDATION, 1, kill_9),
+    "between a validation and the best checkpoint": ("batchscope.callbacks.checkpoint.keep_as", 1, kill_9),
+    "between two epochs": (STEP, 11, kill_9),
+    "while a checkpoint is written": ("batchscope.checkpoint.os.fsync", 3, kill_9),
+    "between a checkpoint and its name": ("batchscope.checkpoint.os.replace", 2, kill_9),
+    "in the last validation": (VALIDATION, 2, kill_9),
+    "in the test": (TEST, 1, kill_9),
+}
+QUICK = ("on an epoch's last batch", "between an epoch's end and its validation")
+
+
+@pytest.fixture(scope="module")
+def unstopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing happened to."""
+    folder = tmp_path_factory.mktemp("unstopped")
+    done = run(folder, *SMALL, EVERY_4, OUT)
+    assert done.end() == 0, done.complained
+    return folder / "out"
+
+
+def killed_and_resumed(folder: Path, *overrides: str, faults: list) -> Path:
+    """The run's folder, after it was killed by the first fault, resumed, killed by the next one, …, and finished."""
+    line = [*SMALL, EVERY_4, OUT, *overrides]
+    for fault in faults:
+        assert run(folder, *line, faults=[fault]).end() == -9
+        assert record(folder / "out")["status"] == "running"
+        line = ["resume=out"]
+    done = run(folder, *line)
+    assert done.end() == 0, done.complained
+    return folder / "out"
+
+
+@pytest.mark.parametrize(
+    "moment", [pytest.param(m, marks=() if m in QUICK else pytest.mark.slow, id=m) for m in MOMENTS]
+)
+def test_a_run_killed_at_any_moment_ends_as_one_that_never_stopped(
+    moment: str, unstopped: Path, tmp_path: Path
+) -> None:
+    assert_alike(results(killed_and_resumed(tmp_path, faults=[MOMENTS[moment]])), results(unstopped))
+
+
+def test_a_run_may_be_killed_twice_in_one_epoch(unstopped: Path, tmp_path: Path) -> None:
+    # The resumed process begins after step 4 and is killed in step 10, after the checkpoint of step 8.
+    run_dir = killed_and_resumed(tmp_path, faults=[(STEP, 6, kill_9), (STEP, 6, kill_9)])
+    assert_alike(results(run_dir), results(unstopped))
+    assert [entry["step"] for entry in record(run_dir)["resumed"]] == [4, 8]
+    assert record(run_dir)["started"] <= record(run_dir)["resumed"][0]["at"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["in mid-epoch", "on an epoch's last batch", "between two epochs"])
+@pytest.mark.parametrize("pipeline", ["device", "workers"])
+def test_every_pipeline_is_resumed_exactly_and_all_train_the_same(
+    pipeline: str, moment: str, unstopped: Path, tmp_path: Path
+) -> None:
+    run_dir = killed_and_resumed(tmp_path, f"data.pipeline={pipeline}", faults=[MOMENTS[moment]])
+    assert_alike(results(run_dir), results(unstopped))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", options_of("model"))
+def test_every_model_is_resumed_exactly(model: str, tmp_path: Path) -> None:
+    images = ["data=digits", f"data.root={tmp_path}", "data.num_train=76", "data.num_val=16", "data.num_test=16"]
+    line = [*[o for o in SMALL if not o.startswith(("model", "data"))], *images, "data.batch_size=8", f"model={model}"]
+    options = [EVERY_4, OUT, "+callbacks.throughput.flops_per_sample=null"]  # counting FLOPs must not draw a number
+    whole, killed = (tmp_path / name for name in ("whole", "killed"))
+    line = [o for o in line if "flops_per_sample" not in o]
+    assert run(whole, *line, *options).end() == 0
+    assert run(killed, *line, *options, faults=[(STEP, 16, kill_9)]).end() == -9
+    assert run(killed, "resume=out").end() == 0
+    assert_alike(results(killed / "out"), results(whole / "out"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["trainer.val_check_interval=5"],
+        ["+trainer.check_val_every_n_epoch=2"],
+        ["trainer.accumulate_grad_batches=3"],
+        ["trainer.limit_train_batches=7"],
+        ["trainer.max_steps=7"],
+        ["trainer.gradient_clip_val=0.1", "optimizer=sgd"],
+        ["optimizer.schedule=constant", "trainer.limit_val_batches=0"],
+        ["trainer.precision=bf16-mixed"],
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_every_kind_of_training_is_resumed_exactly(options: list[str], tmp_path: Path) -> None:
+    whole, killed = (tmp_path / name for name in ("whole", "killed"))
+    each = "callbacks.checkpoint.every_n_steps=1"
+    assert run(whole, *SMALL, *options, each, OUT).end() == 0
+    assert run(killed, *SMALL, *options, each, OUT, faults=[(STEP, 6, kill_9)]).end() == -9
+    done = run(killed, "resume=out")
+    assert done.end() == 0, done.complained
+    ours, theirs = results(killed / "out"), results(whole / "out")
+    assert_alike(ours, theirs)
+
+
+def test_random_states_are_put_back_as_they_were() -> None:
+    import random
+
+    import numpy
+
+    saved = random_state()
+    drawn = (torch.rand(3).tolist(), random.random(), numpy.random.random())
+    restore_random_state(saved)
+    assert (torch.rand(3).tolist(), random.random(), numpy.random.random()) == drawn
+
+
+# --- what a run is resumed from --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a run was killed in its second epoch, so that it has a last and a best checkpoint."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    assert run(folder, *SMALL, EVERY_4, OUT, faults=[(STEP, 18, kill_9)]).end() == -9
+    return folder
+
+
+@pytest.fixture
+def killed(interrupted: Path, tmp_path: Path) -> Path:
+    """A copy of it to break."""
+    return Path(shutil.copytree(interrupted, tmp_path / "killed"))
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def test_a_damaged_last_checkpoint_is_named_and_the_best_one_used(killed: Path, unstopped: Path) -> None:
+    flip_a_bit(killed / "out" / "checkpoints" / "last.ckpt")
+    done = run(killed, "resume=out")
+    assert done.end() == 0
+    (line,) = done.complained.splitlines()
+    assert line.startswith("warning: out/checkpoints/last.ckpt is damaged")
+    assert line.endswith("going on from best.ckpt instead")
+    assert_alike(results(killed / "out"), results(unstopped))
+
+
+def test_without_a_good_checkpoint_nothing_is_trained_or_changed(killed: Path) -> None:
+    checkpoints = killed / "out" / "checkpoints"
+    flip_a_bit(checkpoints / "last.ckpt")
+    (checkpoints / "best.ckpt").unlink()
+    (checkpoints / "best.ckpt").write_bytes(b"")
+    before = {path: path.read_bytes() for path in (killed / "out").rglob("*") if path.is_file()}
+    done = run(killed, "resume=out")
+    assert done.end() == 1
+    (line,) = done.complained.splitlines()
+    assert line.startswith("error: resume: no checkpoint is whole, and nothing was changed: out/checkpoints/")
+    assert "last.ckpt is damaged" in line and "best.ckpt is not a whole checkpoint (0 bytes)" in line
+    assert {path: path.read_bytes() for path in (killed / "out").rglob("*") if path.is_file()} == before
+
+
+def test_what_a_killed_run_left_half_written_is_removed(killed: Path) -> None:
+    half = killed / "out" / "checkpoints" / ".last.ckpt.123.tmp"
+    half.write_bytes(b"half")
+    run(killed, "resume=out")
+    assert sorted(p.name for p in half.parent.iterdir()) == ["best.ckpt", "last.ckpt"]
+
+
+def test_other_data_are_refused(killed: Path) -> None:
+    # The same options, and a dataset that has become another one meanwhile.
+    other = ("batchscope.data.datamodule.hashlib.blake2b", 1, _other_seed)
+    done = run(killed, "resume=out", faults=[other])
+    assert done.end() == 1
+    (line,) = done.complained.splitlines()
+    assert line.startswith("error: resume: the data are not the run's: their fingerprint is ")
+
+
+def _other_seed() -> None:
+    from batchscope.data.copy_memory import CopyMemory
+
+    CopyMemory.fingerprint = "0123456789abcdef"
+
+
+def test_a_moved_run_is_resumed_where_it_is_now(killed: Path, unstopped: Path) -> None:
+    (killed / "out").rename(killed / "elsewhere")
+    done = run(killed, "resume=elsewhere")
+    assert done.end() == 0, done.complained
+    assert not (killed / "out").exists()
+    assert_alike(results(killed / "elsewhere"), results(unstopped))
+
+
+def test_a_run_that_is_still_going_on_is_not_resumed_by_another_process(killed: Path) -> None:
+    with resume.claim(killed / "out"):
+        done = run(killed, "resume=out")
+    assert done.end() == 1
+    assert done.complained.splitlines() == ["error: resume: out is being trained right now"]
+
+
+def test_a_finished_run_says_so(unstopped: Path) -> None:
+    before = (unstopped / "run.json").read_text()
+    done = run(unstopped.parent, "resume=out")
+    assert done.end() == 0
+    assert done.said == "out has finished; there is nothing to resume\n"
+    assert (unstopped / "run.json").read_text() == before
+
+
+# --- which run, and which options may change -------------------------------------------------------------------------
+
+
+def configuration(run_dir: Path, *overrides: str) -> dict:
+    return resume.configuration(record(run_dir), run_dir, list(overrides))
+
+
+def refusal(run_dir: Path, *overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        configuration(run_dir, *overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("model=lstm_cell", "resume: model."),
+        ("model.dropout=0.1", "resume: model.dropout is 0.5 in the run, and 0.1 would change the result"),
+        ("data.num_train=80", "resume: data.num_train is 76 in the run, and 80 would change the result"),
+        ("data.batch_size=16", "resume: data.batch_size is 8"),
+        ("seed=1", "resume: seed is 0 in the run, and 1 would change the result"),
+        ("optimizer.lr=1", "resume: optimizer.lr is 0.004"),
+        ("trainer.precision=bf16-mixed", "resume: trainer.precision is 32-true"),
+        ("trainer.devices=2", "resume: trainer.devices is 1"),
+        ("callbacks.checkpoint.monitor=val/acc", "resume: callbacks.checkpoint.monitor is val/loss"),
+        ("trainer.max_epochs=3", "optimizer.schedule=one_cycle ends with the run"),
+        ("modle=cnn", "modle: no such option. Did you mean 'model'?"),
+    ],
+)
+def test_a_changed_option_that_would_change_the_result_is_refused_by_name(
+    option: str, said: str, interrupted: Path
+) -> None:
+    assert said in refusal(interrupted / "out", option)
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["trainer.accelerator=auto", "data.pipeline=device", "callbacks.curves.every_n_steps=2", "callbacks.device=null"]
+    + ["logger.csv=null", "test=false", "callbacks.checkpoint.every_minutes=1", "callbacks.nonfinite.action=skip"],
+)
+def test_where_and_how_a_run_is_trained_and_watched_may_change(option: str, interrupted: Path) -> None:
+    assert configuration(interrupted / "out", option)["resume"] == str(interrupted / "out")
+
+
+def test_a_run_at_a_constant_rate_can_be_made_longer(tmp_path: Path) -> None:
+    constant = ["optimizer.schedule=constant", *SMALL, OUT]
+    assert run(tmp_path / "long", *constant, "trainer.max_epochs=3").end() == 0
+    assert run(tmp_path / "short", *constant).end() == 0
+    done = run(tmp_path / "short", "resume=out", "trainer.max_epochs=3")
+    assert done.end() == 0, done.complained
+    assert_alike(results(tmp_path / "short" / "out"), results(tmp_path / "long" / "out"))
+
+
+def test_last_is_the_run_that_was_started_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, started in (("b", "2026-01-02"), ("c", "2026-01-03"), ("a", "2026-01-01")):
+        folder = tmp_path / "outputs" / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(json.dumps({"started": started}))
+    assert resume.find(["resume=last", "test=false"]) == (Path("outputs/runs/c"), ["test=false"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["resume=nowhere"], "resume: got 'nowhere', which holds no run"),
+        (["resume=last"], "resume: got 'last', and there is no run in outputs/runs"),
+        (["resume="], "resume: takes the folder of one run, or 'last'"),
+    ],
+)
+def test_a_run_that_is_not_there_is_refused(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=said.replace(".", r"\.")):
+        resume.find(words)
+
+
+def test_a_sweep_is_not_resumed_by_this(interrupted: Path) -> None:
+    done = Run(interrupted, "-m", "resume=out")
+    assert done.end() == 1
+    assert done.complained.startswith("error: resume: takes a single run")
+
+
+def test_what_is_saved_is_tensors_and_plain_values(interrupted: Path) -> None:
+    def check(node: object, where: str) -> None:
+        assert type(node) in (dict, list, tuple, int, float, str, bool, type(None), torch.Tensor) or hasattr(
+            node, "move_to_end"
+        ), f"{where} is a {type(node)}"
+        children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list | tuple) else ()
+        for key, child in children:
+            check(child, f"{where}.{key}")
+
+    check(last(interrupted / "out"), "checkpoint")
