@@ -44,7 +44,7 @@ def check(node: Any, path: str) -> None:
         return
     target = node.get("_target_")
     signature = None
-    if target is not None:
+    if "_target_" in node:
         _check_target(target, path)
         signature = signature_of(target)
     for key, value in node.items():
