@@ -384,9 +384,7 @@ def _read(run_dir: Path, name: str, notes: list[str]) -> dict[str, Any] | None:
     except UserError as error:
         notes.append(f"{name}: {str(error).partition(': ')[2] or error}")
         return None
-    if not isinstance(record, dict):
-        notes.append(f"{name}: {FILE} holds no record")
-    elif record.get("schema") != SCHEMA:
+    if record.get("schema") != SCHEMA:
         notes.append(f"{name}: a record of schema {record.get('schema')!r}, and this version reads {SCHEMA}; left out")
     elif not isinstance(record.get("config"), dict):
         notes.append(f"{name}: a record without a config; left out")
