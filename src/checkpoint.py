@@ -23,7 +23,7 @@ _MARK = b"batchscope blake2b "  # then the checksum in hexadecimal digits
 _DIGITS = 64
 _COMMENT = len(_MARK) + _DIGITS
 _END_OF_ARCHIVE = b"PK\x05\x06"  # the last record of a zip archive: 22 bytes, then the comment (APPNOTE 4.3.16)
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class WholeCheckpoints(CheckpointIO):
@@ -154,7 +154,7 @@ def _flush_folder(folder: Path) -> None:
 
 def _cannot_write(path: Path, size: int, error: OSError) -> str:
     kept = f"; the checkpoint before it is kept: {path}" if path.exists() else ""
-    if error.errno in _NO_SPACE:
+    if error.errno in NO_SPACE:
         free = shutil.disk_usage(path.parent).free
         return f"checkpoint: {path} needs {size:,} bytes, and the disk takes no more ({free:,} free){kept}"
     return f"checkpoint: {path} ({size:,} bytes) cannot be written: {error.strerror or error}{kept}"

@@ -1,7 +1,6 @@
 """What is said and done when a run does not come to its end: interrupted, out of memory, out of disk."""
 
 import contextlib
-import errno
 import os
 import shlex
 import subprocess
@@ -13,10 +12,10 @@ import psutil
 import torch
 
 from .callbacks.interrupt import Interrupted
+from .checkpoint import NO_SPACE
 from .errors import UserError
 
 _GIB = 2**30
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class RunOutOfMemoryError(UserError):
@@ -47,7 +46,7 @@ def told(config: dict[str, Any], device: torch.device, first: bool) -> Iterator[
             raise
         raise RunOutOfMemoryError(_out_of_memory(config, device)) from error
     except OSError as error:
-        if error.errno not in _NO_SPACE:
+        if error.errno not in NO_SPACE:
             raise
         where = error.filename or config["run_dir"]
         raise UserError(f"{where} cannot be written: the disk takes no more ({error.strerror})") from error

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -129,6 +130,16 @@ def read(run_dir: Path) -> dict[str, Any]:
     return record
 
 
+def flatten(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """The options of a configuration with their dotted names: `data.batch_size`."""
+    for key, value in node.items():
+        name = f"{path}{key}"
+        if isinstance(value, dict):
+            yield from flatten(value, f"{name}.")
+        else:
+            yield name, value
+
+
 def versions() -> dict[str, str]:
     """The versions of the packages that decide a run's numbers."""
     found = {}
@@ -151,8 +162,7 @@ def _status(error: BaseException | None) -> Status:
         return "finished"
     if isinstance(error, KeyboardInterrupt | SystemExit):  # Lightning turns Ctrl-C into SystemExit
         return "interrupted"
-    of_torch = "OutOfMemoryError" in type(error).__name__ or "DefaultCPUAllocator: can't allocate" in str(error)
-    if of_torch or isinstance(error, MemoryError):
+    if "OutOfMemoryError" in type(error).__name__ or isinstance(error, MemoryError):
         return "out_of_memory"
     return "failed"
 

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from .config import check, override
 from .errors import UserError
-from .record import FILE, read
+from .record import FILE, flatten, read
 
 try:
     import fcntl
@@ -96,7 +96,7 @@ def configuration(record: dict[str, Any], run_dir: Path, overrides: list[str]) -
         raise UserError(f"resume: {run_dir / FILE} holds no configuration")
     before = check(OmegaConf.create(moved(recorded, str(recorded.get("run_dir")), os.path.relpath(run_dir))))
     config = check(override(OmegaConf.create(before), overrides))
-    old, new = _flat(before), _flat(config)
+    old, new = dict(flatten(before)), dict(flatten(config))
     for key in dict.fromkeys([*old, *new]):
         if old.get(key) != new.get(key) and not _FREE.fullmatch(key):
             _refuse(key, old.get(key), new.get(key), config)
@@ -121,9 +121,7 @@ def _refuse(key: str, old: Any, new: Any, config: dict[str, Any]) -> None:
 def _runs() -> Iterator[tuple[Path, dict[str, Any]]]:
     for path in RUNS.glob(f"*/{FILE}"):
         with contextlib.suppress(UserError):
-            record = read(path.parent)
-            if isinstance(record, dict):
-                yield path.parent, record
+            yield path.parent, read(path.parent)
 
 
 def moved(node: Any, old: str, new: str) -> Any:
@@ -134,9 +132,3 @@ def moved(node: Any, old: str, new: str) -> Any:
         return [moved(value, old, new) for value in node]
     inside = isinstance(node, str) and (node == old or node.startswith(old + os.sep))
     return new + node.removeprefix(old) if inside else node
-
-
-def _flat(node: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(node, dict):
-        return {k: v for key, value in node.items() for k, v in _flat(value, f"{path}.{key}" if path else key).items()}
-    return {path: node}

@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from .callbacks.nonfinite import StopOnNonFinite
 from .callbacks.throughput import ThroughputMonitor
+from .record import flatten
 
 # What Lightning says to everybody and these runs answer already, or need not know.
 _NOISE = (
@@ -86,7 +87,10 @@ def log_hyperparameters(trainer: lightning.Trainer, record: Mapping[str, Any]) -
     """One row in TensorBoard's HPARAMS tab: what was chosen, what came of it, and how fast."""
     config = record["config"]
     chosen = {section: config[section] for section in ("model", "data", "optimizer", "trainer")}
-    row = {key: value for key, value in _flatten(chosen) if key.rpartition(".")[2] not in _NOT_CHOICES}
+    named = [(key, value) for key, value in flatten(chosen) if key.rpartition(".")[2] not in _NOT_CHOICES]
+    row = {
+        key: value if isinstance(value, int | float | str) else str(value) for key, value in named if value is not None
+    }
     row |= {"model": record["choices"].get("model", ""), "dataset": record["dataset"]["name"], "seed": config["seed"]}
     speed = {key: record["throughput"].get(key) for key in ("samples_per_sec", "step_ms", "mfu")}
     # Names and a step of their own: a curve that goes back to step 0 is cut there by TensorBoard.
@@ -123,11 +127,3 @@ def print_end(record: Mapping[str, Any]) -> None:
 
 def _count(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
-
-
-def _flatten(node: Any, path: str = "") -> list[tuple[str, Any]]:
-    if isinstance(node, dict):
-        return [pair for key, value in node.items() for pair in _flatten(value, f"{path}.{key}" if path else key)]
-    if node is None:
-        return []
-    return [(path, node if isinstance(node, int | float | str | bool) else str(node))]

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,19 +76,14 @@ def statuses(sweep_dir: Path) -> list[str]:
 
 def _records(sweep_dir: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(sweep_dir.rglob(FILE)):
-        try:
-            record = read(path.parent)
-        except UserError:
-            continue
-        if isinstance(record, dict):
-            yield record
+        with suppress(UserError):
+            yield read(path.parent)
 
 
 def _refuse_different(run_dir: Path, config: dict[str, Any]) -> None:
-    record = read(run_dir)
-    there = record.get("config") if isinstance(record, dict) else None
-    place = str(there.get("run_dir")) if isinstance(there, dict) else ""
-    difference = _difference(there, config, place) if isinstance(there, dict) else "cannot be compared"
+    there = read(run_dir).get("config")
+    known = isinstance(there, dict)
+    difference = _difference(there, config, str(there.get("run_dir"))) if known else "cannot be compared"
     if difference:
         raise UserError(
             f"hydra.sweep.dir: {os.path.relpath(run_dir)} holds a run of another sweep ({difference}); "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..record import FILE, SCHEMA, read
+from ..record import FILE, SCHEMA, flatten, read
 
 PARTS = ("data_wait", "transfer", "forward", "backward", "optimizer", "other")
 BATCH_SIZE, SEED = "data.batch_size", "seed"
@@ -53,7 +53,7 @@ class Run:
         if flat.get("model") == "torchvision":
             flat["model"] = str(_table(config.get("model")).get("name", "torchvision"))
         flat |= self._hardware(hardware)
-        for key, value in _flatten({k: v for k, v in config.items() if k not in _WATCHING}):
+        for key, value in flatten({k: v for k, v in config.items() if k not in _WATCHING}):
             derived = isinstance(value, str) and run_dir and str(run_dir) in value
             if not derived and not _PLACES.match(key) and not key.endswith("_target_"):
                 flat[key] = value
@@ -340,15 +340,6 @@ def _positive(value: Any) -> float | None:
 
 def _table(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _flatten(node: dict[str, Any], path: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in node.items():
-        name = f"{path}{key}"
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{name}.")
-        else:
-            yield name, value
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
