@@ -34,6 +34,7 @@ TOP_LEVEL: dict[str, Any] = {
     "test": bool,
     "optimized_metric": str | None,
     "channels_last": bool,
+    "flush_denormals": bool,
     "keep_freed_memory": bool,
     "search": dict | None,
     "resume": str | None,

@@ -45,6 +45,7 @@ def _train(
 ) -> dict[str, Any]:
     """What `train` does, with `interrupts` listening; returns the record."""
     import lightning
+    import torch
 
     from batchscope import summary
     from batchscope.build import build, build_all, build_callbacks
@@ -58,6 +59,7 @@ def _train(
     from batchscope.task import Task
 
     summary.quiet_libraries()
+    torch.set_flush_denormal(config["flush_denormals"])  # before the threads that inherit it
     if config["keep_freed_memory"]:
         keep_freed_memory()
     resumed = newest_good(run_dir / "checkpoints") if config.get("resume") else None

@@ -243,6 +243,14 @@ def test_train_returns_the_metric_that_a_sweeper_asks_for(tmp_path: Path) -> Non
     assert metric == record["metrics"]["test/loss"]
 
 
+@pytest.mark.parametrize(("option", "half"), [("true", 0.0), ("false", 2.0**-149)])
+def test_numbers_too_small_for_a_full_mantissa_are_zero_unless_asked_for(
+    tmp_path: Path, option: str, half: float
+) -> None:
+    in_process(tmp_path, "data=adding", "model=rnn_cell", "data.num_train=16", "test=false", f"flush_denormals={option}")
+    assert (torch.tensor(2.0**-148) * 0.5).double().item() == half
+
+
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> None:
     small = ["data=copy_memory", "model=stacked_lstm", "data.num_train=64", "data.num_val=8", "data.num_test=8"]
     losses = [in_process(tmp_path / str(i), *small, f"seed={seed}")[0] for i, seed in enumerate((0, 0, 1))]
