@@ -15,10 +15,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import lightning
-import torch
-from lightning.pytorch.callbacks import Callback
-
 WAITING = (
     "cudaDeviceSynchronize",
     "cudaStreamSynchronize",
@@ -49,35 +45,38 @@ def steady_steps(events: list[Mapping[str, Any]]) -> tuple[float, float]:
     return min(float(e["ts"]) for e in marks), max(float(e["ts"]) + float(e["dur"]) for e in marks)
 
 
-class Trace(Callback):
-    """Runs torch's profiler over some steps after the warm-up."""
-
-    def __init__(self, file: Path, after: int, steps: int):
-        schedule = torch.profiler.schedule(wait=after, warmup=2, active=steps, repeat=1)
-        self.profiler = torch.profiler.profile(
-            schedule=schedule, on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(file))
-        )
-
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        self.profiler.start()
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        self.profiler.step()
-
-    def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        self.profiler.stop()
-
-
 def trace(file: Path, steps: int) -> None:
+    """Train, and write the trace of some steps after the warm-up."""
+    import lightning
+    import torch
+    from lightning.pytorch.callbacks import Callback
     from monitoring import cnn, ours
 
     from batchscope.callbacks.curves import TrainCurves
     from batchscope.callbacks.progress import ProgressBar
 
+    if not torch.cuda.is_available():
+        print("no CUDA device here: nothing to trace", file=sys.stderr)
+        sys.exit(2)
     after = 130  # the first bunch of steps has been read and written by then
+    profiler = torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=after, warmup=2, active=steps, repeat=1),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(file)),
+    )
+
+    class Trace(Callback):
+        def on_train_start(self, *_: Any) -> None:
+            profiler.start()
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            profiler.step()
+
+        def on_train_end(self, *_: Any) -> None:
+            profiler.stop()
+
     module, loader = cnn(after + steps + 10)
     loader.device, loader.pinned = torch.device("cuda", 0), True
-    callbacks = [*ours(), TrainCurves(), ProgressBar(), Trace(file, after, steps)]
+    callbacks = [*ours(), TrainCurves(), ProgressBar(), Trace()]
     with tempfile.TemporaryDirectory() as folder:
         loggers = [lightning.pytorch.loggers.TensorBoardLogger(folder), lightning.pytorch.loggers.CSVLogger(folder)]
         lightning.Trainer(
@@ -91,9 +90,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--file", type=Path, help="a Chrome trace to read instead")
     args = parser.parse_args()
-    if args.file is None and not torch.cuda.is_available():
-        print("no CUDA device here: nothing to trace", file=sys.stderr)
-        sys.exit(2)
     with tempfile.TemporaryDirectory() as folder:
         file = args.file or Path(folder) / "trace.json"
         if args.file is None:

@@ -37,8 +37,8 @@ TASKS = {
     "copy": f"experiment=copy_memory data.delay=%s trainer.max_epochs=12 {EVERY_250} "
     + STOP % "monitor:val/acc,mode:max,stopping_threshold:0.995",
     "rows": "experiment=mnist_rows",
-    "pixels": "experiment=mnist_rows data.steps=pixels trainer.max_epochs=10",
-    "permuted": "experiment=mnist_rows data.steps=pixels data.permute=true trainer.max_epochs=10",
+    "pixels": "experiment=mnist_rows data.steps=pixels model.hidden_size=64 trainer.max_epochs=8",
+    "permuted": "experiment=mnist_rows data.steps=pixels data.permute=true model.hidden_size=64 trainer.max_epochs=8",
 }
 # An LSTMCell's rates were found in short trials, the others are guesses from it; no dropout where every value has to be
 # remembered.

@@ -4,6 +4,7 @@ Hydra composes; this file turns what Hydra would accept silently (`+data.batch_s
 line that names the option, what it got, what it takes, and the nearest right spelling.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ _HERE = Path(__file__).resolve().parent
 # In a checkout the configs lie beside the package's folder, in an installed wheel inside it.
 CONFIGS = next(p for p in (_HERE / "configs", _HERE.parent / "configs") if p.is_dir())
 GROUPS = sorted(p.name for p in CONFIGS.iterdir() if p.is_dir() and p.name != "__pycache__")
+_LONGEST_NAME = 255  # bytes; of a file or folder, on the file systems in use
 # The groups whose choice is one object to build, and those that are a collection of such objects.
 SECTIONS = ("model", "data", "optimizer", "trainer")
 COLLECTIONS = ("callbacks", "logger")
@@ -66,7 +68,7 @@ def check_command_line(overrides: list[str], multirun: bool, config_dir: str | N
         overrides = [*overrides, f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         jobs = _expand(overrides, parsed) if multirun else [overrides]
-        return [check(_compose(job)) for job in jobs]
+        return [check(_compose_run(job, multirun)) for job in jobs]
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,39 @@ def _compose(overrides: list[str], hydra: bool = False) -> DictConfig:
         with open_dict(config):
             del config["hydra"]
     return config
+
+
+def _compose_run(overrides: list[str], multirun: bool) -> DictConfig:
+    """A run's configuration, after a look at where it would leave its files."""
+    config = _compose(overrides, hydra=True)
+    with open_dict(config):
+        if multirun:
+            config.hydra.job.num = config.hydra.job.id = 0
+        for name in ("sweep.dir", "sweep.subdir") if multirun else ("run.dir",):
+            _check_folder(config.hydra, name)
+        del config["hydra"]
+    return config
+
+
+def _check_folder(hydra: DictConfig, name: str) -> None:
+    """An option's value that became a part of a folder's name must not lead out of that folder."""
+    try:
+        folder = OmegaConf.select(hydra, name)
+    except OmegaConfBaseException as error:
+        raise UserError(f"hydra.{name}: {_first_line(error)}") from error
+    parts = Path(str(folder)).parts
+    if (
+        folder is None
+        or ".." in parts
+        or "\0" in str(folder)
+        or (name == "sweep.subdir" and Path(str(folder)).is_absolute())
+    ):
+        takes = (
+            "a folder below the sweep's" if name == "sweep.subdir" else "a folder below this one, or an absolute path"
+        )
+        raise UserError(f"hydra.{name}: got {str(folder)[:100]!r}, takes {takes}, without '..'")
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts):
+        raise UserError(f"hydra.{name}: has a name of more than {_LONGEST_NAME} bytes in it: '{str(folder)[:60]}…'")
 
 
 def _missing_choice(error: MissingConfigException) -> UserError:

@@ -10,6 +10,14 @@ from omegaconf import OmegaConf
 from batchscope.config import CONFIGS, GROUPS, check_command_line, options_of, plan_sweep
 from batchscope.errors import UserError
 
+# command line of a sweep → what the one line of the answer must hold
+SWEEP_MISTAKES = {
+    "hydra.sweep.dir=../x": ["hydra.sweep.dir: got '../x'"],
+    "hydra.sweep.subdir=../${hydra.job.num}": ["hydra.sweep.subdir: got '../0'", "below the sweep's"],
+    "hydra.sweep.subdir=/tmp/${hydra.job.num}": ["hydra.sweep.subdir: got '/tmp/0'"],
+    "data.root=a,../../b hydra.sweep.subdir=${data.root}": ["hydra.sweep.subdir: got '../../b'"],
+    "data.root=a,../../b hydra.sweep.subdir=${hydra.job.override_dirname}": ["hydra.sweep.subdir: got"],
+}
 # command line → what the one line of the answer must hold
 MISTAKES = {
     "modle=cnn": ["modle", "Did you mean 'model'?"],
@@ -50,6 +58,11 @@ MISTAKES = {
     "model=cnn data=adding": ["SimpleCNN reads image data", "models that read it: lstm_cell, rnn_cell, stacked_lstm"],
     "model._target_=os.system": ["model._target_: got 'os.system'"],
     "data.root=${nothing.here}": ["nothing"],
+    "hydra.run.dir=../x": ["hydra.run.dir: got '../x'", "a folder below this one, or an absolute path"],
+    "data.root=../../x hydra.run.dir=outputs/${data.root}": ["hydra.run.dir: got 'outputs/../../x'"],
+    "hydra.run.dir=${nothing.here}": ["hydra.run.dir", "nothing"],
+    "hydra.run.dir=null": ["hydra.run.dir"],
+    f"hydra.run.dir=outputs/{'x' * 300}": ["hydra.run.dir: has a name of more than 255 bytes"],
 }
 
 
@@ -61,6 +74,18 @@ def test_a_mistake_is_one_line_that_names_the_option_and_what_it_takes(line: str
     assert all(part in message for part in MISTAKES[line]), message
     assert "\n" not in message
     assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("line", SWEEP_MISTAKES, ids=str)
+def test_no_run_of_a_sweep_is_led_out_of_its_folder(line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        check_command_line(line.split(), multirun=True)
+    assert all(part in str(caught.value) for part in SWEEP_MISTAKES[line]), str(caught.value)
+
+
+@pytest.mark.parametrize("line", ["hydra.run.dir=/tmp/x", "hydra.run.dir=out/${now:%H}/${data.batch_size}"])
+def test_a_folder_may_be_anywhere_that_is_named_outright(line: str) -> None:
+    check_command_line([line], multirun=False)
 
 
 @pytest.mark.parametrize("line", ["data.batch_size=[1", "=3", "data.batch_size", "a=b=c{"])

@@ -4,28 +4,22 @@
 `FUZZ_SEED` repeats a run that found something: the seed stands in the failure.
 """
 
-import contextlib
 import io
 import json
-import os
 import random
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from fuzzing import budget, damage, refused_or_fine
 
 from batchscope import resume
 from batchscope.checkpoint import load_checkpoint, write_checkpoint
 from batchscope.config import check_command_line
-from batchscope.errors import UserError
 from batchscope.evaluate import evaluate
 from batchscope.record import read
 from batchscope.resumed_fit import newest_good
 
-SECONDS = float(os.environ.get("FUZZ_SECONDS", "1.5"))  # of each fuzzer
-SEED = int(os.environ.get("FUZZ_SEED", "0"))
 KEYS = (
     *("model", "data", "optimizer", "trainer", "callbacks", "logger", "experiment", "seed", "test", "resume", "search"),
     *("data.batch_size", "data.pipeline", "data.root", "model.hidden_size", "optimizer.lr", "trainer.max_epochs"),
@@ -86,45 +80,6 @@ VALUES = (
         "%s",
     ),
 )
-
-
-def budget(what: str) -> Iterator[random.Random]:
-    """A generator of random numbers a round, for as long as the budget lasts; the same ones for the same seed."""
-    end, number = time.monotonic() + SECONDS, 0
-    while time.monotonic() < end:
-        yield random.Random(f"{what} {SEED} {number}")
-        number += 1
-    assert number > 3, "the budget is too small to say anything"
-
-
-def refused_or_fine(what: Callable[[], object], attempt: object) -> None:
-    """A UserError of one line, or none: anything else is a fault of the program's."""
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            what()
-    except UserError as error:
-        assert str(error) and "\n" not in str(error), attempt
-    except Exception as error:
-        raise AssertionError(f"{attempt!r} (FUZZ_SEED={SEED}): {type(error).__name__}: {error}") from error
-
-
-def damage(data: bytes, dice: random.Random) -> bytes:
-    """The bytes, cut, flipped, repeated, overwritten or replaced."""
-    broken = bytearray(data)
-    for _ in range(dice.randint(1, 4)):
-        place, length = dice.randrange(len(broken) + 1), dice.choice((1, 4, 100, 5000))
-        kind = dice.randrange(5)
-        if kind == 0:
-            del broken[place:]
-        elif kind == 1:
-            broken[place : place + length] = dice.randbytes(length)
-        elif kind == 2 and place < len(broken):
-            broken[place] ^= 1 << dice.randrange(8)
-        elif kind == 3:
-            broken[place:place] = broken[:length]
-        elif dice.random() < 0.1:
-            broken = bytearray(dice.randbytes(length))
-    return bytes(broken)
 
 
 def test_random_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

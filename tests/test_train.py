@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import run as forked
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from batchscope.callbacks.interrupt import Interrupted
@@ -28,6 +29,9 @@ SHORT = [
     "callbacks.throughput.calibrate=false",
     "callbacks.progress=null",
 ]
+
+
+SAID = {"stdout", "stderr"}  # what a forked run leaves of itself
 
 
 def run(*overrides: str, cwd: Path, script: str | Path = ROOT / "train.py") -> subprocess.CompletedProcess[str]:
@@ -174,27 +178,27 @@ def test_the_traceback_is_shown_on_request(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the GPU that the test wants to be missing")
 def test_a_gpu_that_is_not_there_is_refused_with_what_there_is(tmp_path: Path) -> None:
-    done = run("trainer.accelerator=gpu", cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: trainer.accelerator: got 'gpu', and this machine has ")
-    assert list(tmp_path.iterdir()) == []
+    done = forked(tmp_path, "trainer.accelerator=gpu")
+    assert done.end() == 1
+    assert done.complained.startswith("error: trainer.accelerator: got 'gpu', and this machine has ")
+    assert {p.name for p in tmp_path.iterdir()} == SAID
 
 
 def test_data_that_cannot_be_stored_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = run(*SHORT, "data.root=file/below", cwd=tmp_path)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+    done = forked(tmp_path, *SHORT, "data.root=file/below")
+    assert done.end() == 1
+    (line,) = done.complained.splitlines()
     assert line.startswith("error: data.root: got 'file/below', which cannot be written to")
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert {p.name for p in tmp_path.iterdir()} == {"file", *SAID}
 
 
 def test_a_value_that_only_its_owner_can_judge_is_one_line_too(tmp_path: Path, shared_data: Path) -> None:
-    done = run(*SHORT, f"data.root={shared_data}", "trainer.precision=foo", cwd=tmp_path)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+    done = forked(tmp_path, *SHORT, f"data.root={shared_data}", "trainer.precision=foo")
+    assert done.end() == 1
+    (line,) = done.complained.splitlines()
     assert line.startswith("error: trainer: Precision 'foo' is invalid")
-    assert list(tmp_path.iterdir()) == []
+    assert {p.name for p in tmp_path.iterdir()} == SAID
 
 
 def test_a_sweep_runs_every_value(tmp_path: Path, shared_data: Path) -> None:
@@ -247,7 +251,9 @@ def test_train_returns_the_metric_that_a_sweeper_asks_for(tmp_path: Path) -> Non
 def test_numbers_too_small_for_a_full_mantissa_are_zero_unless_asked_for(
     tmp_path: Path, option: str, half: float
 ) -> None:
-    in_process(tmp_path, "data=adding", "model=rnn_cell", "data.num_train=16", "test=false", f"flush_denormals={option}")
+    in_process(
+        tmp_path, "data=adding", "model=rnn_cell", "data.num_train=16", "test=false", f"flush_denormals={option}"
+    )
     assert (torch.tensor(2.0**-148) * 0.5).double().item() == half
 
 

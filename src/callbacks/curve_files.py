@@ -10,7 +10,34 @@ from pathlib import Path
 
 import lightning
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+
+class WholeCSVLogger(CSVLogger):
+    """Lightning's CSV file of all metrics, which is there as a whole while a new column is added to it.
+
+    Arguments as CSVLogger. Lightning adds a column by truncating the file and writing it anew; a run that is killed
+    in that moment would lose the rows that its checkpoint counts on.
+    """
+
+    @property
+    def experiment(self) -> ExperimentWriter:
+        """What writes the file; Lightning's stand-in that writes nothing in every process but the first."""
+        if self._experiment is None and rank_zero_only.rank == 0:
+            self._experiment = _WholeWriter(log_dir=self.log_dir)
+        return super().experiment
+
+
+class _WholeWriter(ExperimentWriter):
+    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
+        path = Path(self.metrics_file_path)
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        beside = _beside(path)
+        _write_csv(beside, fieldnames, rows)
+        os.replace(beside, path)
 
 
 def positions(loggers: list[Logger]) -> dict[str, int]:
@@ -59,14 +86,11 @@ def on_this_process(trainer: lightning.Trainer) -> list[Logger]:
 def _cut_back_csv(logger: CSVLogger, rows: int) -> None:
     """Lightning's writer deletes the file that it finds: the rows to keep wait beside it meanwhile."""
     path = _csv_file(logger)
-    beside = path.with_name(f".{path.name}.tmp")
+    beside = _beside(path)
     if path.exists():
         names, kept = _read_csv(path)
         if kept[:rows]:
-            with beside.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, names)
-                writer.writeheader()
-                writer.writerows(kept[:rows])
+            _write_csv(beside, names, kept[:rows])
         else:
             beside.unlink(missing_ok=True)
     experiment = logger.experiment
@@ -83,6 +107,17 @@ def _read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
         reader = csv.DictReader(file)
         names = list(reader.fieldnames or [])
         return names, [row for row in reader if None not in row and None not in row.values()]
+
+
+def _write_csv(path: Path, names: list[str], rows: list[dict[str, str]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
 
 
 def _event_files(logger: TensorBoardLogger) -> list[Path]:

@@ -189,10 +189,12 @@ def _step(trainer: lightning.Trainer, optimizer: torch.optim.Optimizer) -> _Step
 def _message(
     trainer: lightning.Trainer, module: lightning.LightningModule, step: _Step, loss: Tensor | None, at_hand: bool
 ) -> str:
-    what = "the loss or a gradient is not finite"
-    if at_hand:
-        named = [(name, p) for name, p in module.named_parameters() if p.grad is not None]
-        bad = [name for name, p in named if not p.grad.isfinite().all()]
+    named = [(name, p) for name, p in module.named_parameters() if p.grad is not None]
+    bad = [name for name, p in named if not p.grad.isfinite().all()]
+    if not at_hand:  # the gradients that are there now are those of a step or so later
+        what = "the loss or a gradient is not finite"
+        what += f"; a little later the gradient of {bad[0]} is not" if bad else ""
+    else:
         what = f"the loss is {float(loss):.4g}" if loss is not None else "the loss is another process's"
         what += f", the gradient of {bad[0]} is not finite" if bad else ", every gradient is finite"
         what += f" (of {len(bad)} of {len(named)} parameters)" if len(bad) > 1 else ""

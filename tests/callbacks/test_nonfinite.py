@@ -120,6 +120,12 @@ def test_a_step_that_is_heard_of_late_is_named_as_itself(tmp_path: Path) -> None
     assert module.layer.weight.isfinite().all()
 
 
+def test_where_the_answer_comes_late_a_parameter_that_is_still_bad_is_named(tmp_path: Path) -> None:
+    module = Breaking(bad=(3, 4, 5), where="gradient", fused=True)
+    with pytest.raises(UserError, match="step 3: .*; a little later the gradient of layer.weight is not; batch 2"):
+        fit(tmp_path, module, Late())
+
+
 def test_flags_come_in_order_however_many_there_are() -> None:
     flags, heard = _LateFlags(torch.device("cpu")), []
     for step in range(2 * POOL + 10):

@@ -63,6 +63,7 @@ def process_of(cwd: Path, run: str) -> int | None:
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
 
 
+@pytest.mark.slow
 @linux
 def test_a_killed_sweep_ends_its_run_and_resumed_keeps_what_was_finished(tmp_path: Path) -> None:
     killed = start(tmp_path, ENDLESS)
@@ -93,6 +94,7 @@ def test_a_killed_sweep_ends_its_run_and_resumed_keeps_what_was_finished(tmp_pat
     assert [entry["step"] > 0 for entry in record(tmp_path, "1")["resumed"]] == [True]
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_stops_no_other_and_is_exit_code_1(tmp_path: Path) -> None:
     code, out, err = sweep(tmp_path, "trainer.max_epochs=-1,1")
     assert code == 1

@@ -1,0 +1,52 @@
+"""What fuzzers share: a budget of time, damage to bytes, and what counts as a good answer to it."""
+
+import contextlib
+import io
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+
+from batchscope.errors import UserError
+
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "1"))  # of each fuzzer
+SEED = int(os.environ.get("FUZZ_SEED", "0"))
+
+
+def budget(what: str) -> Iterator[random.Random]:
+    """A generator of random numbers a round, for as long as the budget lasts; the same ones for the same seed."""
+    end, number = time.monotonic() + SECONDS, 0
+    while time.monotonic() < end:
+        yield random.Random(f"{what} {SEED} {number}")
+        number += 1
+    assert number > 3, "the budget is too small to say anything"
+
+
+def refused_or_fine(what: Callable[[], object], attempt: object) -> None:
+    """A UserError of one line, or none: anything else is a fault of the program's."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            what()
+    except UserError as error:
+        assert str(error) and "\n" not in str(error), attempt
+    except Exception as error:
+        raise AssertionError(f"{attempt!r} (FUZZ_SEED={SEED}): {type(error).__name__}: {error}") from error
+
+
+def damage(data: bytes, dice: random.Random) -> bytes:
+    """The bytes, cut, flipped, repeated, overwritten or replaced."""
+    broken = bytearray(data)
+    for _ in range(dice.randint(1, 4)):
+        place, length = dice.randrange(len(broken) + 1), dice.choice((1, 4, 100, 5000))
+        kind = dice.randrange(5)
+        if kind == 0:
+            del broken[place:]
+        elif kind == 1:
+            broken[place : place + length] = dice.randbytes(length)
+        elif kind == 2 and place < len(broken):
+            broken[place] ^= 1 << dice.randrange(8)
+        elif kind == 3:
+            broken[place:place] = broken[:length]
+        elif dice.random() < 0.1:
+            broken = bytearray(dice.randbytes(length))
+    return bytes(broken)
