@@ -7,10 +7,12 @@ Three parts. `checkpoint`: the time of one of the SimpleCNN's, from the device t
 the training at the default interval. `finite`: the cost of looking at the loss and all gradients in every step, by
 steps of one training that take turns, with and without. `kills`: one run in a process of its own is killed with
 kill -9 after a random time and resumed, again and again, until it comes to its end; then it is compared, bit by bit,
-with a run that nothing happened to, and the next one begins, until there were as many kills as were asked for.
+with a run that nothing happened to, and the next one begins, until there were as many kills as were asked for. With
+`--only` the other parts' results stay as they are.
 """
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -23,13 +25,14 @@ from typing import Any
 
 import lightning
 import torch
-from harness import median, spread, write_result
+from harness import RESULTS, machine, median, spread, write_result
 
 from batchscope.build import build
 from batchscope.callbacks.checkpoint import Checkpoints
 from batchscope.callbacks.nonfinite import StopOnNonFinite
-from batchscope.checkpoint import WholeCheckpoints
+from batchscope.checkpoint import WholeCheckpoints, load_checkpoint
 from batchscope.config import check_command_line
+from batchscope.errors import UserError
 from batchscope.hardware.allocator import keep_freed_memory
 from batchscope.task import Task
 
@@ -127,9 +130,9 @@ def time_finite(root: str, steps: int) -> dict[str, Any]:
 
 
 def kill_and_resume(kills: int, seed: int) -> dict[str, Any]:
-    from runs import assert_alike, results
+    from runs import assert_alike, record, results
 
-    dice, done, finished, steps = random.Random(seed), 0, 0, []
+    dice, done, finished, kept = random.Random(seed), 0, 0, 0
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         started = time.monotonic()
@@ -139,15 +142,26 @@ def kill_and_resume(kills: int, seed: int) -> dict[str, Any]:
         whole, want = time.monotonic() - started, results(place / "whole")
         while done < kills:
             name, line = f"run{finished}", [*KILLED, f"hydra.run.dir=run{finished}"]
-            while _killed(place, line, dice.uniform(2.0, whole) if done < kills else None):
+            # Two thirds of the time that a run needs, so that most are killed, and many more than once.
+            while _killed(place, line, dice.uniform(2.0, whole * 2 / 3) if done < kills else None):
                 done += 1
+                print(f"{done} kills, the last with {_trained(place / name):,} steps trained", flush=True)
                 exists = (place / name / "run.json").exists()
                 line = [f"resume={name}"] if exists else line
             assert_alike(results(place / name), want)
             finished += 1
             print(f"{done} kills, {finished} runs ended in the same bits", flush=True)
+            kept += sum(entry["step"] > 0 for entry in record(place / name).get("resumed", []))
         steps = len(want["curves"]["train/loss"])
-    return {"kills": done, "runs": finished, "steps": steps, "seconds_unstopped": whole}
+    return {"kills": done, "resumed_in_training": kept, "runs": finished, "steps": steps, "seconds_unstopped": whole}
+
+
+def _trained(run_dir: Path) -> int:
+    """Steps that a checkpoint of the run knows."""
+    try:
+        return load_checkpoint(run_dir / "checkpoints" / "last.ckpt")["global_step"]
+    except UserError:
+        return 0
 
 
 def _killed(place: Path, line: list[str], after: float | None) -> bool:
@@ -173,6 +187,29 @@ def _alone() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
+def table(data: dict[str, Any]) -> str:
+    """A row a part, as far as they have been measured."""
+    rows = []
+    if found := data.get("checkpoint"):
+        share = found["ms"] / (60e3 * EVERY_MINUTES)
+        rows.append(
+            f"| a checkpoint of the SimpleCNN, {found['bytes']:,} bytes | {found['ms']:.1f} ms "
+            f"({found['spread_ms']}), {share:.4%} of the training at one in {EVERY_MINUTES} minutes |"
+        )
+    if found := data.get("finite"):
+        rows.append(
+            f"| looking at the loss and the gradients, SimpleCNN at batch 128 | {1e3 * found['look_ms']:.0f} µs, "
+            f"{found['share']:.2%} of a step of {found['without_ms']:.2f} ms; steps with it took {found['ratio']:.4f} "
+            f"of those without ({found['pairs']} pairs) |"
+        )
+    if found := data.get("kills"):
+        rows.append(
+            f"| {found['kills']} times kill -9 at a random moment, and resumed, {found['resumed_in_training']} of them from "
+            f"the middle of training | all {found['runs']} runs of {found['steps']} steps ended in the bits of the one that was never stopped |"
+        )
+    return "\n".join(["| what | measured |", "| --- | --- |", *rows])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default="data")
@@ -182,28 +219,16 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    rows, data = [], {}
-    if options.only in (None, "checkpoint"):
-        found = data["checkpoint"] = time_checkpoints(options.root, options.checkpoints)
-        share = found["ms"] / (60e3 * EVERY_MINUTES)
-        rows.append(
-            f"| a checkpoint of the SimpleCNN, {found['bytes']:,} bytes | {found['ms']:.1f} ms "
-            f"({found['spread_ms']}), {share:.4%} of the training at one in {EVERY_MINUTES} minutes |"
-        )
-    if options.only in (None, "finite"):
-        found = data["finite"] = time_finite(options.root, options.steps)
-        rows.append(
-            f"| looking at the loss and the gradients, SimpleCNN at batch 128 | {1e3 * found['look_ms']:.0f} µs, "
-            f"{found['share']:.2%} of a step of {found['without_ms']:.2f} ms; steps with it took {found['ratio']:.4f} "
-            f"of those without ({found['pairs']} pairs) |"
-        )
-    if options.only in (None, "kills"):
-        found = data["kills"] = kill_and_resume(options.kills, options.seed)
-        rows.append(
-            f"| {found['kills']} times kill -9 at a random moment, and resumed | all {found['runs']} runs of "
-            f"{found['steps']} steps ended in the bits of the one that was never stopped |"
-        )
-    write_result("reliability", "\n".join(["| what | measured |", "| --- | --- |", *rows]), data)
+    parts = {
+        "checkpoint": lambda: time_checkpoints(options.root, options.checkpoints),
+        "finite": lambda: time_finite(options.root, options.steps),
+        "kills": lambda: kill_and_resume(options.kills, options.seed),
+    }
+    before = RESULTS / "reliability.json"
+    data = json.loads(before.read_text()) if options.only and before.exists() else {}
+    for part in [options.only] if options.only else parts:
+        data[part] = {**parts[part](), "machine": machine()}
+    write_result("reliability", table(data), data)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ EVERY_250 = "optimizer.schedule=constant trainer.val_check_interval=250"
 TASKS = {
     "adding": f"experiment=adding data.sequence_length=%s trainer.max_epochs=8 {EVERY_250} "
     + STOP % "monitor:val/loss,stopping_threshold:0.005",
-    "copy": f"experiment=copy_memory data.delay=%s trainer.max_epochs=12 {EVERY_250} "
+    "copy": f"experiment=copy_memory data.delay=%s model.hidden_size=64 trainer.max_epochs=10 {EVERY_250} "
     + STOP % "monitor:val/acc,mode:max,stopping_threshold:0.995",
     "rows": "experiment=mnist_rows",
     "pixels": "experiment=mnist_rows data.steps=pixels model.hidden_size=64 trainer.max_epochs=8",
@@ -44,7 +44,7 @@ TASKS = {
 # remembered.
 RATES = {
     "adding": {"rnn_cell": 0.0003, "lstm_cell": 0.002, "stacked_lstm": 0.002},
-    "copy": {"rnn_cell": 0.0003, "lstm_cell": 0.01, "stacked_lstm": 0.005},
+    "copy": {"rnn_cell": 0.0003, "lstm_cell": 0.02, "stacked_lstm": 0.005},
     "rows": {"rnn_cell": 0.001, "lstm_cell": 0.003, "stacked_lstm": 0.003},
     "pixels": {"rnn_cell": 0.0003, "lstm_cell": 0.002, "stacked_lstm": 0.002},
     "permuted": {"rnn_cell": 0.0003, "lstm_cell": 0.002, "stacked_lstm": 0.002},

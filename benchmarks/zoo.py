@@ -33,8 +33,8 @@ COMMANDS = {
     "adding-lstm": "experiment=adding model=lstm_cell",
     "adding-stacked": "experiment=adding model=stacked_lstm model.dropout=0",
     "copy-rnn": "experiment=copy_memory model=rnn_cell optimizer.lr=0.001",
-    "copy-lstm": "experiment=copy_memory model=lstm_cell",
-    "copy-stacked": "experiment=copy_memory model=stacked_lstm model.dropout=0 optimizer.lr=0.004",
+    "copy-lstm": "experiment=copy_memory model=lstm_cell model.memory_steps=30",
+    "copy-stacked": "experiment=copy_memory model=stacked_lstm model.dropout=0 model.memory_steps=30 optimizer.lr=0.01",
 }
 INTRO = """# The zoo, trained
 

@@ -9,7 +9,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from ..hardware.calibrate import Calibration, cached_calibration, calibration, peak_flops_per_sec
+from ..hardware.apart import calibration_apart
+from ..hardware.calibrate import Calibration, cached_calibration, peak_flops_per_sec
 from ..hardware.devices import device_name
 from ..hardware.flops import count_step
 from ..options import NonNegativeInt
@@ -334,7 +335,7 @@ class ThroughputMonitor(Callback):
         found = cached_calibration(device)
         if found is None and self.calibrate and trainer.is_global_zero:
             print(f"measuring what this {device.type} can do; once, some seconds …", flush=True)
-            found = calibration(device)
+            found = calibration_apart(device)
         return found
 
     def _peak_of(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> float | None:
