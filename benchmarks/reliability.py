@@ -6,9 +6,9 @@
 Three parts. `checkpoint`: the time of one of the SimpleCNN's, from the device to the disk and flushed, and its share of
 the training at the default interval. `finite`: the cost of looking at the loss and all gradients in every step, by
 steps of one training that take turns, with and without. `kills`: one run in a process of its own is killed with
-kill -9 after a random time and resumed, again and again, until it comes to its end; then it is compared, bit by bit,
-with a run that nothing happened to, and the next one begins, until there were as many kills as were asked for. With
-`--only` the other parts' results stay as they are.
+kill -9 a random time after its first checkpoint and resumed, again and again, until it comes to its end; then it is
+compared, bit by bit, with a run that nothing happened to, and the next one begins, until there were as many kills as
+were asked for. With `--only` the other parts' results stay as they are.
 """
 
 import argparse
@@ -135,40 +135,39 @@ def kill_and_resume(kills: int, seed: int) -> dict[str, Any]:
     dice, done, finished, kept = random.Random(seed), 0, 0, 0
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        started = time.monotonic()
-        subprocess.run(
-            _command(*KILLED, "hydra.run.dir=whole"), cwd=place, env=_alone(), check=True, capture_output=True
-        )
-        whole, want = time.monotonic() - started, results(place / "whole")
+        line = _command(*KILLED, "hydra.run.dir=whole")
+        subprocess.run(line, cwd=place, env=_alone(), check=True, capture_output=True)
+        want, seconds = results(place / "whole"), record(place / "whole")["fit_seconds"]
         while done < kills:
-            name, line = f"run{finished}", [*KILLED, f"hydra.run.dir=run{finished}"]
-            # Two thirds of the time that a run needs, so that most are killed, and many more than once.
-            while _killed(place, line, dice.uniform(2.0, whole * 2 / 3) if done < kills else None):
+            run_dir, line = place / f"run{finished}", [*KILLED, f"hydra.run.dir=run{finished}"]
+            while _killed(place, line, run_dir, dice.uniform(0, seconds / 2) if done < kills else None):
                 done += 1
-                print(f"{done} kills, the last with {_trained(place / name):,} steps trained", flush=True)
-                exists = (place / name / "run.json").exists()
-                line = [f"resume={name}"] if exists else line
-            assert_alike(results(place / name), want)
+                print(f"{done} kills, the last one knew {_trained(run_dir):,} steps", flush=True)
+                line = [f"resume={run_dir.name}"] if (run_dir / "run.json").exists() else line
+            assert_alike(results(run_dir), want)
             finished += 1
+            kept += sum(entry["step"] > 0 for entry in record(run_dir).get("resumed", []))
             print(f"{done} kills, {finished} runs ended in the same bits", flush=True)
-            kept += sum(entry["step"] > 0 for entry in record(place / name).get("resumed", []))
         steps = len(want["curves"]["train/loss"])
-    return {"kills": done, "resumed_in_training": kept, "runs": finished, "steps": steps, "seconds_unstopped": whole}
+    return {"kills": done, "resumed_in_training": kept, "runs": finished, "steps": steps, "seconds_unstopped": seconds}
 
 
 def _trained(run_dir: Path) -> int:
-    """Steps that a checkpoint of the run knows."""
+    """Steps that the run's last checkpoint knows."""
     try:
         return load_checkpoint(run_dir / "checkpoints" / "last.ckpt")["global_step"]
     except UserError:
         return 0
 
 
-def _killed(place: Path, line: list[str], after: float | None) -> bool:
-    """Whether the process was killed before it came to its end."""
+def _killed(place: Path, line: list[str], run_dir: Path, after: float | None) -> bool:
+    """Whether the process was killed, so many seconds after its first checkpoint, before it came to its end."""
     process = subprocess.Popen(
         _command(*line), cwd=place, env=_alone(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
+    last, started = run_dir / "checkpoints" / "last.ckpt", time.time()
+    while process.poll() is None and not (last.exists() and last.stat().st_mtime > started):
+        time.sleep(0.01)
     try:
         process.wait(timeout=after)
     except subprocess.TimeoutExpired:

@@ -37,8 +37,8 @@ TASKS = {
     "copy": f"experiment=copy_memory data.delay=%s model.hidden_size=64 trainer.max_epochs=10 {EVERY_250} "
     + STOP % "monitor:val/acc,mode:max,stopping_threshold:0.995",
     "rows": "experiment=mnist_rows",
-    "pixels": "experiment=mnist_rows data.steps=pixels model.hidden_size=64 trainer.max_epochs=8",
-    "permuted": "experiment=mnist_rows data.steps=pixels data.permute=true model.hidden_size=64 trainer.max_epochs=8",
+    "pixels": "experiment=mnist_rows data.steps=pixels model.hidden_size=64 trainer.max_epochs=5",
+    "permuted": "experiment=mnist_rows data.steps=pixels data.permute=true model.hidden_size=64 trainer.max_epochs=5",
 }
 # An LSTMCell's rates were found in short trials, the others are guesses from it; no dropout where every value has to be
 # remembered.
