@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from . import resume
 from .config import CONFIGS, SweepPlan, check, check_command_line, plan_sweep
 from .errors import UserError, report, reraise_in_hydra
-from .launch import folder, process
+from .launch import folder, launchers, process
 from .launch.sweep import RunFailed, Sweep
 from .record import read, refuse_used
 
@@ -41,10 +41,14 @@ def run(train: Train) -> None:
         _resume(train, args.overrides, args.multirun)
         return
     configs = check_command_line(args.overrides, args.multirun, args.config_dir)
-    _check_devices(configs)
     if args.multirun:
-        _run_sweep(configs, plan_sweep(args.overrides, args.config_dir))
+        plan = plan_sweep(args.overrides, args.config_dir)
+        launchers.check(plan.launcher)
+        if launchers.runs_here(plan.launcher):
+            _check_devices(configs)
+        _run_sweep(configs, plan)
     else:
+        _check_devices(configs)
         _run_one(train, configs[0])
 
 
@@ -116,6 +120,12 @@ def _run_sweep(configs: list[dict[str, Any]], plan: SweepPlan) -> None:
             sweep.report()
             sweep.say_what_is_left()
             raise
+        except Exception as error:
+            if not launchers.gave_up(error):
+                raise
+            sweep.report()
+            sweep.say_what_is_left()
+            raise UserError(f"hydra/launcher: {str(error).strip().partition(chr(10))[0]}") from error
         sweep.report()
     if sweep.exit_code:
         sys.exit(sweep.exit_code)

@@ -5,6 +5,8 @@ line that names the option, what it got, what it takes, and the nearest right sp
 """
 
 import os
+import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,9 @@ from yaml import YAMLError
 from . import schema
 from .errors import UserError, did_you_mean
 from .options import Seed
+
+# Ours of configs/hydra/launcher describe every option of the plugins' own, and are checked against them by their name.
+warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
 
 _HERE = Path(__file__).resolve().parent
 # In a checkout the configs lie beside the package's folder, in an installed wheel inside it.
@@ -78,10 +83,12 @@ class SweepPlan:
     Attributes:
         folder: where its runs go.
         labels: of each run the overrides that set it apart; empty if a searching sweeper decides what is run.
+        launcher: the options of Hydra's launcher, which starts the runs.
     """
 
     folder: Path
     labels: list[str]
+    launcher: dict[str, Any]
 
 
 def plan_sweep(overrides: list[str], config_dir: str | None = None) -> SweepPlan:
@@ -93,7 +100,8 @@ def plan_sweep(overrides: list[str], config_dir: str | None = None) -> SweepPlan
         jobs = _expand([*overrides, *extra], parsed)
     listed = config.hydra.sweeper._target_.endswith(".BasicSweeper")
     labels = [" ".join(word for word in job if not all(word in other for other in jobs)) for job in jobs]
-    return SweepPlan(Path(config.hydra.sweep.dir), [label or "the run" for label in labels] if listed else [])
+    launcher = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+    return SweepPlan(Path(config.hydra.sweep.dir), [label or "the run" for label in labels] if listed else [], launcher)
 
 
 def override(config: DictConfig, overrides: list[str]) -> DictConfig:
@@ -256,7 +264,7 @@ def _explain(overrides: list[str], error: Exception) -> UserError:
             return UserError(f"{override.input_line}: cannot be parsed: no option before '='", exit_code=2)
         if group in GROUPS and value is not None and not isinstance(value, str | list):
             return UserError(f"{group}: got {value!r}, takes {', '.join(options_of(group))}")
-    choices = [o.input_line for o in parsed if o.get_key_element().split("@")[0].lstrip("+~") in GROUPS]
+    choices = [o.input_line for o in parsed if re.split("[@/]", o.get_key_element().lstrip("+~"))[0] in GROUPS]
     try:
         base = hydra_compose("train", choices, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, ValueError, OSError):

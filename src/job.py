@@ -1,13 +1,14 @@
 """One run of a sweep, in the process that the sweep started for it: python -m batchscope.job <run folder>
 
-The folder's run.json says what to do. The sweep holds the other end of standard input: when it closes, whatever has
-become of the sweep, the run is told to stop.
+The folder's run.json says what to do. The sweep, or the launcher's job that it is in, holds the other end of standard
+input: when it closes, whatever has become of the sweep, the run is told to stop.
 """
 
 import os
 import signal
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 from batchscope import resume
@@ -20,6 +21,7 @@ def main() -> None:
     """The program."""
     for number in (signal.SIGINT, signal.SIGTERM):  # until the run has its own way to stop
         signal.signal(number, lambda got, _: sys.exit(128 + got))
+    _leave_to_slurm_what_is_slurms()
     threading.Thread(target=_stop_with_the_sweep, daemon=True).start()
     exit_on_user_error(lambda: do(Path(sys.argv[1])))
 
@@ -38,6 +40,17 @@ def do(run_dir: Path) -> None:
         if read(run_dir).get("status") == "planned":  # it did not come as far as keeping a record of its own
             close(run_dir, "failed", reason(error))
         raise
+
+
+def _leave_to_slurm_what_is_slurms() -> None:
+    """In a job of SLURM: its task is the process that has started this one, and deals with its signals.
+
+    The run's own processes are then for Lightning to start, which otherwise takes the job's tasks for them.
+    """
+    os.environ.pop("SLURM_NTASKS", None)
+    warnings.filterwarnings("ignore", "The `srun` command is available")
+    if hasattr(signal, "SIGUSR2"):
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # some clusters send it to all processes of a job
 
 
 def _stop_with_the_sweep() -> None:

@@ -11,6 +11,7 @@ from filelock import FileLock, Timeout
 
 from ..errors import UserError
 from ..record import FILE, plan, read
+from ..resume import claim as claim_run
 
 # A run that ended in one of these ways is not run again: that it did not fit is a result, too.
 KEPT = ("finished", "out_of_memory")
@@ -55,7 +56,7 @@ def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[st
     A killed or interrupted try that has left a checkpoint will go on from it; what any other has left is removed.
 
     Raises:
-        UserError: if the folder holds a run with another configuration.
+        UserError: if the folder holds a run with another configuration, or one that is going on.
     """
     if (run_dir / FILE).exists():
         _refuse_different(run_dir, config)
@@ -64,7 +65,8 @@ def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[st
             return record
         if record.get("status") in UNFINISHED and list(run_dir.glob("checkpoints/*.ckpt")):
             return None
-        shutil.rmtree(run_dir)
+        with claim_run(run_dir):  # where a launcher started it, it may have outlived its sweep
+            shutil.rmtree(run_dir)
     plan(run_dir, config=config, **facts)
     return None
 

@@ -1,16 +1,22 @@
 """A run in a process of its own, so that no memory, cache, thread count or seed passes from one run to the next."""
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ..record import close, read
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
+# By one of these SLURM tells submitit that the time of its job is up.
+_LAUNCHERS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 _running: subprocess.Popen | None = None
 _stopped_by: int | None = None
 
@@ -35,6 +41,42 @@ def _stop(number: int, _: Any) -> None:
         _end_group(_running.pid)
 
 
+@contextlib.contextmanager
+def _in_good_order() -> Iterator[None]:
+    """Whatever ends this process meanwhile ends the run first, which so keeps a checkpoint.
+
+    In a sweep's own process `listen` has seen to it; a launcher's job is a process that has not listened. A signal
+    that the launcher acts on, as submitit has SLURM start the job again, is the launcher's once the run has ended.
+    """
+    if threading.current_thread() is not threading.main_thread():  # which alone may listen
+        yield
+        return
+    found = {number: signal.getsignal(number) for number in (*_STOPPING, *_LAUNCHERS)}
+    before = {number: handler for number, handler in found.items() if handler is not None}
+    listen()
+    for number in _LAUNCHERS:
+        if callable(before.get(number)):
+            signal.signal(number, functools.partial(_stop_first, before[number]))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop_first(then: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> None:
+    """End the run that is going on, then do what the launcher does at this signal."""
+    global _stopped_by
+    if _running is not None:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it has just ended by itself
+            if _stopped_by is None:
+                _stopped_by = number
+                _running.send_signal(signal.SIGTERM)
+            # Not `_running.wait()`, which the handler has interrupted and which holds a lock.
+            os.waitid(os.P_PID, _running.pid, os.WEXITED | os.WNOWAIT)
+    then(number, frame)
+
+
 def run_apart(run_dir: Path) -> dict[str, Any]:
     """Do the run that a folder's record plans, and wait for its end.
 
@@ -49,12 +91,13 @@ def run_apart(run_dir: Path) -> dict[str, Any]:
     # The pipe is how the run notices that this process is gone, however that came about (see job.py). A session of
     # its own: Ctrl-C reaches it through this process alone, and all that it starts can be ended with it.
     line = [sys.executable, "-m", "batchscope.job", str(run_dir)]
-    _running = subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True)
-    try:
-        code = _running.wait()
-    finally:
-        _end_group(_running.pid)
-        _running = None
+    with _in_good_order():
+        _running = subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True)
+        try:
+            code = _running.wait()
+        finally:
+            _end_group(_running.pid)
+            _running = None
     if read(run_dir).get("status") in ("planned", "running"):
         close(run_dir, *_how_it_ended(code, out_of_memory=_kills_for_memory() > kills))
     if _stopped_by is not None:

@@ -349,6 +349,7 @@ def _run_dirs(folder: Path, notes: list[str]) -> list[Path]:
     """The folders that hold a record, in the order of their numbers; a numbered one without any is a note."""
     found, empty = [], []
     for path, children, files in os.walk(folder):
+        children[:] = [child for child in children if not child.startswith(".")]  # launchers keep their jobs there
         if FILE in files:
             found.append(Path(path))
             children.clear()

@@ -1,6 +1,8 @@
 """A sweep's folder: finished runs are kept, unfinished ones are done again, and nobody else's are touched."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,18 @@ def test_a_run_that_left_a_checkpoint_is_gone_on_with(tmp_path, status):
     assert folder.keep_or_plan(tmp_path / "0", CONFIG) is None
     assert read(tmp_path / "0")["status"] == status
     assert (tmp_path / "0/checkpoints/last.ckpt").exists()
+
+
+def test_a_run_that_is_going_on_in_another_process_is_not_removed(tmp_path):
+    leave(tmp_path / "0", "running")
+    code = "import pathlib, sys; from batchscope.resume import claim\nwith claim(pathlib.Path(sys.argv[1])): print(1, flush=True); input()"
+    line = [sys.executable, "-c", code, str(tmp_path / "0")]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "1\n"
+        with pytest.raises(UserError, match="is being trained right now"):
+            folder.keep_or_plan(tmp_path / "0", CONFIG)
+        other.communicate("done")
+    assert (tmp_path / "0/last.ckpt").exists()
 
 
 def test_a_run_of_another_sweep_is_refused_with_the_option_that_differs(tmp_path):

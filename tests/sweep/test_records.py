@@ -55,6 +55,12 @@ def test_a_numbered_folder_without_a_record_is_a_note(tmp_path):
     assert find([tmp_path]).notes == ["1: no run.json in it, so it never began"]
 
 
+def test_what_a_launcher_keeps_in_a_hidden_folder_is_no_run(tmp_path):
+    write_run(tmp_path / "0")
+    (tmp_path / ".submitit" / "1234").mkdir(parents=True)
+    assert find([tmp_path]).notes == []
+
+
 def test_nothing_at_all_is_the_users_mistake(tmp_path):
     with pytest.raises(UserError, match="no runs in"):
         find([tmp_path])

@@ -1,0 +1,62 @@
+"""Hydra's launchers, which start a sweep's runs here or elsewhere: what they need is seen to before any is started."""
+
+import importlib.util
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import UserError
+
+# What comes with an extra of ours: plugin → extra.
+_EXTRAS = {"hydra_submitit_launcher": "slurm", "hydra_ray_launcher": "ray"}
+_SLURM = ("sbatch", "srun", "scontrol", "sacct")  # all that submitit calls
+
+
+def runs_here(launcher: Mapping[str, Any]) -> bool:
+    """Whether runs see this machine's devices; where sweeps are submitted there often are none.
+
+    Args:
+        launcher: the node `hydra.launcher`, resolved.
+    """
+    name = launcher["_target_"].rpartition(".")[2]
+    local_ray = name == "RayLauncher" and not launcher["ray"]["init"].get("address")
+    return local_ray or name in ("BasicLauncher", "JoblibLauncher", "LocalLauncher")
+
+
+def check(launcher: Mapping[str, Any]) -> None:
+    """See that a launcher can start the runs of a sweep.
+
+    Args:
+        launcher: as above.
+
+    Raises:
+        UserError: if its plugin or SLURM is missing here, or a run is to have more tasks than one.
+    """
+    parts = launcher["_target_"].split(".")
+    plugin = parts[1] if parts[0] == "hydra_plugins" else None
+    if plugin in _EXTRAS and not _is_installed(f"hydra_plugins.{plugin}"):
+        raise UserError(f"hydra/launcher: {plugin} is not installed; pip install 'batchscope[{_EXTRAS[plugin]}]'")
+    missing = [program for program in _SLURM if not shutil.which(program)] if parts[-1] == "SlurmLauncher" else []
+    if missing:
+        raise UserError(
+            f"hydra/launcher: submitit_slurm needs {', '.join(missing)}, which this machine does not have; start the "
+            "sweep where jobs can be submitted, or take submitit_local"
+        )
+    for option in ("nodes", "tasks_per_node"):
+        if launcher.get(option, 1) != 1:
+            raise UserError(
+                f"hydra.launcher.{option}: got {launcher[option]}, takes 1: a run of a sweep has one task, and starts "
+                "its processes itself; a run on several nodes is a job of its own (docs/clusters.md)"
+            )
+
+
+def gave_up(error: BaseException) -> bool:
+    """Whether an exception is a launcher's word on a job, as of one that was cancelled, and not a mistake in code."""
+    return type(error).__module__.partition(".")[0] in ("submitit", "ray")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # nor is the package that it is in
+        return False
