@@ -21,7 +21,7 @@ except ImportError:  # not on Windows
 RUNS = Path("outputs/runs")  # where hydra.run.dir puts them
 # What decides where and how a run is trained and watched, and not what comes out of it.
 _FREE = re.compile(
-    r"(logger|callbacks\.(curves|device|throughput|progress|pictures|nonfinite))(\..+)?"
+    r"(logger|callbacks\.(curves|device|throughput|communication|progress|pictures|nonfinite))(\..+)?"
     r"|callbacks\.checkpoint\.(dirpath|every_minutes|every_n_steps)"
     r"|trainer\.(accelerator|max_time|enable_\w+|log_every_n_steps|default_root_dir|limit_test_batches|profiler)"
     r"|data\.(root|offline|pipeline|num_workers)"

@@ -138,6 +138,12 @@ def report(summary: Mapping[str, Any]) -> str:
             f"{summary['processes']} processes, samples/s of all; slowest step {summary['slowest_step_ms']:.2f} ms, "
             f"fastest {summary['fastest_step_ms']:.2f} ms"
         )
+    if "communication_ms" in summary:
+        share = summary["communication_ms"] / summary["step_ms"]
+        lines.append(
+            f"communication {summary['communication_ms']:.2f} ms of it ({share:.0%}) is not hidden behind the backward "
+            f"pass: {_si(summary['gradient_bytes'])}B of gradients"
+        )
     if "limiter" in summary:
         limit = summary["limiter"]
         knee = f" The knee is predicted near {limit['predicted_knee']:,}." if "predicted_knee" in limit else ""

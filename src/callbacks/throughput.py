@@ -15,6 +15,7 @@ from ..hardware.devices import device_name
 from ..hardware.flops import count_step
 from ..options import NonNegativeInt
 from .batches import samples_in
+from .communication import CommunicationMonitor
 from .cost import PART_MS, STEP_MS, CostSummary, device_facts, limit_of, predicted_knee, report
 from .device import DeviceMonitor
 from .harmless import harmless
@@ -312,6 +313,8 @@ class ThroughputMonitor(Callback):
         }
         if trainer.world_size > 1:
             summary |= _over_processes(summary, trainer)
+        for monitor in (c for c in trainer.callbacks if isinstance(c, CommunicationMonitor)):
+            summary |= monitor.result()
         if self._flops:
             summary["flops_per_sample"] = self._flops
             summary["flops_per_sec"] = self._flops * summary["samples"] / summary["seconds"]
