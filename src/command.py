@@ -112,6 +112,9 @@ def _run_sweep(configs: list[dict[str, Any]], plan: SweepPlan) -> None:
     # The folder as it was checked: by a clock it could be another one by now.
     sys.argv.append("hydra.sweep.dir='" + str(place).replace("\\", "\\\\").replace("'", "\\'") + "'")
     logging.getLogger("hydra._internal.core_plugins.basic_launcher").setLevel(logging.WARNING)  # it names each run, too
+    said = launchers.output_folder(plan.launcher)
+    if said:
+        print(f"the runs are jobs, and say what they do in {said}", flush=True)
     with folder.claim(place):
         try:
             with contextlib.suppress(RunFailed):  # it has been told, and is in the table

@@ -3,6 +3,7 @@
 import importlib.util
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
@@ -48,6 +49,12 @@ def check(launcher: Mapping[str, Any]) -> None:
                 f"hydra.launcher.{option}: got {launcher[option]}, takes 1: a run of a sweep has one task, and starts "
                 "its processes itself; a run on several nodes is a job of its own (docs/clusters.md)"
             )
+
+
+def output_folder(launcher: Mapping[str, Any]) -> str | None:
+    """Where jobs write what they say, if it is not here."""
+    folder = launcher.get("submitit_folder")
+    return folder and str(Path(folder).parent)
 
 
 def gave_up(error: BaseException) -> bool:
