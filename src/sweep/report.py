@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from . import plots, table, tensorboard
+from . import plots, scaling, table, tensorboard
 from .recommend import Analysis, Crossover, Recommendation, compare_options, crossovers, recommend, same_samples
 from .records import BATCH_SIZE, Sweep, find
 
@@ -55,6 +55,7 @@ class Report:
         """The recommendation first; what can be said without one otherwise."""
         lines = [line for r in self.recommendations for line in (r.headline, *(f"  {remark}" for remark in r.remarks))]
         lines += [crossover.headline for crossover in self.crossovers]
+        lines += scaling.headlines(self.sweep.runs)
         return lines + self.others
 
     @property
@@ -152,7 +153,13 @@ def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.Pa
             recommendations=found,
             crossovers=crossovers(analyses),
             others=_others(sweep, analyses),
-            notes=[*sweep.notes, *_limits(sweep, analyses), *missing, *([note] if note else [])],
+            notes=[
+                *sweep.notes,
+                *scaling.doubts(sweep.runs),
+                *_limits(sweep, analyses),
+                *missing,
+                *([note] if note else []),
+            ],
             files=[*(out / name for name in ("report.md", "sweep.csv", "sweep.json")), *pictures],
         )
         (out / "report.md").write_text(report.markdown, encoding="utf-8")

@@ -5,6 +5,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from . import scaling
 from .records import BATCH_SIZE, PARTS, Group, Run, Sweep, plain
 
 Row = dict[str, Any]
@@ -15,10 +16,11 @@ _VALIDATION = ("val/acc", "val/loss")
 def rows(sweep: Sweep) -> list[Row]:
     """Everything known of every run, by the names of `sweep.csv`; unknown values are left out."""
     groups = {id(run): group for group in sweep.groups for run in group.runs}
-    return [_row(run, groups[id(run)], sweep.varied) for run in sweep.runs]
+    reached = scaling.efficiencies(sweep.runs)
+    return [_row(run, groups[id(run)], sweep.varied, reached.get(run.name)) for run in sweep.runs]
 
 
-def _row(run: Run, group: Group, varied: Sequence[str]) -> Row:
+def _row(run: Run, group: Group, varied: Sequence[str], efficiency: float | None) -> Row:
     row: Row = {"run": run.name, "group": group.label}
     row |= {key: run.settings.get(key) for key in varied if key != BATCH_SIZE}
     row |= {
@@ -28,6 +30,8 @@ def _row(run: Run, group: Group, varied: Sequence[str]) -> Row:
         "samples_per_sec_p90": run.samples_per_sec_p90,
         "step_ms": run.step_ms,
         **{f"{part}_ms": ms for part, ms in run.parts_ms.items()},
+        "scaling_efficiency": efficiency,
+        "communication_share": scaling.communication_share(run),
         "busy_pct": run.busy_pct,
         "mfu": run.mfu,
         "memory_peak_gib": run.memory_peak_gib,
@@ -108,6 +112,7 @@ def _cells(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
             columns.append(
                 (key.rpartition(".")[2], lambda run, key=key: plain(run.settings[key]) if key in run.settings else "")
             )
+    reached = scaling.efficiencies(sweep.runs)
     scaled = any(run.settings.get("optimizer.lr_scaling", "none") != "none" for run in sweep.runs)
     columns += [
         ("batch size", lambda run: _text(run.batch_size, "{:,}")),
@@ -115,8 +120,10 @@ def _cells(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
         ("p10–p90", _spread),
         ("step ms", lambda run: _short(run.step_ms)),
         ("wait/copy/fwd/bwd/opt/other %", _shares),
+        ("of n× one %", lambda run: _percentage(reached.get(run.name))),
+        ("comm %", lambda run: _percentage(scaling.communication_share(run))),
         ("busy %", lambda run: _text(run.busy_pct, "{:.0f}")),
-        ("MFU %", lambda run: _text(None if run.mfu is None else 100 * run.mfu, "{:.1f}")),
+        ("MFU %", lambda run: _percentage(run.mfu, "{:.1f}")),
         ("peak GiB", lambda run: _text(run.memory_peak_gib, "{:.2f}")),
         ("mJ/sample", lambda run: _short(None if run.joules_per_sample is None else 1e3 * run.joules_per_sample)),
         ("scaled lr", lambda run: _text(run.learning_rate if scaled else None, "{:.3g}")),
@@ -145,6 +152,10 @@ def shown_metrics(sweep: Sweep) -> list[str]:
 
 def _text(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
+
+
+def _percentage(share: float | None, form: str = "{:.0f}") -> str:
+    return "" if share is None else form.format(100 * share)
 
 
 def _short(value: float | None) -> str:

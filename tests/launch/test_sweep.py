@@ -204,6 +204,18 @@ def test_the_learning_rate_follows_the_batch_size_and_is_in_record_and_report(tm
 
 
 @pytest.mark.slow
+def test_a_sweep_over_devices_says_what_they_bring_and_what_they_wait(tmp_path: Path) -> None:
+    several = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1,2", "data.num_train=400"]
+    code, out, err = sweep(tmp_path, *several, "data.batch_size=4")
+    assert code == 0, err
+    assert re.search(r"rnn_cell: 2 devices with 4 samples each do \d\.\d\d× .* of their step only waits", out), out
+    both = record(tmp_path, "1")["throughput"]
+    assert 0 < both["communication_ms"] < both["parts_ms"]["backward"]
+    assert both["gradient_bytes"] == 4 * record(tmp_path, "1")["model"]["parameters"]
+    assert "communication_ms" not in record(tmp_path, "0")["throughput"]
+
+
+@pytest.mark.slow
 def test_a_searching_sweeper_gets_its_metric(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1"]
