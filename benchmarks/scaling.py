@@ -1,0 +1,225 @@
+"""One process and two of this machine, for every model of the zoo; and what 8, 64 and 1,024 devices would give.
+
+    python benchmarks/scaling.py
+
+Measured, with one thread a process: the link between two processes (gloo's all-reduce of little and of much), the step
+of one process alone over several batch sizes, the step of each of two processes that train beside each other without
+talking, and the step of the two under DistributedDataParallel. A step is forward, backward and AdamW on random inputs
+that are there already; the figure is the median, and the last three take turns. `src/sweep/scaling.py` predicts the last from the others, and larger
+numbers of devices on stated links; the tables go to docs/scaling.md.
+"""
+
+import argparse
+import json
+import re
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import machine, median, spread, write_result
+from torch import distributed, multiprocessing, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from batchscope.build import build
+from batchscope.config import check_command_line
+from batchscope.hardware.allocator import keep_freed_memory
+from batchscope.spec import DataSpec
+from batchscope.sweep.fit import fit_step_time
+from batchscope.sweep.scaling import Link, Prediction, batches_to_accumulate, predict, ring_ms, worthwhile
+
+DOCS = Path(__file__).resolve().parent.parent / "docs" / "scaling.md"
+IMAGE = DataSpec("image", (1, 28, 28), "class", 10)
+MODELS = {
+    "cnn": "model=cnn",
+    "mlp": "model=mlp",
+    "rnn_cell": "model=rnn_cell",
+    "lstm_cell": "model=lstm_cell",
+    "stacked_lstm": "model=stacked_lstm",
+    "resnet18": "model=torchvision model.name=resnet18",
+}
+SIZES = (2, 8, 32, 128)
+BATCH, IN_ALL = 64, 1024
+ROUNDS = 3
+DEVICES = (2, 8, 64, 1024)
+# As sold, in one direction, and what a message takes at the least: what a link reaches is less.
+LINKS = {
+    "1 Gbit/s Ethernet": Link(0.125e9, 0.05),
+    "25 Gbit/s Ethernet": Link(3.125e9, 0.02),
+    "400 Gbit/s InfiniBand": Link(50e9, 0.005),
+}
+
+
+def step_of(model: nn.Module, batch_size: int) -> Callable[[], None]:
+    """A training step; inputs are images, which the recurrent models read by rows."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    inputs, labels = torch.randn(batch_size, *IMAGE.input_shape), torch.randint(0, 10, (batch_size,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def median_ms(step: Callable[[], object], seconds: float, both: bool) -> float:
+    """Of single steps, for so long and at least three. Of `both` processes, which do the same number of them, or of
+    the first alone, while the other sleeps on its socket."""
+    found: list[float] = []
+    distributed.barrier()
+    if both or distributed.get_rank() == 0:
+        step()
+        started = time.perf_counter()
+        step()
+        count = torch.tensor(max(3, int(seconds / (time.perf_counter() - started))))
+        if both:
+            distributed.broadcast(count, 0)
+        for _ in range(int(count)):
+            started = time.perf_counter()
+            step()
+            found.append(1e3 * (time.perf_counter() - started))
+    distributed.barrier()
+    return median(found) if found else 0.0
+
+
+def process(rank: int, port: int, out: str) -> None:
+    """One of the two; the first writes down what was found."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    link = {}
+    for count in (1, 2**20, 2**22, 2**24):  # float32
+        tensor = torch.zeros(count)
+        link[4 * count] = median_ms(lambda tensor=tensor: distributed.all_reduce(tensor), 1.0, both=True)
+    models = {}
+    for name, options in MODELS.items():
+        models[name] = measured(options)
+        if rank == 0:
+            print(name, models[name], flush=True)
+    if rank == 0:
+        Path(out).write_text(json.dumps({"link": link, "models": models}))
+    distributed.destroy_process_group()
+
+
+def measured(options: str) -> dict[str, Any]:
+    """Everything of one model."""
+    torch.manual_seed(0)
+    model = build(check_command_line(options.split(), multirun=False)[0]["model"], "model", spec=IMAGE)
+    alone = {size: median_ms(step_of(model, size), 0.6, both=False) for size in SIZES}
+    own, shared = step_of(model, BATCH), step_of(DistributedDataParallel(model), BATCH)
+    rounds = []
+    for _ in range(ROUNDS):
+        one = median_ms(own, 0.5, both=False)
+        wall, processor = time.perf_counter(), time.process_time()
+        two = median_ms(own, 0.5, both=True)
+        core = (time.process_time() - processor) / (time.perf_counter() - wall)
+        rounds.append({"alone": one, "beside": two, "together": median_ms(shared, 0.5, both=True), "core": core})
+    gradients = sum(4 * parameter.numel() for parameter in model.parameters())
+    return {"bytes": gradients, "alone": alone | {BATCH: median([r["alone"] for r in rounds])}, "rounds": rounds}
+
+
+def measured_link(found: dict[str, float]) -> Link:
+    """For two processes an all-reduce is two messages, and once the bytes over the bandwidth."""
+    times = {int(size): ms for size, ms in found.items()}
+    least, most = min(times), max(times)
+    return Link(bytes_per_sec=1e3 * most / (times[most] - times[least]), latency_ms=times[least] / 2)
+
+
+def step_time(alone: dict[str, float]) -> Callable[[float], float]:
+    """Between the sizes that were measured, by the fit of the sweep's reports."""
+    fit = fit_step_time([int(size) for size in alone], list(alone.values()))
+    return fit.step_ms
+
+
+def compared(models: dict[str, Any], link: Link) -> str:
+    """Two processes as they are, and as they are predicted; ratios are medians of those within a round."""
+    columns = ["model", "gradients", "alone", "beside another", "ring", "two under DDP", "predicted ÷ measured (range)"]
+    columns += ["of 2× one: predicted", "measured"]
+    lines = [f"| {' | '.join(columns)} |", "| --- | ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: |"]
+    for name, model in models.items():
+        rounds, ring = model["rounds"], ring_ms(model["bytes"], 2, link)
+        ratios = [(r["beside"] + ring) / r["together"] for r in rounds]
+        alone, beside, together = (median([r[kind] for r in rounds]) for kind in ("alone", "beside", "together"))
+        times = [f"{ms:.2f} ms" for ms in (alone, beside, ring, together)]
+        cells = [name, f"{model['bytes'] / 1e6:.2f} MB", *times, f"{median(ratios):.2f} ({spread(ratios)})"]
+        cells += [f"{median([r['alone'] / (r['beside'] + ring) for r in rounds]):.0%}"]
+        cells += [f"{median([r['alone'] / r['together'] for r in rounds]):.0%}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def predictions(models: dict[str, Any], link: Link, **batch: float) -> str:
+    """Efficiency of every model and number of devices, and up to how many at least half of them is used."""
+    columns = [*(f"{devices:,}" for devices in DEVICES[1:]), "half used up to", "of the step at 64"]
+    lines = [f"| model | {' | '.join(columns)} |", f"| --- |{' ---: |' * len(columns)}"]
+    for name, model in models.items():
+
+        def of(devices: int, model: dict[str, Any] = model) -> Prediction | None:
+            return predict(step_time(model["alone"]), model["bytes"], devices, link, **batch)
+
+        found = {devices: of(devices) for devices in DEVICES}
+        cells = [f"{found[devices].efficiency:.0%}" if found[devices] else "" for devices in DEVICES[1:]]
+        share = f"{found[64].communication_ms / found[64].step_ms:.0%}" if found[64] else ""
+        most = worthwhile(of)
+        lines.append(f"| {name} | {' | '.join([*cells, 'all' if most >= 2**20 else f'{most:,}', share])} |")
+    return "\n".join(lines)
+
+
+def accumulated(models: dict[str, Any]) -> str:
+    """Batches between two exchanges that bring 64 devices to 90 %."""
+    lines = [f"| model | {' | '.join(LINKS)} |", f"| --- |{' ---: |' * len(LINKS)}"]
+    for name, model in models.items():
+        step = model["alone"][str(BATCH)]
+        counts = [batches_to_accumulate(step, ring_ms(model["bytes"], 64, link), 0.9) for link in LINKS.values()]
+        lines.append(f"| {name} | {' | '.join(map(str, counts))} |")
+    return "\n".join(lines)
+
+
+def tables(found: dict[str, Any]) -> dict[str, str]:
+    """Every table of docs/scaling.md, by its name there."""
+    models, here = found["models"], measured_link(found["link"])
+    core = median([one["core"] for model in models.values() for one in model["rounds"]])
+    made = {
+        "measured": f"{compared(models, here)}\n\n"
+        f"Between the two: {here.bytes_per_sec / 1e9:.2f} GB/s, {1e3 * here.latency_ms:.0f} µs a message. "
+        f"Batch {BATCH} for each process, which had {core:.2f} of a core (median) while another trained beside it."
+    }
+    for batch, key in (({"per_device": BATCH}, "weak"), ({"in_all": IN_ALL}, "strong")):
+        parts = [f"**{name}**\n\n{predictions(models, link, **batch)}" for name, link in LINKS.items()]
+        made[key] = "\n\n".join(parts)
+    return made | {"accumulate": accumulated(models)}
+
+
+def fill_in(made: dict[str, str]) -> None:
+    """Put the tables between their marks in docs/scaling.md."""
+    text = DOCS.read_text(encoding="utf-8")
+    for name, table in made.items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        text = re.sub(pattern, lambda match, table=table: f"{match[1]}{table}\n{match[2]}", text, flags=re.DOTALL)
+    DOCS.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only-report", action="store_true", help="measure nothing; the tables from the JSON")
+    args = parser.parse_args()
+    kept = Path(__file__).parent / "results" / "scaling.json"
+    if not args.only_report:
+        torch.set_num_threads(1)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        multiprocessing.spawn(process, (port, str(kept)), nprocs=2)
+        kept.write_text(json.dumps(json.loads(kept.read_text()) | {"machine": machine()}))
+    found = json.loads(kept.read_text())
+    made = tables(found)
+    write_result("scaling", made["measured"], found)
+    fill_in(made | {"measured": f"{made['measured']}\n\n{found['machine']}"})
+
+
+if __name__ == "__main__":
+    main()
