@@ -44,7 +44,7 @@ TASKS = {
 # remembered.
 RATES = {
     "adding": {"rnn_cell": 0.0003, "lstm_cell": 0.002, "stacked_lstm": 0.002},
-    "copy": {"rnn_cell": 0.0003, "lstm_cell": 0.02, "stacked_lstm": 0.005},
+    "copy": {"rnn_cell": 0.0003, "lstm_cell": 0.02, "stacked_lstm": 0.02},
     "rows": {"rnn_cell": 0.001, "lstm_cell": 0.003, "stacked_lstm": 0.003},
     "pixels": {"rnn_cell": 0.0003, "lstm_cell": 0.002, "stacked_lstm": 0.002},
     "permuted": {"rnn_cell": 0.0003, "lstm_cell": 0.002, "stacked_lstm": 0.002},
