@@ -13,7 +13,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from . import resume
+from . import processes, ranks, resume
 from .config import CONFIGS, SweepPlan, check, check_command_line, plan_sweep
 from .errors import UserError, report, reraise_in_hydra
 from .launch import folder, launchers, process
@@ -44,11 +44,13 @@ def run(train: Train) -> None:
     if args.multirun:
         plan = plan_sweep(args.overrides, args.config_dir)
         launchers.check(plan.launcher)
-        if launchers.runs_here(plan.launcher):
-            _check_devices(configs)
+        _check_devices(configs, multirun=True, here=launchers.runs_here(plan.launcher))
         _run_sweep(configs, plan)
+        return
+    _check_devices(configs)
+    if ranks.this().launcher and ranks.this().number:
+        _join(train, args.overrides, args.config_dir)
     else:
-        _check_devices(configs)
         _run_one(train, configs[0])
 
 
@@ -56,12 +58,20 @@ def _start_hydra(task: Callable[[DictConfig], float | None]) -> None:
     hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(task)()
 
 
-def _check_devices(configs: list[dict[str, Any]]) -> None:
-    """Before the first run of a sweep, see that every run has its device; only `gpu` and the like need torch for it."""
-    for accelerator in {config["trainer"].get("accelerator", "auto") for config in configs} - {"auto", "cpu"}:
-        from .hardware.devices import check_accelerator
+def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: bool = True) -> None:
+    """Before the first run of a sweep, see that every run has its devices, if it runs here; only `gpu` and the like need
+    torch for it."""
+    wanted = []
+    for trainer in (config["trainer"] for config in configs):
+        processes.check(trainer, multirun)
+        pair = (trainer.get("accelerator", "auto"), trainer.get("devices", "auto"))
+        if here and pair not in wanted:
+            wanted.append(pair)
+    for accelerator, devices in wanted:
+        if accelerator not in ("auto", "cpu"):
+            from .hardware.devices import check_accelerator
 
-        check_accelerator(accelerator)
+            check_accelerator(accelerator, devices)
 
 
 def _resume(train: Train, overrides: list[str], multirun: bool) -> None:
@@ -89,9 +99,11 @@ def _run_one(train: Train, config: dict[str, Any]) -> None:
         run_dir = Path(here.runtime.output_dir)
         config.run_dir = os.path.relpath(run_dir)
         try:
-            if os.environ.get("LOCAL_RANK", "0") == "0":  # the other processes of a run find the first one's record
+            if not ranks.this().number:  # the other processes of a run find the first one's record
                 refuse_used(run_dir)
-            return train(check(config), run_dir, dict(here.runtime.choices), list(here.overrides.task))
+            plain, choices = check(config), dict(here.runtime.choices)
+            processes.tell({"run_dir": plain["run_dir"], "choices": choices})
+            return train(plain, run_dir, choices, list(here.overrides.task))
         except UserError as error:  # Hydra would print lines of its own around an exception
             report(error)
             _remove_empty(run_dir)
@@ -101,6 +113,13 @@ def _run_one(train: Train, config: dict[str, Any]) -> None:
     _start_hydra(job)
     if mistakes:
         raise mistakes[0]
+
+
+def _join(train: Train, overrides: list[str], config_dir: str | None) -> None:
+    """One of the other processes that torchrun or srun has started: the folder is the first one's, whatever the clock."""
+    run = processes.hear()
+    (config,) = check_command_line(overrides, False, config_dir, run_dir=run["run_dir"])
+    train(config, Path(run["run_dir"]), run["choices"], overrides)
 
 
 def _run_sweep(configs: list[dict[str, Any]], plan: SweepPlan) -> None:

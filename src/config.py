@@ -54,13 +54,16 @@ def options_of(group: str) -> list[str]:
     return sorted(p.stem for p in (CONFIGS / group).glob("*.yaml"))
 
 
-def check_command_line(overrides: list[str], multirun: bool, config_dir: str | None = None) -> list[dict[str, Any]]:
+def check_command_line(
+    overrides: list[str], multirun: bool, config_dir: str | None = None, run_dir: str | None = None
+) -> list[dict[str, Any]]:
     """Compose and check every run that a command line asks for.
 
     Args:
         overrides: what follows `train.py`, without flags.
         multirun: whether a value may be a list to sweep over.
         config_dir: one more folder to look for YAML files in, as Hydra's own `--config-dir`.
+        run_dir: the run's folder, where it is known.
 
     Returns:
         The plain configuration of each run.
@@ -73,7 +76,10 @@ def check_command_line(overrides: list[str], multirun: bool, config_dir: str | N
         overrides = [*overrides, f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         jobs = _expand(overrides, parsed) if multirun else [overrides]
-        return [check(_compose_run(job, multirun)) for job in jobs]
+        configs = [_compose_run(job, multirun) for job in jobs]
+        if run_dir is not None:
+            configs = [OmegaConf.merge(config, {"run_dir": run_dir}) for config in configs]
+        return [check(config) for config in configs]
 
 
 @dataclass(frozen=True)

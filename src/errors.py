@@ -3,10 +3,14 @@
 import difflib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
+from . import ranks
+
+_AFTER_THE_FIRST_S = 3
 _LONGEST = 1000  # characters of a message; what is longer quotes a value that nobody wants to read
 
 
@@ -35,10 +39,17 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def report(error: UserError) -> None:
-    """Print the error's line once, however many layers it passes through."""
-    if not error.reported:
-        error.reported = True
-        print(f"error: {error}", file=sys.stderr, flush=True)
+    """Print the error's line once, however many layers it passes through.
+
+    Of several processes, those after the first wait a moment: where it has met the same error, they are ended with it.
+    """
+    if error.reported:
+        return
+    error.reported = True
+    rank = ranks.this().number
+    if rank:
+        time.sleep(_AFTER_THE_FIRST_S)
+    print(f"error: {f'process {rank}: ' if rank else ''}{error}", file=sys.stderr, flush=True)
 
 
 _OURS = "BATCHSCOPE_SET_FULL_ERROR"

@@ -48,12 +48,13 @@ def _train(
     import torch
 
     from batchscope import summary
+    from batchscope.agreement import Agreement, end_together
     from batchscope.build import build, build_all, build_callbacks
     from batchscope.checkpoint import WholeCheckpoints
     from batchscope.ending import told
     from batchscope.hardware.allocator import keep_freed_memory
     from batchscope.hardware.devices import describe
-    from batchscope.record import RunRecord
+    from batchscope.record import RunRecord, versions
     from batchscope.resume import claim
     from batchscope.resumed_fit import newest_good
     from batchscope.task import Task
@@ -90,11 +91,15 @@ def _train(
             choices=choices,
             config=config,
             hardware=describe(device),
+            processes=trainer.world_size,
+            global_batch_size=data.batch_size * trainer.world_size,
             model={"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())},
         ) as record,
         told(config, device, first),
+        end_together(trainer),
     ):
-        summary.print_start(record.facts, data.name)
+        if first:
+            summary.print_start(record.facts, data.name)
         started = time.perf_counter()
         data.setup("fit")
         dataset = {"name": data.name, "fingerprint": data.fingerprint, "train_samples": len(data.tensors("train")[0])}
@@ -102,6 +107,8 @@ def _train(
         provenance["fingerprint"] = dataset["fingerprint"]
         if resumed is not None:
             resumed.prepare(trainer, data, dataset["fingerprint"])
+        shared = {"config": config, "dataset": dataset, "versions": versions(), "steps": resumed and resumed.steps or 0}
+        trainer.callbacks.insert(0, Agreement(run_dir, shared))
         trainer.fit(task, datamodule=data, ckpt_path=resumed and resumed.path, weights_only=True)
         checkpoints = summary.checkpoints(trainer, run_dir)
         record.add(

@@ -24,8 +24,8 @@ def available() -> list[str]:
     return found
 
 
-def check_accelerator(accelerator: str) -> None:
-    """Raise UserError if `trainer.accelerator` names what this machine does not have."""
+def check_accelerator(accelerator: str, devices: Any = "auto") -> None:
+    """Raise UserError if `trainer.accelerator` or `trainer.devices` names what this machine does not have."""
     if accelerator == "auto":
         return
     if accelerator not in _ALIASES:
@@ -37,6 +37,9 @@ def check_accelerator(accelerator: str) -> None:
             f"trainer.accelerator: got '{accelerator}', and this machine has {' and '.join(found)}; "
             f"leave it at auto, or write trainer.accelerator=cpu"
         )
+    count = torch.cuda.device_count()
+    if "cuda" in _ALIASES[accelerator] and "cuda" in found and isinstance(devices, int) and devices > count:
+        raise UserError(f"trainer.devices: got {devices}, and this machine has {count} GPU{'s'[: count > 1]}")
 
 
 def device_name(device: torch.device) -> str:

@@ -1,0 +1,130 @@
+"""Whether the processes that were started are those that a run asks for, and how they agree on its folder.
+
+Of several that torchrun or srun has started, the first one chooses the folder and tells the others.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from .errors import UserError, did_you_mean
+from .ranks import Rank, this
+
+_PATIENCE = timedelta(minutes=5)  # of a process that waits for the others to be started
+_DEVICES = re.compile(r"auto|-1|[1-9]\d*|\d+,(\d+(,\d+)*)?")  # as Lightning takes them in one word
+_store: Any = None  # kept, for the first process serves it to the others
+
+
+def check(trainer: Mapping[str, Any], multirun: bool = False, environ: Mapping[str, str] = os.environ) -> None:
+    """See that a trainer's devices and machines can be had, as far as that can be told without torch.
+
+    Args:
+        trainer: its checked options.
+        multirun: whether it is that of a sweep's run.
+        environ: of this process.
+
+    Raises:
+        UserError: naming the option.
+    """
+    devices, nodes = trainer.get("devices", "auto"), trainer.get("num_nodes", 1)
+    _check_devices(devices, trainer.get("accelerator", "auto"))
+    if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 1:
+        raise UserError(f"trainer.num_nodes: got {nodes!r}, takes a whole number of at least 1")
+    _check_strategy(trainer, devices)
+    rank = this(environ)
+    if not rank.launcher:
+        if nodes > 1:
+            raise UserError(
+                f"trainer.num_nodes: got {nodes}, and nothing has started this on {nodes} machines; on each of them "
+                f"write torchrun --nnodes={nodes} … train.py, or srun (docs/distributed.md)"
+            )
+        return
+    if multirun and rank.processes > 1:
+        raise UserError(
+            f"a sweep starts the processes of its runs itself, and {rank.launcher} has started {rank.processes}; write "
+            f"python train.py -m … alone"
+        )
+    if rank.launcher == "srun" and rank.processes > 1:
+        _check_srun(rank, environ)
+    wanted = devices * nodes if isinstance(devices, int) and devices > 0 else None
+    if wanted is not None and wanted != rank.processes:
+        raise UserError(
+            f"trainer.devices: {devices} on each of {nodes} machine{'s'[: nodes > 1]} make {wanted} "
+            f"process{'es' if wanted > 1 else ''}, and {rank.launcher} has started {rank.processes}; write "
+            f"trainer=ddp trainer.devices=<processes a machine> trainer.num_nodes=<machines>"
+        )
+
+
+def _check_devices(devices: Any, accelerator: Any) -> None:
+    numbers = isinstance(devices, list) and devices and all(type(one) is int and one >= 0 for one in devices)
+    if not numbers and (isinstance(devices, bool | list) or not _DEVICES.fullmatch(str(devices))):
+        near = did_you_mean(str(devices), ["auto"])
+        raise UserError(
+            f"trainer.devices: got {devices!r}, takes how many (at least 1), auto, or a list of GPUs: [0,1].{near}"
+        )
+    if accelerator == "cpu" and (numbers or "," in str(devices) or str(devices) == "-1"):
+        raise UserError(f"trainer.devices: got {devices!r}, takes how many processes there shall be on the CPU")
+
+
+def _check_strategy(trainer: Mapping[str, Any], devices: Any) -> None:
+    strategy, accelerator = trainer.get("strategy", "auto"), trainer.get("accelerator", "auto")
+    name = strategy["_target_"].rpartition(".")[2] if isinstance(strategy, dict) else str(strategy)
+    if accelerator == "mps" and (name != "auto" or str(devices) not in ("1", "auto")):
+        raise UserError(
+            f"trainer.strategy: got {name} on {devices} devices, and mps is one device; leave trainer at mps, or write "
+            f"trainer.accelerator=cpu"
+        )
+    if accelerator == "cpu" and (name.startswith("fsdp") or name == "FSDPStrategy"):
+        raise UserError(
+            f"trainer.strategy: got {name}, which needs a GPU, and trainer.accelerator is cpu; trainer=fsdp is the same "
+            f"by torch's newer engine, which runs on a CPU, too"
+        )
+
+
+def _check_srun(rank: Rank, environ: Mapping[str, str]) -> None:
+    if not {"SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"} & environ.keys():
+        raise UserError(
+            f"SLURM has given this job {rank.processes} tasks, and srun has not started them; write srun python train.py …"
+        )
+    if "SLURM_NTASKS_PER_NODE" not in environ:
+        raise UserError(
+            f"srun has started {rank.processes} tasks, and Lightning has to know how many there are on a machine; write "
+            f"--ntasks-per-node=<trainer.devices>"
+        )
+
+
+def tell(facts: dict[str, Any]) -> None:
+    """The first process of a launcher's says something to the others; nothing is done where there are none."""
+    rank = this()
+    if rank.launcher and rank.processes > 1:
+        _meeting(rank).set("run", json.dumps(facts))
+
+
+def hear() -> dict[str, Any]:
+    """What the first process says, once it has said it.
+
+    Raises:
+        UserError: if it is not there, or ends without a word.
+    """
+    from torch.distributed import DistError
+
+    try:
+        return json.loads(_meeting(this()).get("run"))
+    except (DistError, RuntimeError) as error:
+        raise UserError(f"the first process has not said where the run goes: {error}") from error
+
+
+def _meeting(rank: Rank) -> Any:
+    """Torch's own store, at the address where Lightning, too, will have the processes meet."""
+    global _store
+    from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+    from torch.distributed import PrefixStore, rendezvous
+
+    if _store is None:
+        place = TorchElasticEnvironment() if rank.launcher == "torchrun" else SLURMEnvironment()
+        url = f"tcp://{place.main_address}:{place.main_port}"
+        _store, *_ = next(rendezvous(url, rank.number, rank.processes, timeout=_PATIENCE))
+    return PrefixStore("batchscope", _store)

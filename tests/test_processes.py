@@ -1,0 +1,235 @@
+"""Whether the processes that were started are those that a run asks for: told before torch is imported."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from batchscope.errors import UserError
+from batchscope.processes import check
+from batchscope.ranks import Rank, this
+
+ROOT = Path(__file__).resolve().parents[1]
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
+SRUN = {
+    "SLURM_NTASKS": "4",
+    "SLURM_NTASKS_PER_NODE": "2",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_ID": "0",
+    "SLURM_JOB_NAME": "train",
+}
+
+
+def test_a_process_alone_is_the_first() -> None:
+    assert this({}) == Rank("", 0, 1)
+
+
+def test_what_lightning_starts_is_known_by_its_number() -> None:
+    assert this({"LOCAL_RANK": "1"}) == Rank("", 1, 1)
+
+
+def test_torchruns_processes_are_numbered_over_all_machines() -> None:
+    assert this(TORCHRUN) == Rank("torchrun", 3, 4)
+
+
+def test_sruns_processes_are_numbered_over_all_machines() -> None:
+    assert this(SRUN) == Rank("srun", 2, 4)
+
+
+def test_torchrun_started_by_srun_counts_for_its_processes() -> None:
+    assert this({**SRUN, **TORCHRUN}).launcher == "torchrun"
+
+
+def test_a_shell_within_slurm_has_not_been_started_by_srun() -> None:
+    assert this({**SRUN, "SLURM_JOB_NAME": "interactive"}) == Rank("", 0, 1)
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        {"devices": 4},
+        {"devices": "auto"},
+        {"devices": -1, "accelerator": "gpu"},
+        {"devices": [0, 2], "accelerator": "gpu"},
+        {"devices": "0,2", "accelerator": "auto"},
+        {"devices": 2, "strategy": "ddp", "accelerator": "cpu", "num_nodes": 1},
+        {"devices": 1, "accelerator": "mps"},
+    ],
+)
+def test_what_lightning_can_do_alone_is_let_through(trainer: dict) -> None:
+    check(trainer, environ={})
+
+
+@pytest.mark.parametrize("environ", [TORCHRUN, SRUN], ids=["torchrun", "srun"])
+def test_as_many_processes_as_asked_for_are_let_through(environ: dict[str, str]) -> None:
+    check({"devices": 2, "num_nodes": 2, "strategy": "ddp"}, environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "environ", "line"),
+    [
+        ({"devices": 0}, {}, "trainer.devices: got 0, takes how many (at least 1)"),
+        ({"devices": -2}, {}, "trainer.devices: got -2, takes how many"),
+        ({"devices": "abc"}, {}, "trainer.devices: got 'abc', takes how many"),
+        ({"devices": "atuo"}, {}, "Did you mean 'auto'?"),
+        ({"devices": []}, {}, "trainer.devices: got [], takes"),
+        ({"devices": [0, "x"]}, {}, "trainer.devices: got [0, 'x'], takes"),
+        ({"devices": True}, {}, "trainer.devices: got True, takes"),
+        ({"devices": -1, "accelerator": "cpu"}, {}, "how many processes there shall be on the CPU"),
+        ({"devices": [0, 1], "accelerator": "cpu"}, {}, "how many processes there shall be on the CPU"),
+        ({"num_nodes": 0}, {}, "trainer.num_nodes: got 0, takes"),
+        ({"num_nodes": 2}, {}, "trainer.num_nodes: got 2, and nothing has started this on 2 machines"),
+        ({"strategy": "ddp", "devices": 2, "accelerator": "mps"}, {}, "mps is one device"),
+        ({"devices": 2, "accelerator": "mps"}, {}, "mps is one device"),
+        ({"strategy": "fsdp", "accelerator": "cpu"}, {}, "trainer.strategy: got fsdp, which needs a GPU"),
+        ({"devices": 1}, TORCHRUN, "1 on each of 1 machine make 1 process, and torchrun has started 4"),
+        ({"devices": 2}, SRUN, "2 on each of 1 machine make 2 processes, and srun has started 4"),
+        ({"devices": 4}, {k: v for k, v in SRUN.items() if "STEP" not in k}, "write srun python"),
+        ({"devices": 4}, {k: v for k, v in SRUN.items() if "PER_NODE" not in k}, "--ntasks-per-node"),
+    ],
+)
+def test_what_cannot_work_is_told_in_one_line(trainer: dict, environ: dict[str, str], line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        check(trainer, environ=environ)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sweep_is_not_started_by_torchrun() -> None:
+    with pytest.raises(UserError, match="a sweep starts the processes of its runs itself"):
+        check({"devices": 4}, multirun=True, environ=TORCHRUN)
+
+
+@pytest.mark.parametrize("option", ["trainer.devices=0", "+trainer.num_nodes=2", "trainer.strategy=fsdp"])
+def test_the_program_says_it_and_writes_nothing(tmp_path: Path, option: str) -> None:
+    line = [sys.executable, str(ROOT / "train.py"), "trainer=ddp", "trainer.accelerator=cpu", option]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: trainer.")
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+# --- started by others ------------------------------------------------------------------------------------------------
+
+# Every process has a clock and a number of its own: a folder of its own, if it were not told.
+OWN_FOLDER = "hydra.run.dir=out/${now:%H-%M-%S-%f}-${oc.env:MINE}"
+SMALL = [
+    *("data=adding", "data.num_train=64", "data.num_val=16", "data.num_test=16", "data.batch_size=4", "model=rnn_cell"),
+    *(
+        "callbacks.throughput.calibrate=false",
+        "callbacks.progress=null",
+        "trainer.max_epochs=1",
+        "callbacks.device=null",
+    ),
+    *("trainer.accelerator=cpu", "trainer=ddp", OWN_FOLDER),
+]
+
+
+def start(folder: Path, words: list[str], **environ: str) -> subprocess.Popen[str]:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "MINE": "0", **environ}
+    return subprocess.Popen(
+        [sys.executable, *words], cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def torchrun(folder: Path, *words: str, agent: int = 0, port: int | None = None) -> subprocess.Popen[str]:
+    """`torchrun --nproc_per_node=2`, or with a port one of two agents, each as on a machine of its own."""
+    where = ["--standalone", "--nproc_per_node=2"]
+    if port:
+        where = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={port}"]
+        where.append(f"--node_rank={agent}")
+    launcher = ["-m", "torch.distributed.run", *where]
+    return start(folder, [*launcher, str(ROOT / "train.py"), *SMALL, *words], MINE=str(agent))
+
+
+def srun(folder: Path, task: int, port: int, *words: str) -> subprocess.Popen[str]:
+    """A task as SLURM's srun starts it, by what Lightning and we read of its environment."""
+    slurm = {"NTASKS": 2, "NTASKS_PER_NODE": 2, "PROCID": task, "LOCALID": task, "NODEID": 0, "NNODES": 1, "JOB_ID": 7}
+    slurm |= {"NODELIST": "127.0.0.1", "JOB_NAME": "train", "STEP_ID": 0, "STEP_NUM_TASKS": 2}
+    environ = {f"SLURM_{key}": str(value) for key, value in slurm.items()}
+    line = [str(ROOT / "train.py"), *SMALL, *words]
+    return start(folder, line, **environ, MASTER_PORT=str(port), MINE=str(task))
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def the_only_record(folder: Path, processes: list[subprocess.Popen[str]]) -> dict:
+    """What two processes have left together: one folder, one record, one set of logs; and the first one spoke."""
+    said = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), said
+    assert sum(out.count("trained  ") for out, _ in said) == sum(out.count(" parameters) on ") for out, _ in said) == 1
+    (run_dir,) = (folder / "out").iterdir()
+    assert len(list(run_dir.glob("rnn-cell-*"))) == len(list(run_dir.glob("csv/*.csv"))) == 1
+    record = json.loads((run_dir / "run.json").read_text())
+    assert record["status"] == "finished"
+    assert record["processes"] == 2
+    assert record["global_batch_size"] == 8
+    assert record["steps"] == 8
+    return record
+
+
+@pytest.mark.slow
+def test_torchruns_processes_leave_one_record(tmp_path: Path) -> None:
+    the_only_record(tmp_path, [torchrun(tmp_path, "trainer.devices=2")])
+
+
+@pytest.mark.slow
+def test_torchrun_on_two_machines_leaves_one_record(tmp_path: Path) -> None:
+    port, options = free_port(), ("trainer.devices=1", "+trainer.num_nodes=2")
+    the_only_record(tmp_path, [torchrun(tmp_path, *options, agent=agent, port=port) for agent in (0, 1)])
+
+
+@pytest.mark.slow
+def test_sruns_processes_leave_one_record(tmp_path: Path) -> None:
+    port = free_port()
+    the_only_record(tmp_path, [srun(tmp_path, task, port, "trainer.devices=2") for task in (0, 1)])
+
+
+@pytest.mark.slow
+def test_a_mistake_on_torchruns_command_line_is_told_once(tmp_path: Path) -> None:
+    process = torchrun(tmp_path, "trainer.devices=2", "data.batch_sise=3")
+    complained = process.communicate(timeout=60)[1]
+    assert process.returncode != 0
+    assert complained.count("error: ") == complained.count("error: data.batch_sise: no such option") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_processes_that_were_given_other_options_are_told_apart(tmp_path: Path) -> None:
+    port = free_port()
+    options = [("optimizer.lr=0.1",), ("optimizer.lr=0.2",)]
+    processes = [srun(tmp_path, task, port, "trainer.devices=2", *options[task]) for task in (0, 1)]
+    complained = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [1, 1]
+    lines = [line for text in complained for line in text.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith("error: optimizer.lr: is 0.2 in process 1 (on ")
+    assert lines[0].endswith("and 0.1 in process 0")
+    (run_dir,) = (tmp_path / "out").iterdir()
+    assert json.loads((run_dir / "run.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.slow
+def test_processes_that_see_other_data_are_told_apart(tmp_path: Path) -> None:
+    """The same command line; but the folder that `data.root` names holds other digits on one of the machines."""
+    other = [str(tmp_path / str(task)) for task in (0, 1)]
+    render = "from batchscope.data.digits import *; from pathlib import Path; import sys, torch\n"
+    render += "for s, n in enumerate((64, 16, 16)): torch.save(render_digits(n, 9), Path(sys.argv[1]) / f'v{VERSION}-{n}-{s}.pt')"
+    (tmp_path / "1" / "digits").mkdir(parents=True)
+    subprocess.run([sys.executable, "-c", render, str(tmp_path / "1" / "digits")], check=True)
+    port = free_port()
+    options = ["trainer.devices=2", "data=digits", "model=mlp"]
+    processes = [srun(tmp_path, task, port, *options, f"data.root={other[task]}") for task in (0, 1)]
+    complained = "".join(process.communicate(timeout=60)[1] for process in processes)
+    assert [process.returncode for process in processes] == [1, 1]
+    assert complained.count("error: ") == complained.count("error: dataset.fingerprint: is ") == 1
