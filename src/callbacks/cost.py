@@ -135,8 +135,9 @@ def report(summary: Mapping[str, Any]) -> str:
     ]
     if "processes" in summary:
         lines.append(
-            f"{summary['processes']} processes, samples/s of all; slowest step {summary['slowest_step_ms']:.2f} ms, "
-            f"fastest {summary['fastest_step_ms']:.2f} ms"
+            f"{summary['processes']} processes, a batch of {summary['batch_size'] * summary['processes']:,} and samples/s of "
+            f"all; a step takes {summary['fastest_step_ms']:.2f} ms in the fastest and {summary['slowest_step_ms']:.2f} ms "
+            f"in the slowest, process {summary['slowest_process']}"
         )
     if "communication_ms" in summary:
         share = summary["communication_ms"] / summary["step_ms"]

@@ -363,11 +363,15 @@ class ThroughputMonitor(Callback):
 
 def _over_processes(summary: dict[str, Any], trainer: lightning.Trainer) -> dict[str, Any]:
     """The processes' rates added up, and the slowest one's step: what a step of all of them takes."""
-    own = torch.tensor([summary["samples_per_sec"], summary["step_ms"]], device=trainer.strategy.root_device)
-    rates, steps = trainer.strategy.all_gather(own).unbind(dim=1)
-    return {
+    own = [summary.get(key) for key in ("samples_per_sec", "step_ms", "timesteps_per_sec")]
+    known: list[Any] = [None] * trainer.world_size
+    torch.distributed.all_gather_object(known, own)
+    rates, steps, timesteps = zip(*known, strict=True)
+    found = {
         "processes": trainer.world_size,
-        "samples_per_sec": float(rates.sum()),
-        "slowest_step_ms": float(steps.max()),
-        "fastest_step_ms": float(steps.min()),
+        "samples_per_sec": sum(rates),
+        "slowest_process": steps.index(max(steps)),
+        "slowest_step_ms": max(steps),
+        "fastest_step_ms": min(steps),
     }
+    return found | ({"timesteps_per_sec": sum(timesteps)} if None not in timesteps else {})

@@ -51,10 +51,10 @@ def read_curve(run: Run) -> Curve | None:
         return None
     rows = sorted((row for row in rows if row.get("step") is not None), key=lambda row: row["step"])
     metric = next((name for name in METRICS if any(row.get(name) is not None for row in rows)), None)
-    if metric is None or run.batch_size is None:
+    if metric is None or run.global_batch_size is None:
         return None
     times = _Times(rows, number(run.throughput.get("step_ms")))
-    per_step = run.batch_size * run.accumulated
+    per_step = run.global_batch_size * run.accumulated
     points = [(row["step"], row[metric]) for row in rows if row.get(metric) is not None]
     timed = [(times.at(step), step * per_step, value) for step, value in points]
     if any(seconds is None for seconds, _, _ in timed):

@@ -97,13 +97,22 @@ class Run:
 
     @cached_property
     def batch_size(self) -> int | None:
-        """Samples of a whole batch of all processes: as asked for, or fewer where the dataset has no more."""
+        """Samples of a whole batch of one device: as asked for, or fewer where the dataset has no more."""
         asked = number(self.settings.get(BATCH_SIZE))
         if asked is None or asked < 1:
             return None
         held = number(self.throughput.get("batch_size"))
-        held = asked if held is None else held * (number(self.throughput.get("processes")) or 1)
-        return round(held) if 1 <= held < 0.95 * asked else round(asked)
+        return round(held) if held is not None and 1 <= held < 0.95 * asked else round(asked)
+
+    @property
+    def processes(self) -> int:
+        """That train as one, a device each."""
+        return round(_positive(self.record.get("processes", self.throughput.get("processes"))) or 1)
+
+    @property
+    def global_batch_size(self) -> int | None:
+        """Samples of a whole batch of all devices."""
+        return None if self.batch_size is None else self.batch_size * self.processes
 
     @cached_property
     def batch_ms(self) -> float | None:
@@ -112,7 +121,7 @@ class Run:
 
     @property
     def samples_per_sec(self) -> float | None:
-        """Median."""
+        """Median, of all devices together."""
         return self._rate("step_ms_median")
 
     @property
@@ -129,6 +138,12 @@ class Run:
     def step_ms(self) -> float | None:
         """Median time of a step."""
         return _positive(self.throughput.get("step_ms_median"))
+
+    @property
+    def process_step_ms(self) -> tuple[float, float] | None:
+        """Mean time of a step in the fastest and in the slowest of several processes."""
+        fastest, slowest = (_positive(self.throughput.get(f"{which}_step_ms")) for which in ("fastest", "slowest"))
+        return None if self.processes == 1 or fastest is None or slowest is None else (fastest, slowest)
 
     @property
     def parts_ms(self) -> dict[str, float]:
@@ -179,7 +194,8 @@ class Run:
     def samples_seen(self) -> float | None:
         """All that the run was trained on, repetitions included."""
         steps = _positive(self.record.get("steps"))
-        return None if steps is None or self.batch_size is None else steps * self.batch_size * self.accumulated
+        size = self.global_batch_size
+        return None if steps is None or size is None else steps * size * self.accumulated
 
     @property
     def accumulated(self) -> float:
@@ -200,7 +216,7 @@ class Run:
 
     def _rate(self, key: str) -> float | None:
         ms = self._per_batch(key)
-        return None if ms is None or self.batch_size is None else 1e3 * self.batch_size / ms
+        return None if ms is None or self.global_batch_size is None else 1e3 * self.global_batch_size / ms
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ def _row(run: Run, group: Group, varied: Sequence[str], efficiency: float | None
     row |= {key: run.settings.get(key) for key in varied if key != BATCH_SIZE}
     row |= {
         "batch_size": run.batch_size,
+        **_of_processes(run),
         "samples_per_sec": run.samples_per_sec,
         "samples_per_sec_p10": run.samples_per_sec_p10,
         "samples_per_sec_p90": run.samples_per_sec_p90,
@@ -43,6 +44,15 @@ def _row(run: Run, group: Group, varied: Sequence[str], efficiency: float | None
         "reason": run.reason or None,
     }
     return {key: value for key, value in row.items() if value is not None}
+
+
+def _of_processes(run: Run) -> Row:
+    """What only a run of several processes has."""
+    if run.processes == 1:
+        return {}
+    fastest, slowest = run.process_step_ms or (None, None)
+    found = {"processes": run.processes, "global_batch_size": run.global_batch_size}
+    return found | {"fastest_step_ms": fastest, "slowest_step_ms": slowest}
 
 
 def names(table: Sequence[Row]) -> list[str]:
@@ -116,9 +126,11 @@ def _cells(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
     scaled = any(run.settings.get("optimizer.lr_scaling", "none") != "none" for run in sweep.runs)
     columns += [
         ("batch size", lambda run: _text(run.batch_size, "{:,}")),
+        ("global", lambda run: _text(run.global_batch_size if run.processes > 1 else None, "{:,}")),
         ("samples/s", lambda run: _short(run.samples_per_sec)),
         ("p10–p90", _spread),
         ("step ms", lambda run: _short(run.step_ms)),
+        ("fastest–slowest ms", lambda run: "–".join(map(short, run.process_step_ms or ()))),
         ("wait/copy/fwd/bwd/opt/other %", _shares),
         ("of n× one %", lambda run: _percentage(reached.get(run.name))),
         ("comm %", lambda run: _percentage(scaling.communication_share(run))),

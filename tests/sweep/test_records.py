@@ -101,9 +101,11 @@ def test_a_batch_that_the_dataset_could_not_fill_counts_as_what_it_held(tmp_path
     assert sweep.notes == ["0: asked for batches of 4,096, and they held 1,000"]
 
 
-def test_processes_share_a_batch(tmp_path):
-    write_run(tmp_path / "0", 64, 10.0, throughput={"batch_size": 32, "processes": 2})
-    assert find([tmp_path]).runs[0].samples_per_sec == pytest.approx(6400)
+def test_every_process_has_a_batch_of_its_own(tmp_path):
+    write_run(tmp_path / "0", 64, 10.0, throughput={"batch_size": 64, "processes": 2})
+    (run,) = find([tmp_path]).runs
+    assert (run.batch_size, run.global_batch_size) == (64, 128)
+    assert run.samples_per_sec == pytest.approx(12800)
 
 
 def test_batch_size_seed_folders_and_callbacks_divide_no_group(tmp_path):

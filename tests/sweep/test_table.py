@@ -61,5 +61,19 @@ def test_an_accuracy_is_shown_and_a_loss_only_of_runs_without_one(tmp_path):
     assert table.shown_metrics(find([tmp_path])) == ["test/acc", "test/loss"]
 
 
+def test_runs_of_several_processes_show_the_batch_of_all_and_how_far_apart_the_processes_are(tmp_path):
+    write_run(tmp_path / "0", 64, 10.0, options={"trainer.devices": 1})
+    several = {"processes": 2, "slowest_step_ms": 10.5, "fastest_step_ms": 9.5}
+    write_run(tmp_path / "1", 64, 10.0, options={"trainer.devices": 2}, throughput=several)
+    sweep = find([tmp_path])
+    alone, both = table.rows(sweep)
+    assert not {"processes", "global_batch_size", "slowest_step_ms"} & set(alone)
+    assert (both["processes"], both["batch_size"], both["global_batch_size"]) == (2, 64, 128)
+    assert both["samples_per_sec"] == 2 * alone["samples_per_sec"]
+    shown = table.to_text(sweep).splitlines()
+    assert "global" in shown[0]
+    assert "9.50–10.5" in shown[2]
+
+
 def test_numbers_keep_three_digits():
     assert [table.short(x) for x in (61234.0, 843.2, 8.434, 0.01234)] == ["61,200", "843", "8.43", "0.0123"]
