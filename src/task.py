@@ -6,6 +6,7 @@ import lightning
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchmetrics.aggregation import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from .optimizer import Optimizer
@@ -18,7 +19,8 @@ class Task(lightning.LightningModule):
     """Trains any model of the zoo on any dataset of the zoo.
 
     The loss is cross-entropy for classes and mean squared error for values. A training step returns `loss` and, for
-    classes, `acc` as tensors that stay on the device: callbacks read them when they are ready.
+    classes, `acc` as tensors that stay on the device: callbacks read them when they are ready. Of several processes,
+    each returns what makes their mean that of the whole batch, also where it does not divide evenly.
 
     Args:
         model: `(B, …)` → `(B, num_outputs)`, or `(B, T, num_outputs)` where the target is a class per step.
@@ -42,8 +44,11 @@ class Task(lightning.LightningModule):
         self.optimizer_recipe = optimizer
         self.learning_rate: float | None = None  # as scaled to the batch, once the trainer is known
         self.provenance = provenance
+        self._weight: float = 1
         self.channels_last = channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
         self.classifies = spec.target != "value"
+        # Lightning's own mean over processes rounds the number of samples: it is wrong where they do not divide.
+        self.val_loss, self.test_loss = MeanMetric(nan_strategy="disable"), MeanMetric(nan_strategy="disable")
         if self.classifies:
             # Micro: the share of all answers that are right, whatever their class.
             options = {
@@ -80,6 +85,12 @@ class Task(lightning.LightningModule):
             return F.mse_loss(output.squeeze(-1), y)
         return F.cross_entropy(output.flatten(0, -2), y.flatten())
 
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Know what this process's part of the batch counts for among those of all processes."""
+        if self.trainer.world_size > 1:
+            sampler = getattr(self.trainer.train_dataloader, "batch_sampler", None)
+            self._weight = sampler.weight(batch_idx) if hasattr(sampler, "weight") else 1
+
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """`loss`, and `acc` for classes; nothing is read from the device."""
         x, y = batch
@@ -87,7 +98,7 @@ class Task(lightning.LightningModule):
         result = {"loss": self.loss(output, y)}
         if self.classifies:
             result["acc"] = self._accuracy(output.detach(), y)
-        return result
+        return result if self._weight == 1 else {key: value * self._weight for key, value in result.items()}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Adds to `val/loss` and `val/acc`."""
@@ -121,12 +132,18 @@ class Task(lightning.LightningModule):
 
     def _evaluate(self, batch: Batch, stage: str) -> Tensor:
         x, y = batch
-        output = self(x)
-        self.log(f"{stage}/loss", self.loss(output, y), batch_size=len(x), on_step=False, on_epoch=True, sync_dist=True)
+        # With fewer samples than processes, one that has none takes part in what they do together, and counts nothing.
+        output = self(x) if len(x) else self(x.new_zeros(1, *x.shape[1:]))[:0]
+        loss = self.loss(output, y)
+        measured = {"loss": self.val_loss if stage == "val" else self.test_loss}
+        measured["loss"].update(loss.expand(len(x)))  # torchmetrics ignores weights where it may not look for NaN
         if self.classifies:
-            metric = self.val_acc if stage == "val" else self.test_acc
-            metric.update(output.flatten(0, -2), y.flatten())
-            self.log(f"{stage}/acc", metric, batch_size=len(x), on_step=False, on_epoch=True, prog_bar=stage == "val")
+            measured["acc"] = self.val_acc if stage == "val" else self.test_acc
+            if len(x):
+                measured["acc"].update(output.flatten(0, -2), y.flatten())
+        for name, metric in measured.items():
+            shown = name == "acc" and stage == "val"
+            self.log(f"{stage}/{name}", metric, batch_size=len(x), on_step=False, on_epoch=True, prog_bar=shown)
         return output
 
     def _accuracy(self, output: Tensor, y: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from runs import assert_alike, results
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,24 +19,80 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_two_processes_leave_one_record_of_both(tmp_path: Path) -> None:
     small = ["data=adding", "data.num_train=64", "data.num_val=16", "data.num_test=16", "data.batch_size=4"]
     quiet = ["callbacks.throughput.calibrate=false", "callbacks.progress=null", "trainer.max_epochs=1"]
-    options = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "model=rnn_cell", "hydra.run.dir=out"]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), *options, *small, *quiet],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = train(tmp_path, "trainer=ddp", "trainer.devices=2", "model=rnn_cell", "hydra.run.dir=out", *small, *quiet)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("trained  ") == 1
+    assert done.stdout.count(" parameters) on ") == done.stdout.count("trained  ") == 1
     record = json.loads((tmp_path / "out" / "run.json").read_text())
     assert record["status"] == "finished"
     assert record["steps"] == 8  # 64 samples, 4 in each of two processes
+    assert record["processes"] == 2
+    assert record["global_batch_size"] == 8
     throughput = record["throughput"]
-    assert throughput["processes"] == 2
-    assert throughput["slowest_step_ms"] >= throughput["fastest_step_ms"]
+    assert throughput["slowest_step_ms"] >= throughput["step_ms"] >= throughput["fastest_step_ms"]
+    assert throughput["slowest_process"] in (0, 1)
+    # The sum over both, each of which has half of every batch: twice what this one did in its own steps, or nearly.
+    alone = throughput["samples"] / throughput["seconds"]
+    assert 1.5 * alone < throughput["samples_per_sec"] < 2.5 * alone
     assert len(list((tmp_path / "out").glob("rnn-cell-*"))) == 1
+
+
+def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`python train.py …` on the CPU, to its end."""
+    line = [sys.executable, str(ROOT / "train.py"), "trainer.accelerator=cpu", *words]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(line, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
+
+
+# Of 21 samples, batches of 8: the last one holds 5, which two processes cannot share evenly. One of two processes has
+# none of the one sample for validation.
+UNEVEN = [
+    *("data=adding", "data.num_train=21", "data.num_val=1", "data.num_test=17", "data.sequence_length=8"),
+    *("model=rnn_cell", "model.hidden_size=8", "optimizer=sgd", "trainer.max_epochs=2", "callbacks.device=null"),
+    *("callbacks.throughput=null", "callbacks.progress=null", "callbacks.pictures=null"),
+]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process makes of batches of 8."""
+    folder = tmp_path_factory.mktemp("alone")
+    done = train(folder, *UNEVEN, "data.batch_size=8", "hydra.run.dir=out")
+    assert done.returncode == 0, done.stderr
+    return folder / "out"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pipeline", ["memory", "device", "workers"])
+def test_two_processes_train_and_measure_what_one_does_with_twice_the_batch(
+    pipeline: str, tmp_path: Path, alone: Path
+) -> None:
+    options = ["trainer=ddp", "trainer.devices=2", "data.batch_size=4", f"data.pipeline={pipeline}"]
+    done = train(tmp_path, *UNEVEN, *options, "hydra.run.dir=out")
+    assert done.returncode == 0, done.stderr
+    assert_close(tmp_path / "out", alone)
+
+
+def assert_close(one: Path, other: Path) -> None:
+    """Weights, the loss of every step, and the metrics: sums of the same numbers in another order."""
+    found, expected = results(one), results(other)
+    assert found["steps"] == expected["steps"] == 6
+    assert found["weights"].keys() == expected["weights"].keys()
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(found["weights"][name], weight, rtol=1e-5, atol=1e-6)
+    assert found["metrics"].keys() == expected["metrics"].keys() == {"val/loss", "test/loss"}
+    for key, value in expected["metrics"].items():
+        assert found["metrics"][key] == pytest.approx(value, rel=1e-6, abs=1e-7)
+    for key, steps in expected["curves"].items():
+        assert found["curves"][key] == [(step, pytest.approx(value, rel=1e-5, abs=1e-6)) for step, value in steps]
+
+
+@pytest.mark.slow
+def test_fewer_training_samples_than_processes_are_told_once(tmp_path: Path) -> None:
+    options = ["trainer=ddp", "trainer.devices=2", "data.num_train=1", "hydra.run.dir=out"]
+    done = train(tmp_path, *[word for word in UNEVEN if not word.startswith("data.num_train")], *options)
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if "error: " in line]
+    assert lines == ["error: trainer.devices: 2 processes, and adding has 1 training samples"]
 
 
 def started(folder: Path, *words: str) -> subprocess.Popen[str]:

@@ -18,7 +18,7 @@ class TrainCurves(Callback):
 
     | Key | Unit | Meaning |
     | --- | --- | --- |
-    | `train/loss` | the loss's own | `loss`, of this step's batch |
+    | `train/loss` | the loss's own | `loss`, of this step's batch; the mean of all processes |
     | `train/acc` | fraction | `acc`, of this step's batch; other keys likewise |
 
     `self.log(..., on_step=True)` reads the device at every step; here the numbers of 100 steps are copied together and
@@ -54,7 +54,7 @@ class TrainCurves(Callback):
         scalars = outputs if isinstance(outputs, dict) else {"loss": outputs}
         self._steps.append((step, {k: v for k, v in scalars.items() if isinstance(v, Tensor) and v.numel() == 1}))
         if len(self._steps) >= BUNCH:
-            self._start_read()
+            self._start_read(trainer)
             self._write(only_ready=True, trainer=trainer)
 
     def on_save_checkpoint(
@@ -78,20 +78,27 @@ class TrainCurves(Callback):
     def on_exception(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
     ) -> None:
-        """Keep the curve up to the step that failed, where the device can still be read."""
+        """Keep the curve up to the step that failed, where the device can still be read.
+
+        Several processes may not all have failed: what they have not yet averaged is left out.
+        """
+        if trainer.world_size > 1:
+            self._steps = []
         try:
             self._finish(trainer)
         except RuntimeError:  # a device that was lost; the run's own error is the one to report
             self._steps, self._reads = [], []
 
     def _finish(self, trainer: lightning.Trainer) -> None:
-        self._start_read()
+        self._start_read(trainer)
         self._write(only_ready=False, trainer=trainer)
 
-    def _start_read(self) -> None:
+    def _start_read(self, trainer: lightning.Trainer) -> None:
+        """All processes come here after the same step, and their numbers are averaged together."""
         names = [(step, key) for step, scalars in self._steps for key in scalars]
         if names:
-            self._reads.append((names, LateRead([value for _, scalars in self._steps for value in scalars.values()])))
+            values = [value for _, scalars in self._steps for value in scalars.values()]
+            self._reads.append((names, LateRead(values, lambda all_: trainer.strategy.reduce(all_, reduce_op="mean"))))
         self._steps = []
 
     def _write(self, only_ready: bool, trainer: lightning.Trainer) -> None:

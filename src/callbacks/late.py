@@ -1,6 +1,6 @@
 """Reading numbers from a device without making it wait: start the copy now, read it when it has arrived."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,10 +14,11 @@ class LateRead:
 
     Args:
         scalars: tensors of one element each, on one device.
+        combine: what is done on the device to all of them as one tensor, `(N,)` → `(N,)`.
     """
 
-    def __init__(self, scalars: Sequence[Tensor]):
-        stacked = torch.stack([s.detach().reshape(()).float() for s in scalars])
+    def __init__(self, scalars: Sequence[Tensor], combine: Callable[[Tensor], Tensor] = lambda values: values):
+        stacked = combine(torch.stack([s.detach().reshape(()).float() for s in scalars]))
         self._event = None
         if stacked.is_cuda:
             stacked = stacked.to("cpu", non_blocking=True)

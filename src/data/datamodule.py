@@ -1,17 +1,18 @@
 """TensorDataModule: what every dataset shares. A new one says what it is (`spec`) and where its tensors come from."""
 
 import hashlib
+from functools import partial
 from typing import ClassVar, Literal
 
 import lightning
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from ..errors import UserError
 from ..options import NonNegativeInt, PositiveInt, Seed
 from ..spec import DataSpec
-from .loader import EpochBatches, TensorLoader
+from .loader import EpochBatches, TensorLoader, rank_and_world
 
 Split = Literal["train", "val", "test"]
 # Evaluation gives the same numbers at any batch size, so it takes one at which devices are not idle.
@@ -112,7 +113,14 @@ class TensorDataModule(lightning.LightningDataModule):
         self._begin = (epoch, batches)
 
     def train_dataloader(self) -> TensorLoader | DataLoader:
-        """Shuffled by (seed, epoch); the short last batch is kept."""
+        """Shuffled by (seed, epoch); the short last batch is kept.
+
+        Raises:
+            UserError: if there is not a sample for every process.
+        """
+        samples, processes = len(self._splits["train"][0]), rank_and_world()[1]
+        if samples < processes:
+            raise UserError(f"trainer.devices: {processes} processes, and {self.name} has {samples} training samples")
         return self._loader("train", self.batch_size, shuffle=True, begin=self._begin)
 
     def val_dataloader(self) -> TensorLoader | DataLoader:
@@ -133,6 +141,7 @@ class TensorDataModule(lightning.LightningDataModule):
             return DataLoader(
                 TensorDataset(*tensors),
                 batch_sampler=batches,
+                collate_fn=partial(_collate, empty=[torch.empty_like(tensor[:0]) for tensor in tensors]),
                 generator=torch.Generator().manual_seed(self.seed),  # its own, so that no draw of the model's is taken
                 num_workers=self.num_workers,
                 persistent_workers=self.num_workers > 0,
@@ -141,3 +150,8 @@ class TensorDataModule(lightning.LightningDataModule):
         if self.pipeline == "device":
             tensors = self._splits[split] = tuple(tensor.to(device) for tensor in tensors)
         return TensorLoader(tensors, batches, device)
+
+
+def _collate(samples: list[tuple[Tensor, Tensor]], empty: list[Tensor]) -> list[Tensor]:
+    """Torch's own, which makes nothing of a process's empty share."""
+    return default_collate(samples) if samples else empty

@@ -20,7 +20,8 @@ class EpochBatches(Sampler[list[int]]):
 
     The order comes from a private generator seeded with (seed, epoch), so it depends on nothing that a run does, and
     a resumed run continues it. Under distributed training a step's global batch is the same whatever the number of
-    processes, each of which takes an equal share of it; nothing is padded, and no sample is seen twice.
+    processes, each of which takes an equal share of it; nothing is padded, and no sample is seen twice. Where there are
+    fewer samples than processes, some have an empty batch.
 
     Args:
         num_samples: of the whole set.
@@ -64,19 +65,30 @@ class EpochBatches(Sampler[list[int]]):
         """The indices of the samples that this process finds in a batch of the present epoch."""
         return self._share(self.order(), batch).tolist()
 
+    def weight(self, batch: int) -> float:
+        """What this process's mean over its part of a batch counts for when the processes' means are averaged: its
+        samples over those of an equal share. 1 but for a last batch that does not divide."""
+        rank, world = rank_and_world()
+        whole = self._span(batch)
+        share, rest = divmod(len(whole), world)
+        return (share + (rank < rest)) * world / len(whole)
+
+    def _span(self, batch: int) -> range:
+        """Where in the order a batch of all processes lies."""
+        step = self.batch_size * rank_and_world()[1]
+        return range(batch * step, self.num_samples if batch == len(self) - 1 else (batch + 1) * step)
+
     def _share(self, order: Tensor, batch: int) -> Tensor:
-        rank, world = _rank_and_world()
-        step = self.batch_size * world
-        last = batch == len(self) - 1
-        samples = order[batch * step :] if last else order[batch * step : (batch + 1) * step]
-        return samples if world == 1 else samples.tensor_split(world)[rank]
+        rank, world = rank_and_world()
+        span = self._span(batch)
+        return order[span.start : span.stop].tensor_split(world)[rank]
 
     def __iter__(self) -> Iterator[list[int]]:
         for samples in self.shares(self.order()):
             yield samples.tolist()
 
     def __len__(self) -> int:
-        world = _rank_and_world()[1]
+        world = rank_and_world()[1]
         full, rest = divmod(self.num_samples, self.batch_size * world)
         # A rest too small to give each process a sample joins the last full batch.
         return full + (1 if rest >= world or not full else 0)
@@ -147,7 +159,8 @@ def copied_ahead(batches: Iterable[Tensors], device: torch.device) -> Iterator[T
         yield take(*ahead)
 
 
-def _rank_and_world() -> tuple[int, int]:
+def rank_and_world() -> tuple[int, int]:
+    """This process's number, and how many there are."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1

@@ -186,7 +186,7 @@ def shares(monkeypatch: pytest.MonkeyPatch, num: int, batch_size: int, world: in
     """The batches of every process of a world, one list a process."""
     found = []
     for rank in range(world):
-        monkeypatch.setattr(loader, "_rank_and_world", lambda rank=rank: (rank, world))
+        monkeypatch.setattr(loader, "rank_and_world", lambda rank=rank: (rank, world))
         batches = EpochBatches(num, batch_size, shuffle=True, seed=1)
         batches.set_epoch(2)
         found.append(list(batches))
@@ -233,11 +233,25 @@ def test_the_shares_of_a_step_differ_by_one_sample_at_most(num: int, monkeypatch
         assert max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.parametrize("num", [64, 65, 70, 71])
+def test_the_weighted_means_of_the_processes_average_to_that_of_the_batch(
+    num: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes, weights = shares(monkeypatch, num, 8, 3), []
+    for rank in range(3):
+        monkeypatch.setattr(loader, "rank_and_world", lambda rank=rank: (rank, 3))
+        batches = EpochBatches(num, 8, shuffle=True)
+        weights.append([batches.weight(batch) for batch in range(len(batches))])
+    for batch, whole in enumerate(global_batches(processes)):
+        means = [sum(own[batch]) / len(own[batch]) * of[batch] for own, of in zip(processes, weights, strict=True)]
+        assert sum(means) / 3 == pytest.approx(sum(whole) / len(whole))
+
+
 @pytest.mark.parametrize("options", [PIPELINES["memory"], PIPELINES["workers in the training process"]])
 def test_a_process_is_served_its_own_share(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     parts = []
     for rank in (0, 1):
-        monkeypatch.setattr(loader, "_rank_and_world", lambda rank=rank: (rank, 2))
+        monkeypatch.setattr(loader, "rank_and_world", lambda rank=rank: (rank, 2))
         parts.append(samples(numbers(batch_size=4, **options).train_dataloader()))
     monkeypatch.undo()
     assert global_batches(parts) == samples(numbers(batch_size=8, **options).train_dataloader())
