@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from .errors import UserError
 from .options import NonNegativeFloat, PositiveFloat, PositiveInt, Probability
+from .sharding import local
 
 
 class Optimizer:
@@ -87,12 +88,13 @@ class SGD(Optimizer):
         self.weight_decay = weight_decay
 
     def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """Fused, as AdamW."""
+        """Fused, as AdamW; but for parameters that are divided among processes, for which torch has it not."""
+        parameters = list(parameters)
         return torch.optim.SGD(
             parameters,
             lr=self.lr,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
             nesterov=self.momentum > 0,
-            fused=True,
+            fused=all(local(p) is p for p in parameters),
         )

@@ -20,6 +20,7 @@ from .callbacks.random_state import restore_random_state
 from .checkpoint import load_checkpoint
 from .data.datamodule import TensorDataModule
 from .errors import UserError
+from .sharding import divided_as
 
 
 @dataclass
@@ -158,5 +159,5 @@ class _ResumedEpoch(_TrainingEpochLoop):
         module = self.trainer.lightning_module
         parameters = dict(module.named_parameters())
         for name, gradient in self.position["gradients"].items():
-            parameters[name].grad = gradient.to(parameters[name].device)
+            parameters[name].grad = divided_as(gradient, parameters[name])
         restore_random_state(self.position["random"][self.trainer.global_rank])

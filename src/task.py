@@ -4,12 +4,14 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics.aggregation import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from .optimizer import Optimizer
+from .sharding import shard
 from .spec import DataSpec
 
 Batch = tuple[Tensor, Tensor]
@@ -69,9 +71,19 @@ class Task(lightning.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Choose the memory layout once the device is known; on MPS channels-last is not the faster one."""
-        self.channels_last = self.channels_last and self.trainer.strategy.root_device.type in ("cpu", "cuda")
+        device, divided = self.trainer.strategy.root_device.type, self._is_divided
+        self.channels_last = self.channels_last and device in ("cpu", "cuda") and not divided  # which takes plain ones
         if self.channels_last:
             self.model.to(memory_format=torch.channels_last)
+
+    def configure_model(self) -> None:
+        """Under `trainer=fsdp`, divide the model among the processes."""
+        if self._is_divided:
+            shard(self.model, self.trainer.strategy.root_device, self.trainer.world_size)
+
+    @property
+    def _is_divided(self) -> bool:
+        return isinstance(self.trainer.strategy, ModelParallelStrategy)
 
     def forward(self, x: Tensor) -> Tensor:
         """The model's output for inputs `x: (B, …)`."""

@@ -87,6 +87,30 @@ def assert_close(one: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_divided_model_trains_as_a_whole_one_and_its_checkpoint_is_evaluated_alone(
+    tmp_path: Path, alone: Path
+) -> None:
+    options = ["trainer=fsdp", "trainer.devices=2", "data.batch_size=4", "hydra.run.dir=out"]
+    done = train(tmp_path, *UNEVEN, *options)
+    assert done.returncode == 0, done.stderr
+    assert_close(tmp_path / "out", alone)
+    line = ["-m", "batchscope.evaluate", f"ckpt={tmp_path / 'out' / 'checkpoints' / 'best.ckpt'}"]
+    evaluated = subprocess.run([sys.executable, *line], capture_output=True, text=True, timeout=120, check=False)
+    expected = json.loads((alone / "run.json").read_text())["metrics"]["test/loss"]
+    assert float(evaluated.stdout.split()[-1]) == pytest.approx(expected, abs=2e-6)
+
+
+@pytest.mark.slow
+def test_a_divided_model_is_resumed_from_its_checkpoint(tmp_path: Path) -> None:
+    options = ["trainer=fsdp", "trainer.devices=2", "data.batch_size=4", "optimizer.schedule=constant"]
+    longer = train(tmp_path, *UNEVEN, *options, "hydra.run.dir=longer", "trainer.max_epochs=2")
+    first = train(tmp_path, *UNEVEN, *options, "hydra.run.dir=out", "trainer.max_epochs=1")
+    second = train(tmp_path, "resume=out", "trainer.max_epochs=2")
+    assert [done.returncode for done in (longer, first, second)] == [0, 0, 0], second.stderr
+    assert_alike(results(tmp_path / "out")["weights"], results(tmp_path / "longer")["weights"])
+
+
+@pytest.mark.slow
 def test_fewer_training_samples_than_processes_are_told_once(tmp_path: Path) -> None:
     options = ["trainer=ddp", "trainer.devices=2", "data.num_train=1", "hydra.run.dir=out"]
     done = train(tmp_path, *[word for word in UNEVEN if not word.startswith("data.num_train")], *options)

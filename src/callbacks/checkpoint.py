@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from ..checkpoint import keep_as, remove_leftovers
 from ..errors import UserError, did_you_mean
 from ..options import PositiveFloat, PositiveInt
+from ..sharding import whole
 from .curve_files import on_this_process, positions
 from .random_state import random_state
 
@@ -162,7 +163,7 @@ def _accumulating(trainer: lightning.Trainer, module: lightning.LightningModule)
     """The gradients that an update in progress has collected, by parameter; empty between updates."""
     if not _is_accumulating(trainer):
         return {}
-    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+    return {name: whole(p.grad) for name, p in module.named_parameters() if p.grad is not None}
 
 
 def _of_all_processes(trainer: lightning.Trainer, state: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor
 
 from ..errors import UserError
+from ..sharding import local
 
 POOL = 1024  # steps whose flags may be on their way from the device
 SHOWN = 8  # of a batch's samples, in the message
@@ -48,11 +49,13 @@ class StopOnNonFinite(Callback):
         scaler = isinstance(trainer.precision_plugin, MixedPrecision) and trainer.precision_plugin.scaler
         self._active = not scaler and device.type in ("cpu", "cuda")
         fused = all(getattr(o, "_step_supports_amp_scaling", False) for o in trainer.optimizers)
-        self._flags = _LateFlags(device) if device.type == "cuda" and fused else None
+        self._parameters = list(pl_module.parameters())
+        # A divided parameter's gradient is looked at by the process that has it, and its optimizer knows no flag.
+        self._divided = any(local(p) is not p for p in self._parameters)
+        self._flags = _LateFlags(device) if device.type == "cuda" and fused and not self._divided else None
         self._waiting: deque[_Step] = deque()
         self._found = torch.zeros((), device=device)
         self._one = torch.ones((), device=device)
-        self._parameters = list(pl_module.parameters())
 
     def on_before_backward(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, loss: Tensor
@@ -66,7 +69,7 @@ class StopOnNonFinite(Callback):
         """Check, and see what has become known of the steps before."""
         if not self._active:
             return
-        numbers = [p.grad for p in self._parameters if p.grad is not None]
+        numbers = [local(p.grad) for p in self._parameters if p.grad is not None]
         if self._loss is not None:
             numbers.append(self._loss)
         if self._flags is None:
@@ -109,6 +112,8 @@ class StopOnNonFinite(Callback):
 
     def _is_bad(self, numbers: list[Tensor]) -> bool:
         _check(numbers, self._found, self._one)
+        if self._divided:
+            torch.distributed.all_reduce(self._found, op=torch.distributed.ReduceOp.MAX)
         if not self._found.item():
             return False
         self._found.zero_()
@@ -190,7 +195,7 @@ def _message(
     trainer: lightning.Trainer, module: lightning.LightningModule, step: _Step, loss: Tensor | None, at_hand: bool
 ) -> str:
     named = [(name, p) for name, p in module.named_parameters() if p.grad is not None]
-    bad = [name for name, p in named if not p.grad.isfinite().all()]
+    bad = [name for name, p in named if not local(p.grad).isfinite().all()]
     if not at_hand:  # the gradients that are there now are those of a step or so later
         what = "the loss or a gradient is not finite"
         what += f"; a little later the gradient of {bad[0]} is not" if bad else ""
