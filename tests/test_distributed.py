@@ -119,6 +119,55 @@ def test_fewer_training_samples_than_processes_are_told_once(tmp_path: Path) -> 
     assert lines == ["error: trainer.devices: 2 processes, and adding has 1 training samples"]
 
 
+@pytest.mark.slow
+def test_a_sweep_starts_a_run_when_every_process_of_the_one_before_has_gone(tmp_path: Path) -> None:
+    small = ["data=adding", "data.num_train=400", "data.num_val=16", "data.num_test=16", "model=rnn_cell"]
+    quiet = ["callbacks.throughput.calibrate=false", "callbacks.progress=null", "data.pipeline=workers"]
+    line = ["-m", "trainer=ddp", "trainer.devices=2", "data.batch_size=4,8", "hydra.sweep.dir=out", *small, *quiet]
+    sweep = subprocess.Popen(
+        [sys.executable, str(ROOT / "train.py"), *line, "trainer.accelerator=cpu"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    most, parent = {0: 0, 1: 0}, psutil.Process(sweep.pid)
+    while sweep.poll() is None:
+        runs = [run_of(process) for process in parent.children(recursive=True)]
+        for run in {run for run in runs if run is not None}:
+            most[run] = max(most[run], runs.count(run))
+        assert not {0, 1} <= set(runs), "the runs overlap"
+        time.sleep(0.02)
+    complained = sweep.communicate()[1]
+    assert sweep.returncode == 0, complained
+    assert all(count >= 2 for count in most.values())  # both processes of each run have been seen
+    records = [json.loads((tmp_path / "out" / str(run) / "run.json").read_text()) for run in (0, 1)]
+    assert [record["status"] for record in records] == ["finished", "finished"]
+    assert [record["global_batch_size"] for record in records] == [8, 16]
+    assert not [process for process in psutil.process_iter() if "out/0" in command(process) and tmp_path == at(process)]
+
+
+def run_of(process: psutil.Process) -> int | None:
+    """The number of the run that a process of a sweep is of."""
+    words = command(process).split()
+    return int(words[-1].rpartition("/")[2]) if "batchscope.job" in words else None
+
+
+def command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def at(process: psutil.Process) -> Path | None:
+    try:
+        return Path(process.cwd())
+    except psutil.Error:
+        return None
+
+
 def started(folder: Path, *words: str) -> subprocess.Popen[str]:
     """Two processes that train as one for some seconds, some seconds after they have begun to."""
     small = ["data=copy_memory", "data.delay=2", "data.num_train=2000", "data.num_val=16", "data.num_test=16"]

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from batchscope.errors import UserError
+from batchscope.hardware.devices import check_accelerator
 from batchscope.processes import check
 from batchscope.ranks import Rank, this
 
@@ -98,6 +100,14 @@ def test_what_cannot_work_is_told_in_one_line(trainer: dict, environ: dict[str, 
         check(trainer, environ=environ)
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_more_gpus_than_there_are_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    check_accelerator("gpu", 1)
+    with pytest.raises(UserError, match="trainer.devices: got 4, and this machine has 1 GPU$"):
+        check_accelerator("gpu", 4)
 
 
 def test_a_sweep_is_not_started_by_torchrun() -> None:

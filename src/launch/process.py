@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -14,6 +15,7 @@ from typing import Any
 
 from ..record import close, read
 
+_GONE_S = 5
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 # By one of these SLURM tells submitit that the time of its job is up.
 _LAUNCHERS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
@@ -97,6 +99,7 @@ def run_apart(run_dir: Path) -> dict[str, Any]:
             code = _running.wait()
         finally:
             _end_group(_running.pid)
+            _wait_for_group(_running.pid)
             _running = None
     if read(run_dir).get("status") in ("planned", "running"):
         close(run_dir, *_how_it_ended(code, out_of_memory=_kills_for_memory() > kills))
@@ -120,6 +123,15 @@ def _end_group(leader: int) -> None:
     """End all that is left of a run: workers, other ranks."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # all gone; macOS says the latter of zombies
         os.killpg(leader, signal.SIGKILL)
+
+
+def _wait_for_group(leader: int) -> None:
+    """Until nothing of a run is left that could hold a device's memory, as long as that can reasonably take."""
+    deadline = time.monotonic() + _GONE_S
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < deadline:
+            os.killpg(leader, 0)
+            time.sleep(0.02)
 
 
 def _kills_for_memory() -> int:
