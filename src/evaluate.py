@@ -53,7 +53,7 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
     checkpoint = load_checkpoint(path)
     saved = checkpoint["batchscope"]
     # The device is this machine's choice, whatever the training ran on.
-    trainer = {"trainer": {"accelerator": "auto", "devices": 1, "strategy": "auto"}}
+    trainer = {"trainer": {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}}
     config = check(override(OmegaConf.merge(saved["config"], trainer), overrides))
     return _test(config, checkpoint, saved, path)
 

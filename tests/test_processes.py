@@ -115,7 +115,7 @@ def test_a_sweep_is_not_started_by_torchrun() -> None:
         check({"devices": 4}, multirun=True, environ=TORCHRUN)
 
 
-@pytest.mark.parametrize("option", ["trainer.devices=0", "+trainer.num_nodes=2", "trainer.strategy=fsdp"])
+@pytest.mark.parametrize("option", ["trainer.devices=0", "trainer.num_nodes=2", "trainer.strategy=fsdp"])
 def test_the_program_says_it_and_writes_nothing(tmp_path: Path, option: str) -> None:
     line = [sys.executable, str(ROOT / "train.py"), "trainer=ddp", "trainer.accelerator=cpu", option]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
@@ -195,7 +195,7 @@ def test_torchruns_processes_leave_one_record(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun_on_two_machines_leaves_one_record(tmp_path: Path) -> None:
-    port, options = free_port(), ("trainer.devices=1", "+trainer.num_nodes=2")
+    port, options = free_port(), ("trainer.devices=1", "trainer.num_nodes=2")
     the_only_record(tmp_path, [torchrun(tmp_path, *options, agent=agent, port=port) for agent in (0, 1)])
 
 
