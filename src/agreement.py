@@ -85,7 +85,10 @@ def end_together(trainer: lightning.Trainer) -> Iterator[None]:
 
 
 def _wait_for_others(trainer: lightning.Trainer, seconds: float) -> None:
-    for process in getattr(trainer.strategy.launcher, "procs", []):
+    started = getattr(trainer.strategy.launcher, "procs", [])
+    others = list(started)
+    started.clear()  # Lightning watches this list, and kills this process when one of them ends with another code than 0
+    for process in others:
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
