@@ -13,12 +13,14 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from . import processes, ranks, resume
+from . import ranks
 from .config import CONFIGS, SweepPlan, check, check_command_line, plan_sweep
+from .distributed import processes
 from .errors import UserError, report, reraise_in_hydra
 from .launch import folder, launchers, process
 from .launch.sweep import RunFailed, Sweep
 from .record import read, refuse_used
+from .recovery import resume
 
 # (config, run_dir, choices, overrides) → the optimized metric
 Train = Callable[[dict[str, Any], Path, dict[str, str], list[str]], float | None]

@@ -48,15 +48,15 @@ def _train(
     import torch
 
     from batchscope import summary
-    from batchscope.agreement import Agreement, end_together
     from batchscope.build import build, build_all, build_callbacks
     from batchscope.checkpoint import WholeCheckpoints
-    from batchscope.ending import told
+    from batchscope.distributed.agreement import Agreement, end_together
     from batchscope.hardware.allocator import keep_freed_memory
     from batchscope.hardware.devices import describe
     from batchscope.record import RunRecord, versions
-    from batchscope.resume import claim
-    from batchscope.resumed_fit import newest_good
+    from batchscope.recovery.ending import told
+    from batchscope.recovery.resume import claim
+    from batchscope.recovery.resumed_fit import newest_good
     from batchscope.task import Task
 
     summary.quiet_libraries()

@@ -27,7 +27,7 @@ SMALL = [
 EVERY_4 = "callbacks.checkpoint.every_n_steps=4"
 
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["batchscope.train", "batchscope.task", "batchscope.resumed_fit", "runs"])
+_server.set_forkserver_preload(["batchscope.train", "batchscope.task", "batchscope.recovery.resumed_fit", "runs"])
 
 Fault = tuple[str, int, Callable[[], None]]  # at the n-th call of what (by its dotted name), and what happens there
 

@@ -11,7 +11,7 @@ from runs import EVERY_4, SMALL, last, record, run
 
 from batchscope.checkpoint import keep_as, load_checkpoint, remove_leftovers, write_checkpoint
 from batchscope.errors import UserError
-from batchscope.resumed_fit import newest_good
+from batchscope.recovery.resumed_fit import newest_good
 
 CHECKPOINT = {
     "state_dict": {"weight": torch.arange(10_000.0)},

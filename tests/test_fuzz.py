@@ -13,12 +13,12 @@ import pytest
 import torch
 from fuzzing import budget, damage, refused_or_fine
 
-from batchscope import resume
 from batchscope.checkpoint import load_checkpoint, write_checkpoint
 from batchscope.config import check_command_line
 from batchscope.evaluate import evaluate
 from batchscope.record import read
-from batchscope.resumed_fit import newest_good
+from batchscope.recovery import resume
+from batchscope.recovery.resumed_fit import newest_good
 
 KEYS = (
     *("model", "data", "optimizer", "trainer", "callbacks", "logger", "experiment", "seed", "test", "resume", "search"),

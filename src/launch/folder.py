@@ -11,7 +11,7 @@ from filelock import FileLock, Timeout
 
 from ..errors import UserError
 from ..record import FILE, plan, read
-from ..resume import claim as claim_run
+from ..recovery.resume import claim as claim_run
 
 # A run that ended in one of these ways is not run again: that it did not fit is a result, too.
 KEPT = ("finished", "out_of_memory")

@@ -92,7 +92,7 @@ def run_apart(run_dir: Path) -> dict[str, Any]:
     kills = _kills_for_memory()
     # The pipe is how the run notices that this process is gone, however that came about (see job.py). A session of
     # its own: Ctrl-C reaches it through this process alone, and all that it starts can be ended with it.
-    line = [sys.executable, "-m", "batchscope.job", str(run_dir)]
+    line = [sys.executable, "-m", "batchscope.launch.job", str(run_dir)]
     with _in_good_order():
         _running = subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True)
         try:

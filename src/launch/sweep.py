@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from ..config import check
 from ..errors import UserError, report
 from ..record import optimized
-from ..resume import moved
+from ..recovery.resume import moved
 from . import folder
 from .process import run_apart
 from .search import BatchSizeSearch

@@ -48,7 +48,7 @@ def test_a_run_that_left_a_checkpoint_is_gone_on_with(tmp_path, status):
 
 def test_a_run_that_is_going_on_in_another_process_is_not_removed(tmp_path):
     leave(tmp_path / "0", "running")
-    code = "import pathlib, sys; from batchscope.resume import claim\nwith claim(pathlib.Path(sys.argv[1])): print(1, flush=True); input()"
+    code = "import pathlib, sys; from batchscope.recovery.resume import claim\nwith claim(pathlib.Path(sys.argv[1])): print(1, flush=True); input()"
     line = [sys.executable, "-c", code, str(tmp_path / "0")]
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "1\n"

@@ -55,7 +55,7 @@ def process_of(cwd: Path, run: str) -> int | None:
             here = (folder / "cwd").resolve() == cwd.resolve()
         except OSError:
             continue
-        if here and b"batchscope.job" in words and words[-2].decode().endswith(f"s/{run}"):
+        if here and b"batchscope.launch.job" in words and words[-2].decode().endswith(f"s/{run}"):
             return int(folder.name)
     return None
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from .config import check, override
-from .errors import UserError
-from .record import FILE, flatten, read
+from ..config import check, override
+from ..errors import UserError
+from ..record import FILE, flatten, read
 
 try:
     import fcntl

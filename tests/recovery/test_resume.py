@@ -8,10 +8,10 @@ import pytest
 import torch
 from runs import EVERY_4, SMALL, Run, assert_alike, kill_9, last, record, results, run
 
-from batchscope import resume
 from batchscope.callbacks.random_state import random_state, restore_random_state
 from batchscope.config import options_of
 from batchscope.errors import UserError
+from batchscope.recovery import resume
 
 OUT = "hydra.run.dir=out"
 STEP, VALIDATION, TEST = (f"batchscope.task.Task.{kind}_step" for kind in ("training", "validation", "test"))

@@ -15,12 +15,12 @@ import lightning
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
-from .callbacks.curve_files import cut_back, on_this_process
-from .callbacks.random_state import restore_random_state
-from .checkpoint import load_checkpoint
-from .data.datamodule import TensorDataModule
-from .errors import UserError
-from .sharding import divided_as
+from ..callbacks.curve_files import cut_back, on_this_process
+from ..callbacks.random_state import restore_random_state
+from ..checkpoint import load_checkpoint
+from ..data.datamodule import TensorDataModule
+from ..errors import UserError
+from ..sharding import divided_as
 
 
 @dataclass

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from batchscope.distributed.processes import check
 from batchscope.errors import UserError
 from batchscope.hardware.devices import check_accelerator
-from batchscope.processes import check
 from batchscope.ranks import Rank, this
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
 SRUN = {
     "SLURM_NTASKS": "4",

@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import torch
 
-from .callbacks.interrupt import Interrupted
-from .checkpoint import NO_SPACE
-from .errors import UserError
+from ..callbacks.interrupt import Interrupted
+from ..checkpoint import NO_SPACE
+from ..errors import UserError
 
 _GIB = 2**30
 

@@ -1,4 +1,4 @@
-"""One run of a sweep, in the process that the sweep started for it: python -m batchscope.job <run folder>
+"""One run of a sweep, in the process that the sweep started for it: python -m batchscope.launch.job <run folder>
 
 The folder's run.json says what to do. The sweep, or the launcher's job that it is in, holds the other end of standard
 input: when it closes, whatever has become of the sweep, the run is told to stop.
@@ -11,9 +11,9 @@ import threading
 import warnings
 from pathlib import Path
 
-from batchscope import resume
 from batchscope.errors import exit_on_user_error
 from batchscope.record import close, read, reason
+from batchscope.recovery import resume
 from batchscope.train import train
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from .errors import UserError, did_you_mean
-from .ranks import Rank, this
+from ..errors import UserError, did_you_mean
+from ..ranks import Rank, this
 
 _PATIENCE = timedelta(minutes=5)  # of a process that waits for the others to be started
 _DEVICES = re.compile(r"auto|-1|[1-9]\d*|\d+,(\d+(,\d+)*)?")  # as Lightning takes them in one word
