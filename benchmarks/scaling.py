@@ -43,7 +43,7 @@ MODELS = {
 }
 SIZES = (2, 8, 32, 128)
 BATCH, IN_ALL = 64, 1024
-ROUNDS = 3
+ROUNDS = 7
 DEVICES = (2, 8, 64, 1024)
 # As sold, in one direction, and what a message takes at the least: what a link reaches is less.
 LINKS = {
@@ -113,11 +113,11 @@ def measured(options: str) -> dict[str, Any]:
     own, shared = step_of(model, BATCH), step_of(DistributedDataParallel(model), BATCH)
     rounds = []
     for _ in range(ROUNDS):
-        one = median_ms(own, 0.5, both=False)
+        one = median_ms(own, 1.0, both=False)
         wall, processor = time.perf_counter(), time.process_time()
-        two = median_ms(own, 0.5, both=True)
+        two = median_ms(own, 1.0, both=True)
         core = (time.process_time() - processor) / (time.perf_counter() - wall)
-        rounds.append({"alone": one, "beside": two, "together": median_ms(shared, 0.5, both=True), "core": core})
+        rounds.append({"alone": one, "beside": two, "together": median_ms(shared, 1.0, both=True), "core": core})
     gradients = sum(4 * parameter.numel() for parameter in model.parameters())
     return {"bytes": gradients, "alone": alone | {BATCH: median([r["alone"] for r in rounds])}, "rounds": rounds}
 
