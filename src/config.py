@@ -4,9 +4,11 @@ Hydra composes; this file turns what Hydra would accept silently (`+data.batch_s
 line that names the option, what it got, what it takes, and the nearest right spelling.
 """
 
+import difflib
 import os
 import re
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,7 +151,8 @@ def check(config: DictConfig) -> dict[str, Any]:
         if key in TOP_LEVEL:
             schema.check_value(key, value, TOP_LEVEL[key])
         elif key not in SECTIONS + COLLECTIONS:
-            raise UserError(f"{key}: no such option.{did_you_mean(key, _top_level_words())}")
+            near = did_you_mean(key, _top_level_words()) or _elsewhere(config, [key])
+            raise UserError(f"{key}: no such option.{near}")
     for section in SECTIONS:
         if not isinstance(plain.get(section), dict) or plain[section].get("_target_") is None:
             raise UserError(f"{section}: got {plain.get(section)!r}, takes {' or '.join(options_of(section))}")
@@ -300,9 +303,29 @@ def _unknown_part(base: DictConfig, key: str) -> UserError | None:
             known = [str(k) for k in node if not str(k).startswith("_")] + extra if parent else _top_level_words()
             shown = [str(k) for k in node if not str(k).startswith("_")] if parent else _top_level_words()
             takes = f" {parent or 'The command'} takes {', '.join(shown)}." if len(shown) <= 16 else ""
-            return UserError(f"{key}: no such option.{did_you_mean(part, known)}{takes}")
+            near = did_you_mean(part, known) or _elsewhere(base, parts)
+            return UserError(f"{key}: no such option.{near}{takes}")
         node = node._get_node(part)
     return None
+
+
+def _elsewhere(base: DictConfig, parts: list[str]) -> str:
+    """The option of another section that ends in what was written (`batch_size`), or whose last word it nearly is."""
+    options = [option for option in _paths(base) if option != ".".join(parts)]
+    same = [option for option in options if option.split(".")[-len(parts) :] == parts]
+    words = {option.rpartition(".")[2]: option for option in reversed(options)}
+    near = difflib.get_close_matches(parts[-1], words, n=1, cutoff=0.8)
+    found = same[:1] or [words[word] for word in near]
+    return f" Did you mean '{found[0]}'?" if found else ""
+
+
+def _paths(node: DictConfig, above: str = "") -> Iterator[str]:
+    """The full names of everything that a configuration sets, sections included, but Hydra's own."""
+    for key in node:
+        if not str(key).startswith("_") and key != "hydra":
+            yield f"{above}{key}"
+            if OmegaConf.is_dict(child := node._get_node(key)):
+                yield from _paths(child, f"{above}{key}.")
 
 
 def _top_level_words() -> list[str]:
