@@ -141,9 +141,13 @@ def mnist_table() -> str:
     return "\n".join(rows)
 
 
-def words(name: str, length: str, letter: str) -> str:
+def words(name: str, option: str, letter: str) -> str:
     """The options of a run with a letter for its length, and without the callback that ends it."""
-    return " ".join(word for word in grid()[name] if not word.startswith("+")).replace(f"={length}", f"={letter}")
+    shown = [word for word in grid()[name] if not word.startswith("+")]
+    length = next(word for word in shown if word.startswith(option)).partition("=")[2]
+    forms = {f"{option}={length}": f"{option}={letter}", f"model.memory_steps={length}": f"model.memory_steps={letter}"}
+    forms[f"model.memory_steps={int(length) + 20}"] = f"model.memory_steps={letter}+20"
+    return " ".join(forms.get(word, word) for word in shown)
 
 
 def plot(task: str, label: str, baseline: Any) -> None:
@@ -173,7 +177,7 @@ def results() -> str:
 ### The adding problem
 
 Steps to a validation MSE below 0.01 at batch 50, and the test MSE of the best checkpoint; always answering 1 gives
-0.167. A run is `python train.py {words("adding-50-lstm_cell", "50", "T")}`.
+0.167. A run is `python train.py {words("adding-50-lstm_cell", "data.sequence_length", "T")}`.
 
 {memory_table("adding", "T")}
 
@@ -183,7 +187,7 @@ Steps to a validation MSE below 0.01 at batch 50, and the test MSE of the best c
 
 Steps to a validation accuracy of the ten recalled symbols above 99 % at batch 100, and the test accuracy of the best
 checkpoint; guessing gives 12.5 %. A run is
-`python train.py {words("copy-10-lstm_cell", "10", "D").replace("=30", "=D+20")}`.
+`python train.py {words("copy-10-lstm_cell", "data.delay", "D")}`.
 
 {memory_table("copy", "delay D")}
 

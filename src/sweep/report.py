@@ -12,9 +12,10 @@ from typing import Any
 from ..errors import UserError
 from . import plots, scaling, table, tensorboard
 from .recommend import Analysis, Crossover, Recommendation, compare_options, crossovers, recommend, same_samples
-from .records import BATCH_SIZE, Sweep, find
+from .records import BATCH_SIZE, Run, Sweep, find
 
 SCHEMA = 1  # of sweep.json
+_UNSTEADY = 2  # times from the 10th to the 90th percentile of a run's steps
 _CAPTIONS = {
     "throughput": "Samples per second against batch size",
     "step_time": "Where the time of a step goes",
@@ -202,12 +203,23 @@ def _limits(sweep: Sweep, analyses: Sequence[Analysis]) -> list[str]:
         if analysis.fit and analysis.trusted is None:
             off = f"{100 * (analysis.error or 0):.0f} %"
             notes.append(f"{group.label}: the fit misses sizes that are left out of it by {off}, so it is not used")
+        if unsteady := [f"{size:,}" for size, runs in group.sizes.items() if any(map(_unsteady, runs))]:
+            notes.append(
+                f"{group.label}: the rate at {', '.join(unsteady)} is not firm: its steps' 10th and 90th percentiles lie "
+                f"more than {_UNSTEADY} times apart, as when other programs take turns on the device; seed=0,1,2 repeats "
+                "every run, and medians are taken"
+            )
         if any(len(same_samples(group, size)) < sizes for size in group.sizes) and any(r.metrics for r in group.runs):
             notes.append(f"{group.label}: metrics are not compared between sizes that saw unlike numbers of samples")
     without = [run.name for run in sweep.runs if run.status == "finished" and not run.samples_per_sec]
     if without:
         notes.append(f"finished without a throughput summary: {', '.join(without)}")
     return notes
+
+
+def _unsteady(run: Run) -> bool:
+    low, high = run.samples_per_sec_p10, run.samples_per_sec_p90
+    return bool(low and high and high > _UNSTEADY * low)
 
 
 def _known(facts: dict[str, Any]) -> dict[str, Any]:

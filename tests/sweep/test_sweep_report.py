@@ -148,6 +148,14 @@ def test_repetitions_alone(tmp_path):
     assert "nothing varied but the repetition" in write_report([tmp_path], tmp_path / "out").notes
 
 
+def test_a_rate_of_steps_that_differ_by_more_than_a_factor_of_two_is_called_not_firm(tmp_path):
+    folder = write_sweep(tmp_path, [32, 64, 128], serial(4, 0.1))
+    assert not any("not firm" in note for note in write_report([folder], tmp_path / "before").notes)
+    write_run(folder / "1", 64, 10.0, throughput={"step_ms_p10": 8.0, "step_ms_p90": 16.1})
+    [note] = [note for note in write_report([folder], tmp_path / "after").notes if "not firm" in note]
+    assert note.startswith("cnn: the rate at 64 is not firm")
+
+
 def test_nothing_to_report_writes_nothing(tmp_path):
     with pytest.raises(UserError, match="no runs in"):
         write_report([tmp_path], tmp_path / "out")
