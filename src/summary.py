@@ -113,7 +113,9 @@ def print_end(record: Mapping[str, Any]) -> None:
     metrics, best = record["metrics"], record["checkpoints"].get("best")
     test = {key.removeprefix("test/"): value for key, value in metrics.items() if key.startswith("test/")}
     done = f"{_count(record['epochs'], 'epoch')}, {_count(record['steps'], 'step')}"
-    print(f"\ntrained  {record['name']}: {done} in {record['fit_seconds']:.1f} s")
+    before = record["resumed"][-1]["step"] if record.get("resumed") else 0
+    timed = f", the last {record['steps'] - before:,} of them" if before else ""
+    print(f"\ntrained  {record['name']}: {done}{timed} in {record['fit_seconds']:.1f} s")
     if test:
         print("tested   " + ", ".join(f"{key} {value:.4f}" for key, value in sorted(test.items())))
     if best:
