@@ -17,10 +17,10 @@ train: $(VENV)/.installed ## train: make train ARGS="model=lstm_cell data=adding
 	@echo "         python train.py model=mlp data.batch_size=512"
 	@echo "         python train.py -m data.batch_size=64,128,256,512"
 
-test: $(VENV)/.installed-test ## the default tests, about a minute
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.installed-test ## the default tests, about a minute on four cores
+	$(BIN)/python -m pytest -n auto --maxprocesses=8 --dist loadfile $(ARGS)
 
-test-all: $(VENV)/.installed-test ## the long ones too
+test-all: $(VENV)/.installed-test ## the long ones too, one after the other
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
 
 lint: $(VENV)/.installed-test ## ruff: lint and format

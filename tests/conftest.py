@@ -1,17 +1,15 @@
 """What tests share: one thread, and the real MNIST, where it lies beside the repository."""
 
+import os
 from pathlib import Path
 
+# Tests compute with small tensors: threads that wait for each other take ten times longer on a busy machine. Here for
+# the processes that tests start, and for this one, before torch reads it.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import pytest
-import torch
 
 SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    """Tests compute with small tensors: threads that wait for each other take ten times longer on a busy machine."""
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
