@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -83,14 +84,15 @@ def count_step(module: LightningModule, batch: Any, batch_size: int | None = Non
     Returns:
         None where it cannot be known: steps that depend on the data (`.item()`, `nonzero`, an `if` on a tensor), that
         do work of unknown size (custom kernels, FFTs, decompositions), or that cannot be copied. Better no number
-        than a wrong one. The reason is logged at level INFO.
+        than a wrong one. The first process logs the reason at level INFO.
     """
     with _side_effects_contained():
         try:
             size = batch_size or extract_batch_size(batch)
             forward, backward = _count_quickly(module, batch, size)
         except Exception as error:  # noqa: BLE001 - a stranger's step, on tensors it was not written for
-            _log.info("the FLOPs of %s cannot be counted: %s: %s", type(module).__name__, type(error).__name__, error)
+            why = f"{type(error).__name__}: {error}"
+            rank_zero_only(_log.info)("the FLOPs of %s cannot be counted: %s", type(module).__name__, why)
             return None
     return StepFlops(forward / size, backward / size) if forward else None
 
