@@ -93,8 +93,10 @@ def log_hyperparameters(trainer: lightning.Trainer, record: Mapping[str, Any]) -
     }
     row |= {"model": record["choices"].get("model", ""), "dataset": record["dataset"]["name"], "seed": config["seed"]}
     speed = {key: record["throughput"].get(key) for key in ("samples_per_sec", "step_ms", "mfu")}
-    # Names and a step of their own: a curve that goes back to step 0 is cut there by TensorBoard.
-    metrics = record["metrics"] | {f"summary/{key}": value for key, value in speed.items() if value is not None}
+    # Names and a step of their own: a curve that goes back to step 0 is cut there by TensorBoard. Sorted, because it
+    # shows the first metric only until more are ticked: test/acc, or test/loss.
+    metrics = dict(sorted(record["metrics"].items()))
+    metrics |= {f"summary/{key}": value for key, value in speed.items() if value is not None}
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.log_hyperparams(row, metrics, step=trainer.global_step)
