@@ -153,9 +153,9 @@ def report(summary: Mapping[str, Any]) -> str:
 
 
 def _rates(summary: Mapping[str, Any]) -> list[str]:
-    rates = [f"{summary['samples_per_sec']:,.0f} samples/s"]
+    rates = [f"{_count(summary['samples_per_sec'])} samples/s"]
     if "timesteps_per_sec" in summary:
-        rates.append(f"{summary['timesteps_per_sec']:,.0f} time steps/s")
+        rates.append(f"{_count(summary['timesteps_per_sec'])} time steps/s")
     if "flops_per_sec" in summary:
         flops = f"{_si(summary['flops_per_sec'])}FLOP/s"
         if "mfu" in summary:
@@ -169,6 +169,10 @@ def _rates(summary: Mapping[str, Any]) -> list[str]:
     if "joules_per_sample" in summary:
         rates.append(f"{_si(summary['joules_per_sample'])}J/sample")
     return rates
+
+
+def _count(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def _si(value: float) -> str:

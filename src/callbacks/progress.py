@@ -76,5 +76,5 @@ class ProgressBar(TQDMProgressBar):
         if self._loss is not None:
             shown = {"loss": f"{self._loss:.3g}", **shown}
         if self._rate is not None:
-            shown["samples/s"] = f"{self._rate:,.0f}"
+            shown["samples/s"] = f"{self._rate:,.0f}" if self._rate >= 10 else f"{self._rate:.2g}"
         return shown

@@ -105,3 +105,10 @@ def test_what_is_not_known_is_left_out_of_the_report() -> None:
     cost.add(update(1.0))
     text = report({**cost.summary(), "title": "X", "device": "cpu", "device_name": "", "precision": "32-true"})
     assert text.splitlines()[-1] == "10,000 samples/s"
+
+
+def test_a_rate_of_less_than_ten_keeps_two_digits() -> None:
+    cost = CostSummary(warmup=0)
+    cost.add(update(10_000.0, 2))
+    text = report({**cost.summary(), "title": "X", "device": "cpu", "device_name": "", "precision": "32-true"})
+    assert text.splitlines()[-1] == "0.2 samples/s"
