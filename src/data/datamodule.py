@@ -1,7 +1,10 @@
 """TensorDataModule: what every dataset shares. A new one says what it is (`spec`) and where its tensors come from."""
 
 import hashlib
+import os
+import threading
 from functools import partial
+from multiprocessing import connection, parent_process
 from typing import ClassVar, Literal
 
 import lightning
@@ -145,11 +148,26 @@ class TensorDataModule(lightning.LightningDataModule):
                 generator=torch.Generator().manual_seed(self.seed),  # its own, so that no draw of the model's is taken
                 num_workers=self.num_workers,
                 persistent_workers=self.num_workers > 0,
+                worker_init_fn=_end_with_the_training,
                 pin_memory=device.type == "cuda",
             )
         if self.pipeline == "device":
             tensors = self._splits[split] = tuple(tensor.to(device) for tensor in tensors)
         return TensorLoader(tensors, batches, device)
+
+
+def _end_with_the_training(worker: int) -> None:
+    """Have a worker end when the training process does, killed or not.
+
+    Torch's own workers look whether their parent still lives, which under the start method `forkserver` (the default
+    from Python 3.14 on) is the server, and not the training process: they would wait forever for a killed one.
+    """
+
+    def wait() -> None:
+        connection.wait([parent_process().sentinel])
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _collate(samples: list[tuple[Tensor, Tensor]], empty: list[Tensor]) -> list[Tensor]:

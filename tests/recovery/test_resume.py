@@ -1,9 +1,12 @@
 """A run that is killed at any moment and resumed ends as one that never stopped: the same in every bit."""
 
+import contextlib
 import json
 import shutil
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from runs import EVERY_4, SMALL, Run, assert_alike, kill_9, last, record, results, run
@@ -77,6 +80,28 @@ def test_every_pipeline_is_resumed_exactly_and_all_train_the_same(
 ) -> None:
     run_dir = killed_and_resumed(tmp_path, f"data.pipeline={pipeline}", faults=[MOMENTS[moment]])
     assert_alike(results(run_dir), results(unstopped))
+
+
+def kill_9_beside_workers() -> None:
+    Path("workers").write_text(str(len([p for p in psutil.process_iter() if _stands_in(p, Path.cwd())]) - 1))
+    kill_9()
+
+
+def _stands_in(process: psutil.Process, folder: Path) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return Path(process.cwd()) == folder
+    return False
+
+
+@pytest.mark.slow
+def test_the_workers_of_a_killed_run_end_with_it(tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, "data.pipeline=workers", faults=[(STEP, 7, kill_9_beside_workers)])
+    assert done.end() == -9
+    assert int((tmp_path / "workers").read_text()) >= 2
+    deadline = time.monotonic() + 30
+    while left := [p for p in psutil.process_iter() if _stands_in(p, tmp_path)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
 
 
 @pytest.mark.slow
