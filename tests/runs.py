@@ -4,6 +4,7 @@ The processes are forked from a server that has imported everything: each is rea
 """
 
 import csv
+import importlib
 import io
 import json
 import multiprocessing
@@ -43,11 +44,12 @@ class Run:
         folder: where the process stands.
         overrides: its command line.
         faults: what goes wrong.
+        module: the program, as `python -m` takes it.
     """
 
-    def __init__(self, folder: Path, *overrides: str, faults: Iterable[Fault] = ()):
+    def __init__(self, folder: Path, *overrides: str, faults: Iterable[Fault] = (), module: str = "batchscope.train"):
         self.folder = folder
-        self.process = _server.Process(target=_program, args=(folder, overrides, list(faults)))
+        self.process = _server.Process(target=_program, args=(folder, module, overrides, list(faults)))
         self.process.start()
 
     def end(self, timeout: float = 120) -> int:
@@ -65,16 +67,14 @@ class Run:
         return (self.folder / "stderr").read_text()
 
 
-def run(folder: Path, *overrides: str, faults: Iterable[Fault] = ()) -> Run:
-    """A run that has ended."""
-    done = Run(folder, *overrides, faults=faults)
+def run(folder: Path, *overrides: str, **how: Any) -> Run:
+    """A run that has ended; `how` as Run takes it."""
+    done = Run(folder, *overrides, **how)
     done.end()
     return done
 
 
-def _program(folder: Path, overrides: tuple[str, ...], faults: list[Fault]) -> None:
-    from batchscope.train import main
-
+def _program(folder: Path, module: str, overrides: tuple[str, ...], faults: list[Fault]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     for number, name in ((1, "stdout"), (2, "stderr")):
@@ -84,13 +84,11 @@ def _program(folder: Path, overrides: tuple[str, ...], faults: list[Fault]) -> N
     torch.set_num_threads(1)
     for what, count, action in faults:
         _at_call(what, count, action)
-    main()
+    importlib.import_module(module).main()
 
 
 def _at_call(what: str, count: int, action: Callable[[], None]) -> None:
     """Have something happen at the n-th call of a function or method, before it is called."""
-    import importlib
-
     module, _, name = what.rpartition(".")
     try:
         owner = importlib.import_module(module)

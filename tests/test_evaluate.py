@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import run
 
 from batchscope.config import check_command_line
 from batchscope.errors import UserError
@@ -49,11 +50,11 @@ def test_the_batch_size_changes_nothing_but_the_speed(best: Path) -> None:
 
 
 def test_the_program_prints_the_metrics(best: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "batchscope.evaluate", f"ckpt={best}", "trainer.accelerator=cpu"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "tested on rendered-digits (100 samples)" in done.stdout
-    assert "test/acc" in done.stdout
-    assert list(tmp_path.iterdir()) == []
+    done = run(tmp_path, f"ckpt={best}", "trainer.accelerator=cpu", module="batchscope.evaluate")
+    assert done.end() == 0, done.complained
+    assert "tested on rendered-digits (100 samples)" in done.said
+    assert "test/acc" in done.said
+    assert {path.name for path in tmp_path.iterdir()} == {"stdout", "stderr"}
 
 
 def refusal(path: Path, *overrides: str) -> str:
