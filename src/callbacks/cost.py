@@ -41,8 +41,9 @@ class CostSummary:
     def summary(self) -> dict[str, Any]:
         """Everything over the counted updates; empty if there was none.
 
-        `batch_size` is that of a whole batch; `samples_per_sec` is samples over the time they took; `step_ms` and the parts are means, which add up;
-        `step_ms_median`, `_p10` and `_p90` tell how steady it was.
+        `batch_size` is that of a whole batch; `samples_per_sec` is samples over the time they took, and
+        `samples_per_sec_median` those of a step over the median step, which a few slow ones do not change; `step_ms` and
+        the parts are means, which add up; `step_ms_median`, `_p10` and `_p90` tell how steady it was.
         """
         if not self._step_ms:  # no longer than the warm-up: all but the very first, which pays for what is done once
             for update in self._kept[1:] or self._kept:
@@ -53,6 +54,7 @@ class CostSummary:
         if not steps or seconds <= 0:
             return {}
         ordered = sorted(self._step_ms)
+        median = statistics.median(ordered)
         result = {
             "updates": steps,
             "samples": int(sums["samples"]),
@@ -60,8 +62,9 @@ class CostSummary:
             "batch_size": self._batch_size,
             "batches_per_sec": sums["batches"] / seconds,
             "samples_per_sec": sums["samples"] / seconds,
+            "samples_per_sec_median": 1e3 * sums["samples"] / steps / median if median else None,
             "step_ms": 1e3 * seconds / steps,
-            "step_ms_median": statistics.median(ordered),
+            "step_ms_median": median,
             "step_ms_p10": ordered[int(0.1 * (steps - 1))],
             "step_ms_p90": ordered[int(0.9 * (steps - 1))],
             "parts_ms": {part: sums[part] / steps for part in PARTS},

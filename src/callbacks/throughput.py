@@ -363,13 +363,14 @@ class ThroughputMonitor(Callback):
 
 def _over_processes(summary: dict[str, Any], trainer: lightning.Trainer) -> dict[str, Any]:
     """The processes' rates added up, and the slowest one's step: what a step of all of them takes."""
-    own = [summary.get(key) for key in ("samples_per_sec", "step_ms", "timesteps_per_sec")]
+    own = [summary.get(key) for key in ("samples_per_sec", "samples_per_sec_median", "step_ms", "timesteps_per_sec")]
     known: list[Any] = [None] * trainer.world_size
     torch.distributed.all_gather_object(known, own)
-    rates, steps, timesteps = zip(*known, strict=True)
+    rates, medians, steps, timesteps = zip(*known, strict=True)
     found = {
         "processes": trainer.world_size,
         "samples_per_sec": sum(rates),
+        "samples_per_sec_median": sum(medians) if None not in medians else None,
         "slowest_process": steps.index(max(steps)),
         "slowest_step_ms": max(steps),
         "fastest_step_ms": min(steps),

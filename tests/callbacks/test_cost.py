@@ -23,6 +23,13 @@ def test_rates_are_samples_over_the_time_they_took() -> None:
     assert summary["batch_size"] == 100
 
 
+def test_a_few_slow_steps_leave_the_median_rate_alone() -> None:
+    cost = CostSummary(warmup=0)
+    for ms in (10, 10, 1000):
+        cost.add(update(ms, samples=40))
+    assert cost.summary()["samples_per_sec_median"] == pytest.approx(4000)
+
+
 def test_the_parts_are_means_that_add_up() -> None:
     cost = CostSummary(warmup=0)
     cost.add(update(1, data_wait=2, backward=3))
