@@ -156,9 +156,9 @@ def report(summary: Mapping[str, Any]) -> str:
 
 
 def _rates(summary: Mapping[str, Any]) -> list[str]:
-    rates = [f"{_count(summary['samples_per_sec'])} samples/s"]
+    rates = [f"{rate_text(summary['samples_per_sec'])} samples/s"]
     if "timesteps_per_sec" in summary:
-        rates.append(f"{_count(summary['timesteps_per_sec'])} time steps/s")
+        rates.append(f"{rate_text(summary['timesteps_per_sec'])} time steps/s")
     if "flops_per_sec" in summary:
         flops = f"{_si(summary['flops_per_sec'])}FLOP/s"
         if "mfu" in summary:
@@ -174,7 +174,8 @@ def _rates(summary: Mapping[str, Any]) -> list[str]:
     return rates
 
 
-def _count(rate: float) -> str:
+def rate_text(rate: float) -> str:
+    """A rate to be read: whole, or with two digits where it is less than ten."""
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 

@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 
 from ..options import PositiveFloat
 from .batches import samples_in
+from .cost import rate_text
 from .late import LateRead
 
 
@@ -76,5 +77,5 @@ class ProgressBar(TQDMProgressBar):
         if self._loss is not None:
             shown = {"loss": f"{self._loss:.3g}", **shown}
         if self._rate is not None:
-            shown["samples/s"] = f"{self._rate:,.0f}" if self._rate >= 10 else f"{self._rate:.2g}"
+            shown["samples/s"] = rate_text(self._rate)
         return shown
