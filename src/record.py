@@ -16,8 +16,9 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from .errors import UserError
+from .rates import upgraded
 
-SCHEMA = 1
+SCHEMA = 2
 FILE = "run.json"
 Status = Literal["planned", "running", "finished", "failed", "out_of_memory", "interrupted"]
 _PACKAGES = ("batchscope", "torch", "torchvision", "lightning", "torchmetrics", "hydra-core")
@@ -113,7 +114,7 @@ def refuse_used(run_dir: Path) -> None:
 
 
 def read(run_dir: Path) -> dict[str, Any]:
-    """The record of a run.
+    """The record of a run; an older one as this version would have written it.
 
     Raises:
         UserError: if there is none, or it cannot be read.
@@ -127,7 +128,7 @@ def read(run_dir: Path) -> dict[str, Any]:
         raise UserError(f"{path}: cannot be read: {error}") from error
     if not isinstance(record, dict):
         raise UserError(f"{path}: cannot be read: it is no record of a run")
-    return record
+    return upgraded(record)
 
 
 def flatten(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -92,7 +92,7 @@ def log_hyperparameters(trainer: lightning.Trainer, record: Mapping[str, Any]) -
         key: value if isinstance(value, int | float | str) else str(value) for key, value in named if value is not None
     }
     row |= {"model": record["choices"].get("model", ""), "dataset": record["dataset"]["name"], "seed": config["seed"]}
-    speed = {key: record["throughput"].get(key) for key in ("samples_per_sec", "step_ms", "mfu")}
+    speed = {key: record["throughput"].get(key) for key in ("samples_per_sec", "step_ms_median", "mfu")}
     # Names and a step of their own: a curve that goes back to step 0 is cut there by TensorBoard. Sorted, because it
     # shows the first metric only until more are ticked: test/acc, or test/loss.
     metrics = dict(sorted(record["metrics"].items()))

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..hardware.calibrate import Calibration
 from ..hardware.limiter import StepParts, Verdict, limiter
+from ..rates import rate
 from .stopwatch import PARTS
 
 STEP_MS = "time/step_ms"
@@ -27,23 +28,26 @@ class CostSummary:
         self._kept: list[Mapping[str, float]] = []  # the warm-up, for runs that are no longer than it
         self._sums: dict[str, float] = {}
         self._step_ms = array("d")
-        self._batch_size = 0
+        self._samples = array("d")  # of each of these steps
+        self._batches: dict[float, float] = {}  # by what a step holds
 
     def add(self, update: Mapping[str, float]) -> None:
         """One update: the parts in ms, and the `samples`, `timesteps` and `batches` of it."""
         self.updates += 1
-        self._batch_size = max(self._batch_size, round(update["samples"] / update["batches"]))
         if self.updates <= self.warmup:
             self._kept.append(dict(update))
         else:
             self._count(update)
 
-    def summary(self) -> dict[str, Any]:
-        """Everything over the counted updates; empty if there was none.
+    def summary(self, processes: int = 1) -> dict[str, Any]:
+        """Everything over the counted updates of this process; empty if there was none.
 
-        `batch_size` is that of a whole batch; `samples_per_sec` is samples over the time they took, and
-        `samples_per_sec_median` those of a step over the median step, which a few slow ones do not change; `step_ms` and
-        the parts are means, which add up; `step_ms_median`, `_p10` and `_p90` tell how steady it was.
+        `batch_size` is that of a whole batch, and `step_ms_median`, `_p10` and `_p90` are of the steps that held one.
+        `samples_per_sec` is the run's rate (see rates.py), and `samples_per_sec_mean` all samples over all the time.
+        `step_ms` and the parts are means, which add up.
+
+        Args:
+            processes: that take the same steps, by which samples/s and time steps/s are multiplied.
         """
         if not self._step_ms:  # no longer than the warm-up: all but the very first, which pays for what is done once
             for update in self._kept[1:] or self._kept:
@@ -53,30 +57,50 @@ class CostSummary:
         seconds = sum(self._step_ms) / 1e3
         if not steps or seconds <= 0:
             return {}
-        ordered = sorted(self._step_ms)
+        held, ordered = self._whole_steps()
+        batches = self._batches.get(held, sums["batches"] / steps)
         median = statistics.median(ordered)
+        if median <= 0:
+            return {}
         result = {
             "updates": steps,
             "samples": int(sums["samples"]),
             "seconds": seconds,
-            "batch_size": self._batch_size,
-            "batches_per_sec": sums["batches"] / seconds,
-            "samples_per_sec": sums["samples"] / seconds,
-            "samples_per_sec_median": 1e3 * sums["samples"] / steps / median if median else None,
+            "batch_size": round(held / batches),
+            "batches_per_sec": rate(batches, median),
+            "samples_per_sec": rate(held * processes, median),
+            "samples_per_sec_mean": sums["samples"] * processes / seconds,
             "step_ms": 1e3 * seconds / steps,
             "step_ms_median": median,
-            "step_ms_p10": ordered[int(0.1 * (steps - 1))],
-            "step_ms_p90": ordered[int(0.9 * (steps - 1))],
+            "step_ms_p10": ordered[int(0.1 * (len(ordered) - 1))],
+            "step_ms_p90": ordered[int(0.9 * (len(ordered) - 1))],
             "parts_ms": {part: sums[part] / steps for part in PARTS},
         }
-        if sums["timesteps"]:
-            result["timesteps_per_sec"] = sums["timesteps"] / seconds
+        if sums["timesteps"] and sums["samples"]:
+            result["timesteps_per_sec"] = result["samples_per_sec"] * sums["timesteps"] / sums["samples"]
         return result
+
+    def _whole_steps(self) -> tuple[float, list[float]]:
+        """How many samples a whole step holds, and the times of those steps in order.
+
+        It is the size with which most of the samples were trained. Where that is the smaller half of them, sizes vary
+        by design: then it is the mean size, and all steps count.
+        """
+        trained: dict[float, float] = {}
+        for samples in self._samples:
+            trained[samples] = trained.get(samples, 0.0) + samples
+        held = max(trained, key=lambda samples: (trained[samples], samples))
+        if 2 * trained[held] < self._sums["samples"]:
+            return self._sums["samples"] / len(self._samples), sorted(self._step_ms)
+        pairs = zip(self._samples, self._step_ms, strict=True)
+        return held, sorted(ms for samples, ms in pairs if samples == held)
 
     def _count(self, update: Mapping[str, float]) -> None:
         for key, value in update.items():
             self._sums[key] = self._sums.get(key, 0.0) + value
         self._step_ms.append(sum(update[part] for part in PARTS))
+        self._samples.append(update["samples"])
+        self._batches[update["samples"]] = update["batches"]
 
 
 def device_facts(sampled: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,12 +128,19 @@ def limit_of(summary: Mapping[str, Any], calibration: Calibration | None) -> Ver
         StepParts(**summary["parts_ms"]),
         device=summary["device"],
         busy=None if busy is None else busy / 100,
-        flops_per_sec=summary.get("flops_per_sec"),
+        flops_per_sec=_mean_flops_per_sec(summary),
         peak_flops_per_sec=summary.get("peak_flops_per_sec"),
         launch_us=calibration.launch_us if calibration else None,
         copy_bytes_per_sec=calibration.copy_bytes_per_sec if calibration else None,
         batch_size=summary["batch_size"],
     )
+
+
+def _mean_flops_per_sec(summary: Mapping[str, Any]) -> float | None:
+    """FLOP/s over the mean step, as the parts are: at the median step's, arithmetic could seem to exceed the peak."""
+    if "flops_per_sec" not in summary or not summary["samples_per_sec"]:
+        return None
+    return summary["flops_per_sec"] * summary["samples_per_sec_mean"] / summary["samples_per_sec"]
 
 
 def predicted_knee(verdict: Verdict | None, batch_size: int, device: str) -> int | None:
@@ -133,19 +164,19 @@ def report(summary: Mapping[str, Any]) -> str:
     run = (summary["title"], f"batch {summary['batch_size']:,}", summary["device"] + name, summary["precision"])
     lines = [
         " · ".join([*run, f"{summary['updates']:,} step{'s'[: summary['updates'] > 1]} measured"]),
-        f"step {summary['step_ms']:.2f} ms = {parts}",
+        f"median step {summary['step_ms_median']:.2f} ms; mean {summary['step_ms']:.2f} ms = {parts}",
         " · ".join(_rates(summary)),
     ]
     if "processes" in summary:
         lines.append(
             f"{summary['processes']} processes, a batch of {summary['batch_size'] * summary['processes']:,} and samples/s of "
-            f"all; a step takes {summary['fastest_step_ms']:.2f} ms in the fastest and {summary['slowest_step_ms']:.2f} ms "
-            f"in the slowest, process {summary['slowest_process']}"
+            f"all; the mean step takes {summary['fastest_step_ms']:.2f} ms in the fastest and "
+            f"{summary['slowest_step_ms']:.2f} ms in the slowest, process {summary['slowest_process']}"
         )
     if "communication_ms" in summary:
         share = summary["communication_ms"] / summary["step_ms"]
         lines.append(
-            f"communication {summary['communication_ms']:.2f} ms of it ({share:.0%}) is not hidden behind the backward "
+            f"communication {summary['communication_ms']:.2f} ms of the mean step ({share:.0%}) is not hidden behind the backward "
             f"pass: {_si(summary['gradient_bytes'])}B of gradients"
         )
     if "limiter" in summary:
@@ -156,7 +187,8 @@ def report(summary: Mapping[str, Any]) -> str:
 
 
 def _rates(summary: Mapping[str, Any]) -> list[str]:
-    rates = [f"{rate_text(summary['samples_per_sec'])} samples/s"]
+    mean = rate_text(summary["samples_per_sec_mean"])
+    rates = [f"{rate_text(summary['samples_per_sec'])} samples/s at the median step, {mean} over all steps"]
     if "timesteps_per_sec" in summary:
         rates.append(f"{rate_text(summary['timesteps_per_sec'])} time steps/s")
     if "flops_per_sec" in summary:

@@ -69,6 +69,8 @@ class ThroughputMonitor(Callback):
     gradients a step is an update, of several batches. Manual optimisation shows the parts that it calls by
     Lightning's names (`manual_backward`, `optimizer.step()`), and the rest as forward.
 
+    The summary has one rate for the run, a whole batch over the median step: see `rates.py`.
+
     Args:
         every_n_steps: write every n-th step to the loggers; all are measured. 0 writes none, with a warning.
         warmup_steps: left out of the summary, as far as the run is longer.
@@ -146,7 +148,7 @@ class ThroughputMonitor(Callback):
         """What was measured until then is true; other processes may be gone, so nothing is gathered from them."""
         if self._active:
             self._finish(trainer)
-            self.summary = self._cost.summary()
+            self.summary = self._cost.summary(trainer.world_size)
 
     @harmless
     def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
@@ -301,7 +303,7 @@ class ThroughputMonitor(Callback):
 
     def _sum_up(self, trainer: lightning.Trainer) -> dict[str, Any]:
         """The run's summary: this process's cost, all processes' rate, and what limits them."""
-        summary = self._cost.summary()
+        summary = self._cost.summary(trainer.world_size)
         if not summary:
             return {}
         module = trainer.lightning_module
@@ -317,7 +319,7 @@ class ThroughputMonitor(Callback):
             summary |= monitor.result()
         if self._flops:
             summary["flops_per_sample"] = self._flops
-            summary["flops_per_sec"] = self._flops * summary["samples"] / summary["seconds"]
+            summary["flops_per_sec"] = self._flops * summary["samples_per_sec"] / trainer.world_size
             if self._peak:
                 summary["peak_flops_per_sec"] = self._peak
                 summary["mfu"] = summary["flops_per_sec"] / self._peak
@@ -362,17 +364,12 @@ class ThroughputMonitor(Callback):
 
 
 def _over_processes(summary: dict[str, Any], trainer: lightning.Trainer) -> dict[str, Any]:
-    """The processes' rates added up, and the slowest one's step: what a step of all of them takes."""
-    own = [summary.get(key) for key in ("samples_per_sec", "samples_per_sec_median", "step_ms", "timesteps_per_sec")]
-    known: list[Any] = [None] * trainer.world_size
-    torch.distributed.all_gather_object(known, own)
-    rates, medians, steps, timesteps = zip(*known, strict=True)
-    found = {
+    """How many processes there are, and the mean step of the slowest and of the fastest."""
+    steps: list[Any] = [None] * trainer.world_size
+    torch.distributed.all_gather_object(steps, summary["step_ms"])
+    return {
         "processes": trainer.world_size,
-        "samples_per_sec": sum(rates),
-        "samples_per_sec_median": sum(medians) if None not in medians else None,
         "slowest_process": steps.index(max(steps)),
         "slowest_step_ms": max(steps),
         "fastest_step_ms": min(steps),
     }
-    return found | ({"timesteps_per_sec": sum(timesteps)} if None not in timesteps else {})

@@ -145,23 +145,28 @@ def step_time(analyses: Sequence[Analysis]) -> Figure | None:
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
     for axes, analysis in zip(panels, shown, strict=False):
-        _stack(axes, _with_parts(analysis), labels=(12, 6, 4)[columns - 1])
+        _stack(
+            axes,
+            _with_parts(analysis),
+            analysis.group.medians(lambda run: run.step_ms_median),
+            labels=(12, 6, 4)[columns - 1],
+        )
         name = textwrap.fill(analysis.group.label, 90 // columns)
         axes.set_title(name if len(shown) > 1 else "Where the time of a step goes", **_TITLE)
     for axes in panels[::columns]:
-        axes.set_ylabel("share of the step, %")
+        axes.set_ylabel("share of the mean step, %; above: the median step")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(PARTS), frameon=False, fontsize=9)
     return figure
 
 
-def _with_parts(analysis: Analysis) -> dict[int, tuple[dict[str, float], float]]:
-    """By size, the parts of a step (medians over repeated runs, in ms) and their sum."""
+def _with_parts(analysis: Analysis) -> dict[int, dict[str, float]]:
+    """By size, the shares of the parts of a mean step in % (of their medians over repeated runs)."""
     found = {}
     for size in analysis.group.sizes:
         parts = {part: _part(analysis, part).get(size) for part in PARTS}
         if all(ms is not None for ms in parts.values()) and sum(parts.values()) > 0:
-            found[size] = (parts, sum(parts.values()))
+            found[size] = {part: 100 * ms / sum(parts.values()) for part, ms in parts.items()}
     return found
 
 
@@ -169,18 +174,19 @@ def _part(analysis: Analysis, part: str) -> _Series:
     return analysis.group.medians(lambda run: run.parts_ms.get(part))
 
 
-def _stack(axes: Axes, sizes: dict[int, tuple[dict[str, float], float]], labels: int) -> None:
+def _stack(axes: Axes, sizes: dict[int, dict[str, float]], medians: _Series, labels: int) -> None:
+    """A bar a size; above it the median step, which is what the table has, and not the mean that the shares are of."""
     at = np.arange(len(sizes))
     bottom = np.zeros(len(sizes))
     for part, colour in zip(PARTS, _PART_COLOURS, strict=True):
-        share = np.array([100 * parts[part] / total for parts, total in sizes.values()])
+        share = np.array([shares[part] for shares in sizes.values()])
         label = part.replace("_", " ")
         axes.bar(at, share, 0.82, bottom, color=colour, label=label, edgecolor="white", linewidth=0.5)
         bottom += share
     every = -(-len(sizes) // labels)
-    for i, (_, total) in enumerate(sizes.values()):
-        if i % every == 0:
-            axes.annotate(f"{short(total)} ms", (i, 101), ha="center", va="bottom", fontsize=7.5, color=_GREY)
+    for i, size in enumerate(sizes):
+        if i % every == 0 and size in medians:
+            axes.annotate(f"{short(medians[size])} ms", (i, 101), ha="center", va="bottom", fontsize=7.5, color=_GREY)
     axes.set_xticks(at[::every], [f"{size:,}" for size in list(sizes)[::every]])
     axes.set_ylim(0, 108)
     axes.set_yticks([0, 25, 50, 75, 100])

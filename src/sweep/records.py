@@ -1,6 +1,7 @@
 """The runs below some folders: their records, what varied between them, and the groups that only batch size divides."""
 
 import json
+import math
 import os
 import re
 import statistics
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..rates import MEAN_RATE, RATE
 from ..record import FILE, SCHEMA, flatten, read
 
 PARTS = ("data_wait", "transfer", "forward", "backward", "optimizer", "other")
@@ -97,12 +99,20 @@ class Run:
 
     @cached_property
     def batch_size(self) -> int | None:
-        """Samples of a whole batch of one device: as asked for, or fewer where the dataset has no more."""
+        """Samples of a whole batch of one device: what it held, or was to hold where nothing was measured."""
+        held = number(self.throughput.get("batch_size"))
+        if held is not None and held >= 1:
+            return round(held)
         asked = number(self.settings.get(BATCH_SIZE))
         if asked is None or asked < 1:
             return None
-        held = number(self.throughput.get("batch_size"))
-        return round(held) if held is not None and 1 <= held < 0.95 * asked else round(asked)
+        return round(asked if self.train_samples is None else min(asked, -(-self.train_samples // self.processes)))
+
+    @property
+    def train_samples(self) -> int | None:
+        """Of the whole training set; None where the run did not come as far as loading it."""
+        found = _positive(_table(self.record.get("dataset")).get("train_samples"))
+        return None if found is None else max(1, round(found))
 
     @property
     def processes(self) -> int:
@@ -112,7 +122,9 @@ class Run:
     @property
     def global_batch_size(self) -> int | None:
         """Samples of a whole batch of all devices."""
-        return None if self.batch_size is None else self.batch_size * self.processes
+        if self.batch_size is None:
+            return None
+        return min(self.batch_size * self.processes, self.train_samples or math.inf)
 
     @cached_property
     def batch_ms(self) -> float | None:
@@ -121,22 +133,27 @@ class Run:
 
     @property
     def samples_per_sec(self) -> float | None:
-        """Median, of all devices together."""
-        return self._rate("step_ms_median")
+        """The run's rate, of all devices together: a whole batch over the median step."""
+        return _positive(self.throughput.get(RATE))
+
+    @property
+    def samples_per_sec_mean(self) -> float | None:
+        """All samples over all of their time; a few slow steps lower it, and it is compared with nothing."""
+        return _positive(self.throughput.get(MEAN_RATE))
 
     @property
     def samples_per_sec_p10(self) -> float | None:
         """What nine of ten steps exceed."""
-        return self._rate("step_ms_p90")
+        return self._rate_at("step_ms_p90")
 
     @property
     def samples_per_sec_p90(self) -> float | None:
         """What one of ten steps exceeds."""
-        return self._rate("step_ms_p10")
+        return self._rate_at("step_ms_p10")
 
     @property
-    def step_ms(self) -> float | None:
-        """Median time of a step."""
+    def step_ms_median(self) -> float | None:
+        """Median time of a step with a whole batch."""
         return _positive(self.throughput.get("step_ms_median"))
 
     @property
@@ -214,9 +231,10 @@ class Run:
         ms = _positive(self.throughput.get(key))
         return None if ms is None else ms / self.accumulated
 
-    def _rate(self, key: str) -> float | None:
-        ms = self._per_batch(key)
-        return None if ms is None or self.global_batch_size is None else 1e3 * self.global_batch_size / ms
+    def _rate_at(self, key: str) -> float | None:
+        """The rate that a step of another duration than the median one has."""
+        ms, median = _positive(self.throughput.get(key)), self.step_ms_median
+        return None if ms is None or median is None or not self.samples_per_sec else self.samples_per_sec * median / ms
 
 
 @dataclass(frozen=True)

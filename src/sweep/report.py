@@ -14,7 +14,7 @@ from . import plots, scaling, table, tensorboard
 from .recommend import Analysis, Crossover, Recommendation, compare_options, crossovers, recommend, same_samples
 from .records import BATCH_SIZE, Run, Sweep, find
 
-SCHEMA = 1  # of sweep.json
+SCHEMA = 2  # of sweep.json
 _UNSTEADY = 2  # times from the 10th to the 90th percentile of a run's steps
 _CAPTIONS = {
     "throughput": "Samples per second against batch size",

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .records import BATCH_SIZE, SEED, Run, number
+from .records import SEED, Run, number
 
 DEVICES, NODES = "trainer.devices", "trainer.num_nodes"
 # Settings that follow from the number of devices, or do not count beside it.
@@ -131,20 +131,14 @@ def efficiencies(runs: list[Run]) -> dict[str, float]:
     """
     single: dict[str, list[float]] = {}
     for run in runs:
-        rate = _rate(run)
-        if rate and devices_of(run) == 1:
-            single.setdefault(_alike(run), []).append(rate)
+        if run.samples_per_sec and devices_of(run) == 1:
+            single.setdefault(_alike(run), []).append(run.samples_per_sec)
     found = {}
     for run in runs:
-        rate, alone = _rate(run), single.get(_alike(run))
+        rate, alone = run.samples_per_sec, single.get(_alike(run))
         if rate and alone and devices_of(run) > 1:
             found[run.name] = rate / (devices_of(run) * statistics.median(alone))
     return found
-
-
-def _rate(run: Run) -> float | None:
-    """Samples/s of all processes."""
-    return number(run.throughput.get("samples_per_sec"))
 
 
 def _alike(run: Run) -> str:
@@ -159,9 +153,8 @@ def headlines(runs: list[Run]) -> list[str]:
         if run.name not in reached:
             continue
         devices, efficiency = devices_of(run), reached[run.name]
-        batch = run.settings.get(BATCH_SIZE)
         line = (
-            f"{run.settings.get('model', 'model')}: {devices} devices with {batch:,} samples each do "
+            f"{run.settings.get('model', 'model')}: {devices} devices with {run.batch_size:,} samples each do "
             f"{devices * efficiency:.2f}× the samples/s of one, {efficiency:.0%} of {devices}×"
         )
         share = communication_share(run)

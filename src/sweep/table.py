@@ -29,8 +29,9 @@ def _row(run: Run, group: Group, varied: Sequence[str], efficiency: float | None
         "samples_per_sec": run.samples_per_sec,
         "samples_per_sec_p10": run.samples_per_sec_p10,
         "samples_per_sec_p90": run.samples_per_sec_p90,
-        "step_ms": run.step_ms,
-        **{f"{part}_ms": ms for part, ms in run.parts_ms.items()},
+        "samples_per_sec_mean": run.samples_per_sec_mean,
+        "step_ms_median": run.step_ms_median,
+        **{f"{part}_ms_mean": ms for part, ms in run.parts_ms.items()},
         "scaling_efficiency": efficiency,
         "communication_share": scaling.communication_share(run),
         "busy_pct": run.busy_pct,
@@ -52,7 +53,7 @@ def _of_processes(run: Run) -> Row:
         return {}
     fastest, slowest = run.process_step_ms or (None, None)
     found = {"processes": run.processes, "global_batch_size": run.global_batch_size}
-    return found | {"fastest_step_ms": fastest, "slowest_step_ms": slowest}
+    return found | {"fastest_step_ms_mean": fastest, "slowest_step_ms_mean": slowest}
 
 
 def names(table: Sequence[Row]) -> list[str]:
@@ -129,9 +130,9 @@ def _cells(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
         ("global", lambda run: _text(run.global_batch_size if run.processes > 1 else None, "{:,}")),
         ("samples/s", lambda run: _short(run.samples_per_sec)),
         ("p10–p90", _spread),
-        ("step ms", lambda run: _short(run.step_ms)),
-        ("fastest–slowest ms", lambda run: "–".join(map(short, run.process_step_ms or ()))),
-        ("wait/copy/fwd/bwd/opt/other %", _shares),
+        ("median step ms", lambda run: _short(run.step_ms_median)),
+        ("fastest–slowest mean ms", lambda run: "–".join(map(short, run.process_step_ms or ()))),
+        ("mean wait/copy/fwd/bwd/opt/other %", _shares),
         ("of n× one %", lambda run: _percentage(reached.get(run.name))),
         ("comm %", lambda run: _percentage(scaling.communication_share(run))),
         ("busy %", lambda run: _text(run.busy_pct, "{:.0f}")),

@@ -12,7 +12,7 @@ SCALARS = {
     "sweep/utilization_pct": lambda run: run.busy_pct,
     "sweep/mfu": lambda run: run.mfu,
     "sweep/memory_peak_gib": lambda run: run.memory_peak_gib,
-    "sweep/step_ms": lambda run: run.step_ms,
+    "sweep/step_ms_median": lambda run: run.step_ms_median,
 }
 
 

@@ -1,5 +1,7 @@
 """Sums, shares and the words they are told in: exact numbers in, exact numbers out."""
 
+from typing import Any
+
 import pytest
 
 from batchscope.callbacks.cost import CostSummary, device_facts, predicted_knee, report
@@ -12,22 +14,63 @@ def update(ms: float, samples: int = 10, **parts: float) -> dict[str, float]:
     return {**dict.fromkeys(PARTS, 0.0), "forward": ms, **parts, "samples": samples, "timesteps": 0, "batches": 1}
 
 
-def test_rates_are_samples_over_the_time_they_took() -> None:
+def summary_of(*steps: tuple[float, int], processes: int = 1) -> dict[str, Any]:
+    """Of steps of so many ms and samples."""
     cost = CostSummary(warmup=0)
-    for ms, samples in ((10, 100), (10, 100), (5, 20)):
+    for ms, samples in steps:
         cost.add(update(ms, samples))
-    summary = cost.summary()
-    assert summary["samples_per_sec"] == pytest.approx(220 / 0.025)
-    assert summary["step_ms"] == pytest.approx(25 / 3)
-    assert summary["step_ms_median"] == 10
-    assert summary["batch_size"] == 100
+    return cost.summary(processes)
 
 
-def test_a_few_slow_steps_leave_the_median_rate_alone() -> None:
+def test_the_rate_is_a_whole_batch_over_the_median_step_and_the_mean_rate_has_a_name_of_its_own() -> None:
+    summary = summary_of((10, 100), (12, 100), (30, 100), (5, 20))
+    assert (summary["batch_size"], summary["step_ms_median"]) == (100, 12)
+    assert summary["samples_per_sec"] == pytest.approx(100 / 0.012)
+    assert summary["batches_per_sec"] == pytest.approx(1 / 0.012)
+    assert summary["samples_per_sec_mean"] == pytest.approx(320 / 0.057)
+    assert summary["step_ms"] == pytest.approx(57 / 4)
+
+
+def test_a_few_slow_steps_leave_the_rate_alone() -> None:
+    assert summary_of((10, 40), (10, 40), (1000, 40))["samples_per_sec"] == pytest.approx(4000)
+
+
+def test_an_epochs_short_last_batch_is_not_in_the_rate_even_if_there_are_as_many_of_them() -> None:
+    summary = summary_of(*[(100, 1000), (20, 200), (20, 200)] * 3)
+    assert (summary["batch_size"], summary["step_ms_median"]) == (1000, 100)
+    assert summary["samples_per_sec"] == pytest.approx(1000 / 0.1)
+
+
+def test_a_last_batch_that_holds_one_sample_more_is_not_the_batch_size() -> None:
+    assert summary_of((10, 32), (10, 32), (10, 33))["batch_size"] == 32
+
+
+def test_where_the_sizes_of_batches_vary_the_batch_is_the_mean_one() -> None:
+    summary = summary_of((10, 8), (20, 10), (30, 12))
+    assert (summary["batch_size"], summary["step_ms_median"]) == (10, 20)
+    assert summary["samples_per_sec"] == pytest.approx(10 / 0.02)
+
+
+def test_the_samples_of_all_processes_count_and_the_steps_of_one() -> None:
+    summary = summary_of((10, 40), (10, 40), processes=3)
+    assert summary["samples_per_sec"] == summary["samples_per_sec_mean"] == pytest.approx(3 * 4000)
+    assert summary["batches_per_sec"] == pytest.approx(100)
+
+
+def test_a_step_of_accumulated_batches_is_one_step_of_all_their_samples() -> None:
     cost = CostSummary(warmup=0)
-    for ms in (10, 10, 1000):
-        cost.add(update(ms, samples=40))
-    assert cost.summary()["samples_per_sec_median"] == pytest.approx(4000)
+    for batches, ms in ((4, 40.0), (4, 40.0), (1, 10.0)):
+        cost.add({**update(ms, 16 * batches), "batches": batches})
+    summary = cost.summary()
+    assert (summary["batch_size"], summary["samples_per_sec"]) == (16, pytest.approx(1600))
+    assert summary["batches_per_sec"] == pytest.approx(100)
+
+
+def test_time_steps_follow_the_rate() -> None:
+    cost = CostSummary(warmup=0)
+    for ms in (10, 10, 100):
+        cost.add({**update(ms, 4), "timesteps": 28})
+    assert cost.summary()["timesteps_per_sec"] == pytest.approx(7 * 400)
 
 
 def test_the_parts_are_means_that_add_up() -> None:
@@ -95,10 +138,11 @@ def test_the_report_says_all_that_is_known() -> None:
     run, step, rates, limit = report({**cost.summary(), **facts}).splitlines()
     assert run == "cnn · mnist · batch 512 · cuda (NVIDIA H200) · 32-true · 1 step measured"
     assert (
-        step == "step 1.24 ms = data 0.05 + transfer 0.02 + forward 0.31 + backward 0.52 + optimizer 0.21 + other 0.13"
+        step
+        == "median step 1.24 ms; mean 1.24 ms = data 0.05 + transfer 0.02 + forward 0.31 + backward 0.52 + optimizer 0.21 + other 0.13"
     )
     assert rates.split(" · ") == [
-        "412,903 samples/s",
+        "412,903 samples/s at the median step, 412,903 over all steps",
         "10.3 TFLOP/s, MFU 19.4% of the 53 TFLOP/s measured here",
         "device busy 41 %",
         "peak 0.4 GiB",
@@ -111,11 +155,11 @@ def test_what_is_not_known_is_left_out_of_the_report() -> None:
     cost = CostSummary(warmup=0)
     cost.add(update(1.0))
     text = report({**cost.summary(), "title": "X", "device": "cpu", "device_name": "", "precision": "32-true"})
-    assert text.splitlines()[-1] == "10,000 samples/s"
+    assert text.splitlines()[-1] == "10,000 samples/s at the median step, 10,000 over all steps"
 
 
 def test_a_rate_of_less_than_ten_keeps_two_digits() -> None:
     cost = CostSummary(warmup=0)
     cost.add(update(10_000.0, 2))
     text = report({**cost.summary(), "title": "X", "device": "cpu", "device_name": "", "precision": "32-true"})
-    assert text.splitlines()[-1] == "0.2 samples/s"
+    assert text.splitlines()[-1] == "0.2 samples/s at the median step, 0.2 over all steps"

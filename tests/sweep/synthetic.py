@@ -53,7 +53,7 @@ def write_run(
         group, _, key = name.partition(".")
         config[group][key] = value
     record = {
-        "schema": 1,
+        "schema": 2,
         "status": status,
         "overrides": [f"data.batch_size={batch_size}"],
         "choices": {"model": model, "data": "mnist", "optimizer": "adamw", "trainer": "default"},
@@ -85,9 +85,17 @@ def write_run(
             "parts_ms": {part: share * step_ms for part, share in zip(PARTS, parts, strict=True)},
             **(throughput or {}),
         }
+        if "samples_per_sec" not in record["throughput"]:
+            record["throughput"]["samples_per_sec"] = _rate(record["throughput"], config)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
     return folder
+
+
+def _rate(throughput: dict[str, Any], config: dict[str, Any]) -> float:
+    """Of all devices: the samples of a whole batch over the median step."""
+    samples = throughput["batch_size"] * config["trainer"]["accumulate_grad_batches"] * throughput.get("processes", 1)
+    return 1e3 * samples / throughput["step_ms_median"]
 
 
 def write_sweep(folder: Path, sizes: list[int], t: Callable[[int], float], first: int = 0, **facts: Any) -> Path:

@@ -69,7 +69,8 @@ def test_nothing_at_all_is_the_users_mistake(tmp_path):
 
 
 def test_values_of_the_wrong_kind_are_unknown(tmp_path):
-    folder = write_run(tmp_path / "0", 64, 10.0, throughput={"step_ms_median": "fast", "parts_ms": [1], "mfu": True})
+    facts = {"samples_per_sec": [1], "step_ms_median": "fast", "parts_ms": [1], "mfu": True}
+    folder = write_run(tmp_path / "0", 64, 10.0, throughput=facts)
     record = json.loads((folder / "run.json").read_text())
     record |= {"hardware": None, "metrics": 3, "seconds": "long", "versions": [], "dataset": "mnist"}
     (folder / "run.json").write_text(json.dumps(record))
@@ -79,9 +80,10 @@ def test_values_of_the_wrong_kind_are_unknown(tmp_path):
     )  # fmt: skip
 
 
-def test_the_rate_is_of_the_median_step(tmp_path):
-    write_run(tmp_path / "0", 64, 10.0, throughput={"step_ms": 50.0})
+def test_the_rate_is_of_the_median_step_and_its_spread_of_the_steps(tmp_path):
+    write_run(tmp_path / "0", 64, 10.0, throughput={"step_ms": 50.0, "samples_per_sec_mean": 1280.0})
     (run,) = find([tmp_path]).runs
+    assert run.samples_per_sec_mean == 1280
     assert run.samples_per_sec == pytest.approx(6400)
     assert run.samples_per_sec_p10 == pytest.approx(6400 / 1.1)
     assert run.samples_per_sec_p90 == pytest.approx(6400 / 0.95)

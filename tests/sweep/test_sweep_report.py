@@ -5,11 +5,13 @@ import subprocess
 import sys
 
 import pytest
-from synthetic import overlapped, serial, write_curve, write_run, write_sweep
+from synthetic import PARTS, overlapped, serial, write_curve, write_run, write_sweep
 
 from batchscope.errors import UserError
-from batchscope.sweep import write_report
+from batchscope.sweep import table, write_report
 from batchscope.sweep.curves import read_curve
+from batchscope.sweep.plots import step_time
+from batchscope.sweep.recommend import Analysis
 from batchscope.sweep.records import find
 
 DEVICE = {"throughput": {"utilization_pct": 50.0, "memory_peak_gib": 1.0, "mfu": 0.1}}
@@ -68,9 +70,11 @@ def test_tensorboard_has_the_batch_size_as_step_and_is_replaced_by_the_next_repo
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(out / "tensorboard" / "cnn-cpu")).Reload()
-    tags = {f"sweep/{name}" for name in ("samples_per_sec", "utilization_pct", "mfu", "memory_peak_gib", "step_ms")}
+    tags = {
+        f"sweep/{name}" for name in ("samples_per_sec", "utilization_pct", "mfu", "memory_peak_gib", "step_ms_median")
+    }
     assert set(events.Tags()["scalars"]) == tags
-    points = events.Scalars("sweep/step_ms")
+    points = events.Scalars("sweep/step_ms_median")
     assert [(point.step, point.value) for point in points] == [
         (b, pytest.approx(4 + 0.1 * b)) for b in (32, 64, 128, 256)
     ]
@@ -154,6 +158,19 @@ def test_a_rate_of_steps_that_differ_by_more_than_a_factor_of_two_is_called_not_
     write_run(folder / "1", 64, 10.0, throughput={"step_ms_p10": 8.0, "step_ms_p90": 16.1})
     [note] = [note for note in write_report([folder], tmp_path / "after").notes if "not firm" in note]
     assert note.startswith("cnn: the rate at 64 is not firm")
+
+
+def test_the_plot_of_the_parts_names_the_step_that_the_table_has(tmp_path):
+    for n, size in enumerate((32, 64)):
+        write_run(tmp_path / str(n), size, 171.0 + n, throughput={"parts_ms": dict.fromkeys(PARTS, 260 / 6)})
+    sweep = find([tmp_path])
+    figure = step_time([Analysis(group) for group in sweep.groups])
+    above = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert above == ["171 ms", "172 ms"]
+    header, *lines = table.to_text(sweep).splitlines()
+    assert "median step ms" in header
+    assert ["171" in lines[0].split(), "172" in lines[1].split()] == [True, True]
+    assert figure.axes[0].get_ylabel() == "share of the mean step, %; above: the median step"
 
 
 def test_nothing_to_report_writes_nothing(tmp_path):
