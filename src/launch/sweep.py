@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from ..config import check
 from ..errors import UserError, report
+from ..rates import RATE
 from ..record import optimized
 from ..recovery.resume import moved
 from . import folder
@@ -24,9 +25,10 @@ from .search import BatchSizeSearch
 class RunFailed(UserError):
     """A run of a sweep that has ended without a result, and has said why."""
 
-    def __init__(self, message: str, exit_code: int = 1):
+    def __init__(self, message: str, exit_code: int = 1, status: str = "failed"):
         super().__init__(message, exit_code)
         self.reported = True
+        self.status = status  # of its record
 
 
 class Sweep:
@@ -43,6 +45,7 @@ class Sweep:
         self.expected = len(labels)
         self.took: list[float] = []  # seconds, of the runs that were not kept
         self.command = ["python", *sys.argv]
+        self.refused = False  # whether something was wrong that no run's record says
 
     def run_job(self, config: DictConfig) -> float | None:
         """What Hydra calls for each run: kept, or done in a process of its own.
@@ -68,6 +71,7 @@ class Sweep:
             return optimized(self._run(f"{where}: {what}", run_dir, plain, facts))
         except UserError as error:
             report(error)
+            self.refused |= not isinstance(error, RunFailed)
             if self.labels:
                 return None
             raise RunFailed(str(error)) from error
@@ -85,7 +89,7 @@ class Sweep:
         if record["status"] != "finished":
             reason = str(record.get("error") or record["status"])
             print(f"  {record['status'].replace('_', ' ')}: {reason}", file=sys.stderr, flush=True)
-            raise RunFailed(f"{run_dir}: {reason}")
+            raise RunFailed(f"{run_dir}: {reason}", status=record["status"])
         return record
 
     def _left(self, number: int) -> str:
@@ -95,10 +99,16 @@ class Sweep:
         return f", about {_duration(statistics.mean(self.took) * (self.expected - number))} left"
 
     def _search(self, number: int, run_dir: Path, config: dict[str, Any], facts: dict[str, Any]) -> float | None:
-        """Runs of growing batch sizes in folders below the job's own."""
+        """Runs of growing batch sizes in folders below the job's own.
+
+        Raises:
+            RunFailed: if a run failed for another reason than memory, which says nothing about its size.
+            UserError: if a run has no rate.
+        """
         options = {key: value for key, value in config["search"].items() if key != "_target_"}
         search = BatchSizeSearch(**options)
         done: list[int] = []
+        train_samples: list[int] = []  # for each process; empty until a run has said so
 
         def measure(batch_size: int) -> float | None:
             done.append(batch_size)
@@ -109,13 +119,21 @@ class Sweep:
             known = {**facts, "overrides": [*facts["overrides"], f"data.batch_size={batch_size}"]}
             try:
                 record = self._run(what, run_dir / str(batch_size), one, known)
-            except RunFailed:
-                return None
-            speed = record["throughput"]
-            full = speed.get("batch_size", batch_size) >= batch_size  # or the dataset has no more samples
-            return speed.get("samples_per_sec") if full else None
+            except RunFailed as failed:
+                if failed.status == "out_of_memory":
+                    return None
+                print(
+                    f"  the search ends: {failed.status} does not say whether the batch fits",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                raise
+            train_samples[:] = [max(1, record["dataset"]["train_samples"] // record.get("processes", 1))]
+            if record["throughput"].get(RATE) is None:
+                raise UserError(f"search: needs the rate of a run, and {place} has none; leave callbacks.throughput on")
+            return record["throughput"][RATE]
 
-        return search.find(measure)
+        return search.find(measure, lambda: next(iter(train_samples), None))
 
     def report(self) -> None:
         """A sweep ends in its table and its recommendation; they can be made again from its folder."""
@@ -134,8 +152,8 @@ class Sweep:
 
     @property
     def exit_code(self) -> int:
-        """1 if a run failed for another reason than memory."""
-        return int(any(status not in folder.KEPT for status in folder.statuses(self.sweep_dir)))
+        """1 if a run failed for another reason than memory, or was refused."""
+        return int(self.refused or any(status not in folder.KEPT for status in folder.statuses(self.sweep_dir)))
 
 
 def _ended(run_dir: Path) -> bool:
