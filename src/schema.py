@@ -63,7 +63,9 @@ def check_value(name: str, value: Any, annotation: Any) -> None:
     if annotation is not None and not _fits(value, annotation):
         shown = {None: "null", "": "nothing"}.get(value, repr(value)) if isinstance(value, str | None) else repr(value)
         near = did_you_mean(str(value), [str(c) for c in _choices(annotation)])
-        raise UserError(f"{name}: got {shown}, takes {_describe(annotation)}.{near}")
+        too_large = isinstance(value, int) and value > options.INT64 and _fits(options.INT64, annotation)
+        most = f", up to {options.INT64:,}" if too_large else ""
+        raise UserError(f"{name}: got {shown}, takes {_describe(annotation)}{most}.{near}")
 
 
 def parameters_of(target: Any) -> list[str]:
@@ -133,6 +135,8 @@ def _fits(value: Any, annotation: Any) -> bool:
 
 
 def _fits_one(value: Any, kind: Any) -> bool:
+    if isinstance(value, int) and abs(value) > options.INT64:
+        return False
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _fits_one(value, args[0]) and all(not isinstance(a, options.Range) or a.holds(value) for a in args[1:])

@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import shlex
+import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,12 +42,19 @@ def quiet_libraries() -> None:
         warnings.filterwarnings("ignore", pattern)
 
 
-def run_name(config: dict[str, Any], choices: Mapping[str, str], dataset: str) -> str:
-    """A name to read in TensorBoard: `cnn-mnist-bs512`, with the data that the run really trains on."""
+def run_name(config: dict[str, Any], choices: Mapping[str, str], dataset: str, batch_size: int | None = None) -> str:
+    """A name to read in TensorBoard: `cnn-mnist-bs512`, with the data that the run really trains on.
+
+    Args:
+        config: of the run.
+        choices: its config groups.
+        dataset: its name.
+        batch_size: where a batch holds another number of samples than the configuration asks for.
+    """
     model = str(choices.get("model", "model"))
     if model == "torchvision":
         model = config["model"]["name"]
-    name = f"{model}-{dataset}-bs{config['data']['batch_size']}".replace("_", "-")
+    name = f"{model}-{dataset}-bs{batch_size or config['data']['batch_size']}".replace("_", "-")
     return re.sub(r"[^\w.+-]+|\.\.+", "-", name)[:100]  # it is a folder's name, too: nothing in it leads elsewhere
 
 
@@ -57,6 +65,35 @@ def named_loggers(loggers: dict[str, Any] | None, name: str) -> dict[str, Any]:
         if node["_target_"].endswith("TensorBoardLogger"):
             node.setdefault("name", name)
     return nodes
+
+
+def hold_batch(data: Any, train_samples: int, processes: int, first: bool) -> dict[str, int]:
+    """Lower a batch size that the training set cannot fill to what a batch will hold, and say so.
+
+    The batches stay the same; the learning rate's scaling and every label then go by what they hold.
+
+    Args:
+        data: a datamodule with a `batch_size`, of one process.
+        train_samples: of the whole training set.
+        processes: that share it.
+        first: whether this process speaks for all.
+
+    Returns:
+        What the record says of it; nothing where the set is large enough.
+    """
+    asked, most = data.batch_size, -(-train_samples // processes)
+    if asked <= most:
+        return {}
+    data.batch_size = most
+    each = f" for each of {processes} processes" if processes > 1 else ""
+    if first:
+        print(
+            f"warning: data.batch_size: got {asked:,}{each}, and {data.name} has {train_samples:,} training samples: "
+            "every step takes all of them",
+            file=sys.stderr,
+            flush=True,
+        )
+    return {"batch_size": most, "global_batch_size": train_samples}
 
 
 def metrics(trainer: lightning.Trainer) -> dict[str, float]:
@@ -92,6 +129,7 @@ def log_hyperparameters(trainer: lightning.Trainer, record: Mapping[str, Any]) -
         key: value if isinstance(value, int | float | str) else str(value) for key, value in named if value is not None
     }
     row |= {"model": record["choices"].get("model", ""), "dataset": record["dataset"]["name"], "seed": config["seed"]}
+    row["data.batch_size"] = record.get("batch_size", config["data"]["batch_size"])  # what a batch held
     speed = {key: record["throughput"].get(key) for key in ("samples_per_sec", "step_ms_median", "mfu")}
     # Names and a step of their own: a curve that goes back to step 0 is cut there by TensorBoard. Sorted, because it
     # shows the first metric only until more are ticked: test/acc, or test/loss.

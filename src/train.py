@@ -103,7 +103,12 @@ def _train(
         started = time.perf_counter()
         data.setup("fit")
         dataset = {"name": data.name, "fingerprint": data.fingerprint, "train_samples": len(data.tensors("train")[0])}
-        record.add(dataset=dataset)
+        held = summary.hold_batch(data, dataset["train_samples"], trainer.world_size, first)
+        record.add(dataset=dataset, **held)
+        if held:
+            name = provenance["name"] = summary.run_name(config, choices, data.name, data.batch_size)
+            record.add(name=name)
+            trainer.loggers = build_all(summary.named_loggers(config["logger"], name), "logger")
         provenance["fingerprint"] = dataset["fingerprint"]
         if resumed is not None:
             resumed.prepare(trainer, data, dataset["fingerprint"])

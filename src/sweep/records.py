@@ -100,13 +100,9 @@ class Run:
     @cached_property
     def batch_size(self) -> int | None:
         """Samples of a whole batch of one device: what it held, or was to hold where nothing was measured."""
-        held = number(self.throughput.get("batch_size"))
-        if held is not None and held >= 1:
-            return round(held)
-        asked = number(self.settings.get(BATCH_SIZE))
-        if asked is None or asked < 1:
-            return None
-        return round(asked if self.train_samples is None else min(asked, -(-self.train_samples // self.processes)))
+        known = (self.throughput.get("batch_size"), self.record.get("batch_size"), self.settings.get(BATCH_SIZE))
+        sizes = (size for size in map(number, known) if size is not None and size >= 1)
+        return next(map(round, sizes), None)
 
     @property
     def train_samples(self) -> int | None:
