@@ -13,6 +13,8 @@ from typing import Any
 import lightning
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from . import ranks
+from .callbacks.learning_rate import LearningRateWatch
 from .callbacks.nonfinite import StopOnNonFinite
 from .callbacks.throughput import ThroughputMonitor
 from .record import flatten
@@ -34,12 +36,30 @@ _NOT_CHOICES = {
 }
 
 
+# The parts of Lightning that say only what a user has asked for: a profile, a learning rate found, a verbose callback.
+_ASKED_FOR = ("profilers", "tuner", "callbacks")
+
+
 def quiet_libraries() -> None:
-    """Leave Lightning's warnings, but not its greetings."""
+    """Leave Lightning's warnings and, in the first process, what was asked for; but not its greetings."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    if ranks.this().number == 0:
+        for part in _ASKED_FOR:
+            logging.getLogger(f"lightning.pytorch.{part}").setLevel(logging.INFO)
+        shared = logging.getLogger("lightning.pytorch.utilities.rank_zero")  # most parts speak through this one
+        shared.addFilter(_was_asked_for)
+        shared.setLevel(logging.INFO)
+    for handler in logging.getLogger("lightning").handlers:  # beside another handler it would say everything twice
+        handler.setLevel(logging.WARNING)
     for pattern in _NOISE:
         warnings.filterwarnings("ignore", pattern)
+
+
+def _was_asked_for(message: logging.LogRecord) -> bool:
+    """Whether a message of Lightning's shared logger is of such a part; that `trainer.max_time` is over is not news."""
+    file = Path(message.pathname)
+    return message.levelno >= logging.WARNING or (file.parent.name in _ASKED_FOR and file.stem != "timer")
 
 
 def run_name(config: dict[str, Any], choices: Mapping[str, str], dataset: str, batch_size: int | None = None) -> str:
@@ -113,6 +133,12 @@ def skipped(callbacks: list[lightning.Callback]) -> dict[str, int]:
     return {"skipped_steps": count} if count else {}
 
 
+def learning_rate(trainer: lightning.Trainer, watch: LearningRateWatch) -> dict[str, Any]:
+    """For the record: the learning rate that a run trained with, under a schedule its peak, and who changed it."""
+    lr = trainer.optimizers[0].defaults["lr"] if watch.last is None else watch.last
+    return {"learning_rate": lr, **({"learning_rate_changed": watch.changed} if watch.changed else {})}
+
+
 def checkpoints(trainer: lightning.Trainer, run_dir: Path) -> dict[str, str]:
     """The checkpoints that a run has kept, as paths within its folder; what it did not keep is left out."""
     callback = trainer.checkpoint_callback
@@ -156,6 +182,8 @@ def print_end(record: Mapping[str, Any]) -> None:
     before = record["resumed"][-1]["step"] if record.get("resumed") else 0
     timed = f", the last {record['steps'] - before:,} of them" if before else ""
     print(f"\ntrained  {record['name']}: {done}{timed} in {record['fit_seconds']:.1f} s")
+    if record.get("learning_rate_changed"):
+        print(_rate_changed(record))
     if test:
         print("tested   " + ", ".join(f"{key} {value:.4f}" for key, value in sorted(test.items())))
     if best:
@@ -165,6 +193,16 @@ def print_end(record: Mapping[str, Any]) -> None:
     run_dir = Path(record["config"]["run_dir"])
     logs = run_dir.parts[0] if run_dir.parts[0] not in ("..", run_dir.anchor) else run_dir
     print(f"look     tensorboard --logdir {logs}", flush=True)
+
+
+def _rate_changed(record: Mapping[str, Any]) -> str:
+    changed, schedule = record["learning_rate_changed"], record["config"]["optimizer"].get("schedule", "constant")
+    line = (
+        f"changed  the learning rate, by a callback, in {changed['steps']:,} of {_count(record['steps'], 'step')}: in step "
+        f"{changed['first_step']:,} to {changed['to']:.3g} instead of {changed['from']:.3g}"
+    )
+    kept = schedule != "constant" and changed["steps"] < record["steps"]
+    return f"{line}; in the others optimizer.schedule={schedule} set it" if kept else line
 
 
 def _count(number: int, word: str) -> str:

@@ -49,6 +49,7 @@ def _train(
 
     from batchscope import summary
     from batchscope.build import build, build_all, build_callbacks
+    from batchscope.callbacks.learning_rate import LearningRateWatch
     from batchscope.checkpoint import WholeCheckpoints
     from batchscope.distributed.agreement import Agreement, end_together
     from batchscope.hardware.allocator import keep_freed_memory
@@ -75,7 +76,8 @@ def _train(
     task = Task(model, data.spec, build(config["optimizer"], "optimizer"), config["channels_last"], provenance)
     callbacks, flags = build_callbacks(config)
     loggers = build_all(summary.named_loggers(config["logger"], name), "logger")
-    parts = {"callbacks": [*callbacks, interrupts], "logger": loggers, "plugins": [WholeCheckpoints()]}
+    watch = LearningRateWatch()
+    parts = {"callbacks": [*callbacks, interrupts, watch], "logger": loggers, "plugins": [WholeCheckpoints()]}
     trainer = build(config["trainer"], "trainer", **parts, **flags)
     device, first = trainer.strategy.root_device, trainer.is_global_zero
 
@@ -117,7 +119,7 @@ def _train(
         trainer.fit(task, datamodule=data, ckpt_path=resumed and resumed.path, weights_only=True)
         checkpoints = summary.checkpoints(trainer, run_dir)
         record.add(
-            learning_rate=task.learning_rate,
+            **summary.learning_rate(trainer, watch),
             fit_seconds=round(time.perf_counter() - started, 3),
             epochs=trainer.current_epoch,
             steps=trainer.global_step,

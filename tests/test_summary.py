@@ -1,5 +1,6 @@
 """What a run says of itself: in the terminal, in TensorBoard, and what of Lightning's messages it leaves."""
 
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ from runs import SMALL, kill_9, record, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from batchscope.summary import hold_batch
+from batchscope.summary import _was_asked_for, hold_batch
 from batchscope.sweep import write_report
 
 
@@ -74,3 +75,62 @@ def test_the_rate_of_a_run_is_one_number_in_the_record_the_report_and_hparams(ov
     events = EventAccumulator(str(folder)).Reload()
     for key in ("samples_per_sec", "step_ms_median"):
         assert events.Scalars(f"summary/{key}")[-1].value == pytest.approx(throughput[key])
+
+
+# --- what Lightning has to say --------------------------------------------------------------------------------------
+
+FINDER = [
+    "+callbacks.finder._target_=lightning.pytorch.callbacks.LearningRateFinder",
+    "+callbacks.finder.num_training_steps=20",
+]
+
+
+def test_what_was_asked_for_is_shown_once_and_greetings_are_not(tmp_path: Path) -> None:
+    stopping = "+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping"
+    verbose = ["+callbacks.stop.monitor=val/loss", "+callbacks.stop.verbose=true"]
+    done = run(tmp_path, *SMALL, *FINDER, stopping, *verbose, "+trainer.profiler=simple", "hydra.run.dir=out")
+    assert done.end() == 0, done.complained
+    both = done.said + done.complained
+    assert both.count("Learning rate set to") == 1
+    assert both.count("FIT Profiler Report") == 1
+    assert "Metric val/loss improved" in both
+    assert not any(words in both for words in ("GPU available", "`Trainer.fit` stopped", "Restoring states", "Tip"))
+
+
+@pytest.mark.parametrize(
+    ("file", "level", "shown"),
+    [
+        ("tuner/batch_size_scaling.py", logging.INFO, True),
+        ("callbacks/model_checkpoint.py", logging.INFO, True),
+        ("callbacks/timer.py", logging.INFO, False),
+        ("trainer/setup.py", logging.INFO, False),
+        ("trainer/setup.py", logging.WARNING, True),
+    ],
+)
+def test_a_message_of_the_logger_that_all_share_is_judged_by_its_speaker(file: str, level: int, shown: bool) -> None:
+    message = logging.LogRecord("lightning", level, f"/lib/lightning/pytorch/{file}", 1, "…", None, None)
+    assert _was_asked_for(message) == shown
+
+
+def test_a_learning_rate_that_a_callback_found_is_in_record_and_summary(tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, *FINDER, "optimizer.schedule=constant", "hydra.run.dir=out")
+    assert done.end() == 0, done.complained
+    found = record(tmp_path / "out")
+    changed = found["learning_rate_changed"]
+    assert (changed["steps"], changed["first_step"], changed["from"]) == (20, 1, found["config"]["optimizer"]["lr"])
+    assert found["learning_rate"] == changed["to"] != changed["from"]
+    (line,) = [line for line in done.said.splitlines() if line.startswith("changed")]
+    assert line.startswith("changed  the learning rate, by a callback, in 20 of 20 steps: in step 1 to ")
+
+
+def test_where_the_schedule_takes_over_again_its_peak_is_the_learning_rate(tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, *FINDER, "hydra.run.dir=out")
+    found = record(tmp_path / "out")
+    assert found["learning_rate_changed"]["steps"] == 1
+    assert found["learning_rate"] == found["config"]["optimizer"]["lr"]
+    assert "in the others optimizer.schedule=one_cycle set it" in done.said
+
+
+def test_a_run_whose_learning_rate_nobody_changed_says_nothing_of_it(oversize: Path) -> None:
+    assert "learning_rate_changed" not in record(oversize / "out")
+    assert "changed" not in (oversize / "stdout").read_text()

@@ -1,0 +1,62 @@
+"""LearningRateWatch: whether something else than the optimizer and its schedule sets the learning rate."""
+
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from .harmless import harmless
+
+
+class LearningRateWatch(Callback):
+    """Compares the learning rate of every update with the schedule's, or with the optimizer's own without a schedule.
+
+    A learning-rate finder and other callbacks write to the optimizer's parameter groups. The optimizer's first group is
+    read, which is a number of the host; one that is a tensor on a device is left alone.
+
+    Attributes:
+        changed: of the updates at another rate than expected: how many (`steps`), the number of the first one
+            (`first_step`), its rate (`to`) and the expected one (`from`); empty for none.
+        last: the rate of the last update if it was such a one, else None.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self.changed: dict[str, Any] = {}
+        self.last: float | None = None
+        self._schedulers: dict[int, Any] = {}
+        self._active = False
+
+    @harmless
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Keep the schedules as they are now: a callback may put another in their place."""
+        self._begin()
+        self._schedulers = {id(c.scheduler.optimizer): c.scheduler for c in trainer.lr_scheduler_configs}
+        self._active = True
+
+    @harmless
+    def on_before_optimizer_step(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """The last moment at which a callback can change the rate of an update."""
+        lr = optimizer.param_groups[0].get("lr") if self._active else None
+        if not isinstance(lr, float | int):
+            return
+        scheduler = self._schedulers.get(id(optimizer))
+        expected = scheduler.get_last_lr()[0] if scheduler else optimizer.defaults["lr"]
+        self.last = None if lr == expected else lr
+        if lr != expected:
+            self.changed = self.changed or {
+                "steps": 0,
+                "first_step": trainer.global_step + 1,
+                "from": expected,
+                "to": lr,
+            }
+            self.changed["steps"] += 1
+
+    def give_up(self) -> None:
+        """Watch no more in this fit."""
+        self._active = False
