@@ -6,7 +6,7 @@ What was measured decides; a fit only says what lies beyond it, and is told apar
 import itertools
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -328,6 +328,32 @@ def _round(size: float | None) -> str:
 
 
 # --- sweeps over something else ---------------------------------------------------------------------------------------
+
+
+def repeats(sweep: Sweep) -> list[str]:
+    """One line on every group whose runs repeat one batch size: the median of what they measured, and its spread."""
+    lines = []
+    for group in sweep.groups:
+        runs = [run for run in group.runs if run.samples_per_sec or run.metrics]
+        sizes = {run.batch_size for run in runs}
+        if len(runs) < 2 or len(sizes) > 1:
+            continue
+        facts = [_median_of([run.samples_per_sec for run in runs if run.samples_per_sec], short, " samples/s")]
+        for metric in shown_metrics(sweep):
+            values = [run.metrics[metric] for run in runs if metric in run.metrics]
+            facts.append(_median_of(values, lambda value, metric=metric: percent(metric, value), name=f"{metric} "))
+        at = "" if None in sizes else f" at batch size {max(sizes):,}"
+        known = "; ".join(filter(None, facts))
+        lines.append(f"{group.label}: {len(runs)} repeated runs{at}, medians: {known}.")
+    return lines
+
+
+def _median_of(values: list[float], text: Callable[[float], str], unit: str = "", name: str = "") -> str:
+    """`name 98.5 % (98.1 % to 98.9 %)`; empty for no values."""
+    if not values:
+        return ""
+    low, high = text(min(values)), text(max(values))
+    return f"{name}{text(statistics.median(values))}{unit} ({low} to {high})"
 
 
 def compare_options(sweep: Sweep) -> list[str]:

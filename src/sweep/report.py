@@ -11,7 +11,16 @@ from typing import Any
 
 from ..errors import UserError
 from . import plots, scaling, table, tensorboard
-from .recommend import Analysis, Crossover, Recommendation, compare_options, crossovers, recommend, same_samples
+from .recommend import (
+    Analysis,
+    Crossover,
+    Recommendation,
+    compare_options,
+    crossovers,
+    recommend,
+    repeats,
+    same_samples,
+)
 from .records import BATCH_SIZE, Run, Sweep, find
 
 SCHEMA = 2  # of sweep.json
@@ -184,7 +193,8 @@ def _others(sweep: Sweep, analyses: Sequence[Analysis]) -> list[str]:
         return [f"One run only{speed}. Several batch sizes are needed for a recommendation."]
     if any(len(a.group.sizes) > 1 for a in analyses):
         return []
-    return compare_options(sweep) or ["One measured run only: nothing to compare it with."]
+    found = [*compare_options(sweep), *repeats(sweep)]
+    return found or ["One measured run only: nothing to compare it with."]
 
 
 def _limits(sweep: Sweep, analyses: Sequence[Analysis]) -> list[str]:

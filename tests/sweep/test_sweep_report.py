@@ -152,6 +152,30 @@ def test_repetitions_alone(tmp_path):
     assert "nothing varied but the repetition" in write_report([tmp_path], tmp_path / "out").notes
 
 
+def test_runs_that_differ_in_their_seed_alone_are_repeats_with_a_median_and_a_spread(tmp_path):
+    for seed, (ms, accuracy) in enumerate(((10.0, 0.97), (8.0, 0.99), (12.5, 0.98))):
+        write_run(tmp_path / str(seed), 64, ms, seed=seed, metrics={"test/acc": accuracy})
+    report = write_report([tmp_path], tmp_path / "out")
+    speed, accuracy = "6,400 samples/s (5,120 to 8,000)", "test/acc 98.0 % (97.0 % to 99.0 %)"
+    assert report.headlines == [f"cnn: 3 repeated runs at batch size 64, medians: {speed}; {accuracy}."]
+
+
+def test_repeats_of_several_options_are_compared_by_their_medians_and_each_has_its_spread(tmp_path):
+    for n, ms in enumerate((10.0, 20.0, 30.0, 40.0)):
+        write_run(tmp_path / str(n), 64, ms, seed=n % 2, options={"data.pipeline": ("memory", "device")[n // 2]})
+    first, second, third = write_report([tmp_path], tmp_path / "out").headlines
+    assert first.startswith("Fastest: cnn · memory, 4,800 samples/s")
+    assert second == "cnn · memory: 2 repeated runs at batch size 64, medians: 4,800 samples/s (3,200 to 6,400)."
+    assert third.startswith("cnn · device: 2 repeated runs")
+
+
+def test_of_repeats_only_one_of_which_was_measured_there_is_one_run(tmp_path):
+    write_run(tmp_path / "0", 64, 10.0, seed=0)
+    write_run(tmp_path / "1", 64, status="failed", error="ValueError: no", seed=1)
+    report = write_report([tmp_path], tmp_path / "out")
+    assert report.headlines == ["One measured run only: nothing to compare it with."]
+
+
 def test_a_rate_of_steps_that_differ_by_more_than_a_factor_of_two_is_called_not_firm(tmp_path):
     folder = write_sweep(tmp_path, [32, 64, 128], serial(4, 0.1))
     assert not any("not firm" in note for note in write_report([folder], tmp_path / "before").notes)
