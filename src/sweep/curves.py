@@ -54,9 +54,9 @@ def read_curve(run: Run) -> Curve | None:
     if metric is None or run.global_batch_size is None:
         return None
     times = _Times(rows, number(run.throughput.get("step_ms")))
-    per_step = run.global_batch_size * run.accumulated
-    points = [(row["step"], row[metric]) for row in rows if row.get(metric) is not None]
-    timed = [(times.at(step), step * per_step, value) for step, value in points]
+    # Lightning writes a validation at the number of the update before it, counted from 0: one less than a step's own.
+    points = [(row["step"] + 1, row[metric]) for row in rows if row.get(metric) is not None]
+    timed = [(times.at(step), run.samples_after(step), value) for step, value in points]
     if any(seconds is None for seconds, _, _ in timed):
         return None
     seconds, samples, values = map(list, zip(*timed, strict=True))

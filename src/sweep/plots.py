@@ -154,9 +154,12 @@ def step_time(analyses: Sequence[Analysis]) -> Figure | None:
         name = textwrap.fill(analysis.group.label, 90 // columns)
         axes.set_title(name if len(shown) > 1 else "Where the time of a step goes", **_TITLE)
     for axes in panels[::columns]:
-        axes.set_ylabel("share of the mean step, %; above: the median step")
+        axes.set_ylabel("share of the mean step, %")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(PARTS), frameon=False, fontsize=9)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=len(PARTS), frameon=False, fontsize=9,
+        title="above a bar: the median step", title_fontsize=9,
+    )  # fmt: skip
     return figure
 
 

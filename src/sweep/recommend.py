@@ -138,6 +138,9 @@ def _further(analysis: Analysis, fastest: int) -> tuple[int | None, str]:
         knee = fit.knee or float("inf")
         error = f", which is {100 * analysis.error:.0f} % off on sizes left out" if analysis.error is not None else ""
         why = f"by the fit{error}"
+    samples = analysis.group.largest_possible
+    if samples is not None and samples <= largest:
+        return None, f"still rising at {largest:,}, which is the whole training set."
     cap = MAX_EXTRAPOLATION * largest
     if fit is None:  # no telling how far: one doubling, then look again
         target = 2 * largest
@@ -149,6 +152,8 @@ def _further(analysis: Analysis, fastest: int) -> tuple[int | None, str]:
         if limit <= 2 * largest:
             return None, f"still rising at {largest:,}, but {too_large}."
         target, why = limit // 2, too_large
+    if samples is not None and samples < target:
+        target, why = samples, "the whole training set"
     return target, f"still rising at {largest:,}: try up to about {target:,} ({why})."
 
 

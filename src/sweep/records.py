@@ -207,8 +207,17 @@ class Run:
     def samples_seen(self) -> float | None:
         """All that the run was trained on, repetitions included."""
         steps = _positive(self.record.get("steps"))
-        size = self.global_batch_size
-        return None if steps is None or size is None else steps * size * self.accumulated
+        return None if steps is None else self.samples_after(steps)
+
+    def samples_after(self, steps: float) -> float | None:
+        """How many samples so many steps were trained on; the last step of an epoch may hold fewer."""
+        if self.global_batch_size is None:
+            return None
+        per_step = self.global_batch_size * self.accumulated
+        if self.train_samples is None:
+            return steps * per_step
+        epochs, rest = divmod(steps, -(-self.train_samples // per_step))
+        return epochs * self.train_samples + rest * per_step
 
     @property
     def accumulated(self) -> float:
@@ -269,6 +278,12 @@ class Group:
     def rates(self) -> dict[int, float]:
         """Samples/s by batch size."""
         return self.medians(lambda run: run.samples_per_sec)
+
+    @property
+    def largest_possible(self) -> int | None:
+        """The batch of one device that holds its share of the whole training set; None if not known."""
+        shares = [-(-run.train_samples // run.processes) for run in self.runs if run.train_samples]
+        return min(shares, default=None)
 
     @property
     def out_of_memory(self) -> int | None:

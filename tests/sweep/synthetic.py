@@ -32,6 +32,7 @@ def write_run(
     steps: int | None = None,
     throughput: dict[str, Any] | None = None,
     hardware: dict[str, Any] | None = None,
+    train_samples: int = 55000,
     parts: tuple[float, ...] = (0.02, 0.03, 0.3, 0.5, 0.1, 0.05),
 ) -> Path:
     """One run; `options` sets config values by dotted name, `parts` are shares of the step."""
@@ -72,7 +73,7 @@ def write_run(
     if error:
         record["error"] = error
     if status == "finished":
-        record["dataset"] = {"name": "mnist", "fingerprint": "0", "train_samples": 55000}
+        record["dataset"] = {"name": "mnist", "fingerprint": "0", "train_samples": train_samples}
         record["metrics"] = metrics or {}
         record["steps"] = steps or 110000 // batch_size
     if step_ms is not None:
@@ -106,12 +107,12 @@ def write_sweep(folder: Path, sizes: list[int], t: Callable[[int], float], first
 
 
 def write_curve(folder: Path, points: list[tuple[int, float]], step_ms: float, metric: str = "val/acc") -> None:
-    """`csv/metrics.csv` with a step time at every step, and a validation metric at some."""
+    """`csv/metrics.csv` with a step time at every step, and after some a validation, which Lightning counts from 0."""
     values = dict(points)
     lines = [f"epoch,step,time/step_ms,{metric}"]
     for step in range(1, max(values) + 1):
         lines.append(f"0,{step},{step_ms},")
         if step in values:
-            lines.append(f"0,{step},,{values[step]}")
+            lines.append(f"0,{step - 1},,{values[step]}")
     (folder / "csv").mkdir(exist_ok=True)
     (folder / "csv" / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")

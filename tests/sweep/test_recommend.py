@@ -57,6 +57,19 @@ def test_what_ran_out_of_memory_is_not_suggested_again(tmp_path):
     assert found.remarks == ["still rising at 256, but 512 ran out of memory."]
 
 
+def test_no_size_beyond_the_training_set_is_suggested(tmp_path):
+    write_sweep(tmp_path, [16, 32, 64, 128, 256], serial(4, 0.1), train_samples=700)
+    (found,) = recommendations(tmp_path)
+    assert found.try_up_to == 700
+    assert found.remarks == ["still rising at 256: try up to about 700 (the whole training set)."]
+
+
+def test_nothing_larger_than_the_whole_training_set_is_suggested(tmp_path):
+    write_sweep(tmp_path, [16, 32, 64, 128, 256], serial(4, 0.1), train_samples=256)
+    (found,) = recommendations(tmp_path)
+    assert (found.try_up_to, found.remarks) == (None, ["still rising at 256, which is the whole training set."])
+
+
 def test_larger_is_not_faster_is_said(tmp_path):
     for n, (size, ms) in enumerate(((32, 10), (64, 12), (128, 20), (256, 60))):
         write_run(tmp_path / str(n), size, ms)

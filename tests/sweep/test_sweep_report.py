@@ -92,6 +92,14 @@ def test_a_report_needs_no_torch(full, tmp_path):
     assert done.stdout.strip() == "[]"
 
 
+def test_a_last_batch_of_an_epoch_counts_as_what_it_held(tmp_path):
+    folder = write_run(tmp_path / "0", 40000, 10.0, steps=4)  # of 55,000 samples: two steps an epoch
+    write_curve(folder, [(2, 0.9), (3, 0.92), (4, 0.95)], 10.0)
+    (run,) = find([tmp_path]).runs
+    assert run.samples_seen == 110000
+    assert read_curve(run).samples == [55000, 95000, 110000]
+
+
 def test_one_run(tmp_path):
     write_run(tmp_path / "run", 64, 10.0)
     report = write_report([tmp_path / "run"], tmp_path / "out")
@@ -194,7 +202,8 @@ def test_the_plot_of_the_parts_names_the_step_that_the_table_has(tmp_path):
     header, *lines = table.to_text(sweep).splitlines()
     assert "median step ms" in header
     assert ["171" in lines[0].split(), "172" in lines[1].split()] == [True, True]
-    assert figure.axes[0].get_ylabel() == "share of the mean step, %; above: the median step"
+    assert figure.axes[0].get_ylabel() == "share of the mean step, %"
+    assert figure.legends[0].get_title().get_text() == "above a bar: the median step"
 
 
 def test_nothing_to_report_writes_nothing(tmp_path):
