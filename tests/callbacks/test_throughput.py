@@ -254,6 +254,8 @@ def test_flops_are_those_of_the_layer_and_mfu_is_of_the_measured_peak(
     memory = fit(monitor, tmp_path)
     # A linear layer of 4 → 1: 8 FLOPs forward, 8 for the weights' gradient, none for the input's.
     assert monitor.summary["flops_per_sample"] == 16
+    assert monitor.summary["flops_per_sec"] == pytest.approx(16 * monitor.summary["samples_per_sec"])
+    assert monitor.summary["samples_per_sec"] == pytest.approx(4e3 / monitor.summary["step_ms_median"])
     row = memory.at(5)
     assert row["throughput/flops_per_sec"] == pytest.approx(16 * 4e3 / row["time/step_ms"])
     assert row["throughput/mfu"] == pytest.approx(row["throughput/flops_per_sec"] / 1e9)
