@@ -198,8 +198,8 @@ def print_end(record: Mapping[str, Any]) -> None:
 def _rate_changed(record: Mapping[str, Any]) -> str:
     changed, schedule = record["learning_rate_changed"], record["config"]["optimizer"].get("schedule", "constant")
     line = (
-        f"changed  the learning rate, by a callback, in {changed['steps']:,} of {_count(record['steps'], 'step')}: in step "
-        f"{changed['first_step']:,} to {changed['to']:.3g} instead of {changed['from']:.3g}"
+        f"changed  the learning rate, by a callback, in {changed['steps']:,} of {_count(record['steps'], 'step')}: "
+        f"in step {changed['first_step']:,} to {changed['to']:.3g} instead of {changed['from']:.3g}"
     )
     kept = schedule != "constant" and changed["steps"] < record["steps"]
     return f"{line}; in the others optimizer.schedule={schedule} set it" if kept else line

@@ -176,8 +176,8 @@ def report(summary: Mapping[str, Any]) -> str:
     if "communication_ms" in summary:
         share = summary["communication_ms"] / summary["step_ms"]
         lines.append(
-            f"communication {summary['communication_ms']:.2f} ms of the mean step ({share:.0%}) is not hidden behind the backward "
-            f"pass: {_si(summary['gradient_bytes'])}B of gradients"
+            f"communication {summary['communication_ms']:.2f} ms of the mean step ({share:.0%}) is not hidden behind "
+            f"the backward pass: {_si(summary['gradient_bytes'])}B of gradients"
         )
     if "limiter" in summary:
         limit = summary["limiter"]

@@ -9,8 +9,9 @@ class BatchSizeSearch:
     """Grows the batch until throughput stops rising or memory ends, then looks once between the last two sizes.
 
     It grows in steps of four, so that eight runs reach from 8 to 8,192 samples, and then tries the power of two that
-    the steps have left out below the answer. No batch is larger than the training set. Throughput stops rising where a size is not faster than the fastest
-    before it by more than `within`: the same share within which a report recommends the smallest size.
+    the steps have left out below the answer. No batch is larger than the training set. Throughput stops rising where a
+    size is not faster than the fastest before it by more than `within`: the same share within which a report recommends
+    the smallest size.
 
     Args:
         start: the first batch size.

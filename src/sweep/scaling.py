@@ -153,8 +153,9 @@ def headlines(runs: list[Run]) -> list[str]:
         if run.name not in reached:
             continue
         devices, efficiency = devices_of(run), reached[run.name]
+        batch = "?" if run.batch_size is None else f"{run.batch_size:,}"
         line = (
-            f"{run.settings.get('model', 'model')}: {devices} devices with {run.batch_size:,} samples each do "
+            f"{run.settings.get('model', 'model')}: {devices} devices with {batch} samples each do "
             f"{devices * efficiency:.2f}× the samples/s of one, {efficiency:.0%} of {devices}×"
         )
         share = communication_share(run)
