@@ -129,8 +129,8 @@ class Run:
 
     @property
     def samples_per_sec(self) -> float | None:
-        """The run's rate, of all devices together: a whole batch over the median step."""
-        return _positive(self.throughput.get(RATE))
+        """The run's rate, of all devices together: a whole batch over the median step; None without a batch size."""
+        return None if self.batch_size is None else _positive(self.throughput.get(RATE))
 
     @property
     def samples_per_sec_mean(self) -> float | None:

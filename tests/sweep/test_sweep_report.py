@@ -110,6 +110,14 @@ def test_one_run(tmp_path):
     assert "no throughput plot: it needs two batch sizes" in report.notes
 
 
+def test_a_rate_without_a_batch_size_is_not_compared(tmp_path):
+    facts = {"batch_size": None, "samples_per_sec": 6400.0}
+    for n in range(2):
+        write_run(tmp_path / str(n), 64, 10.0, options={"data.batch_size": "many"}, throughput=facts)
+    report = write_report([tmp_path], tmp_path / "out")
+    assert "finished without a throughput summary: 0, 1" in report.notes
+
+
 def test_a_sweep_over_something_else(tmp_path):
     write_run(tmp_path / "0", 64, 10.0)
     write_run(tmp_path / "1", 64, 5.0, options={"data.pipeline": "device"})
