@@ -52,6 +52,12 @@ def report(error: UserError) -> None:
     print(f"error: {f'process {rank}: ' if rank else ''}{error}", file=sys.stderr, flush=True)
 
 
+def warn(message: str) -> None:
+    """Print `warning: <message>` on standard error; of several processes, only the first does."""
+    if not ranks.this().number:
+        print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
 _OURS = "BATCHSCOPE_SET_FULL_ERROR"
 
 

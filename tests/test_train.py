@@ -293,7 +293,9 @@ def test_a_run_that_does_not_finish_says_how_it_ended(
     assert said in record["error"]
 
 
-def test_the_dataset_on_record_is_the_one_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dataset_on_record_is_the_one_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from torchvision.datasets import MNIST
 
     def no_network(self: MNIST) -> None:
@@ -301,8 +303,8 @@ def test_the_dataset_on_record_is_the_one_trained_on(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(MNIST, "download", no_network)
     monkeypatch.setattr("batchscope.data.official.STAND_IN_SIZES", {"train": 6000, "test": 100})
-    with pytest.warns(UserWarning, match="NOT MNIST"):
-        _, record = in_process(tmp_path, f"data.root={tmp_path / 'empty'}")
+    _, record = in_process(tmp_path, f"data.root={tmp_path / 'empty'}")
+    assert "warning: NOT MNIST" in capsys.readouterr().err
     assert record["dataset"]["name"] == "rendered-digits"
     assert record["name"] == "cnn-rendered-digits-bs8"
     assert (tmp_path / "run" / "cnn-rendered-digits-bs8").is_dir()

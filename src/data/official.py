@@ -6,10 +6,8 @@ their own, verified, and moved into place under a lock: several jobs that start 
 
 import hashlib
 import os
-import shutil
 import socket
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -18,7 +16,7 @@ from filelock import FileLock
 from torch import Tensor
 from torchvision.datasets import VisionDataset
 
-from ..errors import UserError
+from ..errors import UserError, warn
 from ..options import PositiveInt
 from ..spec import DataSpec
 from .datamodule import Split, TensorDataModule
@@ -213,14 +211,11 @@ def check_writable(root: Path) -> None:
 
 def warn_of_stand_in(name: str, root: Path, reason: str) -> None:
     """Say, so that nobody can miss it, that the run does not train on what was asked for."""
-    width = min(shutil.get_terminal_size().columns, 100)
-    lines = [
-        f"NOT {name.upper()}: its files are not in {root.resolve()} and could not be downloaded.",
-        "This run trains on digits rendered on this machine, and is recorded as 'rendered-digits'.",
-        "Put the official files there for the real data, or set data.offline=error to refuse instead.",
-        f"({' '.join(reason.split())[:160]})",
-    ]
-    warnings.warn("\n".join(["", "!" * width, *lines, "!" * width]), stacklevel=2)
+    warn(
+        f"NOT {name.upper()}: this run trains on digits rendered on this machine, and is recorded as 'rendered-digits'. "
+        f"{name} is not in {root.resolve()} and could not be downloaded ({' '.join(reason.split())[:160]}); put its "
+        "files there, or set data.offline=error to refuse instead."
+    )
 
 
 class _socket_timeout:

@@ -8,7 +8,6 @@ import pickle
 import shutil
 import socket
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -287,19 +286,24 @@ def test_offline_error_refuses_what_cannot_be_downloaded(kind: type[OfficialImag
 
 
 @pytest.mark.usefixtures("no_network", "small_stand_in")
-def test_offline_digits_says_so_in_a_warning_that_nobody_can_miss(tmp_path: Path) -> None:
-    data = MNIST(root=str(tmp_path), offline="digits", num_val=50)
-    with pytest.warns(UserWarning, match="NOT MNIST") as caught:
-        data.prepare_data()
-    assert len(caught) == 1
-    text = str(caught[0].message)
-    assert text.count("!" * 40) >= 2
-    assert "recorded as 'rendered-digits'" in text
-    assert "data.offline=error" in text
+def test_offline_digits_says_so_in_one_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    MNIST(root=str(tmp_path), offline="digits", num_val=50).prepare_data()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: NOT MNIST: this run trains on digits rendered on this machine, and is recorded as")
+    assert f"mnist is not in {tmp_path} and could not be downloaded" in line
+    assert "data.offline=error" in line
 
 
 @pytest.mark.usefixtures("no_network", "small_stand_in")
-@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_of_several_processes_the_first_one_warns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    MNIST(root=str(tmp_path), offline="digits", num_val=50).prepare_data()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("no_network", "small_stand_in")
 def test_digits_that_stand_in_have_mnists_shape_and_a_name_of_their_own(tmp_path: Path) -> None:
     data = MNIST(root=str(tmp_path), offline="digits", num_val=50)
     data.prepare_data()
@@ -315,7 +319,6 @@ def test_digits_that_stand_in_have_mnists_shape_and_a_name_of_their_own(tmp_path
 
 
 @pytest.mark.usefixtures("no_network", "small_stand_in")
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_digits_that_stand_in_for_sequential_mnist_say_so_in_its_name(tmp_path: Path) -> None:
     data = SequentialMNIST(root=str(tmp_path), offline="digits", num_val=50, steps="pixels")
     data.prepare_data()
@@ -324,15 +327,15 @@ def test_digits_that_stand_in_for_sequential_mnist_say_so_in_its_name(tmp_path: 
 
 
 @pytest.mark.usefixtures("no_network", "small_stand_in")
-def test_a_run_that_began_on_digits_stays_on_them(tmp_path: Path, small_official: Callable[..., Path]) -> None:
+def test_a_run_that_began_on_digits_stays_on_them(
+    tmp_path: Path, small_official: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     data = MNIST(root=str(tmp_path / "data"), offline="digits", num_val=50)
-    with pytest.warns(UserWarning, match="NOT MNIST"):
-        data.prepare_data()
+    data.prepare_data()
     data.setup("fit")
     shutil.copytree(small_official(MNIST), data.root, dirs_exist_ok=True)  # another job has had more luck
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        data.prepare_data()  # as Lightning asks again before every stage
+    data.prepare_data()  # as Lightning asks again before every stage
+    assert capsys.readouterr().err.count("NOT MNIST") == 1
     data.setup("test")
     assert data.name == "rendered-digits"
     assert len(data.tensors("test")[0]) == 40
