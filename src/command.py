@@ -1,8 +1,10 @@
 """From train.py's command line to its runs: everything is checked first, then Hydra runs one job or a sweep of them."""
 
+import argparse
 import contextlib
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,16 +13,35 @@ from typing import Any
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from . import ranks
-from .config import CONFIGS, SweepPlan, check, check_command_line, plan_sweep
+from .config import (
+    CONFIGS,
+    GROUPS,
+    TOP_LEVEL,
+    SweepPlan,
+    accept_null_groups,
+    as_override,
+    check,
+    check_command_line,
+    check_composition,
+    plan_sweep,
+)
 from .distributed import processes
-from .errors import UserError, report, reraise_in_hydra
+from .errors import UserError, did_you_mean, refuse_in_one_line, report, reraise_in_hydra
 from .launch import folder, launchers, process
 from .launch.sweep import RunFailed, Sweep
 from .record import read, refuse_used
 from .recovery import resume
+
+_REFUSED_FLAGS = {
+    "config-path": "the configuration is this program's own; --config-dir=<folder> adds YAML files of yours to it",
+    "config-name": "the configuration is always train.yaml; experiment=<name> lays another over it",
+    "experimental-rerun": "a pickle can run code, and is not loaded; resume=<run folder> goes on with a run",
+}
 
 # (config, run_dir, choices, overrides) → the optimized metric
 Train = Callable[[dict[str, Any], Path, dict[str, str], list[str]], float | None]
@@ -33,11 +54,10 @@ def run(train: Train) -> None:
         UserError: for a mistake in the command line, before anything is written; or one that only a run could find.
         SystemExit: 1 if a run of a sweep failed, for another reason than memory; 130 or 143 if a signal ended it.
     """
-    args = get_args_parser().parse_args()
-    asks = (args.help, args.hydra_help, args.cfg, args.info, args.shell_completion, args.config_name, args.config_path)
+    args = _arguments()
     reraise_in_hydra()
-    if any(asks):
-        _start_hydra(lambda config: None)
+    if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
+        _show(args)
         return
     if any(text.startswith("resume=") for text in args.overrides):
         _resume(train, args.overrides, args.multirun)
@@ -54,6 +74,72 @@ def run(train: Train) -> None:
         _join(train, args.overrides, args.config_dir)
     else:
         _run_one(train, configs[0])
+
+
+def _arguments() -> argparse.Namespace:
+    """The command line, flags and options in any order; `sys.argv` gets the flags first.
+
+    Hydra and the processes that Lightning starts read `sys.argv` again, and know no other order.
+
+    Raises:
+        UserError: for a flag that there is not, or that this program does not take.
+    """
+    parser = get_args_parser()
+    refuse_in_one_line(parser)
+    args, unknown = parser.parse_known_intermixed_args()
+    if unknown:
+        raise UserError(_unknown_flag(unknown[0], parser.format_usage()), exit_code=2)
+    for flag, instead in _REFUSED_FLAGS.items():
+        if getattr(args, flag.replace("-", "_")) is not None:
+            raise UserError(f"--{flag}: {instead}")
+    commands = [f"--{name}" for name in ("run", "multirun", "cfg", "info") if getattr(args, name)]
+    commands += ["--shell-completion"] if args.shell_completion else []
+    if len(commands) > 1:
+        raise UserError(f"{' and '.join(commands)}: only one of them at a time", exit_code=2)
+    if args.resolve and not (args.cfg or args.help):
+        raise UserError("--resolve: belongs to --cfg or --help", exit_code=2)
+    if args.package and not args.cfg:
+        raise UserError("--package: belongs to --cfg", exit_code=2)
+    if not args.shell_completion:
+        args.overrides = accept_null_groups(args.overrides)
+    flags = [(f"--{name.replace('_', '-')}", value) for name, value in vars(args).items() if name != "overrides"]
+    words = [flag if value is True else f"{flag}={value}" for flag, value in flags if value not in (None, False)]
+    sys.argv[1:] = [*words, *args.overrides]
+    return args
+
+
+def _unknown_flag(word: str, usage: str) -> str:
+    """What to write instead of a flag that there is not: many programs take options with dashes in front."""
+    name, _, value = word.lstrip("-").partition("=")
+    near = did_you_mean(f"--{name}", re.findall(r"--[a-z-]+", usage))
+    if near and name not in (*GROUPS, *TOP_LEVEL):
+        return f"{word}: no such flag.{near}"
+    return f"{word}: no such flag. Options are written without dashes: {name}={value or '<value>'}"
+
+
+def _show(args: argparse.Namespace) -> None:
+    """Help, the composed configuration and the like: all that starts no run."""
+    if args.shell_completion:
+        _check_completion(args.overrides)
+    elif args.hydra_help:  # of Hydra alone, which has no part in this program's options
+        sys.argv[1:] = ["--hydra-help"]
+    else:
+        check_composition(args.overrides, args.config_dir)
+    logging.raiseExceptions = False  # Hydra's --info is log lines; `exit_on_user_error` deals with a closed pipe
+    try:
+        _start_hydra(lambda config: None)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise UserError(str(error).strip().partition("\n")[0]) from error
+
+
+def _check_completion(words: list[str]) -> None:
+    """Hydra's own words after --shell-completion; `query` comes from the shell, with what has been typed so far."""
+    command, _, shell = words[0].partition("=") if len(words) == 1 else ("", "", "")
+    known = command in ("install", "uninstall", "query") and shell in ("bash", "fish", "zsh")
+    if not known or (command == "query" and "COMP_LINE" not in os.environ):
+        raise UserError(
+            "--shell-completion: takes install=bash, install=zsh, install=fish, or uninstall=…", exit_code=2
+        )
 
 
 def _start_hydra(task: Callable[[DictConfig], float | None]) -> None:
@@ -131,7 +217,7 @@ def _run_sweep(configs: list[dict[str, Any]], plan: SweepPlan) -> None:
     sweep = Sweep(place, plan.labels)
     process.listen()
     # The folder as it was checked: by a clock it could be another one by now.
-    sys.argv.append("hydra.sweep.dir='" + str(place).replace("\\", "\\\\").replace("'", "\\'") + "'")
+    sys.argv.append(as_override("hydra.sweep.dir", str(place)))
     logging.getLogger("hydra._internal.core_plugins.basic_launcher").setLevel(logging.WARNING)  # it names each run, too
     said = launchers.output_folder(plan.launcher)
     if said:

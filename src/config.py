@@ -15,10 +15,13 @@ from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -38,6 +41,9 @@ _LONGEST_NAME = 255  # bytes; of a file or folder, on the file systems in use
 # The groups whose choice is one object to build, and those that are a collection of such objects.
 SECTIONS = ("model", "data", "optimizer", "trainer")
 COLLECTIONS = ("callbacks", "logger")
+_OPTIONAL_GROUPS = (*COLLECTIONS, "experiment")  # `group=null` switches them off
+# Hydra's plugins that an extra of ours installs: (group, choice) → extra.
+_EXTRAS = {("hydra/launcher", "joblib"): "joblib", ("hydra/sweeper", "optuna"): "optuna"}
 TOP_LEVEL: dict[str, Any] = {
     "seed": Seed,
     "test": bool,
@@ -74,8 +80,9 @@ def check_command_line(
         UserError: at the first mistake; nothing has been written by then.
     """
     parsed = _parse(overrides)
-    if config_dir:
-        overrides = [*overrides, f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
+    if not multirun:
+        _refuse_several_values(parsed)
+    overrides = [*overrides, *_search_path(config_dir)]
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         jobs = _expand(overrides, parsed) if multirun else [overrides]
         configs = [_compose_run(job, multirun) for job in jobs]
@@ -102,7 +109,7 @@ class SweepPlan:
 def plan_sweep(overrides: list[str], config_dir: str | None = None) -> SweepPlan:
     """The plan of a sweep that `check_command_line` has checked."""
     parsed = _parse(overrides)
-    extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
+    extra = _search_path(config_dir)
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         config = _compose([o.input_line for o in parsed if not o.is_sweep_override()] + extra, hydra=True)
         jobs = _expand([*overrides, *extra], parsed)
@@ -112,26 +119,72 @@ def plan_sweep(overrides: list[str], config_dir: str | None = None) -> SweepPlan
     return SweepPlan(Path(config.hydra.sweep.dir), [label or "the run" for label in labels] if listed else [], launcher)
 
 
+def check_composition(overrides: list[str], config_dir: str | None = None) -> None:
+    """Compose one configuration, and leave its values unchecked: it is only looked at.
+
+    Raises:
+        UserError: for what Hydra cannot compose.
+    """
+    _refuse_several_values(_parse(overrides))
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        _compose([*overrides, *_search_path(config_dir)])
+
+
+def accept_null_groups(overrides: list[str]) -> list[str]:
+    """Write `logger=null` as `logger=[]`, which is how Hydra spells a group without a choice.
+
+    Raises:
+        UserError: for a text that cannot be parsed.
+    """
+    return [
+        f"{o.key_or_group}=[]" if _is_null_group(o) else text
+        for text, o in zip(overrides, _parse(overrides), strict=True)
+    ]
+
+
+def as_override(key: str, value: str) -> str:
+    """`key=value` as Hydra reads it back: quoted where the bare value would be split, evaluated or refused."""
+    bare, quoted = f"{key}={value}", f"{key}={QuotedString(value, Quote.single).with_quotes()}"
+    try:
+        return bare if OverridesParser.create().parse_override(bare).value() == value else quoted
+    except HydraException:
+        return quoted
+
+
 def override(config: DictConfig, overrides: list[str]) -> DictConfig:
-    """Apply `option=value` (or `group=choice`) texts to a configuration that was composed earlier.
+    """Change a configuration that was composed earlier: `option=value`, `+`, `++`, `~`, `group=choice`, as train.py.
 
     Raises:
         UserError: for a text that cannot be parsed, an unknown option or an unknown choice.
     """
-    config = config.copy()
-    for text, parsed in zip(overrides, _parse(overrides), strict=True):
-        key = parsed.key_or_group
-        if key in GROUPS:
-            with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-                config[key] = _compose([text])[key]
-        elif parsed.is_sweep_override():
-            raise UserError(f"{key}: got several values, takes one")
-        else:
-            wrong = _unknown_part(config, key)
-            if wrong:
-                raise wrong
-            OmegaConf.update(config, key, parsed.value())
+    parsed = _parse(overrides)
+    _refuse_several_values(parsed, hint="")
+    OmegaConf.set_struct(config := config.copy(), True)
+    for one in parsed:
+        if re.split("[./]", one.key_or_group)[0] in ("experiment", "hydra"):
+            raise UserError(
+                f"{one.key_or_group}: is for a new run; here, name the options to change: data.batch_size=8"
+            )
+        before, config = config, config.copy()
+        if one.key_or_group in GROUPS:
+            _override_group(config, one)
+            continue
+        try:
+            ConfigLoaderImpl._apply_overrides_to_config([one], config)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise _wrong_key(before, one) or UserError(f"{one.input_line}: {_first_line(error)}") from error
     return config
+
+
+def _override_group(config: DictConfig, one: Override) -> None:
+    """Take another choice of a config group: `data=mnist`; `logger=null` and `~logger` leave a collection out."""
+    group = one.key_or_group
+    with open_dict(config):
+        if _is_null_group(one) or one.is_delete():
+            config[group] = None
+            return
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            config[group] = _compose([str(one.input_line)]).get(group)
 
 
 def check(config: DictConfig) -> dict[str, Any]:
@@ -155,10 +208,14 @@ def check(config: DictConfig) -> dict[str, Any]:
             raise UserError(f"{key}: no such option.{near}")
     for section in SECTIONS:
         if not isinstance(plain.get(section), dict) or plain[section].get("_target_") is None:
-            raise UserError(f"{section}: got {plain.get(section)!r}, takes {' or '.join(options_of(section))}")
+            shown = "null" if plain.get(section) is None else repr(plain[section])
+            raise UserError(f"{section}: got {shown}, takes {' or '.join(options_of(section))}")
         schema.check(plain[section], section)
+    if "batch_size" not in plain["data"]:
+        raise UserError("data.batch_size: is missing")
     for collection in COLLECTIONS:
-        schema.check(plain.get(collection) or {}, collection)
+        plain.setdefault(collection, None)
+        schema.check(plain[collection] or {}, collection)
     schema.check(plain.get("search"), "search")
     _check_pair(plain["model"], plain["data"])
     return plain
@@ -187,9 +244,48 @@ def _accepts(option: str) -> tuple[str, ...] | None:
 
 def _parse(overrides: list[str]) -> list[Override]:
     try:
-        return OverridesParser.create().parse_overrides(overrides)
+        parsed = OverridesParser.create().parse_overrides(overrides)
     except OverrideParseException as error:
-        raise UserError(f"{error.override}: cannot be parsed: {_first_line(error)}", exit_code=2) from error
+        text = error.override
+        reason = _why_unparsed(error) if "=" in text or text.startswith("~") else _takes_an_option(text)
+        raise UserError(f"{text or repr(text)}: cannot be parsed: {reason}", exit_code=2) from error
+    for one in parsed:
+        if not one.key_or_group:
+            raise UserError(f"{one.input_line}: cannot be parsed: no option before '='", exit_code=2)
+    return parsed
+
+
+def _why_unparsed(error: OverrideParseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = [line for line in lines if line and not line.startswith(("Error parsing override", "See https://"))]
+    return said[0] if said else "write option=value"
+
+
+def _takes_an_option(word: str) -> str:
+    groups = [group for group in GROUPS if group != "hydra" and word in options_of(group)]
+    return "options are written as option=value" + (f"; did you mean '{groups[0]}={word}'?" if groups else "")
+
+
+def _is_null_group(one: Override) -> bool:
+    return one.key_or_group in _OPTIONAL_GROUPS and not one.is_delete() and one.value() is None
+
+
+def _refuse_several_values(
+    parsed: list[Override], hint: str = "; write python train.py -m … to run each of them, or [1,2] for a list"
+) -> None:
+    for one in parsed:
+        if one.is_sweep_override():
+            raise UserError(f"{one.key_or_group}: got several values, takes one{hint}")
+
+
+def _search_path(config_dir: str | None) -> list[str]:
+    """The override by which `compose` finds the YAML files of `--config-dir`."""
+    if config_dir is None:
+        return []
+    folder = Path(config_dir).resolve()
+    if not folder.is_dir():
+        raise UserError(f"--config-dir: got '{config_dir}', which is not a folder")
+    return [f"hydra.searchpath=[{QuotedString(f'file://{folder}', Quote.single).with_quotes()}]"]
 
 
 def _expand(overrides: list[str], parsed: list[Override]) -> list[list[str]]:
@@ -204,7 +300,10 @@ def _expand(overrides: list[str], parsed: list[Override]) -> list[list[str]]:
     extra = overrides[len(parsed) :]
     config = _compose([o.input_line for o in parsed if not o.is_sweep_override()] + extra, hydra=True)
     from_file = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
-    batches = BasicSweeper.split_arguments(_parse(from_file) + parsed, max_batch_size=None)
+    everything = _parse(from_file) + parsed
+    for one in everything:
+        one.config_loader = GlobalHydra.instance().config_loader()  # which knows the choices that glob(*) names
+    batches = BasicSweeper.split_arguments(everything, max_batch_size=None)
     return [list(job) + extra for batch in batches for job in batch]
 
 
@@ -228,6 +327,10 @@ def _compose(overrides: list[str], hydra: bool = False) -> DictConfig:
 def _compose_run(overrides: list[str], multirun: bool) -> DictConfig:
     """A run's configuration, after a look at where it would leave its files."""
     config = _compose(overrides, hydra=True)
+    if config.hydra.mode not in (None, RunMode.MULTIRUN if multirun else RunMode.RUN):
+        raise UserError(
+            f"hydra.mode: got {config.hydra.mode.name}; write python train.py -m … for several runs, without -m for one"
+        )
     with open_dict(config):
         if multirun:
             config.hydra.job.num = config.hydra.job.id = 0
@@ -260,7 +363,9 @@ def _check_folder(hydra: DictConfig, name: str) -> None:
 
 def _missing_choice(error: MissingConfigException) -> UserError:
     group, _, name = str(error.missing_cfg_file).rpartition("/")
-    options = options_of(group) if group in GROUPS else list(error.options or [])
+    if (group, name) in _EXTRAS:
+        return UserError(f"{group}: {name} is not installed; pip install 'batchscope[{_EXTRAS[group, name]}]'")
+    options = sorted({*(options_of(group) if group in GROUPS else ()), *(error.options or ())})
     return UserError(f"{group}: got '{name}', takes {', '.join(options)}.{did_you_mean(name, options)}")
 
 
@@ -268,24 +373,30 @@ def _explain(overrides: list[str], error: Exception) -> UserError:
     """Find the override that Hydra stumbled over, and say what it may have been meant to be."""
     parsed = _parse(overrides)
     for override in parsed:
-        group, value = override.key_or_group, override.value()
-        if not group:
-            return UserError(f"{override.input_line}: cannot be parsed: no option before '='", exit_code=2)
-        if group in GROUPS and value is not None and not isinstance(value, str | list):
-            return UserError(f"{group}: got {value!r}, takes {', '.join(options_of(group))}")
+        group = override.key_or_group
+        if group in GROUPS and override.is_add():
+            return UserError(f"{group}: is chosen already; write {group}=… without the plus")
+        if group in GROUPS and not override.is_delete() and not isinstance(value := override.value(), str | list):
+            shown = "null" if value is None else repr(value)
+            return UserError(f"{group}: got {shown}, takes {', '.join(options_of(group))}")
     choices = [o.input_line for o in parsed if re.split("[@/]", o.get_key_element().lstrip("+~"))[0] in GROUPS]
     try:
         base = hydra_compose("train", choices, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, ValueError, OSError):
         return UserError(_first_line(error))
-    for override in parsed:
-        key = override.key_or_group
-        if key in GROUPS or override.is_add() or override.is_force_add():
-            continue
-        wrong = _unknown_part(base, key)
-        if wrong:
-            return wrong
-    return UserError(_first_line(error))
+    wrong = (_wrong_key(base, override) for override in parsed if override.key_or_group not in GROUPS)
+    return next(filter(None, wrong), None) or UserError(_first_line(error))
+
+
+def _wrong_key(base: DictConfig, one: Override) -> UserError | None:
+    """What is wrong with the option's name in `option=value`, `+option=value` or `~option`; None if nothing is."""
+    key = one.key_or_group
+    if one.is_force_add():
+        return None
+    if one.is_add():
+        there = _unknown_part(base, key) is None
+        return UserError(f"{key}: is set already; write {key}=… without the plus") if there else None
+    return _unknown_part(base, key)
 
 
 def _unknown_part(base: DictConfig, key: str) -> UserError | None:
@@ -294,7 +405,8 @@ def _unknown_part(base: DictConfig, key: str) -> UserError | None:
     parts = key.replace("/", ".").split(".")
     for depth, part in enumerate(parts):
         if not OmegaConf.is_dict(node):
-            return None
+            parent = ".".join(parts[:depth])
+            return None if node is None else UserError(f"{key}: no such option. {parent} is a value, not a section.")
         if part not in node:
             parent = ".".join(parts[:depth])
             extra = schema.parameters_of(node.get("_target_") if "_target_" in node else None)

@@ -1,5 +1,6 @@
 """The one exception that a user's mistake raises, and the one place that prints it."""
 
+import argparse
 import difflib
 import os
 import sys
@@ -11,6 +12,7 @@ from typing import NoReturn
 from . import ranks
 
 _AFTER_THE_FIRST_S = 3
+_SIGPIPE_EXIT_CODE = 141  # 128 + SIGPIPE, as a shell shows a program whose reader has gone
 _LONGEST = 1000  # characters of a message; what is longer quotes a value that nobody wants to read
 
 
@@ -58,6 +60,15 @@ def warn(message: str) -> None:
         print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
+def refuse_in_one_line(parser: argparse.ArgumentParser) -> None:
+    """Have a parser raise UserError, exit code 2, where argparse prints its usage and the error below it."""
+
+    def refuse(message: str) -> NoReturn:
+        raise UserError(message, exit_code=2)
+
+    parser.error = refuse
+
+
 _OURS = "BATCHSCOPE_SET_FULL_ERROR"
 
 
@@ -70,15 +81,25 @@ def reraise_in_hydra() -> None:
 def exit_on_user_error(program: Callable[[], None]) -> None:
     """Run a program; end it with one line and an exit code when the user made a mistake.
 
-    With HYDRA_FULL_ERROR=1 in the environment the traceback is shown as well.
+    With HYDRA_FULL_ERROR=1 in the environment the traceback is shown as well. A program whose output nobody reads any
+    more, as in `… --help | head -1`, ends in silence.
     """
     full = os.environ.get("HYDRA_FULL_ERROR") == "1" and _OURS not in os.environ
     try:
-        program()
-    except UserError as error:
-        if full:
-            traceback.print_exc()
-        _leave(error)
+        try:
+            program()
+        except UserError as error:
+            if full:
+                traceback.print_exc()
+            _leave(error)
+        finally:
+            if sys.stdout:
+                sys.stdout.flush()  # a closed pipe shows itself here, and not in the interpreter's last moments
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more
+        sys.exit(_SIGPIPE_EXIT_CODE)
     except KeyboardInterrupt:  # before there is a run that could be interrupted in good order
         sys.exit(130)
 
@@ -86,3 +107,12 @@ def exit_on_user_error(program: Callable[[], None]) -> None:
 def _leave(error: UserError) -> NoReturn:
     report(error)
     sys.exit(error.exit_code)
+
+
+def _nobody_reads() -> bool:
+    """Whether the other end of standard output is closed; a pipe to another process may break as well."""
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        return True
+    return False

@@ -2,12 +2,22 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
-from batchscope.config import CONFIGS, GROUPS, check_command_line, options_of, plan_sweep
+from batchscope.config import (
+    CONFIGS,
+    GROUPS,
+    as_override,
+    check,
+    check_command_line,
+    options_of,
+    override,
+    plan_sweep,
+)
 from batchscope.errors import UserError
 
 # command line of a sweep → what the one line of the answer must hold
@@ -37,8 +47,19 @@ MISTAKES = {
     "model=3": ["model: got 3", "takes cnn"],
     "model={a:1}": ["model"],
     "model=cn": ["Did you mean 'cnn'?"],
+    "model=null": ["model: got null", "takes cnn"],
+    "+model=cnn": ["model: is chosen already; write model=… without the plus"],
+    "+experiment=quickstart": ["write experiment=… without the plus"],
+    "+data.batch_size=3": ["data.batch_size: is set already; write data.batch_size=… without the plus"],
+    "~data.batch_sise": ["Did you mean 'batch_size'?"],
+    "seed.foo=3": ["seed.foo: no such option. seed is a value, not a section."],
+    "seed=1,2": ["seed: got several values, takes one; write python train.py -m … to run each of them"],
+    "data=mnist,digits": ["data: got several values, takes one; write python train.py -m …"],
+    "hydra/launcher=joblib": ["hydra/launcher: joblib is not installed; pip install 'batchscope[joblib]'"],
+    "hydra/sweeper=optuna": ["hydra/sweeper: optuna is not installed; pip install 'batchscope[optuna]'"],
+    "hydra/launcher=joblab": ["hydra/launcher: got 'joblab', takes basic"],
     "model=": ["model: got ''", "takes cnn"],
-    "~model": ["model: got None", "cnn"],
+    "~model": ["model: got null", "cnn"],
     "experiment=foo": ["experiment: got 'foo'", "quickstart"],
     "data.batch_size=0": ["data.batch_size: got 0, takes a whole number of at least 1"],
     "data.batch_size=-5": ["got -5"],
@@ -163,6 +184,115 @@ def test_a_sweep_is_planned_with_its_folder_and_what_sets_each_run_apart() -> No
     assert plan.labels == [f"model={model} data.batch_size={size}" for model in ("cnn", "mlp") for size in (4, 8)]
 
 
+TEXTS = [
+    "s",
+    "a b",
+    " a",
+    "a,b",
+    "{x}",
+    "[1]",
+    "it's",
+    'say "so"',
+    "null",
+    "true",
+    "1e3",
+    "a=b",
+    "a\\b",
+    "x\\",
+    "\\'",
+    "é",
+    "#",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_is_written_so_that_hydra_reads_it_back(text: str) -> None:
+    config = check_command_line(["data=mnist", as_override("data.root", text)], multirun=False)[0]
+    assert config["data"]["root"] == text
+
+
 def test_what_is_deleted_from_the_configuration_is_missed() -> None:
-    with pytest.raises(UserError, match="test: is missing"):
-        check_command_line(["~test"], multirun=False)
+    for option in ("test", "data.batch_size"):
+        with pytest.raises(UserError, match=f"{option}: is missing"):
+            check_command_line([f"~{option}"], multirun=False)
+
+
+@pytest.mark.parametrize("collection", ["callbacks", "logger"])
+def test_a_collection_that_is_deleted_is_empty(collection: str) -> None:
+    (config,) = check_command_line([f"~{collection}"], multirun=False)
+    assert config[collection] is None
+
+
+def test_a_sweep_may_name_its_choices_by_a_pattern() -> None:
+    configs = check_command_line(["model=glob([cnn,ml*])"], multirun=True)
+    assert [config["model"]["_target_"].rpartition(".")[2] for config in configs] == ["SimpleCNN", "MLP"]
+
+
+# --- a configuration that was composed earlier -----------------------------------------------------------------------
+
+
+def changed(*overrides: str, of: tuple[str, ...] = ()) -> dict:
+    """A configuration as a record holds it, with options changed."""
+    recorded = check_command_line(list(of), multirun=False)[0]
+    return check(override(OmegaConf.create(recorded), list(overrides)))
+
+
+def test_an_option_that_the_record_lacks_is_added_with_a_plus() -> None:
+    assert changed("+trainer.profiler=simple")["trainer"]["profiler"] == "simple"
+
+
+def test_a_forced_option_is_set_whether_it_is_there_or_not() -> None:
+    config = changed("++trainer.profiler=simple", "++data.batch_size=8")
+    assert (config["trainer"]["profiler"], config["data"]["batch_size"]) == ("simple", 8)
+
+
+def test_an_option_is_taken_out_with_a_tilde() -> None:
+    assert "num_val" not in changed("~data.num_val")["data"]
+
+
+@pytest.mark.parametrize("text", ["logger=null", "~logger"])
+def test_a_collection_is_left_out_of_what_was_composed(text: str) -> None:
+    assert changed(text)["logger"] is None
+
+
+def test_a_choice_replaces_a_section() -> None:
+    assert changed("model=mlp", "model.hidden_sizes=[8]")["model"]["hidden_sizes"] == [8]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("data.batch_sise=3", "+data.batch_sise=3", "++data.batch_sise=3", "~data.batch_sise", "+data.batch_size=3"),
+        *(
+            "trainer.profiler=simple",
+            "+trainer.profiler=foo",
+            "~modle",
+            "seed.foo=3",
+            "model=foo",
+            "model=null",
+            "foo=1",
+        ),
+        *("~data.batch_size", "~model", "data.batch_size", "data.batch_size=[1", "model@x=cnn"),
+    ],
+)
+def test_what_is_wrong_with_an_option_is_said_as_for_a_new_run(text: str) -> None:
+    def message(call: Callable[[], object]) -> tuple[str, int]:
+        with pytest.raises(UserError) as caught:
+            call()
+        return str(caught.value), caught.value.exit_code
+
+    assert message(lambda: changed(text)) == message(lambda: check_command_line([text], multirun=False))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("seed=1,2", "seed: got several values, takes one"),
+        ("experiment=quickstart", "experiment: is for a new run"),
+        ("hydra.run.dir=x", "hydra.run.dir: is for a new run"),
+        ("hydra/launcher=ray", "hydra/launcher: is for a new run"),
+    ],
+)
+def test_what_belongs_to_a_new_run_is_refused(text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        changed(text)

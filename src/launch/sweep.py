@@ -12,7 +12,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from ..config import check
+from ..config import as_override, check
 from ..errors import UserError, report
 from ..rates import RATE
 from ..record import optimized
@@ -147,8 +147,9 @@ class Sweep:
         left = [i for i in range(self.expected) if not _ended(self.sweep_dir / str(i))]
         if left:
             print(f"\nnot run  {len(left)} of {self.expected}: " + " · ".join(self.labels[i] for i in left))
-        line = [word for word in self.command if not word.startswith("hydra.sweep.dir=")]
-        print(f"go on    {shlex.join([*line, f'hydra.sweep.dir={self.sweep_dir}'])}", flush=True)
+        line = [word for word in self.command if not word.lstrip("+").startswith("hydra.sweep.dir=")]
+        line.append(as_override("hydra.sweep.dir", str(self.sweep_dir)))
+        print(f"go on    {shlex.join(line)}", flush=True)
 
     @property
     def exit_code(self) -> int:
