@@ -29,6 +29,7 @@ from yaml import YAMLError
 from . import schema
 from .errors import UserError, did_you_mean
 from .options import Seed
+from .trainer_options import check_trainer
 
 # Ours of configs/hydra/launcher describe every option of the plugins' own, and are checked against them by their name.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
@@ -211,6 +212,7 @@ def check(config: DictConfig) -> dict[str, Any]:
             shown = "null" if plain.get(section) is None else repr(plain[section])
             raise UserError(f"{section}: got {shown}, takes {' or '.join(options_of(section))}")
         schema.check(plain[section], section)
+    check_trainer(plain["trainer"])
     if "batch_size" not in plain["data"]:
         raise UserError("data.batch_size: is missing")
     for collection in COLLECTIONS:

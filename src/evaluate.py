@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from batchscope.config import check, override
-from batchscope.errors import UserError, exit_on_user_error
+from batchscope.errors import UserError, exit_on_user_error, refuse_in_one_line
 
 
 def main() -> None:
@@ -24,6 +24,7 @@ def main() -> None:
 def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="option=value", help="ckpt=<file>, then any option to change")
+    refuse_in_one_line(parser)
     overrides = parser.parse_args().overrides
     paths = [text.removeprefix("ckpt=") for text in overrides if text.startswith("ckpt=")]
     if len(paths) != 1 or not paths[0]:
@@ -71,6 +72,7 @@ def _test(config: dict[str, Any], checkpoint: dict[str, Any], saved: dict[str, A
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
     data = build(config["data"], "data")
     data.check()
+    trainer = build(config["trainer"], "trainer", logger=False, callbacks=[], enable_checkpointing=False)
     data.prepare_data()
     model = build(config["model"], "model", spec=data.spec)
     task = Task(model, data.spec, build(config["optimizer"], "optimizer"), config["channels_last"])
@@ -81,7 +83,6 @@ def _test(config: dict[str, Any], checkpoint: dict[str, Any], saved: dict[str, A
         raise UserError(
             f"ckpt: {path} holds the weights of {saved['name']}, which do not fit {type(model).__name__}: {first}"
         ) from error
-    trainer = build(config["trainer"], "trainer", logger=False, callbacks=[], enable_checkpointing=False)
     metrics = trainer.test(task, datamodule=data, verbose=False)[0]
     return f"{saved['name']}, tested on {data.name} ({len(data.tensors('test')[0]):,} samples)", metrics
 

@@ -22,6 +22,8 @@ class Range:
         return above and (self.high is None or value <= self.high)
 
     def __str__(self) -> str:
+        if self.high is not None and self.open_low:
+            return f"above {_plain(self.low)}, at most {_plain(self.high)}"
         if self.high is not None:
             return f"from {_plain(self.low)} to {_plain(self.high)}"
         return f"above {self.low:g}" if self.open_low else f"of at least {self.low:g}"

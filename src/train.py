@@ -68,6 +68,8 @@ def _train(
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
     data = build(config["data"], "data")
     data.check()
+    # Only to have Lightning refuse a wrong value before data is downloaded; the run's own trainer needs the data's name.
+    build(config["trainer"], "trainer", logger=False, callbacks=[], enable_checkpointing=False)
     data.prepare_data()
     model = build(config["model"], "model", spec=data.spec)
     name = summary.run_name(config, choices, data.name)

@@ -92,6 +92,22 @@ def test_data_that_the_model_cannot_read_is_refused(best: Path) -> None:
     assert "SimpleCNN reads image data" in refusal(best, "data=adding")
 
 
+def test_an_option_that_the_checkpoint_lacks_is_added_with_a_plus(best: Path) -> None:
+    evaluate(best, ["+trainer.limit_test_batches=2", "++trainer.inference_mode=false", "~trainer.val_check_interval"])
+
+
+def test_a_wrong_value_is_refused_before_data_are_made(best: Path, tmp_path: Path) -> None:
+    message = refusal(best, f"data.root={tmp_path / 'data'}", "trainer.strategy=foo")
+    assert message.startswith("trainer: ")
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_flag_that_there_is_not_is_one_line(tmp_path: Path) -> None:
+    done = run(tmp_path, "ckpt=x", "--multirun", module="batchscope.evaluate")
+    assert done.end() == 2
+    assert done.complained == "error: unrecognized arguments: --multirun\n"
+
+
 def test_an_unknown_option_is_refused(best: Path) -> None:
     assert "Did you mean 'root'?" in refusal(best, "data.rot=x")
 

@@ -196,11 +196,14 @@ def test_data_that_cannot_be_stored_is_refused_and_nothing_is_left(tmp_path: Pat
     assert {p.name for p in tmp_path.iterdir()} == {"file", *SAID}
 
 
-def test_a_value_that_only_its_owner_can_judge_is_one_line_too(tmp_path: Path, shared_data: Path) -> None:
-    done = forked(tmp_path, *SHORT, f"data.root={shared_data}", "trainer.precision=foo")
+@pytest.mark.parametrize("overrides", [["trainer.strategy=foo"], ["+trainer.max_time=soon"]], ids=str)
+def test_a_value_that_only_lightning_can_judge_is_refused_before_data_is_made(
+    overrides: list[str], tmp_path: Path
+) -> None:
+    done = forked(tmp_path, *SHORT, "data=digits", "data.root=data", *overrides)
     assert done.end() == 1
     (line,) = done.complained.splitlines()
-    assert line.startswith("error: trainer: Precision 'foo' is invalid")
+    assert line.startswith("error: trainer: ")
     assert {p.name for p in tmp_path.iterdir()} == SAID
 
 
