@@ -393,12 +393,15 @@ def _explain(overrides: list[str], error: Exception) -> UserError:
 def _wrong_key(base: DictConfig, one: Override) -> UserError | None:
     """What is wrong with the option's name in `option=value`, `+option=value` or `~option`; None if nothing is."""
     key = one.key_or_group
-    if one.is_force_add():
-        return None
-    if one.is_add():
-        there = _unknown_part(base, key) is None
-        return UserError(f"{key}: is set already; write {key}=… without the plus") if there else None
-    return _unknown_part(base, key)
+    wrong = _unknown_part(base, key)
+    if not one.is_add() and not one.is_force_add() and wrong:
+        return wrong
+    there = None if wrong else OmegaConf.select(base, key, throw_on_resolution_failure=False)
+    if one.is_add() and there is not None and not isinstance(one.value(), dict | list):  # which would be merged
+        return UserError(f"{key}: is set already; write {key}=… without the plus")
+    if one.is_delete() and there is None:
+        return UserError(f"{key}: is null, which leaves nothing to delete")
+    return None
 
 
 def _unknown_part(base: DictConfig, key: str) -> UserError | None:

@@ -52,6 +52,8 @@ MISTAKES = {
     "+experiment=quickstart": ["write experiment=… without the plus"],
     "+data.batch_size=3": ["data.batch_size: is set already; write data.batch_size=… without the plus"],
     "~data.batch_sise": ["Did you mean 'batch_size'?"],
+    "~trainer.limit_val_batches": ["trainer.limit_val_batches: is null, which leaves nothing to delete"],
+    "+trainer.limit_val_batches=3 data.batch_sise=3": ["data.batch_sise: no such option"],
     "seed.foo=3": ["seed.foo: no such option. seed is a value, not a section."],
     "seed=1,2": ["seed: got several values, takes one; write python train.py -m … to run each of them"],
     "data=mnist,digits": ["data: got several values, takes one; write python train.py -m …"],

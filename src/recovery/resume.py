@@ -23,7 +23,7 @@ RUNS = Path("outputs/runs")  # where hydra.run.dir puts them
 _FREE = re.compile(
     r"(logger|callbacks\.(curves|device|throughput|communication|progress|pictures|nonfinite))(\..+)?"
     r"|callbacks\.checkpoint\.(dirpath|every_minutes|every_n_steps)"
-    r"|trainer\.(accelerator|max_time|enable_\w+|log_every_n_steps|default_root_dir|limit_test_batches|profiler)"
+    r"|trainer\.(accelerator|max_time|enable_\w+|log_every_n_steps|default_root_dir|limit_test_batches|profiler)(\..+)?"
     r"|data\.(root|offline|pipeline|num_workers)"
     r"|test|optimized_metric|keep_freed_memory|run_dir|resume|search"
 )

@@ -285,7 +285,8 @@ def test_a_changed_option_that_would_change_the_result_is_refused_by_name(
 @pytest.mark.parametrize(
     "option",
     ["trainer.accelerator=auto", "data.pipeline=device", "callbacks.curves.every_n_steps=2", "callbacks.device=null"]
-    + ["logger.csv=null", "test=false", "callbacks.checkpoint.every_minutes=1", "callbacks.nonfinite.action=skip"],
+    + ["logger.csv=null", "test=false", "callbacks.checkpoint.every_minutes=1", "callbacks.nonfinite.action=skip"]
+    + ["+trainer.profiler=simple", "++trainer.max_time={hours:1}", "logger=null", "~callbacks.curves"],
 )
 def test_where_and_how_a_run_is_trained_and_watched_may_change(option: str, interrupted: Path) -> None:
     assert configuration(interrupted / "out", option)["resume"] == str(interrupted / "out")
