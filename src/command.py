@@ -59,7 +59,7 @@ def run(train: Train) -> None:
     if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
         _show(args)
         return
-    if any(text.startswith("resume=") for text in args.overrides):
+    if _resumes(args):
         _resume(train, args.overrides, args.multirun)
         return
     configs = check_command_line(args.overrides, args.multirun, args.config_dir)
@@ -100,12 +100,17 @@ def _arguments() -> argparse.Namespace:
         raise UserError("--resolve: belongs to --cfg or --help", exit_code=2)
     if args.package and not args.cfg:
         raise UserError("--package: belongs to --cfg", exit_code=2)
-    if not args.shell_completion:
+    args.overrides = [re.sub(r"^\+{1,2}resume=", "resume=", word) for word in args.overrides]
+    if not args.shell_completion and not _resumes(args):  # a folder to resume is a path as it is, not Hydra's grammar
         args.overrides = accept_null_groups(args.overrides)
     flags = [(f"--{name.replace('_', '-')}", value) for name, value in vars(args).items() if name != "overrides"]
     words = [flag if value is True else f"{flag}={value}" for flag, value in flags if value not in (None, False)]
     sys.argv[1:] = [*words, *args.overrides]
     return args
+
+
+def _resumes(args: argparse.Namespace) -> bool:
+    return any(word.startswith("resume=") for word in args.overrides)
 
 
 def _unknown_flag(word: str, usage: str) -> str:

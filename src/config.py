@@ -145,7 +145,7 @@ def accept_null_groups(overrides: list[str]) -> list[str]:
 
 def as_override(key: str, value: str) -> str:
     """`key=value` as Hydra reads it back: quoted where the bare value would be split, evaluated or refused."""
-    bare, quoted = f"{key}={value}", f"{key}={QuotedString(value, Quote.single).with_quotes()}"
+    bare, quoted = f"{key}={value}", f"{key}={QuotedString(value, Quote.double).with_quotes()}"
     try:
         return bare if OverridesParser.create().parse_override(bare).value() == value else quoted
     except HydraException:
@@ -218,7 +218,8 @@ def check(config: DictConfig) -> dict[str, Any]:
     for collection in COLLECTIONS:
         plain.setdefault(collection, None)
         schema.check(plain[collection] or {}, collection)
-    schema.check(plain.get("search"), "search")
+    if plain["search"] is not None:
+        schema.check({"_target_": "batchscope.launch.search.BatchSizeSearch", **plain["search"]}, "search")
     _check_pair(plain["model"], plain["data"])
     return plain
 
@@ -411,7 +412,8 @@ def _unknown_part(base: DictConfig, key: str) -> UserError | None:
     for depth, part in enumerate(parts):
         if not OmegaConf.is_dict(node):
             parent = ".".join(parts[:depth])
-            return None if node is None else UserError(f"{key}: no such option. {parent} is a value, not a section.")
+            what = "null" if OmegaConf.select(base, parent, throw_on_resolution_failure=False) is None else "a value"
+            return UserError(f"{key}: no such option. {parent} is {what}, not a section.")
         if part not in node:
             parent = ".".join(parts[:depth])
             extra = schema.parameters_of(node.get("_target_") if "_target_" in node else None)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from runs import run as forked
 
 from batchscope import command
 from batchscope.errors import UserError
+from batchscope.launch.sweep import Sweep
 
 TRAIN_PY = Path(__file__).resolve().parents[1] / "train.py"
 
@@ -77,8 +79,9 @@ def test_a_flag_with_a_value_may_stand_anywhere(start: Callable[..., Started], l
     assert start(*words) == [("sweep", 2, ["--multirun", f"--config-dir={folder.parent}", "model=mine", "seed=1,2"])]
 
 
-def test_a_run_is_resumed_whatever_the_order(start: Callable[..., Started]) -> None:
-    assert start("trainer.accelerator=cpu", "--run", "resume=last")[0][0] == "resume"
+@pytest.mark.parametrize("word", ["resume=last", "+resume=last", "++resume=last", "resume=a=b, {c}"])
+def test_a_run_is_resumed_whatever_the_order(start: Callable[..., Started], word: str) -> None:
+    assert start("trainer.accelerator=cpu", "--run", word)[0][0] == "resume"
 
 
 def test_a_process_of_lightning_parses_what_lightning_appends(start: Callable[..., Started]) -> None:
@@ -209,8 +212,6 @@ def test_a_run_without_loggers_and_callbacks_is_trained(tmp_path: Path) -> None:
 def test_the_line_to_go_on_with_starts_the_same_sweep(
     start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from batchscope.launch.sweep import Sweep
-
     options = ["data.root='my data, here'", "model=mlp", "model.hidden_sizes=[8,8],[4]", "++hydra.sweep.dir=before"]
     monkeypatch.setattr(sys, "argv", ["train.py", "--multirun", *options])
     Sweep(Path("it's {my} sweep, a=b"), ["a", "b"]).say_what_is_left()
@@ -225,6 +226,23 @@ def test_the_line_to_go_on_with_starts_the_same_sweep(
         ("my data, here", [8, 8]),
         ("my data, here", [4]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("module", "script", "begins"),
+    [
+        (None, "../train.py", "python ../train.py --multirun"),
+        (SimpleNamespace(name="batchscope.train"), "/some/where/src/train.py", "python -m batchscope.train --multirun"),
+        (None, "/usr/bin/batchscope-train", "/usr/bin/batchscope-train --multirun"),
+    ],
+)
+def test_the_line_to_go_on_with_names_the_program_as_it_was_started(
+    module: Any, script: str, begins: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", module)
+    monkeypatch.setattr(sys, "argv", [script, "--multirun", "seed=1,2"])
+    Sweep(Path("s"), ["a"]).say_what_is_left()
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"go on    {begins}")
 
 
 # --- anything at all -------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Sweep:
         self.labels = labels
         self.expected = len(labels)
         self.took: list[float] = []  # seconds, of the runs that were not kept
-        self.command = ["python", *sys.argv]
+        self.command = [*_program(), *sys.argv[1:]]
         self.refused = False  # whether something was wrong that no run's record says
 
     def run_job(self, config: DictConfig) -> float | None:
@@ -155,6 +155,14 @@ class Sweep:
     def exit_code(self) -> int:
         """1 if a run failed for another reason than memory, or was refused."""
         return int(self.refused or any(status not in folder.KEPT for status in folder.statuses(self.sweep_dir)))
+
+
+def _program() -> list[str]:
+    """How this program was started: as a script, as a module, or by its installed name."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None and spec.name.startswith("batchscope."):
+        return ["python", "-m", spec.name]
+    return ["python", sys.argv[0]] if sys.argv[0].endswith(".py") else [sys.argv[0]]
 
 
 def _ended(run_dir: Path) -> bool:
