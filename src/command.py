@@ -89,6 +89,18 @@ def _arguments() -> argparse.Namespace:
     args, unknown = parser.parse_known_intermixed_args()
     if unknown:
         raise UserError(_unknown_flag(unknown[0], parser.format_usage()), exit_code=2)
+    _check_flags(args)
+    args.overrides = [re.sub(r"^\+{1,2}resume=", "resume=", word) for word in args.overrides]
+    if not args.shell_completion and not _resumes(args):  # a folder to resume is a path as it is, not Hydra's grammar
+        args.overrides = accept_null_groups(args.overrides)
+    flags = [(f"--{name.replace('_', '-')}", value) for name, value in vars(args).items() if name != "overrides"]
+    words = [flag if value is True else f"{flag}={value}" for flag, value in flags if value not in (None, False)]
+    sys.argv[1:] = [*words, *args.overrides]
+    return args
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Refuse the flags that this program does not take, and those that do not go together."""
     for flag, instead in _REFUSED_FLAGS.items():
         if getattr(args, flag.replace("-", "_")) is not None:
             raise UserError(f"--{flag}: {instead}")
@@ -100,13 +112,6 @@ def _arguments() -> argparse.Namespace:
         raise UserError("--resolve: belongs to --cfg or --help", exit_code=2)
     if args.package and not args.cfg:
         raise UserError("--package: belongs to --cfg", exit_code=2)
-    args.overrides = [re.sub(r"^\+{1,2}resume=", "resume=", word) for word in args.overrides]
-    if not args.shell_completion and not _resumes(args):  # a folder to resume is a path as it is, not Hydra's grammar
-        args.overrides = accept_null_groups(args.overrides)
-    flags = [(f"--{name.replace('_', '-')}", value) for name, value in vars(args).items() if name != "overrides"]
-    words = [flag if value is True else f"{flag}={value}" for flag, value in flags if value not in (None, False)]
-    sys.argv[1:] = [*words, *args.overrides]
-    return args
 
 
 def _resumes(args: argparse.Namespace) -> bool:
