@@ -90,7 +90,7 @@ class SGD(Optimizer):
     def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         """Fused, as AdamW; but for parameters that are divided among processes, for which torch has it not."""
         parameters = list(parameters)
-        return torch.optim.SGD(
+        optimizer = torch.optim.SGD(
             parameters,
             lr=self.lr,
             momentum=self.momentum,
@@ -98,3 +98,20 @@ class SGD(Optimizer):
             nesterov=self.momentum > 0,
             fused=all(local(p) is p for p in parameters),
         )
+        if self.momentum and optimizer.defaults["fused"]:
+            _start_momentum_at_zero(optimizer)
+            optimizer.register_load_state_dict_post_hook(_start_momentum_at_zero)
+        return optimizer
+
+
+def _start_momentum_at_zero(optimizer: torch.optim.SGD) -> None:
+    """Give every parameter a momentum buffer of zeros, now and where a loaded checkpoint has none.
+
+    Torch's fused SGD allocates the buffers uninitialised in its first step, for the kernel to fill. A kernel that leaves
+    the update out (`found_inf`, which a gradient scaler sets in its first steps) fills nothing, and the next step would
+    accumulate onto arbitrary memory. From zeros the first step gives the same numbers, `momentum · 0 + gradient`,
+    because there is no dampening. Not fused, the optimizer would need the host to read `found_inf` at every step.
+    """
+    for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad):
+        if optimizer.state[parameter].get("momentum_buffer") is None:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
