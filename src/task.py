@@ -4,7 +4,9 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics.aggregation import MeanMetric
@@ -129,6 +131,29 @@ class Task(lightning.LightningModule):
         if schedule is None:
             return {"optimizer": optimizer}
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip by `trainer.gradient_clip_val`, under mixed precision too.
+
+        Lightning refuses that for fused optimizers, because a gradient scaler leaves the unscaling to their `step`, and
+        scaled gradients must not be clipped. The scaler unscales here instead. It remembers that until `step`: the
+        optimizer then gets no scale to divide by, and still leaves the update out where a gradient overflowed, without
+        the host reading the device.
+        """
+        plugin = self.trainer.precision_plugin
+        fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+        if not gradient_clip_val or not fused or not isinstance(plugin, MixedPrecision):
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            return
+        if plugin.scaler is not None:  # there is none at bf16-mixed
+            plugin.scaler.unscale_(optimizer)
+        algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
+        Precision.clip_gradients(plugin, optimizer, gradient_clip_val, algorithm)  # MixedPrecision's own refuses
 
     def _samples_per_update(self) -> int:
         """Of all devices and accumulated batches; the optimizer's reference where the data does not say."""

@@ -1,12 +1,17 @@
-"""Task: what is measured of an evaluation counts every sample once, whichever batch and process it is in."""
+"""Task: an evaluation counts every sample once; gradients are clipped at every precision."""
+
+from pathlib import Path
+from typing import Any
 
 import lightning
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
+from runs import SMALL, record, run
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from batchscope.optimizer import SGD
+from batchscope.optimizer import SGD, AdamW, Optimizer
 from batchscope.spec import DataSpec
 from batchscope.task import Task
 
@@ -45,3 +50,78 @@ def test_batches_of_different_sizes_count_by_their_samples(spec: DataSpec) -> No
 def test_an_empty_batch_counts_for_nothing(spec: DataSpec) -> None:
     full, empty = batch(spec, 7), tuple(tensor[:0] for tensor in batch(spec, 1))
     assert measured(spec, [full, empty]) == measured(spec, [empty, full]) == measured(spec, [full])
+
+
+CLIP = 0.01
+PRECISIONS = ["32-true", "bf16-mixed", "16-mixed"]
+
+
+def fit(
+    recipe: Optimizer, precision: str, steps: int = 3, init_scale: float = 2.0**10, **options: Any
+) -> tuple[Any, ...]:
+    """Train on two samples; the weights and what the optimizer saw: the gradients of its last step."""
+    torch.manual_seed(0)
+    spec = SPECS["value"]
+    task, seen = Task(nn.Linear(5, 1), spec, recipe), []
+    scaler = torch.amp.GradScaler("cpu", init_scale=init_scale) if precision == "16-mixed" else None
+    # Lightning has no 16-mixed of its own on a CPU.
+    how = {"plugins": [MixedPrecision(precision, "cpu", scaler)]} if scaler else {"precision": precision}
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_steps=steps, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, **how, **options,
+    )  # fmt: skip
+
+    class Watch(lightning.Callback):
+        def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+            (optimizer,) = trainer.optimizers
+            assert optimizer.defaults["fused"]
+            optimizer.register_step_post_hook(lambda *_: seen.append([p.grad.clone() for p in task.parameters()]))
+
+    trainer.callbacks.append(Watch())
+    trainer.fit(task, DataLoader([batch(spec, 2)] * steps, batch_size=None))
+    return [p.detach().clone() for p in task.parameters()], seen, scaler
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("recipe", [SGD(schedule="constant"), AdamW(schedule="constant")], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_gradients_are_clipped_to_the_norm_at_every_precision(recipe: Optimizer, precision: str) -> None:
+    unclipped = fit(recipe, precision)[1]
+    clipped = fit(recipe, precision, gradient_clip_val=CLIP)[1]
+    if precision != "16-mixed":  # there they are as the scaler left them
+        assert all(torch.nn.utils.get_total_norm(gradients) > CLIP for gradients in unclipped)
+    assert [float(torch.nn.utils.get_total_norm(g)) for g in clipped] == pytest.approx([CLIP] * 3, rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_gradients_are_clipped_by_value_at_every_precision(precision: str) -> None:
+    seen = fit(SGD(schedule="constant"), precision, gradient_clip_val=1e-3, gradient_clip_algorithm="value")[1]
+    assert all(max(float(g.abs().max()) for g in gradients) == pytest.approx(1e-3) for gradients in seen)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("clip", [CLIP, 1e3])
+def test_the_scale_of_the_loss_changes_nothing_of_a_clipped_update(clip: float) -> None:
+    recipe = SGD(schedule="constant")
+    one, other = (fit(recipe, "16-mixed", init_scale=scale, gradient_clip_val=clip)[0] for scale in (1.0, 2.0**10))
+    for weights, scaled in zip(one, other, strict=True):
+        torch.testing.assert_close(weights, scaled, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_overflow_leaves_the_clipped_update_out_and_lowers_the_scale() -> None:
+    before = fit(SGD(schedule="constant"), "16-mixed", steps=1, init_scale=2.0**40, gradient_clip_val=CLIP)
+    torch.manual_seed(0)
+    assert all(torch.equal(a, b) for a, b in zip(before[0], nn.Linear(5, 1).parameters(), strict=True))
+    assert before[2].get_scale() == 2.0**39
+    later = fit(SGD(schedule="constant"), "16-mixed", steps=40, init_scale=2.0**40, gradient_clip_val=CLIP)
+    assert all(weights.isfinite().all() for weights in later[0])
+    assert not torch.equal(later[0][0], before[0][0])
+
+
+def test_a_run_in_mixed_precision_clips(tmp_path: Path) -> None:
+    mixed = ("model=rnn_cell", "trainer.precision=bf16-mixed", "trainer.gradient_clip_val=1.0")
+    done = run(tmp_path, *SMALL, *mixed, "hydra.run.dir=run")
+    assert done.end() == 0, done.complained
+    assert record(tmp_path / "run")["status"] == "finished"
