@@ -58,9 +58,11 @@ class CopyMemory(TensorDataModule):
         """`x: (N, T, 10)` float32 one-hot, `y: (N, T)` int64."""
         size, steps = self.sizes[split], self.delay + 2 * LENGTH
         symbols = torch.randint(1, SYMBOLS + 1, (size, LENGTH), generator=self.generator(split))
-        inputs = torch.zeros(size, steps, dtype=torch.long)
-        inputs[:, :LENGTH] = symbols
-        inputs[:, LENGTH + self.delay - 1] = GO
+        inputs = torch.zeros(size, steps, GO + 1)  # no tensor of int64 one-hots: over a long delay it is gigabytes
+        inputs[:, :, 0] = 1
+        inputs[:, :LENGTH] = F.one_hot(symbols, GO + 1).float()
+        inputs[:, LENGTH + self.delay - 1, 0] = 0
+        inputs[:, LENGTH + self.delay - 1, GO] = 1
         targets = torch.zeros(size, steps, dtype=torch.long)
         targets[:, -LENGTH:] = symbols
-        return F.one_hot(inputs, GO + 1).float(), targets
+        return inputs, targets

@@ -11,6 +11,7 @@ from hydra.utils import get_class
 from omegaconf import OmegaConf
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision import datasets
 
 from batchscope import schema
@@ -229,6 +230,31 @@ def test_the_memoryless_loss_of_copy_memory_is_the_known_one(delay: int) -> None
     guess[:, -LENGTH:, 1:] = 0
     loss = F.cross_entropy(guess.flatten(0, 1), y.flatten())
     assert loss.item() == pytest.approx(10 * math.log(8) / (delay + 20), rel=1e-5)
+
+
+class LargestTensor(TorchDispatchMode):
+    """The bytes of the largest tensor that any operation returns."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        if isinstance(result, Tensor):
+            self.nbytes = max(self.nbytes, result.nbytes)
+        return result
+
+
+def test_making_copy_memory_takes_no_tensor_larger_than_its_inputs() -> None:
+    data = CopyMemory(delay=200, num_train=20)
+    with LargestTensor() as largest:
+        x, _ = data.load("train")
+    assert largest.nbytes == x.nbytes
+
+
+def test_copy_memory_is_the_same_data_in_every_version() -> None:
+    data = CopyMemory(delay=10, num_train=300, num_val=20, seed=3)
+    data.setup("fit")
+    assert data.fingerprint == "dc895e6cdbdb2ed2"
 
 
 # --- images ----------------------------------------------------------------------------------------------------------
