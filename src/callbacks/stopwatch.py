@@ -89,7 +89,7 @@ class CudaClock:
 
 
 def clock_for(device: torch.device) -> Clock:
-    """The device's own clock where it has one that can be read without waiting."""
+    """The device's own clock on CUDA, the host's elsewhere; MPS has timing events, too, which wait to be tried on a Mac."""
     return CudaClock() if device.type == "cuda" else HostClock()
 
 

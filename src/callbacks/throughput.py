@@ -63,9 +63,10 @@ class ThroughputMonitor(Callback):
     | `throughput/mfu` | fraction | of the peak that was measured on this device at this precision |
 
     The parts add up to the step. On CPU they are read off the host's clock. On CUDA they are the device's own times, by
-    events that are read when they have passed: no synchronisation, no `.item()`. On MPS operations run behind the
-    host's back and there are no such events: the step and the wait for data are true, and how the rest divides is when
-    the host submitted it. Validation, checkpoints and counting FLOPs are left out of every time. With accumulated
+    events that are read when they have passed: no synchronisation, no `.item()`. On MPS the host's clock is
+    read although the device runs behind it: the step and the wait for data are true, and how the rest divides is when
+    the host submitted it. torch's timing events for MPS are not used yet, because their times were never confirmed on
+    a Mac. Validation, checkpoints and counting FLOPs are left out of every time. With accumulated
     gradients a step is an update, of several batches. Manual optimisation shows the parts that it calls by
     Lightning's names (`manual_backward`, `optimizer.step()`), and the rest as forward.
 
