@@ -4,7 +4,9 @@
 `copied_ahead` sends the next batch to a GPU while the current one is trained on.
 """
 
-from collections.abc import Iterable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 
 import numpy
 import torch
@@ -102,19 +104,32 @@ class TensorLoader:
         batches: which samples make a batch.
         device: where the batches are needed; when that is a GPU and the tensors are not there, batches go through
             pinned memory and are copied one step ahead.
+        waiting: gives the context in which the training stream waits for a copy, for who measures it.
     """
 
-    def __init__(self, tensors: Tensors, batches: EpochBatches, device: torch.device):
+    def __init__(
+        self,
+        tensors: Tensors,
+        batches: EpochBatches,
+        device: torch.device,
+        waiting: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+    ):
         self.tensors = tensors
         self.batch_sampler = batches
         self.device = device
+        self.waiting = waiting
+        self._stream: torch.cuda.Stream | None = None
         self.pinned = device.type == "cuda" and tensors[0].device.type == "cpu"
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Tensors]:
-        return copied_ahead(self._batches(), self.device) if self.pinned else self._batches()
+        if not self.pinned:
+            return self._batches()
+        if self._stream is None:  # one for all epochs: torch's allocator keeps the memory of each stream apart
+            self._stream = torch.cuda.Stream(self.device)
+        return copied_ahead(self._batches(), self.device, self._stream, self.waiting)
 
     def _batches(self) -> Iterator[Tensors]:
         order = self.batch_sampler.order().to(self.tensors[0].device)
@@ -128,14 +143,25 @@ class TensorLoader:
         return torch.index_select(tensor, 0, samples, out=pinned)
 
 
-def copied_ahead(batches: Iterable[Tensors], device: torch.device) -> Iterator[Tensors]:
+def copied_ahead(
+    batches: Iterable[Tensors],
+    device: torch.device,
+    stream: torch.cuda.Stream,
+    waiting: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+) -> Iterator[Tensors]:
     """Yield each batch on the GPU, the next one's copy already under way on a stream of its own.
 
     The training stream waits for the copy on the device, never the host; `record_stream` keeps the memory from being
     used again before the training stream is done with it. Pinned memory is kept by torch's allocator until the copy
     out of it has ended.
+
+    Args:
+        batches: of pinned tensors.
+        device: the GPU.
+        stream: of the copies, on that GPU.
+        waiting: gives the context in which the training stream waits: an event recorded at its beginning and one at its
+            end have the wait between them.
     """
-    stream = torch.cuda.Stream(device)
 
     def send(batch: Tensors) -> tuple[Tensors, torch.cuda.Event]:
         with torch.cuda.stream(stream):
@@ -144,7 +170,8 @@ def copied_ahead(batches: Iterable[Tensors], device: torch.device) -> Iterator[T
 
     def take(sent: Tensors, copied: torch.cuda.Event) -> Tensors:
         training = torch.cuda.current_stream(device)
-        training.wait_event(copied)
+        with waiting():
+            training.wait_event(copied)
         for tensor in sent:
             tensor.record_stream(training)
         return sent

@@ -1,5 +1,6 @@
 """Batches: in an order that is a function of (seed, epoch) alone, whatever serves them, on however many processes."""
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -10,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from batchscope.data import loader
+from batchscope.callbacks.throughput import ThroughputMonitor
+from batchscope.data import datamodule, loader
 from batchscope.data.datamodule import MIN_EVAL_BATCH_SIZE, Split, TensorDataModule
 from batchscope.data.loader import EpochBatches, TensorLoader, copied_ahead
 from batchscope.spec import DataSpec
@@ -289,11 +291,14 @@ class FakeGPU:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.log: list[tuple[Any, ...]] = []
         self.current = "training"
+        self.streams = 0
         gpu = self
 
         class Stream:
             def __init__(self, device: object = None, name: str = "copying"):
                 self.name = name
+                if name == "copying":
+                    gpu.streams += 1
 
             def record_event(self) -> tuple[str, int]:
                 copies = sum(entry[0] == "copy" for entry in gpu.log)
@@ -343,7 +348,8 @@ def train_on(gpu: FakeGPU, num: int) -> list[list[str]]:
     """Take `num` batches of two tensors through `copied_ahead`, writing down when each is handed out."""
     batches = ((FakeTensor(gpu, f"x{i}"), FakeTensor(gpu, f"y{i}")) for i in range(num))
     received = []
-    for index, batch in enumerate(copied_ahead(batches, torch.device("cuda", 0))):
+    device = torch.device("cuda", 0)
+    for index, batch in enumerate(copied_ahead(batches, device, torch.cuda.Stream(device))):
         gpu.log.append(("train", index))
         assert all(tensor.on_device for tensor in batch)
         received.append([tensor.name for tensor in batch])
@@ -380,6 +386,52 @@ def test_the_training_stream_waits_for_its_own_batch_and_no_later_one(gpu: FakeG
     for index in range(4):
         expected += [("wait", "training", ("copying", 2 * (index + 1))), ("train", index)]
     assert waits == expected
+
+
+def test_the_wait_for_a_copy_is_all_that_lies_in_the_context_of_waiting(gpu: FakeGPU) -> None:
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        gpu.log.append(("waiting", gpu.current))
+        yield
+        gpu.log.append(("waited", gpu.current))
+
+    batches = [(FakeTensor(gpu, f"x{i}"),) for i in range(3)]
+    list(copied_ahead(batches, torch.device("cuda", 0), torch.cuda.Stream(), waiting))
+    begins = [index for index, entry in enumerate(gpu.log) if entry[0] == "waiting"]
+    assert [gpu.log[i : i + 3] for i in begins] == [
+        [("waiting", "training"), ("wait", "training", ("copying", copies)), ("waited", "training")]
+        for copies in (1, 2, 3)
+    ]
+
+
+def test_a_loader_has_one_stream_for_all_epochs(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = TensorLoader((torch.zeros(3),), EpochBatches(3, 1, shuffle=False), torch.device("cuda", 0))
+    monkeypatch.setattr(served, "_batches", lambda: [(FakeTensor(gpu, f"x{i}"),) for i in range(3)])
+    for _ in range(3):
+        list(served)
+    assert gpu.streams == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_wait_for_a_copy_is_measured_as_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SlowCopies(TensorLoader):
+        """Waits for every batch's copy as `copied_ahead` does; a CPU has no stream to wait in."""
+
+        def __iter__(self) -> Iterator[loader.Tensors]:
+            for batch in self._batches():
+                with self.waiting():
+                    time.sleep(0.02)
+                yield batch
+
+    monkeypatch.setattr(datamodule, "TensorLoader", SlowCopies)
+    monitor = ThroughputMonitor(calibrate=False, verbose=False, flops_per_sample=1)
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_epochs=1, logger=False, callbacks=[monitor], use_distributed_sampler=False,
+        limit_val_batches=0, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(Recorder(), datamodule=Numbers(batch_size=5))
+    parts = monitor.summary["parts_ms"]
+    assert parts["transfer"] >= 20 > parts["data_wait"]
 
 
 def test_memory_is_kept_until_the_training_stream_is_done_with_it(gpu: FakeGPU) -> None:
