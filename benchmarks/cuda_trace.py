@@ -1,66 +1,106 @@
-"""Whether a steady training step makes the host wait for the GPU: a profiler trace, searched for synchronisations.
+"""Whether a steady training step makes the host wait for the GPU: a profiler trace, searched for what waits.
 
-    python benchmarks/cuda_trace.py --steps 20          # on a machine with a CUDA device
+    python benchmarks/cuda_trace.py              # on a machine with a CUDA device
 
-Trains the SimpleCNN with everything that train.py measures and logs, traces some steps after the warm-up, and lists
-every call of the CUDA runtime in them that waits for the device. `--file trace.json` reads a trace made earlier. Exit
-code 1 if there is such a call, 2 without a GPU.
+Trains the SimpleCNN with the default callbacks and loggers, traces 200 steps after the warm-up, and lists what in them
+waits for the device: synchronisations, allocations and releases of device or pinned memory (they synchronise, and a
+steady step needs none), and copies from or to pageable memory. `--file trace.json` reads a trace made earlier. Exit
+code 1 if there is such a call, 2 without a GPU and for a trace that cannot tell: one with too few steps, or with a step
+in which no call of CUDA was recorded.
 """
 
 import argparse
 import json
+import re
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-WAITING = (
-    "cudaDeviceSynchronize",
-    "cudaStreamSynchronize",
-    "cudaEventSynchronize",
-    "cuStreamSynchronize",
-    "cuCtxSynchronize",
-    "cudaMemcpy",  # the one that is not Async
+STEPS = 200
+WARM_UP = 130  # by then the first 100 steps have been read and written
+
+SYNCHRONISING = (
+    *("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize"),
+    *("cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize"),
+    *("cudaMemcpy", "cudaMemcpy2D", "cudaMemcpyToSymbol", "cudaMemcpyFromSymbol"),  # the ones that are not Async
+    *("cuMemcpyHtoD", "cuMemcpyDtoH"),
 )
+ALLOCATING = (
+    *("cudaMalloc", "cudaMallocManaged", "cudaFree", "cuMemAlloc", "cuMemFree"),
+    *("cuMemCreate", "cuMemMap", "cuMemUnmap", "cuMemRelease"),  # torch's expandable segments
+    *("cudaHostAlloc", "cudaMallocHost", "cudaFreeHost", "cudaHostRegister", "cudaHostUnregister"),
+    *("cuMemHostAlloc", "cuMemAllocHost", "cuMemFreeHost", "cuMemHostRegister", "cuMemHostUnregister"),
+)
+WAITING = frozenset(SYNCHRONISING + ALLOCATING)
+
+Event = dict[str, Any]  # of a Chrome trace, as torch's profiler writes it
 
 
-def waits(events: Iterable[Mapping[str, Any]], first_us: float, last_us: float) -> list[str]:
-    """The calls that wait for the device between two moments, each with its moment.
+class CannotTell(Exception):
+    """A trace in which nothing would be found even where there is something."""
+
+
+def waits(events: Sequence[Event], steps: int = 1) -> list[str]:
+    """What waits for the device in the traced steps, in order, each with its moment.
 
     Args:
-        events: of a Chrome trace, as torch's profiler writes it.
-        first_us, last_us: the moments on the trace's clock.
+        events: of the trace; times in µs.
+        steps: how many steps the trace must hold at least.
+
+    Raises:
+        CannotTell: for fewer steps, or for one without a call of CUDA.
     """
-    inside = (e for e in events if e.get("ph") == "X" and first_us <= float(e["ts"]) < last_us)
-    found = [e for e in inside if e.get("cat") in ("cuda_runtime", "cuda_driver") and e["name"] in WAITING]
-    return [f"{e['name']} at {float(e['ts']) - first_us:,.0f} µs for {float(e.get('dur', 0)):,.0f} µs" for e in found]
+    timed = [e for e in events if e.get("ph") == "X"]
+    spans = _steps(timed)
+    if len(spans) < steps:
+        raise CannotTell(f"the trace holds {len(spans)} steps, and {steps} were asked for")
+    calls = [e for e in timed if e.get("cat") in ("cuda_runtime", "cuda_driver")]
+    for name, first, last in spans:
+        if not any(first <= float(call["ts"]) < last for call in calls):
+            raise CannotTell(
+                f"{name} holds no call of CUDA: the trace was made without a GPU, or without its activities"
+            )
+    begin, end = min(first for _, first, _ in spans), max(last for *_, last in spans)
+    pageable = {_correlation(e) for e in timed if e.get("cat") == "gpu_memcpy" and "pageable" in e["name"].lower()}
+    found = []
+    for call in sorted(calls, key=lambda e: float(e["ts"])):
+        why = " of pageable memory" if _correlation(call) in pageable - {None} else ""
+        if begin <= float(call["ts"]) < end and (why or _plain(call["name"]) in WAITING):
+            at, took = float(call["ts"]) - begin, float(call.get("dur", 0))
+            found.append(f"{call['name']}{why} at {at:,.0f} µs for {took:,.0f} µs")
+    return found
 
 
-def steady_steps(events: list[Mapping[str, Any]]) -> tuple[float, float]:
-    """From the first traced step's beginning to the last one's end, by the profiler's own step marks."""
-    marks = [e for e in events if str(e.get("name", "")).startswith("ProfilerStep#") and e.get("ph") == "X"]
-    if not marks:
-        sys.exit("the trace holds no ProfilerStep")
-    return min(float(e["ts"]) for e in marks), max(float(e["ts"]) + float(e["dur"]) for e in marks)
+def _steps(timed: Sequence[Event]) -> list[tuple[str, float, float]]:
+    """Name, beginning and end of every step, by the profiler's own marks on the host; the device's lie elsewhere."""
+    marks = [e for e in timed if e.get("cat") == "user_annotation" and str(e["name"]).startswith("ProfilerStep#")]
+    return [(e["name"], float(e["ts"]), float(e["ts"]) + float(e["dur"])) for e in marks]
 
 
-def trace(file: Path, steps: int) -> None:
+def _correlation(event: Event) -> int | None:
+    """What a call on the host and its work on the device have in common."""
+    return event.get("args", {}).get("correlation")
+
+
+def _plain(name: str) -> str:
+    """A call's name without the version and the kind of stream that the driver's functions have at their end."""
+    return re.sub(r"(_v\d+|_ptsz|_ptds)+$", "", name)
+
+
+def trace(file: Path, steps: int, accelerator: str = "gpu") -> None:
     """Train, and write the trace of some steps after the warm-up."""
     import lightning
     import torch
     from lightning.pytorch.callbacks import Callback
-    from monitoring import cnn, ours
+    from monitoring import cnn
 
-    from batchscope.callbacks.curves import TrainCurves
-    from batchscope.callbacks.progress import ProgressBar
+    from batchscope.build import build_all, build_callbacks
+    from batchscope.config import check_command_line
 
-    if not torch.cuda.is_available():
-        print("no CUDA device here: nothing to trace", file=sys.stderr)
-        sys.exit(2)
-    after = 130  # the first bunch of steps has been read and written by then
     profiler = torch.profiler.profile(
-        schedule=torch.profiler.schedule(wait=after, warmup=2, active=steps, repeat=1),
+        schedule=torch.profiler.schedule(wait=WARM_UP, warmup=2, active=steps, repeat=1),
         on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(file)),
     )
 
@@ -74,30 +114,45 @@ def trace(file: Path, steps: int) -> None:
         def on_train_end(self, *_: Any) -> None:
             profiler.stop()
 
-    module, loader = cnn(after + steps + 10)
-    loader.device, loader.pinned = torch.device("cuda", 0), True
-    callbacks = [*ours(), TrainCurves(), ProgressBar(), Trace()]
+    module, loader = cnn(WARM_UP + steps + 10)
     with tempfile.TemporaryDirectory() as folder:
-        loggers = [lightning.pytorch.loggers.TensorBoardLogger(folder), lightning.pytorch.loggers.CSVLogger(folder)]
-        lightning.Trainer(
-            accelerator="gpu", devices=1, max_epochs=1, logger=loggers, callbacks=callbacks,
-            enable_model_summary=False, enable_checkpointing=False,
-        ).fit(module, loader)  # fmt: skip
+        (config,) = check_command_line(["callbacks.throughput.calibrate=false"], multirun=False, run_dir=folder)
+        callbacks, flags = build_callbacks(config)
+        trainer = lightning.Trainer(
+            accelerator=accelerator, devices=1, max_epochs=1, logger=build_all(config["logger"], "logger"),
+            callbacks=[*callbacks, Trace()], enable_model_summary=False, use_distributed_sampler=False, **flags,
+        )  # fmt: skip
+        loader.device = trainer.strategy.root_device
+        loader.pinned = loader.device.type == "cuda"
+        trainer.fit(module, loader)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=STEPS, help="how many are traced, or asked of a file")
     parser.add_argument("--file", type=Path, help="a Chrome trace to read instead")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         file = args.file or Path(folder) / "trace.json"
         if args.file is None:
+            _require_cuda()
             trace(file, args.steps)
         events = json.loads(file.read_text())["traceEvents"]
-    found = waits(events, *steady_steps(events))
-    print("\n".join(found) or "no call in these steps waits for the device")
+    try:
+        found = waits(events, args.steps)
+    except CannotTell as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    print("\n".join(found) or f"no call in {args.steps} steps waits for the device")
     sys.exit(1 if found else 0)
+
+
+def _require_cuda() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        print("no CUDA device here: nothing to trace", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":
