@@ -104,7 +104,11 @@ class CostSummary:
 
 
 def device_facts(sampled: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What a device monitor saw, as facts of the run; energy by the samples trained on meanwhile."""
+    """What a device monitor saw, as facts of the run.
+
+    Energy is the mean power by the time a sample took. Both are of the counted steps; on CUDA the sampled time begins
+    and ends a little before theirs, which a mean does not notice.
+    """
     names = {
         "device/utilization_mean_pct": "utilization_pct",
         "device/sm_activity_mean_pct": "sm_activity_pct",

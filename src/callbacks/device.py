@@ -75,6 +75,9 @@ class DeviceMonitor(Callback):
     the next one's start, where checkpoints are written. Samples that share a step are logged as their mean. With
     several devices each process samples its own, and the first one's are logged.
 
+    A callback that times the steps may say instead what is training time, by `follow`, `pause`, `resume` and `restart`:
+    ThroughputMonitor does, so that power and energy are those of the very steps that its summary counts.
+
     After the fit `summary` (before its end: `result()`) has the time-weighted mean and maximum of everything that
     `hardware.telemetry` reads (`device/power_mean_w`, `device/power_max_w`, …), `device/memory_peak_gib`, the
     `seconds` sampled, and where the device measures it `energy_j`, in joules, with `energy_source`: `counter` or
@@ -88,6 +91,7 @@ class DeviceMonitor(Callback):
         self.interval_s = interval_s
         self.summary: dict[str, float | str] = {}
         self._sampler: Sampler | None = None
+        self._following = False
         self._rows: list[Row] = []
         self._last = (0.0, 0)  # when the last step ended, and its number
 
@@ -100,18 +104,22 @@ class DeviceMonitor(Callback):
         self._sampler = Sampler([*probes_for(device), AllocatorProbe(device)], self.interval_s)
         self._last = (time.perf_counter(), trainer.global_step)
         self._sampler.start()
+        if self._following:
+            self._hold()
 
     @harmless
     def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Go on: fetching the first batch is a part of training."""
-        self._resume(trainer)
+        if not self._following:
+            self._resume(trainer)
 
     @harmless
     def on_train_batch_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Go on after a validation in mid-epoch."""
-        self._resume(trainer)
+        if not self._following:
+            self._resume(trainer)
 
     @harmless
     def on_train_batch_end(
@@ -130,12 +138,14 @@ class DeviceMonitor(Callback):
     @harmless
     def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Pause, and write what there is."""
-        self._pause(trainer)
+        if not self._following:
+            self._pause(trainer)
 
     @harmless
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """As at validation."""
-        self._pause(trainer)
+        if not self._following:
+            self._pause(trainer)
 
     @harmless
     def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
@@ -153,6 +163,7 @@ class DeviceMonitor(Callback):
     def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         """Leave no thread behind, however the run ended."""
         self._finish(trainer)
+        self._following = False
 
     def give_up(self) -> None:
         """Measure no more in this fit; leave no thread behind."""
@@ -163,6 +174,37 @@ class DeviceMonitor(Callback):
     def result(self) -> dict[str, float | str]:
         """What `summary` will be, up to the last sample: for who asks before the fit has ended."""
         return self.summary if self._sampler is None else _tidy(self._sampler.summary())
+
+    # --- for a callback that times the steps -------------------------------------------------------------------------
+
+    @harmless
+    def follow(self, following: bool) -> None:
+        """From now on, until the fit ends, sample only between `resume` and `pause`; or, with False, no longer."""
+        self._following = following
+        if following:
+            self._hold()
+
+    @harmless
+    def pause(self, trainer: lightning.Trainer) -> None:
+        """Training time ends here; what follows is not sampled."""
+        self._pause(trainer)
+
+    @harmless
+    def resume(self, trainer: lightning.Trainer) -> None:
+        """Training time goes on."""
+        self._resume(trainer)
+
+    @harmless
+    def restart(self) -> None:
+        """What was sampled until now is not counted in the summary; it is logged all the same."""
+        if self._sampler is not None:
+            self._sampler.restart()
+
+    def _hold(self) -> None:
+        """Wait for the first `resume`."""
+        if self._sampler is not None:
+            self._sampler.pause()
+            self._sampler.restart()
 
     def _resume(self, trainer: lightning.Trainer) -> None:
         if self._sampler is not None and self._sampler.paused:

@@ -7,6 +7,7 @@ parts add up to the step by construction.
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -117,10 +118,14 @@ class Stopwatch:
 
     Args:
         clock: where marks come from.
+        listener: is told whenever training time begins (True) and ends (False): where a step begins that does not
+            adjoin another, at either side of a pause, and where a step ends. It acts outside of that time.
     """
 
-    def __init__(self, clock: Clock):
+    def __init__(self, clock: Clock, listener: Callable[[bool], None] = lambda running: None):
         self.clock = clock
+        self._listener = listener
+        self._running = False
         self.finished: deque[Step] = deque()  # steps whose end has been marked, oldest first
         self.current: Step | None = None
         self._stack: list[str] = []
@@ -128,7 +133,8 @@ class Stopwatch:
 
     def begin_step(self) -> None:
         """A step ends where the next one begins: no moment between them is lost."""
-        self.end_step()
+        self._end()
+        self._run(True)
         # The border's mark is shared, unless there is no step before.
         border = self.finished[-1].marks[-1][1] if self._adjoining else self.clock.mark()
         self._adjoining = False
@@ -136,12 +142,9 @@ class Stopwatch:
 
     def end_step(self) -> None:
         """End the step without beginning another."""
-        self._adjoining = self.current is not None
-        if self.current is not None:
-            self.current.marks.append((PAUSE, self.clock.mark()))
-            self.finished.append(self.current)
-        self.current = None
-        self._stack = []
+        self._end()
+        self._adjoining = False
+        self._run(False)
 
     def enter(self, part: str) -> None:
         """A part begins; within a pause nothing does."""
@@ -158,5 +161,23 @@ class Stopwatch:
         if self.current is None:
             return
         part = PAUSE if PAUSE in self._stack else (self._stack[-1] if self._stack else "other")
-        if self.current.marks[-1][0] != part:
-            self.current.marks.append((part, self.clock.mark()))
+        if self.current.marks[-1][0] == part:
+            return
+        if part != PAUSE:
+            self._run(True)
+        self.current.marks.append((part, self.clock.mark()))
+        if part == PAUSE:
+            self._run(False)
+
+    def _end(self) -> None:
+        self._adjoining = self.current is not None and self.current.marks[-1][0] != PAUSE
+        if self.current is not None:
+            self.current.marks.append((PAUSE, self.clock.mark()))
+            self.finished.append(self.current)
+        self.current = None
+        self._stack = []
+
+    def _run(self, running: bool) -> None:
+        if running != self._running:
+            self._running = running
+            self._listener(running)

@@ -1,6 +1,7 @@
 """ThroughputMonitor: what every training step cost, in which part, and how much it got done."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import lightning
@@ -103,6 +104,7 @@ class ThroughputMonitor(Callback):
         self.verbose = verbose
         self.summary: dict[str, Any] = {}
         self._active = False
+        self._device_monitors: list[DeviceMonitor] = []
         self._calibration: Calibration | None = None
         self._peak: float | None = None
 
@@ -122,10 +124,16 @@ class ThroughputMonitor(Callback):
         """Begin anew, whatever an earlier fit has left."""
         self.summary = {}
         self._device = trainer.strategy.root_device
-        self._stopwatch = Stopwatch(clock_for(self._device))
+        self._device_monitors = [c for c in trainer.callbacks if isinstance(c, DeviceMonitor)]
+        for monitor in self._device_monitors:
+            monitor.follow(True)
+        self._stopwatch = Stopwatch(clock_for(self._device), partial(self._follow, trainer))
         self._cost = CostSummary(self.warmup_steps)
         self._open: dict[str, float] = {}  # of an update whose batches have not all come
-        self._last_step = trainer.global_step
+        self._last_step = self._last_update = trainer.global_step
+        self._updates = 0
+        # Updates after which the summary begins anew: the first one of all, and the end of the warm-up.
+        self._uncounted = {min(1, self.warmup_steps), self.warmup_steps} - {0}
         self._flops_known = self.flops_per_sample is not None
         self._flops = self.flops_per_sample
         self._validating = False
@@ -155,11 +163,14 @@ class ThroughputMonitor(Callback):
     def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         """Leave the trainer as it was."""
         untap(trainer)
-        self._active = False
+        self.give_up()
 
     def give_up(self) -> None:
         """Measure no more in this fit."""
         self._active = False
+        for monitor in self._device_monitors:
+            monitor.follow(False)
+        self._device_monitors = []
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
@@ -168,10 +179,31 @@ class ThroughputMonitor(Callback):
         if not self._active:
             return
         if action == "train_dataloader_next":
+            self._leave_out_warm_up()
             self._stopwatch.begin_step()
         if action == "on_validation_model_zero_grad":
             self._validating = True
         self._stopwatch.enter(_ACTIONS[action])
+
+    def _follow(self, trainer: lightning.Trainer, running: bool) -> None:
+        """Have the device sampled in training time alone."""
+        for monitor in self._device_monitors:
+            if running:
+                monitor.resume(trainer)
+            else:
+                monitor.pause(trainer)
+
+    def _leave_out_warm_up(self) -> None:
+        """Where the steps before are not counted in the summary, count nothing that was sampled in them either.
+
+        On CUDA the device is some steps behind the host, so the samples are taken that much early; over many steps that
+        makes no difference to their mean.
+        """
+        if self._updates in self._uncounted:
+            self._uncounted.remove(self._updates)
+            self._stopwatch.end_step()
+            for monitor in self._device_monitors:
+                monitor.restart()
 
     @harmless
     def _stopped(self, action: str) -> None:
@@ -219,6 +251,9 @@ class ThroughputMonitor(Callback):
         if self._active and self._stopwatch.current is not None:
             self._stopwatch.current.global_step = trainer.global_step
             self._stopwatch.current.trained = True
+            if trainer.global_step != self._last_update:
+                self._last_update = trainer.global_step
+                self._updates += 1
             if len(self._stopwatch.finished) >= BUNCH:
                 self._work_out(trainer, wait=False)
 
@@ -324,9 +359,8 @@ class ThroughputMonitor(Callback):
             if self._peak:
                 summary["peak_flops_per_sec"] = self._peak
                 summary["mfu"] = summary["flops_per_sec"] / self._peak
-        monitors = [c for c in trainer.callbacks if isinstance(c, DeviceMonitor)]
-        if monitors:
-            summary |= device_facts(monitors[0].result(), summary)
+        if self._device_monitors:
+            summary |= device_facts(self._device_monitors[0].result(), summary)
         verdict = limit_of(summary, self._calibration)
         if verdict:
             summary["limiter"] = {"kind": verdict.kind, "share": verdict.share, "advice": verdict.advice}

@@ -435,6 +435,14 @@ class Sampler:
                 self._window.open(self._read())
                 self.paused = False
 
+    def restart(self) -> None:
+        """Begin a new summary: the time until now is not part of it. Samples that nobody has drained stay."""
+        with self._turn() as mine:
+            if mine:
+                self._window = Window()
+                if not self.paused:
+                    self._window.open(self._read())
+
     def sample(self) -> None:
         """Take a sample now, unless paused."""
         self._sample()
@@ -451,7 +459,8 @@ class Sampler:
         return samples
 
     def summary(self) -> dict[str, float | str]:
-        """Means weighted by time and maxima since `start`, without the paused time; empty before the first sample.
+        """Means weighted by time and maxima since `start` or `restart`, without the paused time; empty before the first
+        sample.
 
         `device/power_w` becomes `device/power_mean_w` and `device/power_max_w`, other keys likewise. `energy_j` is
         joules, with `energy_source` `counter` (the device's own) or `power_integral` (power by time); both are left

@@ -104,6 +104,43 @@ def test_a_part_that_began_before_the_step_does_not_end_another(watch: Stopwatch
     assert watch.finished[0].parts_ms(clock)["forward"] == pytest.approx(4)
 
 
+def test_the_listener_hears_when_training_time_begins_and_ends_and_acts_outside_of_it(clock: FakeClock) -> None:
+    heard = []
+
+    def listener(running: bool) -> None:
+        heard.append(running)
+        clock.now += 100
+
+    watch = Stopwatch(clock, listener)
+    watch.begin_step()
+    clock.now += 0.001
+    watch.begin_step()  # adjoins: nothing to hear
+    clock.now += 0.002
+    watch.enter(PAUSE)
+    clock.now += 5
+    watch.enter("transfer")
+    watch.leave("transfer")
+    watch.leave(PAUSE)
+    clock.now += 0.003
+    watch.end_step()
+    watch.end_step()
+    assert heard == [True, False, True, False]
+    assert [sum(step.parts_ms(clock).values()) for step in watch.finished] == pytest.approx([1, 5])
+
+
+def test_a_step_that_begins_in_a_pause_begins_after_the_listener(clock: FakeClock) -> None:
+    def listener(running: bool) -> None:
+        clock.now += 100
+
+    watch = Stopwatch(clock, listener)
+    watch.begin_step()
+    watch.enter(PAUSE)
+    watch.begin_step()
+    clock.now += 0.004
+    watch.end_step()
+    assert [sum(step.parts_ms(clock).values()) for step in watch.finished] == pytest.approx([0, 4])
+
+
 class FakeEvent:
     """The part of a CUDA event that is used: it takes the device's time when the device comes by."""
 

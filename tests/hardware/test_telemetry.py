@@ -563,6 +563,25 @@ def test_paused_time_is_not_in_the_summary():
     assert [timestamp for timestamp, _ in sampler.drain()] == [101.0, 152.0]
 
 
+@pytest.mark.parametrize("paused", [True, False])
+def test_a_restarted_summary_counts_what_comes_after(paused):
+    clock = Clock()
+    readings = [{POWER: power, ENERGY: energy} for power, energy in [(1, 0), (100, 100), (999, 500), (300, 800)]]
+    sampler = Sampler([Script(*readings)], clock=clock)
+    run(sampler, clock, 1)
+    if paused:
+        sampler.paused = True
+    sampler.restart()
+    sampler.resume()
+    clock.now += 1
+    sampler.pause()
+
+    summary = sampler.summary()
+
+    assert (summary["seconds"], summary["energy_j"], summary["device/power_max_w"]) == (1.0, 300, 300)
+    assert [timestamp for timestamp, _ in sampler.drain()] == [101.0, 102.0]
+
+
 def test_drain_empties_and_latest_stays():
     clock = Clock()
     sampler = Sampler([Script({CPU: 0.0}, {CPU: 1.0}, {CPU: 2.0})], clock=clock)
