@@ -71,6 +71,11 @@ class Task(lightning.LightningModule):
         model = known.get("choices", {}).get("model", type(self.model).__name__)
         return f"{model} · {known['dataset']}" if "dataset" in known else model
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of a sample as the network computes on it: that of the data, unless the model says that it resizes it."""
+        return getattr(self.model, "input_shape", self.spec.input_shape)
+
     def setup(self, stage: str) -> None:
         """Choose the memory layout once the device is known; on MPS channels-last is not the faster one."""
         device, divided = self.trainer.strategy.root_device.type, self._is_divided

@@ -1,4 +1,4 @@
-"""Task: an evaluation counts every sample once; gradients are clipped at every precision."""
+"""Task: an evaluation counts every sample once; gradients are clipped at every precision; batch norm has its samples."""
 
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from runs import SMALL, record, run
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from batchscope.models.cnn import SimpleCNN
+from batchscope.models.torchvision import TorchvisionModel
 from batchscope.optimizer import SGD, AdamW, Optimizer
 from batchscope.spec import DataSpec
 from batchscope.task import Task
@@ -50,6 +52,17 @@ def test_batches_of_different_sizes_count_by_their_samples(spec: DataSpec) -> No
 def test_an_empty_batch_counts_for_nothing(spec: DataSpec) -> None:
     full, empty = batch(spec, 7), tuple(tensor[:0] for tensor in batch(spec, 1))
     assert measured(spec, [full, empty]) == measured(spec, [empty, full]) == measured(spec, [full])
+
+
+def image_task(model: type[nn.Module], size: int = 32, **options: Any) -> Task:
+    spec = DataSpec(kind="image", input_shape=(3, size, size), target="class", num_outputs=10)
+    return Task(model(spec, **options), spec, SGD())
+
+
+def test_the_input_shape_is_what_the_network_computes_on() -> None:
+    assert image_task(TorchvisionModel, name="resnet18").input_shape == (3, 32, 32)
+    assert image_task(TorchvisionModel, name="resnet18", image_size=64).input_shape == (3, 64, 64)
+    assert image_task(SimpleCNN).input_shape == (3, 32, 32)
 
 
 CLIP = 0.01

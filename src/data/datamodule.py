@@ -1,6 +1,7 @@
 """TensorDataModule: what every dataset shares. A new one says what it is (`spec`) and where its tensors come from."""
 
 import hashlib
+import math
 import os
 import threading
 from contextlib import AbstractContextManager, nullcontext
@@ -19,8 +20,10 @@ from ..spec import DataSpec
 from .loader import EpochBatches, TensorLoader, rank_and_world
 
 Split = Literal["train", "val", "test"]
-# Evaluation gives the same numbers at any batch size, so it takes one at which devices are not idle.
+# Evaluation gives the same numbers at any batch size, so it takes one at which devices are not idle, as far as its inputs
+# are small: what a network holds of a batch grows with them. 256 images of CIFAR-10 are 3 MiB, of 3×224×224 are 147 MiB.
 MIN_EVAL_BATCH_SIZE = 256
+MAX_EVAL_BYTES = 16 * 2**20
 
 
 class TensorDataModule(lightning.LightningDataModule):
@@ -125,21 +128,30 @@ class TensorDataModule(lightning.LightningDataModule):
         samples, processes = len(self._splits["train"][0]), rank_and_world()[1]
         if samples < processes:
             raise UserError(f"trainer.devices: {processes} processes, and {self.name} has {samples} training samples")
-        return self._loader("train", self.batch_size, shuffle=True, begin=self._begin)
+        batches = EpochBatches(samples, self.batch_size, True, self.seed, self._begin)
+        return self._loader("train", batches)
 
     def val_dataloader(self) -> TensorLoader | DataLoader:
         """In the stored order."""
-        return self._loader("val", max(self.batch_size, MIN_EVAL_BATCH_SIZE), shuffle=False)
+        return self._eval_loader("val")
 
     def test_dataloader(self) -> TensorLoader | DataLoader:
         """In the stored order."""
-        return self._loader("test", max(self.batch_size, MIN_EVAL_BATCH_SIZE), shuffle=False)
+        return self._eval_loader("test")
 
-    def _loader(
-        self, split: Split, batch_size: int, shuffle: bool, begin: tuple[int, int] = (0, 0)
-    ) -> TensorLoader | DataLoader:
+    def _eval_loader(self, split: Split) -> TensorLoader | DataLoader:
+        x = self._splits[split][0]
+        sample_bytes = math.prod(getattr(self._module, "input_shape", x.shape[1:])) * x.element_size()
+        batch_size = max(self.batch_size, min(MIN_EVAL_BATCH_SIZE, MAX_EVAL_BYTES // sample_bytes))
+        return self._loader(split, EpochBatches(len(x), batch_size, shuffle=False))
+
+    @property
+    def _module(self) -> lightning.LightningModule | None:
+        """What is trained or evaluated, where that is known: the loaders are asked for by its trainer."""
+        return self.trainer.lightning_module if self.trainer else None
+
+    def _loader(self, split: Split, batches: EpochBatches) -> TensorLoader | DataLoader:
         tensors = self._splits[split]
-        batches = EpochBatches(len(tensors[0]), batch_size, shuffle, self.seed, begin)
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
         if self.pipeline == "workers":
             return DataLoader(

@@ -48,6 +48,8 @@ class TorchvisionModel(nn.Module):
                 self.image_size = NATIVE_SIZE
         elif not _runs(self.network, (spec.input_shape[0], image_size, image_size)):
             raise UserError(f"model.image_size: got {image_size}, which {name} cannot run on; it does on {NATIVE_SIZE}")
+        size = self.image_size
+        self.input_shape = (spec.input_shape[0], size, size) if size else spec.input_shape  # as the network sees it
 
     def forward(self, x: Tensor) -> Tensor:
         """Images `x: (B, C, H, W)` to class scores `(B, num_outputs)`."""

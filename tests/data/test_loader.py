@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import lightning
@@ -153,6 +154,27 @@ def test_evaluation_takes_batches_that_do_not_leave_the_device_idle() -> None:
     assert [len(y) for _, y in numbers(batch_size=300).val_dataloader()] == [300, 217]
 
 
+def asked_by(data: Numbers, **module: Any) -> Numbers:
+    """The data in a trainer of a module with some attributes."""
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    data.trainer = SimpleNamespace(lightning_module=SimpleNamespace(**module), strategy=strategy)
+    return data
+
+
+def test_evaluations_batches_are_bounded_by_the_bytes_of_their_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datamodule, "MAX_EVAL_BYTES", 100 * 8)  # a sample is two numbers of 4 bytes
+    assert numbers(batch_size=8).val_dataloader().batch_sampler.batch_size == 100
+    assert numbers(batch_size=150).val_dataloader().batch_sampler.batch_size == 150  # which training holds, too
+    monkeypatch.setattr(datamodule, "MAX_EVAL_BYTES", 1)
+    assert numbers(batch_size=8).test_dataloader().batch_sampler.batch_size == 8
+
+
+def test_the_bytes_are_those_of_the_inputs_that_the_network_computes_on() -> None:
+    for shape, batch_size in [((1, 28, 28), 256), ((3, 32, 32), 256), ((3, 224, 224), 27), ((3, 4000, 4000), 8)]:
+        batches = asked_by(numbers(batch_size=8), input_shape=shape).val_dataloader().batch_sampler
+        assert batches.batch_size == batch_size
+
+
 class Recorder(lightning.LightningModule):
     """Trains one number, and writes down the samples that it was given."""
 
@@ -184,12 +206,14 @@ def test_lightning_tells_the_loader_which_epoch_it_is(pipeline: str) -> None:
 # --- several processes -----------------------------------------------------------------------------------------------
 
 
-def shares(monkeypatch: pytest.MonkeyPatch, num: int, batch_size: int, world: int) -> list[list[list[int]]]:
+def shares(
+    monkeypatch: pytest.MonkeyPatch, num: int, batch_size: int, world: int, **options: Any
+) -> list[list[list[int]]]:
     """The batches of every process of a world, one list a process."""
     found = []
     for rank in range(world):
         monkeypatch.setattr(loader, "rank_and_world", lambda rank=rank: (rank, world))
-        batches = EpochBatches(num, batch_size, shuffle=True, seed=1)
+        batches = EpochBatches(num, batch_size, shuffle=True, seed=1, **options)
         batches.set_epoch(2)
         found.append(list(batches))
         assert len(batches) == len(found[-1])
