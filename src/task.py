@@ -1,5 +1,7 @@
 """Task: the one LightningModule. It joins a model, the loss that its data asks for, metrics and an optimizer."""
 
+import copy
+import functools
 from typing import Any
 
 import lightning
@@ -9,6 +11,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torchmetrics.aggregation import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -75,6 +78,11 @@ class Task(lightning.LightningModule):
     def input_shape(self) -> tuple[int, ...]:
         """Of a sample as the network computes on it: that of the data, unless the model says that it resizes it."""
         return getattr(self.model, "input_shape", self.spec.input_shape)
+
+    @functools.cached_property
+    def min_samples(self) -> int:
+        """The samples that a training step of one process takes at least."""
+        return min_samples(self.model, self.spec)
 
     def setup(self, stage: str) -> None:
         """Choose the memory layout once the device is known; on MPS channels-last is not the faster one."""
@@ -195,3 +203,24 @@ class Task(lightning.LightningModule):
             return right.float().mean()
         asked = y != self.spec.blank_class
         return (right & asked).sum() / asked.sum()
+
+
+def min_samples(model: nn.Module, spec: DataSpec) -> int:
+    """The samples that a model takes at least in training.
+
+    Returns:
+        2 where batch norm would see one value a channel of a single sample, otherwise 1.
+    """
+    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        return 1
+    return 2 if not _runs(model, spec, samples=1) and _runs(model, spec, samples=2) else 1
+
+
+def _runs(model: nn.Module, spec: DataSpec, samples: int) -> bool:
+    """Whether a model takes so many samples, tried with a copy that has shapes but no memory."""
+    try:
+        with torch.no_grad():
+            copy.deepcopy(model).to("meta")(torch.empty(samples, *spec.input_shape, device="meta"))
+    except Exception:  # noqa: BLE001 - anybody's model; one that cannot be tried is left to show itself in training
+        return False
+    return True

@@ -58,7 +58,7 @@ def _train(
     from batchscope.recovery.ending import told
     from batchscope.recovery.resume import claim
     from batchscope.recovery.resumed_fit import newest_good
-    from batchscope.task import Task
+    from batchscope.task import Task, min_samples
 
     summary.quiet_libraries()
     torch.set_flush_denormal(config["flush_denormals"])  # before the threads that inherit it
@@ -70,8 +70,9 @@ def _train(
     data.check()
     # Only to have Lightning refuse a wrong value before data is downloaded; the run's own trainer needs the data's name.
     build(config["trainer"], "trainer", logger=False, callbacks=[], enable_checkpointing=False)
-    data.prepare_data()
     model = build(config["model"], "model", spec=data.spec)
+    data.check_batch(min_samples(model, data.spec))
+    data.prepare_data()
     name = summary.run_name(config, choices, data.name)
     choices = {group: choices[group] for group in ("model", "data", "optimizer", "trainer") if choices.get(group)}
     provenance = {"config": config, "choices": choices, "name": name, "dataset": data.name}

@@ -1,5 +1,6 @@
 """Task: an evaluation counts every sample once; gradients are clipped at every precision; batch norm has its samples."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from runs import SMALL, record, run
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from batchscope.data.adding import Adding
 from batchscope.models.cnn import SimpleCNN
 from batchscope.models.torchvision import TorchvisionModel
 from batchscope.optimizer import SGD, AdamW, Optimizer
@@ -59,10 +61,48 @@ def image_task(model: type[nn.Module], size: int = 32, **options: Any) -> Task:
     return Task(model(spec, **options), spec, SGD())
 
 
+@pytest.mark.parametrize(
+    ("options", "min_samples"),
+    [
+        ({"name": "resnet18"}, 2),  # 32 pixels are one at the last convolutions
+        ({"name": "resnet18", "size": 64}, 1),
+        ({"name": "resnet18", "image_size": 64}, 1),
+        ({"name": "squeezenet1_1"}, 1),  # without batch norm
+    ],
+    ids=["one value a channel", "four", "four after resizing", "no batch norm"],
+)
+def test_a_model_that_batch_norm_keeps_from_training_on_one_sample_takes_two(
+    options: dict[str, Any], min_samples: int
+) -> None:
+    task = image_task(TorchvisionModel, **options)
+    state, random = copy.deepcopy(task.state_dict()), torch.get_rng_state()
+    assert task.min_samples == min_samples
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in task.state_dict().items())
+
+
 def test_the_input_shape_is_what_the_network_computes_on() -> None:
     assert image_task(TorchvisionModel, name="resnet18").input_shape == (3, 32, 32)
     assert image_task(TorchvisionModel, name="resnet18", image_size=64).input_shape == (3, 64, 64)
     assert image_task(SimpleCNN).input_shape == (3, 32, 32)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_epoch_whose_last_batch_would_be_one_sample_trains_with_batch_norm() -> None:
+    data = Adding(sequence_length=2, num_train=9, num_val=1, batch_size=4)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    trainer = lightning.Trainer(accelerator="cpu", max_epochs=2, barebones=True, use_distributed_sampler=False)
+    trainer.fit(Task(model, data.spec, SGD()), datamodule=data)
+    assert trainer.global_step == 4
+
+
+def test_batches_of_one_sample_with_batch_norm_are_one_line_before_anything_is_written(tmp_path: Path) -> None:
+    single = ("model=torchvision", "data=mnist", "data.batch_size=1")
+    done = run(tmp_path, *single, "trainer.accelerator=cpu", "hydra.run.dir=run")
+    assert done.end() == 1
+    assert done.complained.startswith("error: data.batch_size: got 1, takes 2 or more with this model")
+    assert len(done.complained.splitlines()) == 1
+    assert not (tmp_path / "run").exists() and not (tmp_path / "data").exists()
 
 
 CLIP = 0.01

@@ -123,13 +123,33 @@ class TensorDataModule(lightning.LightningDataModule):
         """Shuffled by (seed, epoch); the short last batch is kept.
 
         Raises:
-            UserError: if there is not a sample for every process.
+            UserError: if there are not enough samples for every process.
         """
         samples, processes = len(self._splits["train"][0]), rank_and_world()[1]
-        if samples < processes:
-            raise UserError(f"trainer.devices: {processes} processes, and {self.name} has {samples} training samples")
-        batches = EpochBatches(samples, self.batch_size, True, self.seed, self._begin)
+        min_samples = getattr(self._module, "min_samples", 1)
+        self.check_batch(min_samples)
+        if samples < processes * min_samples:
+            needed = f", and a step of each takes {min_samples} at least" if min_samples > 1 else ""
+            raise UserError(
+                f"trainer.devices: {processes} processes{needed}, and {self.name} has {samples} training samples"
+            )
+        batches = EpochBatches(samples, self.batch_size, True, self.seed, self._begin, min_samples)
         return self._loader("train", batches)
+
+    def check_batch(self, min_samples: int) -> None:
+        """See that a batch is large enough for the model to be trained on.
+
+        Args:
+            min_samples: as the model takes them in a step of one process.
+
+        Raises:
+            UserError: if it is not.
+        """
+        if self.batch_size < min_samples:
+            raise UserError(
+                f"data.batch_size: got {self.batch_size}, takes {min_samples} or more with this model: in training its "
+                "batch normalisation needs more than one value a channel"
+            )
 
     def val_dataloader(self) -> TensorLoader | DataLoader:
         """In the stored order."""

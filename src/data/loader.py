@@ -32,16 +32,24 @@ class EpochBatches(Sampler[list[int]]):
         seed: of the order.
         begin: the epoch that a resumed run begins in, and how many of its batches have been trained: they are not
             served again, but count in its length.
+        min_samples: of one process's part of a batch. A rest too small for it joins the last full batch.
     """
 
     def __init__(
-        self, num_samples: int, batch_size: int, shuffle: bool, seed: int = 0, begin: tuple[int, int] = (0, 0)
+        self,
+        num_samples: int,
+        batch_size: int,
+        shuffle: bool,
+        seed: int = 0,
+        begin: tuple[int, int] = (0, 0),
+        min_samples: int = 1,
     ):
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.seed = seed
         self.begin = begin
+        self.min_samples = min_samples
         self.epoch = begin[0]
         self.sampler = self  # where Lightning looks for the object whose set_epoch it calls
 
@@ -92,8 +100,7 @@ class EpochBatches(Sampler[list[int]]):
     def __len__(self) -> int:
         world = rank_and_world()[1]
         full, rest = divmod(self.num_samples, self.batch_size * world)
-        # A rest too small to give each process a sample joins the last full batch.
-        return full + (1 if rest >= world or not full else 0)
+        return full + (1 if rest >= world * self.min_samples or not full else 0)
 
 
 class TensorLoader:

@@ -16,6 +16,7 @@ from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.data import datamodule, loader
 from batchscope.data.datamodule import MIN_EVAL_BATCH_SIZE, Split, TensorDataModule
 from batchscope.data.loader import EpochBatches, TensorLoader, copied_ahead
+from batchscope.errors import UserError
 from batchscope.spec import DataSpec
 
 NUM = 50
@@ -281,6 +282,49 @@ def test_a_process_is_served_its_own_share(options: dict[str, Any], monkeypatch:
         parts.append(samples(numbers(batch_size=4, **options).train_dataloader()))
     monkeypatch.undo()
     assert global_batches(parts) == samples(numbers(batch_size=8, **options).train_dataloader())
+
+
+# --- models that cannot be trained on a single sample ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num", "sizes"), [(10, [5, 5]), (11, [5, 6]), (12, [5, 5, 2]), (3, [3])])
+def test_a_rest_of_too_few_samples_joins_the_last_batch(num: int, sizes: list[int]) -> None:
+    batches, alone = (EpochBatches(num, 5, shuffle=True, min_samples=least) for least in (2, 1))
+    assert [len(batch) for batch in batches] == sizes
+    assert joined(batches) == joined(alone)
+
+
+@pytest.mark.parametrize("num", [96, 97, 98, 99, 100, 101, 119])
+@pytest.mark.parametrize("world", [2, 3])
+def test_every_process_has_as_many_samples_as_the_model_takes(
+    num: int, world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = shares(monkeypatch, num, 24 // world, world, min_samples=2)
+    assert min(len(batch) for batches in processes for batch in batches) >= 2
+    assert sorted(sample for batches in processes for batch in batches for sample in batch) == list(range(num))
+
+
+@pipelines
+def test_a_resumed_epoch_ends_with_the_batch_that_the_rest_has_joined(options: dict[str, Any]) -> None:
+    whole, resumed = (asked_by(numbers(batch_size=7, **options), min_samples=2) for _ in range(2))
+    resumed.begin_at(2, 5)
+    rest = resumed.train_dataloader()
+    served = epoch_of(whole.train_dataloader(), 2)
+    assert [len(batch) for batch in served] == [7] * 6 + [8]
+    assert samples(rest) == served[5:]
+    assert len(rest) == len(served)
+
+
+def test_a_batch_smaller_than_the_model_takes_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"^data\.batch_size: got 1, takes 2 or more with this model: .*a channel$"):
+        asked_by(numbers(batch_size=1), min_samples=2).train_dataloader()
+    assert len(asked_by(numbers(batch_size=1), min_samples=1).train_dataloader()) == NUM
+
+
+def test_too_few_samples_for_the_processes_and_the_model_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datamodule, "rank_and_world", lambda: (0, 26))
+    with pytest.raises(UserError, match=r"^trainer\.devices: 26 processes, and a step of each takes 2 at least, and "):
+        asked_by(numbers(), min_samples=2).train_dataloader()
 
 
 # --- beginning in the middle of an epoch -----------------------------------------------------------------------------
