@@ -52,7 +52,7 @@ def run(train: Train) -> None:
 
     Raises:
         UserError: for a mistake in the command line, before anything is written; or one that only a run could find.
-        SystemExit: 1 if a run of a sweep failed, for another reason than memory; 130 or 143 if a signal ended it.
+        SystemExit: 1 if a run of a sweep failed, for another reason than memory; 129, 130 or 143 if a signal ended it.
     """
     args = _arguments()
     reraise_in_hydra()

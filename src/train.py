@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overrides: list[str]) -> float | None:
-    """Train, test and record one model; Ctrl-C and SIGTERM end it in good order, and a resumed run goes on.
+    """Train, test and record one model; Ctrl-C, SIGTERM and SIGHUP end it in good order, and a resumed run goes on.
 
     Args:
         config: a checked, resolved configuration; `resume` in it says that `run_dir` holds a run to go on with.

@@ -12,11 +12,10 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from ..signals import STOPPING, heeded, insists, leave_lost, terminals
 from .checkpoint import AGREE_EVERY, Checkpoints
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))
-# A Ctrl-C reaches every process of a terminal, and may be passed on to this one by another as well.
-_SAME_S = 0.3
+SIGNALS = (*STOPPING, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))
 
 
 class Interrupted(SystemExit):
@@ -35,7 +34,8 @@ class Interrupted(SystemExit):
 
 
 class Interrupts(Callback):
-    """Ends a run on Ctrl-C, SIGTERM or SIGUSR1 (which SLURM sends before it requeues a job).
+    """Ends a run on Ctrl-C, SIGTERM, SIGHUP (unless started by nohup) or SIGUSR1 (which SLURM sends before it requeues
+    a job).
 
     As a context it listens to the signals, as a callback it acts on them: after the present step a checkpoint is
     written, and `Interrupted` leaves the trainer. Outside of training the exception comes at once. A second signal
@@ -52,10 +52,12 @@ class Interrupts(Callback):
         self._told_at = 0.0
         self._training = False
         self._before: dict[int, Any] = {}
+        self._terminals: list[int] = []
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.getsignal(number) for number in SIGNALS}
+            self._before = {number: signal.getsignal(number) for number in heeded(SIGNALS)}
+            self._terminals = terminals()
         self._listen()
         return self
 
@@ -120,9 +122,10 @@ class Interrupts(Callback):
             signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        leave_lost(self._terminals)
         now = time.monotonic()
         if self._told_by is not None:
-            if now - self._told_at > _SAME_S:
+            if insists(number, now - self._told_at):
                 self.leaving(number)
                 os._exit(128 + number)
             return

@@ -14,12 +14,13 @@ from pathlib import Path
 from batchscope.errors import exit_on_user_error
 from batchscope.record import close, read, reason
 from batchscope.recovery import resume
+from batchscope.signals import heeded
 from batchscope.train import train
 
 
 def main() -> None:
     """The program."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # until the run has its own way to stop
+    for number in heeded():  # until the run has its own way to stop
         signal.signal(number, lambda got, _: sys.exit(128 + got))
     _leave_to_slurm_what_is_slurms()
     threading.Thread(target=_stop_with_the_sweep, daemon=True).start()

@@ -14,32 +14,38 @@ from types import FrameType
 from typing import Any
 
 from ..record import close, read
+from ..signals import heeded, insists, leave_lost, terminals
 
 _GONE_S = 5
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
 # By one of these SLURM tells submitit that the time of its job is up.
 _LAUNCHERS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 _running: subprocess.Popen | None = None
 _stopped_by: int | None = None
+_stopped_at = 0.0
+_terminals: list[int] = []
 
 
 def listen() -> None:
-    """From now on Ctrl-C and SIGTERM end the sweep: the run that is going on is told, and may write what it has.
+    """From now on Ctrl-C, SIGTERM and SIGHUP end the sweep: the run that is going on is told, and may write what it has.
 
-    A second one ends that run at once. Afterwards the exception SystemExit(130) or SystemExit(143) is on its way.
+    A second one ends that run at once. Afterwards the exception SystemExit, with 128 more than the signal's number, is
+    on its way.
     """
-    for number in _STOPPING:
+    global _terminals
+    _terminals = terminals()
+    for number in heeded():
         signal.signal(number, _stop)
 
 
 def _stop(number: int, _: Any) -> None:
-    global _stopped_by
+    global _stopped_by, _stopped_at
+    leave_lost(_terminals)
     if _running is None:
         raise SystemExit(128 + number)
     if _stopped_by is None:
-        _stopped_by = number
+        _stopped_by, _stopped_at = number, time.monotonic()
         _running.send_signal(number)
-    else:
+    elif insists(number, time.monotonic() - _stopped_at):
         _end_group(_running.pid)
 
 
@@ -53,7 +59,7 @@ def _in_good_order() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # which alone may listen
         yield
         return
-    found = {number: signal.getsignal(number) for number in (*_STOPPING, *_LAUNCHERS)}
+    found = {number: signal.getsignal(number) for number in (*heeded(), *_LAUNCHERS)}
     before = {number: handler for number, handler in found.items() if handler is not None}
     listen()
     for number in _LAUNCHERS:

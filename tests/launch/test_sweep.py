@@ -125,12 +125,16 @@ def test_a_search_needs_a_sweep(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @linux
-def test_ctrl_c_ends_a_sweep_with_130_and_its_report(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_signal_ends_a_sweep_with_its_exit_code_and_its_report(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
     process = start(tmp_path, ENDLESS)
     wait_until_trains(tmp_path, "1")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=120)
-    assert process.returncode == 130
+    assert process.returncode == code
+    assert record(tmp_path, "1")["error"].endswith(f"stopped by {number.name}")
     assert "Traceback" not in err
     assert "1 finished, 1 interrupted" in out
 
