@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -45,11 +46,19 @@ class Run:
         overrides: its command line.
         faults: what goes wrong.
         module: the program, as `python -m` takes it.
+        environ: what its environment has besides the server's.
     """
 
-    def __init__(self, folder: Path, *overrides: str, faults: Iterable[Fault] = (), module: str = "batchscope.train"):
+    def __init__(
+        self,
+        folder: Path,
+        *overrides: str,
+        faults: Iterable[Fault] = (),
+        module: str = "batchscope.train",
+        environ: dict[str, str] | None = None,
+    ):
         self.folder = folder
-        self.process = _server.Process(target=_program, args=(folder, module, overrides, list(faults)))
+        self.process = _server.Process(target=_program, args=(folder, module, overrides, list(faults), environ or {}))
         self.process.start()
 
     def end(self, timeout: float = 120) -> int:
@@ -74,9 +83,39 @@ def run(folder: Path, *overrides: str, **how: Any) -> Run:
     return done
 
 
-def _program(folder: Path, module: str, overrides: tuple[str, ...], faults: list[Fault]) -> None:
+def ranks(folder: Path, *overrides: str, faults: dict[int, list[Fault]] | None = None, **environ: str) -> list[Run]:
+    """The two processes of one run, as torchrun starts them, each in a folder of its own below `folder`.
+
+    Args:
+        folder: the run's own is its `out`.
+        overrides: the command line of both; with `resume=…` it is all that they are told.
+        faults: what goes wrong, by rank.
+        environ: what their environment has besides.
+    """
+    count = 2
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(one.getsockname()[1])}
+    where |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    new = ["trainer=ddp", f"trainer.devices={count}", f"hydra.run.dir={folder / 'out'}"]
+    options = [*overrides, *(new if not overrides[0].startswith("resume=") else [])]
+    return [
+        Run(
+            folder / str(rank),
+            *options,
+            faults=(faults or {}).get(rank, []),
+            environ={**where, "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", **environ},
+        )
+        for rank in range(count)
+    ]
+
+
+def _program(
+    folder: Path, module: str, overrides: tuple[str, ...], faults: list[Fault], environ: dict[str, str]
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
+    os.environ |= environ
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.stdout, sys.stderr = (io.TextIOWrapper(os.fdopen(n, "wb"), write_through=True) for n in (1, 2))

@@ -10,13 +10,14 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 
 from ..checkpoint import keep_as, remove_leftovers
+from ..distributed.rank_sync import RankSync
 from ..errors import UserError, did_you_mean
 from ..options import PositiveFloat, PositiveInt
 from ..sharding import whole
 from .curve_files import on_this_process, positions
 from .random_state import random_state
 
-AGREE_EVERY = 10  # batches between the times at which several processes agree on whether it is time
+_TOPIC = "checkpoint"
 
 
 class Checkpoints(Checkpoint):
@@ -66,6 +67,13 @@ class Checkpoints(Checkpoint):
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """The clock starts."""
         self._saved_at, self._saved_batch = time.monotonic(), None
+        RankSync.of(trainer).contribute(_TOPIC, lambda: int(self._is_over()))
+
+    def on_train_batch_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Ask the other ranks whether the time is over by their clocks."""
+        RankSync.of(trainer).start(trainer.fit_loop.epoch_loop.total_batch_idx)
 
     def on_train_batch_end(
         self,
@@ -77,7 +85,7 @@ class Checkpoints(Checkpoint):
     ) -> None:
         """Save where the epoch or the training ends, and where it is time."""
         steps_done = 0 < trainer.max_steps <= trainer.global_step
-        if trainer.is_last_batch or steps_done or trainer.should_stop or self._is_time(trainer, batch_idx):
+        if trainer.is_last_batch or steps_done or trainer.should_stop or self._is_time(trainer):
             self.save(trainer)
 
     def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
@@ -138,15 +146,23 @@ class Checkpoints(Checkpoint):
         if self.best_model_score is not None:
             self.best_model_path = str(self.folder / "best.ckpt")
 
-    def _is_time(self, trainer: lightning.Trainer, batch_idx: int) -> bool:
+    def on_exception(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
+    ) -> None:
+        """There is nothing more to agree on."""
+        RankSync.close(trainer)
+
+    def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
+        """As after an exception."""
+        RankSync.close(trainer)
+
+    def _is_time(self, trainer: lightning.Trainer) -> bool:
         if self.every_n_steps and trainer.global_step % self.every_n_steps == 0 and not _is_accumulating(trainer):
             return True
-        if self.every_minutes is None:
-            return False
-        over = time.monotonic() - self._saved_at >= 60 * self.every_minutes
-        if trainer.world_size == 1:
-            return over
-        return (batch_idx + 1) % AGREE_EVERY == 0 and trainer.strategy.broadcast(over)
+        return bool(RankSync.of(trainer).agreed(_TOPIC))
+
+    def _is_over(self) -> bool:
+        return self.every_minutes is not None and time.monotonic() - self._saved_at >= 60 * self.every_minutes
 
     def _is_best(self, score: float) -> bool:
         if not math.isfinite(score) or self.best_model_score is None:
