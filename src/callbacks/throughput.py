@@ -141,13 +141,28 @@ class ThroughputMonitor(Callback):
         tap(trainer, frozenset(_ACTIONS), self._started, self._stopped)
         self._active = True
 
-    @harmless
     def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Write what is left, sum up, and say it."""
+        self._stop(trainer)
+        # Every rank takes part, also one that has given up: the others wait for it.
+        steps = _steps_of_all(self.summary, trainer) if trainer.world_size > 1 else []
+        self._sum_up_and_say(trainer, steps)
+
+    @harmless
+    def _stop(self, trainer: lightning.Trainer) -> None:
         if self._active:
             self._finish(trainer)
-            self.summary = self._sum_up(trainer)
-            if self.verbose and trainer.is_global_zero and self.summary:
+            self.summary = self._cost.summary(trainer.world_size)
+
+    @harmless
+    def _sum_up_and_say(self, trainer: lightning.Trainer, steps: list[float | None]) -> None:
+        measured, self.summary = self.summary, {}
+        without = [rank for rank, step_ms in enumerate(steps) if step_ms is None]
+        if len(without) not in (0, len(steps)):
+            rank_zero_warn(f"ThroughputMonitor has no summary: process {without[0]} has stopped measuring")
+        elif measured:
+            self.summary = self._sum_up(measured, trainer, steps)
+            if self.verbose and trainer.is_global_zero:
                 print("\n" + report(self.summary), flush=True)
 
     @harmless
@@ -337,11 +352,9 @@ class ThroughputMonitor(Callback):
                     metrics[MFU] = metrics[FLOPS_PER_SEC] / self._peak
         return metrics
 
-    def _sum_up(self, trainer: lightning.Trainer) -> dict[str, Any]:
+    def _sum_up(self, measured: dict[str, Any], trainer: lightning.Trainer, steps: list[float]) -> dict[str, Any]:
         """The run's summary: this process's cost, all processes' rate, and what limits them."""
-        summary = self._cost.summary(trainer.world_size)
-        if not summary:
-            return {}
+        summary = dict(measured)
         module = trainer.lightning_module
         summary |= {
             "title": getattr(module, "title", type(module).__name__),
@@ -350,7 +363,7 @@ class ThroughputMonitor(Callback):
             "precision": str(trainer.precision),
         }
         if trainer.world_size > 1:
-            summary |= _over_processes(summary, trainer)
+            summary |= _over_processes(steps)
         for monitor in (c for c in trainer.callbacks if isinstance(c, CommunicationMonitor)):
             summary |= monitor.result()
         if self._flops:
@@ -398,12 +411,17 @@ class ThroughputMonitor(Callback):
         return samples * spec.input_shape[0] if getattr(spec, "kind", None) == "sequence" else 0
 
 
-def _over_processes(summary: dict[str, Any], trainer: lightning.Trainer) -> dict[str, Any]:
-    """How many processes there are, and the mean step of the slowest and of the fastest."""
+def _steps_of_all(summary: dict[str, Any], trainer: lightning.Trainer) -> list[float | None]:
+    """The mean step of each rank in ms; None of a rank that has not measured."""
     steps: list[Any] = [None] * trainer.world_size
-    torch.distributed.all_gather_object(steps, summary["step_ms"])
+    torch.distributed.all_gather_object(steps, summary.get("step_ms"))
+    return steps
+
+
+def _over_processes(steps: list[float]) -> dict[str, Any]:
+    """How many processes there are, and the mean step of the slowest and of the fastest."""
     return {
-        "processes": trainer.world_size,
+        "processes": len(steps),
         "slowest_process": steps.index(max(steps)),
         "slowest_step_ms": max(steps),
         "fastest_step_ms": min(steps),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.profilers import SimpleProfiler
+from runs import SMALL, ranks, record
 from strangers import Memory, Stranger, loader
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -385,3 +386,16 @@ def test_energy_and_memory_come_from_the_device_monitor_in_either_order(tmp_path
         )  # fmt: skip
         trainer.fit(Stranger(), loader(400))
         assert monitor.summary["memory_peak_gib"] > 0
+
+
+def fail(*_: Any) -> None:
+    raise RuntimeError("cannot be measured")
+
+
+def test_a_rank_that_gives_up_keeps_none_waiting(tmp_path: Path) -> None:
+    """At the end the ranks gather their rates. A sum without one of them is no rate of all."""
+    measured = "batchscope.callbacks.throughput.ThroughputMonitor._row"
+    both = ranks(tmp_path, *SMALL, faults={1: [(measured, 3, fail)]})
+    assert [one.end(60) for one in both] == [0, 0], [one.complained for one in both]
+    assert record(tmp_path / "out")["throughput"] == {}
+    assert "ThroughputMonitor has no summary: process 1 has stopped measuring" in both[0].complained
