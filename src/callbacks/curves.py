@@ -3,6 +3,8 @@
 from typing import Any
 
 import lightning
+import torch
+import torch.distributed
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
@@ -98,7 +100,7 @@ class TrainCurves(Callback):
         names = [(step, key) for step, scalars in self._steps for key in scalars]
         if names:
             values = [value for _, scalars in self._steps for value in scalars.values()]
-            self._reads.append((names, LateRead(values, lambda all_: trainer.strategy.reduce(all_, reduce_op="mean"))))
+            self._reads.append((names, LateRead(values, _mean_of_all_ranks)))
         self._steps = []
 
     def _write(self, only_ready: bool, trainer: lightning.Trainer) -> None:
@@ -108,3 +110,11 @@ class TrainCurves(Callback):
             for (step, key), value in zip(names, read.values(), strict=True):
                 rows.setdefault(step, {})[f"train/{key}"] = value
             write_steps(trainer, rows.items())
+
+
+def _mean_of_all_ranks(values: Tensor) -> Tensor:
+    """On the device and behind its other work; Lightning's `reduce` has a barrier, at which the host waits for it."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(values)
+        values /= torch.distributed.get_world_size()
+    return values

@@ -11,6 +11,7 @@ from strangers import Memory, Stranger, loader
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
+from batchscope.callbacks import curves
 from batchscope.callbacks.curves import TrainCurves
 
 
@@ -98,3 +99,15 @@ def test_tensorboard_and_csv_hold_the_same_numbers(tmp_path: Path) -> None:
     csv = {int(r["step"]): float(r["train/loss"]) for r in rows if r["train/loss"]}
     assert {e.step: e.value for e in events} == pytest.approx(csv)
     assert sorted(csv) == list(range(1, 11))
+
+
+def test_the_mean_of_all_ranks_is_taken_without_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A barrier has the host wait for its device."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+        monkeypatch.setattr(torch.distributed, "all_reduce", lambda values: values.add_(6))  # of the three others
+        monkeypatch.setattr(torch.distributed, "barrier", lambda *args, **kwargs: pytest.fail("a barrier"))
+        assert curves._mean_of_all_ranks(torch.tensor([2.0, 10.0])).tolist() == [2.0, 4.0]
+    finally:
+        torch.distributed.destroy_process_group()
