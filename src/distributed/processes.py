@@ -3,6 +3,7 @@
 Of several that torchrun or srun has started, the first one chooses the folder and tells the others.
 """
 
+import importlib.util
 import json
 import os
 import re
@@ -15,6 +16,11 @@ from ..ranks import Rank, this
 
 _PATIENCE = timedelta(minutes=5)  # of a process that waits for the others to be started
 _DEVICES = re.compile(r"auto|-1|[1-9]\d*|\d+,(\d+(,\d+)*)?")  # as Lightning takes them in one word
+# Those of Lightning's that can be named, but for DeepSpeed's, of which there are several.
+STRATEGIES = (
+    *("auto", "single_device", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true"),
+    *("fsdp", "fsdp_cpu_offload"),
+)
 _store: Any = None  # kept, for the first process serves it to the others
 
 
@@ -34,6 +40,8 @@ def check(trainer: Mapping[str, Any], multirun: bool = False, environ: Mapping[s
     if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 1:
         raise UserError(f"trainer.num_nodes: got {nodes!r}, takes a whole number of at least 1")
     _check_strategy(trainer, devices)
+    if str(trainer.get("precision")).startswith("transformer-engine"):
+        _check_package("trainer.precision", trainer["precision"], "transformer_engine")
     rank = this(environ)
     if not rank.launcher:
         if nodes > 1:
@@ -72,6 +80,16 @@ def _check_devices(devices: Any, accelerator: Any) -> None:
 def _check_strategy(trainer: Mapping[str, Any], devices: Any) -> None:
     strategy, accelerator = trainer.get("strategy", "auto"), trainer.get("accelerator", "auto")
     name = strategy["_target_"].rpartition(".")[2] if isinstance(strategy, dict) else str(strategy)
+    if isinstance(strategy, dict) and strategy.get("start_method", "popen") != "popen":
+        name += f" with start_method={strategy['start_method']}"
+    if re.search("spawn|fork|notebook", name):
+        raise UserError(f"trainer.strategy: got {name}, which cannot start the processes of a command; write ddp")
+    if re.search("xla|tpu", name.lower()):
+        raise UserError(f"trainer.strategy: got {name}, and this program trains on cpu, gpu or mps")
+    if name.lower().startswith("deepspeed"):
+        _check_package("trainer.strategy", name, "deepspeed")
+    elif not isinstance(strategy, dict) and name not in STRATEGIES:
+        raise UserError(f"trainer.strategy: got {name}, takes {', '.join(STRATEGIES)}.{did_you_mean(name, STRATEGIES)}")
     if accelerator == "mps" and (name != "auto" or str(devices) not in ("1", "auto")):
         raise UserError(
             f"trainer.strategy: got {name} on {devices} devices, and mps is one device; leave trainer at mps, or write "
@@ -82,6 +100,11 @@ def _check_strategy(trainer: Mapping[str, Any], devices: Any) -> None:
             f"trainer.strategy: got {name}, which needs a GPU, and trainer.accelerator is cpu; trainer=fsdp is the same "
             f"by torch's newer engine, which runs on a CPU, too"
         )
+
+
+def _check_package(option: str, value: str, package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise UserError(f"{option}: got {value}, which needs the package {package}, and it is not installed")
 
 
 def _check_srun(rank: Rank, environ: Mapping[str, str]) -> None:

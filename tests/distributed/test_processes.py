@@ -1,5 +1,6 @@
 """Whether the processes that were started are those that a run asks for: told before torch is imported."""
 
+import importlib.util
 import json
 import os
 import socket
@@ -61,6 +62,10 @@ def test_a_shell_within_slurm_has_not_been_started_by_srun() -> None:
         {"devices": "0,2", "accelerator": "auto"},
         {"devices": 2, "strategy": "ddp", "accelerator": "cpu", "num_nodes": 1},
         {"devices": 1, "accelerator": "mps"},
+        {"strategy": "ddp_find_unused_parameters_true", "devices": 2},
+        {"strategy": "fsdp_cpu_offload", "accelerator": "gpu", "devices": 2},
+        {"strategy": {"_target_": "lightning.pytorch.strategies.DDPStrategy", "start_method": "popen"}},
+        {"precision": "bf16-mixed"},
     ],
 )
 def test_what_lightning_can_do_alone_is_let_through(trainer: dict) -> None:
@@ -89,17 +94,50 @@ def test_as_many_processes_as_asked_for_are_let_through(environ: dict[str, str])
         ({"strategy": "ddp", "devices": 2, "accelerator": "mps"}, {}, "mps is one device"),
         ({"devices": 2, "accelerator": "mps"}, {}, "mps is one device"),
         ({"strategy": "fsdp", "accelerator": "cpu"}, {}, "trainer.strategy: got fsdp, which needs a GPU"),
+        ({"strategy": "dpp"}, {}, "trainer.strategy: got dpp, takes auto, single_device, ddp, "),
+        ({"strategy": "dpp"}, {}, "Did you mean 'ddp'?"),
+        ({"strategy": "fsdp2"}, {}, "Did you mean 'fsdp'?"),
+        ({"strategy": "ddp_spawn"}, {}, "got ddp_spawn, which cannot start the processes of a command; write ddp"),
+        ({"strategy": "ddp_notebook_find_unused_parameters_true"}, {}, "which cannot start the processes of a command"),
+        (
+            {"strategy": {"_target_": "lightning.pytorch.strategies.DDPStrategy", "start_method": "fork"}},
+            {},
+            "got DDPStrategy with start_method=fork, which cannot start the processes of a command",
+        ),
+        ({"strategy": "xla_debug"}, {}, "this program trains on cpu, gpu or mps"),
+        ({"strategy": "deepspeed_stage_2"}, {}, "needs the package deepspeed, and it is not installed"),
+        (
+            {"strategy": {"_target_": "lightning.pytorch.strategies.DeepSpeedStrategy"}},
+            {},
+            "got DeepSpeedStrategy, which needs the package deepspeed, and it is not installed",
+        ),
+        ({"precision": "transformer-engine"}, {}, "trainer.precision: got transformer-engine, which needs the package"),
         ({"devices": 1}, TORCHRUN, "1 on each of 1 machine make 1 process, and torchrun has started 4"),
         ({"devices": 2}, SRUN, "2 on each of 1 machine make 2 processes, and srun has started 4"),
         ({"devices": 4}, {k: v for k, v in SRUN.items() if "STEP" not in k}, "write srun python"),
         ({"devices": 4}, {k: v for k, v in SRUN.items() if "PER_NODE" not in k}, "--ntasks-per-node"),
     ],
 )
-def test_what_cannot_work_is_told_in_one_line(trainer: dict, environ: dict[str, str], line: str) -> None:
+def test_what_cannot_work_is_told_in_one_line(
+    trainer: dict, environ: dict[str, str], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optional = ("deepspeed", "transformer_engine")  # not installed, wherever this runs
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in optional else find_spec(name))
     with pytest.raises(UserError) as caught:
         check(trainer, environ=environ)
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_every_strategy_that_lightning_knows_is_let_through_or_refused_with_a_reason() -> None:
+    from lightning.pytorch.strategies import StrategyRegistry
+
+    for name in StrategyRegistry.available_strategies():
+        try:
+            check({"strategy": name, "accelerator": "gpu"}, environ={})
+        except UserError as error:
+            assert "takes" not in str(error), "it is as good as unknown"
 
 
 def test_more_gpus_than_there_are_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +153,12 @@ def test_a_sweep_is_not_started_by_torchrun() -> None:
         check({"devices": 4}, multirun=True, environ=TORCHRUN)
 
 
-@pytest.mark.parametrize("option", ["trainer.devices=0", "trainer.num_nodes=2", "trainer.strategy=fsdp"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("trainer.devices=0", "trainer.num_nodes=2", "trainer.strategy=fsdp", "trainer.strategy=ddp_spawn"),
+    ],
+)
 def test_the_program_says_it_and_writes_nothing(tmp_path: Path, option: str) -> None:
     line = [sys.executable, str(ROOT / "train.py"), "trainer=ddp", "trainer.accelerator=cpu", option]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
