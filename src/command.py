@@ -170,6 +170,8 @@ def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: 
             from .hardware.devices import check_accelerator
 
             check_accelerator(accelerator, devices)
+    if not multirun:
+        processes.leave_earlier_attempts()
 
 
 def _resume(train: Train, overrides: list[str], multirun: bool) -> None:

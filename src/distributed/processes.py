@@ -132,16 +132,49 @@ def hear() -> dict[str, Any]:
     Raises:
         UserError: if it is not there, or ends without a word.
     """
+    return json.loads(_get(_meeting(this()), "run"))
+
+
+def leave_earlier_attempts() -> None:
+    """Give the processes that torchrun has started again a rendezvous store of their own.
+
+    The store of torchrun's agent outlives an attempt: in it torch's process group finds the addresses of the processes
+    that have failed, and does not start.
+    """
+    global _store
+    rank = this()
+    if rank.launcher != "torchrun" or rank.processes == 1 or _attempt() == "0":
+        return
+    meeting = _meeting(rank)
+    if rank.number == 0:
+        from torch.distributed import TCPStore
+
+        own = TCPStore(
+            os.environ["MASTER_ADDR"], 0, is_master=True, timeout=_PATIENCE, wait_for_workers=False, multi_tenant=True
+        )
+        meeting.set("port", str(own.port))
+        port, _store = str(own.port), own
+    else:
+        port, _store = _get(meeting, "port"), None
+    os.environ |= {"MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "False"}
+
+
+def _attempt() -> str:
+    """How often torchrun has started the processes again."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+
+def _get(meeting: Any, key: str) -> str:
     from torch.distributed import DistError
 
     try:
-        return json.loads(_meeting(this()).get("run"))
+        return meeting.get(key).decode()
     except (DistError, RuntimeError) as error:
         raise UserError(f"the first process has not said where the run goes: {error}") from error
 
 
 def _meeting(rank: Rank) -> Any:
-    """Torch's own store, at the address where Lightning, too, will have the processes meet."""
+    """Torch's own store, at the address where Lightning, too, will have the processes meet; of this attempt."""
     global _store
     from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
     from torch.distributed import PrefixStore, rendezvous
@@ -150,4 +183,4 @@ def _meeting(rank: Rank) -> Any:
         place = TorchElasticEnvironment() if rank.launcher == "torchrun" else SLURMEnvironment()
         url = f"tcp://{place.main_address}:{place.main_port}"
         _store, *_ = next(rendezvous(url, rank.number, rank.processes, timeout=_PATIENCE))
-    return PrefixStore("batchscope", _store)
+    return PrefixStore(f"batchscope/{_attempt()}", _store)

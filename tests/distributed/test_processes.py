@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import SMALL as SMALL_RUN
+from runs import Run, ranks
+from torch.distributed import TCPStore
 
 from batchscope.distributed.processes import check
 from batchscope.errors import UserError
@@ -246,6 +249,48 @@ def test_torchrun_on_two_machines_leaves_one_record(tmp_path: Path) -> None:
 def test_sruns_processes_leave_one_record(tmp_path: Path) -> None:
     port = free_port()
     the_only_record(tmp_path, [srun(tmp_path, task, port, "trainer.devices=2") for task in (0, 1)])
+
+
+def fail() -> None:
+    raise RuntimeError("an attempt that fails")
+
+
+def attempt(folder: Path, number: int, store: TCPStore, faults: dict[int, list] | None = None) -> list[Run]:
+    """Both processes of an attempt, as torchrun's agent starts them, whose store outlives the attempt."""
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(store.port)}
+    return ranks(folder, *SMALL_RUN, faults=faults, TORCHELASTIC_RESTART_COUNT=str(number), **agent)
+
+
+def test_processes_that_torchrun_starts_again_leave_the_failed_attempts_addresses_and_folder(tmp_path: Path) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    fails = {1: [("batchscope.task.Task.training_step", 3, fail)]}
+    assert 0 not in [one.end(60) for one in attempt(tmp_path / "0", 0, store, fails)]
+    again = attempt(tmp_path / "1", 1, store)
+    assert [one.end(60) for one in again] == [0, 0], [one.complained for one in again]
+    assert json.loads((tmp_path / "1" / "out" / "run.json").read_text())["status"] == "finished"
+    assert "tested" in again[0].said
+
+
+@pytest.mark.slow
+def test_torchrun_starts_processes_again_that_have_failed(tmp_path: Path) -> None:
+    """The second one fails once, after both have met: at the end of the first attempt's epoch."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os\n"
+        "from batchscope import task, train\n"
+        "def fail(*_):\n"
+        "    raise RuntimeError('an attempt that fails')\n"
+        "if (os.environ['TORCHELASTIC_RESTART_COUNT'], os.environ['RANK']) == ('0', '1'):\n"
+        "    task.Task.on_train_epoch_end = fail\n"
+        "train.main()\n"
+    )
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
+    process = start(tmp_path, [*launcher, str(program), *SMALL, "trainer.devices=2"])
+    said, complained = process.communicate(timeout=180)
+    assert process.returncode == 0, complained
+    assert said.count("trained  ") == 1
+    records = [json.loads((run / "run.json").read_text()) for run in sorted((tmp_path / "out").iterdir())]
+    assert [record["status"] for record in records] == ["failed", "finished"]
 
 
 @pytest.mark.slow
