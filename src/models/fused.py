@@ -54,13 +54,14 @@ def lstm(
     weights = _weights(cells)
     hidden_size = cells[0].hidden_size
     _make_contiguous(weights, "LSTM", hidden_size, len(cells))
+    input = _as_autocast(input)
     if states is None:
         zeros = input.new_zeros(len(cells), input.shape[0], hidden_size)
         states = (zeros, zeros)
     # `train` asks for what the backward pass needs, which an evaluated model may want too; dropout is another matter.
     train = training or torch.is_grad_enabled()
     probability = dropout if training else 0.0
-    states = [state.contiguous() for state in states]
+    states = [_as_autocast(state).contiguous() for state in states]
     output, hx, cx = torch.lstm(input, states, weights, True, len(cells), probability, train, False, True)
     return output, (hx, cx)
 
@@ -81,6 +82,18 @@ def rnn(cell: nn.Module, input: Tensor, hidden: Tensor | None) -> tuple[Tensor, 
     train = cell.training or torch.is_grad_enabled()
     output, hidden = torch.rnn_tanh(input, hidden[None].contiguous(), weights, True, 1, 0.0, train, False, True)
     return output, hidden[0]
+
+
+def _as_autocast(tensor: Tensor) -> Tensor:
+    """The tensor in the type that autocast computes in on a CPU; unchanged elsewhere.
+
+    torch chooses oneDNN's LSTM by the type of its input, and autocast converts that input afterwards. A processor for
+    which oneDNN has no LSTM of the converted type would raise an error. A converted input lets torch choose by the type
+    that is computed in.
+    """
+    if tensor.device.type != "cpu" or tensor.dtype == torch.float64 or not torch.is_autocast_enabled("cpu"):
+        return tensor  # autocast leaves float64 alone
+    return tensor.to(torch.get_autocast_dtype("cpu"))
 
 
 def _weights(cells: Sequence[nn.Module]) -> list[Tensor]:

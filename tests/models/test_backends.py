@@ -115,17 +115,29 @@ def test_the_given_states_are_never_changed(kind):
     assert all(torch.equal(state, kept) for state, kept in zip(flat(states), before, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("given", [True, False], ids=["given states", "default states"])
 @pytest.mark.parametrize("backend", ["fused", "reference"])
 @networks
-def test_bf16_autocast_stays_near_float32_and_has_gradients(kind, backend):
+def test_autocast_stays_near_float32_and_has_gradients(kind, backend, given, dtype):
     net, x = network(kind), torch.randn(BATCH, STEPS, FEATURES)
-    expected = run(net, x, None, "reference")[0]
-    with torch.autocast("cpu", torch.bfloat16):
-        output, states = run(net, x, None, backend)
+    states = random_states(net) if given else None
+    expected = run(net, x, states, "reference")[0]
+    with torch.autocast("cpu", dtype):
+        output, states = run(net, x, states, backend)
         again, _ = run(net, x, states, backend)  # what it returns, it takes
     torch.testing.assert_close(output.float(), expected, rtol=0, atol=0.05)
     (output.sum() + again.sum()).backward()
     assert all(parameter.grad.isfinite().all() for parameter in net.parameters())
+    assert all(parameter.grad.dtype == torch.float32 for parameter in net.parameters())
+
+
+@networks
+def test_autocast_leaves_float64_alone(kind):
+    net, x = network(kind).double(), torch.randn(BATCH, STEPS, FEATURES, dtype=torch.float64)
+    expected = run(net, x, None, "reference")
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(run(net, x, None, "fused"), expected, rtol=0, atol=1e-10)
 
 
 def test_a_gradient_that_vanishes_is_zero_rather_than_denormal():

@@ -1,0 +1,24 @@
+"""Every processor trains: decisive tests again, in a process whose libraries may use old instructions only."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+DECISIVE = [
+    "models/test_backends.py::test_autocast_stays_near_float32_and_has_gradients",
+    "hardware/test_calibrate.py::test_this_machines_processor_is_measured",
+]
+
+
+@pytest.mark.parametrize(
+    ("onednn", "aten"), [("AVX2", "avx2"), pytest.param("SSE41", "default", marks=pytest.mark.slow)]
+)
+def test_models_and_calibration_run_without_the_newest_instructions(onednn, aten):
+    limited = {**os.environ, "ONEDNN_MAX_CPU_ISA": onednn, "ATEN_CPU_CAPABILITY": aten}
+    line = [sys.executable, "-m", "pytest", "-q", "-x", *(str(TESTS / name) for name in DECISIVE)]
+    done = subprocess.run(line, env=limited, cwd=TESTS.parent, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
