@@ -4,6 +4,7 @@ The cells stay the definition: what is here takes their parameters as they are a
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,6 @@ def lstm(
     """
     weights = _weights(cells)
     hidden_size = cells[0].hidden_size
-    _make_contiguous(weights, "LSTM", hidden_size, len(cells))
     input = _as_autocast(input)
     if states is None:
         zeros = input.new_zeros(len(cells), input.shape[0], hidden_size)
@@ -78,10 +78,43 @@ def rnn(cell: nn.Module, input: Tensor, hidden: Tensor | None) -> tuple[Tensor, 
     if input.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
         output, hidden = ElmanSequence.apply(input.transpose(0, 1), hidden, *weights)
         return output.transpose(0, 1), hidden
-    _make_contiguous(weights, "RNN_TANH", cell.hidden_size, 1)
     train = cell.training or torch.is_grad_enabled()
     output, hidden = torch.rnn_tanh(input, hidden[None].contiguous(), weights, True, 1, 0.0, train, False, True)
     return output, hidden[0]
+
+
+def flatten_parameters(cells: Sequence[nn.Module], mode: Literal["LSTM", "RNN_TANH"]) -> None:
+    """Put the parameters of cells on a GPU into one block of memory, which cuDNN would otherwise make at every call.
+
+    The parameters stay the objects that they are, as in `nn.LSTM.flatten_parameters`. Call it where a module's
+    parameters are moved anyway, never in a forward pass: there FSDP shows gathered parameters, and its next all-gather
+    fills the memory that they had before. Sharded parameters are left alone.
+
+    Args:
+        cells: as of `lstm`, lowest first; several of mode `LSTM` only.
+        mode: what cuDNN calls the kind of the cells.
+    """
+    weights = [linear._parameters.get(name) for c in cells for name in ("weight", "bias") for linear in (c.i2h, c.h2h)]
+    # The exact type: a sharded parameter is a DTensor, and other subclasses have rules of their own.
+    if not all(type(weight) is nn.Parameter and _runs_on_cudnn(weight) for weight in weights):
+        return
+    if len({weight.dtype for weight in weights}) > 1:
+        return
+    in_one_block = len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
+    shared = len({weight.data_ptr() for weight in weights}) < len(weights)
+    if in_one_block or shared:
+        return
+    from torch.backends.cudnn import rnn as cudnn
+
+    first, hidden_size = weights[0], cells[0].hidden_size
+    with torch.no_grad(), torch.cuda.device_of(first):
+        torch._cudnn_rnn_flatten_weight(
+            weights, 4, first.shape[1], cudnn.get_cudnn_mode(mode), hidden_size, 0, len(cells), True, False
+        )
+
+
+def _runs_on_cudnn(weight: Tensor) -> bool:
+    return weight.is_cuda and torch.backends.cudnn.is_acceptable(weight) and torch._use_cudnn_rnn_flatten_weight()
 
 
 def _as_autocast(tensor: Tensor) -> Tensor:
@@ -99,23 +132,3 @@ def _as_autocast(tensor: Tensor) -> Tensor:
 def _weights(cells: Sequence[nn.Module]) -> list[Tensor]:
     """In the order in which torch takes them: input weights, recurrent weights, and their biases, layer by layer."""
     return [w for c in cells for w in (c.i2h.weight, c.h2h.weight, c.i2h.bias, c.h2h.bias)]
-
-
-def _make_contiguous(weights: list[Tensor], mode: str, hidden_size: int, layers: int) -> None:
-    """Move parameters into one block of memory where cuDNN would otherwise copy them into one at every call.
-
-    The parameters stay the objects that they are, as in `nn.LSTM.flatten_parameters`; once moved, nothing is done.
-    """
-    first = weights[0]
-    if not first.is_cuda or not all(isinstance(weight, nn.Parameter) for weight in weights):
-        return
-    in_one_block = len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
-    shared = len({weight.data_ptr() for weight in weights}) < len(weights)
-    if in_one_block or shared or not torch.backends.cudnn.is_acceptable(first):
-        return
-    from torch.backends.cudnn import rnn as cudnn
-
-    with torch.no_grad(), torch.cuda.device_of(first):
-        torch._cudnn_rnn_flatten_weight(
-            weights, 4, first.shape[1], cudnn.get_cudnn_mode(mode), hidden_size, 0, layers, True, False
-        )

@@ -7,8 +7,8 @@ The cells are the definition. A whole sequence need not be paid for cell by cell
 """
 
 import math
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +63,12 @@ class RNNCell(nn.Module):
         self.h2h = nn.Linear(hidden_size, hidden_size)
         reset_recurrent_parameters(self.i2h, self.h2h, hidden_size)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Whatever moves or converts parameters comes through here, as in `nn.LSTM`."""
+        super()._apply(fn, recurse)
+        fused.flatten_parameters([self], "RNN_TANH")
+        return self
+
     def forward(self, input: Tensor, hidden: Tensor | None = None) -> Tensor:
         """One step: `input: (B, F)`, `hidden: (B, H)` (zeros when left out) → the next hidden state `(B, H)`."""
         if hidden is None:
@@ -86,6 +92,12 @@ class LSTMCell(nn.Module):
         self.h2h = nn.Linear(hidden_size, 4 * hidden_size)
         reset_recurrent_parameters(self.i2h, self.h2h, hidden_size)
         open_forget_gate(self.i2h.bias, self.h2h.bias, hidden_size, memory_steps)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Whatever moves or converts parameters comes through here, as in `nn.LSTM`."""
+        super()._apply(fn, recurse)
+        fused.flatten_parameters([self], "LSTM")
+        return self
 
     def forward(self, input: Tensor, states: States | None = None) -> States:
         """One step: `input: (B, F)`, `(hx, cx)` of `(B, H)` each (zeros when left out) → the next `(hx, cx)`."""
@@ -167,6 +179,12 @@ class StackedLSTM(nn.Module):
         sizes = [input_size] + [hidden_size] * (num_layers - 1)
         self.layers = nn.ModuleList(LSTMCell(size, hidden_size, memory_steps) for size in sizes)
         self.dropout = nn.Dropout(dropout)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Whatever moves or converts parameters comes through here, as in `nn.LSTM`."""
+        super()._apply(fn, recurse)
+        fused.flatten_parameters(self.layers, "LSTM")
+        return self
 
     def forward(self, input: Tensor, initial_states: States | None = None) -> tuple[Tensor | list[Tensor], States]:
         """A whole sequence or a single step.

@@ -1,5 +1,6 @@
 """The two ways to run a recurrent model: the same weights, outputs, states and gradients, whichever is taken."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from batchscope.models import fused
 from batchscope.models.recurrent import LSTMCell, RNNCell, StackedLSTM, runs_fused, unroll
 from batchscope.models.sequence import LSTMCellModel, RNNCellModel, SequenceModel, StackedLSTMModel
+from batchscope.sharding import shard
 from batchscope.spec import DataSpec
 
 BATCH, STEPS, FEATURES, HIDDEN = 4, 37, 3, 5  # steps enough for two whole blocks and a part of one
@@ -288,13 +290,9 @@ def test_compiled_models_leave_the_sequence_to_its_kernels(model_class):
 # --- cuDNN ------------------------------------------------------------------------------------------------------------
 
 
-class OnGpu(nn.Parameter):
-    """A parameter that says it is on a GPU."""
-
-    is_cuda = True
-
-
-def test_on_a_gpu_the_weights_are_moved_into_one_block_once(monkeypatch):
+@pytest.fixture
+def cudnn(monkeypatch) -> list[tuple[Any, ...]]:
+    """Parameters on a CPU count as cuDNN's; every call that moves them into one block, with what it asks for."""
     calls = []
 
     def into_one_block(weights: list[Tensor], *shape: Any) -> None:
@@ -304,19 +302,91 @@ def test_on_a_gpu_the_weights_are_moved_into_one_block_once(monkeypatch):
             weight.set_(part.view_as(weight))
 
     monkeypatch.setattr(torch, "_cudnn_rnn_flatten_weight", into_one_block)
-    monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda _: True)
-    lstm = StackedLSTM(2, FEATURES, HIDDEN, dropout=0, backend="fused").double()
-    x = torch.randn(BATCH, STEPS, FEATURES, dtype=torch.float64)
-    expected = lstm(x)
-    for module in [m for m in lstm.modules() if isinstance(m, nn.Linear)]:
-        module.weight, module.bias = OnGpu(module.weight.detach()), OnGpu(module.bias.detach())
-    before = list(lstm.parameters())
+    monkeypatch.setattr(fused, "_runs_on_cudnn", lambda weight: True)
+    return calls
 
-    for _ in range(2):
-        torch.testing.assert_close(lstm(x), expected)
-    lstm_mode = 2
-    assert calls == [(4, FEATURES, lstm_mode, HIDDEN, 0, 2, True, False)]  # as nn.LSTM.flatten_parameters asks for it
+
+def test_weights_that_are_moved_to_a_gpu_are_put_into_one_block_once(cudnn):
+    lstm = StackedLSTM(2, FEATURES, HIDDEN, dropout=0, backend="fused")
+    before = list(lstm.parameters())
+    lstm.double()
+    lstm.double()
+    one_layer, two_layers = (
+        (4, size, 2, HIDDEN, 0, layers, True, False) for size, layers in ((FEATURES, 1), (FEATURES, 2))
+    )
+    second_layer = (4, HIDDEN, *one_layer[2:])
+    assert cudnn == [one_layer, second_layer, two_layers]  # as nn.LSTM.flatten_parameters asks for it; 2 is an LSTM
+    assert len({parameter.untyped_storage().data_ptr() for parameter in lstm.parameters()}) == 1
     assert [id(parameter) for parameter in lstm.parameters()] == [id(parameter) for parameter in before]
+
+
+@networks
+def test_weights_in_one_block_compute_the_same(kind, cudnn):
+    net = network(kind)
+    x = torch.randn(BATCH, STEPS, FEATURES)
+    expected = run(net, x, None, "fused")
+    net.to(torch.float32)
+    assert cudnn
+    torch.testing.assert_close(run(net, x, None, "fused"), expected, rtol=0, atol=0)
+
+
+def tied(cell: LSTMCell) -> LSTMCell:
+    cell.h2h.bias = cell.i2h.bias
+    return cell
+
+
+def normalised(cell: LSTMCell) -> LSTMCell:
+    nn.utils.parametrizations.weight_norm(cell.h2h)
+    return cell
+
+
+def half_in_float64(cell: LSTMCell) -> LSTMCell:
+    cell.i2h.double()
+    return cell
+
+
+@pytest.mark.parametrize("change", [tied, normalised, half_in_float64])
+def test_weights_that_cannot_be_in_one_block_stay_where_they_are(change, cudnn):
+    cell = change(LSTMCell(FEATURES, HIDDEN))
+    cell.to("cpu")
+    assert not cudnn
+
+
+@pytest.fixture
+def one_process():
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@networks
+def test_sharded_weights_are_never_moved_so_that_no_step_computes_with_old_ones(kind, cudnn, one_process):
+    def outputs(net: nn.Module) -> list[Tensor]:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+        seen = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            output = net(torch.ones(BATCH, STEPS, FEATURES))
+            output.square().sum().backward()
+            optimizer.step()
+            seen.append(output.detach())
+        return seen
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network(kind)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return run(self.net, x, None, "fused")[0].clone()
+
+    whole = Whole()
+    sharded = copy.deepcopy(whole)
+    shard(sharded, torch.device("cpu"), 1)
+    sharded.to("cpu")
+    torch.testing.assert_close(outputs(sharded), outputs(whole))
+    assert not cudnn
 
 
 def test_on_a_cpu_the_weights_stay_where_they_are():
