@@ -97,11 +97,10 @@ def _calibration(kind: str, refresh: bool, quick: bool) -> Calibration:
     found = None if refresh else measuring.cached_calibration(device)
     if found is not None:
         return found
-    is_busy = kind == "cpu" and measuring.others_compute()
-    if is_busy:
-        _say("other programs keep this machine busy: what is measured now is too low, and not kept")
     found = measuring.calibrate(device, quick, _say)
-    if not quick and not is_busy:
+    if found.disturbed:
+        _say(f"{found.disturbed}: what was measured of this {kind} is too low, and not kept")
+    if not quick:
         measuring.keep(found)
     return found
 
@@ -139,6 +138,7 @@ def products_take(
         total.add_((matrix @ matrix.T).sum())
 
     with torch.inference_mode():
+        (matrix[:1] @ matrix[:1].T).sum()  # starts what a device starts with its first product
         best = spent = timer(product, 1)
         measured = 1
         while spent < budget:

@@ -1,7 +1,8 @@
 """What a device of this machine can do, measured: products, memory, transfers, and the cost of issuing an operation.
 
 Everything is timed several times and the best time counts, since noise only ever makes a computation slower. The
-result is kept in the user's cache folder, so that a machine is measured once for each version of torch and driver.
+result is kept in the user's cache folder, so that a device is measured once for each version of torch and driver, unless
+others computed on it meanwhile.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import json
 import math
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,12 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .contention import Contention
 from .devices import device_name
+from .telemetry import _nvml_handle
 
 Run = Callable[[], object]
 # Seconds that a device takes for a number of runs, one after another.
@@ -32,7 +35,7 @@ Timer = Callable[[Run, int], float]
 Clock = Callable[[], float]
 Say = Callable[[str], None]
 
-SCHEMA = 1  # of the cached file, and of how it is measured
+SCHEMA = 2  # of the cached file, and of how it is measured
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _DTYPES["fp64"] = torch.float64
 PRECISIONS = tuple(_DTYPES)
@@ -45,7 +48,7 @@ class Calibration:
 
     Attributes:
         device, device_name: the kind (`cpu`, `cuda`, `mps`), and the model.
-        driver: the driver's version; on a CPU its instruction set.
+        driver: the driver's version; on a CPU the instruction sets that torch and oneDNN may use.
         torch: torch's version.
         threads: that torch computes with, on a CPU.
         matmul_flops_per_sec: the most FLOP/s seen in any product, by precision: `fp32`, `tf32` (CUDA only), `bf16`,
@@ -55,6 +58,10 @@ class Calibration:
         launch_us: what one of the smallest operations takes, many issued one after another.
         h2d_bytes_per_sec, h2d_pinned_bytes_per_sec: from the host's memory, ordinary or pinned, to the device's.
         d2h_bytes_per_sec, d2h_pinned_bytes_per_sec: and back.
+        host: the machine's name; several may share a home folder.
+        uuid: of a GPU.
+        power_limit_w: of an NVIDIA GPU; a lower one makes it slower.
+        disturbed: what others did on the device during the measurement, which makes the rates too low.
     """
 
     device: str
@@ -69,6 +76,10 @@ class Calibration:
     h2d_pinned_bytes_per_sec: float | None = None
     d2h_bytes_per_sec: float | None = None
     d2h_pinned_bytes_per_sec: float | None = None
+    host: str | None = None
+    uuid: str | None = None
+    power_limit_w: float | None = None
+    disturbed: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As plain containers, without what is None."""
@@ -82,7 +93,8 @@ class Calibration:
             ValueError, TypeError: if it is not one: keys are missing or unknown, or a measurement is no positive number.
         """
         made = cls(**{"driver": None, "threads": None, **values})
-        single = [getattr(made, field.name) for field in dataclasses.fields(made) if field.default is None]
+        others = {*_IDENTITY, "matmul_flops_per_sec", "disturbed"}
+        single = [getattr(made, field.name) for field in dataclasses.fields(made) if field.name not in others]
         rates = [*made.matmul_flops_per_sec.values(), *single]
         if not all(rate is None or (math.isfinite(rate) and rate > 0) for rate in rates):
             raise ValueError(f"not a calibration: {values}")
@@ -138,16 +150,11 @@ def _single_formats(kind: str, module: nn.Module | None) -> set[str]:
 
 
 def calibration(device: torch.device, say: Say = lambda line: None) -> Calibration:
-    """The device's calibration, from the cache or measured now, which takes a few seconds.
-
-    A CPU that others keep busy is measured, but the result, which is too low, is not kept.
-    """
+    """The device's calibration, from the cache or measured now, which takes a few seconds."""
     found = cached_calibration(device)
     if found is None:
-        idle = device.type != "cpu" or not others_compute()
         found = calibrate(device, say=say)
-        if idle:
-            keep(found)
+        keep(found)
     return found
 
 
@@ -155,64 +162,110 @@ def cached_calibration(device: torch.device) -> Calibration | None:
     """The device's calibration if it was measured before, with this driver and torch. Never measures, never raises."""
     identity = _identity(device)
     try:
-        found = Calibration.from_dict(json.loads(_cache_file(identity).read_text(encoding="utf-8")))
+        file = _cache_file(identity)
+        _check_owner(file.parent)
+        found = Calibration.from_dict(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, AttributeError):  # missing, torn, or something else altogether
         return None
     return found if all(getattr(found, key) == value for key, value in identity.items()) else None
 
 
 def keep(calibration: Calibration) -> None:
-    """Write a calibration to the cache, whole or not at all; a cache that cannot be written to is done without."""
+    """Write a calibration to the cache, whole or not at all; a cache that cannot be written to is done without.
+
+    One that was disturbed is not written: its rates are too low, and would stay so.
+    """
+    if calibration.disturbed:
+        return
     values = calibration.to_dict()
-    file = _cache_file({key: getattr(calibration, key) for key in _IDENTITY})
-    temporary = file.with_suffix(f".{os.getpid()}.tmp")
     with contextlib.suppress(OSError):
+        file = _cache_file({key: getattr(calibration, key) for key in _IDENTITY})
+        temporary = file.with_suffix(f".{os.getpid()}.tmp")
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_owner(file.parent)
             temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
             os.replace(temporary, file)
         finally:
             temporary.unlink(missing_ok=True)
 
 
-_IDENTITY = ("device", "device_name", "driver", "torch", "threads")
+_IDENTITY = ("device", "device_name", "driver", "torch", "threads", "host", "uuid", "power_limit_w")
 
 
 def _identity(device: torch.device) -> dict[str, Any]:
     """What a measurement is of; it is taken again when any of it changes."""
-    threads = torch.get_num_threads() if device.type == "cpu" else None
-    values = (device.type, device_name(device), _driver(device.type), torch.__version__, threads)
+    threads = uuid = power_limit_w = None
+    if device.type == "cpu":
+        threads, driver = torch.get_num_threads(), _instruction_sets()
+    elif device.type == "mps":
+        driver = platform.mac_ver()[0] or None
+    else:
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        driver, power_limit_w = (torch.version.hip, None) if torch.version.hip else _nvidia_driver(device)
+    values = (
+        device.type,
+        device_name(device),
+        driver,
+        torch.__version__,
+        threads,
+        platform.node(),
+        uuid,
+        power_limit_w,
+    )
     return dict(zip(_IDENTITY, values, strict=True))
 
 
-def _cache_file(identity: Mapping[str, Any]) -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    digest = hashlib.blake2b(json.dumps([SCHEMA, *identity.values()]).encode(), digest_size=8).hexdigest()
-    return Path(base) / "batchscope" / f"calibration-{identity['device']}-{digest}.json"
+def _instruction_sets() -> str:
+    """Those that torch uses, and those that oneDNN was told to use at most."""
+    most = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA")
+    return torch.backends.cpu.get_cpu_capability() + (f", oneDNN up to {most}" if most else "")
 
 
-def _driver(kind: str) -> str | None:
-    if kind == "cpu":
-        return torch.backends.cpu.get_cpu_capability()
-    if kind == "mps":
-        return platform.mac_ver()[0] or None
-    if torch.version.hip:
-        return torch.version.hip
-    try:
+def _nvidia_driver(device: torch.device) -> tuple[str | None, float | None]:
+    """The driver's version, and the power in W that the device was set to draw at most; None for what NVML does not tell."""
+    driver = limit = None
+    with contextlib.suppress(Exception):  # NVML has an exception for each thing that can be missing
         import pynvml
 
         pynvml.nvmlInit()
         try:
-            return str(pynvml.nvmlSystemGetDriverVersion())
+            driver = str(pynvml.nvmlSystemGetDriverVersion())
+            limit = pynvml.nvmlDeviceGetPowerManagementLimit(_nvml_handle(pynvml, device)) / 1000
         finally:
             pynvml.nvmlShutdown()
-    except Exception:  # noqa: BLE001 - NVML has an exception for each thing that can be missing
-        return None
+    return driver, limit
 
 
-def others_compute() -> bool:
-    """Whether other programs use more than a quarter of the processor, which spoils every measurement on it."""
-    return psutil.cpu_percent(interval=0.2) > 25
+def _cache_file(identity: Mapping[str, Any]) -> Path:
+    digest = hashlib.blake2b(json.dumps([SCHEMA, *identity.values()]).encode(), digest_size=8).hexdigest()
+    return _cache_folder() / f"calibration-{identity['device']}-{digest}.json"
+
+
+def _cache_folder() -> Path:
+    """The user's; in a container, which may have no home or one that cannot be written to, one among temporary files."""
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "batchscope"
+    with contextlib.suppress(RuntimeError):  # neither HOME nor an entry in the system's list of users
+        home = Path.home()
+        base = home / ".cache"
+        if os.access(base if base.exists() else home, os.W_OK):
+            return base / "batchscope"
+    return Path(tempfile.gettempdir()) / f"batchscope-{_user_id()}"
+
+
+def _user_id() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0  # on Windows each user has temporary files of his own
+
+
+def _check_owner(folder: Path) -> None:
+    """Where everybody may make folders, only one's own is written to and believed.
+
+    Raises:
+        OSError: if the folder among temporary files is another user's, or is not there.
+    """
+    if folder.parent == Path(tempfile.gettempdir()) and folder.lstat().st_uid != _user_id():
+        raise PermissionError(f"{folder} belongs to another user")
 
 
 # --- timing -------------------------------------------------------------------------------------------------------
@@ -268,14 +321,23 @@ class Work:
         self._times = 1
 
     def take_a_turn(self, timer: Timer, effort: "Effort") -> None:
-        """Time it again and again for a while, at least once, in rounds just long enough for the clock."""
-        spent = 0.0
+        """Time it again and again for a while, at least once, in rounds just long enough for the clock.
+
+        The very first run may carry the start of a library, cuBLAS's 30 ms for one, and uses up nobody's turn.
+        """
         with self._setting():
+            if not self.rate:
+                self._round(timer, effort)
+            spent = 0.0
             while spent < effort.turn_seconds:
-                seconds = max(timer(self._run, self._times), 1e-9)
-                spent += seconds
-                self.rate = max(self.rate, self.amount * self._times / seconds)
-                self._times = max(1, round(effort.round_seconds * self.rate / self.amount))
+                spent += self._round(timer, effort)
+
+    def _round(self, timer: Timer, effort: "Effort") -> float:
+        """Seconds that as many runs take as the clock needs; the rate and their number follow the fastest round."""
+        seconds = max(timer(self._run, self._times), 1e-9)
+        self.rate = max(self.rate, self.amount * self._times / seconds)
+        self._times = max(1, round(effort.round_seconds * self.rate / self.amount))
+        return seconds
 
 
 @dataclass(frozen=True)
@@ -356,7 +418,7 @@ def calibrate(device: torch.device, quick: bool = False, say: Say = lambda line:
     """
     identity = _identity(device)
     on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-    with on_device, torch.inference_mode():
+    with on_device, torch.inference_mode(), Contention(device) as others:
         rates = best_rates(
             candidates(device),
             timer_for(device),
@@ -365,10 +427,12 @@ def calibrate(device: torch.device, quick: bool = False, say: Say = lambda line:
         )
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    return as_calibration(identity, rates)
+    return as_calibration(identity, rates, others.finding)
 
 
-def as_calibration(identity: Mapping[str, Any], rates: Mapping[str, float]) -> Calibration:
+def as_calibration(
+    identity: Mapping[str, Any], rates: Mapping[str, float], disturbed: str | None = None
+) -> Calibration:
     """Measured rates, by the names of `candidates`, as a Calibration."""
     peaks = {name: rates[f"products in {name}"] for name in _DTYPES if f"products in {name}" in rates}
     launches = rates.get("small operations")
@@ -381,6 +445,7 @@ def as_calibration(identity: Mapping[str, Any], rates: Mapping[str, float]) -> C
         h2d_pinned_bytes_per_sec=rates.get("host to device, pinned"),
         d2h_bytes_per_sec=rates.get("device to host"),
         d2h_pinned_bytes_per_sec=rates.get("device to host, pinned"),
+        disturbed=disturbed,
     )
 
 

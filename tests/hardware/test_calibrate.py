@@ -1,8 +1,14 @@
 """What a device can do: timed by its own clock, the best of several rounds, kept in the cache, shown in tables."""
 
 import contextlib
+import dataclasses
 import json
+import os
+import sys
+import tempfile
+import types
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +33,7 @@ from batchscope.hardware.calibrate import (
     time_by_clock,
     time_by_events,
 )
+from batchscope.hardware.contention import Contention
 
 CPU = torch.device("cpu")
 GPU = Calibration(
@@ -136,6 +143,12 @@ def test_short_work_is_timed_in_rounds_that_the_clock_can_resolve():
     assert rounds == [1, 4, 4]  # 1/8 s to learn how fast it is, then rounds of half a second until the turn is over
 
 
+def test_the_start_of_a_library_in_the_first_run_hides_no_larger_work():
+    device = FakeDevice()
+    first = Work(0.1, device.work(5.0, 0.125))  # 40 times slower than it is: what follows would seem to take 50 s
+    assert device.rates(EFFORT, a=[first, Work(1, device.work(0.5))]) == {"a": 2.0}
+
+
 def test_work_that_would_take_too_long_is_not_begun():
     device = FakeDevice()
     assert device.rates(EFFORT, a=[Work(10, device.work(1.0)), Work(21, device.work(0.001))]) == {"a": 10.0}
@@ -154,7 +167,7 @@ def test_what_a_device_does_not_support_is_left_out():
 def test_measuring_ends_when_its_time_is_up():
     device = FakeDevice()
     device.rates(EFFORT, a=[Work(1, device.work(1.0))], b=[Work(1, device.work(1.0))])
-    assert device.now == 2 + 10
+    assert device.now == 2 * (1 + 1) + 10  # a first run and a turn of each, then the time for the finals
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -322,8 +335,18 @@ def measured(cache, monkeypatch) -> list[torch.device]:
         return as_calibration(measuring._identity(device), {"products in fp32": 1e11, "memory copy": 1e10})
 
     monkeypatch.setattr(measuring, "calibrate", fake)
-    monkeypatch.setattr(measuring, "others_compute", lambda: False)
     return made
+
+
+@pytest.fixture
+def busy(measured, monkeypatch) -> None:
+    """Others compute during every measurement."""
+    undisturbed = measuring.calibrate
+
+    def disturbed(*args, **kwargs):
+        return dataclasses.replace(undisturbed(*args, **kwargs), disturbed="others used 43% of the processor meanwhile")
+
+    monkeypatch.setattr(measuring, "calibrate", disturbed)
 
 
 def test_a_calibration_survives_its_dict():
@@ -383,10 +406,85 @@ def test_the_cache_is_written_whole_or_not_at_all(measured, cache, monkeypatch):
     assert [path.read_text() for path in cache.iterdir()] == [before]
 
 
-def test_what_was_measured_on_a_busy_processor_is_not_kept(measured, monkeypatch):
-    monkeypatch.setattr(measuring, "others_compute", lambda: True)
-    calibration(CPU)
+def test_what_was_measured_while_others_computed_is_used_and_not_kept(busy):
+    assert calibration(CPU).matmul_flops_per_sec == {"fp32": 1e11}
     assert cached_calibration(CPU) is None
+
+
+def test_the_measurement_itself_is_watched(monkeypatch):
+    during = []
+
+    class Others(Contention):
+        def __exit__(self, *exception):
+            self.finding = "others did something"
+
+    def rates(*args, **kwargs):
+        during.append(True)
+        return {"products in fp32": 1e11}
+
+    monkeypatch.setattr(measuring, "Contention", Others)
+    monkeypatch.setattr(measuring, "best_rates", rates)
+    assert calibrate(CPU).disturbed == "others did something"
+    assert during
+
+
+@pytest.mark.parametrize("variable", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
+def test_a_processor_that_may_use_fewer_instructions_is_another_one(measured, monkeypatch, variable):
+    for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    calibration(CPU)
+    monkeypatch.setenv(variable, "SSE41")
+    assert cached_calibration(CPU) is None
+
+
+def test_another_machine_with_the_same_home_is_measured_anew(measured, monkeypatch):
+    calibration(CPU)
+    monkeypatch.setattr(measuring.platform, "node", lambda: "another")
+    assert cached_calibration(CPU) is None
+
+
+class FakeNvml(types.ModuleType):
+    """What is asked of the driver."""
+
+    limit_mw, version = 700_000, "570.1"
+
+    def __init__(self):
+        super().__init__("pynvml")
+        self.nvmlInit = self.nvmlShutdown = lambda: None
+        self.NVMLError = RuntimeError
+        self.nvmlSystemGetDriverVersion = lambda: self.version
+        self.nvmlDeviceGetHandleByUUID = lambda name: name
+        self.nvmlDeviceGetPowerManagementLimit = lambda handle: self.limit_mw
+
+
+@pytest.fixture
+def gpu(measured, monkeypatch) -> tuple[types.SimpleNamespace, FakeNvml]:
+    """An NVIDIA GPU's properties, and its driver."""
+    properties, nvml = types.SimpleNamespace(uuid="1234"), FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(torch.version, "hip", None)
+    return properties, nvml
+
+
+def test_a_gpu_is_told_apart_by_its_uuid_its_power_limit_and_its_driver(gpu, measured):
+    device, (properties, nvml) = torch.device("cuda"), gpu
+    found = calibration(device)
+    assert (found.uuid, found.power_limit_w, found.driver) == ("1234", 700, "570.1")
+    assert cached_calibration(device) == found
+    for thing, name, value in ((properties, "uuid", "5678"), (nvml, "limit_mw", 500_000), (nvml, "version", "580.2")):
+        setattr(thing, name, value)
+        assert cached_calibration(device) is None, name
+        assert calibration(device) == cached_calibration(device)
+
+
+def test_a_gpu_without_nvml_has_no_power_limit(gpu, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # an import of it fails
+    found = calibration(torch.device("cuda"))
+    assert (found.driver, found.power_limit_w, found.uuid) == (None, None, "1234")
+    assert cached_calibration(torch.device("cuda")) == found
 
 
 def test_without_xdg_the_cache_is_in_the_home_folder(measured, tmp_path, monkeypatch):
@@ -394,6 +492,46 @@ def test_without_xdg_the_cache_is_in_the_home_folder(measured, tmp_path, monkeyp
     monkeypatch.setenv("HOME", str(tmp_path))
     calibration(CPU)
     assert len(list((tmp_path / ".cache" / "batchscope").iterdir())) == 1
+
+
+@pytest.fixture
+def no_home(tmp_path, monkeypatch) -> Path:
+    """As in a container of a user whom the system does not know; the folder that such a user has."""
+
+    def unknown(*_):
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"batchscope-{os.getuid()}"
+
+
+def test_without_a_home_the_cache_is_among_temporary_files(measured, no_home):
+    found = calibration(CPU)
+    assert cached_calibration(CPU) == found
+    assert no_home.stat().st_mode & 0o777 == 0o700
+    assert measured == [CPU]
+
+
+def test_a_home_that_cannot_be_written_to_is_none(measured, no_home, monkeypatch):
+    monkeypatch.setenv("HOME", "/nonexistent")
+    assert calibration(CPU) == cached_calibration(CPU)
+    assert no_home.is_dir()
+
+
+def test_a_folder_of_another_user_among_temporary_files_is_neither_believed_nor_written_to(
+    measured, no_home, monkeypatch
+):
+    found = calibration(CPU)
+    before = sorted(no_home.iterdir())
+    monkeypatch.setattr(measuring, "_user_id", lambda: os.getuid() + 1)
+    (no_home.parent / f"batchscope-{os.getuid() + 1}").symlink_to(no_home)
+    assert cached_calibration(CPU) is None
+    assert calibration(CPU) == found
+    assert sorted(no_home.iterdir()) == before
+    assert len(measured) == 2
 
 
 # --- the program ---
@@ -427,6 +565,20 @@ def test_products_that_are_short_are_timed_all_together():
         100 * 0.0009765625,
         100,
     )
+
+
+def test_products_are_timed_on_a_device_that_has_started():
+    begun = []
+    with FlopCounterMode(display=False) as counter:
+        program.products_take(
+            torch.device("meta"),
+            lambda run, times: begun.append(counter.get_total_flops()) or 1.0,
+            70,
+            30,
+            1,
+            budget=0.5,
+        )
+    assert begun == [2 * 30]
 
 
 def test_the_timed_work_is_the_product():
@@ -509,10 +661,11 @@ def test_a_quick_measurement_is_not_kept(measured, no_products, capsys):
     assert cached_calibration(CPU) is None
 
 
-def test_a_busy_processor_is_measured_with_a_warning_and_not_kept(measured, no_products, monkeypatch, capsys):
-    monkeypatch.setattr(measuring, "others_compute", lambda: True)
+def test_a_busy_processor_is_measured_with_a_warning_and_not_kept(busy, no_products, capsys):
     program.run(["--device", "cpu"])
-    assert "too low, and not kept" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "others used 43% of the processor meanwhile: what was measured of this cpu is too low, and not kept\n"
+    )
     assert cached_calibration(CPU) is None
 
 
