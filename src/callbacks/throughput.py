@@ -1,6 +1,6 @@
 """ThroughputMonitor: what every training step cost, in which part, and how much it got done."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -236,7 +236,7 @@ class ThroughputMonitor(Callback):
             step.timesteps = self._timesteps(pl_module, batch, step.samples)
             if not self._flops_known:
                 self._stopwatch.enter(PAUSE)
-                self._flops = self._count_flops(pl_module, batch, step.samples)
+                self._flops = self._count_flops(trainer, pl_module, batch, step.samples)
                 self._stopwatch.leave(PAUSE)
 
     @harmless
@@ -391,17 +391,22 @@ class ThroughputMonitor(Callback):
             found = calibration_apart(device)
         return found
 
-    def _peak_of(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> float | None:
+    def _peak_of(
+        self, trainer: lightning.Trainer, module: lightning.LightningModule, shares: Mapping[str, float] | None = None
+    ) -> float | None:
         found = self._calibration
-        return peak_flops_per_sec(found, trainer.precision, module) if found else None
+        return peak_flops_per_sec(found, trainer.precision, module, shares) if found else None
 
-    def _count_flops(self, module: lightning.LightningModule, batch: Any, samples: int) -> float | None:
+    def _count_flops(
+        self, trainer: lightning.Trainer, module: lightning.LightningModule, batch: Any, samples: int
+    ) -> float | None:
         """Forward and backward FLOPs a sample; None, and said once, where they cannot be counted."""
         self._flops_known = True
         counted = count_step(module, batch, samples)
         if counted is None:
             rank_zero_warn(f"The FLOPs of {type(module).__name__} cannot be counted: no FLOP/s and no MFU.")
             return None
+        self._peak = self._peak_of(trainer, module, counted.shares)
         return counted.total
 
     def _timesteps(self, module: lightning.LightningModule, batch: Any, samples: int) -> int:

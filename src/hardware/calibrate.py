@@ -39,6 +39,7 @@ SCHEMA = 2  # of the cached file, and of how it is measured
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _DTYPES["fp64"] = torch.float64
 PRECISIONS = tuple(_DTYPES)
+_KINDS = ("matmul", "convolution", "recurrent")  # of products: each has a switch of its own for TF32
 _MIB = 2**20
 
 
@@ -102,25 +103,31 @@ class Calibration:
 
 
 def peak_flops_per_sec(
-    calibration: Calibration, precision: str | int | None = None, module: nn.Module | None = None
+    calibration: Calibration,
+    precision: str | int | None = None,
+    module: nn.Module | None = None,
+    shares: Mapping[str, float] | None = None,
 ) -> float | None:
     """The measured peak to hold a training step against.
 
     In 32 bits on CUDA that is TF32 wherever torch may use it: for matrices if `torch.set_float32_matmul_precision`
-    or `allow_tf32` allow it, and for convolutions and recurrent modules, where it is torch's default. Mixed precision
-    computes in either format, so the faster of the two is its peak.
+    or `allow_tf32` allow it, and for convolutions and cuDNN's recurrent kernels, where it is torch's default. A step of
+    several kinds has the rate at which each of its FLOPs would be done at the peak of its kind. Mixed precision computes
+    in either format, so the faster of the two is its peak.
 
     Args:
         calibration: of the device that trains.
         precision: as Lightning takes it: `32-true`, `bf16-mixed`, `16-true`, …; None is `32-true`.
         module: what is trained; without it, any kind of layer may be in it.
+        shares: the fractions of the FLOPs in `matmul`, `convolution` and `recurrent` (`StepFlops.shares`). Without them
+            the peak is that of the fastest kind of layer in the module.
 
     Returns:
         None for what was not measured or is not known.
     """
     bits, _, mode = str(precision or "32-true").partition("-")
     peaks = calibration.matmul_flops_per_sec
-    single = max((peaks[name] for name in _single_formats(calibration.device, module) if name in peaks), default=None)
+    single = _single_peak(calibration, module, shares)
     if bits == "32":
         return single
     peak = peaks.get({"64": "fp64", "16": "fp16", "bf16": "bf16"}.get(bits, ""))
@@ -128,22 +135,39 @@ def peak_flops_per_sec(
     return max(peak, single or 0) if peak is not None and is_mixed else peak
 
 
-def _single_formats(kind: str, module: nn.Module | None) -> set[str]:
-    """What torch computes products of float32 in, with its switches as they are."""
+def _single_peak(
+    calibration: Calibration, module: nn.Module | None, shares: Mapping[str, float] | None
+) -> float | None:
+    """The peak in float32, whatever torch computes it in."""
+    measured = calibration.matmul_flops_per_sec
+    peaks = {
+        kind: measured.get(form, measured.get("fp32")) for kind, form in _float32_formats(calibration.device).items()
+    }
+    if None in peaks.values():
+        return None
+    if shares is None:
+        return max(peaks[kind] for kind in _kinds_of_layers(module))
+    return 1 / sum(share / peaks[kind] for kind, share in shares.items())
 
-    def has(*layers: type[nn.Module]) -> bool:
-        return module is None or any(isinstance(part, layers) for part in module.modules())
 
+def _float32_formats(device: str) -> dict[str, str]:
+    """What torch computes float32 in, with its switches as they are; `none` and `ieee` are float32 itself."""
     backends = torch.backends
-    if kind == "cpu":
-        mkldnn = backends.mkldnn
-        return {"fp32", *(switch.fp32_precision for switch in (mkldnn.matmul, mkldnn.conv, mkldnn.rnn))}
-    used = [backends.cuda.matmul]
-    if has(nn.modules.conv._ConvNd):
-        used.append(backends.cudnn.conv)
-    if has(nn.RNNBase):
-        used.append(backends.cudnn.rnn)
-    return {"fp32", *(backend.fp32_precision for backend in used)}
+    if device == "cpu":
+        switches = (backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn)
+    elif backends.cudnn.enabled:
+        switches = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+    else:
+        switches = (backends.cuda.matmul,) * 3
+    return {kind: switch.fp32_precision for kind, switch in zip(_KINDS, switches, strict=True)}
+
+
+def _kinds_of_layers(module: nn.Module | None) -> set[str]:
+    layers = {"convolution": nn.modules.conv._ConvNd, "recurrent": nn.RNNBase}
+    found = {
+        kind for kind, layer in layers.items() if module is None or any(isinstance(m, layer) for m in module.modules())
+    }
+    return {"matmul", *found}
 
 
 # --- the cache ----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from types import FunctionType, MethodType
@@ -40,7 +40,7 @@ from torchmetrics import Metric, MetricCollection
 
 _log = logging.getLogger(__name__)
 
-Flops = tuple[int, int]  # forward, backward
+Flops = tuple[int, ...]  # forward, backward; of the forward ones those in convolutions, and in recurrent kernels
 
 # On meta tensors an operation takes about 0.1 ms of a processor: after 0.3 s a loop over cells is counted by its length
 # instead, and what would take longer than half a minute is not counted at all.
@@ -56,15 +56,26 @@ class StepFlops:
     Attributes:
         forward: of everything up to the loss.
         backward: of the gradients; fewer than twice the forward pass, since the first layer passes none on.
+        convolution: of the forward pass, in convolutions.
+        recurrent: of the forward pass, in torch's functions for whole sequences (`torch.lstm`, …), which a GPU runs by
+            cuDNN. What is unrolled step by step consists of matrix products.
     """
 
     forward: float
     backward: float
+    convolution: float = field(default=0.0, compare=False)
+    recurrent: float = field(default=0.0, compare=False)
 
     @property
     def total(self) -> float:
         """Of the whole step but the optimizer; times the batch size, what the device has to do."""
         return self.forward + self.backward
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """`matmul`, `convolution` and `recurrent` as fractions of the forward pass; those of the backward are alike."""
+        convolution, recurrent = self.convolution / self.forward, self.recurrent / self.forward
+        return {"matmul": 1 - convolution - recurrent, "convolution": convolution, "recurrent": recurrent}
 
 
 def count_step(module: LightningModule, batch: Any, batch_size: int | None = None) -> StepFlops | None:
@@ -89,12 +100,12 @@ def count_step(module: LightningModule, batch: Any, batch_size: int | None = Non
     with _side_effects_contained():
         try:
             size = batch_size or extract_batch_size(batch)
-            forward, backward = _count_quickly(module, batch, size)
+            counts = _count_quickly(module, batch, size)
         except Exception as error:  # noqa: BLE001 - a stranger's step, on tensors it was not written for
             why = f"{type(error).__name__}: {error}"
             rank_zero_only(_log.info)("the FLOPs of %s cannot be counted: %s", type(module).__name__, why)
             return None
-    return StepFlops(forward / size, backward / size) if forward else None
+    return StepFlops(*(count / size for count in counts)) if counts[0] else None
 
 
 @contextlib.contextmanager
@@ -126,14 +137,15 @@ def _count(module: LightningModule, batch: Any, most_operations: int, cut: tuple
         batch = apply_to_collection(batch, Tensor, _shortened, *cut)
     counter = FlopCounterMode(display=False, custom_mapping=_FORMULAS)
     counter.mod_tracker = _NoModules()
-    share = _BackwardShare(counter)
+    shares = _Shares(counter)
     watch = _Watch(counter.flop_registry, most_operations)
     arguments = (batch, 0) if is_param_in_hook_signature(twin.training_step, "batch_idx", min_args=2) else (batch,)
-    with torch.inference_mode(False), torch.enable_grad(), torch.device("meta"), watch, counter, share:
+    with torch.inference_mode(False), torch.enable_grad(), torch.device("meta"), watch, counter, shares:
         result = twin.training_step(*arguments)
         if twin.automatic_optimization:
             twin.backward(result["loss"] if isinstance(result, Mapping) else result)
-    return counter.get_total_flops() - share.flops, share.flops
+    forward = counter.get_total_flops() - shares.backward
+    return forward, shares.backward, shares.convolution, shares.recurrent
 
 
 # --- long sequences -----------------------------------------------------------------------------------------------
@@ -149,8 +161,8 @@ def _count_by_length(module: LightningModule, batch: Any, length: int) -> Flops 
         counts = [_count(module, batch, _MOST_OPERATIONS, (length, short)) for short in lengths]
     except Exception:  # noqa: BLE001 - a model that takes one length only
         return None
-    forward, backward = (_extended(lengths, parts, length) for parts in zip(*counts, strict=True))
-    return None if forward is None or backward is None else (forward, backward)
+    extended = [_extended(lengths, parts, length) for parts in zip(*counts, strict=True)]
+    return None if None in extended else tuple(extended)
 
 
 def _sequence_length(batch: Any, batch_size: int) -> int | None:
@@ -265,21 +277,31 @@ class _NoModules(contextlib.nullcontext):
     parents = ("Global",)
 
 
-class _BackwardShare(TorchFunctionMode):
-    """Adds up what is counted inside `backward()` and `autograd.grad()`, whoever calls them."""
+class _Shares(TorchFunctionMode):
+    """Adds up what is counted inside `backward()` and `autograd.grad()`, whoever calls them, and outside of them inside
+    convolutions and recurrent kernels."""
 
     def __init__(self, counter: FlopCounterMode):
         super().__init__()
         self._counter = counter
-        self.flops = 0
+        self.backward = self.convolution = self.recurrent = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in (Tensor.backward, torch.autograd.grad):
+        if func in (Tensor.backward, torch.autograd.grad):
+            share = "backward"
+        else:
+            share = _KINDS.get(getattr(func, "__name__", ""))
+        if share is None:
             return func(*args, **(kwargs or {}))
         before = self._counter.get_total_flops()
-        result = func(*args, **(kwargs or {}))
-        self.flops += self._counter.get_total_flops() - before
+        result = func(*args, **(kwargs or {}))  # in which this mode is off: what it calls is not counted twice
+        setattr(self, share, getattr(self, share) + self._counter.get_total_flops() - before)
         return result
+
+
+_KINDS = {f"conv{transposed}{n}d": "convolution" for transposed in ("", "_transpose") for n in (1, 2, 3)}
+_KINDS |= dict.fromkeys(("convolution", "_convolution"), "convolution")
+_KINDS |= dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), "recurrent")
 
 
 # --- the copy -----------------------------------------------------------------------------------------------------

@@ -243,7 +243,7 @@ def runs_fused(
         raise ValueError(f"backend: got {backend!r}, takes auto, reference or fused")
     if backend == "reference":
         return False
-    if backend == "auto" and (input.dim() == 2 or input.is_meta):  # on meta nothing is gained but a longer graph
+    if backend == "auto" and input.dim() == 2:
         return False
     reason = fused.why_not(cells, input, dropout)
     if reason and backend == "fused":

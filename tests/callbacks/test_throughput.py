@@ -19,7 +19,9 @@ from batchscope.callbacks.cost import PART_MS
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.callbacks.stopwatch import HostClock
 from batchscope.callbacks.throughput import KEYS, ThroughputMonitor
+from batchscope.hardware import calibrate
 from batchscope.hardware.calibrate import Calibration
+from batchscope.models.recurrent import LSTMCell, unroll
 
 
 def fit(
@@ -260,6 +262,33 @@ def test_flops_are_those_of_the_layer_and_mfu_is_of_the_measured_peak(
     row = memory.at(5)
     assert row["throughput/flops_per_sec"] == pytest.approx(16 * 4e3 / row["time/step_ms"])
     assert row["throughput/mfu"] == pytest.approx(row["throughput/flops_per_sec"] / 1e9)
+
+
+def test_the_peak_is_that_of_what_the_model_really_runs(
+    monitor: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where cuDNN's recurrent kernels use TF32 and the products of the head do not."""
+
+    class Recurrent(Stranger):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = LSTMCell(1, 2)
+            self.layer = nn.Linear(2, 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            return nn.functional.mse_loss(self.layer(unroll(self.cell, x[..., None])[0][:, -1]), y)
+
+    formats = {"matmul": "none", "convolution": "tf32", "recurrent": "tf32"}
+    monkeypatch.setattr(calibrate, "_float32_formats", lambda device: formats)
+    measured = Calibration("cpu", "a device", None, torch.__version__, 2, {"fp32": 1e9, "tf32": 8e9})
+    monkeypatch.setattr(throughput, "cached_calibration", lambda device: measured)
+    memory = fit(monitor, tmp_path, Recurrent())
+    cell, head = 4 * 2 * (1 + 2) * 8, 2 * 2  # four steps of (1 + 2) inputs into 2 units of 4 gates each
+    peak = (cell + head) / (cell / 8e9 + head / 1e9)
+    assert monitor.summary["peak_flops_per_sec"] == pytest.approx(peak)
+    row = memory.at(5)
+    assert row["throughput/mfu"] == pytest.approx(row["throughput/flops_per_sec"] / peak)
 
 
 def test_a_module_that_cannot_be_counted_has_no_flops(monitor: ThroughputMonitor, tmp_path: Path) -> None:

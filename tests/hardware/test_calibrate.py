@@ -305,6 +305,33 @@ def test_float32_on_cuda_is_tf32_where_torch_may_use_it(module, matmul, conv, rn
         assert peak_flops_per_sec(GPU, "32-true", module) == GPU.matmul_flops_per_sec[peak]
 
 
+@pytest.mark.parametrize(
+    ("shares", "peak"),
+    [
+        ({"matmul": 1.0, "convolution": 0.0, "recurrent": 0.0}, 50e12),
+        ({"matmul": 0.0, "convolution": 0.0, "recurrent": 1.0}, 400e12),
+        ({"matmul": 0.5, "convolution": 0.25, "recurrent": 0.25}, 1 / (0.5 / 50e12 + 0.5 / 400e12)),
+    ],
+)
+def test_kinds_of_products_weigh_by_their_flops(shares, peak):
+    with switched("ieee", "tf32", "tf32"):
+        assert peak_flops_per_sec(GPU, "32-true", nn.LSTM(1, 1), shares) == pytest.approx(peak)
+
+
+RECURRENT = {"matmul": 0.0, "convolution": 0.0, "recurrent": 1.0}
+
+
+def test_without_cudnn_a_recurrent_kernel_consists_of_matrix_products():
+    with switched("ieee", "tf32", "tf32"), torch.backends.cudnn.flags(enabled=False):
+        assert peak_flops_per_sec(GPU, "32-true", None, RECURRENT) == 50e12
+
+
+def test_a_gpu_without_tf32_computes_float32_in_float32():
+    older = dataclasses.replace(GPU, matmul_flops_per_sec={"fp32": 15e12, "fp16": 110e12})
+    with switched("tf32", "tf32", "tf32"):
+        assert peak_flops_per_sec(older, "32-true", None, RECURRENT) == 15e12
+
+
 def test_float32_on_a_processor_may_be_bf16_when_asked_for():
     with switched("none", "tf32", "tf32", mkldnn="bf16"):
         assert peak_flops_per_sec(HOST, "32-true") == 900e9

@@ -4,6 +4,7 @@ import copy
 import random
 import threading
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import lightning
@@ -56,6 +57,38 @@ def test_a_recurrent_model_takes_the_same_whatever_runs_it(name, backend):
             part.backend = backend
     cells = recurrent(5, 28, 128, gates=1 if name == "rnn_cell" else 4, layers=2 if name == "stacked_lstm" else 1)
     assert count_step(task, batch) == StepFlops(*with_head(cells, 128, 10))
+
+
+@pytest.mark.parametrize(("backend", "kind"), [("auto", "recurrent"), ("fused", "recurrent"), ("reference", "matmul")])
+@pytest.mark.parametrize("name", ["rnn_cell", "lstm_cell", "stacked_lstm"])
+def test_a_recurrent_model_counts_as_what_runs_it(name, backend, kind):
+    task, batch = zoo_task(name, DataSpec("sequence", (5, 28), "class", 10))
+    for part in task.modules():
+        if hasattr(part, "backend"):
+            part.backend = backend
+    forward, _ = recurrent(5, 28, 128, gates=1 if name == "rnn_cell" else 4, layers=2 if name == "stacked_lstm" else 1)
+    expected = {"matmul": 0.0, "convolution": 0.0, "recurrent": 0.0}
+    expected["matmul"] = linear(128, 10) / (forward + linear(128, 10))
+    expected[kind] += forward / (forward + linear(128, 10))
+    assert count_step(task, batch).shares == pytest.approx(expected)
+
+
+def test_the_convolutions_of_a_network_are_told_from_its_linear_layers():
+    shares = count_step(*zoo_task("cnn", MNIST)).shares
+    convolutions = conv(28, 1, 32, 3) + conv(14, 32, 64, 3)
+    assert shares["convolution"] == pytest.approx(convolutions / CNN[0])
+    assert shares["matmul"] == pytest.approx(1 - convolutions / CNN[0])
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN, partial(nn.RNN, nonlinearity="relu")])
+def test_torchs_recurrent_modules_count_as_recurrent(layer):
+    counted = count_step(Stranger(layer(5, 6)), torch.randn(7, 4, 5))
+    assert counted.recurrent == counted.forward
+
+
+def test_what_is_recurrent_is_extended_with_the_length(impatient):
+    counted = count_step(Stranger(nn.RNN(5, 6, batch_first=True)), torch.randn(4, 101, 5))
+    assert counted.recurrent == counted.forward == recurrent(101, 5, 6)[0]
 
 
 @pytest.mark.parametrize("path", sorted(MODELS.glob("*.yaml")), ids=lambda path: path.stem)
