@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-from ..hardware.calibrate import Calibration
+from ..hardware.calibrate import Calibration, faster_precision
 from ..hardware.limiter import StepParts, Verdict, limiter
 from ..rates import rate
 from .stopwatch import PARTS
@@ -127,16 +127,17 @@ def device_facts(sampled: Mapping[str, Any], summary: Mapping[str, Any]) -> dict
 
 def limit_of(summary: Mapping[str, Any], calibration: Calibration | None) -> Verdict | None:
     """What limits the run that a summary is of."""
-    busy = summary.get("sm_activity_pct")
+    busy, peak = summary.get("sm_activity_pct"), summary.get("peak_flops_per_sec")
     return limiter(
         StepParts(**summary["parts_ms"]),
         device=summary["device"],
         busy=None if busy is None else busy / 100,
         flops_per_sec=_mean_flops_per_sec(summary),
-        peak_flops_per_sec=summary.get("peak_flops_per_sec"),
+        peak_flops_per_sec=peak,
         launch_us=calibration.launch_us if calibration else None,
         copy_bytes_per_sec=calibration.copy_bytes_per_sec if calibration else None,
         batch_size=summary["batch_size"],
+        faster_precision=faster_precision(calibration, summary["precision"], peak),
     )
 
 

@@ -40,6 +40,7 @@ _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16,
 _DTYPES["fp64"] = torch.float64
 PRECISIONS = tuple(_DTYPES)
 _KINDS = ("matmul", "convolution", "recurrent")  # of products: each has a switch of its own for TF32
+_CLEARLY_FASTER = 1.2  # less is not worth another precision
 _MIB = 2**20
 
 
@@ -133,6 +134,29 @@ def peak_flops_per_sec(
     peak = peaks.get({"64": "fp64", "16": "fp16", "bf16": "bf16"}.get(bits, ""))
     is_mixed = bits != "64" and mode != "true"
     return max(peak, single or 0) if peak is not None and is_mixed else peak
+
+
+def faster_precision(
+    calibration: Calibration | None, precision: str | int | None = None, peak: float | None = None
+) -> str | None:
+    """The mixed precision, as Lightning takes it, at which this device was measured to be clearly faster; else None.
+
+    Not every device that runs bf16 is: without instructions for it a processor takes ten times as long as in float32.
+
+    Args:
+        calibration: of the device that trains, if it was measured.
+        precision: of now; there is a faster one only for 32 bits.
+        peak: FLOP/s that can be reached now, if known better than from the precision alone.
+    """
+    if calibration is None or str(precision or "32-true").partition("-")[0] != "32":
+        return None
+    peak = peak or peak_flops_per_sec(calibration, precision)
+    # Lightning has no 16-mixed on a CPU.
+    choices = {"bf16": "bf16-mixed", "fp16": "16-mixed"} if calibration.device == "cuda" else {"bf16": "bf16-mixed"}
+    for name, choice in choices.items():
+        if peak and calibration.matmul_flops_per_sec.get(name, 0.0) > _CLEARLY_FASTER * peak:
+            return choice
+    return None
 
 
 def _single_peak(

@@ -90,6 +90,7 @@ def limiter(
     copy_bytes_per_sec: float | None = None,
     bytes_per_step: float | None = None,
     batch_size: int | None = None,
+    faster_precision: str | None = None,
 ) -> Verdict | None:
     """What limits a run, by the rule above; None where that cannot be told.
 
@@ -105,6 +106,7 @@ def limiter(
         copy_bytes_per_sec: measured bandwidth of the device's memory, read and write counted.
         bytes_per_step: estimated traffic of a step with that memory.
         batch_size: of one device, for the advice.
+        faster_precision: one at which this device was measured to be faster than at the run's, for the advice.
     """
     step = parts.step
     if not math.isfinite(step) or step <= 0 or any(getattr(parts, field.name) < 0 for field in fields(parts)):
@@ -138,7 +140,7 @@ def limiter(
     if kind is None and work > shares[limiting]:
         return None
     share = min(shares[limiting], 1.0)
-    return Verdict(limiting, share, _advice(limiting, share, device, reached, batch_size))
+    return Verdict(limiting, share, _advice(limiting, share, device, reached, batch_size, faster_precision))
 
 
 def _divide(parts: StepParts, in_order: bool, busy: float | None) -> tuple[dict[Kind, float], float, float]:
@@ -188,7 +190,9 @@ def _kind_of_work(
     return "host" if work_ms <= FLOOR_MS else None
 
 
-def _advice(kind: Kind, share: float, device: str, reached: float | None, batch_size: int | None) -> str:
+def _advice(
+    kind: Kind, share: float, device: str, reached: float | None, batch_size: int | None, precision: str | None
+) -> str:
     """One sentence: what was seen, and the options that may help."""
     cpu = device == "cpu"
     seen = f"{share:.0%} of a step"
@@ -206,12 +210,14 @@ def _advice(kind: Kind, share: float, device: str, reached: float | None, batch_
         other = "" if cpu else ", or try trainer.accelerator=cpu, which may be as fast at this size"
         return f"{seen} is launching small operations and framework overhead: raise data.batch_size{now}{other}."
     if kind == "memory":
-        other = "trainer.accelerator=gpu has more bandwidth" if cpu else "trainer.precision=bf16-mixed moves half of it"
+        lower = f"trainer.precision={precision} moves half of it, and " if precision else ""
+        other = "trainer.accelerator=gpu has more bandwidth, and " if cpu else lower
         return (
-            f"{seen} is moving data through memory{peak}: {other}, and a larger data.batch_size{now} helps as long as "
-            f"the weights are most of it."
+            f"{seen} is moving data through memory{peak}: {other}a larger data.batch_size{now} helps as long as the "
+            f"weights are most of it."
         )
-    faster = "trainer.accelerator=gpu" if cpu else "trainer.precision=bf16-mixed, or more trainer.devices,"
+    more = f"trainer.precision={precision}, or more trainer.devices," if precision else "more trainer.devices"
+    faster = "trainer.accelerator=gpu" if cpu else more
     return f"{seen} is arithmetic{peak}: {faster} is the way to go faster, a larger data.batch_size{now} is not."
 
 

@@ -14,6 +14,7 @@ import torch
 from ..callbacks.interrupt import Interrupted
 from ..checkpoint import NO_SPACE
 from ..errors import UserError
+from ..hardware.calibrate import cached_calibration, faster_precision
 
 _GIB = 2**30
 
@@ -86,10 +87,11 @@ def _out_of_memory(config: dict[str, Any], device: torch.device) -> str:
         held, total = torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
     else:
         held, total = psutil.Process().memory_info().rss, psutil.virtual_memory().total
+    precision = faster_precision(cached_calibration(device), config["trainer"].get("precision"))
     smaller = f"data.batch_size={max(1, batch_size // 2)}" if batch_size > 1 else "a smaller model"
     return (
         f"out of memory with data.batch_size={batch_size} on {device.type}: {held / _GIB:.2f} GiB were allocated of "
         f"{total / _GIB:.2f}; try {smaller}"
         + (" with trainer.accumulate_grad_batches=2" if batch_size > 1 else "")
-        + (", or trainer.precision=bf16-mixed" if config["trainer"].get("precision") == "32-true" else "")
+        + (f", or trainer.precision={precision}" if precision else "")
     )

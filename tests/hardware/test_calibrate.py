@@ -28,6 +28,7 @@ from batchscope.hardware.calibrate import (
     calibrate,
     calibration,
     candidates,
+    faster_precision,
     keep,
     peak_flops_per_sec,
     time_by_clock,
@@ -330,6 +331,35 @@ def test_a_gpu_without_tf32_computes_float32_in_float32():
     older = dataclasses.replace(GPU, matmul_flops_per_sec={"fp32": 15e12, "fp16": 110e12})
     with switched("tf32", "tf32", "tf32"):
         assert peak_flops_per_sec(older, "32-true", None, RECURRENT) == 15e12
+
+
+@pytest.mark.parametrize(
+    ("device", "peaks", "faster"),
+    [
+        pytest.param("cuda", {"fp32": 50e12, "bf16": 790e12, "fp16": 780e12}, "bf16-mixed", id="a GPU with bf16"),
+        pytest.param("cuda", {"fp32": 8e12, "bf16": 3e12, "fp16": 50e12}, "16-mixed", id="a GPU that emulates bf16"),
+        pytest.param("cpu", {"fp32": 100e9, "bf16": 16e9, "fp16": 7e9}, None, id="a processor that emulates it"),
+        pytest.param("cpu", {"fp32": 100e9, "bf16": 16e9, "fp16": 300e9}, None, id="16-mixed on a CPU"),
+        pytest.param("cpu", {"fp32": 170e9, "bf16": 900e9}, "bf16-mixed", id="a processor with AMX"),
+        pytest.param("mps", {"fp32": 5e12, "fp16": 10e12}, None, id="16-mixed on MPS"),
+        pytest.param("cuda", {"fp32": 50e12, "bf16": 55e12}, None, id="hardly faster"),
+        pytest.param("cuda", {"fp32": 50e12}, None, id="not measured"),
+    ],
+)
+def test_a_precision_is_recommended_where_this_device_was_measured_to_be_faster(device, peaks, faster):
+    measured = Calibration(device, "a device", None, "2.15", None, peaks)
+    assert faster_precision(measured, "32-true") == faster
+    assert faster_precision(measured, "bf16-mixed") is None
+
+
+def test_no_precision_is_recommended_where_nothing_was_measured():
+    assert faster_precision(None, "32-true") is None
+
+
+def test_what_is_reached_by_tf32_already_counts_as_it_is():
+    measured = dataclasses.replace(GPU, matmul_flops_per_sec={"fp32": 50e12, "tf32": 400e12, "bf16": 410e12})
+    assert faster_precision(measured, "32-true", peak=50e12) == "bf16-mixed"
+    assert faster_precision(measured, "32-true", peak=400e12) is None
 
 
 def test_float32_on_a_processor_may_be_bf16_when_asked_for():

@@ -1,6 +1,7 @@
 """What limits a run: the rule, on steps as they are measured."""
 
 import math
+import re
 from typing import get_args
 
 import pytest
@@ -236,7 +237,7 @@ def test_a_larger_share_of_the_peak_never_turns_from_compute():
         ("a GPU at 12 %, waiting for workers", ["data.pipeline=device or memory", "data.num_workers"]),
         ("a per-sample loader in the training process", ["data.pipeline=memory", "data.num_workers"]),
         ("a GPU waiting for unpinned copies", ["data.pipeline=device"]),
-        ("traffic is known", ["trainer.precision=bf16-mixed", "15% of the measured peak"]),
+        ("traffic is known", ["a larger data.batch_size (now 32)", "15% of the measured peak"]),
         ("the same, its bytes known", ["trainer.accelerator=gpu", "2.1% of the measured peak"]),
     ],
 )
@@ -247,6 +248,19 @@ def test_advice_is_one_sentence_that_names_options(case, words):
 
     assert all(word in advice for word in words), advice
     assert advice.endswith(".") and "\n" not in advice and ". " not in advice
+
+
+@pytest.mark.parametrize("precision", [None, "bf16-mixed", "16-mixed"])
+@pytest.mark.parametrize("fraction", [0.15, 0.6], ids=["memory", "compute"])
+def test_advice_names_a_precision_only_where_one_is_faster(fraction, precision):
+    parts = StepParts(forward=10, backward=20)
+    advice = limiter(parts, device="cuda", **at(fraction, "cuda"), faster_precision=precision).advice
+    assert re.findall(r"trainer\.precision=([\w-]+)", advice) == ([precision] if precision else [])
+
+
+def test_without_a_faster_precision_only_more_gpus_compute_faster():
+    advice = limiter(StepParts(forward=10, backward=20), device="cuda", **at(0.6, "cuda")).advice
+    assert "measured peak: more trainer.devices is the way to go faster, a larger data.batch_size is not." in advice
 
 
 def test_advice_without_a_batch_size():

@@ -8,6 +8,8 @@ from runs import EVERY_4, SMALL, last, record, results, run
 
 from batchscope.data.copy_memory import CopyMemory
 from batchscope.errors import UserError
+from batchscope.hardware.calibrate import Calibration
+from batchscope.recovery import ending
 
 OUT = "hydra.run.dir=out"
 STEP = "batchscope.task.Task.training_step"
@@ -58,6 +60,20 @@ def test_out_of_memory_is_told_with_the_batch_size_and_what_to_try(tmp_path: Pat
     assert "try data.batch_size=4 with trainer.accumulate_grad_batches=2" in line
     assert record(tmp_path / "out")["status"] == "out_of_memory"
     assert last(tmp_path / "out")["position"]["steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("bf16", "recommended"), [(900e9, True), (16e9, False)], ids=["faster in bf16", "slower in bf16"]
+)
+def test_out_of_memory_recommends_a_precision_that_is_measured_to_be_faster(
+    bf16: float, recommended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = Calibration("cpu", "a processor", None, "2.15", 2, {"fp32": 100e9, "bf16": bf16})
+    monkeypatch.setattr(ending, "cached_calibration", lambda device: measured)
+    config = {"data": {"batch_size": 8}, "trainer": {"precision": "32-true"}}
+    with pytest.raises(UserError) as error, ending.told(config, torch.device("cpu"), first=True):
+        raise MemoryError
+    assert str(error.value).endswith(", or trainer.precision=bf16-mixed") == recommended
 
 
 def test_a_label_that_is_no_class_is_found_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
