@@ -1,0 +1,127 @@
+"""A file is written atomically on every file system, and a folder is one process's at a time."""
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from batchscope import files
+from batchscope.errors import UserError
+
+HOLD = """
+import pathlib, sys
+from batchscope.files import lock
+with lock(pathlib.Path(sys.argv[1])):
+    print(1, flush=True)
+    input()
+"""
+
+
+def refusing(number: int) -> Callable[..., None]:
+    """What the system does that answers with an error number."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+def write(path: Path, data: bytes) -> None:
+    with files.atomic_write(path) as file:
+        file.write(data)
+
+
+def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
+    write(tmp_path / "a", b"old")
+    write(tmp_path / "a", b"new")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"new"}
+
+
+def test_the_bytes_are_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = []
+    monkeypatch.setattr("os.fsync", lambda _: done.append("fsync"))
+    monkeypatch.setattr("os.replace", lambda *_: done.append("replace"))
+    write(tmp_path / "a", b"new")
+    assert done == ["fsync", "replace", "fsync"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES])
+@pytest.mark.parametrize("step", ["os.fsync", "os.replace"])
+def test_when_it_cannot_be_written_the_old_file_is_there_and_no_other(
+    step: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a", b"old")
+    monkeypatch.setattr(step, refusing(number))
+    with pytest.raises(OSError, match=os.strerror(number)):
+        write(tmp_path / "a", b"new")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"old"}
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_that_flushes_nothing_is_written_to_as_well(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.fsync", refusing(number))
+    write(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"new"
+
+
+def test_no_two_writers_share_a_temporary_name(tmp_path: Path) -> None:
+    with files.atomic_write(tmp_path / "a") as one, files.atomic_write(tmp_path / "a") as other:
+        assert one.name != other.name
+        one.write(b"one")
+        other.write(b"other")
+    assert (tmp_path / "a").read_bytes() == b"one"
+
+
+def test_a_lock_is_held_by_one_process_and_let_go_of_when_it_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    with subprocess.Popen([sys.executable, "-c", HOLD, path], stdout=subprocess.PIPE, stdin=subprocess.PIPE) as other:
+        other.stdout.readline()
+        with pytest.raises(files.Locked), files.lock(path):
+            pass
+        other.kill()
+    with files.lock(path), pytest.raises(files.Locked), files.lock(path):
+        pass
+    with files.lock(path):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
+def test_a_file_system_without_locks_is_a_warning(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fcntl.lockf", refusing(number))
+    with files.lock_folder(tmp_path, "resume", "it is being trained right now"):
+        pass
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warning: {tmp_path} is on a file system without locks ({os.strerror(number)})")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_a_lock_file_that_cannot_be_opened_is_not_one_that_is_held(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "open", refusing(number))
+    with (
+        pytest.raises(UserError, match=f"resume: {tmp_path} cannot be written: .*{os.strerror(number)}"),
+        files.lock_folder(tmp_path, "resume", "it is being trained right now"),
+    ):
+        pass
+
+
+def test_of_several_that_ask_for_the_same_folder_each_has_its_own(tmp_path: Path) -> None:
+    assert [files.new_folder(tmp_path / "a").name for _ in range(3)] == ["a", "a-2", "a-3"]
+
+
+def test_what_is_set_aside_is_known_by_its_name_and_overwrites_nothing(tmp_path: Path) -> None:
+    for content in ("one", "two"):
+        (tmp_path / "1").write_text(content)
+        files.set_aside(tmp_path / "1")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"1.aside": "one", "1.aside-2": "two"}
+    assert all(files.is_set_aside(path.name) for path in tmp_path.iterdir())
+    assert not any(map(files.is_set_aside, ("1", "aside", "1-aside", "1.asides", ".aside")))
