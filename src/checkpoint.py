@@ -4,7 +4,7 @@ A checkpoint is what `torch.save` writes, with a checksum as the comment that a 
 `torch.load(path, weights_only=True)` reads it, and so does every zip program.
 """
 
-import errno
+import contextlib
 import hashlib
 import io
 import os
@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
+from . import files
 from .errors import UserError
+from .files import NO_SPACE, WriteError
 
 _MARK = b"batchscope blake2b "  # then the checksum in hexadecimal digits
 _DIGITS = 64
 _COMMENT = len(_MARK) + _DIGITS
 _END_OF_ARCHIVE = b"PK\x05\x06"  # the last record of a zip archive: 22 bytes, then the comment (APPNOTE 4.3.16)
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class WholeCheckpoints(CheckpointIO):
@@ -43,12 +44,10 @@ class WholeCheckpoints(CheckpointIO):
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint so that at every moment either it or the one before it is at `path`, and whole.
-
-    It goes to a temporary file beside the target, is flushed to the disk, and then renamed.
+    """Write a checkpoint atomically: at every moment either it or the one before it is at `path`, and whole.
 
     Raises:
-        UserError: if it cannot be written, with what is missing; the checkpoint before it is left as it was.
+        WriteError: if it cannot be written, with what is missing; the checkpoint before it is left as it was.
     """
     buffer = io.BytesIO()
     torch.save(checkpoint, buffer)
@@ -56,42 +55,40 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
     assert data[-22:-18] == _END_OF_ARCHIVE, "torch.save wrote a comment of its own"
     data[-2:] = _COMMENT.to_bytes(2, "little")  # the length of the comment is the archive's last field
     comment = _MARK + _checksum(data).encode()
-    temporary = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
+        with files.atomic_write(path) as file:
             file.write(data)
             file.write(comment)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _flush_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(_cannot_write(path, len(data) + len(comment), error)) from error
+        raise WriteError(_cannot_write(path, len(data) + len(comment), error)) from error
 
 
 def keep_as(source: Path, target: Path) -> None:
-    """Let `target` be the checkpoint that `source` now is; a link where the file system has them, or a copy."""
-    if target.exists() and target.samefile(source):
-        return
-    temporary = _temporary(target)
+    """Let `target` be the checkpoint that `source` now is; a link where the file system has them, or a copy.
+
+    Raises:
+        WriteError: if it cannot be written; the checkpoint before it is left as it was.
+    """
     try:
-        temporary.unlink(missing_ok=True)
+        if target.exists() and target.samefile(source):
+            return
+        temporary = files.temporary_name(target)
         try:
             os.link(source, temporary)
         except OSError:  # a file system without links
-            shutil.copyfile(source, temporary)
-        os.replace(temporary, target)
+            with source.open("rb") as whole, files.atomic_write(target) as file:
+                shutil.copyfileobj(whole, file)
+        else:
+            os.replace(temporary, target)
+            files.sync_folder(target.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(_cannot_write(target, source.stat().st_size, error)) from error
+        raise WriteError(_cannot_write(target, _size(source), error)) from error
 
 
 def remove_leftovers(folder: Path) -> None:
     """Delete the temporary files of runs that were killed while they wrote a checkpoint."""
-    for path in folder.glob(".*.ckpt.*.tmp"):
-        path.unlink(missing_ok=True)
+    files.remove_leftovers(folder, "*.ckpt")
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -114,9 +111,25 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(f"ckpt: {path} holds more than tensors and plain values and was not loaded") from error
     except Exception as error:
         raise UserError(f"ckpt: {path} is damaged: {type(error).__name__}: {str(error)[:120]}") from error
-    if not isinstance(checkpoint, dict) or not {"state_dict", "batchscope"} <= checkpoint.keys():
+    if not _is_ours(checkpoint):
         raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote")
     return checkpoint
+
+
+def _is_ours(checkpoint: Any) -> bool:
+    """Whether it holds weights, and says what of; recovery/validate.py has what resuming takes beyond that."""
+    if not isinstance(checkpoint, dict):
+        return False
+    weights, of = checkpoint.get("state_dict"), checkpoint.get("batchscope")
+    return (
+        isinstance(weights, dict)
+        and all(isinstance(name, str) and isinstance(weight, torch.Tensor) for name, weight in weights.items())
+        and isinstance(of, dict)
+        and isinstance(of.get("name"), str)
+        and isinstance(of.get("config"), dict)
+        and isinstance(of.get("choices", {}), dict)
+        and isinstance(of.get("fingerprint", ""), str)
+    )
 
 
 def _verify(data: bytes, path: Path) -> None:
@@ -138,23 +151,15 @@ def _checksum(data: Any) -> str:
     return hashlib.blake2b(data, digest_size=_DIGITS // 2).hexdigest()
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
-def _flush_folder(folder: Path) -> None:
-    """Have the disk know the new name, too; a folder can be opened for that on POSIX only."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def _cannot_write(path: Path, size: int, error: OSError) -> str:
-    kept = f"; the checkpoint before it is kept: {path}" if path.exists() else ""
+    kept = f"; the checkpoint before it is kept: {path}" if os.path.isfile(path) else ""
     if error.errno in NO_SPACE:
-        free = shutil.disk_usage(path.parent).free
-        return f"checkpoint: {path} needs {size:,} bytes, and the disk takes no more ({free:,} free){kept}"
+        free = ""
+        with contextlib.suppress(OSError):
+            free = f" ({shutil.disk_usage(path.parent).free:,} free)"
+        return f"checkpoint: {path} needs {size:,} bytes, and the disk takes no more{free}{kept}"
     return f"checkpoint: {path} ({size:,} bytes) cannot be written: {error.strerror or error}{kept}"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if os.path.isfile(path) else 0

@@ -1,13 +1,16 @@
 """RunRecord: `run.json`, all that a run leaves for sweeps, reports and comparisons to read.
 
-It is written when the run starts (`running`) and at every way in which it can end, always whole: to a file beside it,
-then renamed. A sweep writes it first, as what the run shall do (`planned`).
+It is written when the run starts (`running`) and at every way in which it can end, always atomically. A sweep writes it
+first, as what the run shall do (`planned`). A resumed run adds to its record: what an earlier process wrote stays, unless
+the same is known anew.
 """
 
+import contextlib
 import importlib.metadata
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,67 +19,103 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from .errors import UserError
+from .files import WriteError, atomic_write, remove_leftovers, set_aside, why
 from .rates import upgraded
 
 SCHEMA = 2
 FILE = "run.json"
-Status = Literal["planned", "running", "finished", "failed", "out_of_memory", "interrupted"]
+# `interrupted`: told to stop, or the system refused to write a file; `killed`: ended from outside without a word.
+Status = Literal["planned", "running", "finished", "failed", "out_of_memory", "interrupted", "killed"]
+OPEN = ("planned", "running")  # of a run that has not said how it ended
+_RESERVE = 64 * 2**10  # bytes kept free for the record's last word
 _PACKAGES = ("batchscope", "torch", "torchvision", "lightning", "torchmetrics", "hydra-core")
 
 
+class DamagedRecordError(UserError):
+    """A run.json that is empty, torn, or no record."""
+
+
 class RunRecord:
-    """The record of one run, as a context: leaving it says how the run ended.
+    """The record of one run, as a context: leaving it says how the run ended, if it had begun.
 
     Args:
         run_dir: the run's own folder; made if it is missing.
         enabled: False in all but the first process of a distributed run.
-        resumed: where the folder's run goes on (`step`, `checkpoint`, …); None for a new run.
         **facts: what is known at the start; plain containers.
-
-    Raises:
-        UserError: if the folder already holds a run.
     """
 
-    def __init__(self, run_dir: Path, enabled: bool = True, resumed: dict[str, Any] | None = None, **facts: Any):
+    def __init__(self, run_dir: Path, enabled: bool = True, **facts: Any):
         self.path = run_dir / FILE
         self.enabled = enabled
-        self.resumed = resumed
         self.facts: dict[str, Any] = {"schema": SCHEMA, "status": "running", **facts, "versions": versions()}
+        self._begun = False
 
     def __enter__(self) -> Self:
         self._started = time.time()
         self.facts["started"] = _iso(self._started)
-        if self.enabled:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self.resumed is not None:
-                self._go_on(read(self.path.parent))
-            else:
-                refuse_used(self.path.parent)
-            if self.path.exists():  # planned by a sweep, whose command is the one to repeat
-                self.facts["command"] = read(self.path.parent).get("command", self.facts.get("command"))
-            self._write()
         return self
 
-    def _go_on(self, before: dict[str, Any]) -> None:
-        """Keep what a resumed run was before, and note when it was resumed and where."""
-        entry = {"at": self.facts["started"], **(self.resumed or {})}
-        self.facts["started"] = before.get("started", self.facts["started"])
-        self.facts["resumed"] = [*before.get("resumed", []), entry]
+    def begin(self, resumed: dict[str, Any] | None = None) -> None:
+        """Write the record, as `running`. Until then the file is as it was, whatever happens.
+
+        Args:
+            resumed: where the folder's run goes on (`step`, `checkpoint`, …); None for a new run.
+
+        Raises:
+            UserError: if the folder holds a run and this is a new one, or nothing can be written.
+        """
+        if not self.enabled:
+            self._begun = True
+            return
+        run_dir = self.path.parent
+        if resumed is None:
+            refuse_used(run_dir)
+        before = _read_or_set_aside(run_dir)
+        if resumed is not None:
+            ended = {key: before.pop(key) for key in ("error", "finished", "seconds") if key in before}
+            entry = {"at": self.facts["started"], **resumed, "before": {"status": before.get("status"), **ended}}
+            self.facts["resumed"] = [*before.get("resumed", []), entry]
+        # The command to repeat is that of the sweep that planned the run, or of the first start.
+        kept = {key: before[key] for key in ("started", "command") if key in before}
+        self.facts = {**before, **self.facts, **kept}
+        remove_leftovers(run_dir, FILE)
+        self._write()
+        self._begun = True
+        _reserve(self.path)
 
     def add(self, **facts: Any) -> None:
-        """Add what has become known, and write it."""
-        self.facts.update(facts)
+        """Add what has become known, and write it. What is empty takes the place of nothing: a run that is resumed after
+        its last step measures no more of them.
+
+        Raises:
+            WriteError: if it cannot be written.
+        """
+        self.facts.update(
+            {key: value for key, value in facts.items() if value not in ({}, []) or key not in self.facts}
+        )
         self._write()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.facts["status"] = _status(error)
-        if error is not None:
-            self.facts["error"] = reason(error)
+        if not self._begun:
+            return
+        if not self.enabled:
+            if isinstance(error, UserError):  # the first process may only see that this one is gone
+                close_open(self.path.parent, ended_as(error), reason(error))
+            return
         self.facts["finished"] = _iso(time.time())
         self.facts["seconds"] = round(time.time() - self._started, 3)
-        self._write()
+        self.facts["status"] = ended_as(error)
+        if error is not None:
+            self.facts["error"] = reason(error)
+            self.facts |= _word_of_another(self.path.parent)
+        try:
+            _write_last(self.path, self.facts)
+        except WriteError as refused:
+            if error is None:
+                raise
+            print(f"warning: {refused}", file=sys.stderr, flush=True)
 
     def _write(self) -> None:
         if self.enabled:
@@ -84,14 +123,29 @@ class RunRecord:
 
 
 def plan(run_dir: Path, **facts: Any) -> None:
-    """Write down what a run shall do, for the process that will do it: `config`, `choices`, `overrides`, `command`."""
-    run_dir.mkdir(parents=True, exist_ok=True)
+    """Write down what a run shall do, for the process that will do it: `config`, `choices`, `overrides`, `command`.
+
+    Raises:
+        WriteError: if it cannot be written.
+    """
     _replace(run_dir / FILE, {"schema": SCHEMA, "status": "planned", **facts})
 
 
 def close(run_dir: Path, status: Status, reason: str) -> None:
-    """Say of a run that cannot say it itself how it ended."""
-    _replace(run_dir / FILE, {**read(run_dir), "status": status, "error": reason[:1000]})
+    """Say of a run that cannot say it itself how it ended.
+
+    Raises:
+        WriteError: if it cannot be written.
+    """
+    known = {"schema": SCHEMA, **_read_or_set_aside(run_dir)}
+    _write_last(run_dir / FILE, {**known, "status": status, "error": reason[:1000]})
+
+
+def close_open(run_dir: Path, status: Status, reason: str) -> None:
+    """`close` a run, unless its record says already how it ended; what cannot be read or written is left as it is."""
+    with contextlib.suppress(UserError):
+        if read(run_dir).get("status") in OPEN:
+            close(run_dir, status, reason)
 
 
 def optimized(record: dict[str, Any]) -> float | None:
@@ -102,14 +156,66 @@ def optimized(record: dict[str, Any]) -> float | None:
 
 
 def _replace(path: Path, facts: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(_finite(facts), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    text = json.dumps(_finite(facts), indent=2, ensure_ascii=False) + "\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            file.write(text.encode("utf-8", "backslashreplace"))  # a path that is no text becomes an escape of JSON's
+    except OSError as error:
+        raise WriteError(f"{path} cannot be written: {why(error)}") from error
+
+
+def _write_last(path: Path, facts: dict[str, Any]) -> None:
+    """The record's last word, for which there is room on a disk that is full meanwhile."""
+    with contextlib.suppress(OSError):
+        _reserve_of(path).unlink(missing_ok=True)
+    _replace(path, facts)
+
+
+def _reserve(path: Path) -> None:
+    """Take some room on the disk; random bytes, which no file system stores in less."""
+    try:
+        _reserve_of(path).write_bytes(os.urandom(_RESERVE))
+    except OSError:  # then it is the disk's word that counts
+        with contextlib.suppress(OSError):
+            _reserve_of(path).unlink(missing_ok=True)
+
+
+def _reserve_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.reserve.tmp")
+
+
+def _read_or_set_aside(run_dir: Path) -> dict[str, Any]:
+    """The record; empty if there is none, or if it was damaged and is now called otherwise."""
+    if not (run_dir / FILE).exists():
+        return {}
+    try:
+        return read(run_dir)
+    except DamagedRecordError as error:
+        try:
+            place = set_aside(run_dir / FILE)
+        except OSError as refused:
+            raise WriteError(f"{run_dir / FILE} cannot be renamed: {why(refused)}") from refused
+        print(f"warning: {error}; it is now {place}", file=sys.stderr, flush=True)
+        return {}
+
+
+def _word_of_another(run_dir: Path) -> dict[str, Any]:
+    """Status and error, if another process of the run has ended first and said why; what followed is no news."""
+    with contextlib.suppress(UserError):
+        record = read(run_dir)
+        if record.get("status") not in OPEN:
+            return {key: record[key] for key in ("status", "error") if key in record}
+    return {}
 
 
 def refuse_used(run_dir: Path) -> None:
     """Raise UserError if the folder already holds a run, other than one that is only planned."""
-    if (run_dir / FILE).exists() and read(run_dir).get("status") != "planned":
+    try:
+        planned = (run_dir / FILE).exists() and read(run_dir).get("status") == "planned"
+    except DamagedRecordError:
+        planned = False
+    if not planned and ((run_dir / FILE).exists() or any(run_dir.glob("checkpoints/*.ckpt"))):
         raise UserError(f"hydra.run.dir: {os.path.relpath(run_dir)} already holds a run; choose another")
 
 
@@ -118,16 +224,19 @@ def read(run_dir: Path) -> dict[str, Any]:
 
     Raises:
         UserError: if there is none, or it cannot be read.
+        DamagedRecordError: if what it holds is no record.
     """
     path = run_dir / FILE
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{run_dir}: no {FILE} in it") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {why(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise DamagedRecordError(f"{path}: cannot be read: {error}") from error
     if not isinstance(record, dict):
-        raise UserError(f"{path}: cannot be read: it is no record of a run")
+        raise DamagedRecordError(f"{path}: cannot be read: it is no record of a run")
     return upgraded(record)
 
 
@@ -158,13 +267,16 @@ def reason(error: BaseException) -> str:
     return (text if isinstance(error, UserError) else f"{type(error).__name__}: {text}")[:1000]
 
 
-def _status(error: BaseException | None) -> Status:
+def ended_as(error: BaseException | None) -> Status:
+    """How a run ended: by an exception, or by none."""
     if error is None:
         return "finished"
     if isinstance(error, KeyboardInterrupt | SystemExit):  # Lightning turns Ctrl-C into SystemExit
         return "interrupted"
     if "OutOfMemoryError" in type(error).__name__ or isinstance(error, MemoryError):
         return "out_of_memory"
+    if isinstance(error, WriteError):  # by itself the run would have gone on
+        return "interrupted"
     return "failed"
 
 
@@ -177,5 +289,5 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _finite(v) for k, v in value.items() if not (isinstance(v, float) and not math.isfinite(v))}
     if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
+        return [None if isinstance(v, float) and not math.isfinite(v) else _finite(v) for v in value]
     return value

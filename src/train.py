@@ -33,9 +33,9 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
         The metric named by `optimized_metric`, or None where the run has no such metric.
     """
     from batchscope.callbacks.interrupt import Interrupts
-    from batchscope.record import close, optimized
+    from batchscope.record import close_open, optimized
 
-    with Interrupts(lambda number: close(run_dir, "interrupted", f"signal {number}")) as interrupts:
+    with Interrupts(lambda number: close_open(run_dir, "interrupted", f"signal {number}")) as interrupts:
         record = _train(config, run_dir, choices, overrides, interrupts)
     return optimized(record)
 
@@ -64,7 +64,6 @@ def _train(
     torch.set_flush_denormal(config["flush_denormals"])  # before the threads that inherit it
     if config["keep_freed_memory"]:
         keep_freed_memory()
-    resumed = newest_good(run_dir / "checkpoints") if config.get("resume") else None
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
     data = build(config["data"], "data")
     data.check()
@@ -85,11 +84,10 @@ def _train(
     device, first = trainer.strategy.root_device, trainer.is_global_zero
 
     with (
-        claim(run_dir, enabled=first),
+        claim(run_dir, enabled=first, option="resume" if config.get("resume") else "hydra.run.dir"),
         RunRecord(
             run_dir,
             enabled=first,
-            resumed=resumed and resumed.facts(run_dir),
             name=name,
             command=shlex.join(["python", *sys.argv]),
             overrides=overrides,
@@ -106,6 +104,12 @@ def _train(
         if first:
             summary.print_start(record.facts, data.name)
         started = time.perf_counter()
+        resumed = None
+        if config.get("resume"):  # whether the run can go on is known before anything of it is changed
+            resumed = newest_good(run_dir / "checkpoints", trainer, task)
+            data.setup("fit")
+            resumed.check(trainer, data.fingerprint)
+        record.begin(resumed and resumed.facts(run_dir))
         data.setup("fit")
         dataset = {"name": data.name, "fingerprint": data.fingerprint, "train_samples": len(data.tensors("train")[0])}
         held = summary.hold_batch(data, dataset["train_samples"], trainer.world_size, first)
@@ -116,7 +120,7 @@ def _train(
             trainer.loggers = build_all(summary.named_loggers(config["logger"], name), "logger")
         provenance["fingerprint"] = dataset["fingerprint"]
         if resumed is not None:
-            resumed.prepare(trainer, data, dataset["fingerprint"])
+            resumed.prepare(trainer, data)
         shared = {"config": config, "dataset": dataset, "versions": versions(), "steps": resumed and resumed.steps or 0}
         trainer.callbacks.insert(0, Agreement(run_dir, shared))
         trainer.fit(task, datamodule=data, ckpt_path=resumed and resumed.path, weights_only=True)

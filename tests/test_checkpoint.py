@@ -1,5 +1,7 @@
 """A checkpoint is whole or not there, and says which it is; nothing in it is ever run."""
 
+import errno
+import os
 import pickle
 import resource
 import zipfile
@@ -9,15 +11,29 @@ import pytest
 import torch
 from runs import EVERY_4, SMALL, last, record, run
 
+from batchscope.callbacks.random_state import random_state
 from batchscope.checkpoint import keep_as, load_checkpoint, remove_leftovers, write_checkpoint
 from batchscope.errors import UserError
+from batchscope.files import WriteError
 from batchscope.recovery.resumed_fit import newest_good
 
-CHECKPOINT = {
-    "state_dict": {"weight": torch.arange(10_000.0)},
-    "batchscope": {"name": "a"},
-    "position": {"steps": 3, "epoch": 0, "batches": 3},
-}
+
+def checkpoint(steps: int, **changed: object) -> dict:
+    """What a run may write after some steps of its first epoch."""
+    position = {"epoch": 0, "batches": steps, "steps": steps, "random": [random_state()], "gradients": {}, "curves": {}}
+    lightnings = {"epoch": 0, "global_step": steps, "pytorch-lightning_version": "2.6.6", "loops": {}, "callbacks": {}}
+    whole = {
+        "state_dict": {"weight": torch.arange(10_000.0)},
+        "optimizer_states": [],
+        "lr_schedulers": [],
+        "batchscope": {"name": "a", "config": {}},
+        "position": position,
+        **lightnings,
+    }
+    return whole | changed
+
+
+CHECKPOINT = checkpoint(3)
 STEP = "batchscope.task.Task.training_step"
 
 
@@ -79,12 +95,80 @@ def test_a_bit_flipped_in_a_file_that_torch_alone_wrote_is_found(tmp_path: Path)
 def test_the_newest_good_one_is_taken_and_damaged_newer_ones_are_named(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_checkpoint({**CHECKPOINT, "position": {"steps": 9}}, path.with_name("newer.ckpt"))
+    write_checkpoint(checkpoint(9), path.with_name("newer.ckpt"))
     write_checkpoint(CHECKPOINT, path.with_name("newest.ckpt"))
     path.with_name("newest.ckpt").write_bytes(b"torn")
     assert newest_good(path.parent).steps == 9
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"warning: {path.with_name('newest.ckpt')} is not a whole checkpoint (4 bytes)")
+
+
+def test_the_newest_one_is_that_of_the_last_step_whatever_the_times_of_the_files_say(path: Path) -> None:
+    write_checkpoint(checkpoint(9), path.with_name("copied.ckpt"))
+    os.utime(path.with_name("copied.ckpt"), (0, 0))
+    assert newest_good(path.parent).path == path.with_name("copied.ckpt")
+
+
+def without(node: dict, *names: str) -> dict:
+    """A copy of nested dictionaries without one key, named by its path."""
+    first, *rest = names
+    return {k: without(v, *rest) if k == first else v for k, v in node.items() if rest or k != first}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (without(CHECKPOINT, "position"), "cannot be resumed from: position is missing"),
+        (without(CHECKPOINT, "position", "random"), "cannot be resumed from: position.random is missing"),
+        (without(CHECKPOINT, "optimizer_states"), "cannot be resumed from: optimizer_states is missing"),
+        (checkpoint(3, position=[]), "cannot be resumed from: position is a list, no dictionary"),
+        (checkpoint(-1), "cannot be resumed from: global_step is -1, no count"),
+        (checkpoint(3, global_step=True), "cannot be resumed from: global_step is True, no count"),
+        (checkpoint(3, global_step=4), "cannot be resumed from: position.steps is 3, and global_step is 4"),
+        (
+            checkpoint(3, position=CHECKPOINT["position"] | {"random": [{"torch": torch.zeros(3)}]}),
+            "cannot be resumed from: position.random.0 is no state of random generators",
+        ),
+        (
+            checkpoint(3, position=CHECKPOINT["position"] | {"curves": {"csv/metrics.csv": -3}}),
+            "cannot be resumed from: position.curves.csv/metrics.csv is -3, no count",
+        ),
+        (checkpoint(3, **{"pytorch-lightning_version": "x"}), "cannot be resumed from: InvalidVersion"),
+        (checkpoint(3, batchscope="a"), "is not a checkpoint that batchscope wrote"),
+        (checkpoint(3, batchscope={"name": "a", "config": None}), "is not a checkpoint that batchscope wrote"),
+        (checkpoint(3, state_dict={"weight": 3}), "is not a checkpoint that batchscope wrote"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_content_that_a_run_cannot_go_on_from_is_named_and_the_good_one_beside_it_used(
+    content: dict, said: str, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_checkpoint(content, path.with_name("strange.ckpt"))
+    assert newest_good(path.parent).path == path
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warning: {path.with_name('strange.ckpt')} {said}")
+    assert line.endswith("going on from last.ckpt instead")
+
+
+@pytest.mark.parametrize("folder", ["a file", "read-only"])
+def test_a_folder_that_takes_no_checkpoint_is_one_line_that_says_so(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    (tmp_path / "there").write_text("")
+    path = tmp_path / ("there" if folder == "a file" else "folder") / "last.ckpt"
+    if folder == "read-only":  # for root, too
+        path.parent.mkdir()
+        for name in ("open", "unlink"):
+            monkeypatch.setattr(Path, name, refuse)
+        for name in ("link", "replace"):
+            monkeypatch.setattr(os, name, refuse)
+    for write in (lambda: write_checkpoint(CHECKPOINT, path), lambda: keep_as(tmp_path / "there", path)):
+        with pytest.raises(WriteError, match=f"checkpoint: {path} .*cannot be written: ") as caught:
+            write()
+        assert "\n" not in str(caught.value)
 
 
 def test_a_payload_never_runs_whichever_way_a_checkpoint_is_read(path: Path) -> None:
@@ -111,7 +195,7 @@ def test_the_best_one_is_kept_when_the_last_one_goes_on(
     best = path.with_name("best.ckpt")
     keep_as(path, best)
     keep_as(path, best)
-    write_checkpoint({**CHECKPOINT, "position": {"steps": 4}}, path)
+    write_checkpoint(checkpoint(4), path)
     assert load_checkpoint(best)["position"]["steps"] == 3
     assert sorted(p.name for p in path.parent.iterdir()) == ["best.ckpt", "last.ckpt"]
 
@@ -137,7 +221,7 @@ def test_a_full_disk_is_told_with_what_is_needed_and_the_checkpoint_before_still
     assert abs(int(line.split("needs ")[1].split(" bytes")[0].replace(",", "")) - size) < 2_000
     assert line.endswith("the checkpoint before it is kept: out/checkpoints/last.ckpt")
     assert last(tmp_path / "out")["position"]["steps"] == 4
-    assert record(tmp_path / "out")["status"] == "failed"
+    assert record(tmp_path / "out")["status"] == "interrupted"
     assert [p.name for p in (tmp_path / "out" / "checkpoints").iterdir()] == ["last.ckpt"]
 
 

@@ -143,8 +143,12 @@ class Checkpoints(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The folder is this run's own, wherever the checkpoint was written."""
         self.best_model_score, self.metrics = state_dict["best"], state_dict["metrics"]
-        if self.best_model_score is not None:
+        if self.best_model_score is None:
+            return
+        if (self.folder / "best.ckpt").is_file():
             self.best_model_path = str(self.folder / "best.ckpt")
+        else:  # somebody has removed it: the best one is that of the validations to come
+            self.best_model_score = None
 
     def on_exception(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException

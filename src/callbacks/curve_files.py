@@ -5,6 +5,7 @@ must not be in the files twice.
 """
 
 import csv
+import io
 import os
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+from ..files import atomic_write
 
 
 class WholeCSVLogger(CSVLogger):
@@ -31,13 +34,15 @@ class WholeCSVLogger(CSVLogger):
 
 
 class _WholeWriter(ExperimentWriter):
+    """Lightning's writer, which adds to the rows of a file that is there, where Lightning deletes it."""
+
+    def _check_log_dir_exists(self) -> None:
+        self.metrics_keys = _read_csv(Path(self.metrics_file_path))[0]
+
     def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
         path = Path(self.metrics_file_path)
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        beside = _beside(path)
-        _write_csv(beside, fieldnames, rows)
-        os.replace(beside, path)
+        rows = _read_csv(path)[1]
+        _write_csv(path, fieldnames, rows)
 
 
 def positions(loggers: list[Logger]) -> dict[str, int]:
@@ -56,17 +61,30 @@ def positions(loggers: list[Logger]) -> dict[str, int]:
     return found
 
 
-def cut_back(loggers: list[Logger], to: dict[str, int], step: int) -> None:
-    """Cut the curves back to positions noted earlier; files that are not among them are deleted.
+def keep_files(loggers: list[Logger]) -> list[Path]:
+    """Have loggers that are not yet used add to what is there; Lightning's CSV writer deletes it.
+
+    Returns:
+        TensorBoard's files so far, for `cut_back`.
+    """
+    for logger in loggers:
+        if isinstance(logger, CSVLogger):
+            logger._experiment = _WholeWriter(log_dir=logger.log_dir)
+    return [path for logger in loggers if isinstance(logger, TensorBoardLogger) for path in _event_files(logger)]
+
+
+def cut_back(loggers: list[Logger], earlier: list[Path], to: dict[str, int], step: int) -> None:
+    """Cut the curves back to positions noted earlier; of the earlier files, those that are not among them are deleted.
 
     Args:
-        loggers: not yet used.
+        loggers: that have logged no metric yet.
+        earlier: what `keep_files` returned before they were used.
         to: what `positions` returned; empty to start anew.
         step: how many steps have been trained; a TensorBoard that is open forgets those after it.
     """
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
-            for path in _event_files(logger):
+            for path in set(_event_files(logger)).intersection(earlier):
                 length = to.get(_name(logger, path), 0)
                 if length:
                     os.truncate(path, min(length, path.stat().st_size))
@@ -84,19 +102,13 @@ def on_this_process(trainer: lightning.Trainer) -> list[Logger]:
 
 
 def _cut_back_csv(logger: CSVLogger, rows: int) -> None:
-    """Lightning's writer deletes the file that it finds: the rows to keep wait beside it meanwhile."""
     path = _csv_file(logger)
-    beside = _beside(path)
-    if path.exists():
-        names, kept = _read_csv(path)
-        if kept[:rows]:
-            _write_csv(beside, names, kept[:rows])
-        else:
-            beside.unlink(missing_ok=True)
-    experiment = logger.experiment
-    if beside.exists():
-        experiment.metrics_keys = _read_csv(beside)[0]
-        os.replace(beside, path)
+    names, there = _read_csv(path)
+    if there[:rows]:
+        _write_csv(path, names, there[:rows])
+    else:
+        path.unlink(missing_ok=True)
+        logger.experiment.metrics_keys = []
 
 
 def _read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
@@ -110,14 +122,12 @@ def _read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def _write_csv(path: Path, names: list[str], rows: list[dict[str, str]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.tmp")
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, names)
+    writer.writeheader()
+    writer.writerows(rows)
+    with atomic_write(path) as file:
+        file.write(text.getvalue().encode())
 
 
 def _event_files(logger: TensorBoardLogger) -> list[Path]:

@@ -28,17 +28,33 @@ def random_state() -> dict[str, Any]:
     return state
 
 
+def check_random_state(state: dict[str, Any]) -> None:
+    """Raise whatever `restore_random_state` would raise; every generator stays where it is."""
+    torch.Generator().set_state(state["torch"])
+    random.Random().setstate(_python_state(state))
+    numpy.random.RandomState().set_state(_numpy_state(state))
+    for saved in [*state.get("cuda", []), *([state["mps"]] if "mps" in state else [])]:
+        if saved.dtype != torch.uint8 or saved.dim() != 1:
+            raise ValueError("no state of a device's generator")
+
+
 def restore_random_state(state: dict[str, Any]) -> None:
     """Let every generator go on where it was; those of devices that this machine lacks are left out."""
     torch.set_rng_state(state["torch"])
-    python, numbers = state["python"], state["python"]["numbers"].tolist()
-    random.setstate((python["version"], tuple(numbers), python["gauss"]))
-    ours = state["numpy"]
-    numpy.random.set_state(
-        ("MT19937", ours["keys"].numpy().astype("uint32"), ours["position"], ours["has_gauss"], ours["cached"])
-    )
+    random.setstate(_python_state(state))
+    numpy.random.set_state(_numpy_state(state))
     if "cuda" in state and torch.cuda.is_available():
         for index, saved in enumerate(state["cuda"][: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(saved, index)
     if "mps" in state and torch.backends.mps.is_available():
         torch.mps.set_rng_state(state["mps"])
+
+
+def _python_state(state: dict[str, Any]) -> tuple[int, tuple[int, ...], float | None]:
+    python = state["python"]
+    return python["version"], tuple(python["numbers"].tolist()), python["gauss"]
+
+
+def _numpy_state(state: dict[str, Any]) -> tuple[str, numpy.ndarray, int, int, float]:
+    ours = state["numpy"]
+    return "MT19937", ours["keys"].numpy().astype("uint32"), ours["position"], ours["has_gauss"], ours["cached"]

@@ -12,8 +12,8 @@ import psutil
 import torch
 
 from ..callbacks.interrupt import Interrupted
-from ..checkpoint import NO_SPACE
 from ..errors import UserError
+from ..files import NO_SPACE, WriteError, why
 from ..hardware.calibrate import cached_calibration, faster_precision
 
 _GIB = 2**30
@@ -42,15 +42,15 @@ def told(config: dict[str, Any], device: torch.device, first: bool) -> Iterator[
         if first:
             _say_how_to_go_on(Path(config["run_dir"]), stop)
         raise
-    except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+    except UserError:
+        raise
+    except Exception as error:
+        if isinstance(error, RuntimeError | MemoryError) and _is_out_of_memory(error):
+            raise RunOutOfMemoryError(_out_of_memory(config, device)) from error
+        full = _no_space(error)
+        if full is None:
             raise
-        raise RunOutOfMemoryError(_out_of_memory(config, device)) from error
-    except OSError as error:
-        if error.errno not in NO_SPACE:
-            raise
-        where = error.filename or config["run_dir"]
-        raise UserError(f"{where} cannot be written: the disk takes no more ({error.strerror})") from error
+        raise WriteError(f"{full.filename or config['run_dir']} cannot be written: {why(full)}") from error
 
 
 def _say_how_to_go_on(run_dir: Path, stop: Interrupted) -> None:
@@ -72,6 +72,15 @@ def _requeue(job: str) -> None:
     except OSError:
         code = -1
     print(f"requeue  {job}: {'asked for' if code == 0 else 'scontrol failed'}", flush=True)
+
+
+def _no_space(error: BaseException | None) -> OSError | None:
+    """The disk's error behind an exception: Lightning wraps those of its loggers."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

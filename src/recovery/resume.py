@@ -11,12 +11,8 @@ from omegaconf import OmegaConf
 
 from ..config import check, override
 from ..errors import UserError
-from ..record import FILE, flatten, read
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None
+from ..files import lock_folder
+from ..record import FILE, DamagedRecordError, flatten, read
 
 RUNS = Path("outputs/runs")  # where hydra.run.dir puts them
 # What decides where and how a run is trained and watched, and not what comes out of it.
@@ -28,32 +24,24 @@ _FREE = re.compile(
     r"|test|optimized_metric|keep_freed_memory|run_dir|resume|search"
 )
 _LENGTH = ("trainer.max_epochs", "trainer.max_steps")
-_LOCK = ".lock"
 
 
 @contextlib.contextmanager
-def claim(run_dir: Path, enabled: bool = True) -> Iterator[None]:
+def claim(run_dir: Path, enabled: bool = True, option: str = "resume") -> Iterator[None]:
     """Hold a run's folder, so that no second process trains in it at the same time.
-
-    The system lets go of it however the process ends, and does not pass it on to worker processes.
 
     Args:
         run_dir: made if it is missing.
         enabled: False in all but the first process of a distributed run.
+        option: the one that names the folder.
 
     Raises:
-        UserError: if another process holds it.
+        UserError: if another process holds it, or it cannot be written.
     """
     if not enabled:
         yield
         return
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with (run_dir / _LOCK).open("w") as lock:
-        if fcntl is not None:
-            try:
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(f"resume: {os.path.relpath(run_dir)} is being trained right now") from None
+    with lock_folder(run_dir, option, f"{os.path.relpath(run_dir)} is being trained right now"):
         yield
 
 
@@ -78,6 +66,23 @@ def find(overrides: list[str]) -> tuple[Path, list[str]]:
     if not started:
         raise UserError(f"resume: got 'last', and there is no run in {RUNS}")
     return max(started)[1], others
+
+
+def recorded(run_dir: Path) -> dict[str, Any]:
+    """The record of a run; of one whose record is damaged, what its checkpoints say of it.
+
+    Raises:
+        UserError: if neither can be read.
+    """
+    try:
+        return read(run_dir)
+    except DamagedRecordError:
+        from .resumed_fit import newest_good
+
+        known = newest_good(run_dir / "checkpoints").provenance
+        if not known:
+            raise
+        return {key: known[key] for key in ("config", "choices") if key in known}
 
 
 def configuration(record: dict[str, Any], run_dir: Path, overrides: list[str]) -> dict[str, Any]:

@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
-from ..callbacks.curve_files import cut_back, on_this_process
+from ..callbacks.curve_files import cut_back, keep_files, on_this_process
 from ..callbacks.random_state import restore_random_state
 from ..checkpoint import load_checkpoint
 from ..data.datamodule import TensorDataModule
 from ..errors import UserError
 from ..sharding import divided_as
+from ..task import Task
+from .validate import check_resumable
 
 
 @dataclass
@@ -46,8 +50,8 @@ class Resumption:
         """What the run's record says of it."""
         return {"step": self.steps, "checkpoint": self.path and os.path.relpath(self.path, run_dir)}
 
-    def prepare(self, trainer: lightning.Trainer, data: TensorDataModule, fingerprint: str) -> None:
-        """Have a trainer and its data begin there; the checkpoint itself is for `trainer.fit(ckpt_path=…)`.
+    def check(self, trainer: lightning.Trainer, fingerprint: str) -> None:
+        """See that the run can go on with these data, this length and these processes.
 
         Raises:
             UserError: if the data or the number of processes are not those of the run, or it is longer than wanted.
@@ -55,41 +59,72 @@ class Resumption:
         before = self.provenance.get("fingerprint", fingerprint)
         if before != fingerprint:
             raise UserError(f"resume: the data are not the run's: their fingerprint is {fingerprint}, not {before}")
-        if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= self.position.get("epoch", -1):
-            epoch = self.position["epoch"]
+        epoch = self.position.get("epoch", -1)
+        if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= epoch:
             raise UserError(f"trainer.max_epochs: got {trainer.max_epochs}, and the run is in its epoch {epoch + 1}")
-        cut_back(on_this_process(trainer), self.position.get("curves", {}), self.steps)
-        if self.path is None:
-            return
-        processes = len(self.position["random"])
+        if 0 <= trainer.max_steps < self.steps:
+            raise UserError(f"trainer.max_steps: got {trainer.max_steps}, and the run has done {self.steps}")
+        processes = len(self.position.get("random", ())) or trainer.world_size
         if processes != trainer.world_size:
             raise UserError(f"trainer.devices: the run was trained by {processes} processes, not {trainer.world_size}")
-        data.begin_at(self.position["epoch"], self.position["batches"])
-        trainer.fit_loop = _ResumedFit(trainer, self.position)
+
+    def prepare(self, trainer: lightning.Trainer, data: TensorDataModule) -> None:
+        """Have a trainer and its data begin there; the checkpoint itself is for `trainer.fit(ckpt_path=…)`."""
+        loggers = on_this_process(trainer)
+        to = self.position.get("curves", {})
+        trainer.callbacks.insert(0, _CutBack(loggers, keep_files(loggers), to, self.steps))
+        if self.path is not None:
+            data.begin_at(self.position["epoch"], self.position["batches"])
+            trainer.fit_loop = _ResumedFit(trainer, self.position)
 
 
-def newest_good(folder: Path) -> Resumption:
-    """The newest checkpoint of a folder that is whole; of one that is not, a warning is printed.
+def newest_good(folder: Path, trainer: lightning.Trainer | None = None, task: Task | None = None) -> Resumption:
+    """Of a folder's checkpoints, the one of the last step from which the run can go on; of bad ones a warning is printed.
+
+    Args:
+        folder: may be missing.
+        trainer, task: of the run, not yet used; without them whether a checkpoint fits the run is not looked at.
 
     Raises:
-        UserError: if there are checkpoints, and none of them is whole.
+        UserError: if there are checkpoints, and the run can go on from none of them.
     """
-    paths = sorted(folder.glob("*.ckpt"), key=lambda path: (path.stat().st_mtime_ns, path.name == "last.ckpt"))
+    best, best_rank = Resumption(), (-1, -1, -1, False)
     refused = []
-    for path in reversed(paths):
+    for path in sorted(folder.glob("*.ckpt")):
         try:
             checkpoint = load_checkpoint(path)
-            if "position" not in checkpoint:
-                raise UserError(f"ckpt: {path} does not say where in the training it was written")
+            check_resumable(checkpoint, path, trainer, task)
         except UserError as error:
             refused.append(str(error).removeprefix("ckpt: "))
             continue
-        for reason in refused:
-            print(f"warning: {reason}; going on from {path.name} instead", file=sys.stderr, flush=True)
-        return Resumption(path, checkpoint["position"], checkpoint["batchscope"])
-    if refused:
+        position = checkpoint["position"]
+        rank = (position["steps"], position["epoch"], position["batches"], path.name == "last.ckpt")
+        if rank > best_rank:
+            best, best_rank = Resumption(path, position, checkpoint["batchscope"]), rank
+    if refused and best.path is None:
         raise UserError(f"resume: no checkpoint is whole, and nothing was changed: {'; '.join(refused)}")
-    return Resumption()
+    for reason in refused:
+        print(f"warning: {reason}; going on from {best.path.name} instead", file=sys.stderr, flush=True)
+    return best
+
+
+class _CutBack(Callback):
+    """Cuts the curves back to where a resumed run begins, once everything has been restored: before the first step.
+
+    Args:
+        loggers: those that this process writes.
+        earlier, to, step: as `cut_back` takes them.
+    """
+
+    def __init__(self, loggers: list[Logger], earlier: list[Path], to: dict[str, int], step: int):
+        self.loggers = loggers
+        self.earlier = earlier
+        self.to = to
+        self.step = step
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """The last moment at which nothing has been logged."""
+        cut_back(self.loggers, self.earlier, self.to, self.step)
 
 
 class _ResumedFit(_FitLoop):

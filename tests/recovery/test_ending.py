@@ -1,5 +1,9 @@
 """A run that cannot go on ends with one line that says why, and keeps what it had."""
 
+import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,8 +12,10 @@ from runs import EVERY_4, SMALL, last, record, results, run
 
 from batchscope.data.copy_memory import CopyMemory
 from batchscope.errors import UserError
+from batchscope.files import WriteError
 from batchscope.hardware.calibrate import Calibration
 from batchscope.recovery import ending
+from batchscope.recovery.ending import told
 
 OUT = "hydra.run.dir=out"
 STEP = "batchscope.task.Task.training_step"
@@ -71,9 +77,51 @@ def test_out_of_memory_recommends_a_precision_that_is_measured_to_be_faster(
     measured = Calibration("cpu", "a processor", None, "2.15", 2, {"fp32": 100e9, "bf16": bf16})
     monkeypatch.setattr(ending, "cached_calibration", lambda device: measured)
     config = {"data": {"batch_size": 8}, "trainer": {"precision": "32-true"}}
-    with pytest.raises(UserError) as error, ending.told(config, torch.device("cpu"), first=True):
+    with pytest.raises(UserError) as error, told(config, torch.device("cpu"), first=True):
         raise MemoryError
     assert str(error.value).endswith(", or trainer.precision=bf16-mixed") == recommended
+
+
+OUT_OF_MEMORY_IN_THE_SECOND = """
+import os, torch
+from batchscope.task import Task
+from batchscope.train import main
+
+inner, steps = Task.training_step, []
+
+def step(self, *args):
+    steps.append(1)
+    if os.environ.get("LOCAL_RANK") == "1" and len(steps) == 6:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return inner(self, *args)
+
+Task.training_step = step
+main()
+"""
+
+
+@pytest.mark.slow
+def test_out_of_memory_in_a_process_that_is_not_the_first_is_how_the_run_ended(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(OUT_OF_MEMORY_IN_THE_SECOND)
+    line = [sys.executable, str(program), *SMALL, OUT, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0
+    assert record(tmp_path / "out")["status"] == "out_of_memory"
+    assert record(tmp_path / "out")["error"].startswith("out of memory with data.batch_size=8 on cpu: ")
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["by itself", "in another error, as Lightning has it"])
+def test_a_full_disk_is_one_line_with_the_file(wrapped: bool) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "out/events")
+    with (
+        pytest.raises(WriteError, match=r"^out/events cannot be written: the disk takes no more \(No space left"),
+        told({"run_dir": "out"}, torch.device("cpu"), first=True),
+    ):
+        if wrapped:
+            raise ValueError("you tried to log 2.0") from full
+        raise full
 
 
 def test_a_label_that_is_no_class_is_found_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,20 +4,27 @@ import contextlib
 import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import lightning
 import psutil
 import pytest
 import torch
 from runs import EVERY_4, SMALL, Run, assert_alike, kill_9, last, record, results, run
 
+from batchscope.build import build, build_callbacks
 from batchscope.callbacks.random_state import random_state, restore_random_state
+from batchscope.checkpoint import load_checkpoint, write_checkpoint
 from batchscope.config import options_of
 from batchscope.errors import UserError
 from batchscope.recovery import resume
+from batchscope.recovery.validate import check_resumable
+from batchscope.task import Task
 
 OUT = "hydra.run.dir=out"
 STEP, VALIDATION, TEST = (f"batchscope.task.Task.{kind}_step" for kind in ("training", "validation", "test"))
+# The record is written twice before the first step, and every file that is written flushes itself and its folder.
 # Steps 1 to 10 are the first epoch, 11 to 20 the second; every epoch has one validation of one batch.
 MOMENTS = {
     "before the first checkpoint": (STEP, 3, kill_9),
@@ -26,12 +33,12 @@ MOMENTS = {
     "between an epoch's end and its validation": (VALIDATION, 1, kill_9),
     "between a validation and the best checkpoint": ("batchscope.callbacks.checkpoint.keep_as", 1, kill_9),
     "between two epochs": (STEP, 11, kill_9),
-    "while a checkpoint is written": ("batchscope.checkpoint.os.fsync", 3, kill_9),
-    "between a checkpoint and its name": ("batchscope.checkpoint.os.replace", 2, kill_9),
+    "while a checkpoint is written": ("batchscope.files.os.fsync", 7, kill_9),
+    "between a checkpoint and its name": ("batchscope.files.os.replace", 4, kill_9),
     "in the last validation": (VALIDATION, 2, kill_9),
     "in the test": (TEST, 1, kill_9),
 }
-QUICK = ("on an epoch's last batch", "between an epoch's end and its validation")
+QUICK = ("while a checkpoint is written", "on an epoch's last batch", "between an epoch's end and its validation")
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +229,161 @@ def _other_seed() -> None:
     from batchscope.data.copy_memory import CopyMemory
 
     CopyMemory.fingerprint = "0123456789abcdef"
+
+
+def everything(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        "another model",
+        *(
+            pytest.param(r, marks=pytest.mark.slow)
+            for r in ("trainer.max_epochs=1", "trainer.max_steps=15", "other data")
+        ),
+    ],
+)
+def test_a_refused_resume_changes_nothing_of_a_finished_run(refused: str, tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, EVERY_4, OUT, "optimizer.schedule=constant")
+    assert done.end() == 0, done.complained
+    longer, faults = [refused] if refused.startswith("trainer") else ["trainer.max_epochs=3"], []
+    if refused == "other data":
+        faults = [("batchscope.data.datamodule.hashlib.blake2b", 1, _other_seed)]
+    if refused == "another model":
+        for name in ("best", "last"):
+            change(tmp_path / "out" / "checkpoints" / f"{name}.ckpt", _of_another_model)
+    before = everything(tmp_path / "out")
+    done = run(tmp_path, "resume=out", *longer, faults=faults)
+    assert done.end() == 1
+    (line,) = done.complained.splitlines()
+    assert line.startswith("error: ")
+    assert everything(tmp_path / "out") == before
+
+
+def change(path: Path, how: Callable[[dict], None]) -> None:
+    checkpoint = load_checkpoint(path)
+    how(checkpoint)
+    write_checkpoint(checkpoint, path)
+
+
+def _of_another_model(checkpoint: dict) -> None:
+    checkpoint["state_dict"]["model.head.bias"] = torch.zeros(7)
+
+
+def _without_a_parameters_state(checkpoint: dict) -> None:
+    checkpoint["optimizer_states"][0]["param_groups"][0]["params"].pop()
+
+
+def _with_a_state_of_another_shape(checkpoint: dict) -> None:
+    checkpoint["optimizer_states"][0]["state"][0]["exp_avg"] = torch.zeros(3)
+
+
+def _without_a_schedule(checkpoint: dict) -> None:
+    checkpoint["lr_schedulers"] = []
+
+
+def _with_a_strange_schedule(checkpoint: dict) -> None:
+    checkpoint["lr_schedulers"][0]["last_epoch"] = "soon"
+
+
+def _with_a_negative_counter(checkpoint: dict) -> None:
+    checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["ready"] = -5
+
+
+def _with_other_batches(checkpoint: dict) -> None:
+    checkpoint["position"]["batches"] += 1
+
+
+def _with_a_strange_callback(checkpoint: dict) -> None:
+    checkpoint["callbacks"]["Checkpoints"] = {"best": [], "metrics": {}}
+
+
+def _with_a_strange_gradient(checkpoint: dict) -> None:
+    checkpoint["position"]["gradients"] = {"model.head.bias": torch.zeros(7)}
+
+
+def test_a_checkpoint_of_another_model_is_named_and_the_best_one_used(killed: Path, unstopped: Path) -> None:
+    change(killed / "out" / "checkpoints" / "last.ckpt", _of_another_model)
+    done = run(killed, "resume=out")
+    assert done.end() == 0, done.complained
+    (line,) = done.complained.splitlines()
+    assert line.startswith(
+        "warning: out/checkpoints/last.ckpt cannot be resumed from: its weights are of another model: model.head.bias is "
+        "(7,) there and (9,) here; going on from best.ckpt instead"
+    )
+    assert_alike(results(killed / "out"), results(unstopped))
+
+
+@pytest.fixture(scope="module")
+def fresh(interrupted: Path) -> tuple[lightning.Trainer, Task]:
+    """The trainer and the task of the run, not yet used."""
+    config = record(interrupted / "out")["config"]
+    data = build(config["data"], "data")
+    task = Task(build(config["model"], "model", spec=data.spec), data.spec, build(config["optimizer"], "optimizer"))
+    callbacks, flags = build_callbacks(config)
+    return build(config["trainer"], "trainer", callbacks=callbacks, logger=False, **flags), task
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (_of_another_model, "its weights are of another model: model.head.bias is (7,) there and (9,) here"),
+        (_without_a_parameters_state, "optimizer_states are of another optimizer: "),
+        (_with_a_state_of_another_shape, "optimizer_states are of another model"),
+        (_without_a_schedule, "optimizer_states has 1 entries, and lr_schedulers 0"),
+        (_with_a_strange_schedule, "lr_schedulers.0.last_epoch is soon, no count"),
+        (_with_a_negative_counter, "loops.fit_loop.epoch_loop.batch_progress.total.ready is -5, no count"),
+        (_with_other_batches, "loops.fit_loop and position do not agree on the batches of the epoch"),
+        (_with_a_strange_callback, "callbacks.Checkpoints.best is [], no number"),
+        (_with_a_strange_gradient, "position.gradients.model.head.bias is no gradient of the model's"),
+    ],
+)
+def test_what_does_not_fit_the_run_is_found_before_anything_is_restored(
+    how: Callable[[dict], None], said: str, killed: Path, fresh: tuple[lightning.Trainer, Task]
+) -> None:
+    path = killed / "out" / "checkpoints" / "last.ckpt"
+    check_resumable(load_checkpoint(path), path, *fresh)
+    change(path, how)
+    with pytest.raises(UserError) as caught:
+        check_resumable(load_checkpoint(path), path, *fresh)
+    assert f"{path} cannot be resumed from: {said}" in str(caught.value)
+
+
+def test_a_resume_that_dies_while_it_restores_loses_no_curves(killed: Path, unstopped: Path) -> None:
+    before = {
+        path: data
+        for path, data in everything(killed / "out").items()
+        if path.suffix == ".csv" or "events" in path.name
+    }
+    restore = "lightning.pytorch.trainer.connectors.checkpoint_connector._CheckpointConnector.restore_training_state"
+    assert run(killed, "resume=out", faults=[(restore, 1, _end_badly)]).end() == 1
+    assert before.items() <= everything(killed / "out").items()
+    assert record(killed / "out")["status"] == "failed"
+    assert run(killed, "resume=out").end() == 0
+    assert_alike(results(killed / "out"), results(unstopped))
+
+
+def _end_badly() -> None:
+    raise RuntimeError("the device is gone")
+
+
+def test_a_run_whose_record_is_torn_is_resumed_as_its_checkpoint_says(killed: Path, unstopped: Path) -> None:
+    content = '{"schema": 1, "sta'
+    (killed / "out" / "run.json").write_text(content)
+    done = run(killed, "resume=out")
+    assert done.end() == 0, done.complained
+    assert (killed / "out" / "run.json.aside").read_text() == content
+    assert_alike(results(killed / "out"), results(unstopped))
+
+
+@pytest.mark.slow
+def test_without_its_best_checkpoint_a_run_keeps_the_best_of_what_follows(killed: Path) -> None:
+    (killed / "out" / "checkpoints" / "best.ckpt").unlink()
+    done = run(killed, "resume=out")
+    assert done.end() == 0, done.complained
+    assert record(killed / "out")["checkpoints"]["best"] == "checkpoints/best.ckpt"
 
 
 def test_a_moved_run_is_resumed_where_it_is_now(killed: Path, unstopped: Path) -> None:
