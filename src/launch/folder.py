@@ -1,22 +1,20 @@
 """A sweep's folder: whose it is, which of its runs are kept when the sweep is started again."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from ..errors import UserError
-from ..record import FILE, plan, read
+from ..files import WriteError, is_set_aside, lock_folder, set_aside, why
+from ..record import FILE, DamagedRecordError, close, plan, read
 from ..recovery.resume import claim as claim_run
 
 # A run that ended in one of these ways is not run again: that it did not fit is a result, too.
 KEPT = ("finished", "out_of_memory")
-UNFINISHED = ("running", "interrupted")
-_LOCK = ".lock"
+# Ended from outside: such a run goes on where it has a checkpoint.
+UNFINISHED = ("running", "interrupted", "killed")
 
 
 @contextmanager
@@ -26,18 +24,8 @@ def claim(sweep_dir: Path) -> Iterator[None]:
     Raises:
         UserError: if another process holds it, or it cannot be made.
     """
-    try:
-        sweep_dir.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(sweep_dir / _LOCK, timeout=0)
-        lock.acquire()
-    except Timeout:
-        raise UserError(f"hydra.sweep.dir: a sweep is being run in {sweep_dir} right now") from None
-    except OSError as error:
-        raise UserError(f"hydra.sweep.dir: {sweep_dir} cannot be written: {error.strerror or error}") from error
-    try:
+    with lock_folder(sweep_dir, "hydra.sweep.dir", f"a sweep is being run in {sweep_dir} right now"):
         yield
-    finally:
-        lock.release()
 
 
 def refuse_other(sweep_dir: Path, configs: list[dict[str, Any]]) -> None:
@@ -46,29 +34,64 @@ def refuse_other(sweep_dir: Path, configs: list[dict[str, Any]]) -> None:
         raise UserError(f"hydra.sweep.dir: {sweep_dir} holds a single run; choose another folder")
     for number, config in enumerate(configs):
         run_dir = sweep_dir / str(number)
-        if (run_dir / FILE).exists():
-            _refuse_different(run_dir, config)
+        with suppress(DamagedRecordError):  # which is set aside
+            if (run_dir / FILE).exists():
+                _refuse_different(run_dir, read(run_dir), config)
 
 
 def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[str, Any] | None:
     """The record of a run that need not be run again; otherwise None, and the folder is ready for it.
 
-    A killed or interrupted try that has left a checkpoint will go on from it; what any other has left is removed.
+    A run that ended from outside and has left a checkpoint will go on from it. One that failed by itself would fail
+    again, and is kept as it is. What any other has left is set aside.
 
     Raises:
         UserError: if the folder holds a run with another configuration, or one that is going on.
     """
-    if (run_dir / FILE).exists():
-        _refuse_different(run_dir, config)
-        record = read(run_dir)
-        if record.get("status") in KEPT:
+    if not (run_dir / FILE).exists() and not _has_checkpoint(run_dir):
+        plan(run_dir, config=config, **facts)
+        return None
+    record = _read(run_dir)
+    if record:
+        _refuse_different(run_dir, record, config)
+    if record.get("status") in KEPT:
+        return record
+    with claim_run(run_dir, option="hydra.sweep.dir"):  # where a launcher started it, it may have outlived its sweep
+        record = _read(run_dir)
+        status = record.get("status")
+        if status in (*KEPT, "failed"):
             return record
-        if record.get("status") in UNFINISHED and list(run_dir.glob("checkpoints/*.ckpt")):
+        if status in UNFINISHED and _has_checkpoint(run_dir):
+            if status == "running":
+                close(run_dir, "killed", "ended without a word")
             return None
-        with claim_run(run_dir):  # where a launcher started it, it may have outlived its sweep
-            shutil.rmtree(run_dir)
-    plan(run_dir, config=config, **facts)
+        if status != "planned":
+            _set_aside(run_dir)
+        plan(run_dir, config=config, **facts)
     return None
+
+
+def _has_checkpoint(run_dir: Path) -> bool:
+    return any(run_dir.glob("checkpoints/*.ckpt"))
+
+
+def _read(run_dir: Path) -> dict[str, Any]:
+    """The record; empty if there is none, or none that can be read."""
+    if not (run_dir / FILE).exists():
+        return {}
+    try:
+        return read(run_dir)
+    except DamagedRecordError:
+        return {}
+
+
+def _set_aside(run_dir: Path) -> None:
+    """Nothing of what a run has left is removed; reports and exit codes leave it out."""
+    try:
+        place = set_aside(run_dir)
+    except OSError as error:
+        raise WriteError(f"hydra.sweep.dir: {run_dir} cannot be renamed: {why(error)}") from error
+    print(f"{run_dir} has no checkpoint to go on from; what is in it is now in {place}", flush=True)
 
 
 def statuses(sweep_dir: Path) -> list[str]:
@@ -79,11 +102,12 @@ def statuses(sweep_dir: Path) -> list[str]:
 def _records(sweep_dir: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(sweep_dir.rglob(FILE)):
         with suppress(UserError):
-            yield read(path.parent)
+            if not any(map(is_set_aside, path.relative_to(sweep_dir).parts)):
+                yield read(path.parent)
 
 
-def _refuse_different(run_dir: Path, config: dict[str, Any]) -> None:
-    there = read(run_dir).get("config")
+def _refuse_different(run_dir: Path, record: dict[str, Any], config: dict[str, Any]) -> None:
+    there = record.get("config")
     known = isinstance(there, dict)
     difference = _difference(there, config, str(there.get("run_dir"))) if known else "cannot be compared"
     if difference:

@@ -4,6 +4,7 @@ The folder's run.json says what to do. The sweep, or the launcher's job that it 
 input: when it closes, whatever has become of the sweep, the run is told to stop.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -11,8 +12,8 @@ import threading
 import warnings
 from pathlib import Path
 
-from batchscope.errors import exit_on_user_error
-from batchscope.record import close, read, reason
+from batchscope.errors import UserError, exit_on_user_error
+from batchscope.record import close, ended_as, read, reason
 from batchscope.recovery import resume
 from batchscope.signals import heeded
 from batchscope.train import train
@@ -38,8 +39,9 @@ def do(run_dir: Path) -> None:
         config = record["config"] if record["status"] == "planned" else resume.configuration(record, run_dir, [])
         train(config, run_dir, record["choices"], record["overrides"])
     except Exception as error:
-        if read(run_dir).get("status") == "planned":  # it did not come as far as keeping a record of its own
-            close(run_dir, "failed", reason(error))
+        with contextlib.suppress(UserError), resume.claim(run_dir):  # held: it is another process's run
+            if read(run_dir).get("status") == "planned":  # it did not come as far as keeping a record of its own
+                close(run_dir, ended_as(error), reason(error))
         raise
 
 

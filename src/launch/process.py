@@ -13,12 +13,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..record import close, read
+import psutil
+
+from ..errors import UserError
+from ..record import Status, close_open, read
+from ..recovery.resume import claim
 from ..signals import heeded, insists, leave_lost, terminals
 
 _GONE_S = 5
 # By one of these SLURM tells submitit that the time of its job is up.
 _LAUNCHERS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+# By one of these a process ends itself, through a mistake in its code.
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS)
 _running: subprocess.Popen | None = None
 _stopped_by: int | None = None
 _stopped_at = 0.0
@@ -107,22 +113,33 @@ def run_apart(run_dir: Path) -> dict[str, Any]:
             _end_group(_running.pid)
             _wait_for_group(_running.pid)
             _running = None
-    if read(run_dir).get("status") in ("planned", "running"):
-        close(run_dir, *_how_it_ended(code, out_of_memory=_kills_for_memory() > kills))
+    after = _kills_for_memory()
+    # Where another process holds the folder, the run is going on in that one.
+    with contextlib.suppress(UserError), claim(run_dir):
+        close_open(run_dir, *_how_it_ended(code, out_of_memory=None not in (kills, after) and after > kills))
     if _stopped_by is not None:
         raise SystemExit(128 + _stopped_by)
     return read(run_dir)
 
 
-def _how_it_ended(code: int, out_of_memory: bool) -> tuple[str, str]:
+def _how_it_ended(code: int, out_of_memory: bool) -> tuple[Status, str]:
     """Status and reason of a run that did not come to write them."""
     if _stopped_by is not None:
         return "interrupted", f"stopped by {signal.Signals(_stopped_by).name}"
+    if code - 128 in _STOPPING:
+        return "interrupted", f"stopped by {signal.Signals(code - 128).name}"
     if code == -signal.SIGKILL and out_of_memory:
         return "out_of_memory", "the system ran out of memory and killed the run"
     if code < 0:
-        return "failed", f"killed by {signal.Signals(-code).name}"
+        return "failed" if -code in _CRASHES else "killed", f"killed by {_name(-code)}"
     return "failed", f"ended with exit code {code} and said no more"
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one of those for real time
+        return f"signal {number}"
 
 
 def _end_group(leader: int) -> None:
@@ -140,10 +157,19 @@ def _wait_for_group(leader: int) -> None:
             time.sleep(0.02)
 
 
-def _kills_for_memory() -> int:
-    """How often Linux has killed a process for want of memory since it started; 0 where it does not say."""
+def _kills_for_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """How often Linux has killed a process of this one's control group for want of memory.
+
+    None where that says nothing about a run: there is no such group (of version 2), or others than this process and
+    those it has started are in it.
+    """
     try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+        line = next(line for line in (proc / "self/cgroup").read_text().splitlines() if line.startswith("0::/"))
+        group = groups / line.removeprefix("0::/")
+        members = {int(word) for word in (group / "cgroup.procs").read_text().split()}
+        events = dict(line.split() for line in (group / "memory.events.local").read_text().splitlines())
+        own = psutil.Process()
+        ours = {own.pid, *(child.pid for child in own.children(recursive=True))}
+        return int(events["oom_kill"]) if members <= ours else None
+    except (OSError, StopIteration, ValueError, KeyError, psutil.Error):
+        return None

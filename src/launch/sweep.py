@@ -1,10 +1,10 @@
 """A sweep's runs as Hydra calls for them, and what is said at its end."""
 
-import contextlib
 import os
 import shlex
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,14 @@ class Sweep:
         if record["status"] != "finished":
             reason = str(record.get("error") or record["status"])
             print(f"  {record['status'].replace('_', ' ')}: {reason}", file=sys.stderr, flush=True)
+            if kept and record["status"] == "failed":  # by itself: it would again
+                place = os.path.relpath(run_dir)
+                resume, anew = shlex.join([f"resume={place}"]), shlex.join(["mv", place, f"{place}.aside"])
+                print(
+                    f"  to go on with it: python train.py {resume}; to have it run anew with the sweep: {anew}",
+                    file=sys.stderr,
+                    flush=True,
+                )
             raise RunFailed(f"{run_dir}: {reason}", status=record["status"])
         return record
 
@@ -139,8 +147,16 @@ class Sweep:
         """A sweep ends in its table and its recommendation; they can be made again from its folder."""
         from ..sweep import write_report
 
-        with contextlib.suppress(UserError):  # no run left a record: what went wrong has been said
-            print("\n" + write_report([self.sweep_dir], self.sweep_dir / "report").text, flush=True)
+        try:
+            text = write_report([self.sweep_dir], self.sweep_dir / "report").text
+        except UserError as error:  # where its files cannot be written, it is made elsewhere, to be read here
+            try:
+                with tempfile.TemporaryDirectory() as elsewhere:
+                    text = write_report([self.sweep_dir], elsewhere).text
+            except (UserError, OSError):  # no run left a record: what went wrong has been said
+                return
+            print(f"warning: {error}", file=sys.stderr, flush=True)
+        print(f"\n{text}", flush=True)
 
     def say_what_is_left(self) -> None:
         """After an interruption: what was not run, and how to go on."""

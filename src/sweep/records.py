@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..files import is_set_aside
 from ..rates import MEAN_RATE, RATE
 from ..record import FILE, SCHEMA, flatten, read
 
@@ -394,7 +395,8 @@ def _run_dirs(folder: Path, notes: list[str]) -> list[Path]:
     """The folders that hold a record, in the order of their numbers; a numbered one without any is a note."""
     found, empty = [], []
     for path, children, files in os.walk(folder):
-        children[:] = [child for child in children if not child.startswith(".")]  # launchers keep their jobs there
+        # Launchers keep their jobs in hidden folders, and sweeps set earlier tries aside.
+        children[:] = [child for child in children if not child.startswith(".") and not is_set_aside(child)]
         if FILE in files:
             found.append(Path(path))
             children.clear()

@@ -1,4 +1,4 @@
-"""A sweep's folder: finished runs are kept, unfinished ones are done again, and nobody else's are touched."""
+"""A sweep's folder: what has ended is kept, what was ended goes on or begins anew, and nothing is ever removed."""
 
 import json
 import subprocess
@@ -10,6 +10,7 @@ import pytest
 from batchscope.errors import UserError
 from batchscope.launch import folder
 from batchscope.record import read
+from batchscope.sweep import records
 
 CONFIG = {"seed": 0, "data": {"batch_size": 4}, "run_dir": "s/0", "logger": {"save_dir": "s/0", "name": None}}
 
@@ -20,34 +21,62 @@ def leave(run_dir: Path, status: str, config: dict = CONFIG) -> None:
     (run_dir / "last.ckpt").write_text("weights")
 
 
-@pytest.mark.parametrize("status", ["finished", "out_of_memory"])
-def test_a_run_with_a_result_is_kept(tmp_path, status):
+def keep_a_checkpoint(run_dir: Path) -> None:
+    (run_dir / "checkpoints").mkdir()
+    (run_dir / "checkpoints/last.ckpt").write_text("weights")
+
+
+def everything(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("status", ["finished", "out_of_memory", "failed"])
+def test_a_run_that_ended_by_itself_is_kept_and_not_run_again(tmp_path, status):
     leave(tmp_path / "0", status)
     assert folder.keep_or_plan(tmp_path / "0", CONFIG)["status"] == status
     assert (tmp_path / "0/last.ckpt").exists()
 
 
-@pytest.mark.parametrize("status", ["planned", "running", "failed", "interrupted"])
-def test_a_run_without_one_is_done_again_from_an_empty_folder(tmp_path, status):
+@pytest.mark.parametrize("status", ["running", "interrupted", "killed"])
+def test_a_run_that_ended_from_outside_without_a_checkpoint_is_set_aside_and_begins_anew(tmp_path, status):
     leave(tmp_path / "0", status)
+    before = everything(tmp_path / "0")
     assert folder.keep_or_plan(tmp_path / "0", CONFIG, overrides=["data.batch_size=4"]) is None
     assert read(tmp_path / "0")["status"] == "planned"
     assert read(tmp_path / "0")["overrides"] == ["data.batch_size=4"]
     assert [file.name for file in (tmp_path / "0").iterdir()] == ["run.json"]
+    assert before.items() <= everything(tmp_path / "0.aside").items()
 
 
-@pytest.mark.parametrize("status", ["running", "interrupted"])
-def test_a_run_that_left_a_checkpoint_is_gone_on_with(tmp_path, status):
+@pytest.mark.parametrize(
+    ("status", "then"), [("running", "killed"), ("interrupted", "interrupted"), ("killed", "killed")]
+)
+def test_a_run_that_ended_from_outside_and_left_a_checkpoint_is_gone_on_with(tmp_path, status, then):
     leave(tmp_path / "0", status)
-    (tmp_path / "0/checkpoints").mkdir()
-    (tmp_path / "0/checkpoints/last.ckpt").write_text("weights")
+    keep_a_checkpoint(tmp_path / "0")
     assert folder.keep_or_plan(tmp_path / "0", CONFIG) is None
-    assert read(tmp_path / "0")["status"] == status
+    assert read(tmp_path / "0")["status"] == then
     assert (tmp_path / "0/checkpoints/last.ckpt").exists()
 
 
-def test_a_run_that_is_going_on_in_another_process_is_not_removed(tmp_path):
-    leave(tmp_path / "0", "running")
+def test_a_run_that_never_began_is_planned_again_in_its_folder(tmp_path):
+    leave(tmp_path / "0", "planned")
+    assert folder.keep_or_plan(tmp_path / "0", CONFIG, overrides=["seed=0"]) is None
+    assert read(tmp_path / "0")["overrides"] == ["seed=0"]
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+def test_what_was_set_aside_is_in_no_report_and_no_exit_code(tmp_path):
+    leave(tmp_path / "0", "killed")
+    folder.keep_or_plan(tmp_path / "0", CONFIG)
+    assert folder.statuses(tmp_path) == ["planned"]
+    assert [run.name for run in records.find([tmp_path]).runs] == ["0"]
+
+
+@pytest.mark.parametrize("status", ["planned", "running", "interrupted", "failed"])
+def test_a_run_that_is_going_on_in_another_process_is_left_as_it_is(tmp_path, status):
+    leave(tmp_path / "0", status)
+    before = everything(tmp_path)
     code = "import pathlib, sys; from batchscope.recovery.resume import claim\nwith claim(pathlib.Path(sys.argv[1])): print(1, flush=True); input()"
     line = [sys.executable, "-c", code, str(tmp_path / "0")]
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
@@ -55,7 +84,7 @@ def test_a_run_that_is_going_on_in_another_process_is_not_removed(tmp_path):
         with pytest.raises(UserError, match="is being trained right now"):
             folder.keep_or_plan(tmp_path / "0", CONFIG)
         other.communicate("done")
-    assert (tmp_path / "0/last.ckpt").exists()
+    assert everything(tmp_path) == before | {"0/.lock": ""}
 
 
 def test_a_run_of_another_sweep_is_refused_with_the_option_that_differs(tmp_path):
@@ -97,9 +126,12 @@ def test_a_folder_is_held_by_one_sweep_at_a_time(tmp_path):
         pass
 
 
-def test_a_record_that_cannot_be_read_is_refused_and_left(tmp_path):
+def test_a_torn_record_and_all_that_lies_beside_it_is_set_aside(tmp_path):
     (tmp_path / "0").mkdir()
     (tmp_path / "0/run.json").write_text('{"schema": 1, "sta')
-    with pytest.raises(UserError, match="cannot be read"):
-        folder.keep_or_plan(tmp_path / "0", CONFIG)
-    assert (tmp_path / "0/run.json").exists()
+    keep_a_checkpoint(tmp_path / "0")
+    folder.refuse_other(tmp_path, [CONFIG])
+    assert folder.keep_or_plan(tmp_path / "0", CONFIG) is None
+    assert read(tmp_path / "0")["status"] == "planned"
+    assert (tmp_path / "0.aside/run.json").read_text() == '{"schema": 1, "sta'
+    assert (tmp_path / "0.aside/checkpoints/last.ckpt").exists()

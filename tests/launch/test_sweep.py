@@ -102,6 +102,10 @@ def test_a_run_that_fails_stops_no_other_and_is_exit_code_1(tmp_path: Path) -> N
     assert "Traceback" not in err
     assert "2 runs: 1 failed, 1 finished" in out
     assert record(tmp_path, "0")["error"].startswith("optimizer.schedule: one_cycle needs an end")
+    code, out, err = sweep(tmp_path, "trainer.max_epochs=-1,1")  # it would fail again
+    assert code == 1
+    assert out.count(" — kept") == 2
+    assert "to have it run anew with the sweep: mv s/0 s/0.aside" in err
 
 
 def test_a_folder_of_another_sweep_is_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -171,8 +175,8 @@ def test_a_run_that_the_system_kills_is_a_row_and_the_others_go_on(tmp_path: Pat
     os.kill(wait_until_trains(tmp_path, "0"), signal.SIGKILL)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "failed: killed by SIGKILL" in err
-    assert "2 runs: 1 failed, 1 finished" in out
+    assert "killed: killed by SIGKILL" in err
+    assert "2 runs: 1 killed, 1 finished" in out
 
 
 @pytest.mark.slow
