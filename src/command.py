@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -14,7 +15,7 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from . import ranks
@@ -32,9 +33,10 @@ from .config import (
 )
 from .distributed import processes
 from .errors import UserError, did_you_mean, refuse_in_one_line, report, reraise_in_hydra
+from .files import LOCK, NO_SPACE, WriteError, new_folder, why
 from .launch import folder, launchers, process
 from .launch.sweep import RunFailed, Sweep
-from .record import read, refuse_used
+from .record import refuse_used
 from .recovery import resume
 
 _REFUSED_FLAGS = {
@@ -153,7 +155,12 @@ def _check_completion(words: list[str]) -> None:
 
 
 def _start_hydra(task: Callable[[DictConfig], float | None]) -> None:
-    hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(task)()
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(task)()
+    except OSError as error:  # of a folder or file that Hydra makes itself
+        if error.errno not in (*NO_SPACE, errno.EACCES, errno.EROFS):
+            raise
+        raise WriteError(f"{error.filename or 'a file'} cannot be written: {why(error)}") from error
 
 
 def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: bool = True) -> None:
@@ -179,7 +186,7 @@ def _resume(train: Train, overrides: list[str], multirun: bool) -> None:
     if multirun:
         raise UserError("resume: takes a single run; a sweep goes on with hydra.sweep.dir=<its folder>")
     run_dir, others = resume.find(overrides)
-    record = read(run_dir)
+    record = resume.recorded(run_dir)
     config = resume.configuration(record, run_dir, others)
     if record.get("status") == "finished" and not resume.is_longer(config, record):
         print(f"{run_dir} has finished; there is nothing to resume", flush=True)
@@ -197,10 +204,14 @@ def _run_one(train: Train, config: dict[str, Any]) -> None:
     def job(config: DictConfig) -> float | None:
         here = HydraConfig.get()
         run_dir = Path(here.runtime.output_dir)
-        config.run_dir = os.path.relpath(run_dir)
         try:
             if not ranks.this().number:  # the other processes of a run find the first one's record
+                if not any(word.startswith("hydra.run.dir=") for word in here.overrides.hydra):
+                    run_dir = _new_folder(run_dir, "hydra.run.dir")
+                    with read_write(here):  # where Lightning looks for it when it starts other processes
+                        here.run.dir = str(run_dir)
                 refuse_used(run_dir)
+            config.run_dir = os.path.relpath(run_dir)
             plain, choices = check(config), dict(here.runtime.choices)
             processes.tell({"run_dir": plain["run_dir"], "choices": choices})
             return train(plain, run_dir, choices, list(here.overrides.task))
@@ -226,6 +237,8 @@ def _run_sweep(configs: list[dict[str, Any]], plan: SweepPlan) -> None:
     """Several runs, each in a process of its own, and the report on them."""
     place = plan.folder
     folder.refuse_other(place, configs if plan.labels else [])
+    if not any(word.startswith("hydra.sweep.dir=") for word in sys.argv):
+        place = _new_folder(place, "hydra.sweep.dir")
     sweep = Sweep(place, plan.labels)
     process.listen()
     # The folder as it was checked: by a clock it could be another one by now.
@@ -238,7 +251,7 @@ def _run_sweep(configs: list[dict[str, Any]], plan: SweepPlan) -> None:
         try:
             with contextlib.suppress(RunFailed):  # it has been told, and is in the table
                 _start_hydra(sweep.run_job)
-        except SystemExit:
+        except (SystemExit, WriteError):
             sweep.report()
             sweep.say_what_is_left()
             raise
@@ -253,10 +266,20 @@ def _run_sweep(configs: list[dict[str, Any]], plan: SweepPlan) -> None:
         sys.exit(sweep.exit_code)
 
 
+def _new_folder(folder: Path, option: str) -> Path:
+    """A folder that is called by the time: something else may have been started in the same second."""
+    try:
+        return new_folder(folder)
+    except OSError as error:
+        raise WriteError(f"{option}: {folder} cannot be written: {why(error)}") from error
+
+
 def _remove_empty(folder: Path) -> None:
     """Remove the folders that Hydra made for a run that never began, up to the one that the user stands in."""
     here = Path.cwd()
     with contextlib.suppress(OSError):  # not empty: the run had begun, or others live beside it
+        if os.listdir(folder) == [LOCK]:
+            (folder / LOCK).unlink()
         folder.rmdir()
         for parent in folder.parents:
             if parent == here or here not in parent.parents:

@@ -18,7 +18,7 @@ import psutil
 from ..errors import UserError
 from ..record import Status, close_open, read
 from ..recovery.resume import claim
-from ..signals import heeded, insists, leave_lost, terminals
+from ..signals import STOPPING, heeded, insists, leave_lost, terminals
 
 _GONE_S = 5
 # By one of these SLURM tells submitit that the time of its job is up.
@@ -126,7 +126,7 @@ def _how_it_ended(code: int, out_of_memory: bool) -> tuple[Status, str]:
     """Status and reason of a run that did not come to write them."""
     if _stopped_by is not None:
         return "interrupted", f"stopped by {signal.Signals(_stopped_by).name}"
-    if code - 128 in _STOPPING:
+    if code - 128 in STOPPING:
         return "interrupted", f"stopped by {signal.Signals(code - 128).name}"
     if code == -signal.SIGKILL and out_of_memory:
         return "out_of_memory", "the system ran out of memory and killed the run"
