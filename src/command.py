@@ -160,7 +160,7 @@ def _start_hydra(task: Callable[[DictConfig], float | None]) -> None:
     except OSError as error:  # of a folder or file that Hydra makes itself
         if error.errno not in (*NO_SPACE, errno.EACCES, errno.EROFS):
             raise
-        raise WriteError(f"{error.filename or 'a file'} cannot be written: {why(error)}") from error
+        raise WriteError(f"{error.filename or 'the folder of the run'}: {why(error)}") from error
 
 
 def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: bool = True) -> None:

@@ -91,7 +91,7 @@ def _set_aside(run_dir: Path) -> None:
         place = set_aside(run_dir)
     except OSError as error:
         raise WriteError(f"hydra.sweep.dir: {run_dir} cannot be renamed: {why(error)}") from error
-    print(f"{run_dir} has no checkpoint to go on from; what is in it is now in {place}", flush=True)
+    print(f"{os.path.relpath(run_dir)} begins anew; what was in it is now in {os.path.relpath(place)}", flush=True)
 
 
 def statuses(sweep_dir: Path) -> list[str]:
