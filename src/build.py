@@ -1,28 +1,27 @@
 """From a checked config node to the object that it describes."""
 
+import importlib
+import inspect
 from typing import Any
 
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 
+from . import schema
 from .errors import UserError
 
 
 def build(node: dict[str, Any], section: str, **arguments: Any) -> Any:
     """Build a node's `_target_` with its options and the given arguments.
 
+    This is `hydra.utils.instantiate` without what a configuration from a file must not do: call a function, pass
+    positional arguments, or resolve an interpolation.
+
     Raises:
-        UserError: if the target refuses an option's value; the line begins with the section.
+        UserError: if the target may not be built here, or refuses an option's value; the line begins with the section.
     """
-    try:
-        # Partial first: as arguments of `instantiate`, dataclasses such as DataSpec would arrive as dicts.
-        return instantiate(node, _partial_=True, _convert_="all")(**arguments)
-    except UserError:
-        raise
-    except (ValueError, TypeError, MisconfigurationException, InstantiationException) as error:
-        raise UserError(f"{section}: {error}") from error
+    schema.check(node, section)
+    return _build(node, section, arguments)
 
 
 def build_all(nodes: dict[str, Any] | None, section: str) -> list[Any]:
@@ -43,3 +42,40 @@ def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, b
             callbacks = [callback for callback in callbacks if not isinstance(callback, kind)]
         flags[switch] = any(isinstance(callback, kind) for callback in callbacks)
     return callbacks, flags
+
+
+def _build(node: dict[str, Any], path: str, arguments: dict[str, Any]) -> Any:
+    """Build a checked node; an argument takes the place of an option of the same name, which is then not built."""
+    try:
+        options = {k: _value(v, f"{path}.{k}") for k, v in node.items() if k not in ("_target_", *arguments)}
+        return _class_of(node["_target_"], path)(**options, **arguments)
+    except (ValueError, TypeError, MisconfigurationException, ModuleNotFoundError) as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _value(value: Any, path: str) -> Any:
+    """An option's value, with every node in it built."""
+    if isinstance(value, list):
+        return [_value(child, f"{path}.{index}") for index, child in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    return _build(value, path, {}) if "_target_" in value else {k: _value(v, f"{path}.{k}") for k, v in value.items()}
+
+
+def _class_of(target: str, path: str) -> type:
+    """The class that a checked target names.
+
+    Raises:
+        UserError: if what stands under that name is not what the source text says: a subclass of the role's base.
+    """
+    role = schema.role_of(path)
+    cls, base = _named(target), role and _named(role.base)
+    trusted = inspect.isclass(cls) and role is not None and cls.__module__.partition(".")[0] in role.packages
+    if not trusted or not issubclass(cls, base):
+        raise UserError(f"{path}._target_: got {target!r}, takes a {role and role.base} class")
+    return cls
+
+
+def _named(target: str) -> Any:
+    module, _, name = target.rpartition(".")
+    return getattr(importlib.import_module(module), name, None)

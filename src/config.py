@@ -8,7 +8,7 @@ import difflib
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -188,6 +188,15 @@ def _override_group(config: DictConfig, one: Override) -> None:
             config[group] = _compose([str(one.input_line)]).get(group)
 
 
+def override_keys(overrides: Iterable[str]) -> list[str]:
+    """The options and groups that `option=value` texts are about.
+
+    Raises:
+        UserError: for a text that cannot be parsed.
+    """
+    return [parsed.key_or_group for parsed in _parse(list(overrides))]
+
+
 def check(config: DictConfig) -> dict[str, Any]:
     """Check one composed configuration and return it as plain, resolved containers.
 
@@ -217,11 +226,21 @@ def check(config: DictConfig) -> dict[str, Any]:
         raise UserError("data.batch_size: is missing")
     for collection in COLLECTIONS:
         plain.setdefault(collection, None)
-        schema.check(plain[collection] or {}, collection)
+        _check_collection(plain[collection] or {}, collection)
     if plain["search"] is not None:
         schema.check({"_target_": "batchscope.launch.search.BatchSizeSearch", **plain["search"]}, "search")
     _check_pair(plain["model"], plain["data"])
     return plain
+
+
+def _check_collection(nodes: Any, name: str) -> None:
+    """Of a collection every part is an object to build, or null for none."""
+    if not isinstance(nodes, dict):
+        raise UserError(f"{name}: got {nodes!r}, takes names, each with a _target_")
+    for part, node in nodes.items():
+        if node is not None and not (isinstance(node, dict) and "_target_" in node):
+            raise UserError(f"{name}.{part}: got {node!r}, takes null or a node with a _target_")
+    schema.check(nodes, name)
 
 
 def _check_pair(model: dict[str, Any], data: dict[str, Any]) -> None:

@@ -22,9 +22,39 @@ from .errors import UserError, did_you_mean
 _NAMES = {name: value for name, value in vars(options).items() if not name.startswith("_")}
 _NAMES |= {"Literal": Literal, "Optional": Optional, "Union": Union}
 _NAMES |= {kind.__name__: kind for kind in (int, float, str, bool, list, tuple, dict)}
-_INSTANTIATE_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
-# What a `_target_` may name. Anything else could be made to run code of somebody else's choosing.
-ALLOWED_TARGETS = ("batchscope.", "torch.optim.", "lightning.", "torchmetrics.")
+# Packages whose models, datasets, optimizers and callbacks a `_target_` may name. The one place to trust another.
+TRUSTED_PACKAGES = ("batchscope",)
+_TARGET = "_target_"
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a node may build: a class of one of the packages that is `base` or inherits from it."""
+
+    base: str
+    packages: tuple[str, ...]
+
+
+def _roles() -> dict[str, Role]:
+    """The nodes that may have a `_target_`, by their path; `*` is any one name. No other node may."""
+    lightning = (*TRUSTED_PACKAGES, "lightning")
+    return {
+        "model": Role("torch.nn.Module", TRUSTED_PACKAGES),
+        "data": Role("batchscope.data.datamodule.TensorDataModule", TRUSTED_PACKAGES),
+        "optimizer": Role("batchscope.optimizer.Optimizer", TRUSTED_PACKAGES),
+        "search": Role("batchscope.launch.search.BatchSizeSearch", TRUSTED_PACKAGES),
+        "trainer": Role("lightning.pytorch.trainer.trainer.Trainer", lightning),
+        "trainer.strategy": Role("lightning.pytorch.strategies.strategy.Strategy", lightning),
+        "trainer.profiler": Role("lightning.pytorch.profilers.profiler.Profiler", lightning),
+        "callbacks.*": Role("lightning.pytorch.callbacks.callback.Callback", lightning),
+        "logger.*": Role("lightning.fabric.loggers.logger.Logger", lightning),
+    }
+
+
+def role_of(path: str) -> Role | None:
+    """What the node at a path may build; None if it may build nothing."""
+    section, *names = path.split(".")
+    return _roles().get(path) or (_roles().get(f"{section}.*") if len(names) == 1 else None)
 
 
 @dataclass(frozen=True)
@@ -36,24 +66,30 @@ class Signature:
 
 
 def check(node: Any, path: str) -> None:
-    """Raise UserError for the first option under `node` that its target does not take; `path` is its full name."""
+    """Raise UserError for the first option under `node` that its target does not take; `path` is its full name.
+
+    A `_target_` is checked wherever it stands: in lists, in dicts, at any depth. It is the only key of Hydra's that is
+    taken; `_args_` and the others change what is called, and with what.
+    """
     if isinstance(node, list):
         for index, child in enumerate(node):
             check(child, f"{path}.{index}")
     if not isinstance(node, dict):
         return
-    target = node.get("_target_")
     signature = None
-    if "_target_" in node:
-        _check_target(target, path)
-        signature = signature_of(target)
+    if _TARGET in node:
+        check_target(node[_TARGET], path)
+        signature = signature_of(node[_TARGET])
     for key, value in node.items():
-        if key in _INSTANTIATE_KEYS:
+        if key == _TARGET:
             continue
         name = f"{path}.{key}" if path else str(key)
+        if isinstance(key, str) and key.startswith("_") and key.endswith("_"):
+            raise UserError(f"{name}: no such option; of the keys with underscores around them, only _target_ is taken")
         if signature is not None:
-            if key not in signature.parameters and not signature.open:
-                raise UserError(f"{name}: no such option.{did_you_mean(key, signature.parameters)}{_takes(node, path)}")
+            if key not in signature.parameters and not (signature.open and isinstance(key, str)):
+                near = did_you_mean(str(key), signature.parameters)
+                raise UserError(f"{name}: no such option.{near}{_takes(node, path)}")
             check_value(name, value, signature.parameters.get(key))
         check(value, name)
 
@@ -66,6 +102,11 @@ def check_value(name: str, value: Any, annotation: Any) -> None:
         too_large = isinstance(value, int) and value > options.INT64 and _fits(options.INT64, annotation)
         most = f", up to {options.INT64:,}" if too_large else ""
         raise UserError(f"{name}: got {shown}, takes {_describe(annotation)}{most}.{near}")
+
+
+def is_choice(annotation: Any) -> bool:
+    """Whether an annotation lists all that it takes."""
+    return all(get_origin(option) is Literal or option is type(None) for option in _options_of(annotation))
 
 
 def parameters_of(target: Any) -> list[str]:
@@ -113,13 +154,29 @@ def class_attribute(target: str, name: str) -> Any:
     return None
 
 
-def _check_target(target: Any, path: str) -> None:
-    """Only classes, by their public names, of the packages above: no function to call, no way through to others."""
-    found = _locate(target) if isinstance(target, str) and target.startswith(ALLOWED_TARGETS) else None
+def check_target(target: Any, path: str) -> None:
+    """Raise UserError unless the target is, by its source text, a public class of the kind that `path` builds."""
+    role = role_of(path)
+    if role is None:
+        raise UserError(f"{path}.{_TARGET}: got {target!r}, and nothing is built here")
+    packages = tuple(f"{package}." for package in role.packages)
+    found = _locate(target) if isinstance(target, str) and target.startswith(packages) else None
     public = found is not None and not any(part.startswith("_") for part in target.split("."))
-    if not public or not isinstance(found[1], ast.ClassDef) or not found[0].name.startswith(ALLOWED_TARGETS):
-        allowed = ", ".join(f"{prefix}*" for prefix in ALLOWED_TARGETS)
-        raise UserError(f"{path}._target_: got {target!r}, takes a class of {allowed}")
+    if not public or not found[0].name.startswith(packages) or role.base not in ancestors(*found):
+        kind, allowed = role.base.rpartition(".")[2], " or ".join(role.packages)
+        raise UserError(f"{path}.{_TARGET}: got {target!r}, takes a {kind} class of {allowed}")
+
+
+def ancestors(module: "_Module", node: ast.ClassDef | ast.FunctionDef) -> set[str]:
+    """The full names of a class and of all its base classes, as far as they can be read; nothing for a function."""
+    if not isinstance(node, ast.ClassDef):
+        return set()
+    names = {f"{module.name}.{node.name}"}
+    for base in node.bases:
+        dotted = _dotted(module, base)
+        found = _locate(dotted)
+        names |= ancestors(*found) if found else {dotted}
+    return names
 
 
 # --- annotations -----------------------------------------------------------------------------------------------------
@@ -175,7 +232,7 @@ def _describe_one(kind: Any) -> str:
 
 
 def _takes(node: dict[str, Any], path: str) -> str:
-    names = [key for key in node if key not in _INSTANTIATE_KEYS and key in parameters_of(node["_target_"])]
+    names = [key for key in node if key != _TARGET and key in parameters_of(node[_TARGET])]
     return f" {path} takes {', '.join(names)}." if 0 < len(names) <= 12 else ""
 
 
@@ -238,6 +295,19 @@ def _parents(module: _Module, cls: ast.ClassDef) -> Iterator[tuple[_Module, ast.
         found = _find(module, base.id) if isinstance(base, ast.Name) else None
         if found and isinstance(found[1], ast.ClassDef):
             yield found
+
+
+def _dotted(module: _Module, base: ast.expr) -> str:
+    """The full name of a base class as an import in the module gives it: `nn.Module` → `torch.nn.Module`."""
+    first, _, rest = ast.unparse(base).partition(".")
+    if any(isinstance(node, ast.ClassDef) and node.name == first for node in module.tree.body):
+        return f"{module.name}.{first}"
+    for node in module.tree.body:
+        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            if (alias.asname or alias.name) == first:
+                source = f"{_source_of(module, node)}." if isinstance(node, ast.ImportFrom) else ""
+                return f"{source}{alias.name}.{rest}".rstrip(".")
+    return first
 
 
 def _ancestry(module: _Module, cls: ast.ClassDef) -> Iterator[tuple[_Module, ast.ClassDef]]:

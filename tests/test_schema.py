@@ -1,5 +1,6 @@
 """Options are checked against signatures that are read from source text, without importing what they belong to."""
 
+import importlib
 import subprocess
 import sys
 import textwrap
@@ -18,9 +19,9 @@ from batchscope.options import NonNegativeInt, PositiveFloat, PositiveInt, Proba
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Write a package `toy` of the given modules, allowed as a target; importing any of it would fail."""
+    """Write a package `toy` of the given modules, allowed as a target anywhere; importing any of it would fail."""
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(schema, "ALLOWED_TARGETS", ("toy.",))
+    monkeypatch.setattr(schema, "check_target", lambda target, path: None)
     caches = (schema.signature_of, schema.class_attribute, schema._load)
 
     def write(**modules: str) -> None:
@@ -260,7 +261,7 @@ def thing(write: Callable[..., None]) -> str:
 
 
 def test_a_node_with_known_options_passes(thing: str) -> None:
-    node = {"_target_": thing, "_convert_": "all", "_partial_": True, "batch_size": 4}
+    node = {"_target_": thing, "batch_size": 4}
     assert schema.check(node, "data") is None
 
 
@@ -281,6 +282,58 @@ def test_a_node_without_a_target_may_hold_anything_but_wrong_nodes(thing: str) -
     schema.check({"what": 1, "ever": None}, "callbacks")
     message = message_of(schema.check, {"mine": {"_target_": thing, "x": 1}}, "callbacks")
     assert message.startswith("callbacks.mine.x: no such option.")
+
+
+@pytest.mark.parametrize("key", ["_args_", "_partial_", "_recursive_", "_convert_", "_mine_"])
+@pytest.mark.parametrize("value", [True, "all", [], [{"_target_": "torch.hub.load"}]], ids=str)
+def test_of_hydras_keys_only_the_target_is_taken(key: str, value: Any, thing: str) -> None:
+    for node in ({"_target_": thing, key: value}, {key: value}, {"_target_": thing, "parts": [[{"a": {key: value}}]]}):
+        assert f"{key}: no such option" in message_of(schema.check, node, "model")
+
+
+HOSTILE = {"_target_": "torch.hub.load", "source": "local"}
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"_target_": "batchscope.models.mlp.MLP", "hidden_sizes": HOSTILE},
+        {"_target_": "batchscope.models.mlp.MLP", "hidden_sizes": [[HOSTILE]]},
+        {"_target_": "batchscope.models.mlp.MLP", "hidden_sizes": {"a": {"": [HOSTILE]}}},
+        {"a": {5: HOSTILE}},
+        {"a": {None: {True: [{"": HOSTILE}]}}},
+        [[[HOSTILE]]],
+    ],
+)
+def test_a_hostile_target_is_refused_wherever_it_stands(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "check_value", lambda *_: None)  # which would refuse some of them for their kind
+    assert "_target_: got 'torch.hub.load'" in message_of(schema.check, node, "model")
+
+
+@pytest.mark.parametrize(
+    ("path", "target"),
+    [
+        ("model", "batchscope.data.mnist.MNIST"),
+        ("model", "batchscope.optimizer.AdamW"),
+        ("model", "batchscope.record.RunRecord"),
+        ("data", "batchscope.models.mlp.MLP"),
+        ("data", "lightning.LightningDataModule"),
+        ("optimizer", "torch.optim.AdamW"),
+        ("trainer", "lightning.pytorch.cli.LightningCLI"),
+        ("trainer.strategy", "lightning.pytorch.profilers.PyTorchProfiler"),
+        ("trainer.plugins", "lightning.pytorch.plugins.MixedPrecision"),
+        ("trainer.plugins.0", "lightning.pytorch.plugins.MixedPrecision"),
+        ("callbacks.mine", "lightning.pytorch.loggers.CSVLogger"),
+        ("callbacks.mine", "lightning.pytorch.cli.LightningCLI"),
+        ("callbacks.mine.inner", "lightning.pytorch.callbacks.EarlyStopping"),
+        ("logger.mine", "lightning.pytorch.callbacks.EarlyStopping"),
+        ("logger.mine", "lightning.pytorch.profilers.PyTorchProfiler"),
+        ("search", "batchscope.models.mlp.MLP"),
+        ("anything", "batchscope.models.mlp.MLP"),
+    ],
+)
+def test_a_section_builds_one_kind_of_thing(path: str, target: str) -> None:
+    assert message_of(schema.check, {"_target_": target}, path).startswith(f"{path}._target_: got {target!r}, ")
 
 
 @pytest.mark.parametrize(
@@ -314,22 +367,30 @@ def test_a_node_without_a_target_may_hold_anything_but_wrong_nodes(thing: str) -
 )
 def test_a_target_that_could_run_somebody_elses_code_is_refused(target: Any) -> None:
     message = message_of(schema.check, {"_target_": target, "x": 1}, "model")
-    assert message.startswith(f"model._target_: got {target!r}, takes a class of batchscope.*")
+    assert message == f"model._target_: got {target!r}, takes a Module class of batchscope"
+
+
+def exported(module: str) -> list[str]:
+    return [f"{module}.{name}" for name in importlib.import_module(module).__all__]
 
 
 @pytest.mark.parametrize(
-    "target",
+    ("path", "target"),
     [
-        "batchscope.models.cnn.SimpleCNN",
-        "torch.optim.AdamW",
-        "torch.optim.lr_scheduler.OneCycleLR",
-        "lightning.Trainer",
-        "lightning.pytorch.callbacks.ModelCheckpoint",
-        "torchmetrics.classification.MulticlassAccuracy",
+        ("model", "batchscope.models.cnn.SimpleCNN"),
+        ("data", "batchscope.data.sequential_mnist.SequentialMNIST"),
+        ("optimizer", "batchscope.optimizer.SGD"),
+        ("trainer", "lightning.Trainer"),
+        ("trainer", "lightning.pytorch.Trainer"),
+        ("search", "batchscope.launch.search.BatchSizeSearch"),
+        *(("callbacks.mine", name) for name in exported("lightning.pytorch.callbacks")),
+        *(("logger.mine", name) for name in exported("lightning.pytorch.loggers")),
+        *(("trainer.strategy", name) for name in exported("lightning.pytorch.strategies") if "Registry" not in name),
+        *(("trainer.profiler", name) for name in exported("lightning.pytorch.profilers")),
     ],
 )
-def test_what_a_configuration_is_for_is_allowed(target: str) -> None:
-    assert schema.check({"_target_": target}, "thing") is None
+def test_what_a_section_is_for_is_allowed(path: str, target: str) -> None:
+    assert schema.check({"_target_": target}, path) is None
 
 
 # --- class attributes ------------------------------------------------------------------------------------------------
