@@ -1,6 +1,10 @@
 """Any classification network of torchvision by name: the networks that give a large GPU something to do."""
 
+import contextlib
 import itertools
+import os
+import pickle
+from collections.abc import Iterator
 
 import torch
 import torchvision
@@ -65,17 +69,37 @@ def _build(name: str, weights: str | None, spec: DataSpec) -> nn.Module:
         # Their pretrained weights expect ImageNet's colours in another normalisation.
         extra = {"init_weights": True} if weights is None else {"transform_input": spec.input_shape[0] == 3}
     try:
-        network = torchvision.models.get_model(name, weights=weights, **extra)
+        with _tensors_only():
+            network = torchvision.models.get_model(name, weights=weights, **extra)
     except (KeyError, ValueError) as error:
         known = list(torchvision.models.get_model_weights(name).__members__)
         near = did_you_mean(str(weights), known)
         raise UserError(f"model.weights: got '{weights}', takes {' or '.join(known)} for {name}.{near}") from error
     except OSError as error:
         raise UserError(f"model.weights: {weights} of {name} could not be downloaded: {error}") from error
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"model.weights: the file of {weights} in {torch.hub.get_dir()} holds more than tensors; delete it and run "
+            "again"
+        ) from error
     _remove_auxiliary_outputs(network)
     _fit_first_convolution(network, spec.input_shape[0])
     _fit_last_layer(network, spec.num_outputs)
     return network
+
+
+@contextlib.contextmanager
+def _tensors_only() -> Iterator[None]:
+    """Have torch load pretrained weights without running code; torchvision asks for pickles of any kind."""
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
 
 
 def _runs(network: nn.Module, shape: tuple[int, ...]) -> bool:

@@ -254,3 +254,17 @@ def test_pretrained_weights_are_kept_but_for_the_ends(
 
 def _same(tensor: Tensor, other: Tensor) -> bool:
     return tensor.shape == other.shape and torch.equal(tensor, other)
+
+
+def test_code_in_a_file_of_pretrained_weights_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple:
+            return (Path.touch, (tmp_path / "ran",))
+
+    url = torchvision.models.ResNet18_Weights.DEFAULT.url
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    (tmp_path / "checkpoints").mkdir()
+    torch.save(Payload(), tmp_path / "checkpoints" / url.rpartition("/")[2])
+    with pytest.raises(UserError, match="holds more than tensors"):
+        build(node_of("torchvision") | {"weights": "DEFAULT"}, "model", spec=GREY)
+    assert not (tmp_path / "ran").exists()
