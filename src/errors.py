@@ -31,6 +31,7 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         line = " ".join(str(self.args[0]).split())
+        line = "".join(character if character.isprintable() else "\ufffd" for character in line)  # no terminal escapes
         return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 200]} … {line[-200:]}"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from batchscope import trust
 from batchscope.config import check, override
 from batchscope.errors import UserError, exit_on_user_error, refuse_in_one_line
 
@@ -53,13 +54,26 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
 
     checkpoint = load_checkpoint(path)
     saved = checkpoint["batchscope"]
-    # The device is this machine's choice, whatever the training ran on.
-    trainer = {"trainer": {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}}
-    config = check(override(OmegaConf.merge(saved["config"], trainer), overrides))
-    return _test(config, checkpoint, saved, path)
+    if not isinstance(saved, dict) or not isinstance(name := saved.get("name"), str):
+        raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote")
+    config = check(override(OmegaConf.create(_recorded(saved.get("config"), path)), overrides))
+    trust.confirm(config, overrides, str(path), run_dir=None)
+    return _test(config, checkpoint["state_dict"], name, path)
 
 
-def _test(config: dict[str, Any], checkpoint: dict[str, Any], saved: dict[str, Any], path: Path) -> tuple[str, Any]:
+def _recorded(config: Any, path: Path) -> dict[str, Any]:
+    """A checkpoint's configuration, without what an evaluation has no use for.
+
+    The device is this machine's choice, whatever the training ran on; nothing is watched, logged or kept.
+    """
+    config = trust.plain(config, f"ckpt: {path}") | {"callbacks": {}, "logger": {}, "search": None, "run_dir": None}
+    if isinstance(config.get("trainer"), dict):
+        config["trainer"] |= {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
+        config["trainer"] |= {"profiler": None, "default_root_dir": None}
+    return config
+
+
+def _test(config: dict[str, Any], weights: Any, name: str, path: Path) -> tuple[str, Any]:
     import lightning
 
     from batchscope import summary
@@ -77,14 +91,14 @@ def _test(config: dict[str, Any], checkpoint: dict[str, Any], saved: dict[str, A
     model = build(config["model"], "model", spec=data.spec)
     task = Task(model, data.spec, build(config["optimizer"], "optimizer"), config["channels_last"])
     try:
-        task.load_state_dict(checkpoint["state_dict"])
-    except RuntimeError as error:
+        task.load_state_dict(weights)
+    except (RuntimeError, TypeError, AttributeError) as error:  # the latter two where it holds no weights at all
         first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
         raise UserError(
-            f"ckpt: {path} holds the weights of {saved['name']}, which do not fit {type(model).__name__}: {first}"
+            f"ckpt: {path} holds the weights of {name}, which do not fit {type(model).__name__}: {first}"
         ) from error
     metrics = trainer.test(task, datamodule=data, verbose=False)[0]
-    return f"{saved['name']}, tested on {data.name} ({len(data.tensors('test')[0]):,} samples)", metrics
+    return f"{name}, tested on {data.name} ({len(data.tensors('test')[0]):,} samples)", metrics
 
 
 if __name__ == "__main__":

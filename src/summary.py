@@ -13,7 +13,7 @@ from typing import Any
 import lightning
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from . import ranks
+from . import ranks, trust
 from .callbacks.learning_rate import LearningRateWatch
 from .callbacks.nonfinite import StopOnNonFinite
 from .callbacks.throughput import ThroughputMonitor
@@ -189,7 +189,8 @@ def print_end(record: Mapping[str, Any]) -> None:
     if best:
         path = os.path.join(record["config"]["run_dir"], best)
         print(f"kept     {path}")
-        print(f"again    python -m batchscope.evaluate ckpt={shlex.quote(path)}")
+        needed = {section: record["config"][section] for section in ("model", "data")}
+        print(f"again    python -m batchscope.evaluate ckpt={shlex.quote(path)}{trust.words(needed, None)}")
     run_dir = Path(record["config"]["run_dir"])
     logs = run_dir.parts[0] if run_dir.parts[0] not in ("..", run_dir.anchor) else run_dir
     print(f"look     tensorboard --logdir {shlex.quote(str(logs))}", flush=True)

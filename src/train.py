@@ -80,6 +80,7 @@ def _train(
     loggers = build_all(summary.named_loggers(config["logger"], name), "logger")
     watch = LearningRateWatch()
     parts = {"callbacks": [*callbacks, interrupts, watch], "logger": loggers, "plugins": [WholeCheckpoints()]}
+    parts["default_root_dir"] = config["trainer"].get("default_root_dir") or run_dir
     trainer = build(config["trainer"], "trainer", **parts, **flags)
     device, first = trainer.strategy.root_device, trainer.is_global_zero
 

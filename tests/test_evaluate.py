@@ -36,21 +36,27 @@ def best(run_dir: Path) -> Path:
     return run_dir / "checkpoints" / "best.ckpt"
 
 
-def test_the_test_metrics_of_the_run_come_back(best: Path, run_dir: Path) -> None:
+@pytest.fixture
+def root(run_dir: Path) -> str:
+    """The run's own `data.root=…`, which a checkpoint alone does not decide."""
+    return f"data.root={run_dir.parent}"
+
+
+def test_the_test_metrics_of_the_run_come_back(best: Path, run_dir: Path, root: str) -> None:
     recorded = json.loads((run_dir / "run.json").read_text())["metrics"]
-    name, metrics = evaluate(best, ["trainer.accelerator=cpu"])
+    name, metrics = evaluate(best, ["trainer.accelerator=cpu", root])
     assert name == "cnn-rendered-digits-bs16, tested on rendered-digits (100 samples)"
     assert metrics == pytest.approx({key: recorded[key] for key in ("test/loss", "test/acc")})
 
 
-def test_the_batch_size_changes_nothing_but_the_speed(best: Path) -> None:
-    ours = evaluate(best, [])[1]
-    others = evaluate(best, ["data.batch_size=1000"])[1]
+def test_the_batch_size_changes_nothing_but_the_speed(best: Path, root: str) -> None:
+    ours = evaluate(best, [root])[1]
+    others = evaluate(best, ["data.batch_size=1000", root])[1]
     assert others == pytest.approx(ours, rel=1e-5)
 
 
-def test_the_program_prints_the_metrics(best: Path, tmp_path: Path) -> None:
-    done = run(tmp_path, f"ckpt={best}", "trainer.accelerator=cpu", module="batchscope.evaluate")
+def test_the_program_prints_the_metrics(best: Path, tmp_path: Path, root: str) -> None:
+    done = run(tmp_path, f"ckpt={best}", "trainer.accelerator=cpu", root, module="batchscope.evaluate")
     assert done.end() == 0, done.complained
     assert "tested on rendered-digits (100 samples)" in done.said
     assert "test/acc" in done.said
@@ -83,9 +89,9 @@ def test_a_folder_or_another_file_is_refused(tmp_path: Path) -> None:
     assert "is not a file" in refusal(tmp_path)
 
 
-def test_weights_of_another_model_are_refused(best: Path) -> None:
-    assert "holds the weights of cnn-rendered-digits-bs16, which do not fit MLP" in refusal(best, "model=mlp")
-    assert "size mismatch" in refusal(best, "model.hidden_size=7")
+def test_weights_of_another_model_are_refused(best: Path, root: str) -> None:
+    assert "holds the weights of cnn-rendered-digits-bs16, which do not fit MLP" in refusal(best, "model=mlp", root)
+    assert "size mismatch" in refusal(best, "model.hidden_size=7", root)
 
 
 def test_data_that_the_model_cannot_read_is_refused(best: Path) -> None:
@@ -152,8 +158,8 @@ def test_without_a_path_the_program_says_what_it_takes(tmp_path: Path) -> None:
     assert done.stderr.startswith("error: ckpt: takes the path of one checkpoint")
 
 
-def test_a_run_folder_can_be_moved(run_dir: Path, tmp_path: Path) -> None:
+def test_a_run_folder_can_be_moved(run_dir: Path, tmp_path: Path, root: str) -> None:
     moved = tmp_path / "elsewhere"
     shutil.copytree(run_dir, moved)
     record = json.loads((moved / "run.json").read_text())
-    assert evaluate(moved / record["checkpoints"]["last"], [])[1]["test/acc"] >= 0
+    assert evaluate(moved / record["checkpoints"]["last"], [root])[1]["test/acc"] >= 0

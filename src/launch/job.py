@@ -1,6 +1,7 @@
-"""One run of a sweep, in the process that the sweep started for it: python -m batchscope.launch.job <run folder>
+"""One run of a sweep, in the process that the sweep started for it: python -m batchscope.launch.job <digest> <run folder>
 
-The folder's run.json says what to do. The sweep, or the launcher's job that it is in, holds the other end of standard
+The folder's run.json says what to do. The digest is that of the configuration which the sweep's command line has said;
+what else a file says is not trusted. The sweep, or the launcher's job that it is in, holds the other end of standard
 input: when it closes, whatever has become of the sweep, the run is told to stop.
 """
 
@@ -25,19 +26,26 @@ def main() -> None:
         signal.signal(number, lambda got, _: sys.exit(128 + got))
     _leave_to_slurm_what_is_slurms()
     threading.Thread(target=_stop_with_the_sweep, daemon=True).start()
-    exit_on_user_error(lambda: do(Path(sys.argv[1])))
+    known, run_dir = sys.argv[1:]
+    exit_on_user_error(lambda: do(Path(run_dir), known))
 
 
-def do(run_dir: Path) -> None:
+def do(run_dir: Path, known: str | None = None) -> None:
     """Train as the folder's record plans, or go on where a run was killed or interrupted.
+
+    Args:
+        run_dir: the run's.
+        known: the digest of the configuration that the sweep has checked.
 
     Raises:
         UserError, or whatever else ends the run; its record says so, too.
     """
     record = read(run_dir)
     try:
-        config = record["config"] if record["status"] == "planned" else resume.configuration(record, run_dir, [])
-        train(config, run_dir, record["choices"], record["overrides"])
+        config = resume.configuration(record, run_dir, [], known)
+        if record.get("status") == "planned":
+            config["resume"] = None
+        train(config, run_dir, record.get("choices", {}), record.get("overrides", []))
     except Exception as error:
         with contextlib.suppress(UserError), resume.claim(run_dir):  # held: it is another process's run
             if read(run_dir).get("status") == "planned":  # it did not come as far as keeping a record of its own

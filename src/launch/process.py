@@ -91,8 +91,12 @@ def _stop_first(then: Callable[[int, FrameType | None], Any], number: int, frame
     then(number, frame)
 
 
-def run_apart(run_dir: Path) -> dict[str, Any]:
+def run_apart(run_dir: Path, digest: str) -> dict[str, Any]:
     """Do the run that a folder's record plans, and wait for its end.
+
+    Args:
+        run_dir: the run's.
+        digest: of the configuration that was checked for it (see trust.py).
 
     Returns:
         The record, which says how the run ended even if its process could not.
@@ -104,7 +108,7 @@ def run_apart(run_dir: Path) -> dict[str, Any]:
     kills = _kills_for_memory()
     # The pipe is how the run notices that this process is gone, however that came about (see job.py). A session of
     # its own: Ctrl-C reaches it through this process alone, and all that it starts can be ended with it.
-    line = [sys.executable, "-m", "batchscope.launch.job", str(run_dir)]
+    line = [sys.executable, "-m", "batchscope.launch.job", digest, str(run_dir)]
     with _in_good_order():
         _running = subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True)
         try:

@@ -12,6 +12,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from .. import trust
 from ..config import as_override, check
 from ..errors import UserError, report
 from ..rates import RATE
@@ -82,7 +83,7 @@ class Sweep:
         print(f"\n— {what}{' — kept' if kept else ''}", flush=True)
         if kept is None:
             started = time.monotonic()
-            record = run_apart(run_dir)
+            record = run_apart(run_dir, trust.digest(config))
             self.took.append(time.monotonic() - started)
         else:
             record = kept

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import torch
 
+from .. import trust
 from ..callbacks.interrupt import Interrupted
 from ..errors import UserError
 from ..files import NO_SPACE, WriteError, why
@@ -40,7 +41,7 @@ def told(config: dict[str, Any], device: torch.device, first: bool) -> Iterator[
         yield
     except Interrupted as stop:
         if first:
-            _say_how_to_go_on(Path(config["run_dir"]), stop)
+            _say_how_to_go_on(config, stop)
         raise
     except UserError:
         raise
@@ -53,11 +54,12 @@ def told(config: dict[str, Any], device: torch.device, first: bool) -> Iterator[
         raise WriteError(f"{full.filename or config['run_dir']} cannot be written: {why(full)}") from error
 
 
-def _say_how_to_go_on(run_dir: Path, stop: Interrupted) -> None:
+def _say_how_to_go_on(config: dict[str, Any], stop: Interrupted) -> None:
+    run_dir = Path(config["run_dir"])
     last = run_dir / "checkpoints" / "last.ckpt"
     print(f"\n{stop}")
     print(f"kept     {last}" if last.exists() else "kept     no checkpoint: there was no step to keep")
-    print(f"resume   python train.py resume={shlex.quote(str(run_dir))}", flush=True)
+    print(f"resume   python train.py resume={shlex.quote(str(run_dir))}{trust.words(config, run_dir)}", flush=True)
     job = os.environ.get("SLURM_JOB_ID")
     if stop.signal.name == "SIGUSR1" and job:
         _requeue(job)

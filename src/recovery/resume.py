@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from .. import trust
 from ..config import check, override
 from ..errors import UserError
 from ..files import lock_folder
@@ -62,7 +63,7 @@ def find(overrides: list[str]) -> tuple[Path, list[str]]:
         if not (run_dir / FILE).is_file():
             raise UserError(f"resume: got '{named[0]}', which holds no run (no {FILE} in it)")
         return run_dir, others
-    started = [(record.get("started", ""), path) for path, record in _runs()]
+    started = [(str(record.get("started", "")), path) for path, record in _runs()]
     if not started:
         raise UserError(f"resume: got 'last', and there is no run in {RUNS}")
     return max(started)[1], others
@@ -85,27 +86,48 @@ def recorded(run_dir: Path) -> dict[str, Any]:
         return {key: known[key] for key in ("config", "choices") if key in known}
 
 
-def configuration(record: dict[str, Any], run_dir: Path, overrides: list[str]) -> dict[str, Any]:
+def configuration(
+    record: dict[str, Any], run_dir: Path, overrides: list[str], known: str | None = None
+) -> dict[str, Any]:
     """The checked configuration to go on with: the recorded one, with the options that may change.
 
     Args:
-        record: the run's.
+        record: the run's, by whomever it was written.
         run_dir: where it lies now.
         overrides: options to change.
+        known: the digest of a configuration that a command line has said; a record that holds it is as good.
 
     Raises:
-        UserError: for the first changed option that would change the result.
+        UserError: for a record that says what only a command line may, or the first changed option that would change
+            the result.
     """
-    recorded = record.get("config")
-    if not isinstance(recorded, dict):
-        raise UserError(f"resume: {run_dir / FILE} holds no configuration")
-    before = check(OmegaConf.create(moved(recorded, str(recorded.get("run_dir")), os.path.relpath(run_dir))))
+    file = os.path.relpath(run_dir / FILE)
+    before = check(OmegaConf.create(recorded_config(record, run_dir)))
     config = check(override(OmegaConf.create(before), overrides))
+    trust.refuse_links(run_dir)
+    if known is None or known != trust.digest(before):
+        trust.confirm(config, overrides, file, run_dir)
     old, new = dict(flatten(before)), dict(flatten(config))
     for key in dict.fromkeys([*old, *new]):
         if old.get(key) != new.get(key) and not _FREE.fullmatch(key):
             _refuse(key, old.get(key), new.get(key), config)
     return {**config, "resume": str(run_dir)}
+
+
+def recorded_config(record: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+    """The configuration of a record, in plain containers, for the folder where it lies now.
+
+    Raises:
+        UserError: if it is none, or the record's `choices`, `overrides` or `resumed` are not what a run writes.
+    """
+    file, here = os.path.relpath(run_dir / FILE), os.path.relpath(run_dir)
+    for key, kind in (("choices", dict), ("overrides", list), ("resumed", list)):
+        found = record.get(key, kind())
+        texts = [*found, *found.values()] if isinstance(found, dict) else [] if key == "resumed" else found
+        if not isinstance(found, kind) or not all(isinstance(text, str | None) for text in texts):
+            raise UserError(f"{file}: cannot be read: its {key} are not those of a run")
+    config = trust.plain(record.get("config"), file)
+    return {**moved(config, str(config.get("run_dir") or here), here), "run_dir": here}
 
 
 def is_longer(config: dict[str, Any], record: dict[str, Any]) -> bool:

@@ -121,7 +121,7 @@ def test_every_model_is_resumed_exactly(model: str, tmp_path: Path) -> None:
     line = [o for o in line if "flops_per_sample" not in o]
     assert run(whole, *line, *options).end() == 0
     assert run(killed, *line, *options, faults=[(STEP, 16, kill_9)]).end() == -9
-    assert run(killed, "resume=out").end() == 0
+    assert run(killed, "resume=out", f"data.root={tmp_path}").end() == 0
     assert_alike(results(killed / "out"), results(whole / "out"))
 
 
