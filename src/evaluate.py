@@ -3,7 +3,8 @@
     python -m batchscope.evaluate ckpt=outputs/runs/<run>/checkpoints/best.ckpt
     python -m batchscope.evaluate ckpt=<…> data.root=../shared/data trainer.accelerator=cpu
 
-The checkpoint says which model and data it is of; further options change how it is evaluated, as in train.py.
+The checkpoint says which model and data it is of; further options change how it is evaluated, as in train.py. What a
+file alone cannot decide, such as a `data.root` other than `data`, is typed again (docs/security.md).
 """
 
 import argparse
@@ -54,7 +55,7 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
 
     checkpoint = load_checkpoint(path)
     saved = checkpoint["batchscope"]
-    if not isinstance(saved, dict) or not isinstance(name := saved.get("name"), str):
+    if not isinstance(saved, dict) or not isinstance(name := saved.get("name"), str) or not name.isprintable():
         raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote")
     config = check(override(OmegaConf.create(_recorded(saved.get("config"), path)), overrides))
     trust.confirm(config, overrides, str(path), run_dir=None)
@@ -66,11 +67,10 @@ def _recorded(config: Any, path: Path) -> dict[str, Any]:
 
     The device is this machine's choice, whatever the training ran on; nothing is watched, logged or kept.
     """
-    config = trust.plain(config, f"ckpt: {path}") | {"callbacks": {}, "logger": {}, "search": None, "run_dir": None}
-    if isinstance(config.get("trainer"), dict):
-        config["trainer"] |= {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
-        config["trainer"] |= {"profiler": None, "default_root_dir": None}
-    return config
+    config = check(OmegaConf.create(trust.plain(config, f"ckpt: {path}")))
+    config["trainer"] |= {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
+    config["trainer"] |= {"profiler": None, "default_root_dir": None}
+    return config | {"callbacks": {}, "logger": {}, "search": None, "run_dir": None}
 
 
 def _test(config: dict[str, Any], weights: Any, name: str, path: Path) -> tuple[str, Any]:

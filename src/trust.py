@@ -58,6 +58,8 @@ def plain(node: Any, where: str) -> Any:
             return [copy(value, depth + 1) for value in node]
         if type(node) not in (str, int, float, bool, type(None)):
             raise UserError(f"{where}: got a {type(node).__name__}, which cannot be the value of an option")
+        if isinstance(node, str) and not node.isprintable():
+            raise UserError(f"{where}: got {node[:100]!r}, which has characters that no option has")
         if isinstance(node, str) and "${" in node:
             raise UserError(f"{where}: got {node[:100]!r}; an interpolation is for the command line alone")
         return node
@@ -107,10 +109,9 @@ def words(config: dict[str, Any], run_dir: Path | None) -> str:
 
 def refuse_links(run_dir: Path) -> None:
     """Raise UserError for a link in a run's folder that leads out of it: what is written there would land elsewhere."""
-    place = run_dir.resolve()
     for folder, folders, files in os.walk(run_dir):
         for path in (Path(folder, name) for name in (*folders, *files)):
-            if path.is_symlink() and not path.resolve().is_relative_to(place):
+            if path.is_symlink() and not _is_inside(path, run_dir):
                 raise UserError(f"{path}: is a link that leads out of the run's folder; replace it by what it leads to")
 
 
@@ -147,12 +148,12 @@ def _is_harmless(key: str, text: str, annotation: Any, run_dir: Path | None) -> 
         return True
     if _NAMES.fullmatch(key) and _NAME.fullmatch(text):
         return True
-    return run_dir is not None and "\0" not in text and bool(text) and _is_inside(Path(text), run_dir)
+    return run_dir is not None and bool(text) and _is_inside(Path(text), run_dir)
 
 
 def _is_inside(path: Path, run_dir: Path) -> bool:
     """Whether a path is a folder or lies in it, links followed."""
-    return path.resolve().is_relative_to(run_dir.resolve())
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(run_dir))
 
 
 @functools.cache

@@ -32,6 +32,21 @@ def refused_or_fine(what: Callable[[], object], attempt: object) -> None:
         raise AssertionError(f"{attempt!r} (FUZZ_SEED={SEED}): {type(error).__name__}: {error}") from error
 
 
+def refused(what: Callable[[], object], attempt: object) -> None:
+    """A UserError of one line, and nothing else."""
+    refusals: list[UserError] = []
+
+    def note() -> None:
+        try:
+            what()
+        except UserError as error:
+            refusals.append(error)
+            raise
+
+    refused_or_fine(note, attempt)
+    assert refusals, f"{attempt!r} (FUZZ_SEED={SEED}) is accepted"
+
+
 def damage(data: bytes, dice: random.Random) -> bytes:
     """The bytes, cut, flipped, repeated, overwritten or replaced."""
     broken = bytearray(data)

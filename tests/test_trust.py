@@ -20,6 +20,7 @@ from batchscope.config import check_command_line
 from batchscope.errors import UserError
 from batchscope.evaluate import evaluate
 from batchscope.launch import job
+from batchscope.record import read
 from batchscope.recovery import resume
 
 STOP_EARLY = "lightning.pytorch.callbacks.EarlyStopping"
@@ -91,6 +92,16 @@ def test_what_is_no_configuration_is_refused(config: Any) -> None:
 @pytest.mark.parametrize("config", [cyclic(), {"a": deep()}, {"a": wide()}], ids=["cyclic", "deep", "wide"])
 def test_a_configuration_without_an_end_is_refused(config: Any) -> None:
     assert "too many values or levels" in refusal(trust.plain, config, "f")
+
+
+def test_a_record_without_an_end_is_refused(run_dir: Path) -> None:
+    (run_dir / "run.json").write_text('{"a":' * 100_000)
+    assert refusal(read, run_dir).startswith("out/run.json: cannot be read")
+
+
+@pytest.mark.parametrize("text", ["\0", "a\nb", "\x1b[2J", "\ud800"], ids=ascii)
+def test_a_text_that_cannot_be_printed_is_refused(text: str) -> None:
+    assert "characters that no option has" in refusal(trust.plain, {"a": text}, "f")
 
 
 @pytest.mark.parametrize("key", [5, None, True, "", "a.b", "a b", "\x1b[2J", "x" * 200])
@@ -194,6 +205,7 @@ def test_a_link_out_of_the_folder_is_refused(name: str, run_dir: Path) -> None:
     config = config_of(run_dir)
     (run_dir / name).parent.mkdir(exist_ok=True)
     (run_dir / "inside").symlink_to("run.json")
+    (run_dir / "loop").symlink_to("loop")
     assert resumed(config, run_dir)
     (run_dir / name).symlink_to("/etc")
     assert refusal(resumed, config, run_dir).startswith(f"out/{name}: is a link that leads out of the run's folder")
@@ -201,7 +213,7 @@ def test_a_link_out_of_the_folder_is_refused(name: str, run_dir: Path) -> None:
 
 @pytest.mark.parametrize("value", ["/a b", "it's", "x,y", "a=b", "[1]", "", "\\", "{a}", "é", "null"])
 def test_the_words_of_a_refusal_are_what_hydra_reads(value: str, run_dir: Path) -> None:
-    (word,) = shlex.split(trust.as_override("data.root", value))
+    (word,) = shlex.split(trust.as_words("data.root", value))
     assert resumed(config_of(run_dir), run_dir, word)["data"]["root"] == value
 
 
@@ -262,7 +274,15 @@ def test_a_job_does_not_trust_another_record(
 
 @pytest.mark.parametrize(
     "saved",
-    [None, [], {}, {"config": {}}, {"config": {}, "name": 5}, {"config": {"model": "x"}, "name": "a"}],
+    [
+        None,
+        [],
+        {},
+        {"config": {}},
+        {"config": {}, "name": 5},
+        {"config": {}, "name": "\x1b[2J"},
+        {"config": {"model": "x"}, "name": "a"},
+    ],
     ids=str,
 )
 def test_a_checkpoint_of_another_shape_is_refused(saved: Any, tmp_path: Path) -> None:
