@@ -341,6 +341,7 @@ def test_nothing_in_a_record_runs(key: str, killed: Path, tmp_path: Path) -> Non
     assert {path: path.read_bytes() for path in (here / "out").rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_run_writes_in_its_own_folder_alone(tmp_path: Path) -> None:
     done = run(tmp_path, *SMALL, "hydra.run.dir=out", "callbacks.checkpoint.dirpath=null", "+trainer.profiler=pytorch")
     assert done.end() == 0, done.complained
