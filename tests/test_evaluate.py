@@ -98,8 +98,10 @@ def test_data_that_the_model_cannot_read_is_refused(best: Path) -> None:
     assert "SimpleCNN reads image data" in refusal(best, "data=adding")
 
 
-def test_an_option_that_the_checkpoint_lacks_is_added_with_a_plus(best: Path) -> None:
-    evaluate(best, ["+trainer.limit_test_batches=2", "++trainer.inference_mode=false", "~trainer.num_sanity_val_steps"])
+def test_an_option_that_the_checkpoint_lacks_is_added_with_a_plus(best: Path, root: str) -> None:
+    evaluate(
+        best, [root, "+trainer.limit_test_batches=2", "++trainer.inference_mode=false", "~trainer.num_sanity_val_steps"]
+    )
 
 
 def test_a_wrong_value_is_refused_before_data_are_made(best: Path, tmp_path: Path) -> None:

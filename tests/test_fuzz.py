@@ -249,8 +249,8 @@ def configs() -> list[dict[str, Any]]:
 
 
 def nothing_happened(canary: Path) -> bool:
-    """Neither has the payload run, nor has anything but the file to read been written."""
-    written = {path.name for path in canary.parent.rglob("*")} - {"run.json", "a.ckpt"}
+    """Neither has the payload run, nor has anything been written but the file to read and the run's own lock."""
+    written = {path.name for path in canary.parent.rglob("*")} - {"run.json", "a.ckpt", ".lock"}
     return written == {"payload.pt", "repo", "hubconf.py", "here", "out"}
 
 

@@ -29,7 +29,7 @@ def run_that(does: str, folder: Path, monkeypatch: pytest.MonkeyPatch, status: s
     run_dir.mkdir(exist_ok=True)
     (run_dir / "run.json").write_text(json.dumps({"schema": 1, "status": status, "metrics": {"val/loss": 1}}))
     monkeypatch.setattr(sys, "executable", str(program))
-    return process.run_apart(run_dir)
+    return process.run_apart(run_dir, digest="")
 
 
 @pytest.mark.parametrize(
