@@ -44,8 +44,8 @@ class Interrupts(Callback):
     ends the process at once, with the checkpoint before it intact. The last of a trainer's callbacks, so that the
     others have seen the step.
 
-    Several ranks end after the same step, whichever of them the signal reached: within three steps or three seconds,
-    whichever takes longer. The same holds in validations and tests, whose batches are the steps.
+    Several ranks end after the same step, whichever of them the signal reached: the third one at the latest, that in
+    which it came included. The same holds in validations and tests, whose batches are the steps.
 
     Args:
         leaving: called before the process ends at once; it must not take long.

@@ -1,6 +1,5 @@
 """RankSync: what only one rank may know, all ranks act on at the same batch, and no accelerator waits for it."""
 
-import time
 from collections.abc import Callable, Hashable
 from typing import ClassVar, Self
 from weakref import WeakKeyDictionary
@@ -11,8 +10,7 @@ import torch.distributed
 
 from ..errors import UserError
 
-PERIOD_S = 0.5  # between two exchanges, as far as batches are shorter than that
-MAX_BATCHES = 50  # between two exchanges, for batches may become longer than they were
+EVERY = 2  # batches: what is contributed in one of them is known after the second next one at the latest
 
 
 class RankSync:
@@ -24,16 +22,14 @@ class RankSync:
     The result is the maximum of all contributions, by topic. A contribution is a state and not an event: it is made
     again at every exchange until it has been acted on.
 
-    While batches are short, some have no exchange. All ranks leave out the same ones, because the number of them comes
-    from an agreed time: that of a batch on the slowest rank. What a rank contributes during a batch is read after the
-    next one, or where batches are shorter than `PERIOD_S`, one batch and about `PERIOD_S` later.
+    Every second batch has an exchange. The turns are counted and not timed: ranks have clocks of their own, and a batch
+    may take much longer than those before it.
 
     A single process reads its own contributions at once.
 
     Args:
         world_size: the number of ranks. Of several, all have to make the object, call `start` and `restart`, and read
             at the same places.
-        clock: seconds.
 
     Raises:
         UserError: if the ranks cannot connect.
@@ -41,8 +37,7 @@ class RankSync:
 
     _of: ClassVar[WeakKeyDictionary[lightning.Trainer, "RankSync"]] = WeakKeyDictionary()
 
-    def __init__(self, world_size: int, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
+    def __init__(self, world_size: int):
         self._topics: dict[str, Callable[[], int]] = {}
         self._agreed: dict[str, int] = {}
         self._batch: Hashable = None
@@ -71,8 +66,7 @@ class RankSync:
     def restart(self) -> None:
         """Batches of another kind follow: the next one has an exchange."""
         self._finish()
-        self._every, self._batches = 1, 0
-        self._started: float | None = None
+        self._batches = 0
 
     def start(self, batch: Hashable) -> None:
         """A batch begins. Several callbacks may say so of the same one."""
@@ -80,12 +74,9 @@ class RankSync:
             return
         self._finish()
         self._batch, self._agreed = batch, {}
+        if self._batches % EVERY == 0:
+            self._work = self._exchange([self._topics[topic]() for topic in sorted(self._topics)])
         self._batches += 1
-        if self._batches >= self._every:
-            now = self._clock()
-            us = 0 if self._started is None else 1e6 * (now - self._started) / self._batches
-            self._started, self._batches = now, 0
-            self._work = self._exchange([int(us), *(self._topics[topic]() for topic in sorted(self._topics))])
 
     def agreed(self, topic: str) -> int:
         """After a batch: the maximum of what all ranks contributed to its exchange; 0 if it had none."""
@@ -112,9 +103,7 @@ class RankSync:
             return
         self._work.wait()
         self._work = None
-        us, *numbers = self._values.tolist()
-        self._agreed = dict(zip(sorted(self._topics), numbers, strict=True))
-        self._every = max(1, min(int(1e6 * PERIOD_S / us), MAX_BATCHES)) if us else 1
+        self._agreed = dict(zip(sorted(self._topics), self._values.tolist(), strict=True))
 
 
 def _gloo_group() -> torch.distributed.ProcessGroup:
