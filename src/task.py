@@ -1,7 +1,6 @@
 """Task: the one LightningModule. It joins a model, the loss that its data asks for, metrics and an optimizer."""
 
 import copy
-import functools
 from typing import Any
 
 import lightning
@@ -35,6 +34,9 @@ class Task(lightning.LightningModule):
         optimizer: builds torch's optimizer and schedule.
         channels_last: store images and convolutions channels-last on CPU and CUDA, where that is the faster layout.
         provenance: kept in every checkpoint under `batchscope`; plain containers only.
+
+    Attributes:
+        min_samples: that a training step of one process takes at least.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Task(lightning.LightningModule):
         super().__init__()
         self.model = model
         self.spec = spec
+        self.min_samples = min_samples(model, spec)  # now: a sharded model cannot be copied to be tried
         self.optimizer_recipe = optimizer
         self.learning_rate: float | None = None  # as scaled to the batch, once the trainer is known
         self.provenance = provenance
@@ -78,11 +81,6 @@ class Task(lightning.LightningModule):
     def input_shape(self) -> tuple[int, ...]:
         """Of a sample as the network computes on it: that of the data, unless the model says that it resizes it."""
         return getattr(self.model, "input_shape", self.spec.input_shape)
-
-    @functools.cached_property
-    def min_samples(self) -> int:
-        """The samples that a training step of one process takes at least."""
-        return min_samples(self.model, self.spec)
 
     def setup(self, stage: str) -> None:
         """Choose the memory layout once the device is known; on MPS channels-last is not the faster one."""
@@ -220,7 +218,7 @@ def _runs(model: nn.Module, spec: DataSpec, samples: int) -> bool:
     """Whether a model takes so many samples, tried with a copy that has shapes but no memory."""
     try:
         with torch.no_grad():
-            copy.deepcopy(model).to("meta")(torch.empty(samples, *spec.input_shape, device="meta"))
+            copy.deepcopy(model).train().to("meta")(torch.empty(samples, *spec.input_shape, device="meta"))
     except Exception:  # noqa: BLE001 - anybody's model; one that cannot be tried is left to show itself in training
         return False
     return True

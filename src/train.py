@@ -58,7 +58,7 @@ def _train(
     from batchscope.recovery.ending import told
     from batchscope.recovery.resume import claim
     from batchscope.recovery.resumed_fit import newest_good
-    from batchscope.task import Task, min_samples
+    from batchscope.task import Task
 
     summary.quiet_libraries()
     torch.set_flush_denormal(config["flush_denormals"])  # before the threads that inherit it
@@ -70,12 +70,13 @@ def _train(
     # Only to have Lightning refuse a wrong value before data is downloaded; the run's own trainer needs the data's name.
     build(config["trainer"], "trainer", logger=False, callbacks=[], enable_checkpointing=False)
     model = build(config["model"], "model", spec=data.spec)
-    data.check_batch(min_samples(model, data.spec))
+    task = Task(model, data.spec, build(config["optimizer"], "optimizer"), config["channels_last"])
+    data.check_batch(task.min_samples)
     data.prepare_data()
     name = summary.run_name(config, choices, data.name)
     choices = {group: choices[group] for group in ("model", "data", "optimizer", "trainer") if choices.get(group)}
     provenance = {"config": config, "choices": choices, "name": name, "dataset": data.name}
-    task = Task(model, data.spec, build(config["optimizer"], "optimizer"), config["channels_last"], provenance)
+    task.provenance = provenance  # with the name of the data, which is known once they are prepared
     callbacks, flags = build_callbacks(config)
     loggers = build_all(summary.named_loggers(config["logger"], name), "logger")
     watch = LearningRateWatch()
