@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from runs import SMALL, kill_9, record, run
+from runs import SMALL, kill_9, record, run, table
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
@@ -59,6 +59,13 @@ def test_it_is_labelled_as_what_it_held_wherever_it_is_named(oversize: Path) -> 
     assert hparams["data.batch_size"].number_value == 76
     report = write_report([oversize / "out"], oversize / "report")
     assert report.headlines[0].split("samples/s at ")[1].startswith("batch size 76.")
+
+
+def test_the_validation_in_the_record_is_the_last_one_though_the_best_checkpoint_was_tested(oversize: Path) -> None:
+    """That checkpoint was written before its own validation."""
+    key = "val/loss"
+    last = [float(row[key]) for row in table(oversize / "out") if row.get(key)][-1]
+    assert record(oversize / "out")["metrics"][key] == pytest.approx(last, rel=1e-6)
 
 
 def test_the_learning_rate_is_scaled_to_what_the_batch_held(oversize: Path) -> None:

@@ -54,12 +54,14 @@ class Checkpoints(Checkpoint):
         self.last_model_path = ""
         self.best_model_score: float | None = None
         self.metrics: dict[str, float] = {}  # of the last validation
+        self._fits = False
         self._saving = False
         self._saved_batch: int | None = None
         self._saved_at = 0.0
 
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         """Know the folder, and clear what a killed run has left half-written."""
+        self._fits = stage == "fit"
         self.folder = Path(self.dirpath or Path(trainer.default_root_dir) / "checkpoints")
         if stage == "fit" and trainer.is_global_zero:
             remove_leftovers(self.folder)
@@ -141,7 +143,12 @@ class Checkpoints(Checkpoint):
         return {"best": self.best_model_score, "metrics": self.metrics}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The folder is this run's own, wherever the checkpoint was written."""
+        """The folder is this run's own, wherever the checkpoint was written.
+
+        A test that loads the best checkpoint changes nothing of what the validations since have measured.
+        """
+        if not self._fits:
+            return
         self.best_model_score, self.metrics = state_dict["best"], state_dict["metrics"]
         if self.best_model_score is None:
             return
