@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
+import numpy
+
 from ..hardware.calibrate import Calibration, faster_precision
 from ..hardware.limiter import StepParts, Verdict, limiter
 from ..rates import rate
@@ -59,7 +61,7 @@ class CostSummary:
             return {}
         held, ordered = self._whole_steps()
         batches = self._batches.get(held, sums["batches"] / steps)
-        median = statistics.median(ordered)
+        median, (low, high) = statistics.median(ordered), numpy.quantile(ordered, (0.1, 0.9))
         if median <= 0:
             return {}
         result = {
@@ -72,8 +74,8 @@ class CostSummary:
             "samples_per_sec_mean": sums["samples"] * processes / seconds,
             "step_ms": 1e3 * seconds / steps,
             "step_ms_median": median,
-            "step_ms_p10": ordered[int(0.1 * (len(ordered) - 1))],
-            "step_ms_p90": ordered[int(0.9 * (len(ordered) - 1))],
+            "step_ms_p10": float(low),
+            "step_ms_p90": float(high),
             "parts_ms": {part: sums[part] / steps for part in PARTS},
         }
         if sums["timesteps"] and sums["samples"]:

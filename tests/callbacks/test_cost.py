@@ -35,6 +35,13 @@ def test_a_few_slow_steps_leave_the_rate_alone() -> None:
     assert summary_of((10, 40), (10, 40), (1000, 40))["samples_per_sec"] == pytest.approx(4000)
 
 
+def test_the_spread_lies_around_the_median_however_few_the_steps() -> None:
+    two = summary_of((30, 10), (52, 10))
+    assert (two["step_ms_p10"], two["step_ms_median"], two["step_ms_p90"]) == pytest.approx((32.2, 41, 49.8))
+    one = summary_of((30, 10))
+    assert one["step_ms_p10"] == one["step_ms_median"] == one["step_ms_p90"] == 30
+
+
 def test_an_epochs_short_last_batch_is_not_in_the_rate_even_if_there_are_as_many_of_them() -> None:
     summary = summary_of(*[(100, 1000), (20, 200), (20, 200)] * 3)
     assert (summary["batch_size"], summary["step_ms_median"]) == (1000, 100)
