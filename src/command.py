@@ -29,6 +29,7 @@ from .config import (
     check,
     check_command_line,
     check_composition,
+    is_folder_chosen,
     plan_sweep,
 )
 from .distributed import processes
@@ -206,7 +207,7 @@ def _run_one(train: Train, config: dict[str, Any]) -> None:
         run_dir = Path(here.runtime.output_dir)
         try:
             if not ranks.this().number:  # the other processes of a run find the first one's record
-                if not any(word.startswith("hydra.run.dir=") for word in here.overrides.hydra):
+                if not is_folder_chosen(here, "run"):
                     run_dir = _new_folder(run_dir, "hydra.run.dir")
                     with read_write(here):  # where Lightning looks for it when it starts other processes
                         here.run.dir = str(run_dir)
@@ -237,7 +238,7 @@ def _run_sweep(configs: list[dict[str, Any]], plan: SweepPlan) -> None:
     """Several runs, each in a process of its own, and the report on them."""
     place = plan.folder
     folder.refuse_other(place, configs if plan.labels else [])
-    if not any(word.startswith("hydra.sweep.dir=") for word in sys.argv):
+    if not plan.chosen:
         place = _new_folder(place, "hydra.sweep.dir")
     sweep = Sweep(place, plan.labels)
     process.listen()

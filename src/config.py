@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -98,11 +98,13 @@ class SweepPlan:
 
     Attributes:
         folder: where its runs go.
+        chosen: whether a command line or a config names the folder; otherwise it is called by the time.
         labels: of each run the overrides that set it apart; empty if a searching sweeper decides what is run.
         launcher: the options of Hydra's launcher, which starts the runs.
     """
 
     folder: Path
+    chosen: bool
     labels: list[str]
     launcher: dict[str, Any]
 
@@ -117,7 +119,19 @@ def plan_sweep(overrides: list[str], config_dir: str | None = None) -> SweepPlan
     listed = config.hydra.sweeper._target_.endswith(".BasicSweeper")
     labels = [" ".join(word for word in job if not all(word in other for other in jobs)) for job in jobs]
     launcher = OmegaConf.to_container(config.hydra.launcher, resolve=True)
-    return SweepPlan(Path(config.hydra.sweep.dir), [label or "the run" for label in labels] if listed else [], launcher)
+    return SweepPlan(
+        Path(config.hydra.sweep.dir),
+        is_folder_chosen(config.hydra, "sweep"),
+        [label or "the run" for label in labels] if listed else [],
+        launcher,
+    )
+
+
+def is_folder_chosen(hydra: DictConfig, mode: Literal["run", "sweep"]) -> bool:
+    """Whether a command line or a config names the folder of a run or a sweep; the installed default is the time."""
+    installed = OmegaConf.load(CONFIGS / "hydra" / "default.yaml")
+    composed, default = (OmegaConf.to_container(node[mode], resolve=False)["dir"] for node in (hydra, installed))
+    return composed != default
 
 
 def check_composition(overrides: list[str], config_dir: str | None = None) -> None:
