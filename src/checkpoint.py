@@ -100,7 +100,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         near = sorted(path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
         there = f"; in that folder: {', '.join(p.name for p in near)}" if near else ""
-        raise UserError(f"ckpt: got '{path}', which is not a file{there}")
+        own = next((p for p in (path / "checkpoints" / "best.ckpt", path / "best.ckpt") if p.is_file()), None)
+        raise UserError(f"ckpt: got '{path}', which is not a file{f'; write ckpt={own}' if own else there}")
     try:
         data = path.read_bytes()
         _verify(data, path)

@@ -254,6 +254,11 @@ def _check_collection(nodes: Any, name: str) -> None:
     for part, node in nodes.items():
         if node is not None and not (isinstance(node, dict) and "_target_" in node):
             raise UserError(f"{name}.{part}: got {node!r}, takes null or a node with a _target_")
+        if node is not None and str(node["_target_"]).endswith(".BatchSizeFinder"):
+            raise UserError(
+                f"{name}.{part}: BatchSizeFinder takes its trial steps from the learning-rate schedule; write "
+                f"python train.py -m experiment=find_batch_size …"
+            )
     schema.check(nodes, name)
 
 
@@ -294,7 +299,12 @@ def _parse(overrides: list[str]) -> list[Override]:
 def _why_unparsed(error: OverrideParseException) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     said = [line for line in lines if line and not line.startswith(("Error parsing override", "See https://"))]
-    return said[0] if said else "write option=value"
+    if re.match(r"[^=]*\s=|[^=]*=\s", error.override):
+        return "write option=value without spaces around the ="
+    if "LexerNoViableAlt" in str(error):
+        return "a quote is not closed, or a character has to stand in quotes: option='value'"
+    # What Hydra's grammar expected instead is a list of its own token names.
+    return said[0].partition(" expecting ")[0] if said else "write option=value"
 
 
 def _takes_an_option(word: str) -> str:
@@ -307,7 +317,7 @@ def _is_null_group(one: Override) -> bool:
 
 
 def _refuse_several_values(
-    parsed: list[Override], hint: str = "; write python train.py -m … to run each of them, or [1,2] for a list"
+    parsed: list[Override], hint: str = "; write python train.py -m … to run each of them"
 ) -> None:
     for one in parsed:
         if one.is_sweep_override():
@@ -449,6 +459,8 @@ def _unknown_part(base: DictConfig, key: str) -> UserError | None:
             return UserError(f"{key}: no such option. {parent} is {what}, not a section.")
         if part not in node:
             parent = ".".join(parts[:depth])
+            if not parent and part in COLLECTIONS:
+                return UserError(f"{key}: there is no {part} section to set it in; {part}=null leaves the section out")
             extra = schema.parameters_of(node.get("_target_") if "_target_" in node else None)
             if part in extra:
                 return UserError(f"{key}: not set by the config; write +{key}=… to set it")

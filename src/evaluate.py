@@ -24,12 +24,17 @@ def main() -> None:
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m batchscope.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("overrides", nargs="*", metavar="option=value", help="ckpt=<file>, then any option to change")
     refuse_in_one_line(parser)
     overrides = parser.parse_args().overrides
     paths = [text.removeprefix("ckpt=") for text in overrides if text.startswith("ckpt=")]
     if len(paths) != 1 or not paths[0]:
+        bare = [text for text in overrides if "=" not in text and Path(text).exists()]
+        if bare and not paths:
+            raise UserError(f"ckpt: takes the path of one checkpoint; write ckpt={bare[0]}")
         raise UserError("ckpt: takes the path of one checkpoint: ckpt=outputs/runs/<run>/checkpoints/best.ckpt")
     others = [text for text in overrides if not text.startswith("ckpt=")]
     name, metrics = evaluate(Path(paths[0]), others)

@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from batchscope.errors import exit_on_user_error
+from batchscope.errors import exit_on_user_error, refuse_in_one_line
 
 
 def main() -> None:
@@ -20,7 +20,10 @@ def main() -> None:
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m batchscope.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    refuse_in_one_line(parser)
     parser.add_argument("folders", nargs="+", type=Path, metavar="folder", help="a sweep's folder, or a run's")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the report goes")
     args = parser.parse_args()

@@ -193,7 +193,8 @@ def print_end(record: Mapping[str, Any]) -> None:
         print(f"again    python -m batchscope.evaluate ckpt={shlex.quote(path)}{trust.words(needed, None)}")
     run_dir = Path(record["config"]["run_dir"])
     logs = run_dir.parts[0] if run_dir.parts[0] not in ("..", run_dir.anchor) else run_dir
-    print(f"look     tensorboard --logdir {shlex.quote(str(logs))}", flush=True)
+    if any(run_dir.rglob("events.out.tfevents.*")):
+        print(f"look     tensorboard --logdir {shlex.quote(str(logs))}", flush=True)
 
 
 def _rate_changed(record: Mapping[str, Any]) -> str:

@@ -127,6 +127,22 @@ MISTAKES: dict[str, tuple[int, str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("data.batch_size = 8", "write option=value without spaces around the ="),
+        ('data.root="x', "a quote is not closed, or a character has to stand in quotes: option='value'"),
+        ("data.batch_size=(8,16)", "extraneous input '('"),
+    ],
+)
+def test_what_hydra_cannot_parse_is_told_without_the_names_of_its_tokens(
+    start: Callable[..., Started], word: str, said: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        start(word)
+    assert str(caught.value) == f"{word}: cannot be parsed: {said}"
+
+
 @pytest.mark.parametrize("line", MISTAKES)
 def test_a_flag_that_cannot_be_is_one_line(start: Callable[..., Started], line: str, tmp_path: Path) -> None:
     code, said = MISTAKES[line]

@@ -59,6 +59,13 @@ MISTAKES = {
     "search={max:3}": ["search.max: no such option."],
     "seed.foo=3": ["seed.foo: no such option. seed is a value, not a section."],
     "seed=1,2": ["seed: got several values, takes one; write python train.py -m … to run each of them"],
+    "callbacks=[] callbacks.throughput.calibrate=false": [
+        "callbacks.throughput.calibrate: there is no callbacks section to set it in; callbacks=null leaves"
+    ],
+    "+callbacks.bsf._target_=lightning.pytorch.callbacks.BatchSizeFinder": [
+        "callbacks.bsf: BatchSizeFinder takes its trial steps",
+        "experiment=find_batch_size",
+    ],
     "data=mnist,digits": ["data: got several values, takes one; write python train.py -m …"],
     "hydra/launcher=joblib": ["hydra/launcher: joblib is not installed; pip install 'batchscope[joblib]'"],
     "hydra/sweeper=optuna": ["hydra/sweeper: optuna is not installed; pip install 'batchscope[optuna]'"],
@@ -301,3 +308,16 @@ def test_what_is_wrong_with_an_option_is_said_as_for_a_new_run(text: str) -> Non
 def test_what_belongs_to_a_new_run_is_refused(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         changed(text)
+
+
+@pytest.mark.parametrize("word", ["hydra.sweep.dir=there", "++hydra.sweep.dir=there", "hydra.sweep.dir=${now:%H}"])
+def test_a_folder_that_is_named_is_told_from_the_installed_default(word: str) -> None:
+    assert plan_sweep(["seed=1,2", word]).chosen
+    assert not plan_sweep(["seed=1,2"]).chosen
+
+
+def test_a_folder_that_a_users_config_names_is_chosen(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "place.yaml").write_text("# @package _global_\nhydra:\n  sweep:\n    dir: there\n")
+    plan = plan_sweep(["seed=1,2", "experiment=place"], str(tmp_path))
+    assert (plan.folder, plan.chosen) == (Path("there"), True)

@@ -75,6 +75,10 @@ def test_a_missing_checkpoint_is_refused_with_those_that_are_there(best: Path) -
     assert "is not a file; in that folder: best.ckpt, last.ckpt" in message
 
 
+def test_a_runs_folder_is_answered_with_its_best_checkpoint(best: Path, run_dir: Path) -> None:
+    assert refusal(run_dir) == f"ckpt: got '{run_dir}', which is not a file; write ckpt={best}"
+
+
 @pytest.mark.parametrize("size", [0, 1, 1000, -1000])
 def test_a_truncated_checkpoint_is_refused(best: Path, tmp_path: Path, size: int) -> None:
     torn = tmp_path / "torn.ckpt"

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..errors import UserError, did_you_mean, exit_on_user_error
+from ..errors import UserError, did_you_mean, exit_on_user_error, refuse_in_one_line
 from . import calibrate as measuring
 from .calibrate import Calibration, Timer, timer_for
 from .devices import available
@@ -75,6 +75,7 @@ def run(arguments: Sequence[str]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m batchscope.hardware", description=__doc__.splitlines()[0])
+    refuse_in_one_line(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.add_argument("--device", help="cpu, cuda or mps; by default every device that this machine has")
     parser.add_argument("--refresh", action="store_true", help="measure again what is in the cache")

@@ -61,12 +61,25 @@ def find(overrides: list[str]) -> tuple[Path, list[str]]:
         if run_dir.name == FILE:
             run_dir = run_dir.parent
         if not (run_dir / FILE).is_file():
+            _refuse_neighbour(run_dir)
             raise UserError(f"resume: got '{named[0]}', which holds no run (no {FILE} in it)")
         return run_dir, others
     started = [(str(record.get("started", "")), path) for path, record in _runs()]
     if not started:
         raise UserError(f"resume: got 'last', and there is no run in {RUNS}")
     return max(started)[1], others
+
+
+def _refuse_neighbour(path: Path) -> None:
+    """Say what is resumed instead of a checkpoint, and how a sweep goes on."""
+    run_dir = next((parent for parent in path.parents if (parent / FILE).is_file()), None)
+    if path.is_file() and run_dir:
+        raise UserError(f"resume: takes the folder of a run, not a file in it; write resume={run_dir}")
+    if next(path.glob(f"*/{FILE}"), None):
+        raise UserError(
+            f"resume: got '{path}', which holds several runs; a sweep goes on with its own command and "
+            f"hydra.sweep.dir={path}, and one run of it with resume={next(path.glob(f'*/{FILE}')).parent}"
+        )
 
 
 def recorded(run_dir: Path) -> dict[str, Any]:

@@ -483,7 +483,8 @@ def _scaled_along(runs: list[Run], dividing: list[str]) -> set[str]:
 def _doubts(runs: list[Run]) -> list[str]:
     """What makes runs less comparable than their settings say."""
     notes = []
-    versions = {str(_table(run.record.get("versions")).get("torch", "?")) for run in runs}
+    # A run that was stopped before it began has no versions.
+    versions = {str(found) for run in runs if (found := _table(run.record.get("versions")).get("torch"))}
     if len(versions) > 1:
         notes.append(f"runs of several versions of torch are compared: {', '.join(sorted(versions))}")
     data: dict[str, set[str]] = {}

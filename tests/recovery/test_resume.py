@@ -489,6 +489,20 @@ def test_a_run_that_is_not_there_is_refused(
         resume.find(words)
 
 
+def test_a_checkpoint_or_a_sweep_in_place_of_a_run_is_answered_with_what_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoint = Path("sweep/0/checkpoints/last.ckpt")
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    Path("sweep/0/run.json").write_text("{}")
+    with pytest.raises(UserError, match=r"takes the folder of a run, not a file in it; write resume=sweep/0$"):
+        resume.find([f"resume={checkpoint}"])
+    with pytest.raises(UserError, match=r"hydra\.sweep\.dir=sweep, and one run of it with resume=sweep/0$"):
+        resume.find(["resume=sweep"])
+
+
 def test_a_sweep_is_not_resumed_by_this(interrupted: Path) -> None:
     done = Run(interrupted, "-m", "resume=out")
     assert done.end() == 1
