@@ -224,7 +224,8 @@ def _describe_one(kind: Any) -> str:
     if origin is Annotated:
         return f"{_describe_one(args[0])} {args[1]}"
     if origin is Literal:
-        return " or ".join(dict.fromkeys(str(choice) for choice in args))
+        choices = list(dict.fromkeys(str(choice) for choice in args))
+        return " or ".join(choices) if len(choices) < 4 else ", ".join(choices)
     if origin in (list, tuple):
         return f"a list, each item {_describe(args[0])}"
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
