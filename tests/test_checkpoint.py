@@ -171,7 +171,12 @@ def test_a_folder_that_takes_no_checkpoint_is_one_line_that_says_so(
         assert "\n" not in str(caught.value)
 
 
-def test_a_payload_never_runs_whichever_way_a_checkpoint_is_read(path: Path) -> None:
+@pytest.mark.parametrize("force", ["0", "1"], ids=["as usual", "with pickles asked for in the environment"])
+def test_a_payload_never_runs_whichever_way_a_checkpoint_is_read(
+    force: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", force)
+
     class Payload:
         def __reduce__(self) -> tuple:
             return (Path.touch, (path.with_name("ran"),))

@@ -90,16 +90,18 @@ def _build(name: str, weights: str | None, spec: DataSpec) -> nn.Module:
 
 @contextlib.contextmanager
 def _tensors_only() -> Iterator[None]:
-    """Have torch load pretrained weights without running code; torchvision asks for pickles of any kind."""
-    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
+    """Have torch load pretrained weights without running code; torchvision asks for pickles of any kind.
+
+    torch refuses the two variables together, so that the one which asks for pickles is unset meanwhile.
+    """
+    force, force_no = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+    before = {name: os.environ.pop(name) for name in (force, force_no) if name in os.environ}
+    os.environ[force] = "1"
     try:
         yield
     finally:
-        os.environ.pop(name)
-        if before is not None:
-            os.environ[name] = before
+        del os.environ[force]
+        os.environ |= before
 
 
 def _runs(network: nn.Module, shape: tuple[int, ...]) -> bool:

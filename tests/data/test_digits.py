@@ -128,6 +128,18 @@ def test_a_cache_that_cannot_be_read_is_rendered_anew(content: bytes | dict | No
     assert all(map(torch.equal, torch.load(file, weights_only=True), expected))
 
 
+def test_code_in_a_cache_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple:
+            return (Path.touch, (tmp_path / "ran",))
+
+    expected = cached_digits(tmp_path, 20, seed=3)
+    torch.save(Payload(), cache_of(tmp_path))
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    assert all(map(torch.equal, cached_digits(tmp_path, 20, seed=3), expected))
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_cache_of_the_wrong_size_is_rendered_anew(tmp_path: Path) -> None:
     cached_digits(tmp_path, 20, seed=3)
     torch.save(render_digits(10, seed=3), cache_of(tmp_path))

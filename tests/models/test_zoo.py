@@ -1,5 +1,6 @@
 """What every model of the zoo owes; a new one is tested because its YAML exists."""
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -256,7 +257,16 @@ def _same(tensor: Tensor, other: Tensor) -> bool:
     return tensor.shape == other.shape and torch.equal(tensor, other)
 
 
-def test_code_in_a_file_of_pretrained_weights_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "force", [{}, {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "0"}], ids=str
+)
+def test_code_in_a_file_of_pretrained_weights_is_not_run(
+    force: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in force.items():
+        monkeypatch.setenv(name, value)
+    environ = dict(os.environ)
+
     class Payload:
         def __reduce__(self) -> tuple:
             return (Path.touch, (tmp_path / "ran",))
@@ -268,3 +278,4 @@ def test_code_in_a_file_of_pretrained_weights_is_not_run(tmp_path: Path, monkeyp
     with pytest.raises(UserError, match="holds more than tensors"):
         build(node_of("torchvision") | {"weights": "DEFAULT"}, "model", spec=GREY)
     assert not (tmp_path / "ran").exists()
+    assert dict(os.environ) == environ
