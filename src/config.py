@@ -29,6 +29,7 @@ from yaml import YAMLError
 from . import schema
 from .errors import UserError, did_you_mean
 from .options import Seed
+from .record import flatten
 from .trainer_options import check_trainer
 
 # Ours of configs/hydra/launcher describe every option of the plugins' own, and are checked against them by their name.
@@ -157,13 +158,26 @@ def accept_null_groups(overrides: list[str]) -> list[str]:
     ]
 
 
-def as_override(key: str, value: str) -> str:
-    """`key=value` as Hydra reads it back: quoted where the bare value would be split, evaluated or refused."""
-    bare, quoted = f"{key}={value}", f"{key}={QuotedString(value, Quote.double).with_quotes()}"
+def as_override(key: str, value: Any) -> str:
+    """`key=value` as Hydra reads it back: quoted where the bare text would be split, evaluated or refused."""
+    bare, quoted = f"{key}={value}", f"{key}={_literal(value)}"
+    if not isinstance(value, str):
+        return quoted
     try:
         return bare if OverridesParser.create().parse_override(bare).value() == value else quoted
     except HydraException:
         return quoted
+
+
+def _literal(value: Any) -> str:
+    """A plain value in Hydra's grammar."""
+    if isinstance(value, str):
+        return QuotedString(value, Quote.double).with_quotes()
+    if isinstance(value, list):
+        return f"[{','.join(map(_literal, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{_literal(child)}' for key, child in value.items())}}}"
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
 def override(config: DictConfig, overrides: list[str]) -> DictConfig:
@@ -202,13 +216,26 @@ def _override_group(config: DictConfig, one: Override) -> None:
             config[group] = _compose([str(one.input_line)]).get(group)
 
 
-def override_keys(overrides: Iterable[str]) -> list[str]:
-    """The options and groups that `option=value` texts are about.
+def spelled_out(overrides: Iterable[str]) -> tuple[set[str], set[str]]:
+    """What `option=value` texts decide, as `override` applies them.
+
+    Returns:
+        The full names of the options that get a value, and the groups that get a choice. A value in braces is merged
+        into its node, and gives a value to the options that it names only; a choice replaces the group's node.
 
     Raises:
         UserError: for a text that cannot be parsed.
     """
-    return [parsed.key_or_group for parsed in _parse(list(overrides))]
+    options: set[str] = set()
+    groups: set[str] = set()
+    for one in _parse(list(overrides)):
+        key = one.key_or_group
+        if key in GROUPS:
+            groups.add(key)
+        elif not one.is_delete():
+            value = one.value()
+            options |= {name for name, _ in flatten(value, f"{key}.")} if isinstance(value, dict) else {key}
+    return options, groups
 
 
 def check(config: DictConfig) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from . import schema
-from .config import COLLECTIONS, CONFIGS, SECTIONS, as_override, override_keys
+from .config import COLLECTIONS, CONFIGS, SECTIONS, as_override, spelled_out
 from .errors import UserError
 
 _DEEPEST = 16  # levels of a configuration; ours have 4
@@ -27,7 +27,8 @@ _KEY = re.compile(r"\w[\w-]{0,99}", re.ASCII)
 # Texts that only choose among what the libraries have, or name a metric.
 _WORDS = re.compile(
     r"model\.name|callbacks\.[\w-]+\.monitor"
-    r"|trainer\.(accelerator|strategy|precision|devices|profiler|gradient_clip_algorithm|deterministic|max_time)"
+    r"|trainer\.(accelerator|strategy|precision|devices|profiler|gradient_clip_algorithm|deterministic)"
+    r"|trainer\.(max_time|val_check_interval)"
 )
 # Names of files below a logger's own folder.
 _NAMES = re.compile(r"logger\.[\w-]+\.(name|version|prefix)")
@@ -58,7 +59,7 @@ def plain(node: Any, where: str) -> Any:
             return [copy(value, depth + 1) for value in node]
         if type(node) not in (str, int, float, bool, type(None)):
             raise UserError(f"{where}: got a {type(node).__name__}, which cannot be the value of an option")
-        if isinstance(node, str) and not node.isprintable():
+        if isinstance(node, str) and not is_text(node):
             raise UserError(f"{where}: got {node[:100]!r}, which has characters that no option has")
         if isinstance(node, str) and "${" in node:
             raise UserError(f"{where}: got {node[:100]!r}; an interpolation is for the command line alone")
@@ -68,6 +69,11 @@ def plain(node: Any, where: str) -> Any:
     if not isinstance(copied, dict):
         raise UserError(f"{where}: holds no configuration")
     return copied
+
+
+def is_text(value: Any) -> bool:
+    """Whether a value from a file is a text without the characters that no option has, such as a terminal's escapes."""
+    return isinstance(value, str) and value.isprintable()
 
 
 def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_dir: Path | None) -> None:
@@ -82,9 +88,9 @@ def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_di
     Raises:
         UserError: with the words that confirm the first such option.
     """
-    said = override_keys(overrides)
+    options, groups = spelled_out(overrides)
     for key, value in outside(config, run_dir):
-        if not any(key == one or key.startswith(f"{one}.") for one in said):
+        if key not in options and key.partition(".")[0] not in groups:
             raise UserError(
                 f"{key}: is {value!r} in {where}, which a file alone cannot decide; if you want it, write "
                 f"{as_words(key, value)}"
@@ -99,7 +105,7 @@ def outside(config: dict[str, Any], run_dir: Path | None) -> Iterator[tuple[str,
 
 def as_words(key: str, value: Any) -> str:
     """`key=value` as Hydra and a shell read it."""
-    return shlex.quote(as_override(key, value) if isinstance(value, str) else f"{key}={value}")
+    return shlex.quote(as_override(key, value))
 
 
 def words(config: dict[str, Any], run_dir: Path | None) -> str:

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from runs import EVERY_4, SMALL, kill_9, record, run
 
 from batchscope import trust
 from batchscope.checkpoint import write_checkpoint
-from batchscope.config import check_command_line
+from batchscope.config import check, check_command_line, override
 from batchscope.errors import UserError
 from batchscope.evaluate import evaluate
 from batchscope.launch import job
@@ -159,6 +160,49 @@ def test_a_typed_option_confirms_itself_alone(run_dir: Path) -> None:
     assert refusal(resumed, config, run_dir, "callbacks.checkpoint.dirpath=/b").startswith("data.root: is '/a'")
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        "callbacks.checkpoint={every_n_steps: 1}",
+        "+callbacks.checkpoint={every_n_steps: 1}",
+        "++callbacks.checkpoint={every_n_steps: 1}",
+        "callbacks.checkpoint={}",
+        "callbacks.checkpoint={every_n_steps: 1, monitor: val/loss}",
+        "~callbacks.checkpoint.every_minutes",
+        "callbacks.curves=null",
+        "data=mnist",
+    ],
+)
+def test_an_option_in_braces_confirms_what_it_spells_out_alone(word: str, run_dir: Path) -> None:
+    config = changed(config_of(run_dir), "callbacks.checkpoint.dirpath", "/elsewhere")
+    assert refusal(resumed, config, run_dir, word).startswith("callbacks.checkpoint.dirpath: is '/elsewhere'")
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "callbacks.checkpoint={dirpath: /elsewhere, every_n_steps: 1}",
+        "++callbacks.checkpoint={dirpath: /elsewhere}",
+        "callbacks.checkpoint=null",
+        "~callbacks.checkpoint",
+        "callbacks=default",
+        "callbacks=null",
+    ],
+)
+def test_a_value_that_is_spelled_out_and_a_node_that_is_replaced_are_confirmed(word: str, run_dir: Path) -> None:
+    config = changed(config_of(run_dir), "callbacks.checkpoint.dirpath", "/elsewhere")
+    trust.confirm(check(override(OmegaConf.create(config), [word])), [word], "f", run_dir)
+
+
+def test_a_list_is_confirmed_as_a_whole(run_dir: Path) -> None:
+    config = changed(config_of(run_dir), "trainer.plugins", ["it's", "a, b", None, True, 1.5])
+    words = refusal(resumed, config, run_dir).rpartition("write ")[2]
+    (word,) = shlex.split(words)
+    assert check(override(OmegaConf.create(config), [word])) == config
+    trust.confirm(config, [word], "f", run_dir)
+    assert refusal(trust.confirm, config, ["trainer.max_epochs=1"], "f", run_dir)
+
+
 def test_a_typed_value_takes_the_place_of_the_files(run_dir: Path) -> None:
     config = changed(config_of(run_dir), "data.root", "/a")
     assert resumed(config, run_dir, "data.root=/c")["data"]["root"] == "/c"
@@ -171,6 +215,7 @@ def test_a_typed_value_takes_the_place_of_the_files(run_dir: Path) -> None:
         ["model=torchvision", "model.name=vgg11", "trainer.precision=bf16-mixed", "trainer=fsdp"],
         ["data=sequential_mnist", "model=lstm_cell", "data.steps=pixels", "optimizer=sgd", "test=false"],
         ["logger.csv.name=mine", "+logger.csv.prefix=a", "callbacks.checkpoint.monitor=val/acc"],
+        ["+trainer.val_check_interval='00:00:10:00'", "+trainer.check_val_every_n_epoch=null"],
         ["+trainer.max_time={hours:1}", "+trainer.check_val_every_n_epoch=2", "+trainer.profiler=simple"],
         ["experiment=find_batch_size", "hydra.sweep.dir=x"],
     ],
@@ -222,6 +267,9 @@ def test_the_words_of_a_refusal_are_what_hydra_reads(value: str, run_dir: Path) 
     [
         {"choices": []},
         {"choices": {"model": 5}},
+        {"choices": {"model": "\x1b]0;cnn\x07"}},
+        {"choices": {"\x1b[2J": "cnn"}},
+        {"overrides": ["\x1b[2J"]},
         {"overrides": "x"},
         {"overrides": [5]},
         {"resumed": 5},
