@@ -30,9 +30,13 @@ class UserError(Exception):
         self.reported = False
 
     def __str__(self) -> str:
-        line = " ".join(str(self.args[0]).split())
-        line = "".join(character if character.isprintable() else "\ufffd" for character in line)  # no terminal escapes
+        line = printable(" ".join(str(self.args[0]).split()))
         return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 200]} … {line[-200:]}"
+
+
+def printable(text: str) -> str:
+    """A text that may hold what a file says, as a terminal may show it: of what cannot be printed, line ends alone."""
+    return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -58,7 +62,7 @@ def report(error: UserError) -> None:
 def warn(message: str) -> None:
     """Print `warning: <message>` on standard error; of several processes, only the first does."""
     if not ranks.this().number:
-        print(f"warning: {message}", file=sys.stderr, flush=True)
+        print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
 
 
 def refuse_in_one_line(parser: argparse.ArgumentParser) -> None:

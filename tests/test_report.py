@@ -46,6 +46,27 @@ def test_it_prints_the_table_and_the_recommendation_and_says_where_the_report_is
     assert (sweep / "report" / "sweep.csv").exists()
 
 
+@pytest.mark.parametrize("status", ["failed", "finished"])
+def test_what_a_record_says_sends_nothing_to_the_terminal_but_text(monkeypatch, capsys, tmp_path, status):
+    escape = "\x1b]0;title\x07\x9b2J"
+    record = {
+        "schema": 1,
+        "status": status,
+        "error": f"it fails {escape}",
+        "choices": {"model": f"cnn{escape}"},
+        "config": {"data": {"batch_size": 8}},
+        "dataset": {"name": f"mnist{escape}"},
+        "hardware": {"device": "cpu", "device_name": escape},
+        "throughput": {"step_ms_median": 3.0},
+    }
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    assert run(monkeypatch, tmp_path, "--out", tmp_path / "report") == 0
+    out = capsys.readouterr().out
+    assert "]0;title" in out
+    for text in (out, (tmp_path / "report" / "report.md").read_text()):
+        assert text.replace("\n", "").isprintable()
+
+
 def test_out_says_where_the_report_goes(monkeypatch, sweep, tmp_path):
     assert run(monkeypatch, sweep, sweep / "1", "--out", tmp_path / "elsewhere") == 0
     assert (tmp_path / "elsewhere" / "report.md").exists()

@@ -21,7 +21,7 @@ from ..callbacks.curve_files import cut_back, keep_files, on_this_process
 from ..callbacks.random_state import restore_random_state
 from ..checkpoint import load_checkpoint
 from ..data.datamodule import TensorDataModule
-from ..errors import UserError
+from ..errors import UserError, printable
 from ..sharding import divided_as
 from ..task import Task
 from .validate import check_resumable
@@ -104,7 +104,8 @@ def newest_good(folder: Path, trainer: lightning.Trainer | None = None, task: Ta
     if refused and best.path is None:
         raise UserError(f"resume: no checkpoint is whole, and nothing was changed: {'; '.join(refused)}")
     for reason in refused:
-        print(f"warning: {reason}; going on from {best.path.name} instead", file=sys.stderr, flush=True)
+        warning = printable(f"{reason}; going on from {best.path.name} instead")
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
     return best
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, printable
 from . import plots, scaling, table, tensorboard
 from .recommend import (
     Analysis,
@@ -89,7 +89,7 @@ class Report:
         """For the terminal."""
         parts = [self.counts, "", table.to_text(self.sweep), *self.headlines]
         parts += [f"note: {note}" for note in self.notes]
-        return "\n".join(parts)
+        return printable("\n".join(parts))
 
     @property
     def markdown(self) -> str:
@@ -106,7 +106,7 @@ class Report:
             lines += [f"![{_CAPTIONS.get(file.stem, file.stem)}]({file.name})\n" for file in pictures]
         if self.notes:
             lines += ["## What this report could not do", "", *(f"- {note}" for note in self.notes), ""]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def _fits(self) -> list[str]:
         lines = [
