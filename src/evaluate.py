@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from batchscope import trust
 from batchscope.config import check, override
 from batchscope.errors import UserError, exit_on_user_error, refuse_in_one_line
+from batchscope.invocation import for_evaluation
 
 
 def main() -> None:
@@ -68,14 +69,8 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
 
 
 def _recorded(config: Any, path: Path) -> dict[str, Any]:
-    """A checkpoint's configuration, without what an evaluation has no use for.
-
-    The device is this machine's choice, whatever the training ran on; nothing is watched, logged or kept.
-    """
-    config = check(OmegaConf.create(trust.plain(config, f"ckpt: {path}")))
-    config["trainer"] |= {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
-    config["trainer"] |= {"profiler": None, "default_root_dir": None}
-    return config | {"callbacks": {}, "logger": {}, "search": None, "run_dir": None}
+    """A checkpoint's configuration, without what an evaluation has no use for."""
+    return for_evaluation(check(OmegaConf.create(trust.plain(config, f"ckpt: {path}"))))
 
 
 def _test(config: dict[str, Any], weights: Any, name: str, path: Path) -> tuple[str, Any]:

@@ -13,10 +13,11 @@ from typing import Any
 import lightning
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from . import ranks, trust
+from . import ranks
 from .callbacks.learning_rate import LearningRateWatch
 from .callbacks.nonfinite import StopOnNonFinite
 from .callbacks.throughput import ThroughputMonitor
+from .invocation import evaluate_command
 from .record import flatten
 
 # What Lightning says to everybody and these runs answer already, or need not know.
@@ -189,8 +190,7 @@ def print_end(record: Mapping[str, Any]) -> None:
     if best:
         path = os.path.join(record["config"]["run_dir"], best)
         print(f"kept     {path}")
-        needed = {section: record["config"][section] for section in ("model", "data")}
-        print(f"again    python -m batchscope.evaluate ckpt={shlex.quote(path)}{trust.words(needed, None)}")
+        print(f"again    {evaluate_command(record['config'], path)}")
     run_dir = Path(record["config"]["run_dir"])
     logs = run_dir.parts[0] if run_dir.parts[0] not in ("..", run_dir.anchor) else run_dir
     if any(run_dir.rglob("events.out.tfevents.*")):

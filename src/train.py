@@ -54,6 +54,7 @@ def _train(
     from batchscope.distributed.agreement import Agreement, end_together
     from batchscope.hardware.allocator import keep_freed_memory
     from batchscope.hardware.devices import describe
+    from batchscope.invocation import program
     from batchscope.record import RunRecord, versions
     from batchscope.recovery.ending import told
     from batchscope.recovery.resume import claim
@@ -91,7 +92,7 @@ def _train(
             run_dir,
             enabled=first,
             name=name,
-            command=shlex.join(["python", *sys.argv]),
+            command=shlex.join([*program(), *sys.argv[1:]]),
             overrides=overrides,
             choices=choices,
             config=config,

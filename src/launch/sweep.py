@@ -14,7 +14,8 @@ from omegaconf import DictConfig
 
 from .. import trust
 from ..config import as_override, check
-from ..errors import UserError, report
+from ..errors import UserError, printable, report
+from ..invocation import program, resume_command
 from ..rates import RATE
 from ..record import optimized
 from ..recovery.resume import moved
@@ -45,7 +46,8 @@ class Sweep:
         self.labels = labels
         self.expected = len(labels)
         self.took: list[float] = []  # seconds, of the runs that were not kept
-        self.command = [*_program(), *sys.argv[1:]]
+        self.program = program()  # of this process; a launcher may call for runs in others
+        self.command = [*self.program, *sys.argv[1:]]
         self.refused = False  # whether something was wrong that no run's record says
 
     def run_job(self, config: DictConfig) -> float | None:
@@ -89,12 +91,13 @@ class Sweep:
             record = kept
         if record["status"] != "finished":
             reason = str(record.get("error") or record["status"])
-            print(f"  {record['status'].replace('_', ' ')}: {reason}", file=sys.stderr, flush=True)
+            print(printable(f"  {record['status'].replace('_', ' ')}: {reason}"), file=sys.stderr, flush=True)
             if kept and record["status"] == "failed":  # by itself: it would again
                 place = os.path.relpath(run_dir)
-                resume, anew = shlex.join([f"resume={place}"]), shlex.join(["mv", place, f"{place}.aside"])
+                anew = shlex.join(["mv", place, f"{place}.aside"])
                 print(
-                    f"  to go on with it: python train.py {resume}; to have it run anew with the sweep: {anew}",
+                    f"  to go on with it: {resume_command(config, Path(place), self.program)}\n"
+                    f"  to have it run anew with the sweep: {anew}",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -172,14 +175,6 @@ class Sweep:
     def exit_code(self) -> int:
         """1 if a run failed for another reason than memory, or was refused."""
         return int(self.refused or any(status not in folder.KEPT for status in folder.statuses(self.sweep_dir)))
-
-
-def _program() -> list[str]:
-    """How this program was started: as a script, as a module, or by its installed name."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if spec is not None and spec.name.startswith("batchscope."):
-        return ["python", "-m", spec.name]
-    return ["python", sys.argv[0]] if sys.argv[0].endswith(".py") else [sys.argv[0]]
 
 
 def _ended(run_dir: Path) -> bool:

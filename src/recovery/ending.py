@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any
 import psutil
 import torch
 
-from .. import trust
 from ..callbacks.interrupt import Interrupted
 from ..errors import UserError
 from ..files import NO_SPACE, WriteError, why
 from ..hardware.calibrate import cached_calibration, faster_precision
+from ..invocation import resume_command
 
 _GIB = 2**30
 
@@ -59,7 +58,7 @@ def _say_how_to_go_on(config: dict[str, Any], stop: Interrupted) -> None:
     last = run_dir / "checkpoints" / "last.ckpt"
     print(f"\n{stop}")
     print(f"kept     {last}" if last.exists() else "kept     no checkpoint: there was no step to keep")
-    print(f"resume   python train.py resume={shlex.quote(str(run_dir))}{trust.words(config, run_dir)}", flush=True)
+    print(f"resume   {resume_command(config, run_dir)}", flush=True)
     job = os.environ.get("SLURM_JOB_ID")
     if stop.signal.name == "SIGUSR1" and job:
         _requeue(job)
