@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from . import ranks
+from . import ranks, trust
 from .config import (
     CONFIGS,
     GROUPS,
@@ -63,7 +63,7 @@ def run(train: Train) -> None:
         _show(args)
         return
     if _resumes(args):
-        _resume(train, args.overrides, args.multirun)
+        _resume(train, args.overrides, args.multirun, args.config_dir)
         return
     configs = check_command_line(args.overrides, args.multirun, args.config_dir)
     if args.multirun:
@@ -182,18 +182,30 @@ def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: 
         processes.leave_earlier_attempts()
 
 
-def _resume(train: Train, overrides: list[str], multirun: bool) -> None:
-    """Go on with a run, in its folder; nothing of it is composed anew, so Hydra has no part in it."""
+def _resume(train: Train, overrides: list[str], multirun: bool, config_dir: str | None) -> None:
+    """Go on with a run, in its folder: as its record says, with the options that are to change."""
     if multirun:
         raise UserError("resume: takes a single run; a sweep goes on with hydra.sweep.dir=<its folder>")
     run_dir, others = resume.find(overrides)
     record = resume.recorded(run_dir)
-    config = resume.configuration(record, run_dir, others)
+    known = _digest_of_new_run(others, config_dir, run_dir) if others else None
+    if known == trust.digest(resume.recorded_config(record, run_dir)):
+        others = []  # they are those that the run was started with, which a requeued job says again
+    config = resume.configuration(record, run_dir, others, known)
     if record.get("status") == "finished" and not resume.is_longer(config, record):
         print(f"{run_dir} has finished; there is nothing to resume", flush=True)
         return
     _check_devices([config])
     train(config, run_dir, record.get("choices", {}), [*record.get("overrides", []), *others])
+
+
+def _digest_of_new_run(overrides: list[str], config_dir: str | None, run_dir: Path) -> str | None:
+    """The digest of the run that options would start in a folder; None if they would start none."""
+    with contextlib.suppress(UserError):
+        said = accept_null_groups(overrides)
+        (config,) = check_command_line(said, False, config_dir, run_dir=os.path.relpath(run_dir))
+        return trust.digest(config)
+    return None
 
 
 def _run_one(train: Train, config: dict[str, Any]) -> None:

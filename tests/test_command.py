@@ -41,7 +41,7 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
     monkeypatch.setattr(logging, "raiseExceptions", True)
     monkeypatch.setattr(command, "_run_one", lambda train, config: note("run", 1))
     monkeypatch.setattr(command, "_run_sweep", lambda configs, plan: note("sweep", len(configs)))
-    monkeypatch.setattr(command, "_resume", lambda train, overrides, multirun: note("resume", 1))
+    monkeypatch.setattr(command, "_resume", lambda *_: note("resume", 1))
 
     def start(*words: str) -> Started:
         monkeypatch.setattr(sys, "argv", ["train.py", *words])

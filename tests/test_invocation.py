@@ -1,21 +1,27 @@
-"""Every command line that the program prints is one that it takes."""
+"""Every command line that the program prints, and the script for SLURM, is one that the program takes."""
 
 import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from runs import EVERY_4, Run, record, run
+from runs import EVERY_4, Run, kill_9, record, run
 
-from batchscope.config import check_command_line
+from batchscope import command, trust
+from batchscope.config import accept_null_groups, check_command_line
 from batchscope.errors import UserError
 from batchscope.invocation import evaluate_command, program, resume_command
+from batchscope.recovery import resume
 
+SCRIPT = Path(__file__).resolve().parents[1] / "docs" / "train.sbatch"
 STEP = "batchscope.task.Task.training_step"
+STOP_EARLY = "lightning.pytorch.callbacks.EarlyStopping"
 DIGITS = [
     *("data=digits", "data.num_train=64", "data.num_val=16", "data.num_test=16", "data.batch_size=8", "model=mlp"),
     *("trainer.max_epochs=1", "trainer.accelerator=cpu", "callbacks.throughput.calibrate=false"),
@@ -85,11 +91,86 @@ def test_a_failed_run_of_a_sweep_is_resumed_by_the_line_that_the_sweep_prints(tm
     assert record(tmp_path / "s/0")["status"] == "finished"
 
 
+# --- the script for SLURM --------------------------------------------------------------------------------------------
+
+
+def task_of_job(folder: Path, *options: str) -> list[str]:
+    """The options of the program that the script starts by srun, as job 7."""
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    srun = programs / "srun"
+    srun.write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
+    srun.chmod(0o755)
+    environ = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash", str(SCRIPT), *options], cwd=folder, env=environ, capture_output=True, check=True)
+    *words, _ = done.stdout.decode().split("\0")
+    assert words[:3] == ["python", "-m", "batchscope.train"]
+    return words[3:]
+
+
+def test_a_requeued_job_goes_on_with_its_run_whatever_options_it_was_given(tmp_path: Path) -> None:
+    root, curves = elsewhere(tmp_path)
+    options = [*DIGITS, f"++{root}", curves, "callbacks.curves=null", "+trainer.gradient_clip_val=1"]
+    first = task_of_job(tmp_path, *options)
+    assert run(tmp_path, *first, faults=[(STEP, 6, kill_9)]).end() == -9
+    second = run(tmp_path, *task_of_job(tmp_path, *options))
+    assert second.end() == 0, second.complained
+    known = record(tmp_path / "outputs/runs/7")
+    assert (known["status"], known["resumed"][0]["step"], known["steps"]) == ("finished", 4, 8)
+
+
+# --- the options of a new run, beside resume= ------------------------------------------------------------------------
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     return Path("out")
+
+
+def resumed(run_dir: Path, started_with: list[str], *words: str) -> tuple[dict[str, Any], list[str]]:
+    """Configuration and recorded options of a run that is resumed; `words` are the command line beside `resume=`."""
+    (config,) = check_command_line(accept_null_groups(started_with), multirun=False, run_dir=str(run_dir))
+    facts = {"status": "interrupted", "config": config, "choices": {}, "overrides": ["as recorded"]}
+    (run_dir / "run.json").write_text(json.dumps(facts))
+    trained = []
+    command._resume(lambda *run: trained.append((run[0], run[3])), [f"resume={run_dir}", *words], False, None)
+    (resumption,) = trained
+    return resumption
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["experiment=mnist_99", "model=mlp", "data.root=/elsewhere"],
+        ["++data.root=/elsewhere", "callbacks={checkpoint: {dirpath: /elsewhere}}", "hydra.job.name=x"],
+        ["logger=null", "~callbacks.pictures", "model=torchvision", "model.weights=DEFAULT"],
+        [f"+callbacks.stop={{_target_: {STOP_EARLY}, monitor: val/loss}}", "+trainer.model_registry=a/b"],
+    ],
+    ids=" ".join,
+)
+def test_the_options_that_a_run_was_started_with_confirm_it_and_change_nothing(
+    options: list[str], run_dir: Path
+) -> None:
+    config, overrides = resumed(run_dir, options, *options)
+    assert trust.digest(config) == trust.digest(resume.recorded_config({"config": config}, run_dir))
+    assert config["resume"] == "out"
+    assert overrides == ["as recorded"]
+
+
+def test_other_options_are_changes_to_the_run(run_dir: Path) -> None:
+    options = ["optimizer.schedule=constant", "trainer.max_epochs=3", "data.root=/elsewhere"]
+    config, overrides = resumed(run_dir, options, *options, "trainer.max_epochs=4")
+    assert config["trainer"]["max_epochs"] == 4
+    assert overrides == ["as recorded", *options, "trainer.max_epochs=4"]
+    with pytest.raises(UserError, match="optimizer.lr is .* and 7.0 would change the result"):
+        resumed(run_dir, options, *options, "optimizer.lr=7.0")
+
+
+def test_the_options_of_another_run_do_not_confirm_this_one(run_dir: Path) -> None:
+    with pytest.raises(UserError, match="data.root: is '/elsewhere' in out/run.json, which a file alone cannot decide"):
+        resumed(run_dir, ["data.root=/elsewhere"], "seed=0")
 
 
 # --- how the program is named ----------------------------------------------------------------------------------------
