@@ -2,10 +2,13 @@
 
 import importlib
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from . import schema
 from .errors import UserError
@@ -42,6 +45,26 @@ def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, b
             callbacks = [callback for callback in callbacks if not isinstance(callback, kind)]
         flags[switch] = any(isinstance(callback, kind) for callback in callbacks)
     return callbacks, flags
+
+
+def places(config: dict[str, Any], loggers: list[Any], trainer: Trainer) -> Iterator[tuple[str, str]]:
+    """The folders that a run's objects write to, each with the option that its object was built from.
+
+    Args:
+        config: of the run.
+        loggers: as `build_all` built them of it.
+        trainer: of the run, not yet used.
+    """
+    yield "trainer.default_root_dir", trainer.default_root_dir
+    names = [name for name, node in (config["logger"] or {}).items() if node]
+    for name, logger in zip(names, loggers, strict=True):
+        found = (logger.save_dir, logger.log_dir) if isinstance(logger, CSVLogger | TensorBoardLogger) else ()
+        yield from ((f"logger.{name}", str(place)) for place in found)
+    for name, node in (config["callbacks"] or {}).items():
+        if node and node.get("dirpath"):
+            yield f"callbacks.{name}", node["dirpath"]
+    if getattr(trainer.profiler, "dirpath", None):
+        yield "trainer.profiler", str(trainer.profiler.dirpath)
 
 
 def _build(node: dict[str, Any], path: str, arguments: dict[str, Any]) -> Any:

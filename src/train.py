@@ -47,8 +47,8 @@ def _train(
     import lightning
     import torch
 
-    from batchscope import summary
-    from batchscope.build import build, build_all, build_callbacks
+    from batchscope import summary, trust
+    from batchscope.build import build, build_all, build_callbacks, places
     from batchscope.callbacks.learning_rate import LearningRateWatch
     from batchscope.checkpoint import WholeCheckpoints
     from batchscope.distributed.agreement import Agreement, end_together
@@ -84,6 +84,7 @@ def _train(
     parts = {"callbacks": [*callbacks, interrupts, watch], "logger": loggers, "plugins": [WholeCheckpoints()]}
     parts["default_root_dir"] = config["trainer"].get("default_root_dir") or run_dir
     trainer = build(config["trainer"], "trainer", **parts, **flags)
+    trust.refuse_outside(config, run_dir, places(config, loggers, trainer))
     device, first = trainer.strategy.root_device, trainer.is_global_zero
 
     with (

@@ -31,8 +31,12 @@ _WORDS = re.compile(
     r"|trainer\.(max_time|val_check_interval)"
 )
 # Names of files below a logger's own folder.
-_NAMES = re.compile(r"logger\.[\w-]+\.(name|version|prefix)")
+_NAMES = re.compile(r"logger\.[\w-]+\.(name|version|prefix|sub_dir)")
 _NAME = re.compile(r"|[\w-][\w.-]*")
+# Folders that their readers look up from the working directory; any other text may be joined to something else.
+_FOLDERS = re.compile(r"callbacks\.[\w-]+\.dirpath|logger\.[\w-]+\.save_dir|trainer\.default_root_dir|data\.root")
+# What some reader of a path replaces: variables, home folders, URLs, parents.
+_EXPANDED = re.compile(r"[$:%]|(^|[/\\])(~|\.\.([/\\]|$))")
 
 
 def plain(node: Any, where: str) -> Any:
@@ -121,6 +125,28 @@ def refuse_links(run_dir: Path) -> None:
                 raise UserError(f"{path}: is a link that leads out of the run's folder; replace it by what it leads to")
 
 
+def refuse_outside(config: dict[str, Any], run_dir: Path, places: Iterable[tuple[str, str | os.PathLike[str]]]) -> None:
+    """Refuse a folder out of the run's, where an object that was built would write, unless the command line has said it.
+
+    `confirm` judges texts; what a library makes of them is judged here.
+
+    Args:
+        config: confirmed: what it says of places outside, the command line has said.
+        run_dir: the run's folder.
+        places: the option that an object was built from, and the folder that it writes to.
+
+    Raises:
+        UserError: for the first such folder.
+    """
+    said = [key for key, _ in outside(config, run_dir)]
+    for option, place in places:
+        if any(key == option or key.startswith(f"{option}.") for key in said):
+            continue
+        is_url = "://" in str(place) or "::" in str(place)
+        if is_url or not _is_inside(Path(place), run_dir):
+            raise UserError(f"{option}: would write to {str(place)!r}, which is not in the run's folder {run_dir}")
+
+
 def digest(config: dict[str, Any]) -> str:
     """A checksum of a configuration, by which a process knows in a file what another has checked."""
     same = {key: value for key, value in config.items() if key != "resume"}
@@ -154,7 +180,14 @@ def _is_harmless(key: str, text: str, annotation: Any, run_dir: Path | None) -> 
         return True
     if _NAMES.fullmatch(key) and _NAME.fullmatch(text):
         return True
-    return run_dir is not None and bool(text) and _is_inside(Path(text), run_dir)
+    return run_dir is not None and _FOLDERS.fullmatch(key) is not None and _is_own_folder(text, run_dir)
+
+
+def _is_own_folder(text: str, run_dir: Path) -> bool:
+    """Whether a text names a run's folder or one in it, whoever reads it: as a path, a pattern with variables or a URL."""
+    here = os.path.relpath(run_dir)  # which the command line has said, and may hold `..`
+    below = text[len(here) :] if text == here or text.startswith(here + os.sep) else text
+    return bool(text) and not _EXPANDED.search(below) and _is_inside(Path(text), run_dir)
 
 
 def _is_inside(path: Path, run_dir: Path) -> bool:

@@ -206,7 +206,14 @@ def plant(config: dict[str, Any], canary: Path, dice: random.Random) -> str:
 
 def misplace(config: dict[str, Any], outside: Path, dice: random.Random) -> str:
     """Have a configuration write or read somewhere else, or fetch something; returns where."""
-    away = dice.choice((str(outside), "elsewhere", "../elsewhere", "out/../elsewhere", "~/x", "s3://bucket/x", "/"))
+    away = dice.choice((str(outside), "elsewhere/x", "s3://bucket/x", "/"))
+    if dice.random() < 0.7:  # what some reader of a path replaces, hidden among what is harmless
+        parts = [dice.choice(("out", "deep", "x", ".", "")) for _ in range(dice.randrange(5))]
+        odd = dice.choice(
+            ("..", "../..", "~", "~root", "$HOME", "x$PWD", "file:", "ftp://127.0.0.1:1", "::", "a::file:")
+        )
+        parts.insert(dice.randint(0, len(parts)), odd)
+        away = "/".join(dice.choice(([], ["out"], ["out", "deep"])) + parts)
     places = {
         "callbacks.checkpoint": ["dirpath"],
         "logger.csv": ["save_dir", "root_dir"],
@@ -237,7 +244,8 @@ def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     torch.save(Payload(), tmp_path / "payload.pt")
     (tmp_path / "repo").mkdir()
     (tmp_path / "repo" / "hubconf.py").write_text(f"open({str(canary)!r}, 'w')\ndef f(): pass\n")
-    (tmp_path / "here" / "out").mkdir(parents=True)
+    (tmp_path / "here" / "out" / "a" / "b").mkdir(parents=True)
+    (tmp_path / "here" / "out" / "deep").symlink_to("a/b")
     monkeypatch.chdir(tmp_path / "here")
     return canary
 
@@ -251,7 +259,7 @@ def configs() -> list[dict[str, Any]]:
 def nothing_happened(canary: Path) -> bool:
     """Neither has the payload run, nor has anything been written but the file to read and the run's own lock."""
     written = {path.name for path in canary.parent.rglob("*")} - {"run.json", "a.ckpt", ".lock"}
-    return written == {"payload.pt", "repo", "hubconf.py", "here", "out"}
+    return written == {"payload.pt", "repo", "hubconf.py", "here", "out", "a", "b", "deep"}
 
 
 @pytest.mark.parametrize("way", [plant, misplace])

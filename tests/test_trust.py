@@ -131,6 +131,7 @@ OUTSIDE = {
     "logger.csv.name": "../elsewhere",
     "logger.tensorboard.version": "/elsewhere",
     "logger.tensorboard.sub_dir": "/elsewhere",
+    "logger.tensorboard.filename_suffix": "out/x",
     "logger.tensorboard._target_": "lightning.pytorch.loggers.MLFlowLogger",
     "trainer.default_root_dir": "/elsewhere",
     "trainer.model_registry": "somebody/model",
@@ -238,11 +239,52 @@ def test_the_folder_that_a_record_names_is_not_the_runs(recorded: Any, run_dir: 
     assert "is '/etc" in refusal(resumed, changed(config, "data.root", "/etc"), run_dir) or recorded == "/"
 
 
-@pytest.mark.parametrize("path", ["out/../elsewhere", "outside", "out/./../../x", "~/x", "s3://out/x"])
-def test_a_path_that_only_looks_as_if_it_lay_in_the_folder_is_outside(path: str, run_dir: Path) -> None:
-    assert "a file alone cannot decide" in refusal(
-        resumed, changed(config_of(run_dir), "callbacks.checkpoint.dirpath", path), run_dir
-    )
+@pytest.mark.parametrize(
+    "key",
+    ["callbacks.checkpoint.dirpath", "logger.csv.save_dir", "logger.tensorboard.save_dir", "trainer.default_root_dir"],
+)
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("out/../elsewhere", "outside", "out/./../../x", "~/x", "s3://out/x", "out/a/..", "out/~/x", "out/$HOME"),
+        *("~/../{here}/out/x", "$PWD/../{here}/out", "file://../{here}/out/x", "ftp://127.0.0.1:1/../../out/x"),
+        *("x::file:/../../out", "out/file://x"),
+    ],
+)
+def test_a_path_that_only_looks_as_if_it_lay_in_the_folder_is_outside(path: str, key: str, run_dir: Path) -> None:
+    config = changed(config_of(run_dir), key, path.format(here=Path.cwd().name))
+    assert f"{key}: is " in refusal(resumed, config, run_dir)
+
+
+@pytest.mark.parametrize("sub_dir", ["deep", "a.b", "deep/../../x", "deep/x", "..", "~", "$PWD"])
+def test_a_name_below_a_loggers_folder_is_no_path(sub_dir: str, run_dir: Path) -> None:
+    (run_dir / "a" / "b").mkdir(parents=True)
+    (run_dir / "deep").symlink_to("a/b")
+    config = changed(config_of(run_dir), "logger.tensorboard.sub_dir", sub_dir)
+    if sub_dir in ("deep", "a.b"):
+        assert resumed(config, run_dir)
+    else:
+        assert "a file alone cannot decide" in refusal(resumed, config, run_dir)
+
+
+@pytest.mark.parametrize("run", ["../there/out", "./out", "out"])
+def test_a_folder_that_the_command_line_reaches_through_others_is_the_runs(run: str, run_dir: Path) -> None:
+    there = Path("there").absolute()
+    (there / "out").mkdir(parents=True)
+    os.chdir(there)
+    config = config_of(Path(run))
+    assert resumed(config, Path(run))["callbacks"]["checkpoint"]["dirpath"].endswith("out/checkpoints")
+
+
+@pytest.mark.parametrize("place", ["elsewhere", "out/../elsewhere", "out/link", "file://../out", "out/a::x", "/"])
+def test_what_an_object_would_write_out_of_the_run_is_refused(place: str, run_dir: Path) -> None:
+    (run_dir / "link").symlink_to("..")
+    config = config_of(run_dir)
+    trust.refuse_outside(config, run_dir, [("logger.csv", "out/csv"), ("logger.csv", run_dir.absolute() / "x")])
+    message = refusal(trust.refuse_outside, config, run_dir, [("logger.csv", place)])
+    assert message == f"logger.csv: would write to {place!r}, which is not in the run's folder out"
+    said = config_of(run_dir, "logger.csv.save_dir=/elsewhere")
+    trust.refuse_outside(said, run_dir, [("logger.csv", place)])
 
 
 @pytest.mark.parametrize("name", [".lock", "run.tmp", "checkpoints", "csv/metrics.csv"])
@@ -387,6 +429,13 @@ def test_nothing_in_a_record_runs(key: str, killed: Path, tmp_path: Path) -> Non
     assert line.startswith(f"error: {key}")
     assert not (tmp_path / "ran").exists()
     assert {path: path.read_bytes() for path in (here / "out").rglob("*") if path.is_file()} == before
+
+
+def test_what_a_library_makes_of_a_folders_name_is_seen_before_anything_is_written(tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, "hydra.run.dir=a$WHERE", environ={"WHERE": "/../b"})
+    assert done.end() == 1
+    assert done.complained.startswith("error: logger.tensorboard: would write to 'a/../b/")
+    assert {path.name for path in tmp_path.iterdir()} == {"stdout", "stderr"}
 
 
 @pytest.mark.slow
