@@ -4,7 +4,6 @@ Each is a digit of one of the fonts that matplotlib carries, stretched, turned, 
 made noisy at random. All of it happens in batches of tensors, so that 60,000 take seconds.
 """
 
-import os
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.transforms.functional import pil_to_tensor
 
+from ..files import atomic_write
 from ..options import PositiveInt
 from ..spec import DataSpec
 from .datamodule import Split, TensorDataModule
@@ -84,20 +84,22 @@ def cached_digits(root: Path, num: int, seed: int) -> tuple[Tensor, Tensor]:
 def _read_cache(file: Path, num: int) -> tuple[Tensor, Tensor] | None:
     try:
         images, labels = torch.load(file, weights_only=True)
-        return (images, labels) if images.shape == (num, 1, 28, 28) and labels.shape == (num,) else None
+        good = _is_plain(images, torch.uint8, (num, 1, 28, 28)) and _is_plain(labels, torch.int64, (num,))
+        return (images, labels) if good and labels.min() >= 0 and labels.max() < 10 else None
     except Exception:  # noqa: BLE001 - missing, torn or something else altogether
         return None
 
 
+def _is_plain(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    kind = (tensor.dtype, tensor.layout, tensor.device.type)
+    return kind == (dtype, torch.strided, "cpu") and tensor.shape == shape
+
+
 def _write_cache(file: Path, digits: tuple[Tensor, Tensor]) -> None:
-    temporary = file.with_suffix(f".{os.getpid()}.tmp")
     with suppress(OSError, RuntimeError):  # torch reports a full disk as the latter
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(digits, temporary)
-            os.replace(temporary, file)
-        finally:
-            temporary.unlink(missing_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(file) as opened:
+            torch.save(digits, opened)
 
 
 def render_digits(num: int, seed: int) -> tuple[Tensor, Tensor]:

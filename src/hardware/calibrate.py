@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..files import atomic_write
 from .contention import Contention
 from .devices import device_name
 from .telemetry import _nvml_handle
@@ -213,7 +214,7 @@ def cached_calibration(device: torch.device) -> Calibration | None:
         file = _cache_file(identity)
         _check_owner(file.parent)
         found = Calibration.from_dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, AttributeError):  # missing, torn, or something else altogether
+    except Exception:  # noqa: BLE001 - missing, torn, or something else altogether
         return None
     return found if all(getattr(found, key) == value for key, value in identity.items()) else None
 
@@ -228,14 +229,10 @@ def keep(calibration: Calibration) -> None:
     values = calibration.to_dict()
     with contextlib.suppress(OSError):
         file = _cache_file({key: getattr(calibration, key) for key in _IDENTITY})
-        temporary = file.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_owner(file.parent)
-            temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-            os.replace(temporary, file)
-        finally:
-            temporary.unlink(missing_ok=True)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(file.parent)
+        with atomic_write(file) as opened:
+            opened.write(f"{json.dumps(values, indent=2)}\n".encode())
 
 
 _IDENTITY = ("device", "device_name", "driver", "torch", "threads", "host", "uuid", "power_limit_w")

@@ -2,6 +2,7 @@
 
 import errno
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -146,6 +147,32 @@ def test_a_cache_of_the_wrong_size_is_rendered_anew(tmp_path: Path) -> None:
     assert len(cached_digits(tmp_path, 20, seed=3)[0]) == 20
 
 
+@pytest.mark.parametrize(
+    "cached",
+    [
+        (torch.zeros(20, 1, 28, 28), torch.zeros(20, dtype=torch.int64)),
+        (torch.zeros(20, 1, 28, 28, dtype=torch.uint8), torch.zeros(20)),
+        (torch.zeros(20, 1, 28, 28, dtype=torch.uint8), torch.full((20,), 10)),
+        (torch.zeros(20, 1, 28, 28, dtype=torch.uint8), torch.full((20,), -1)),
+        (torch.zeros(20, 1, 28, 28, dtype=torch.uint8, device="meta"), torch.zeros(20, dtype=torch.int64)),
+        (torch.zeros(20, 1, 28, 28, dtype=torch.uint8).to_sparse(), torch.zeros(20, dtype=torch.int64)),
+    ],
+    ids=["other pixels", "other labels", "label 10", "label -1", "no pixels", "sparse pixels"],
+)
+def test_a_cache_of_something_else_is_rendered_anew(cached: tuple, tmp_path: Path) -> None:
+    expected = cached_digits(tmp_path, 20, seed=3)
+    torch.save(cached, cache_of(tmp_path))
+    assert all(map(torch.equal, cached_digits(tmp_path, 20, seed=3), expected))
+
+
+def test_the_cache_is_on_the_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = []
+    monkeypatch.setattr("os.fsync", lambda _: done.append("fsync"))
+    monkeypatch.setattr("os.replace", lambda *_: done.append("replace"))
+    cached_digits(tmp_path, 20, seed=3)
+    assert done == ["fsync", "replace", "fsync"]
+
+
 def test_a_root_that_cannot_be_written_to_is_done_without(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     images, _ = cached_digits(tmp_path / "file" / "data", 20, seed=3)
@@ -154,8 +181,8 @@ def test_a_root_that_cannot_be_written_to_is_done_without(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space left"), RuntimeError("PytorchStreamWriter failed")])
 def test_a_full_disk_leaves_no_torn_cache(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(_: object, file: Path) -> None:
-        Path(file).write_bytes(b"half")
+    def half(_: object, file: BinaryIO) -> None:
+        file.write(b"half")
         raise error
 
     monkeypatch.setattr(torch, "save", half)

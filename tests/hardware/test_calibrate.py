@@ -435,7 +435,14 @@ def test_another_torch_or_number_of_threads_is_measured_anew(measured, monkeypat
     assert len(measured) == 1 + 1
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"device": "cpu"}', "\xff\xfe"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", "null", '{"device": "cpu"}', "\xff\xfe", "[" * 100_000),
+        '{"device": "cpu", "device_name": "x", "torch": "1", "matmul_flops_per_sec": {"fp32": 1' + "0" * 400 + "}}",
+    ],
+    ids=lambda content: content[:20],
+)
 def test_a_cache_that_cannot_be_read_is_measured_again(measured, cache, content):
     calibration(CPU)
     (file,) = cache.iterdir()
@@ -461,6 +468,14 @@ def test_the_cache_is_written_whole_or_not_at_all(measured, cache, monkeypatch):
     monkeypatch.setattr(measuring.os, "replace", full)
     keep(calibration(CPU))
     assert [path.read_text() for path in cache.iterdir()] == [before]
+
+
+def test_the_cache_is_on_the_disk_before_its_name_is(measured, cache, monkeypatch):
+    done = []
+    monkeypatch.setattr("os.fsync", lambda _: done.append("fsync"))
+    monkeypatch.setattr("os.replace", lambda *_: done.append("replace"))
+    calibration(CPU)
+    assert done == ["fsync", "replace", "fsync"]
 
 
 def test_what_was_measured_while_others_computed_is_used_and_not_kept(busy):
