@@ -27,6 +27,7 @@ FILE = "run.json"
 # `interrupted`: told to stop, or the system refused to write a file; `killed`: ended from outside without a word.
 Status = Literal["planned", "running", "finished", "failed", "out_of_memory", "interrupted", "killed"]
 OPEN = ("planned", "running")  # of a run that has not said how it ended
+_DEEPEST = 64  # levels of a record; ours have 10
 _RESERVE = 64 * 2**10  # bytes kept free for the record's last word
 _PACKAGES = ("batchscope", "torch", "torchvision", "lightning", "torchmetrics", "hydra-core")
 
@@ -175,7 +176,9 @@ def _write_last(path: Path, facts: dict[str, Any]) -> None:
 def _reserve(path: Path) -> None:
     """Take some room on the disk; random bytes, which no file system stores in less."""
     try:
-        _reserve_of(path).write_bytes(os.urandom(_RESERVE))
+        _reserve_of(path).unlink(missing_ok=True)  # it may be anything, and is not written through
+        with _reserve_of(path).open("xb") as file:
+            file.write(os.urandom(_RESERVE))
     except OSError:  # then it is the disk's word that counts
         with contextlib.suppress(OSError):
             _reserve_of(path).unlink(missing_ok=True)
@@ -237,7 +240,15 @@ def read(run_dir: Path) -> dict[str, Any]:
         raise DamagedRecordError(f"{path}: cannot be read: {error}") from error
     if not isinstance(record, dict):
         raise DamagedRecordError(f"{path}: cannot be read: it is no record of a run")
+    if _is_deeper(record, _DEEPEST):
+        raise DamagedRecordError(f"{path}: cannot be read: it has more than {_DEEPEST} levels")
     return upgraded(record)
+
+
+def _is_deeper(node: Any, levels: int) -> bool:
+    """Whether a value from JSON has more levels: whoever walks through it calls itself at each."""
+    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return levels < 0 or any(_is_deeper(child, levels - 1) for child in children)
 
 
 def flatten(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,7 @@ from runs import SMALL, run
 
 from batchscope.errors import UserError
 from batchscope.files import WriteError
-from batchscope.record import RunRecord, close, close_open, plan, read, refuse_used
+from batchscope.record import DamagedRecordError, RunRecord, close, close_open, plan, read, refuse_used
 from batchscope.recovery.ending import RunOutOfMemoryError
 
 RESUMED = {"step": 8, "checkpoint": "checkpoints/last.ckpt"}
@@ -195,3 +195,24 @@ def test_a_run_whose_folder_another_one_has_taken_in_the_same_second_has_one_of_
         read(path.parent)["config"]["callbacks"]["checkpoint"]["dirpath"]
         == f"{path.parent.relative_to(tmp_path)}/checkpoints"
     )
+
+
+@pytest.mark.parametrize("deep", ["[" * 900 + "]" * 900, '{"a":' * 330 + "1" + "}" * 330, "[" * 65 + "]" * 65])
+def test_a_record_that_is_too_deep_to_be_written_again_is_damaged(deep: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(f'{{"status": "finished", "x": {deep}}}')
+    with pytest.raises(DamagedRecordError, match="it has more than 64 levels"):
+        read(tmp_path)
+
+
+def test_a_record_of_odd_but_bounded_depth_is_read_and_written_again(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(f'{{"status": "running", "x": {"[" * 64 + "]" * 64}}}')
+    close(tmp_path, "killed", "gone")
+    assert read(tmp_path)["status"] == "killed"
+
+
+def test_room_is_taken_in_no_file_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".run.json.reserve.tmp").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").write_text("mine")
+    finished(tmp_path / "run")
+    assert (tmp_path / "elsewhere").read_text() == "mine"
