@@ -105,6 +105,8 @@ def lock(path: Path) -> Iterator[None]:
     name = str(path.resolve())
     if name in _held:
         raise Locked(name)
+    if path.is_symlink():  # whoever made the folder may have it make a file elsewhere
+        raise OSError(errno.ELOOP, "it is a link", str(path))
     with path.open("a") as file:
         if fcntl is not None:
             _lock_file(file.fileno(), path)
@@ -193,3 +195,29 @@ def set_aside(path: Path) -> Path:
 def is_set_aside(name: str) -> bool:
     """Whether `set_aside` has given a file or folder this name."""
     return Path(name).suffix.partition("-")[0] == ".aside"
+
+
+def refuse_links(folder: Path, name: str = "the run's folder", root: Path | None = None) -> None:
+    """Refuse a folder in which a write could land elsewhere, or wait for somebody.
+
+    Args:
+        folder: to be written to; may be missing.
+        name: what it is, for the error.
+        root: what the folder itself has to lie in; anything by default.
+
+    Raises:
+        UserError: for a link in the folder that leads out of it, and for what is no file, folder or link.
+    """
+    if root is not None and not is_inside(folder, root):
+        raise UserError(f"{folder}: is behind a link that leads out of {root}; replace it by what it leads to")
+    for above, folders, files in os.walk(folder):
+        for path in (Path(above, child) for child in (*folders, *files)):
+            if path.is_symlink() and not is_inside(path, folder):
+                raise UserError(f"{path}: is a link that leads out of {name}; replace it by what it leads to")
+            if path.is_fifo() or path.is_socket() or path.is_char_device() or path.is_block_device():
+                raise UserError(f"{path}: is neither a file nor a folder; remove it")
+
+
+def is_inside(path: Path, run_dir: Path) -> bool:
+    """Whether a path is a folder or lies in it, links followed."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(run_dir))

@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 from . import schema
 from .config import COLLECTIONS, CONFIGS, SECTIONS, as_override, spelled_out
 from .errors import UserError
+from .files import is_inside
 
 _DEEPEST = 16  # levels of a configuration; ours have 4
 _MOST = 10_000  # values of a configuration; ours have 100
@@ -117,14 +118,6 @@ def words(config: dict[str, Any], run_dir: Path | None) -> str:
     return "".join(f" {as_words(key, value)}" for key, value in outside(config, run_dir))
 
 
-def refuse_links(run_dir: Path) -> None:
-    """Raise UserError for a link in a run's folder that leads out of it: what is written there would land elsewhere."""
-    for folder, folders, files in os.walk(run_dir):
-        for path in (Path(folder, name) for name in (*folders, *files)):
-            if path.is_symlink() and not _is_inside(path, run_dir):
-                raise UserError(f"{path}: is a link that leads out of the run's folder; replace it by what it leads to")
-
-
 def refuse_outside(config: dict[str, Any], run_dir: Path, places: Iterable[tuple[str, str | os.PathLike[str]]]) -> None:
     """Refuse a folder out of the run's, where an object that was built would write, unless the command line has said it.
 
@@ -143,7 +136,7 @@ def refuse_outside(config: dict[str, Any], run_dir: Path, places: Iterable[tuple
         if any(key == option or key.startswith(f"{option}.") for key in said):
             continue
         is_url = "://" in str(place) or "::" in str(place)
-        if is_url or not _is_inside(Path(place), run_dir):
+        if is_url or not is_inside(Path(place), run_dir):
             raise UserError(f"{option}: would write to {str(place)!r}, which is not in the run's folder {run_dir}")
 
 
@@ -187,12 +180,7 @@ def _is_own_folder(text: str, run_dir: Path) -> bool:
     """Whether a text names a run's folder or one in it, whoever reads it: as a path, a pattern with variables or a URL."""
     here = os.path.relpath(run_dir)  # which the command line has said, and may hold `..`
     below = text[len(here) :] if text == here or text.startswith(here + os.sep) else text
-    return bool(text) and not _EXPANDED.search(below) and _is_inside(Path(text), run_dir)
-
-
-def _is_inside(path: Path, run_dir: Path) -> bool:
-    """Whether a path is a folder or lies in it, links followed."""
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(run_dir))
+    return bool(text) and not _EXPANDED.search(below) and is_inside(Path(text), run_dir)
 
 
 @functools.cache

@@ -125,3 +125,17 @@ def test_what_is_set_aside_is_known_by_its_name_and_overwrites_nothing(tmp_path:
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"1.aside": "one", "1.aside-2": "two"}
     assert all(files.is_set_aside(path.name) for path in tmp_path.iterdir())
     assert not any(map(files.is_set_aside, ("1", "aside", "1-aside", "1.asides", ".aside")))
+
+
+def test_a_lock_makes_no_file_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="cannot be written"), files.lock_folder(tmp_path / "run", "resume", "held"):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_pipe_in_a_folder_would_have_a_reader_wait_and_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metrics.csv")
+    with pytest.raises(UserError, match="metrics.csv: is neither a file nor a folder"):
+        files.refuse_links(tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import WriteError, is_set_aside, lock_folder, set_aside, why
+from ..files import WriteError, is_set_aside, lock_folder, refuse_links, set_aside, why
 from ..record import FILE, DamagedRecordError, close, plan, read
 from ..recovery.resume import claim as claim_run
 
@@ -22,8 +22,9 @@ def claim(sweep_dir: Path) -> Iterator[None]:
     """Hold a sweep's folder, so that no second process runs the same sweep in it at the same time.
 
     Raises:
-        UserError: if another process holds it, or it cannot be made.
+        UserError: if another process holds it, it cannot be made, or a link in it leads elsewhere.
     """
+    refuse_links(sweep_dir, "the sweep's folder")
     with lock_folder(sweep_dir, "hydra.sweep.dir", f"a sweep is being run in {sweep_dir} right now"):
         yield
 

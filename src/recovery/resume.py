@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from .. import trust
 from ..config import check, override
 from ..errors import UserError
-from ..files import lock_folder
+from ..files import lock_folder, refuse_links
 from ..record import FILE, DamagedRecordError, flatten, read
 
 RUNS = Path("outputs/runs")  # where hydra.run.dir puts them
@@ -117,7 +117,7 @@ def configuration(
     file = os.path.relpath(run_dir / FILE)
     before = check(OmegaConf.create(recorded_config(record, run_dir)))
     config = check(override(OmegaConf.create(before), overrides))
-    trust.refuse_links(run_dir)
+    refuse_links(run_dir)
     if known is None or known != trust.digest(before):
         trust.confirm(config, overrides, file, run_dir)
     old, new = dict(flatten(before)), dict(flatten(config))

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from ..files import atomic_write
 from .curves import read_curve
 from .fit import NEAR
 from .recommend import Analysis
@@ -47,7 +48,8 @@ def draw(sweep: Sweep, analyses: Sequence[Analysis], folder: Path) -> tuple[list
             notes.append(f"no {name} plot: it {needs}")
             continue
         files.append(folder / f"{name}.png")
-        figure.savefig(files[-1], dpi=_DPI)
+        with atomic_write(files[-1]) as file:
+            figure.savefig(file, dpi=_DPI, format="png")
     if sum(len(a.group.sizes) > 1 for a in analyses) > _MAX_PANELS:
         notes.append(f"the step_time plot shows the first {_MAX_PANELS} groups")
     return files, notes

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, printable
+from ..files import atomic_write, refuse_links
 from . import plots, scaling, table, tensorboard
 from .recommend import (
     Analysis,
@@ -146,10 +147,13 @@ def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.Pa
     """Read all runs below the folders, and write what they say.
 
     Raises:
-        UserError: if there is not one readable record, before anything is written; or if `out_dir` cannot be written.
+        UserError: if there is not one readable record, or `out_dir` has or is a link that leads elsewhere, before
+            anything is written; or if `out_dir` cannot be written.
     """
-    sweep = find(Path(folder) for folder in folders)
+    folders = [Path(folder) for folder in folders]
+    sweep = find(folders)
     out = Path(out_dir)
+    _refuse_links(out, folders)
     analyses = [Analysis(group) for group in sweep.groups]
     metrics = table.shown_metrics(sweep)
     found = [recommendation for a in analyses if (recommendation := recommend(a, metrics))]
@@ -172,13 +176,21 @@ def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.Pa
             ],
             files=[*(out / name for name in ("report.md", "sweep.csv", "sweep.json")), *pictures],
         )
-        (out / "report.md").write_text(report.markdown, encoding="utf-8")
-        (out / "sweep.csv").write_text(table.to_csv(table.rows(sweep)), encoding="utf-8")
         text = json.dumps(report.as_json(), indent=2, ensure_ascii=False)
-        (out / "sweep.json").write_text(f"{text}\n", encoding="utf-8")
+        contents = (report.markdown, table.to_csv(table.rows(sweep)), f"{text}\n")
+        for file, content in zip(report.files, contents, strict=False):  # the pictures are there
+            with atomic_write(file) as opened:
+                opened.write(content.encode("utf-8", "replace"))
     except OSError as error:
         raise UserError(f"{out}: cannot be written: {error}") from error
     return report
+
+
+def _refuse_links(out: Path, folders: Sequence[Path]) -> None:
+    """Refuse links by which the author of a folder could have files elsewhere written or deleted."""
+    here = Path(os.path.abspath(out))
+    root = next((folder for folder in folders if here.is_relative_to(os.path.abspath(folder))), None)
+    refuse_links(out, "the report's folder", root)
 
 
 def _others(sweep: Sweep, analyses: Sequence[Analysis]) -> list[str]:

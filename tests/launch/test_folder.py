@@ -135,3 +135,14 @@ def test_a_torn_record_and_all_that_lies_beside_it_is_set_aside(tmp_path):
     assert read(tmp_path / "0")["status"] == "planned"
     assert (tmp_path / "0.aside/run.json").read_text() == '{"schema": 1, "sta'
     assert (tmp_path / "0.aside/checkpoints/last.ckpt").exists()
+
+
+@pytest.mark.parametrize("name", [".lock", "0", "0/run.json", "0/checkpoints"])
+def test_a_sweeps_folder_with_a_link_out_of_it_is_refused(name: str, tmp_path: Path) -> None:
+    link = tmp_path / "sweep" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "elsewhere")
+    error = pytest.raises(UserError, match=f"{name}: is a link that leads out of the sweep's folder")
+    with error, folder.claim(tmp_path / "sweep"):
+        pass
+    assert not (tmp_path / "elsewhere").exists()

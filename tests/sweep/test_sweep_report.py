@@ -226,6 +226,44 @@ def test_a_place_that_cannot_be_written_is_one_line(full, tmp_path):
         write_report([full], tmp_path / "file" / "out")
 
 
+@pytest.mark.parametrize("name", ["report.md", "sweep.csv", "throughput.png", "tensorboard", "tensorboard/cnn-cpu"])
+def test_a_link_out_of_the_reports_folder_is_refused(name, tmp_path):
+    folder = write_sweep(tmp_path / "theirs", [32, 64, 128], serial(4, 0.1), **DEVICE)
+    victim = tmp_path / "elsewhere" / "events.out.tfevents.1"
+    victim.parent.mkdir()
+    victim.write_text("mine")
+    link = folder / "report" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(victim if link.suffix else victim.parent)
+    with pytest.raises(UserError, match=f"{name}: is a link that leads out of the report's folder"):
+        write_report([folder], folder / "report")
+    assert victim.read_text() == "mine"
+    assert list(victim.parent.iterdir()) == [victim]
+
+
+def test_a_reports_folder_behind_a_link_out_of_what_is_reported_is_refused(tmp_path):
+    folder = write_sweep(tmp_path / "theirs", [32, 64, 128], serial(4, 0.1), **DEVICE)
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "report").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="report: is behind a link that leads out of"):
+        write_report([folder], folder / "report")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert write_report([folder], tmp_path / "elsewhere").files  # as it was typed
+
+
+def test_a_report_replaces_its_files_and_writes_through_none(tmp_path):
+    folder = write_sweep(tmp_path / "mine", [32, 64, 128], serial(4, 0.1), **DEVICE)
+    out = folder / "report"
+    out.mkdir()
+    names = ("report.md", "sweep.csv", "sweep.json", "throughput.png")
+    for name in names:
+        (out / f"{name}.before").write_text("before")
+        (out / name).hardlink_to(out / f"{name}.before")
+    write_report([folder], out)
+    assert [(out / f"{name}.before").read_text() for name in names] == ["before"] * 4
+    assert all((out / name).stat().st_size > 6 for name in names)
+
+
 def test_many_groups_and_odd_sizes_can_be_drawn(tmp_path):
     for g in range(12):
         sizes = [3, 7, 100] if g % 2 else [1, 1000, 1001]
