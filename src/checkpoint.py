@@ -124,12 +124,21 @@ def _is_ours(checkpoint: Any) -> bool:
     weights, of = checkpoint.get("state_dict"), checkpoint.get("batchscope")
     return (
         isinstance(weights, dict)
-        and all(isinstance(name, str) and isinstance(weight, torch.Tensor) for name, weight in weights.items())
+        and all(isinstance(name, str) and is_dense(weight) for name, weight in weights.items())
         and isinstance(of, dict)
         and isinstance(of.get("name"), str)
         and isinstance(of.get("config"), dict)
         and isinstance(of.get("choices", {}), dict)
         and isinstance(of.get("fingerprint", ""), str)
+    )
+
+
+def is_dense(value: Any) -> bool:
+    """Whether a value is a tensor of numbers in memory, as all of a checkpoint are: not sparse, quantized or empty."""
+    return isinstance(value, torch.Tensor) and (value.layout, value.device.type, value.is_quantized) == (
+        torch.strided,
+        "cpu",
+        False,
     )
 
 

@@ -137,6 +137,9 @@ def without(node: dict, *names: str) -> dict:
         (checkpoint(3, batchscope="a"), "is not a checkpoint that batchscope wrote"),
         (checkpoint(3, batchscope={"name": "a", "config": None}), "is not a checkpoint that batchscope wrote"),
         (checkpoint(3, state_dict={"weight": 3}), "is not a checkpoint that batchscope wrote"),
+        (checkpoint(3, state_dict={"weight": torch.eye(2).to_sparse()}), "is not a checkpoint that batchscope wrote"),
+        (checkpoint(3, state_dict={"w": torch.eye(2, device="meta")}), "is not a checkpoint that batchscope wrote"),
+        (checkpoint(2**63), "cannot be resumed from: global_step is 9223372036854775808, no count"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -195,5 +195,5 @@ class _ResumedEpoch(_TrainingEpochLoop):
         module = self.trainer.lightning_module
         parameters = dict(module.named_parameters())
         for name, gradient in self.position["gradients"].items():
-            parameters[name].grad = divided_as(gradient, parameters[name])
+            parameters[name].grad = divided_as(gradient.to(parameters[name].dtype), parameters[name])
         restore_random_state(self.position["random"][self.trainer.global_rank])

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from ..callbacks.checkpoint import Checkpoints
 from ..callbacks.random_state import check_random_state
+from ..checkpoint import is_dense
 from ..errors import UserError
 from ..task import Task
 
 _OLDEST = Version("2.0")  # of Lightning; it migrates older checkpoints by rules of its own
+_MOST = 2**53  # of any count; TensorBoard's steps are in 64 bits
 
 
 class _InvalidError(Exception):
@@ -87,12 +89,15 @@ def _check_model(saved: dict[str, Tensor], task: Task) -> None:
         here = tuple(own[name].shape) if name in own else "none of the model's"
         if there != here:
             raise _InvalidError(f"its weights are of another model: {name} is {there} there and {here} here")
+        if saved[name].is_floating_point() != own[name].is_floating_point():
+            raise _InvalidError(f"its weights are of another model: {name} is of {saved[name].dtype}")
 
 
 def _check_gradients(saved: dict[str, Any], task: Task) -> None:
     parameters = dict(task.named_parameters())
     for name, gradient in saved.items():
-        if name not in parameters or getattr(gradient, "shape", None) != parameters[name].shape:
+        fits = name in parameters and is_dense(gradient) and gradient.shape == parameters[name].shape
+        if not fits or not gradient.is_floating_point():
             raise _InvalidError(f"position.gradients.{name} is no gradient of the model's")
 
 
@@ -111,8 +116,8 @@ def _check_optimizer(checkpoint: dict[str, Any], task: Task) -> None:
     except Exception as error:
         raise _InvalidError(f"optimizer_states are of another optimizer: {str(error)[:200]}") from error
     for parameter, state in optimizer.state.items():
-        shapes = [tuple(value.shape) for value in state.values() if isinstance(value, Tensor) and value.dim()]
-        if any(shape != tuple(parameter.shape) for shape in shapes):
+        tensors = [value for value in state.values() if isinstance(value, Tensor)]
+        if not all(is_dense(tensor) and tensor.shape in ((), parameter.shape) for tensor in tensors):
             raise _InvalidError("optimizer_states are of another model")
     if schedule is not None:
         _like(schedule.state_dict(), schedules[0], "lr_schedulers.0")
@@ -124,15 +129,20 @@ def _check_counters(checkpoint: dict[str, Any], trainer: lightning.Trainer) -> N
     _like(trainer.fit_loop.state_dict(), saved, "loops.fit_loop")
     if saved["epoch_loop.batch_progress"]["current"]["ready"] != position["batches"]:
         raise _InvalidError("loops.fit_loop and position do not agree on the batches of the epoch")
+    if saved["epoch_progress"]["current"]["completed"] != position["epoch"]:
+        raise _InvalidError("loops.fit_loop and position do not agree on the epoch")
     for callback in trainer.callbacks:
         where = f"callbacks.{callback.state_key}"
         if callback.state_key in checkpoint["callbacks"]:
             state = checkpoint["callbacks"][callback.state_key]
             _like(callback.state_dict(), state, where)
             if isinstance(callback, Checkpoints):
-                for key, value in {"best": state["best"], **state["metrics"]}.items():
-                    if key != "best" or value is not None:
-                        _number(value, f"{where}.{key}")
+                if state["best"] is not None:
+                    _number(state["best"], f"{where}.best")
+                for key, value in state["metrics"].items():
+                    if not isinstance(key, str) or not key.isprintable():
+                        raise _InvalidError(f"{where}.metrics has {str(key)[:50]!r}, which is no metric's name")
+                    _number(value, f"{where}.metrics.{key}")
     plugin = trainer.precision_plugin
     state = checkpoint.get(type(plugin).__qualname__)
     if state is not None:
@@ -151,7 +161,7 @@ def _each(node: dict[str, Any], where: str, kinds: dict[str, Callable[[Any, str]
 
 
 def _count(value: Any, where: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
         raise _InvalidError(f"{where} is {str(value)[:50]}, no count")
 
 
@@ -171,8 +181,8 @@ def _version(value: Any, where: str) -> None:
 
 
 def _number(value: Any, where: str) -> None:
-    if not isinstance(value, int | float):
-        raise _InvalidError(f"{where} is {str(value)[:50]}, no number")
+    if not isinstance(value, int | float) or (isinstance(value, int) and abs(value) > _MOST):
+        raise _InvalidError(f"{where} is {repr(value)[:50]}, no number")
 
 
 def _like(own: Any, saved: Any, where: str) -> None:

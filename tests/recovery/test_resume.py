@@ -316,6 +316,37 @@ def test_a_checkpoint_of_another_model_is_named_and_the_best_one_used(killed: Pa
     assert_alike(results(killed / "out"), results(unstopped))
 
 
+def _with_a_huge_count(checkpoint: dict) -> None:
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.automatic_optimization.optim_progress"]
+    progress["optimizer"]["step"]["total"]["completed"] = 2**63
+
+
+def _with_another_epoch(checkpoint: dict) -> None:
+    checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["completed"] = 5
+
+
+def _with_a_metric_that_commands_the_terminal(checkpoint: dict) -> None:
+    checkpoint["callbacks"]["Checkpoints"]["metrics"]["test/\x1b]0;x"] = 1.0
+
+
+def _with_a_metric_that_no_float_holds(checkpoint: dict) -> None:
+    checkpoint["callbacks"]["Checkpoints"]["metrics"]["val/loss"] = 10**400
+
+
+def _with_complex_weights(checkpoint: dict) -> None:
+    checkpoint["state_dict"]["model.head.bias"] = checkpoint["state_dict"]["model.head.bias"].to(torch.complex64)
+
+
+def _with_a_sparse_gradient(checkpoint: dict) -> None:
+    sparse = checkpoint["state_dict"]["model.head.bias"].to_sparse()
+    checkpoint["position"]["gradients"] = {"model.head.bias": sparse}
+
+
+def _with_a_sparse_state(checkpoint: dict) -> None:
+    state = checkpoint["optimizer_states"][0]["state"][0]
+    state["exp_avg"] = state["exp_avg"].to_sparse()
+
+
 @pytest.fixture(scope="module")
 def fresh(interrupted: Path) -> tuple[lightning.Trainer, Task]:
     """The trainer and the task of the run, not yet used."""
@@ -338,6 +369,13 @@ def fresh(interrupted: Path) -> tuple[lightning.Trainer, Task]:
         (_with_other_batches, "loops.fit_loop and position do not agree on the batches of the epoch"),
         (_with_a_strange_callback, "callbacks.Checkpoints.best is [], no number"),
         (_with_a_strange_gradient, "position.gradients.model.head.bias is no gradient of the model's"),
+        (_with_a_huge_count, "loops.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total."),
+        (_with_another_epoch, "loops.fit_loop and position do not agree on the epoch"),
+        (_with_a_metric_that_commands_the_terminal, "callbacks.Checkpoints.metrics has 'test/\\x1b]0;x'"),
+        (_with_a_metric_that_no_float_holds, "callbacks.Checkpoints.metrics.val/loss is 1000"),
+        (_with_complex_weights, "its weights are of another model: model.head.bias is of torch.complex64"),
+        (_with_a_sparse_gradient, "position.gradients.model.head.bias is no gradient of the model's"),
+        (_with_a_sparse_state, "optimizer_states are of another model"),
     ],
 )
 def test_what_does_not_fit_the_run_is_found_before_anything_is_restored(
