@@ -389,6 +389,8 @@ def _compose(overrides: list[str], hydra: bool = False) -> DictConfig:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         where = f"{mark.name}, line {mark.line + 1}" if mark else "a YAML file"
         raise UserError(f"{where}: {getattr(error, 'problem', None) or _first_line(error)}") from error
+    except RecursionError as error:
+        raise UserError("a YAML file or an option has too many levels") from error
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         raise _explain(overrides, error) from error
     if not hydra:

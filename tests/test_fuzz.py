@@ -145,6 +145,13 @@ def test_random_bytes_as_a_yaml_file(tmp_path: Path) -> None:
         )
 
 
+def test_a_yaml_file_without_an_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    deep = "[" * 2000 + "]" * 2000
+    (tmp_path / "model" / "mine.yaml").write_text(f"_target_: batchscope.models.mlp.MLP\na: {deep}\n")
+    refused(lambda: check_command_line(["model=mine"], multirun=False, config_dir=str(tmp_path)), "deep")
+
+
 # --- hostile values, planted where real configurations have others ---------------------------------------------------
 # Here "fine" is no answer: every one is refused, nothing of it runs, and nothing is written.
 
