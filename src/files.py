@@ -181,11 +181,16 @@ def new_folder(folder: Path) -> Path:
         number += 1
 
 
-def set_aside(path: Path) -> Path:
-    """Rename a file or folder to `….aside`, or the next free `….aside-2`, so that its name is free; the new name."""
+def set_aside(path: Path, name: str | None = None) -> Path:
+    """Rename a file or folder to `….aside`, or the next free `….aside-2`, so that its name is free; the new name.
+
+    Args:
+        path: what is renamed.
+        name: what comes before `.aside`; the present name by default.
+    """
     number = 1
     while True:
-        place = path.with_name(f"{path.name}.aside" + (f"-{number}" if number > 1 else ""))
+        place = path.with_name(f"{name or path.name}.aside" + (f"-{number}" if number > 1 else ""))
         if not os.path.lexists(place):
             path.rename(place)
             return place

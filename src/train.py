@@ -49,6 +49,7 @@ def _train(
 
     from batchscope import summary, trust
     from batchscope.build import build, build_all, build_callbacks, places
+    from batchscope.callbacks.curve_files import check_files, on_this_process
     from batchscope.callbacks.learning_rate import LearningRateWatch
     from batchscope.checkpoint import WholeCheckpoints
     from batchscope.distributed.agreement import Agreement, end_together
@@ -86,9 +87,10 @@ def _train(
     trainer = build(config["trainer"], "trainer", **parts, **flags)
     trust.refuse_outside(config, run_dir, places(config, loggers, trainer))
     device, first = trainer.strategy.root_device, trainer.is_global_zero
+    option = "resume" if config.get("resume") else "hydra.run.dir"
 
     with (
-        claim(run_dir, enabled=first, option="resume" if config.get("resume") else "hydra.run.dir"),
+        claim(run_dir, enabled=first, option=option),
         RunRecord(
             run_dir,
             enabled=first,
@@ -113,6 +115,7 @@ def _train(
             resumed = newest_good(run_dir / "checkpoints", trainer, task)
             data.setup("fit")
             resumed.check(trainer, data.fingerprint)
+        check_files(on_this_process(trainer), option)
         record.begin(resumed and resumed.facts(run_dir))
         data.setup("fit")
         dataset = {"name": data.name, "fingerprint": data.fingerprint, "train_samples": len(data.tensors("train")[0])}

@@ -55,6 +55,7 @@ class Checkpoints(Checkpoint):
         self.best_model_score: float | None = None
         self.metrics: dict[str, float] = {}  # of the last validation
         self._fits = False
+        self._curves: dict[str, int] = {}  # how far they reached where the run was resumed
         self._saving = False
         self._saved_batch: int | None = None
         self._saved_at = 0.0
@@ -63,8 +64,16 @@ class Checkpoints(Checkpoint):
         """Know the folder, and clear what a killed run has left half-written."""
         self._fits = stage == "fit"
         self.folder = Path(self.dirpath or Path(trainer.default_root_dir) / "checkpoints")
-        if stage == "fit" and trainer.is_global_zero:
-            remove_leftovers(self.folder)
+        if stage == "fit":
+            self._curves = {}
+            if trainer.is_global_zero:
+                remove_leftovers(self.folder)
+
+    def on_load_checkpoint(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep how far the curves reached."""
+        self._curves = checkpoint.get("position", {}).get("curves", {})
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """The clock starts."""
@@ -135,7 +144,7 @@ class Checkpoints(Checkpoint):
                 "steps": trainer.global_step,
                 "random": _of_all_processes(trainer, random_state()),
                 "gradients": _accumulating(trainer, pl_module),
-                "curves": positions(on_this_process(trainer)),
+                "curves": positions(on_this_process(trainer), self._curves),
             }
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ must not be in the files twice.
 import csv
 import io
 import os
+import sys
 from pathlib import Path
 
 import lightning
@@ -15,7 +16,8 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-from ..files import atomic_write
+from ..errors import UserError
+from ..files import WriteError, atomic_write, set_aside, why
 
 
 class WholeCSVLogger(CSVLogger):
@@ -45,12 +47,17 @@ class _WholeWriter(ExperimentWriter):
         _write_csv(path, fieldnames, rows)
 
 
-def positions(loggers: list[Logger]) -> dict[str, int]:
+def positions(loggers: list[Logger], earlier: dict[str, int] | None = None) -> dict[str, int]:
     """How far each file of TensorBoard (in bytes) and each CSV file (in rows) reaches, after what is buffered.
 
     The names are relative to the loggers' `save_dir`: a run's folder can be moved.
+
+    Args:
+        loggers: of the run.
+        earlier: the positions that the run was resumed from. Files that the present loggers do not write keep theirs: a
+            logger that is off for a while goes on from there.
     """
-    found = {}
+    found = dict(earlier or {})
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.flush()
@@ -59,6 +66,34 @@ def positions(loggers: list[Logger]) -> dict[str, int]:
             logger.save()
             found[_name(logger, _csv_file(logger))] = len(_read_csv(_csv_file(logger))[1])
     return found
+
+
+def check_files(loggers: list[Logger], option: str) -> None:
+    """See that the files of the curves can be written; nothing is changed.
+
+    Args:
+        loggers: of the run.
+        option: the one that names the run's folder.
+
+    Raises:
+        UserError: for a folder that is none, a file that is none, or one without permission.
+    """
+    for logger in loggers:
+        if not isinstance(logger, TensorBoardLogger | CSVLogger):
+            continue
+        try:
+            folder = Path(logger.log_dir)
+            for path in (folder, *folder.parents):
+                if os.path.lexists(path) and not path.is_dir():
+                    raise UserError(f"{option}: {path} is no folder, and curves are written there; rename or remove it")
+            files = _event_files(logger) if isinstance(logger, TensorBoardLogger) else [_csv_file(logger)]
+            for path in filter(os.path.lexists, [*files, folder]):
+                if path != folder and not path.is_file():
+                    raise UserError(f"{option}: {path} is no file, and curves are written there; rename or remove it")
+                if not os.access(path, os.R_OK | os.W_OK):
+                    raise WriteError(f"{option}: {path} cannot be read and written, and curves are written there")
+        except OSError as error:
+            raise WriteError(f"{option}: {error.filename} cannot be read: {why(error)}") from error
 
 
 def keep_files(loggers: list[Logger]) -> list[Path]:
@@ -74,7 +109,9 @@ def keep_files(loggers: list[Logger]) -> list[Path]:
 
 
 def cut_back(loggers: list[Logger], earlier: list[Path], to: dict[str, int], step: int) -> None:
-    """Cut the curves back to positions noted earlier; of the earlier files, those that are not among them are deleted.
+    """Cut the curves back to positions noted earlier; earlier files that are not among them are set aside.
+
+    The checkpoint does not know such a file: it was begun after the checkpoint, or there is no checkpoint.
 
     Args:
         loggers: that have logged no metric yet.
@@ -84,16 +121,17 @@ def cut_back(loggers: list[Logger], earlier: list[Path], to: dict[str, int], ste
     """
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
-            for path in set(_event_files(logger)).intersection(earlier):
-                length = to.get(_name(logger, path), 0)
-                if length:
-                    os.truncate(path, min(length, path.stat().st_size))
+            for path in sorted(set(_event_files(logger)).intersection(earlier)):
+                length = to.get(_name(logger, path))
+                if length is None:
+                    # TensorBoard reads every file that has this word in its name.
+                    _set_aside(path, path.name.replace("tfevents", "curves"))
                 else:
-                    path.unlink()
+                    os.truncate(path, min(length, path.stat().st_size))
             start = Event(session_log=SessionLog(status=SessionLog.START))
             logger.experiment._get_file_writer().add_event(start, step + 1)
         elif isinstance(logger, CSVLogger):
-            _cut_back_csv(logger, to.get(_name(logger, _csv_file(logger)), 0))
+            _cut_back_csv(logger, to.get(_name(logger, _csv_file(logger))))
 
 
 def on_this_process(trainer: lightning.Trainer) -> list[Logger]:
@@ -101,14 +139,23 @@ def on_this_process(trainer: lightning.Trainer) -> list[Logger]:
     return trainer.loggers if trainer.is_global_zero else []
 
 
-def _cut_back_csv(logger: CSVLogger, rows: int) -> None:
+def _cut_back_csv(logger: CSVLogger, rows: int | None) -> None:
+    """Keep so many rows; None for a file that the checkpoint does not know."""
     path = _csv_file(logger)
     names, there = _read_csv(path)
-    if there[:rows]:
+    if there[:rows] and rows is not None:
         _write_csv(path, names, there[:rows])
+        return
+    if rows is None and path.exists():
+        _set_aside(path, path.name)
     else:
         path.unlink(missing_ok=True)
-        logger.experiment.metrics_keys = []
+    logger.experiment.metrics_keys = []
+
+
+def _set_aside(path: Path, name: str) -> None:
+    place = set_aside(path, name)
+    print(f"warning: the checkpoint does not know {path}; it is now {place}", file=sys.stderr, flush=True)
 
 
 def _read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:

@@ -5,6 +5,7 @@ data, and a checkpoint of an epoch's last batch loses the validation that follow
 between a batch and what follows it (see callbacks/checkpoint.py), and the loops below go on from exactly there.
 """
 
+import contextlib
 import os
 import sys
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from ..callbacks.random_state import restore_random_state
 from ..checkpoint import load_checkpoint
 from ..data.datamodule import TensorDataModule
 from ..errors import UserError, printable
+from ..files import WriteError, temporary_name, why
+from ..record import read
 from ..sharding import divided_as
 from ..task import Task
 from .validate import check_resumable
@@ -51,10 +54,11 @@ class Resumption:
         return {"step": self.steps, "checkpoint": self.path and os.path.relpath(self.path, run_dir)}
 
     def check(self, trainer: lightning.Trainer, fingerprint: str) -> None:
-        """See that the run can go on with these data, this length and these processes.
+        """See that the run can go on with these data, this length and these processes, and write its checkpoints.
 
         Raises:
-            UserError: if the data or the number of processes are not those of the run, or it is longer than wanted.
+            UserError: if the data or the number of processes are not those of the run, it is longer than wanted, or the
+                folder of its checkpoints cannot be written.
         """
         before = self.provenance.get("fingerprint", fingerprint)
         if before != fingerprint:
@@ -67,6 +71,8 @@ class Resumption:
         processes = len(self.position.get("random", ())) or trainer.world_size
         if processes != trainer.world_size:
             raise UserError(f"trainer.devices: the run was trained by {processes} processes, not {trainer.world_size}")
+        if self.path is not None:
+            _check_writable(self.path.parent)
 
     def prepare(self, trainer: lightning.Trainer, data: TensorDataModule) -> None:
         """Have a trainer and its data begin there; the checkpoint itself is for `trainer.fit(ckpt_path=…)`."""
@@ -82,15 +88,16 @@ def newest_good(folder: Path, trainer: lightning.Trainer | None = None, task: Ta
     """Of a folder's checkpoints, the one of the last step from which the run can go on; of bad ones a warning is printed.
 
     Args:
-        folder: may be missing.
+        folder: `checkpoints` in the run's own; may be missing.
         trainer, task: of the run, not yet used; without them whether a checkpoint fits the run is not looked at.
 
     Raises:
-        UserError: if there are checkpoints, and the run can go on from none of them.
+        UserError: if there are checkpoints, and the run can go on from none of them; if there is none, and the record
+            says that there was one; or if the folder cannot be read.
     """
     best, best_rank = Resumption(), (-1, -1, -1, False)
     refused = []
-    for path in sorted(folder.glob("*.ckpt")):
+    for path in _checkpoints_in(folder):
         try:
             checkpoint = load_checkpoint(path)
             check_resumable(checkpoint, path, trainer, task)
@@ -103,10 +110,46 @@ def newest_good(folder: Path, trainer: lightning.Trainer | None = None, task: Ta
             best, best_rank = Resumption(path, position, checkpoint["batchscope"]), rank
     if refused and best.path is None:
         raise UserError(f"resume: no checkpoint is whole, and nothing was changed: {'; '.join(refused)}")
+    steps = _recorded_steps(folder.parent) if best.path is None else 0
+    if steps:
+        raise UserError(
+            f"resume: {folder} holds no checkpoint, and the run has trained {steps:,} steps; put its checkpoints back, "
+            "or start another run"
+        )
     for reason in refused:
         warning = printable(f"{reason}; going on from {best.path.name} instead")
         print(f"warning: {warning}", file=sys.stderr, flush=True)
     return best
+
+
+def _checkpoints_in(folder: Path) -> list[Path]:
+    """Those of a folder; none if nothing is there by that name."""
+    if not os.path.lexists(folder):
+        return []
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".ckpt")
+    except OSError as error:
+        raise UserError(f"resume: {folder} cannot be read, and nothing was changed: {why(error)}") from error
+
+
+def _recorded_steps(run_dir: Path) -> int:
+    """How many steps a run's record says were trained and kept in a checkpoint; 0 where it says nothing of it."""
+    record: dict[str, Any] = {}
+    with contextlib.suppress(UserError):
+        record = read(run_dir)
+    resumed = record.get("resumed")
+    known = [entry.get("step") for entry in resumed if isinstance(entry, dict)] if isinstance(resumed, list) else []
+    return max([0, *(step for step in (record.get("steps"), *known) if isinstance(step, int))])
+
+
+def _check_writable(folder: Path) -> None:
+    """Raise WriteError unless a file can be made in the folder; by its name a later start removes what a kill leaves."""
+    probe = temporary_name(folder / "last.ckpt")
+    try:
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError as error:
+        raise WriteError(f"resume: {folder} takes no checkpoint, and nothing was changed: {why(error)}") from error
 
 
 class _CutBack(Callback):

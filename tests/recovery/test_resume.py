@@ -1,8 +1,11 @@
 """A run that is killed at any moment and resumed ends as one that never stopped: the same in every bit."""
 
 import contextlib
+import errno
 import json
+import os
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +14,7 @@ import lightning
 import psutil
 import pytest
 import torch
-from runs import EVERY_4, SMALL, Run, assert_alike, kill_9, last, record, results, run
+from runs import EVERY_4, SMALL, Run, assert_alike, curves, kill_9, last, record, results, run, table
 
 from batchscope.build import build, build_callbacks
 from batchscope.callbacks.random_state import random_state, restore_random_state
@@ -445,6 +448,89 @@ def test_a_finished_run_says_so(unstopped: Path) -> None:
     assert done.end() == 0
     assert done.said == "out has finished; there is nothing to resume\n"
     assert (unstopped / "run.json").read_text() == before
+
+
+# --- the curves, and a folder that is not as the run left it ---------------------------------------------------------
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_curves_are_kept_while_their_logger_is_off(unstopped: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(tmp_path, *SMALL, OUT, faults=[(STEP, 7, terminate)]).end() == 143
+    assert run(tmp_path, "resume=out", "logger=null", faults=[(STEP, 6, terminate)]).end() == 143
+    done = run(tmp_path, "resume=out", "logger=default")
+    assert (done.end(), done.complained) == (0, "")
+    logged = [*range(1, 8), *range(14, 21)]
+    assert [step for step, _ in curves(out)["train/loss"]] == logged
+    assert curves(out)["train/loss"] == [point for point in curves(unstopped)["train/loss"] if point[0] in logged]
+    assert [int(row["step"]) for row in table(out) if row["train/loss"]] == logged
+    assert not list(out.rglob("*.aside*"))
+
+
+def test_curves_that_no_checkpoint_knows_are_set_aside(unstopped: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 3, kill_9)]).end() == -9
+    (before,) = out.glob("*/events.*")
+    (out / "csv").mkdir(exist_ok=True)
+    (out / "csv" / "metrics.csv").write_text("step,train/loss\n1,0.5\n")
+    content = before.read_bytes()
+    done = run(tmp_path, "resume=out")
+    assert done.end() == 0
+    (aside,) = out.glob("*/events.*.aside")
+    assert aside.read_bytes() == content
+    assert (out / "csv" / "metrics.csv.aside").read_text() == "step,train/loss\n1,0.5\n"
+    assert sorted(line.partition("; it is now ")[2] for line in done.complained.splitlines()) == [
+        "out/csv/metrics.csv.aside",
+        str(aside.relative_to(tmp_path)),
+    ]
+    assert_alike(results(out), results(unstopped))
+
+
+def refuses(folder: Path, said: str, *options: str, faults: list | None = None) -> None:
+    """One line, and nothing is changed."""
+    before = everything(folder / "out")
+    done = run(folder, "resume=out", *options, faults=faults or [])
+    assert done.end() == 1
+    (line,) = done.complained.splitlines()
+    assert line.startswith(f"error: resume: {said}")
+    assert everything(folder / "out") == before
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(killed: Path) -> None:
+    facts = record(killed / "out")
+    (killed / "out" / "run.json").write_text(json.dumps({**facts, "resumed": [{"step": 8}]}))
+    (killed / "out" / "checkpoints").rename(killed / "unmounted")
+    refuses(killed, "out/checkpoints holds no checkpoint, and the run has trained 8 steps; put its checkpoints back")
+
+
+def test_a_checkpoint_folder_that_is_a_file_is_refused(killed: Path) -> None:
+    shutil.rmtree(killed / "out" / "checkpoints")
+    (killed / "out" / "checkpoints").write_text("")
+    refuses(killed, "out/checkpoints cannot be read, and nothing was changed: Not a directory")
+
+
+def _read_only() -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def test_a_checkpoint_folder_that_cannot_be_written_is_refused_before_the_curves_are_cut(killed: Path) -> None:
+    fault = ("pathlib.Path.touch", 1, _read_only)
+    refuses(killed, "out/checkpoints takes no checkpoint, and nothing was changed: Read-only", faults=[fault])
+
+
+@pytest.mark.parametrize("damaged", ["csv", "csv/metrics.csv", "*", pytest.param("*/events.*", marks=pytest.mark.slow)])
+def test_a_damaged_place_of_the_curves_is_refused_before_the_record_says_so(damaged: str, killed: Path) -> None:
+    place = next(path for path in (killed / "out").glob(damaged) if damaged != "*" or list(path.glob("events.*")))
+    was_folder = place.is_dir()
+    place.rename(killed / "before")
+    if was_folder:
+        place.write_text("")
+    else:
+        place.mkdir()
+    refuses(killed, f"{place.relative_to(killed)} is no {'folder' if was_folder else 'file'}, and curves are written")
 
 
 # --- which run, and which options may change -------------------------------------------------------------------------
