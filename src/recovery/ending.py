@@ -1,6 +1,7 @@
 """What is said and done when a run does not come to its end: interrupted, out of memory, out of disk."""
 
 import contextlib
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from ..hardware.calibrate import cached_calibration, faster_precision
 from ..invocation import resume_command
 
 _GIB = 2**30
+# What a file system answers that has gone, or takes no more; an error while writing names no file.
+_GONE = (*NO_SPACE, errno.EIO, errno.ESTALE, errno.EROFS)
 
 
 class RunOutOfMemoryError(UserError):
@@ -47,10 +50,10 @@ def told(config: dict[str, Any], device: torch.device, first: bool) -> Iterator[
     except Exception as error:
         if isinstance(error, RuntimeError | MemoryError) and _is_out_of_memory(error):
             raise RunOutOfMemoryError(_out_of_memory(config, device)) from error
-        full = _no_space(error)
-        if full is None:
+        refused = _refused_file(error, config["run_dir"])
+        if refused is None:
             raise
-        raise WriteError(f"{full.filename or config['run_dir']} cannot be written: {why(full)}") from error
+        raise WriteError(f"{refused.filename or config['run_dir']} cannot be written: {why(refused)}") from error
 
 
 def _say_how_to_go_on(config: dict[str, Any], stop: Interrupted) -> None:
@@ -75,13 +78,27 @@ def _requeue(job: str) -> None:
     print(f"requeue  {job}: {'asked for' if code == 0 else 'scontrol failed'}", flush=True)
 
 
-def _no_space(error: BaseException | None) -> OSError | None:
-    """The disk's error behind an exception: Lightning wraps those of its loggers."""
+def _refused_file(error: BaseException | None, run_dir: str) -> OSError | None:
+    """The system's error behind an exception, if it is of the disk, or of a file in the run's folder.
+
+    Lightning wraps the errors of its loggers. What was being handled when a bug showed itself is not its cause.
+    """
+    is_cause = True
     while error is not None:
-        if isinstance(error, OSError) and error.errno in NO_SPACE:
+        named = is_cause and not isinstance(error, FileNotFoundError)  # who reads a missing file is at fault itself
+        if isinstance(error, OSError) and (error.errno in _GONE or (named and _lies_in(error.filename, run_dir))):
             return error
+        is_cause = is_cause and error.__cause__ is not None
         error = error.__cause__ or error.__context__
     return None
+
+
+def _lies_in(name: Any, folder: str) -> bool:
+    """Whether a file's name, as an error has it, is that of a file in a folder."""
+    if not isinstance(name, str | bytes):
+        return False
+    path, place = os.path.abspath(os.fsdecode(name)), os.path.abspath(folder)
+    return path == place or path.startswith(place + os.sep)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

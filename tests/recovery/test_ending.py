@@ -124,6 +124,49 @@ def test_a_full_disk_is_one_line_with_the_file(wrapped: bool) -> None:
         raise full
 
 
+REFUSED = IsADirectoryError(errno.EISDIR, "Is a directory", "out/csv/metrics.csv")
+
+
+def told_of(error: BaseException, cause: BaseException | None = None, handled: BaseException | None = None) -> None:
+    with told({"run_dir": "out"}, torch.device("cpu"), first=True):
+        try:
+            if handled is not None:
+                raise handled
+        except OSError:
+            raise error  # noqa: B904
+        raise error from cause
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EROFS])
+def test_a_file_system_that_is_gone_is_one_line_though_it_names_no_file(number: int) -> None:
+    with pytest.raises(WriteError, match="^out cannot be written: "):
+        told_of(OSError(number, os.strerror(number)))
+
+
+def test_a_file_of_the_run_that_is_refused_is_one_line() -> None:
+    with pytest.raises(WriteError, match=r"^out/csv/metrics\.csv cannot be written: Is a directory$"):
+        told_of(REFUSED)
+    with pytest.raises(WriteError):
+        told_of(ValueError("you tried to log 2.0"), cause=REFUSED)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError(errno.EACCES, "Permission denied", "outside/file"),
+        FileNotFoundError(errno.ENOENT, "No such file", "out/a file that nobody wrote"),
+    ],
+)
+def test_any_other_file_is_no_reason_to_hide_where_an_error_is_from(error: OSError) -> None:
+    with pytest.raises(type(error)):
+        told_of(error)
+
+
+def test_a_bug_in_dealing_with_a_refused_file_stays_a_bug() -> None:
+    with pytest.raises(ZeroDivisionError):
+        told_of(ZeroDivisionError(), handled=REFUSED)
+
+
 def test_a_label_that_is_no_class_is_found_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     data = CopyMemory(num_train=16, num_val=4, num_test=4)
     inner = data.load
