@@ -39,6 +39,10 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
 
 
+class PeerLostError(UserError):
+    """Another process of the run has gone; why, only that one can say."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`" Did you mean 'x'?"` for the nearest of the known spellings, or an empty string."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

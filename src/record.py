@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from .errors import UserError
+from .errors import PeerLostError, UserError
 from .files import WriteError, atomic_write, remove_leftovers, set_aside, why
 from .rates import upgraded
 
@@ -102,7 +102,8 @@ class RunRecord:
         if not self._begun:
             return
         if not self.enabled:
-            if isinstance(error, UserError):  # the first process may only see that this one is gone
+            # The first process may only see that this one is gone.
+            if isinstance(error, UserError | SystemExit) and not isinstance(error, PeerLostError):
                 close_open(self.path.parent, ended_as(error), reason(error))
             return
         self.facts["finished"] = _iso(time.time())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from runs import SMALL, run
 
-from batchscope.errors import UserError
+from batchscope.errors import PeerLostError, UserError
 from batchscope.files import WriteError
 from batchscope.record import DamagedRecordError, RunRecord, close, close_open, plan, read, refuse_used
 from batchscope.recovery.ending import RunOutOfMemoryError
@@ -85,6 +85,21 @@ def test_a_run_resumed_after_its_last_step_keeps_what_was_measured_of_them(tmp_p
         record.add(throughput={}, metrics={"val/loss": 0.4})
     assert read(tmp_path)["throughput"] == {"step_ms": 3.0}
     assert read(tmp_path)["metrics"] == {"val/loss": 0.4}
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(SystemExit(143), "interrupted"), (UserError("bad"), "failed"), (PeerLostError("gone"), "running")],
+)
+def test_what_ends_another_rank_first_is_how_the_run_ended_unless_it_only_lost_a_peer(
+    error: BaseException, status: str, tmp_path: Path
+) -> None:
+    with RunRecord(tmp_path) as first:
+        first.begin()
+        with pytest.raises(type(error)), RunRecord(tmp_path, enabled=False) as other:
+            other.begin()
+            raise error
+        assert read(tmp_path)["status"] == status
 
 
 def test_a_full_disk_leaves_room_for_the_records_last_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

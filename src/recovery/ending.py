@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from ..callbacks.interrupt import Interrupted
-from ..errors import UserError
+from ..errors import PeerLostError, UserError
 from ..files import NO_SPACE, WriteError, why
 from ..hardware.calibrate import cached_calibration, faster_precision
 from ..invocation import resume_command
@@ -50,6 +50,8 @@ def told(config: dict[str, Any], device: torch.device, first: bool) -> Iterator[
     except Exception as error:
         if isinstance(error, RuntimeError | MemoryError) and _is_out_of_memory(error):
             raise RunOutOfMemoryError(_out_of_memory(config, device)) from error
+        if _is_lost_connection(error):
+            raise PeerLostError("the connection to another process of the run is lost, and the run ends") from error
         refused = _refused_file(error, config["run_dir"])
         if refused is None:
             raise
@@ -99,6 +101,14 @@ def _lies_in(name: Any, folder: str) -> bool:
         return False
     path, place = os.path.abspath(os.fsdecode(name)), os.path.abspath(folder)
     return path == place or path.startswith(place + os.sep)
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    """Whether torch cannot reach another rank: while the process group is made, or in a collective operation."""
+    if isinstance(error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError):
+        return True
+    lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")  # gloo's words
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in lost)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

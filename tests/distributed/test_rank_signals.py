@@ -42,6 +42,17 @@ def test_a_signal_to_one_rank_ends_both_also_in_epochs_of_four_batches(rank: int
     assert "stopped by" not in both[1].said
 
 
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_signal_to_one_rank_while_ranks_connect_is_one_line_in_the_other(rank: int, tmp_path: Path) -> None:
+    setup = "batchscope.distributed.agreement.Agreement.setup"
+    both = ranks(tmp_path, *SHORT, faults={rank: [(setup, 1, terminate)]})
+    codes = end(both)
+    assert (codes[rank], codes[1 - rank]) == (143, 1)
+    (line,) = both[1 - rank].complained.splitlines()
+    assert line.endswith("the connection to another process of the run is lost, and the run ends")
+    assert record(tmp_path / "out")["status"] == "interrupted"
+
+
 def note_broadcasts() -> None:
     """From now on."""
     torch.distributed.broadcast = lambda *args, **kwargs: Path("broadcast").touch()

@@ -11,7 +11,7 @@ import torch
 from runs import EVERY_4, SMALL, last, record, results, run
 
 from batchscope.data.copy_memory import CopyMemory
-from batchscope.errors import UserError
+from batchscope.errors import PeerLostError, UserError
 from batchscope.files import WriteError
 from batchscope.hardware.calibrate import Calibration
 from batchscope.recovery import ending
@@ -165,6 +165,19 @@ def test_any_other_file_is_no_reason_to_hide_where_an_error_is_from(error: OSErr
 def test_a_bug_in_dealing_with_a_refused_file_stays_a_bug() -> None:
     with pytest.raises(ZeroDivisionError):
         told_of(ZeroDivisionError(), handled=REFUSED)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.distributed.DistNetworkError("Broken pipe"),
+        torch.distributed.DistStoreError("Timed out"),
+        RuntimeError("[gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:8857."),
+    ],
+)
+def test_a_process_that_has_gone_is_one_line_in_the_others(error: RuntimeError) -> None:
+    with pytest.raises(PeerLostError, match="^the connection to another process of the run is lost"):
+        told_of(error)
 
 
 def test_a_label_that_is_no_class_is_found_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
