@@ -85,15 +85,19 @@ class RunRecord:
         _reserve(self.path)
 
     def add(self, **facts: Any) -> None:
-        """Add what has become known, and write it. What is empty takes the place of nothing: a run that is resumed after
-        its last step measures no more of them.
+        """Add what has become known, and write it.
+
+        An empty value replaces no known one: a run resumed after its last step measures nothing new. None takes a known
+        value back.
 
         Raises:
             WriteError: if it cannot be written.
         """
-        self.facts.update(
-            {key: value for key, value in facts.items() if value not in ({}, []) or key not in self.facts}
-        )
+        for key, value in facts.items():
+            if value is None:
+                self.facts.pop(key, None)
+            elif value not in ({}, []) or key not in self.facts:
+                self.facts[key] = value
         self._write()
 
     def __exit__(

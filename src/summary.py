@@ -128,16 +128,20 @@ def throughput(callbacks: list[lightning.Callback]) -> dict[str, Any]:
     return next((c.summary for c in callbacks if isinstance(c, ThroughputMonitor)), {})
 
 
-def skipped(callbacks: list[lightning.Callback]) -> dict[str, int]:
-    """How many updates were left out because a number was not finite; empty for none."""
-    count = sum(callback.skipped for callback in callbacks if isinstance(callback, StopOnNonFinite))
-    return {"skipped_steps": count} if count else {}
+def skipped(callbacks: list[lightning.Callback]) -> dict[str, int | None]:
+    """How many updates of the whole run were left out because a number was not finite; None for none.
+
+    Nothing where nobody has counted.
+    """
+    counts = [callback.skipped for callback in callbacks if isinstance(callback, StopOnNonFinite)]
+    return {"skipped_steps": sum(counts) or None} if counts else {}
 
 
 def learning_rate(trainer: lightning.Trainer, watch: LearningRateWatch) -> dict[str, Any]:
-    """For the record: the learning rate that a run trained with, under a schedule its peak, and who changed it."""
+    """For the record: the learning rate that a run trained with, under a schedule its peak, and who changed it; None if
+    nobody did."""
     lr = trainer.optimizers[0].defaults["lr"] if watch.last is None else watch.last
-    return {"learning_rate": lr, **({"learning_rate_changed": watch.changed} if watch.changed else {})}
+    return {"learning_rate": lr, "learning_rate_changed": watch.changed or None}
 
 
 def checkpoints(trainer: lightning.Trainer, run_dir: Path) -> dict[str, str]:

@@ -87,6 +87,16 @@ def test_a_run_resumed_after_its_last_step_keeps_what_was_measured_of_them(tmp_p
     assert read(tmp_path)["metrics"] == {"val/loss": 0.4}
 
 
+def test_a_count_of_the_whole_run_that_is_none_any_more_leaves_the_record(tmp_path: Path) -> None:
+    with RunRecord(tmp_path) as record:
+        record.begin()
+        record.add(skipped_steps=1)
+    with RunRecord(tmp_path) as record:
+        record.begin(RESUMED)
+        record.add(skipped_steps=None)
+    assert "skipped_steps" not in read(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [(SystemExit(143), "interrupted"), (UserError("bad"), "failed"), (PeerLostError("gone"), "running")],

@@ -9,7 +9,8 @@ from runs import SMALL, kill_9, record, run, table
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from batchscope.summary import _was_asked_for, hold_batch
+from batchscope.callbacks.nonfinite import StopOnNonFinite
+from batchscope.summary import _was_asked_for, hold_batch, skipped
 from batchscope.sweep import write_report
 
 
@@ -136,6 +137,14 @@ def test_where_the_schedule_takes_over_again_its_peak_is_the_learning_rate(tmp_p
     assert found["learning_rate_changed"]["steps"] == 1
     assert found["learning_rate"] == found["config"]["optimizer"]["lr"]
     assert "in the others optimizer.schedule=one_cycle set it" in done.said
+
+
+def test_updates_that_were_left_out_are_a_count_of_the_whole_run() -> None:
+    callback = StopOnNonFinite("skip")
+    assert skipped([callback]) == {"skipped_steps": None}  # takes back what an earlier fit has counted in vain
+    callback.load_state_dict({"skipped": 2})
+    assert skipped([callback]) == {"skipped_steps": 2}
+    assert skipped([]) == {}
 
 
 def test_a_run_whose_learning_rate_nobody_changed_says_nothing_of_it(oversize: Path) -> None:

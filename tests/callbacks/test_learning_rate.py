@@ -28,13 +28,22 @@ class Meddler(Callback):
             trainer.optimizers[0].param_groups[0]["lr"] = 0.7
 
 
-def watched(tmp_path: Path, module: lightning.LightningModule, *callbacks: Callback) -> LearningRateWatch:
-    watch = LearningRateWatch()
+def watched(
+    tmp_path: Path,
+    module: lightning.LightningModule,
+    *callbacks: Callback,
+    epochs: int = 1,
+    resume: bool = False,
+    watch: LearningRateWatch | None = None,
+) -> LearningRateWatch:
+    """What a watch saw in five steps an epoch; a checkpoint of its last step is left."""
+    watch, checkpoint = watch or LearningRateWatch(), tmp_path / "last.ckpt"
     trainer = lightning.Trainer(
-        default_root_dir=tmp_path, accelerator="cpu", max_epochs=1, logger=False, callbacks=[*callbacks, watch],
+        default_root_dir=tmp_path, accelerator="cpu", max_epochs=epochs, logger=False, callbacks=[*callbacks, watch],
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
     )  # fmt: skip
-    trainer.fit(module, loader())
+    trainer.fit(module, loader(), ckpt_path=checkpoint if resume else None)
+    trainer.save_checkpoint(checkpoint)
     return watch
 
 
@@ -56,6 +65,24 @@ def test_one_changed_step_under_a_schedule_is_counted_and_does_not_last(tmp_path
 def test_without_a_schedule_a_change_lasts(tmp_path: Path) -> None:
     watch = watched(tmp_path, Stranger(), Meddler())
     assert (watch.changed["steps"], watch.changed["first_step"], watch.last) == (2, 4, 0.7)
+
+
+def test_a_resumed_run_counts_the_changes_of_the_whole_run(tmp_path: Path) -> None:
+    watched(tmp_path, Stranger(), Meddler())
+    watch = watched(tmp_path, Stranger(), epochs=2, resume=True)
+    assert watch.changed == {"steps": 7, "first_step": 4, "from": 0.01, "to": 0.7}
+
+
+def test_a_run_resumed_after_its_last_step_knows_what_was_changed(tmp_path: Path) -> None:
+    watched(tmp_path, Stranger(), Meddler())
+    watch = watched(tmp_path, Stranger(), resume=True)
+    assert (watch.changed["steps"], watch.last) == (2, 0.7)
+
+
+def test_a_watch_that_is_used_again_for_a_new_run_begins_anew(tmp_path: Path) -> None:
+    watch = watched(tmp_path, Stranger(), Meddler())
+    watched(tmp_path, Stranger(), watch=watch)
+    assert (watch.changed, watch.last) == ({}, None)
 
 
 def test_a_rate_that_lies_on_the_device_is_not_read(tmp_path: Path) -> None:
