@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from runs import assert_alike, results
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
@@ -92,6 +93,29 @@ def test_a_killed_sweep_ends_its_run_and_resumed_keeps_what_was_finished(tmp_pat
     assert "hydra.sweep.dir=s" in out.splitlines()[-1]
     assert process_of(tmp_path, "1") is None
     assert [entry["step"] > 0 for entry in record(tmp_path, "1")["resumed"]] == [True]
+
+
+@pytest.mark.slow
+@linux
+def test_a_sweep_whose_run_is_killed_with_it_ends_as_one_that_never_stopped(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    options = ["trainer.max_epochs=1,60", "data.batch_size=2", "callbacks.checkpoint.every_n_steps=3"]
+    for folder in (whole, killed):
+        folder.mkdir()
+    assert sweep(whole, *options)[0] == 0
+    first = start(killed, *options)
+    run = wait_until_trains(killed, "1")
+    first.kill()
+    os.kill(run, signal.SIGKILL)
+    first.communicate()
+    assert record(killed, "1")["status"] == "running"
+    code, out, err = sweep(killed, *options)
+    assert code == 0, err
+    assert "2 runs: 2 finished" in out
+    (entry,) = record(killed, "1")["resumed"]
+    assert 0 < entry["step"] < record(killed, "1")["steps"]
+    for number in ("0", "1"):
+        assert_alike(results(killed / "s" / number), results(whole / "s" / number))
 
 
 @pytest.mark.slow
