@@ -106,8 +106,9 @@ class RunRecord:
         if not self._begun:
             return
         if not self.enabled:
-            # The first process may only see that this one is gone.
-            if isinstance(error, UserError | SystemExit) and not isinstance(error, PeerLostError):
+            # The first process may only see that this one is gone. Ranks that have agreed to end do not write at once.
+            alone = isinstance(error, UserError) or not getattr(error, "agreed", True)
+            if error is not None and alone and not isinstance(error, PeerLostError):
                 close_open(self.path.parent, ended_as(error), reason(error))
             return
         self.facts["finished"] = _iso(time.time())

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from runs import SMALL, run
 
+from batchscope.callbacks.interrupt import Interrupted
 from batchscope.errors import PeerLostError, UserError
 from batchscope.files import WriteError
 from batchscope.record import DamagedRecordError, RunRecord, close, close_open, plan, read, refuse_used
@@ -99,7 +100,12 @@ def test_a_count_of_the_whole_run_that_is_none_any_more_leaves_the_record(tmp_pa
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(SystemExit(143), "interrupted"), (UserError("bad"), "failed"), (PeerLostError("gone"), "running")],
+    [
+        (Interrupted(15, agreed=False), "interrupted"),
+        (Interrupted(15), "running"),
+        (UserError("bad"), "failed"),
+        (PeerLostError("gone"), "running"),
+    ],
 )
 def test_what_ends_another_rank_first_is_how_the_run_ended_unless_it_only_lost_a_peer(
     error: BaseException, status: str, tmp_path: Path

@@ -25,10 +25,12 @@ class Interrupted(SystemExit):
 
     Args:
         number: of the signal; the exit code is 128 more, as shells have it.
+        agreed: whether the other ranks end with this one.
     """
 
-    def __init__(self, number: int):
+    def __init__(self, number: int, agreed: bool = True):
         super().__init__(128 + number)
+        self.agreed = agreed
         self.signal = signal.Signals(number)
 
     def __str__(self) -> str:
@@ -221,4 +223,4 @@ class Interrupts(Callback):
             return
         self._received, self._received_at = number, now
         if not self._waits:
-            raise Interrupted(number)
+            raise Interrupted(number, agreed=False)

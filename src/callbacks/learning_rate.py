@@ -70,8 +70,8 @@ class LearningRateWatch(Callback):
 
     def load_state_dict(self, state_dict: dict[str, int | float]) -> None:
         """The count goes on in a resumed run."""
-        changed = dict(state_dict)
-        last = changed.pop("last")
+        changed = {key: state_dict[key] for key in ("steps", "first_step", "from", "to")}
+        last = state_dict["last"]
         self.last = None if math.isnan(last) else last
         self.changed = changed if changed["steps"] else {}
 
