@@ -59,7 +59,7 @@ def _train(
     from batchscope.record import RunRecord, versions
     from batchscope.recovery.ending import told
     from batchscope.recovery.resume import claim
-    from batchscope.recovery.resumed_fit import newest_good
+    from batchscope.recovery.resumed_fit import checkpoint_folder, newest_good
     from batchscope.task import Task
 
     summary.quiet_libraries()
@@ -112,7 +112,7 @@ def _train(
         started = time.perf_counter()
         resumed = None
         if config.get("resume"):  # whether the run can go on is known before anything of it is changed
-            resumed = newest_good(run_dir / "checkpoints", trainer, task)
+            resumed = newest_good(checkpoint_folder(trainer, run_dir), trainer, task, run_dir)
             data.setup("fit")
             resumed.check(trainer, data.fingerprint)
         check_files(on_this_process(trainer), option)

@@ -63,11 +63,15 @@ class Checkpoints(Checkpoint):
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         """Know the folder, and clear what a killed run has left half-written."""
         self._fits = stage == "fit"
-        self.folder = Path(self.dirpath or Path(trainer.default_root_dir) / "checkpoints")
+        self.folder = self.folder_of(trainer)
         if stage == "fit":
             self._curves = {}
             if trainer.is_global_zero:
                 remove_leftovers(self.folder)
+
+    def folder_of(self, trainer: lightning.Trainer) -> Path:
+        """Where the checkpoints of a trainer are kept."""
+        return Path(self.dirpath or Path(trainer.default_root_dir) / "checkpoints")
 
     def on_load_checkpoint(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]

@@ -60,9 +60,11 @@ def told(config: dict[str, Any], device: torch.device, first: bool) -> Iterator[
 
 def _say_how_to_go_on(config: dict[str, Any], stop: Interrupted) -> None:
     run_dir = Path(config["run_dir"])
-    last = run_dir / "checkpoints" / "last.ckpt"
+    checkpoint = (config["callbacks"] or {}).get("checkpoint")
+    last = Path((checkpoint or {}).get("dirpath") or run_dir / "checkpoints") / "last.ckpt"
+    why_none = "there was no step to keep" if checkpoint else "callbacks.checkpoint is left out"
     print(f"\n{stop}")
-    print(f"kept     {last}" if last.exists() else "kept     no checkpoint: there was no step to keep")
+    print(f"kept     {last}" if last.exists() else f"kept     no checkpoint: {why_none}")
     print(f"resume   {resume_command(config, run_dir)}", flush=True)
     job = os.environ.get("SLURM_JOB_ID")
     if stop.signal.name == "SIGUSR1" and job:

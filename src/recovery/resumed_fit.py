@@ -18,12 +18,13 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
+from ..callbacks.checkpoint import Checkpoints
 from ..callbacks.curve_files import cut_back, keep_files, on_this_process
 from ..callbacks.random_state import restore_random_state
 from ..checkpoint import load_checkpoint
 from ..data.datamodule import TensorDataModule
 from ..errors import UserError, printable
-from ..files import WriteError, temporary_name, why
+from ..files import WriteError, is_inside, temporary_name, why
 from ..record import read
 from ..sharding import divided_as
 from ..task import Task
@@ -84,23 +85,28 @@ class Resumption:
             trainer.fit_loop = _ResumedFit(trainer, self.position)
 
 
-def newest_good(folder: Path, trainer: lightning.Trainer | None = None, task: Task | None = None) -> Resumption:
+def newest_good(
+    folder: Path, trainer: lightning.Trainer | None = None, task: Task | None = None, run_dir: Path | None = None
+) -> Resumption:
     """Of a folder's checkpoints, the one of the last step from which the run can go on; of bad ones a warning is printed.
 
     Args:
-        folder: `checkpoints` in the run's own; may be missing.
+        folder: where the run keeps them; may be missing.
         trainer, task: of the run, not yet used; without them whether a checkpoint fits the run is not looked at.
+        run_dir: of the run; None for the folder above. Outside of it, a checkpoint has to be of this run.
 
     Raises:
         UserError: if there are checkpoints, and the run can go on from none of them; if there is none, and the record
             says that there was one; or if the folder cannot be read.
     """
+    run_dir = run_dir or folder.parent
     best, best_rank = Resumption(), (-1, -1, -1, False)
     refused = []
     for path in _checkpoints_in(folder):
         try:
             checkpoint = load_checkpoint(path)
             check_resumable(checkpoint, path, trainer, task)
+            _check_own(checkpoint, path, run_dir)
         except UserError as error:
             refused.append(str(error).removeprefix("ckpt: "))
             continue
@@ -110,7 +116,7 @@ def newest_good(folder: Path, trainer: lightning.Trainer | None = None, task: Ta
             best, best_rank = Resumption(path, position, checkpoint["batchscope"]), rank
     if refused and best.path is None:
         raise UserError(f"resume: no checkpoint is whole, and nothing was changed: {'; '.join(refused)}")
-    steps = _recorded_steps(folder.parent) if best.path is None else 0
+    steps = _recorded_steps(run_dir) if best.path is None else 0
     if steps:
         raise UserError(
             f"resume: {folder} holds no checkpoint, and the run has trained {steps:,} steps; put its checkpoints back, "
@@ -120,6 +126,19 @@ def newest_good(folder: Path, trainer: lightning.Trainer | None = None, task: Ta
         warning = printable(f"{reason}; going on from {best.path.name} instead")
         print(f"warning: {warning}", file=sys.stderr, flush=True)
     return best
+
+
+def checkpoint_folder(trainer: lightning.Trainer, run_dir: Path) -> Path:
+    """Where a run keeps its checkpoints: `checkpoints` in its own folder, unless its callback has another `dirpath`."""
+    callbacks = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints)]
+    return callbacks[0].folder_of(trainer) if callbacks else run_dir / "checkpoints"
+
+
+def _check_own(checkpoint: dict[str, Any], path: Path, run_dir: Path) -> None:
+    """Raise UserError for a checkpoint of another run, which keeps its own in the same folder outside of both."""
+    of = str(checkpoint["batchscope"]["config"].get("run_dir"))
+    if not is_inside(path, run_dir) and os.path.realpath(of) != os.path.realpath(run_dir):
+        raise UserError(f"ckpt: {path} is of the run {of}")
 
 
 def _checkpoints_in(folder: Path) -> list[Path]:

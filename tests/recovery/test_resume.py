@@ -188,6 +188,28 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(data)
 
 
+def test_a_run_whose_checkpoints_lie_elsewhere_goes_on_from_them(tmp_path: Path, unstopped: Path) -> None:
+    elsewhere = f"callbacks.checkpoint.dirpath={tmp_path / 'scratch'}"
+    assert run(tmp_path, *SMALL, EVERY_4, OUT, elsewhere, faults=[(STEP, 10, kill_9)]).end() == -9
+    done = run(tmp_path, "resume=out", elsewhere)
+    assert done.end() == 0, done.complained
+    assert [entry["step"] for entry in record(tmp_path / "out")["resumed"]] == [8]
+    assert curves(tmp_path / "out") == curves(unstopped)
+
+
+def test_a_checkpoint_of_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    elsewhere = f"callbacks.checkpoint.dirpath={tmp_path / 'scratch'}"
+    for run_dir in ("mine", "theirs"):
+        assert (
+            run(tmp_path, *SMALL, EVERY_4, elsewhere, f"hydra.run.dir={run_dir}", faults=[(STEP, 10, kill_9)]).end()
+            == -9
+        )
+    done = run(tmp_path, "resume=mine", elsewhere)
+    assert done.end() == 1
+    (line,) = done.complained.splitlines()
+    assert line.endswith("/scratch/last.ckpt is of the run theirs")
+
+
 def test_a_damaged_last_checkpoint_is_named_and_the_best_one_used(killed: Path, unstopped: Path) -> None:
     flip_a_bit(killed / "out" / "checkpoints" / "last.ckpt")
     done = run(killed, "resume=out")
