@@ -294,7 +294,8 @@ def _cache_folder() -> Path:
     with contextlib.suppress(RuntimeError):  # neither HOME nor an entry in the system's list of users
         home = Path.home()
         base = home / ".cache"
-        if os.access(base if base.exists() else home, os.W_OK):
+        there = base if base.exists() else home
+        if there.is_dir() and os.access(there, os.W_OK):
             return base / "batchscope"
     return Path(tempfile.gettempdir()) / f"batchscope-{_user_id()}"
 
