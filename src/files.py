@@ -211,11 +211,17 @@ def refuse_links(folder: Path, name: str = "the run's folder", root: Path | None
         root: what the folder itself has to lie in; anything by default.
 
     Raises:
-        UserError: for a link in the folder that leads out of it, and for what is no file, folder or link.
+        UserError: for a link in the folder that leads out of it, for what is no file, folder or link, and for a folder
+            that cannot be listed: links in it work all the same.
     """
     if root is not None and not is_inside(folder, root):
         raise UserError(f"{folder}: is behind a link that leads out of {root}; replace it by what it leads to")
-    for above, folders, files in os.walk(folder):
+
+    def refuse(error: OSError) -> None:
+        if os.path.lexists(folder):
+            raise UserError(f"{error.filename}: cannot be listed, so that links in it cannot be seen: {why(error)}")
+
+    for above, folders, files in os.walk(folder, onerror=refuse):
         for path in (Path(above, child) for child in (*folders, *files)):
             if path.is_symlink() and not is_inside(path, folder):
                 raise UserError(f"{path}: is a link that leads out of {name}; replace it by what it leads to")

@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import math
 import os
+import secrets
 import sys
 import time
 from collections.abc import Iterator
@@ -48,7 +49,8 @@ class RunRecord:
     def __init__(self, run_dir: Path, enabled: bool = True, **facts: Any):
         self.path = run_dir / FILE
         self.enabled = enabled
-        self.facts: dict[str, Any] = {"schema": SCHEMA, "status": "running", **facts, "versions": versions()}
+        self.facts: dict[str, Any] = {"schema": SCHEMA, "status": "running", "id": secrets.token_hex(8), **facts}
+        self.facts["versions"] = versions()
         self._begun = False
 
     def __enter__(self) -> Self:
@@ -77,7 +79,7 @@ class RunRecord:
             entry = {"at": self.facts["started"], **resumed, "before": {"status": before.get("status"), **ended}}
             self.facts["resumed"] = [*before.get("resumed", []), entry]
         # The command to repeat is that of the sweep that planned the run, or of the first start.
-        kept = {key: before[key] for key in ("started", "command") if key in before}
+        kept = {key: before[key] for key in ("id", "started", "command") if key in before}
         self.facts = {**before, **self.facts, **kept}
         remove_leftovers(run_dir, FILE)
         self._write()
@@ -236,6 +238,8 @@ def read(run_dir: Path) -> dict[str, Any]:
         DamagedRecordError: if what it holds is no record.
     """
     path = run_dir / FILE
+    if path.exists() and not path.is_file():  # reading a pipe or a device may never end
+        raise UserError(f"{path}: cannot be read: it is no file")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

@@ -117,6 +117,7 @@ def _train(
             resumed.check(trainer, data.fingerprint)
         check_files(on_this_process(trainer), option)
         record.begin(resumed and resumed.facts(run_dir))
+        provenance["run"] = record.facts["id"]
         data.setup("fit")
         dataset = {"name": data.name, "fingerprint": data.fingerprint, "train_samples": len(data.tensors("train")[0])}
         held = summary.hold_batch(data, dataset["train_samples"], trainer.world_size, first)

@@ -186,7 +186,7 @@ def test_a_payload_never_runs_whichever_way_a_checkpoint_is_read(
 
     torch.save({**CHECKPOINT, "position": Payload()}, path, pickle_module=pickle)
     assert f"{path} holds more than tensors and plain values" in refusal(path)
-    with pytest.raises(UserError, match="no checkpoint is whole"):
+    with pytest.raises(UserError, match="none of the checkpoints can be used"):
         newest_good(path.parent)
     assert not path.with_name("ran").exists()
 

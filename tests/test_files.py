@@ -139,3 +139,15 @@ def test_a_pipe_in_a_folder_would_have_a_reader_wait_and_is_refused(tmp_path: Pa
     os.mkfifo(tmp_path / "metrics.csv")
     with pytest.raises(UserError, match="metrics.csv: is neither a file nor a folder"):
         files.refuse_links(tmp_path)
+
+
+def test_a_folder_that_cannot_be_listed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in it can be opened all the same. Root may list every folder, so the system's answer is a stand-in."""
+
+    def refuse(path: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    files.refuse_links(tmp_path / "missing")
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UserError, match="cannot be listed, so that links in it cannot be seen: Permission denied"):
+        files.refuse_links(tmp_path)

@@ -247,3 +247,9 @@ def test_room_is_taken_in_no_file_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("mine")
     finished(tmp_path / "run")
     assert (tmp_path / "elsewhere").read_text() == "mine"
+
+
+def test_a_pipe_in_place_of_the_record_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.json")
+    with pytest.raises(UserError, match="cannot be read: it is no file"):
+        read(tmp_path)

@@ -164,11 +164,17 @@ def _runs() -> Iterator[tuple[Path, dict[str, Any]]]:
             yield path.parent, read(path.parent)
 
 
-def moved(node: Any, old: str, new: str) -> Any:
-    """A configuration whose paths below the run's old folder lie below its present one."""
+def moved(node: Any, old: str, new: str, key: str = "") -> Any:
+    """A configuration whose paths below the run's old folder lie below its present one.
+
+    The name of a run's folder may be the value of another option, too: `cpu`. Only an option for a folder that a run
+    writes to is meant by it.
+    """
     if isinstance(node, dict):
-        return {key: moved(value, old, new) for key, value in node.items()}
+        return {name: moved(value, old, new, f"{key}.{name}".lstrip(".")) for name, value in node.items()}
     if isinstance(node, list):
-        return [moved(value, old, new) for value in node]
-    inside = isinstance(node, str) and (node == old or node.startswith(old + os.sep))
+        return [moved(value, old, new, key) for value in node]
+    if not isinstance(node, str):
+        return node
+    inside = node.startswith(old + os.sep) or (node == old and trust.is_written_to(key))
     return new + node.removeprefix(old) if inside else node

@@ -115,7 +115,7 @@ def newest_good(
         if rank > best_rank:
             best, best_rank = Resumption(path, position, checkpoint["batchscope"]), rank
     if refused and best.path is None:
-        raise UserError(f"resume: no checkpoint is whole, and nothing was changed: {'; '.join(refused)}")
+        raise UserError(f"resume: none of the checkpoints can be used, and nothing was changed: {'; '.join(refused)}")
     steps = _recorded_steps(run_dir) if best.path is None else 0
     if steps:
         raise UserError(
@@ -136,9 +136,12 @@ def checkpoint_folder(trainer: lightning.Trainer, run_dir: Path) -> Path:
 
 def _check_own(checkpoint: dict[str, Any], path: Path, run_dir: Path) -> None:
     """Raise UserError for a checkpoint of another run, which keeps its own in the same folder outside of both."""
-    of = str(checkpoint["batchscope"]["config"].get("run_dir"))
-    if not is_inside(path, run_dir) and os.path.realpath(of) != os.path.realpath(run_dir):
-        raise UserError(f"ckpt: {path} is of the run {of}")
+    if is_inside(path, run_dir):
+        return
+    of, own = checkpoint["batchscope"].get("run"), read(run_dir).get("id")
+    if None not in (of, own) and of != own:  # earlier ones do not say
+        where = checkpoint["batchscope"]["config"].get("run_dir")
+        raise UserError(f"ckpt: {path} is of another run, which began in {where}")
 
 
 def _checkpoints_in(folder: Path) -> list[Path]:

@@ -44,8 +44,11 @@ def higher_is_better(metric: str) -> bool:
 
 def read_curve(run: Run) -> Curve | None:
     """The run's curve; None where there is no metrics.csv, no validation in it, or no time."""
+    path = run.folder / "csv" / "metrics.csv"
+    if not path.is_file():  # reading a pipe or a device may never end
+        return None
     try:
-        with (run.folder / "csv" / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8") as file:
             rows = [{key: _number(text) for key, text in row.items() if key} for row in csv.DictReader(file)]
     except (OSError, ValueError, csv.Error):
         return None

@@ -189,7 +189,8 @@ def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.Pa
 def _refuse_links(out: Path, folders: Sequence[Path]) -> None:
     """Refuse links by which the author of a folder could have files elsewhere written or deleted."""
     here = Path(os.path.abspath(out))
-    root = next((folder for folder in folders if here.is_relative_to(os.path.abspath(folder))), None)
+    # The default place lies in a folder that may be anybody's; another one is the command line's word.
+    root = next((folder for folder in folders if here == Path(os.path.abspath(folder)) / "report"), None)
     refuse_links(out, "the report's folder", root)
 
 

@@ -19,8 +19,9 @@ from runs import EVERY_4, SMALL, Run, assert_alike, curves, kill_9, last, record
 from batchscope.build import build, build_callbacks
 from batchscope.callbacks.random_state import random_state, restore_random_state
 from batchscope.checkpoint import load_checkpoint, write_checkpoint
-from batchscope.config import options_of
+from batchscope.config import check_command_line, options_of
 from batchscope.errors import UserError
+from batchscope.record import flatten
 from batchscope.recovery import resume
 from batchscope.recovery.validate import check_resumable
 from batchscope.task import Task
@@ -191,10 +192,28 @@ def flip_a_bit(path: Path) -> None:
 def test_a_run_whose_checkpoints_lie_elsewhere_goes_on_from_them(tmp_path: Path, unstopped: Path) -> None:
     elsewhere = f"callbacks.checkpoint.dirpath={tmp_path / 'scratch'}"
     assert run(tmp_path, *SMALL, EVERY_4, OUT, elsewhere, faults=[(STEP, 10, kill_9)]).end() == -9
-    done = run(tmp_path, "resume=out", elsewhere)
+    shutil.move(tmp_path / "out", tmp_path / "moved")
+    done = run(tmp_path / "from", "resume=../moved", elsewhere)
     assert done.end() == 0, done.complained
+    shutil.move(tmp_path / "moved", tmp_path / "out")
     assert [entry["step"] for entry in record(tmp_path / "out")["resumed"]] == [8]
     assert curves(tmp_path / "out") == curves(unstopped)
+
+
+@pytest.mark.parametrize("name", ["cpu", "csv", "data", "min"])
+def test_a_run_whose_folder_is_called_as_a_value_is_found_from_elsewhere(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (config,) = check_command_line([*SMALL, "trainer.accelerator=cpu"], multirun=False, run_dir=name)
+    Path(name).mkdir()
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    found = resume.configuration({"config": config}, Path("..", name), [])
+    changed = {key for key, value in flatten(found) if value != dict(flatten(config)).get(key)}
+    assert changed == {"run_dir", "resume", "callbacks.checkpoint.dirpath", "logger.csv.save_dir"} | {
+        "logger.tensorboard.save_dir"
+    }
 
 
 def test_a_checkpoint_of_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -207,7 +226,7 @@ def test_a_checkpoint_of_another_run_in_the_same_folder_is_refused(tmp_path: Pat
     done = run(tmp_path, "resume=mine", elsewhere)
     assert done.end() == 1
     (line,) = done.complained.splitlines()
-    assert line.endswith("/scratch/last.ckpt is of the run theirs")
+    assert line.endswith("/scratch/last.ckpt is of another run, which began in theirs")
 
 
 def test_a_damaged_last_checkpoint_is_named_and_the_best_one_used(killed: Path, unstopped: Path) -> None:
@@ -229,7 +248,9 @@ def test_without_a_good_checkpoint_nothing_is_trained_or_changed(killed: Path) -
     done = run(killed, "resume=out")
     assert done.end() == 1
     (line,) = done.complained.splitlines()
-    assert line.startswith("error: resume: no checkpoint is whole, and nothing was changed: out/checkpoints/")
+    assert line.startswith(
+        "error: resume: none of the checkpoints can be used, and nothing was changed: out/checkpoints/"
+    )
     assert "last.ckpt is damaged" in line and "best.ckpt is not a whole checkpoint (0 bytes)" in line
     assert {path: path.read_bytes() for path in (killed / "out").rglob("*") if path.is_file()} == before
 

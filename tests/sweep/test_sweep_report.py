@@ -289,3 +289,11 @@ def test_a_curve_counts_training_time_and_samples(tmp_path):
     assert curve.samples == [640, 1280]
     assert curve.seconds_to(0.92) == pytest.approx(0.2)
     assert curve.seconds_to(0.99) is None
+
+
+def test_a_folder_that_was_typed_may_lie_behind_a_link(tmp_path):
+    folder = write_sweep(tmp_path / "project" / "sweep", [32, 64, 128], serial(4, 0.1), **DEVICE)
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "project" / "outputs").symlink_to(tmp_path / "disk")
+    write_report([folder.parent], folder.parent / "outputs" / "compared")
+    assert (tmp_path / "disk" / "compared" / "report.md").is_file()
