@@ -1,6 +1,7 @@
 """What tests share: one thread, and the real MNIST, where it lies beside the repository."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # Tests compute with small tensors: threads that wait for each other take ten times longer on a busy machine. Here for
@@ -10,6 +11,16 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 
 SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """What a command that runs in this process sets, as HYDRA_FULL_ERROR, is gone for the next test."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        if name != "PYTEST_CURRENT_TEST":  # pytest's own
+            del os.environ[name]
 
 
 @pytest.fixture(scope="session")
