@@ -124,6 +124,7 @@ def _difference(there: Any, here: Any, place: str, path: str = "") -> str:
         keys = [key for key in dict.fromkeys([*there, *here]) if path or key not in ("run_dir", "resume")]
         found = (_difference(there.get(key), here.get(key), place, f"{path}.{key}" if path else key) for key in keys)
         return next(filter(None, found), "")
-    if there == here or (isinstance(there, str) and there.startswith(place)):
+    own = isinstance(there, str) and place and (there == place or there.startswith(place + os.sep))
+    if there == here or own:
         return ""
     return f"{path} is {there!r} there and {here!r} here"

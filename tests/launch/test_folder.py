@@ -146,3 +146,12 @@ def test_a_sweeps_folder_with_a_link_out_of_it_is_refused(name: str, tmp_path: P
     with error, folder.claim(tmp_path / "sweep"):
         pass
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("run_dir", ["", "/"])
+def test_a_record_that_calls_every_path_its_own_is_that_of_another_sweep(run_dir: str, tmp_path: Path) -> None:
+    there = {"run_dir": run_dir, "data": {"root": "/theirs"}}
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "run.json").write_text(json.dumps({"schema": 2, "status": "finished", "config": there}))
+    with pytest.raises(UserError, match="holds a run of another sweep"):
+        folder.keep_or_plan(tmp_path / "0", {"run_dir": str(tmp_path / "0"), "data": {"root": "mine"}})
