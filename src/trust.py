@@ -36,8 +36,6 @@ _NAMES = re.compile(r"logger\.[\w-]+\.(name|version|prefix|sub_dir)")
 _NAME = re.compile(r"|[\w-][\w.-]*")
 # Folders that their readers look up from the working directory; any other text may be joined to something else.
 _FOLDERS = re.compile(r"callbacks\.[\w-]+\.dirpath|logger\.[\w-]+\.save_dir|trainer\.default_root_dir|data\.root")
-# Those of them that a run writes to, and the run's own.
-_WRITTEN = re.compile(r"run_dir|callbacks\.[\w-]+\.dirpath|logger\.[\w-]+\.save_dir|trainer\.default_root_dir")
 # What some reader of a path replaces: variables, home folders, URLs, parents.
 _EXPANDED = re.compile(r"[$:%]|(^|[/\\])(~|\.\.([/\\]|$))")
 
@@ -180,7 +178,7 @@ def _is_harmless(key: str, text: str, annotation: Any, run_dir: Path | None) -> 
 
 def is_written_to(key: str) -> bool:
     """Whether an option names a folder that a run writes to."""
-    return _WRITTEN.fullmatch(key) is not None
+    return key == "run_dir" or (key != "data.root" and _FOLDERS.fullmatch(key) is not None)
 
 
 def _is_own_folder(text: str, run_dir: Path) -> bool:
