@@ -17,10 +17,10 @@ import torch
 from harness import machine, median, write_result
 from torch.nn import functional as F
 
+from batchscope.data.spec import DataSpec
 from batchscope.hardware.allocator import keep_freed_memory
 from batchscope.models.cnn import SimpleCNN
 from batchscope.models.recurrent import StackedLSTM
-from batchscope.spec import DataSpec
 
 CASES = [("SimpleCNN", b) for b in (8, 32, 128, 512, 2048)] + [("StackedLSTM", b) for b in (64, 512)]
 

@@ -96,8 +96,8 @@ def trace(file: Path, steps: int, accelerator: str = "gpu") -> None:
     from lightning.pytorch.callbacks import Callback
     from monitoring import cnn
 
-    from batchscope.build import build_all, build_callbacks
-    from batchscope.config import check_command_line
+    from batchscope.options.config import check_command_line
+    from batchscope.training.build import build_all, build_callbacks
 
     profiler = torch.profiler.profile(
         schedule=torch.profiler.schedule(wait=WARM_UP, warmup=2, active=steps, repeat=1),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from batchscope.hardware.devices import cpu_name
-from batchscope.record import versions
+from batchscope.records.run_record import versions
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -28,12 +28,12 @@ from batchscope.callbacks.curves import TrainCurves
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.callbacks.progress import ProgressBar
 from batchscope.callbacks.throughput import ThroughputMonitor
-from batchscope.data.loader import EpochBatches, TensorLoader
+from batchscope.data.loader import DeterministicBatchSampler, TensorLoader
+from batchscope.data.spec import DataSpec
 from batchscope.models.cnn import SimpleCNN
-from batchscope.optimizer import AdamW
-from batchscope.spec import DataSpec
-from batchscope.summary import quiet_libraries
-from batchscope.task import Task
+from batchscope.training.optimizer import AdamW
+from batchscope.training.summary import quiet_libraries
+from batchscope.training.task import Task
 
 WARM_UP = 20
 
@@ -67,14 +67,16 @@ class Clock(Callback):
 
 def linear(steps: int) -> tuple[lightning.LightningModule, TensorLoader]:
     x = torch.randn(8 * (steps + 1), 8)
-    return Linear(), TensorLoader((x, x.sum(1, keepdim=True)), EpochBatches(len(x), 8, True), torch.device("cpu"))
+    return Linear(), TensorLoader(
+        (x, x.sum(1, keepdim=True)), DeterministicBatchSampler(len(x), 8, True), torch.device("cpu")
+    )
 
 
 def cnn(steps: int) -> tuple[lightning.LightningModule, TensorLoader]:
     spec = DataSpec("image", (1, 28, 28), "class", 10)
     x, y = torch.randn(128 * (steps + 1), 1, 28, 28), torch.randint(0, 10, (128 * (steps + 1),))
     return Task(SimpleCNN(spec), spec, AdamW()), TensorLoader(
-        (x, y), EpochBatches(len(x), 128, True), torch.device("cpu")
+        (x, y), DeterministicBatchSampler(len(x), 128, True), torch.device("cpu")
     )
 
 

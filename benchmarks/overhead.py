@@ -27,11 +27,11 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.nn import functional as F
 
-from batchscope import train as program
-from batchscope.config import check_command_line
 from batchscope.data.mnist import MNIST
 from batchscope.hardware.allocator import keep_freed_memory
 from batchscope.models.cnn import SimpleCNN
+from batchscope.options.config import check_command_line
+from batchscope.training import run as program
 
 BATCH_SIZE = 128
 EPOCHS = ("train.py", "plain loop", "tuned loop", "tuned loop, memory kept")

@@ -27,14 +27,14 @@ import lightning
 import torch
 from harness import RESULTS, machine, median, spread, write_result
 
-from batchscope.build import build
-from batchscope.callbacks.checkpoint import Checkpoints
 from batchscope.callbacks.nonfinite import StopOnNonFinite
-from batchscope.checkpoint import WholeCheckpoints, load_checkpoint
-from batchscope.config import check_command_line
+from batchscope.checkpointing.callback import Checkpoints
+from batchscope.checkpointing.checkpoint_file import AtomicCheckpointIO, load_checkpoint
 from batchscope.errors import UserError
 from batchscope.hardware.allocator import keep_freed_memory
-from batchscope.task import Task
+from batchscope.options.config import check_command_line
+from batchscope.training.build import build
+from batchscope.training.task import Task
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -99,7 +99,7 @@ def fit(root: str, steps: int, *callbacks: lightning.Callback) -> None:
     options = {k: v for k, v in config["trainer"].items() if k not in (*quiet, "_target_", "enable_checkpointing")}
     checkpoints = any(isinstance(callback, Checkpoints) for callback in callbacks)
     trainer = lightning.Trainer(
-        **options, **quiet, callbacks=list(callbacks), enable_checkpointing=checkpoints, plugins=[WholeCheckpoints()]
+        **options, **quiet, callbacks=list(callbacks), enable_checkpointing=checkpoints, plugins=[AtomicCheckpointIO()]
     )
     trainer.fit(task, datamodule=data)
 

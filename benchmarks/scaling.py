@@ -24,12 +24,12 @@ from torch import distributed, multiprocessing, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from batchscope.build import build
-from batchscope.config import check_command_line
+from batchscope.analysis.fit import fit_step_time
+from batchscope.analysis.scaling import Link, Prediction, batches_to_accumulate, predict, ring_ms, worthwhile
+from batchscope.data.spec import DataSpec
 from batchscope.hardware.allocator import keep_freed_memory
-from batchscope.spec import DataSpec
-from batchscope.sweep.fit import fit_step_time
-from batchscope.sweep.scaling import Link, Prediction, batches_to_accumulate, predict, ring_ms, worthwhile
+from batchscope.options.config import check_command_line
+from batchscope.training.build import build
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "scaling.md"
 IMAGE = DataSpec("image", (1, 28, 28), "class", 10)

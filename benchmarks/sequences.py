@@ -19,7 +19,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from batchscope.record import read
+from batchscope.records.run_record import read
 
 HERE = Path(__file__).resolve().parent
 RUNS = HERE.parent / "outputs" / "sequences"

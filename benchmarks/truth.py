@@ -19,12 +19,12 @@ from harness import machine, write_result
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 
-from batchscope.build import build
-from batchscope.callbacks.cost import PART_MS
+from batchscope.callbacks._cost_summary import PART_MS
 from batchscope.callbacks.throughput import ThroughputMonitor
-from batchscope.config import check_command_line, options_of
-from batchscope.summary import quiet_libraries
-from batchscope.task import Task
+from batchscope.options.config import check_command_line, options_of
+from batchscope.training.build import build
+from batchscope.training.summary import quiet_libraries
+from batchscope.training.task import Task
 
 # Enough steps for an epoch of some seconds.
 SIZES = {

@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import os
+import signal
 import sys
 import time
 import traceback
@@ -43,6 +44,23 @@ class PeerLostError(UserError):
     """Another process of the run has gone; why, only that one can say."""
 
 
+class Interrupted(SystemExit):
+    """The run was told to end.
+
+    Args:
+        number: of the signal; the exit code is 128 more, as shells have it.
+        agreed: whether the other ranks end with this one.
+    """
+
+    def __init__(self, number: int, agreed: bool = True):
+        super().__init__(128 + number)
+        self.agreed = agreed
+        self.signal = signal.Signals(number)
+
+    def __str__(self) -> str:
+        return f"stopped by {self.signal.name}"
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`" Did you mean 'x'?"` for the nearest of the known spellings, or an empty string."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
@@ -57,7 +75,7 @@ def report(error: UserError) -> None:
     if error.reported:
         return
     error.reported = True
-    rank = ranks.this().number
+    rank = ranks.current().rank
     if rank:
         time.sleep(_AFTER_THE_FIRST_S)
     print(f"error: {f'process {rank}: ' if rank else ''}{error}", file=sys.stderr, flush=True)
@@ -65,7 +83,7 @@ def report(error: UserError) -> None:
 
 def warn(message: str) -> None:
     """Print `warning: <message>` on standard error; of several processes, only the first does."""
-    if not ranks.this().number:
+    if not ranks.current().rank:
         print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
 
 

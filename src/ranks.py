@@ -15,16 +15,16 @@ class Rank:
 
     Attributes:
         launcher: what started them all, `torchrun` or `srun`; empty if Lightning starts the others, or has.
-        number: 0 for the first one, which speaks and writes for all.
-        processes: how many the launcher has started; 1 without one.
+        rank: 0 for the first one, which speaks and writes for all.
+        world_size: how many the launcher has started; 1 without one.
     """
 
     launcher: str
-    number: int
-    processes: int
+    rank: int
+    world_size: int
 
 
-def this(environ: Mapping[str, str] = os.environ) -> Rank:
+def current(environ: Mapping[str, str] = os.environ) -> Rank:
     """As the environment has it; torchrun comes first, for it may be started by srun, as Lightning sees it, too."""
     if "TORCHELASTIC_RUN_ID" in environ:
         return Rank("torchrun", int(environ.get("RANK", 0)), int(environ.get("WORLD_SIZE", 1)))

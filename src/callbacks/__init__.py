@@ -1,1 +1,1 @@
-"""What a run tells its user, one callback a file. None knows a model or a dataset: each works in any Lightning project."""
+"""Lightning callbacks that measure and show; each works in any Lightning project."""

@@ -8,9 +8,9 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..options import PositiveInt
-from .harmless import harmless
-from .stopwatch import Clock, clock_for
+from ..options.types import PositiveInt
+from ._never_raise import never_raise
+from ._stopwatch import Clock, clock_for
 
 
 class CommunicationMonitor(Callback):
@@ -42,10 +42,10 @@ class CommunicationMonitor(Callback):
         self._ms = 0.0
         self._bytes = 0
 
-    @harmless
+    @never_raise
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Begin anew, whatever an earlier fit has left."""
-        self.give_up()
+        self.disable()
         model = trainer.strategy.model
         if trainer.world_size > 1 and isinstance(model, DistributedDataParallel):
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -65,7 +65,7 @@ class CommunicationMonitor(Callback):
                 self._clock.reuse(self._last[1])
             self._last = (parameter, self._clock.mark())
 
-    @harmless
+    @never_raise
     def on_after_backward(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """The gradients of all processes have come, unless they are still being accumulated."""
         last, self._last = self._last, None
@@ -90,19 +90,19 @@ class CommunicationMonitor(Callback):
             for mark in (start, end):
                 self._clock.reuse(mark)
 
-    @harmless
+    @never_raise
     def on_exception(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
     ) -> None:
         """Leave the module as it was."""
         self._listen_to([])
 
-    @harmless
+    @never_raise
     def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         """Leave the module as it was."""
         self._listen_to([])
 
-    def give_up(self) -> None:
+    def disable(self) -> None:
         """Measure no more in this fit."""
         self._listen_to([])
         self._forget()

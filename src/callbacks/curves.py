@@ -8,11 +8,11 @@ import torch.distributed
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from ..options import PositiveInt
-from .late import LateRead
-from .steps import write_steps
+from ..options.types import PositiveInt
+from ._deferred_scalars import DeferredScalars
+from ._step_writer import write_steps
 
-BUNCH = 100  # steps read from the device and written together
+FLUSH_EVERY = 100  # steps read from the device and written together
 
 
 class TrainCurves(Callback):
@@ -33,7 +33,7 @@ class TrainCurves(Callback):
     def __init__(self, every_n_steps: PositiveInt = 1):
         self.every_n_steps = every_n_steps
         self._steps: list[tuple[int, dict[str, Tensor]]] = []
-        self._reads: list[tuple[list[tuple[int, str]], LateRead]] = []
+        self._reads: list[tuple[list[tuple[int, str]], DeferredScalars]] = []
         self._last_step = -1
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
@@ -55,7 +55,7 @@ class TrainCurves(Callback):
         self._last_step = step
         scalars = outputs if isinstance(outputs, dict) else {"loss": outputs}
         self._steps.append((step, {k: v for k, v in scalars.items() if isinstance(v, Tensor) and v.numel() == 1}))
-        if len(self._steps) >= BUNCH:
+        if len(self._steps) >= FLUSH_EVERY:
             self._start_read(trainer)
             self._write(only_ready=True, trainer=trainer)
 
@@ -100,7 +100,7 @@ class TrainCurves(Callback):
         names = [(step, key) for step, scalars in self._steps for key in scalars]
         if names:
             values = [value for _, scalars in self._steps for value in scalars.values()]
-            self._reads.append((names, LateRead(values, _mean_of_all_ranks)))
+            self._reads.append((names, DeferredScalars(values, _mean_of_all_ranks)))
         self._steps = []
 
     def _write(self, only_ready: bool, trainer: lightning.Trainer) -> None:

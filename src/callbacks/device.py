@@ -13,15 +13,15 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from ..hardware.telemetry import CPU, POWER, RSS, SM_ACTIVITY, UTILIZATION, Sampler, named, probes_for
-from ..options import PositiveFloat
-from .harmless import harmless
-from .steps import Row, write_steps
+from ..options.types import PositiveFloat
+from ._never_raise import never_raise
+from ._step_writer import Row, write_steps
 
 MEMORY_PEAK = "device/memory_peak_gib"
 MEMORY_ALLOCATED = "device/memory_allocated_gib"
 LOGGED = (UTILIZATION, SM_ACTIVITY, MEMORY_PEAK, MEMORY_ALLOCATED, POWER, CPU, RSS)
 
-BUNCH = 20  # samples written together
+FLUSH_EVERY = 20  # samples written together
 _GIB = 2**30
 
 
@@ -95,10 +95,10 @@ class DeviceMonitor(Callback):
         self._rows: list[Row] = []
         self._last = (0.0, 0)  # when the last step ended, and its number
 
-    @harmless
+    @never_raise
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Begin anew, whatever an earlier fit has left."""
-        self.give_up()
+        self.disable()
         self.summary, self._rows = {}, []
         device = trainer.strategy.root_device
         self._sampler = Sampler([*probes_for(device), AllocatorProbe(device)], self.interval_s)
@@ -107,13 +107,13 @@ class DeviceMonitor(Callback):
         if self._following:
             self._hold()
 
-    @harmless
+    @never_raise
     def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Go on: fetching the first batch is a part of training."""
         if not self._following:
             self._resume(trainer)
 
-    @harmless
+    @never_raise
     def on_train_batch_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
     ) -> None:
@@ -121,7 +121,7 @@ class DeviceMonitor(Callback):
         if not self._following:
             self._resume(trainer)
 
-    @harmless
+    @never_raise
     def on_train_batch_end(
         self,
         trainer: lightning.Trainer,
@@ -132,40 +132,40 @@ class DeviceMonitor(Callback):
     ) -> None:
         """Find the step of what was sampled during this one."""
         self._collect(trainer)
-        if len(self._rows) >= BUNCH:
+        if len(self._rows) >= FLUSH_EVERY:
             self._write(trainer)
 
-    @harmless
+    @never_raise
     def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Pause, and write what there is."""
         if not self._following:
             self._pause(trainer)
 
-    @harmless
+    @never_raise
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """As at validation."""
         if not self._following:
             self._pause(trainer)
 
-    @harmless
+    @never_raise
     def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Stop, and sum up."""
         self._finish(trainer)
 
-    @harmless
+    @never_raise
     def on_exception(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
     ) -> None:
         """As at the end: what was sampled so far is true of the run so far."""
         self._finish(trainer)
 
-    @harmless
+    @never_raise
     def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         """Leave no thread behind, however the run ended."""
         self._finish(trainer)
         self._following = False
 
-    def give_up(self) -> None:
+    def disable(self) -> None:
         """Measure no more in this fit; leave no thread behind."""
         sampler, self._sampler = self._sampler, None
         if sampler is not None:
@@ -177,24 +177,24 @@ class DeviceMonitor(Callback):
 
     # --- for a callback that times the steps -------------------------------------------------------------------------
 
-    @harmless
+    @never_raise
     def follow(self, following: bool) -> None:
         """From now on, until the fit ends, sample only between `resume` and `pause`; or, with False, no longer."""
         self._following = following
         if following:
             self._hold()
 
-    @harmless
+    @never_raise
     def pause(self, trainer: lightning.Trainer) -> None:
         """Training time ends here; what follows is not sampled."""
         self._pause(trainer)
 
-    @harmless
+    @never_raise
     def resume(self, trainer: lightning.Trainer) -> None:
         """Training time goes on."""
         self._resume(trainer)
 
-    @harmless
+    @never_raise
     def restart(self) -> None:
         """What was sampled until now is not counted in the summary; it is logged all the same."""
         if self._sampler is not None:

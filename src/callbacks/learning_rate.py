@@ -7,7 +7,7 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from .harmless import harmless
+from ._never_raise import never_raise
 
 
 class LearningRateWatch(Callback):
@@ -37,13 +37,13 @@ class LearningRateWatch(Callback):
         if stage == "fit":
             self._reset()
 
-    @harmless
+    @never_raise
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Keep the schedules as they are now: a callback may put another in their place."""
         self._schedulers = {id(c.scheduler.optimizer): c.scheduler for c in trainer.lr_scheduler_configs}
         self._active = True
 
-    @harmless
+    @never_raise
     def on_before_optimizer_step(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
@@ -75,6 +75,6 @@ class LearningRateWatch(Callback):
         self.last = None if math.isnan(last) else last
         self.changed = changed if changed["steps"] else {}
 
-    def give_up(self) -> None:
+    def disable(self) -> None:
         """Watch no more in this fit."""
         self._active = False

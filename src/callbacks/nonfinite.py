@@ -9,8 +9,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor
 
+from ..distributed.sharding import local
 from ..errors import UserError
-from ..sharding import local
 
 POOL = 1024  # steps whose flags may be on their way from the device
 SHOWN = 8  # of a batch's samples, in the message
@@ -50,9 +50,9 @@ class StopOnNonFinite(Callback):
         self._active = not scaler and device.type in ("cpu", "cuda")
         fused = all(getattr(o, "_step_supports_amp_scaling", False) for o in trainer.optimizers)
         self._parameters = list(pl_module.parameters())
-        # A divided parameter's gradient is looked at by the process that has it, and its optimizer knows no flag.
-        self._divided = any(local(p) is not p for p in self._parameters)
-        self._flags = _LateFlags(device) if device.type == "cuda" and fused and not self._divided else None
+        # A sharded parameter's gradient is looked at by the process that has it, and its optimizer knows no flag.
+        self._sharded = any(local(p) is not p for p in self._parameters)
+        self._flags = _DeferredFlags(device) if device.type == "cuda" and fused and not self._sharded else None
         self._waiting: deque[_Step] = deque()
         self._found = torch.zeros((), device=device)
         self._one = torch.ones((), device=device)
@@ -112,7 +112,7 @@ class StopOnNonFinite(Callback):
 
     def _is_bad(self, numbers: list[Tensor]) -> bool:
         _check(numbers, self._found, self._one)
-        if self._divided:
+        if self._sharded:
             torch.distributed.all_reduce(self._found, op=torch.distributed.ReduceOp.MAX)
         if not self._found.item():
             return False
@@ -131,7 +131,7 @@ class StopOnNonFinite(Callback):
             raise UserError(_message(trainer, module, step, self._loss if at_hand else None, at_hand))
 
 
-class _LateFlags:
+class _DeferredFlags:
     """Flags that a device sets, one a step, read by the host without waiting: it sees when one has arrived.
 
     Args:

@@ -6,10 +6,10 @@ from typing import Any
 import lightning
 from lightning.pytorch.callbacks import TQDMProgressBar
 
-from ..options import PositiveFloat
-from .batches import samples_in
-from .cost import rate_text
-from .late import LateRead
+from ..options.types import PositiveFloat
+from ._batches import samples_in
+from ._cost_summary import rate_text
+from ._deferred_scalars import DeferredScalars
 
 
 class ProgressBar(TQDMProgressBar):
@@ -27,7 +27,7 @@ class ProgressBar(TQDMProgressBar):
         self.interval_s = interval_s
         self._loss: float | None = None
         self._rate: float | None = None
-        self._read: LateRead | None = None
+        self._read: DeferredScalars | None = None
         self._samples = 0
         self._drawn = 0.0
 
@@ -55,7 +55,7 @@ class ProgressBar(TQDMProgressBar):
             self._loss = self._read.values()[0]
             self._read = None
         if self._read is None and loss is not None:
-            self._read = LateRead([loss])
+            self._read = DeferredScalars([loss])
             if not loss.is_cuda:
                 self._loss = self._read.values()[0]
         bar = self.train_progress_bar

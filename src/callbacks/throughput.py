@@ -10,19 +10,19 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from ..hardware.apart import calibration_apart
 from ..hardware.calibrate import Calibration, cached_calibration, peak_flops_per_sec
+from ..hardware.calibrate_subprocess import calibrate_in_subprocess
 from ..hardware.devices import device_name
 from ..hardware.flops import count_step
-from ..options import NonNegativeInt
-from .batches import samples_in
+from ..options.types import NonNegativeInt
+from ._batches import samples_in
+from ._cost_summary import PART_MS, STEP_MS, CostSummary, bottleneck_of, device_facts, predicted_knee, report
+from ._never_raise import never_raise
+from ._profiler_hook import attach_profiler_hook, detach_profiler_hook
+from ._step_writer import Row, write_steps
+from ._stopwatch import PAUSE, Step, Stopwatch, clock_for
 from .communication import CommunicationMonitor
-from .cost import PART_MS, STEP_MS, CostSummary, device_facts, limit_of, predicted_knee, report
 from .device import DeviceMonitor
-from .harmless import harmless
-from .steps import Row, write_steps
-from .stopwatch import PAUSE, Step, Stopwatch, clock_for
-from .tap import tap, untap
 
 SAMPLES_PER_SEC = "throughput/samples_per_sec"
 BATCHES_PER_SEC = "throughput/batches_per_sec"
@@ -31,7 +31,7 @@ FLOPS_PER_SEC = "throughput/flops_per_sec"
 MFU = "throughput/mfu"
 KEYS = (SAMPLES_PER_SEC, BATCHES_PER_SEC, TIMESTEPS_PER_SEC, FLOPS_PER_SEC, MFU, STEP_MS, *PART_MS.values())
 
-BUNCH = 100  # steps worked out and written together
+FLUSH_EVERY = 100  # steps worked out and written together
 
 # What Lightning calls the parts, by the end of its profiler's action names.
 _ACTIONS = {
@@ -110,7 +110,7 @@ class ThroughputMonitor(Callback):
 
     # --- a fit begins and ends ---------------------------------------------------------------------------------------
 
-    @harmless
+    @never_raise
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         """Know the device's peak before the first step, so that nothing is measured beside the training."""
         if stage == "fit":
@@ -119,7 +119,7 @@ class ThroughputMonitor(Callback):
             self._calibration = self._calibrate(trainer)
             self._peak = self._peak_of(trainer, pl_module)
 
-    @harmless
+    @never_raise
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Begin anew, whatever an earlier fit has left."""
         self.summary = {}
@@ -137,8 +137,8 @@ class ThroughputMonitor(Callback):
         self._flops_known = self.flops_per_sample is not None
         self._flops = self.flops_per_sample
         self._validating = False
-        untap(trainer)
-        tap(trainer, frozenset(_ACTIONS), self._started, self._stopped)
+        detach_profiler_hook(trainer)
+        attach_profiler_hook(trainer, frozenset(_ACTIONS), self._started, self._stopped)
         self._active = True
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
@@ -148,13 +148,13 @@ class ThroughputMonitor(Callback):
         steps = _steps_of_all(self.summary, trainer) if trainer.world_size > 1 else []
         self._sum_up_and_say(trainer, steps)
 
-    @harmless
+    @never_raise
     def _stop(self, trainer: lightning.Trainer) -> None:
         if self._active:
             self._finish(trainer)
             self.summary = self._cost.summary(trainer.world_size)
 
-    @harmless
+    @never_raise
     def _sum_up_and_say(self, trainer: lightning.Trainer, steps: list[float | None]) -> None:
         measured, self.summary = self.summary, {}
         without = [rank for rank, step_ms in enumerate(steps) if step_ms is None]
@@ -165,7 +165,7 @@ class ThroughputMonitor(Callback):
             if self.verbose and trainer.is_global_zero:
                 print("\n" + report(self.summary), flush=True)
 
-    @harmless
+    @never_raise
     def on_exception(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
     ) -> None:
@@ -174,13 +174,13 @@ class ThroughputMonitor(Callback):
             self._finish(trainer)
             self.summary = self._cost.summary(trainer.world_size)
 
-    @harmless
+    @never_raise
     def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         """Leave the trainer as it was."""
-        untap(trainer)
-        self.give_up()
+        detach_profiler_hook(trainer)
+        self.disable()
 
-    def give_up(self) -> None:
+    def disable(self) -> None:
         """Measure no more in this fit."""
         self._active = False
         for monitor in self._device_monitors:
@@ -189,7 +189,7 @@ class ThroughputMonitor(Callback):
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
-    @harmless
+    @never_raise
     def _started(self, action: str) -> None:
         if not self._active:
             return
@@ -220,12 +220,12 @@ class ThroughputMonitor(Callback):
             for monitor in self._device_monitors:
                 monitor.restart()
 
-    @harmless
+    @never_raise
     def _stopped(self, action: str) -> None:
         if self._active and action != "on_validation_model_zero_grad":  # that one ends with the validation
             self._stopwatch.leave(_ACTIONS[action])
 
-    @harmless
+    @never_raise
     def on_train_batch_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
     ) -> None:
@@ -239,7 +239,7 @@ class ThroughputMonitor(Callback):
                 self._flops = self._count_flops(trainer, pl_module, batch, step.samples)
                 self._stopwatch.leave(PAUSE)
 
-    @harmless
+    @never_raise
     def on_before_backward(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, loss: Tensor
     ) -> None:
@@ -247,13 +247,13 @@ class ThroughputMonitor(Callback):
         if self._active:
             self._stopwatch.enter("backward")
 
-    @harmless
+    @never_raise
     def on_after_backward(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """As its beginning."""
         if self._active:
             self._stopwatch.leave("backward")
 
-    @harmless
+    @never_raise
     def on_train_batch_end(
         self,
         trainer: lightning.Trainer,
@@ -269,24 +269,24 @@ class ThroughputMonitor(Callback):
             if trainer.global_step != self._last_update:
                 self._last_update = trainer.global_step
                 self._updates += 1
-            if len(self._stopwatch.finished) >= BUNCH:
+            if len(self._stopwatch.finished) >= FLUSH_EVERY:
                 self._work_out(trainer, wait=False)
 
-    @harmless
+    @never_raise
     def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Validation is not training time."""
         if self._active and not self._validating:
             self._validating = True
             self._stopwatch.enter(PAUSE)
 
-    @harmless
+    @never_raise
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Training goes on."""
         if self._active and self._validating:
             self._validating = False
             self._stopwatch.leave(PAUSE)
 
-    @harmless
+    @never_raise
     def on_save_checkpoint(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
@@ -295,7 +295,7 @@ class ThroughputMonitor(Callback):
             self._stopwatch.end_step()
             self._work_out(trainer, wait=True)
 
-    @harmless
+    @never_raise
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """The last step of an epoch ends here; what is between epochs is no step's."""
         if self._active:
@@ -374,7 +374,7 @@ class ThroughputMonitor(Callback):
                 summary["mfu"] = summary["flops_per_sec"] / self._peak
         if self._device_monitors:
             summary |= device_facts(self._device_monitors[0].result(), summary)
-        verdict = limit_of(summary, self._calibration)
+        verdict = bottleneck_of(summary, self._calibration)
         if verdict:
             summary["limiter"] = {"kind": verdict.kind, "share": verdict.share, "advice": verdict.advice}
             knee = predicted_knee(verdict, summary["batch_size"], summary["device"])
@@ -388,7 +388,7 @@ class ThroughputMonitor(Callback):
         found = cached_calibration(device)
         if found is None and self.calibrate and trainer.is_global_zero:
             print(f"measuring what this {device.type} can do; once, some seconds …", flush=True)
-            found = calibration_apart(device)
+            found = calibrate_in_subprocess(device)
         return found
 
     def _peak_of(

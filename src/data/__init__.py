@@ -1,1 +1,1 @@
-"""Datamodules that serve whole batches of tensors, and the loader they share."""
+"""Datasets that serve whole batches of tensors, and the loader they share."""

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from ..options import PositiveInt, Range
-from ..spec import DataSpec
+from ..options.types import PositiveInt, Range
 from .datamodule import Split, TensorDataModule
+from .spec import DataSpec
 
 
 class Adding(TensorDataModule):

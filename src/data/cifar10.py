@@ -2,15 +2,15 @@
 
 from torchvision import datasets
 
-from .official import Expected, OfficialImages
+from .torchvision_images import Expected, TorchvisionImages
 
 _LISTS = [*datasets.CIFAR10.train_list, *datasets.CIFAR10.test_list]
 
 
-class CIFAR10(OfficialImages):
+class CIFAR10(TorchvisionImages):
     """Krizhevsky (2009): 45,000 / 5,000 / 10,000 images `(3, 32, 32)`. Arguments as base class."""
 
-    official_name = "cifar10"
+    torchvision_name = "cifar10"
     source = datasets.CIFAR10
     files = {
         f"{datasets.CIFAR10.base_folder}/{name}": Expected(None, md5)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..options import PositiveInt
-from ..spec import DataSpec
+from ..options.types import PositiveInt
 from .datamodule import Split, TensorDataModule
+from .spec import DataSpec
 
 SYMBOLS = 8  # classes 1 to 8; class 0 is the blank
 LENGTH = 10  # symbols to remember

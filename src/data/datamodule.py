@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from ..errors import UserError
-from ..options import NonNegativeInt, PositiveInt, Seed
-from ..spec import DataSpec
-from .loader import EpochBatches, TensorLoader, rank_and_world
+from ..options.types import NonNegativeInt, PositiveInt, Seed
+from .loader import DeterministicBatchSampler, TensorLoader, rank_and_world
+from .spec import DataSpec
 
 Split = Literal["train", "val", "test"]
 # Evaluation gives the same numbers at any batch size, so it takes one at which devices are not idle, as far as its inputs
@@ -133,7 +133,7 @@ class TensorDataModule(lightning.LightningDataModule):
             raise UserError(
                 f"trainer.devices: {processes} processes{needed}, and {self.name} has {samples} training samples"
             )
-        batches = EpochBatches(samples, self.batch_size, True, self.seed, self._begin, min_samples)
+        batches = DeterministicBatchSampler(samples, self.batch_size, True, self.seed, self._begin, min_samples)
         return self._loader("train", batches)
 
     def check_batch(self, min_samples: int) -> None:
@@ -163,14 +163,14 @@ class TensorDataModule(lightning.LightningDataModule):
         x = self._splits[split][0]
         sample_bytes = math.prod(getattr(self._module, "input_shape", x.shape[1:])) * x.element_size()
         batch_size = max(self.batch_size, min(MIN_EVAL_BATCH_SIZE, MAX_EVAL_BYTES // sample_bytes))
-        return self._loader(split, EpochBatches(len(x), batch_size, shuffle=False))
+        return self._loader(split, DeterministicBatchSampler(len(x), batch_size, shuffle=False))
 
     @property
     def _module(self) -> lightning.LightningModule | None:
         """What is trained or evaluated, where that is known: the loaders are asked for by its trainer."""
         return self.trainer.lightning_module if self.trainer else None
 
-    def _loader(self, split: Split, batches: EpochBatches) -> TensorLoader | DataLoader:
+    def _loader(self, split: Split, batches: DeterministicBatchSampler) -> TensorLoader | DataLoader:
         tensors = self._splits[split]
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
         if self.pipeline == "workers":

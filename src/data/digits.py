@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from torchvision.transforms.functional import pil_to_tensor
 
 from ..files import atomic_write
-from ..options import PositiveInt
-from ..spec import DataSpec
+from ..options.types import PositiveInt
 from .datamodule import Split, TensorDataModule
+from .spec import DataSpec
 
 VERSION = 2  # of the drawing; part of the cache's name
 _FONTS = ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmb10", "cmr10", "cmss10", "cmti10", "cmtt10")

@@ -1,7 +1,7 @@
 """From a set of tensors to batches, in an order that is a function of (seed, epoch) alone.
 
-`EpochBatches` says which samples make a batch; `TensorLoader` fetches a batch with one indexing operation a tensor;
-`copied_ahead` sends the next batch to a GPU while the current one is trained on.
+`DeterministicBatchSampler` says which samples make a batch; `TensorLoader` fetches a batch with one indexing operation a tensor;
+`prefetch_to_device` sends the next batch to a GPU while the current one is trained on.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from torch.utils.data import Sampler
 Tensors = tuple[Tensor, ...]
 
 
-class EpochBatches(Sampler[list[int]]):
+class DeterministicBatchSampler(Sampler[list[int]]):
     """The samples of each batch of an epoch, as a batch sampler.
 
     The order comes from a private generator seeded with (seed, epoch), so it depends on nothing that a run does, and
@@ -117,7 +117,7 @@ class TensorLoader:
     def __init__(
         self,
         tensors: Tensors,
-        batches: EpochBatches,
+        batches: DeterministicBatchSampler,
         device: torch.device,
         waiting: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ):
@@ -136,7 +136,7 @@ class TensorLoader:
             return self._batches()
         if self._stream is None:  # one for all epochs: torch's allocator keeps the memory of each stream apart
             self._stream = torch.cuda.Stream(self.device)
-        return copied_ahead(self._batches(), self.device, self._stream, self.waiting)
+        return prefetch_to_device(self._batches(), self.device, self._stream, self.waiting)
 
     def _batches(self) -> Iterator[Tensors]:
         order = self.batch_sampler.order().to(self.tensors[0].device)
@@ -150,7 +150,7 @@ class TensorLoader:
         return torch.index_select(tensor, 0, samples, out=pinned)
 
 
-def copied_ahead(
+def prefetch_to_device(
     batches: Iterable[Tensors],
     device: torch.device,
     stream: torch.cuda.Stream,

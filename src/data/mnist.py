@@ -2,7 +2,7 @@
 
 from torchvision import datasets
 
-from .official import Expected, OfficialImages
+from .torchvision_images import Expected, TorchvisionImages
 
 _MNIST_MD5 = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -23,23 +23,23 @@ def _without_legacy(source: type[datasets.MNIST]) -> type[datasets.MNIST]:
     return type(source.__name__, (source,), {"_check_legacy_exist": lambda _: False})
 
 
-class MNIST(OfficialImages):
+class MNIST(TorchvisionImages):
     """Handwritten digits (LeCun et al. 1998): 55,000 / 5,000 / 10,000 images `(1, 28, 28)`. Arguments as base class."""
 
-    official_name = "mnist"
+    torchvision_name = "mnist"
     source = _without_legacy(datasets.MNIST)
     files = {f"MNIST/raw/{name}": Expected(size, _MNIST_MD5[name]) for name, size in _SIZES.items()}
     image_shape = (1, 28, 28)
     mean, std = (0.1307,), (0.3081,)
 
 
-class FashionMNIST(OfficialImages):
+class FashionMNIST(TorchvisionImages):
     """Articles of clothing (Xiao et al. 2017) in MNIST's format. Arguments as base class.
 
     torchvision verifies the downloaded archives; of the files in them only the sizes and the labels' range are known.
     """
 
-    official_name = "fashion-mnist"
+    torchvision_name = "fashion-mnist"
     source = _without_legacy(datasets.FashionMNIST)
     files = {f"FashionMNIST/raw/{name}": Expected(size, None) for name, size in _SIZES.items()}
     image_shape = (1, 28, 28)

@@ -5,9 +5,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..spec import DataSpec
 from .datamodule import Split
 from .mnist import MNIST
+from .spec import DataSpec
 
 PERMUTATION_SEED = 92_916  # one permutation for every run, so that results compare
 
@@ -37,7 +37,7 @@ class SequentialMNIST(MNIST):
     @property
     def name(self) -> str:
         """`sequential-mnist-rows`, `sequential-mnist-pixels-permuted`, or the same of rendered digits."""
-        digits = "" if super().name == self.official_name else "-of-rendered-digits"
+        digits = "" if super().name == self.torchvision_name else "-of-rendered-digits"
         return f"sequential-mnist-{self.steps}{'-permuted' if self.permute else ''}{digits}"
 
     def load(self, split: Split) -> tuple[Tensor, Tensor]:

@@ -1,1 +1,1 @@
-"""Several processes that train as one: what they need to be started, and that they agree, before the first step."""
+"""Several processes that train as one: ranks, launch checks, agreement, sharding."""

@@ -11,9 +11,9 @@ import lightning
 import torch.distributed
 from lightning.pytorch.callbacks import Callback
 
-from ..callbacks.interrupt import Interrupted
-from ..errors import UserError
-from ..record import FILE, flatten
+from ..errors import Interrupted, UserError
+from ..options.tree import flatten
+from ..records.run_record import FILE
 
 _GRACE_S = 10  # for what a process does after its last step
 # What may differ between machines, for it says where something lies.

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..errors import UserError, did_you_mean
-from ..ranks import Rank, this
+from ..ranks import Rank, current
 
 _PATIENCE = timedelta(minutes=5)  # of a process that waits for the others to be started
 _DEVICES = re.compile(r"auto|-1|[1-9]\d*|\d+,(\d+(,\d+)*)?")  # as Lightning takes them in one word
@@ -42,7 +42,7 @@ def check(trainer: Mapping[str, Any], multirun: bool = False, environ: Mapping[s
     _check_strategy(trainer, devices)
     if str(trainer.get("precision")).startswith("transformer-engine"):
         _check_package("trainer.precision", trainer["precision"], "transformer_engine")
-    rank = this(environ)
+    rank = current(environ)
     if not rank.launcher:
         if nodes > 1:
             raise UserError(
@@ -50,18 +50,18 @@ def check(trainer: Mapping[str, Any], multirun: bool = False, environ: Mapping[s
                 f"write torchrun --nnodes={nodes} … train.py, or srun (docs/distributed.md)"
             )
         return
-    if multirun and rank.processes > 1:
+    if multirun and rank.world_size > 1:
         raise UserError(
-            f"a sweep starts the processes of its runs itself, and {rank.launcher} has started {rank.processes}; write "
+            f"a sweep starts the processes of its runs itself, and {rank.launcher} has started {rank.world_size}; write "
             f"python train.py -m … alone"
         )
-    if rank.launcher == "srun" and rank.processes > 1:
+    if rank.launcher == "srun" and rank.world_size > 1:
         _check_srun(rank, environ)
     wanted = devices * nodes if isinstance(devices, int) and devices > 0 else None
-    if wanted is not None and wanted != rank.processes:
+    if wanted is not None and wanted != rank.world_size:
         raise UserError(
             f"trainer.devices: {devices} on each of {nodes} machine{'s'[: nodes > 1]} make {wanted} "
-            f"process{'es' if wanted > 1 else ''}, and {rank.launcher} has started {rank.processes}; write "
+            f"process{'es' if wanted > 1 else ''}, and {rank.launcher} has started {rank.world_size}; write "
             f"trainer=ddp trainer.devices=<processes a machine> trainer.num_nodes=<machines>"
         )
 
@@ -110,43 +110,43 @@ def _check_package(option: str, value: str, package: str) -> None:
 def _check_srun(rank: Rank, environ: Mapping[str, str]) -> None:
     if not {"SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"} & environ.keys():
         raise UserError(
-            f"SLURM has given this job {rank.processes} tasks, and srun has not started them; write srun python train.py …"
+            f"SLURM has given this job {rank.world_size} tasks, and srun has not started them; write srun python train.py …"
         )
     if "SLURM_NTASKS_PER_NODE" not in environ:
         raise UserError(
-            f"srun has started {rank.processes} tasks, and Lightning has to know how many there are on a machine; write "
+            f"srun has started {rank.world_size} tasks, and Lightning has to know how many there are on a machine; write "
             f"--ntasks-per-node=<trainer.devices>"
         )
 
 
-def tell(facts: dict[str, Any]) -> None:
+def publish(facts: dict[str, Any]) -> None:
     """The first process of a launcher's says something to the others; nothing is done where there are none."""
-    rank = this()
-    if rank.launcher and rank.processes > 1:
-        _meeting(rank).set("run", json.dumps(facts))
+    rank = current()
+    if rank.launcher and rank.world_size > 1:
+        _rendezvous_store(rank).set("run", json.dumps(facts))
 
 
-def hear() -> dict[str, Any]:
+def receive() -> dict[str, Any]:
     """What the first process says, once it has said it.
 
     Raises:
         UserError: if it is not there, or ends without a word.
     """
-    return json.loads(_get(_meeting(this()), "run"))
+    return json.loads(_get(_rendezvous_store(current()), "run"))
 
 
-def leave_earlier_attempts() -> None:
+def use_own_rendezvous_store() -> None:
     """Give the processes that torchrun has started again a rendezvous store of their own.
 
     The store of torchrun's agent outlives an attempt: in it torch's process group finds the addresses of the processes
     that have failed, and does not start.
     """
     global _store
-    rank = this()
-    if rank.launcher != "torchrun" or rank.processes == 1 or _attempt() == "0":
+    rank = current()
+    if rank.launcher != "torchrun" or rank.world_size == 1 or _attempt() == "0":
         return
-    meeting = _meeting(rank)
-    if rank.number == 0:
+    meeting = _rendezvous_store(rank)
+    if rank.rank == 0:
         from torch.distributed import TCPStore
 
         own = TCPStore(
@@ -173,7 +173,7 @@ def _get(meeting: Any, key: str) -> str:
         raise UserError(f"the first process has not said where the run goes: {error}") from error
 
 
-def _meeting(rank: Rank) -> Any:
+def _rendezvous_store(rank: Rank) -> Any:
     """Torch's own store, at the address where Lightning, too, will have the processes meet; of this attempt."""
     global _store
     from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
@@ -182,5 +182,5 @@ def _meeting(rank: Rank) -> Any:
     if _store is None:
         place = TorchElasticEnvironment() if rank.launcher == "torchrun" else SLURMEnvironment()
         url = f"tcp://{place.main_address}:{place.main_port}"
-        _store, *_ = next(rendezvous(url, rank.number, rank.processes, timeout=_PATIENCE))
+        _store, *_ = next(rendezvous(url, rank.rank, rank.world_size, timeout=_PATIENCE))
     return PrefixStore(f"batchscope/{_attempt()}", _store)

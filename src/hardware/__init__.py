@@ -1,1 +1,1 @@
-"""What this machine can do, is doing, and must do."""
+"""What a device can do (calibration), is doing (telemetry), and must do (FLOPs)."""

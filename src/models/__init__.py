@@ -1,1 +1,1 @@
-"""The zoo: plain nn.Modules that know nothing of Lightning, Hydra or devices. One family a file."""
+"""Plain PyTorch networks; they know nothing of Lightning, Hydra or devices."""

@@ -2,9 +2,9 @@
 
 from torch import Tensor, nn
 
+from ..data.spec import DataSpec
 from ..errors import UserError
-from ..options import PositiveInt
-from ..spec import DataSpec
+from ..options.types import PositiveInt
 
 
 class SimpleCNN(nn.Module):

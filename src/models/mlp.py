@@ -4,8 +4,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from ..options import PositiveInt
-from ..spec import DataSpec
+from ..data.spec import DataSpec
+from ..options.types import PositiveInt
 
 
 class MLP(nn.Module):

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from ..options import PositiveInt, Probability, Range
+from ..options.types import Fraction, PositiveInt, Range
 from . import fused
 
 States = tuple[Tensor, Tensor]
@@ -169,7 +169,7 @@ class StackedLSTM(nn.Module):
         num_layers: PositiveInt,
         input_size: PositiveInt,
         hidden_size: PositiveInt,
-        dropout: Probability = 0.5,
+        dropout: Fraction = 0.5,
         backend: Literal["auto", "reference", "fused"] = "auto",
         memory_steps: Annotated[int, Range(3)] | None = None,
     ):

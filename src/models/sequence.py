@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..options import PositiveInt, Probability, Range
-from ..spec import DataSpec
+from ..data.spec import DataSpec
+from ..options.types import Fraction, PositiveInt, Range
 from .recurrent import LSTMCell, RNNCell, StackedLSTM, States, unroll
 
 
@@ -147,7 +147,7 @@ class StackedLSTMModel(SequenceModel):
         spec: DataSpec,
         hidden_size: PositiveInt = 128,
         num_layers: PositiveInt = 2,
-        dropout: Probability = 0.5,
+        dropout: Fraction = 0.5,
         memory_steps: Annotated[int, Range(3)] | None = None,
         **kwargs: Any,
     ):

@@ -10,9 +10,9 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from ..data.spec import DataSpec
 from ..errors import UserError, did_you_mean
-from ..options import PositiveInt
-from ..spec import DataSpec
+from ..options.types import PositiveInt
 
 # What the networks were drawn for; images are enlarged to it for those that cannot run on smaller ones.
 NATIVE_SIZE = 224

@@ -1,8 +1,1 @@
-"""From many run records to one table, one plot set, one recommendation.
-
-Only run records are read: nothing here imports torch, and anything can be reported again later.
-"""
-
-from .report import Report, write_report
-
-__all__ = ["Report", "write_report"]
+"""The runs of a sweep: folders, processes, launchers, and the search for a batch size."""

@@ -7,12 +7,12 @@ import lightning
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from strangers import Memory, Stranger, loader
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
 from batchscope.callbacks import curves
 from batchscope.callbacks.curves import TrainCurves
+from tests.support.third_party_modules import Memory, Stranger, loader
 
 
 def trainer(tmp_path: Path, logger: Any, **options: Any) -> lightning.Trainer:

@@ -7,14 +7,14 @@ from typing import Any
 import lightning
 import pytest
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from strangers import Stranger, loader
 from torch import Tensor
 
 from batchscope.callbacks import device, throughput
+from batchscope.callbacks._stopwatch import HostClock
 from batchscope.callbacks.device import DeviceMonitor
-from batchscope.callbacks.stopwatch import HostClock
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.telemetry import ENERGY, Sampler
+from tests.support.third_party_modules import Stranger, loader
 
 BATCH = 4
 

@@ -6,9 +6,9 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.callbacks import Callback
-from strangers import Stranger, loader
 
 from batchscope.callbacks.learning_rate import LearningRateWatch
+from tests.support.third_party_modules import Stranger, loader
 
 
 class Scheduled(Stranger):

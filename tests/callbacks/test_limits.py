@@ -6,12 +6,12 @@ from typing import Any
 import lightning
 import pytest
 import torch
-from strangers import Stranger, loader
 from torch import Tensor, nn
 
 from batchscope.callbacks import throughput
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.calibrate import Calibration, calibrate
+from tests.support.third_party_modules import Stranger, loader
 
 pytestmark = pytest.mark.slow
 

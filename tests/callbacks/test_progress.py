@@ -4,10 +4,10 @@ from pathlib import Path
 
 import lightning
 import pytest
-from strangers import Stranger, loader
 
 from batchscope.callbacks import progress
 from batchscope.callbacks.progress import ProgressBar
+from tests.support.third_party_modules import Stranger, loader
 
 
 def fit(bar: ProgressBar, tmp_path: Path) -> None:
@@ -51,8 +51,8 @@ def test_the_rate_is_samples_over_the_time_since_the_last_redraw(
 
 
 def test_an_interval_of_zero_is_refused_where_it_is_declared() -> None:
-    from batchscope import schema
     from batchscope.errors import UserError
+    from batchscope.options import schema
 
     with pytest.raises(UserError, match="takes a number above 0"):
         schema.check({"_target_": "batchscope.callbacks.progress.ProgressBar", "interval_s": 0}, "callbacks.progress")

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from batchscope.callbacks import stopwatch
-from batchscope.callbacks.stopwatch import PAUSE, CudaClock, HostClock, Stopwatch, clock_for
+from batchscope.callbacks import _stopwatch as stopwatch
+from batchscope.callbacks._stopwatch import PAUSE, CudaClock, HostClock, Stopwatch, clock_for
 
 
 class FakeClock(HostClock):

@@ -9,19 +9,19 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.profilers import SimpleProfiler
-from runs import SMALL, ranks, record
-from strangers import Memory, Stranger, loader
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from batchscope.callbacks import throughput
-from batchscope.callbacks.cost import PART_MS
+from batchscope.callbacks._cost_summary import PART_MS
+from batchscope.callbacks._stopwatch import HostClock
 from batchscope.callbacks.device import DeviceMonitor
-from batchscope.callbacks.stopwatch import HostClock
 from batchscope.callbacks.throughput import KEYS, ThroughputMonitor
 from batchscope.hardware import calibrate
 from batchscope.hardware.calibrate import Calibration
 from batchscope.models.recurrent import LSTMCell, unroll
+from tests.support.runs import SMALL, ranks, record
+from tests.support.third_party_modules import Memory, Stranger, loader
 
 
 def fit(

@@ -11,7 +11,7 @@ from torchvision import datasets
 
 from batchscope.data.cifar10 import CIFAR10
 from batchscope.data.mnist import MNIST, FashionMNIST
-from batchscope.data.official import Expected, OfficialImages
+from batchscope.data.torchvision_images import Expected, TorchvisionImages
 
 NUM_TRAIN, NUM_TEST = 250, 60
 
@@ -49,10 +49,10 @@ def md5(content: bytes) -> str:
 
 
 @pytest.fixture
-def small_official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[type[OfficialImages]], Path]:
+def small_official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[type[TorchvisionImages]], Path]:
     """Call it with a dataset's class: it writes small files, has the class expect them, and gives their root."""
 
-    def write(kind: type[OfficialImages]) -> Path:
+    def write(kind: type[TorchvisionImages]) -> Path:
         root = tmp_path / "small"
         if issubclass(kind, CIFAR10):
             contents = small_cifar10_files()

@@ -14,17 +14,17 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision import datasets
 
-from batchscope import schema
-from batchscope.build import build
-from batchscope.config import CONFIGS
 from batchscope.data.adding import Adding
 from batchscope.data.cifar10 import CIFAR10
 from batchscope.data.copy_memory import GO, LENGTH, SYMBOLS, CopyMemory
 from batchscope.data.datamodule import TensorDataModule
 from batchscope.data.mnist import MNIST, FashionMNIST
-from batchscope.data.official import OfficialImages
 from batchscope.data.sequential_mnist import SequentialMNIST
+from batchscope.data.torchvision_images import TorchvisionImages
 from batchscope.errors import UserError
+from batchscope.options import schema
+from batchscope.options.config import CONFIGS
+from batchscope.training.build import build
 
 OPTIONS = sorted(file.stem for file in (CONFIGS / "data").glob("*.yaml"))
 SMALL = {"num_train": 200, "num_val": 50, "num_test": 60}
@@ -35,7 +35,7 @@ Make = Callable[..., TensorDataModule]
 
 
 @pytest.fixture
-def make(small_official: Callable[[type[OfficialImages]], Path], tmp_path: Path) -> Make:
+def make(small_official: Callable[[type[TorchvisionImages]], Path], tmp_path: Path) -> Make:
     """Build and load a dataset by the name of its YAML, shrunk, on small files where it reads any."""
     root: dict[str, Path] = {}
 
@@ -48,7 +48,7 @@ def make(small_official: Callable[[type[OfficialImages]], Path], tmp_path: Path)
         node |= {key: value for key, value in SMALL.items() if key in node}
         if "root" in node:
             if option not in root:
-                root[option] = small_official(kind) if issubclass(kind, OfficialImages) else tmp_path
+                root[option] = small_official(kind) if issubclass(kind, TorchvisionImages) else tmp_path
             node["root"] = str(root[option])
         data = build(node | changes, "data")
         data.check()
@@ -268,7 +268,7 @@ def restored(x: Tensor, data: TensorDataModule) -> Tensor:
 
 @pytest.mark.parametrize("kind", [MNIST, FashionMNIST])
 def test_images_are_the_official_ones_normalised(
-    kind: type[OfficialImages], small_official: Callable[..., Path]
+    kind: type[TorchvisionImages], small_official: Callable[..., Path]
 ) -> None:
     data = kind(root=str(small_official(kind)), num_val=50)
     x, y = loaded(data, "test")

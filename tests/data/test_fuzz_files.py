@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from fuzzing import budget, damage, refused_or_fine
 
 from batchscope.data.cifar10 import CIFAR10
 from batchscope.data.digits import cached_digits, render_digits
 from batchscope.data.mnist import MNIST, FashionMNIST
-from batchscope.data.official import OfficialImages
+from batchscope.data.torchvision_images import TorchvisionImages
+from tests.support.fuzzing import budget, damage, refused_or_fine
 
 
 @pytest.mark.parametrize("kind", [MNIST, FashionMNIST, CIFAR10])
 def test_random_bytes_as_an_official_file(
-    small_official: Callable[[type[OfficialImages]], Path], kind: type[OfficialImages]
+    small_official: Callable[[type[TorchvisionImages]], Path], kind: type[TorchvisionImages]
 ) -> None:
     root = small_official(kind)
     good = {path: (root / path).read_bytes() for path in kind.files}

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.data import datamodule, loader
 from batchscope.data.datamodule import MIN_EVAL_BATCH_SIZE, Split, TensorDataModule
-from batchscope.data.loader import EpochBatches, TensorLoader, copied_ahead
+from batchscope.data.loader import DeterministicBatchSampler, TensorLoader, prefetch_to_device
+from batchscope.data.spec import DataSpec
 from batchscope.errors import UserError
-from batchscope.spec import DataSpec
 
 NUM = 50
 
@@ -87,7 +87,7 @@ def test_the_length_is_the_number_of_batches(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("num", "batch_size", "batches"), [(10, 5, 2), (11, 5, 3), (3, 5, 1), (1, 1, 1)])
 def test_the_number_of_batches_is_rounded_up(num: int, batch_size: int, batches: int) -> None:
-    assert len(EpochBatches(num, batch_size, shuffle=True)) == batches
+    assert len(DeterministicBatchSampler(num, batch_size, shuffle=True)) == batches
 
 
 @pipelines
@@ -143,7 +143,7 @@ def test_every_pair_of_seed_and_epoch_has_an_order_of_its_own() -> None:
     seeds = [0, 1, 2, 255, 256, 257, 1 << 24, (1 << 32) - 1]
     orders = set()
     for seed in seeds:
-        batches = EpochBatches(NUM, 8, shuffle=True, seed=seed)
+        batches = DeterministicBatchSampler(NUM, 8, shuffle=True, seed=seed)
         for epoch in range(5):
             batches.set_epoch(epoch)
             orders.add(tuple(batches.order().tolist()))
@@ -214,7 +214,7 @@ def shares(
     found = []
     for rank in range(world):
         monkeypatch.setattr(loader, "rank_and_world", lambda rank=rank: (rank, world))
-        batches = EpochBatches(num, batch_size, shuffle=True, seed=1, **options)
+        batches = DeterministicBatchSampler(num, batch_size, shuffle=True, seed=1, **options)
         batches.set_epoch(2)
         found.append(list(batches))
         assert len(batches) == len(found[-1])
@@ -267,7 +267,7 @@ def test_the_weighted_means_of_the_processes_average_to_that_of_the_batch(
     processes, weights = shares(monkeypatch, num, 8, 3), []
     for rank in range(3):
         monkeypatch.setattr(loader, "rank_and_world", lambda rank=rank: (rank, 3))
-        batches = EpochBatches(num, 8, shuffle=True)
+        batches = DeterministicBatchSampler(num, 8, shuffle=True)
         weights.append([batches.weight(batch) for batch in range(len(batches))])
     for batch, whole in enumerate(global_batches(processes)):
         means = [sum(own[batch]) / len(own[batch]) * of[batch] for own, of in zip(processes, weights, strict=True)]
@@ -289,7 +289,7 @@ def test_a_process_is_served_its_own_share(options: dict[str, Any], monkeypatch:
 
 @pytest.mark.parametrize(("num", "sizes"), [(10, [5, 5]), (11, [5, 6]), (12, [5, 5, 2]), (3, [3])])
 def test_a_rest_of_too_few_samples_joins_the_last_batch(num: int, sizes: list[int]) -> None:
-    batches, alone = (EpochBatches(num, 5, shuffle=True, min_samples=least) for least in (2, 1))
+    batches, alone = (DeterministicBatchSampler(num, 5, shuffle=True, min_samples=least) for least in (2, 1))
     assert [len(batch) for batch in batches] == sizes
     assert joined(batches) == joined(alone)
 
@@ -354,7 +354,7 @@ def test_a_batch_can_be_asked_which_samples_it_holds() -> None:
 
 
 class FakeGPU:
-    """The part of torch.cuda that `copied_ahead` may use, writing down what happens; anything that waits is missing."""
+    """The part of torch.cuda that `prefetch_to_device` may use, writing down what happens; anything that waits is missing."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.log: list[tuple[Any, ...]] = []
@@ -413,11 +413,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
 
 
 def train_on(gpu: FakeGPU, num: int) -> list[list[str]]:
-    """Take `num` batches of two tensors through `copied_ahead`, writing down when each is handed out."""
+    """Take `num` batches of two tensors through `prefetch_to_device`, writing down when each is handed out."""
     batches = ((FakeTensor(gpu, f"x{i}"), FakeTensor(gpu, f"y{i}")) for i in range(num))
     received = []
     device = torch.device("cuda", 0)
-    for index, batch in enumerate(copied_ahead(batches, device, torch.cuda.Stream(device))):
+    for index, batch in enumerate(prefetch_to_device(batches, device, torch.cuda.Stream(device))):
         gpu.log.append(("train", index))
         assert all(tensor.on_device for tensor in batch)
         received.append([tensor.name for tensor in batch])
@@ -464,7 +464,7 @@ def test_the_wait_for_a_copy_is_all_that_lies_in_the_context_of_waiting(gpu: Fak
         gpu.log.append(("waited", gpu.current))
 
     batches = [(FakeTensor(gpu, f"x{i}"),) for i in range(3)]
-    list(copied_ahead(batches, torch.device("cuda", 0), torch.cuda.Stream(), waiting))
+    list(prefetch_to_device(batches, torch.device("cuda", 0), torch.cuda.Stream(), waiting))
     begins = [index for index, entry in enumerate(gpu.log) if entry[0] == "waiting"]
     assert [gpu.log[i : i + 3] for i in begins] == [
         [("waiting", "training"), ("wait", "training", ("copying", copies)), ("waited", "training")]
@@ -473,7 +473,7 @@ def test_the_wait_for_a_copy_is_all_that_lies_in_the_context_of_waiting(gpu: Fak
 
 
 def test_a_loader_has_one_stream_for_all_epochs(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = TensorLoader((torch.zeros(3),), EpochBatches(3, 1, shuffle=False), torch.device("cuda", 0))
+    served = TensorLoader((torch.zeros(3),), DeterministicBatchSampler(3, 1, shuffle=False), torch.device("cuda", 0))
     monkeypatch.setattr(served, "_batches", lambda: [(FakeTensor(gpu, f"x{i}"),) for i in range(3)])
     for _ in range(3):
         list(served)
@@ -483,7 +483,7 @@ def test_a_loader_has_one_stream_for_all_epochs(gpu: FakeGPU, monkeypatch: pytes
 @pytest.mark.filterwarnings("ignore")
 def test_the_wait_for_a_copy_is_measured_as_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     class SlowCopies(TensorLoader):
-        """Waits for every batch's copy as `copied_ahead` does; a CPU has no stream to wait in."""
+        """Waits for every batch's copy as `prefetch_to_device` does; a CPU has no stream to wait in."""
 
         def __iter__(self) -> Iterator[loader.Tensors]:
             for batch in self._batches():
@@ -515,7 +515,7 @@ def test_memory_is_kept_until_the_training_stream_is_done_with_it(gpu: FakeGPU) 
 def test_a_real_gpu_gets_the_same_batches_while_it_is_busy_with_the_last() -> None:
     device = torch.device("cuda", 0)
     tensors = (torch.randn(4_096, 512), torch.arange(4_096))
-    batches = EpochBatches(4_096, 64, shuffle=True)
+    batches = DeterministicBatchSampler(4_096, 64, shuffle=True)
     expected = list(TensorLoader(tensors, batches, torch.device("cpu")))
     busy = torch.randn(2_048, 2_048, device=device)
     received = []

@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from runs import assert_alike, results
+
+from tests.support.runs import assert_alike, results
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -151,7 +152,7 @@ def test_a_sweep_starts_a_run_when_every_process_of_the_one_before_has_gone(tmp_
 def run_of(process: psutil.Process) -> int | None:
     """The number of the run that a process of a sweep is of."""
     words = command(process).split()
-    return int(words[-1].rpartition("/")[2]) if "batchscope.launch.job" in words else None
+    return int(words[-1].rpartition("/")[2]) if "batchscope.sweep.job" in words else None
 
 
 def command(process: psutil.Process) -> str:

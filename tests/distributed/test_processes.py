@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import SMALL as SMALL_RUN
-from runs import Run, ranks
 from torch.distributed import TCPStore
 
 from batchscope.distributed.processes import check
 from batchscope.errors import UserError
 from batchscope.hardware.devices import check_accelerator
-from batchscope.ranks import Rank, this
+from batchscope.ranks import Rank, current
+from tests.support.runs import SMALL as SMALL_RUN
+from tests.support.runs import Run, ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
@@ -32,27 +32,27 @@ SRUN = {
 
 
 def test_a_process_alone_is_the_first() -> None:
-    assert this({}) == Rank("", 0, 1)
+    assert current({}) == Rank("", 0, 1)
 
 
 def test_what_lightning_starts_is_known_by_its_number() -> None:
-    assert this({"LOCAL_RANK": "1"}) == Rank("", 1, 1)
+    assert current({"LOCAL_RANK": "1"}) == Rank("", 1, 1)
 
 
 def test_torchruns_processes_are_numbered_over_all_machines() -> None:
-    assert this(TORCHRUN) == Rank("torchrun", 3, 4)
+    assert current(TORCHRUN) == Rank("torchrun", 3, 4)
 
 
 def test_sruns_processes_are_numbered_over_all_machines() -> None:
-    assert this(SRUN) == Rank("srun", 2, 4)
+    assert current(SRUN) == Rank("srun", 2, 4)
 
 
 def test_torchrun_started_by_srun_counts_for_its_processes() -> None:
-    assert this({**SRUN, **TORCHRUN}).launcher == "torchrun"
+    assert current({**SRUN, **TORCHRUN}).launcher == "torchrun"
 
 
 def test_a_shell_within_slurm_has_not_been_started_by_srun() -> None:
-    assert this({**SRUN, "SLURM_JOB_NAME": "interactive"}) == Rank("", 0, 1)
+    assert current({**SRUN, "SLURM_JOB_NAME": "interactive"}) == Rank("", 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def attempt(folder: Path, number: int, store: TCPStore, faults: dict[int, list] 
 
 def test_processes_that_torchrun_starts_again_leave_the_failed_attempts_addresses_and_folder(tmp_path: Path) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    fails = {1: [("batchscope.task.Task.training_step", 3, fail)]}
+    fails = {1: [("batchscope.training.task.Task.training_step", 3, fail)]}
     assert 0 not in [one.end(60) for one in attempt(tmp_path / "0", 0, store, fails)]
     again = attempt(tmp_path / "1", 1, store)
     assert [one.end(60) for one in again] == [0, 0], [one.complained for one in again]
@@ -277,7 +277,7 @@ def test_torchrun_starts_processes_again_that_have_failed(tmp_path: Path) -> Non
     program = tmp_path / "program.py"
     program.write_text(
         "import os\n"
-        "from batchscope import task, train\n"
+        "from batchscope import train\nfrom batchscope.training import task\n"
         "def fail(*_):\n"
         "    raise RuntimeError('an attempt that fails')\n"
         "if (os.environ['TORCHELASTIC_RESTART_COUNT'], os.environ['RANK']) == ('0', '1'):\n"

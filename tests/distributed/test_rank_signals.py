@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import SMALL, Run, assert_alike, last, ranks, record, results
 
-STEP, VALIDATION, TEST = (f"batchscope.task.Task.{kind}_step" for kind in ("training", "validation", "test"))
+from tests.support.runs import SMALL, Run, assert_alike, last, ranks, record, results
+
+STEP, VALIDATION, TEST = (f"batchscope.training.task.Task.{kind}_step" for kind in ("training", "validation", "test"))
 LOAD = "batchscope.data.copy_memory.CopyMemory.load"
-SAVE = "batchscope.callbacks.checkpoint.Checkpoints.save"
+SAVE = "batchscope.checkpointing.callback.Checkpoints.save"
 # Four batches an epoch: 64 samples, 8 in each of two processes.
 SHORT = [word.replace("data.num_train=76", "data.num_train=64") for word in SMALL]
 LONG = [*SHORT, "trainer.max_epochs=1000", "+trainer.check_val_every_n_epoch=1000"]

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from batchscope.cli import hardware as program
 from batchscope.errors import UserError
-from batchscope.hardware import __main__ as program
 from batchscope.hardware import calibrate as measuring
 from batchscope.hardware.calibrate import (
     Calibration,

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from closed_forms import BATCH, CNN, MNIST, MODELS, ZOO, chain, conv, linear, recurrent, with_head, zoo_task
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.compile import from_compiled
 from torch import Tensor, nn
@@ -23,9 +22,22 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
+from batchscope.data.spec import DataSpec
 from batchscope.hardware import flops
 from batchscope.hardware.flops import StepFlops, count_step
-from batchscope.spec import DataSpec
+from tests.support.closed_forms import (
+    BATCH,
+    CNN,
+    MNIST,
+    MODELS,
+    ZOO,
+    chain,
+    conv,
+    linear,
+    recurrent,
+    with_head,
+    zoo_task,
+)
 
 
 class Stranger(lightning.LightningModule):

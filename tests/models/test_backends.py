@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from batchscope.data.spec import DataSpec
+from batchscope.distributed.sharding import shard
 from batchscope.models import fused
 from batchscope.models.recurrent import LSTMCell, RNNCell, StackedLSTM, runs_fused, unroll
 from batchscope.models.sequence import LSTMCellModel, RNNCellModel, SequenceModel, StackedLSTMModel
-from batchscope.sharding import shard
-from batchscope.spec import DataSpec
 
 BATCH, STEPS, FEATURES, HIDDEN = 4, 37, 3, 5  # steps enough for two whole blocks and a part of one
 VALUE = DataSpec(kind="sequence", input_shape=(STEPS, FEATURES), target="value", num_outputs=1)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from batchscope.data.spec import DataSpec
 from batchscope.models.sequence import LSTMCellModel, RNNCellModel, SequenceModel, StackedLSTMModel
-from batchscope.spec import DataSpec
 
 BATCH, STEPS, FEATURES, HIDDEN = 4, 23, 3, 5
 MODELS = {"RNNCellModel": RNNCellModel, "LSTMCellModel": LSTMCellModel, "StackedLSTMModel": StackedLSTMModel}

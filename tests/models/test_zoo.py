@@ -11,14 +11,14 @@ import torchvision
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from batchscope import schema
-from batchscope.build import build
-from batchscope.config import CONFIGS
+from batchscope.data.spec import DataSpec
 from batchscope.errors import UserError
 from batchscope.models.cnn import SimpleCNN
 from batchscope.models.mlp import MLP
 from batchscope.models.torchvision import NATIVE_SIZE, TorchvisionModel
-from batchscope.spec import DataSpec
+from batchscope.options import schema
+from batchscope.options.config import CONFIGS
+from batchscope.training.build import build
 
 SPECS = {
     "grey image": DataSpec(kind="image", input_shape=(1, 28, 28), target="class", num_outputs=10),

@@ -1,0 +1,158 @@
+"""PredictionImages: a few test samples with the model's answers, and the confusion matrix, as images in TensorBoard."""
+
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import TensorBoardLogger
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from ..options.types import PositiveInt
+
+
+class PredictionImages(Callback):
+    """Draws what `test_step` returned as `output` and `target`; does nothing for steps that return neither.
+
+    | Key | Unit | Meaning |
+    | --- | --- | --- |
+    | `test/samples` | image | samples with target and prediction, mistakes first |
+    | `test/confusion` | image | rows are the true classes, columns the predicted ones |
+
+    A module may have a `spec` with `classes`, `mean` and `std`, for names and true colours.
+
+    Args:
+        num_samples: how many samples are drawn.
+    """
+
+    __test__ = False  # not a test, whatever its name says to pytest
+
+    def __init__(self, num_samples: PositiveInt = 16):
+        self.num_samples = num_samples
+        self._samples: list[tuple[bool, Tensor, Tensor, Tensor]] = []
+        self._confusion: Tensor | None = None
+
+    def on_test_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Start anew."""
+        self._samples, self._confusion = [], None
+
+    def on_test_batch_end(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep a few samples, mistakes first, and count classes on the device."""
+        if not isinstance(outputs, dict) or not {"output", "target"} <= outputs.keys():
+            return
+        x, output, target = batch[0], outputs["output"], outputs["target"]
+        if output.dim() == 2 and target.dim() == 1 and not target.is_floating_point():
+            answer = output.argmax(dim=-1)
+            wrong = answer != target
+            cells = torch.bincount(target * output.shape[1] + answer, minlength=output.shape[1] ** 2)
+            self._confusion = cells if self._confusion is None else self._confusion + cells
+        else:
+            answer = output.argmax(dim=-1) if output.dim() == 3 else output.squeeze(-1)
+            wrong = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        if len([1 for mistake, *_ in self._samples if mistake]) < self.num_samples:
+            for i in wrong.int().argsort(descending=True, stable=True)[: self.num_samples].tolist():
+                self._samples.append((bool(wrong[i]), x[i].cpu(), answer[i].cpu(), target[i].cpu()))
+            self._samples = sorted(self._samples, key=lambda s: not s[0])[: self.num_samples]
+
+    def on_test_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Draw, and hand the figures to TensorBoard."""
+        writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        if not self._samples or not writers or not trainer.is_global_zero:
+            return
+        spec = getattr(pl_module, "spec", None)
+        figures = {"test/samples": _draw_samples([s[1:] for s in self._samples], spec)}
+        if self._confusion is not None:
+            classes = int(len(self._confusion) ** 0.5)
+            figures["test/confusion"] = _draw_confusion(self._confusion.view(classes, classes).cpu(), spec)
+        for writer in writers:
+            for key, figure in figures.items():
+                writer.add_figure(key, figure, trainer.global_step, close=False)
+
+
+def _draw_samples(samples: list[tuple[Tensor, Tensor, Tensor]], spec: Any) -> Figure:
+    """One small picture a sample: `(x, answer, target)`."""
+    x, _, target = samples[0]
+    per_step = target.dim() == 1
+    if target.is_floating_point():
+        return _draw_values(samples)
+    columns = 1 if per_step else min(8, len(samples))
+    rows = -(-len(samples) // columns)
+    figure = Figure(
+        figsize=(8, 0.7 * rows) if per_step else (1.25 * columns, 1.6 * rows), layout="constrained", dpi=120
+    )
+    for axes, (x, answer, target) in zip(figure.subplots(rows, columns, squeeze=False).flat, samples, strict=False):
+        axes.set_xticks([])
+        axes.set_yticks([])
+        if per_step:
+            axes.imshow(torch.stack([target, answer]).numpy(), aspect="auto", interpolation="nearest", cmap="viridis")
+            axes.set_yticks([0, 1], ["target", "answer"], fontsize=7)
+            continue
+        axes.imshow(_as_image(x, spec).numpy(), cmap="gray", interpolation="nearest")
+        right = bool(answer == target)
+        text = _class_name(answer, spec) if right else f"{_class_name(answer, spec)}, is {_class_name(target, spec)}"
+        axes.set_title(text, fontsize=8, color="#0072B2" if right else "#D55E00")
+    for axes in figure.axes[len(samples) :]:
+        axes.set_axis_off()
+    return figure
+
+
+def _draw_values(samples: list[tuple[Tensor, Tensor, Tensor]]) -> Figure:
+    """Answers against targets, and the line on which they agree."""
+    answers = [float(s[1]) for s in samples]
+    targets = [float(s[2]) for s in samples]
+    figure = Figure(figsize=(4, 4), layout="constrained", dpi=120)
+    axes = figure.subplots()
+    low, high = min(answers + targets), max(answers + targets)
+    axes.plot([low, high], [low, high], color="0.7", linewidth=1)
+    axes.scatter(targets, answers, s=18, color="#0072B2")
+    axes.set_xlabel("target")
+    axes.set_ylabel("answer")
+    axes.set_aspect("equal")
+    return figure
+
+
+def _draw_confusion(counts: Tensor, spec: Any) -> Figure:
+    """Counts `(C, C)`; the colour is the share of a row, so that rare mistakes can be seen."""
+    classes = len(counts)
+    share = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
+    off_diagonal = share.clone().fill_diagonal_(0)
+    figure = Figure(figsize=(6, 5.6), layout="constrained", dpi=120)
+    axes = figure.subplots()
+    axes.imshow(off_diagonal.numpy(), cmap="Oranges", vmin=0, vmax=max(0.02, float(off_diagonal.max())))
+    if classes <= 20:
+        names = [_class_name(i, spec) for i in range(classes)]
+        axes.set_xticks(range(classes), names, rotation=45 if max(map(len, names)) > 3 else 0, fontsize=8)
+        axes.set_yticks(range(classes), names, fontsize=8)
+        for i, j in torch.cartesian_prod(torch.arange(classes), torch.arange(classes)).tolist():
+            if counts[i, j]:
+                style = {"weight": "bold", "color": "#0072B2"} if i == j else {"color": "black"}
+                axes.text(j, i, int(counts[i, j]), ha="center", va="center", fontsize=7, **style)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
+    axes.set_title(f"{int(counts.trace()):,} of {int(counts.sum()):,} right; mistakes are coloured", fontsize=9)
+    return figure
+
+
+def _as_image(x: Tensor, spec: Any) -> Tensor:
+    """`(C, H, W)` or a sequence `(T, F)` as something imshow takes."""
+    if x.dim() == 2:
+        side = int(x.numel() ** 0.5)
+        return x.view(side, side) if x.shape[1] == 1 and side * side == x.numel() else x
+    if getattr(spec, "mean", ()):
+        x = x * torch.tensor(spec.std).view(-1, 1, 1) + torch.tensor(spec.mean).view(-1, 1, 1)
+    return x.permute(1, 2, 0).clamp(0, 1) if x.shape[0] == 3 else x[0]
+
+
+def _class_name(index: Any, spec: Any) -> str:
+    names = getattr(spec, "classes", ())
+    name = names[int(index)] if names else str(int(index))
+    return name.split(" - ")[0]  # torchvision's MNIST calls its classes "7 - seven"

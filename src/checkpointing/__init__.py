@@ -1,0 +1,1 @@
+"""Fault tolerance: checkpoint files, signals, random state, and resuming a run exactly."""

@@ -1,0 +1,181 @@
+"""`python train.py resume=<run folder>`: which run is gone on with, and which options may have changed meanwhile."""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from ..errors import UserError
+from ..files import lock_folder, refuse_links
+from ..options import trust
+from ..options.config import check, override
+from ..options.tree import flatten
+from ..records.run_record import FILE, DamagedRecordError, read
+
+RUNS = Path("outputs/runs")  # where hydra.run.dir puts them
+# What decides where and how a run is trained and watched, and not what comes out of it.
+_FREE = re.compile(
+    r"(logger|callbacks\.(curves|device|throughput|communication|progress|pictures|nonfinite))(\..+)?"
+    r"|callbacks\.checkpoint\.(dirpath|every_minutes|every_n_steps)"
+    r"|trainer\.(accelerator|max_time|enable_\w+|log_every_n_steps|default_root_dir|limit_test_batches|profiler)(\..+)?"
+    r"|data\.(root|offline|pipeline|num_workers)"
+    r"|test|optimized_metric|keep_freed_memory|run_dir|resume|search"
+)
+_LENGTH = ("trainer.max_epochs", "trainer.max_steps")
+
+
+@contextlib.contextmanager
+def lock_run_dir(run_dir: Path, enabled: bool = True, option: str = "resume") -> Iterator[None]:
+    """Hold a run's folder, so that no second process trains in it at the same time.
+
+    Args:
+        run_dir: made if it is missing.
+        enabled: False in all but the first process of a distributed run.
+        option: the one that names the folder.
+
+    Raises:
+        UserError: if another process holds it, or it cannot be written.
+    """
+    if not enabled:
+        yield
+        return
+    with lock_folder(run_dir, option, f"{os.path.relpath(run_dir)} is being trained right now"):
+        yield
+
+
+def find(overrides: list[str]) -> tuple[Path, list[str]]:
+    """The folder that a command line with `resume=` names, and the other options on it.
+
+    Raises:
+        UserError: if there is no such run, or none at all.
+    """
+    named = [text.removeprefix("resume=").strip("'\"") for text in overrides if text.startswith("resume=")]
+    others = [text for text in overrides if not text.startswith("resume=")]
+    if len(named) != 1 or not named[0]:
+        raise UserError("resume: takes the folder of one run, or 'last'")
+    if named[0] != "last":
+        run_dir = Path(named[0])
+        if run_dir.name == FILE:
+            run_dir = run_dir.parent
+        if not (run_dir / FILE).is_file():
+            _refuse_neighbour(run_dir)
+            raise UserError(f"resume: got '{named[0]}', which holds no run (no {FILE} in it)")
+        return run_dir, others
+    started = [(str(record.get("started", "")), path) for path, record in _runs()]
+    if not started:
+        raise UserError(f"resume: got 'last', and there is no run in {RUNS}")
+    return max(started)[1], others
+
+
+def _refuse_neighbour(path: Path) -> None:
+    """Say what is resumed instead of a checkpoint, and how a sweep goes on."""
+    run_dir = next((parent for parent in path.parents if (parent / FILE).is_file()), None)
+    if path.is_file() and run_dir:
+        raise UserError(f"resume: takes the folder of a run, not a file in it; write resume={run_dir}")
+    if next(path.glob(f"*/{FILE}"), None):
+        raise UserError(
+            f"resume: got '{path}', which holds several runs; a sweep goes on with its own command and "
+            f"hydra.sweep.dir={path}, and one run of it with resume={next(path.glob(f'*/{FILE}')).parent}"
+        )
+
+
+def recorded(run_dir: Path) -> dict[str, Any]:
+    """The record of a run; of one whose record is damaged, what its checkpoints say of it.
+
+    Raises:
+        UserError: if neither can be read.
+    """
+    try:
+        return read(run_dir)
+    except DamagedRecordError:
+        from .restore import newest_good
+
+        known = newest_good(run_dir / "checkpoints").provenance
+        if not known:
+            raise
+        return {key: known[key] for key in ("config", "choices") if key in known}
+
+
+def configuration(
+    record: dict[str, Any], run_dir: Path, overrides: list[str], known: str | None = None
+) -> dict[str, Any]:
+    """The checked configuration to go on with: the recorded one, with the options that may change.
+
+    Args:
+        record: the run's, by whomever it was written.
+        run_dir: where it lies now.
+        overrides: options to change.
+        known: the digest of a configuration that a command line has said; a record that holds it is as good.
+
+    Raises:
+        UserError: for a record that says what only a command line may, or the first changed option that would change
+            the result.
+    """
+    file = os.path.relpath(run_dir / FILE)
+    before = check(OmegaConf.create(recorded_config(record, run_dir)))
+    config = check(override(OmegaConf.create(before), overrides))
+    refuse_links(run_dir)
+    if known is None or known != trust.digest(before):
+        trust.confirm(config, overrides, file, run_dir)
+    old, new = dict(flatten(before)), dict(flatten(config))
+    for key in dict.fromkeys([*old, *new]):
+        if old.get(key) != new.get(key) and not _FREE.fullmatch(key):
+            _refuse(key, old.get(key), new.get(key), config)
+    return {**config, "resume": str(run_dir)}
+
+
+def recorded_config(record: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+    """The configuration of a record, in plain containers, for the folder where it lies now.
+
+    Raises:
+        UserError: if it is none, or the record's `choices`, `overrides` or `resumed` are not what a run writes.
+    """
+    file, here = os.path.relpath(run_dir / FILE), os.path.relpath(run_dir)
+    for key, kind in (("choices", dict), ("overrides", list), ("resumed", list)):
+        found = record.get(key, kind())
+        texts = [*found, *found.values()] if isinstance(found, dict) else [] if key == "resumed" else found
+        if not isinstance(found, kind) or not all(text is None or trust.is_text(text) for text in texts):
+            raise UserError(f"{file}: cannot be read: its {key} are not those of a run")
+    config = trust.plain(record.get("config"), file)
+    return {**with_run_dir(config, str(config.get("run_dir") or here), here), "run_dir": here}
+
+
+def continues_training(config: dict[str, Any], record: dict[str, Any]) -> bool:
+    """Whether a configuration asks for more training than a finished run has had."""
+    before = record["config"]["trainer"]
+    return any(config["trainer"].get(key) != before.get(key) for key in ("max_epochs", "max_steps"))
+
+
+def _refuse(key: str, old: Any, new: Any, config: dict[str, Any]) -> None:
+    why = "would change the result"
+    if key in _LENGTH:
+        if config["optimizer"].get("schedule", "constant") == "constant":
+            return
+        why = f"would change the learning rate: optimizer.schedule={config['optimizer']['schedule']} ends with the run"
+    raise UserError(f"resume: {key} is {old} in the run, and {new} {why}; start another run for it")
+
+
+def _runs() -> Iterator[tuple[Path, dict[str, Any]]]:
+    for path in RUNS.glob(f"*/{FILE}"):
+        with contextlib.suppress(UserError):
+            yield path.parent, read(path.parent)
+
+
+def with_run_dir(node: Any, old: str, new: str, key: str = "") -> Any:
+    """A configuration whose paths below the run's old folder lie below its present one.
+
+    The name of a run's folder may be the value of another option, too: `cpu`. Only an option for a folder that a run
+    writes to is meant by it.
+    """
+    if isinstance(node, dict):
+        return {name: with_run_dir(value, old, new, f"{key}.{name}".lstrip(".")) for name, value in node.items()}
+    if isinstance(node, list):
+        return [with_run_dir(value, old, new, key) for value in node]
+    if not isinstance(node, str):
+        return node
+    inside = node.startswith(old + os.sep) or (node == old and trust.is_written_to(key))
+    return new + node.removeprefix(old) if inside else node

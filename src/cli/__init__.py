@@ -1,0 +1,1 @@
+"""The commands behind `batchscope`, one a file: they parse, call, and print."""

@@ -1,0 +1,1 @@
+"""One run: seed, data, model, callbacks, trainer, fit, test, record."""

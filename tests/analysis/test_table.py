@@ -1,0 +1,78 @@
+"""A row a run: complete as CSV and JSON, readable as Markdown and text, and nothing unknown is a number."""
+
+import csv
+import io
+
+from batchscope.analysis import table
+from batchscope.analysis.runs import find
+from tests.support.synthetic_runs import serial, write_run, write_sweep
+
+
+def test_a_row_holds_what_is_known_and_leaves_out_the_rest(tmp_path):
+    write_run(tmp_path / "0", 64, 10.0, metrics={"test/acc": 0.98})
+    (row,) = table.rows(find([tmp_path]))
+    assert row["samples_per_sec"] == 6400
+    assert row["forward_ms_mean"] == 3.0
+    assert row["test/acc"] == 0.98
+    assert not {"busy_pct", "mfu", "memory_peak_gib", "joules_per_sample", "reason"} & set(row)
+
+
+def test_runs_that_failed_have_a_row_and_a_reason(tmp_path):
+    write_sweep(tmp_path, [32, 64], serial(4, 0.1), metrics={"test/acc": 0.98})
+    write_run(tmp_path / "2", 128, status="out_of_memory", error="OutOfMemoryError: CUDA out of memory. Tried")
+    write_run(tmp_path / "3", 256, status="failed", error="ValueError: a|b\nc " + 200 * "x")
+    write_run(tmp_path / "4", 512, status="running")
+    sweep = find([tmp_path])
+    reasons = [row.get("reason", "") for row in table.rows(sweep)]
+    assert reasons[:3] == ["", "", "out of memory"]
+    assert reasons[3].startswith("ValueError: a|b c xxx")
+    assert reasons[4] == "still running, or killed"
+    lines = table.to_markdown(sweep).splitlines()
+    assert len(lines) == 2 + 5
+    assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
+
+
+def test_csv_has_every_column_and_empty_cells(tmp_path):
+    write_run(tmp_path / "0", 64, 10.0, throughput={"mfu": 0.25})
+    write_run(tmp_path / "1", 128, status="failed", error="ValueError: no")
+    first, second = csv.DictReader(io.StringIO(table.to_csv(table.rows(find([tmp_path])))))
+    assert (first["mfu"], second["mfu"], second["samples_per_sec"]) == ("0.25", "", "")
+    assert list(first).index("batch_size") < list(first).index("mfu") < list(first).index("status")
+
+
+def test_columns_that_no_run_has_are_not_shown(tmp_path):
+    write_sweep(tmp_path, [32, 64], serial(4, 0.1))
+    header = table.to_text(find([tmp_path])).splitlines()[0]
+    assert "samples/s" in header
+    assert not any(word in header for word in ("busy", "MFU", "GiB", "test/", "why"))
+
+
+def test_the_text_is_aligned(tmp_path):
+    write_sweep(tmp_path, [32, 1024], serial(4, 0.1))
+    lines = table.to_text(find([tmp_path])).splitlines()
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_an_accuracy_is_shown_and_a_loss_only_of_runs_without_one(tmp_path):
+    write_run(tmp_path / "0", metrics={"test/acc": 0.98, "test/loss": 0.1})
+    assert table.shown_metrics(find([tmp_path])) == ["test/acc"]
+    write_run(tmp_path / "1", model="lstm_cell", metrics={"test/loss": 0.1})
+    assert table.shown_metrics(find([tmp_path])) == ["test/acc", "test/loss"]
+
+
+def test_runs_of_several_processes_show_the_batch_of_all_and_how_far_apart_the_processes_are(tmp_path):
+    write_run(tmp_path / "0", 64, 10.0, options={"trainer.devices": 1})
+    several = {"processes": 2, "slowest_step_ms": 10.5, "fastest_step_ms": 9.5}
+    write_run(tmp_path / "1", 64, 10.0, options={"trainer.devices": 2}, throughput=several)
+    sweep = find([tmp_path])
+    alone, both = table.rows(sweep)
+    assert not {"processes", "global_batch_size", "slowest_step_ms_mean"} & set(alone)
+    assert (both["processes"], both["batch_size"], both["global_batch_size"]) == (2, 64, 128)
+    assert both["samples_per_sec"] == 2 * alone["samples_per_sec"]
+    shown = table.to_text(sweep).splitlines()
+    assert "global" in shown[0]
+    assert "9.50–10.5" in shown[2]
+
+
+def test_numbers_keep_three_digits():
+    assert [table.short(x) for x in (61234.0, 843.2, 8.434, 0.01234)] == ["61,200", "843", "8.43", "0.0123"]

@@ -1,0 +1,496 @@
+"""The official files: verified before a run, downloaded once, never replaced, and never silently stood in for."""
+
+import gzip
+import hashlib
+import multiprocessing
+import os
+import pickle
+import shutil
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchvision import datasets
+
+from batchscope.data import torchvision_images as official
+from batchscope.data.cifar10 import CIFAR10
+from batchscope.data.mnist import MNIST, FashionMNIST
+from batchscope.data.sequential_mnist import SequentialMNIST
+from batchscope.data.torchvision_images import Expected, TorchvisionImages
+from batchscope.errors import UserError
+
+RAW = Path("MNIST") / "raw"
+NAMES = [Path(file).name for file in MNIST.files]
+SIZES = {Path(file).name: expected.size for file, expected in MNIST.files.items()}
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
+    """Every path below a folder, with its size and the time it was last written."""
+    return {
+        str(path.relative_to(folder)): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in folder.rglob("*")
+    }
+
+
+def message_of(call: Callable[[], None]) -> str:
+    with pytest.raises(UserError) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture
+def real_copy(shared_data: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Call it with the names of files to damage: it gives a root with copies of these and links to the others."""
+
+    def copy(*damaged: str) -> Path:
+        folder = tmp_path / "real" / RAW
+        folder.mkdir(parents=True)
+        for name in NAMES:
+            if name in damaged:
+                shutil.copyfile(shared_data / RAW / name, folder / name)
+            else:
+                (folder / name).symlink_to(shared_data / RAW / name)
+        return tmp_path / "real"
+
+    return copy
+
+
+# --- files that are there --------------------------------------------------------------------------------------------
+
+
+def test_the_real_files_pass_and_nothing_is_written(real_copy: Callable[..., Path]) -> None:
+    data = MNIST(root=str(real_copy()))
+    before = snapshot(data.root)
+    data.check()
+    data.prepare_data()
+    data.load("test")
+    assert snapshot(data.root) == before
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def lengthen(path: Path) -> None:
+    with path.open("ab") as stream:
+        stream.write(b"\0")
+
+
+def flip_a_byte(path: Path) -> None:
+    with path.open("r+b") as stream:
+        stream.seek(path.stat().st_size // 2)
+        byte = stream.read(1)[0]
+        stream.seek(-1, os.SEEK_CUR)
+        stream.write(bytes([byte ^ 1]))
+
+
+def fill_with_200(path: Path) -> None:
+    with path.open("r+b") as stream:
+        stream.seek(8)
+        stream.write(bytes([200]) * (path.stat().st_size - 8))
+
+
+def replace_with(name: str) -> Callable[[Path], None]:
+    def replace(path: Path) -> None:
+        shutil.copyfile((path.parent / name).resolve(), path)
+
+    return replace
+
+
+DAMAGE = {
+    "truncated images": ("t10k-images-idx3-ubyte", halve, "is truncated"),
+    "empty images": ("t10k-images-idx3-ubyte", empty, "is truncated"),
+    "labels a byte too long": ("train-labels-idx1-ubyte", lengthen, "60,009 bytes"),
+    "a flipped bit in an image": ("t10k-images-idx3-ubyte", flip_a_byte, "is corrupted"),
+    "a flipped bit in a label": ("train-labels-idx1-ubyte", flip_a_byte, "is corrupted"),
+    "labels that are all 200": ("train-labels-idx1-ubyte", fill_with_200, "is corrupted"),
+    "training labels for test labels": (
+        "t10k-labels-idx1-ubyte",
+        replace_with("train-labels-idx1-ubyte"),
+        "is as long as train-labels-idx1-ubyte",
+    ),
+    "test images for training images": (
+        "train-images-idx3-ubyte",
+        replace_with("t10k-images-idx3-ubyte"),
+        "is as long as t10k-images-idx3-ubyte",
+    ),
+    "images for labels": (
+        "t10k-labels-idx1-ubyte",
+        replace_with("t10k-images-idx3-ubyte"),
+        "is as long as t10k-images-idx3-ubyte",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "damage", "finding"), DAMAGE.values(), ids=DAMAGE)
+def test_a_wrong_file_is_named_with_its_size_the_expected_one_and_the_repair(
+    name: str, damage: Callable[[Path], None], finding: str, real_copy: Callable[..., Path]
+) -> None:
+    root = real_copy(name)
+    damage(root / RAW / name)
+    before = snapshot(root)
+    message = message_of(MNIST(root=str(root)).check)
+
+    assert message.startswith(f"data.root: {root / RAW / name}: ")
+    assert finding in message
+    assert f"{(root / RAW / name).stat().st_size:,} bytes" in message
+    assert f"expected {SIZES[name]:,}" in message or f"in {SIZES[name]:,} bytes" in message
+    assert "delete it and run again to download it, or put the official file there" in message
+    assert snapshot(root) == before
+
+
+@pytest.mark.parametrize("kind", [MNIST, SequentialMNIST, FashionMNIST, CIFAR10])
+def test_a_folder_in_the_place_of_a_file_is_refused(kind: type[TorchvisionImages], tmp_path: Path) -> None:
+    file = next(iter(kind.files))
+    (tmp_path / file).mkdir(parents=True)
+    assert str(tmp_path / file) in message_of(kind(root=str(tmp_path)).check)
+
+
+def test_two_pickles_of_cifar10_that_changed_places_are_told_apart(small_official: Callable[..., Path]) -> None:
+    root = small_official(CIFAR10)
+    first, second = (root / datasets.CIFAR10.base_folder / f"data_batch_{i}" for i in (1, 2))
+    shutil.copyfile(second, first)
+    message = message_of(CIFAR10(root=str(root)).check)
+    assert message.startswith(f"data.root: {first}: holds the content of data_batch_2")
+
+
+def test_a_pickle_of_cifar10_that_was_changed_is_never_opened(
+    small_official: Callable[..., Path], tmp_path: Path
+) -> None:
+    class Malicious:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "broken-into"),)
+
+    root = small_official(CIFAR10)
+    (root / datasets.CIFAR10.base_folder / "test_batch").write_bytes(pickle.dumps(Malicious()))
+    data = CIFAR10(root=str(root), num_val=50)
+    for call in (data.check, lambda: data.load("test")):
+        message_of(call)
+    assert not (tmp_path / "broken-into").exists()
+
+
+@pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "train-labels-idx1-ubyte"])
+def test_a_file_of_the_right_size_that_is_all_zeros_is_refused(name: str, small_official: Callable[..., Path]) -> None:
+    """Nothing but the size is known of Fashion-MNIST's files; that is what an interrupted copy can leave behind."""
+    root = small_official(FashionMNIST)
+    path = root / "FashionMNIST" / "raw" / name
+    path.write_bytes(bytes(path.stat().st_size))
+    message = message_of(lambda: FashionMNIST(root=str(root), num_val=50).load("train"))
+    assert message.startswith(f"data.root: fashion-mnist in {root} cannot be read")
+    assert "delete it and run again" in message
+
+
+@pytest.mark.parametrize("kind", [MNIST, FashionMNIST])
+def test_what_old_versions_of_torchvision_left_beside_the_files_is_not_read(
+    kind: type[TorchvisionImages], small_official: Callable[..., Path]
+) -> None:
+    root = small_official(kind)
+    expected = kind(root=str(root), num_val=50).load("test")[0]
+    processed = root / kind.source.__name__ / "processed"
+    processed.mkdir()
+    for name in ("training.pt", "test.pt"):
+        torch.save((torch.zeros(9, 28, 28, dtype=torch.uint8), torch.zeros(9, dtype=torch.long)), processed / name)
+    assert torch.equal(kind(root=str(root), num_val=50).load("test")[0], expected)
+
+
+def test_labels_out_of_range_are_refused_where_no_checksum_is_known(small_official: Callable[..., Path]) -> None:
+    root = small_official(FashionMNIST)
+    fill_with_200(root / "FashionMNIST" / "raw" / "train-labels-idx1-ubyte")
+    message = message_of(lambda: FashionMNIST(root=str(root), num_val=50).load("train"))
+    assert "labels from 200 to 200, expected as many and from 0 to 9" in message
+
+
+# --- where they are to be stored -------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_cannot_be_written_to_will_do_when_the_files_are_in_it(
+    real_copy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("read-only")
+
+    data = MNIST(root=str(real_copy()))
+    monkeypatch.setattr(official.os, "access", lambda *_: False)
+    monkeypatch.setattr(official.os, "replace", refuse)
+    monkeypatch.setattr(official, "FileLock", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    data.check()
+    data.prepare_data()
+    assert data.name == "mnist"
+    assert len(data.load("test")[0]) == 10_000
+
+
+@pytest.mark.parametrize("offline", ["digits", "error"])
+@pytest.mark.parametrize("method", ["check", "prepare_data"])
+def test_a_root_below_a_regular_file_is_refused(method: str, offline: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    data = MNIST(root=str(tmp_path / "file" / "data"), offline=offline)
+    message = message_of(getattr(data, method))
+    assert message.startswith("data.root: got ")
+    assert "cannot be written to" in message
+    assert sorted(snapshot(tmp_path)) == ["file"]
+
+
+def test_a_root_without_the_permission_to_write_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(official.os, "access", lambda *_: False)
+    assert f"({tmp_path} is not a writable folder)" in message_of(MNIST(root=str(tmp_path / "data")).check)
+
+
+def test_checking_an_empty_root_creates_nothing(tmp_path: Path) -> None:
+    MNIST(root=str(tmp_path / "a" / "b")).check()
+    assert snapshot(tmp_path) == {}
+
+
+# --- files that cannot be had ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mirrors at a port of this machine that nobody listens to."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    for kind in (datasets.MNIST, datasets.FashionMNIST):
+        monkeypatch.setattr(kind, "mirrors", [f"http://127.0.0.1:{port}/"])
+    monkeypatch.setattr(datasets.CIFAR10, "url", f"http://127.0.0.1:{port}/{datasets.CIFAR10.filename}")
+
+
+@pytest.fixture
+def small_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(official, "STAND_IN_SIZES", {"train": 300, "test": 40})
+
+
+KINDS = {"mnist": MNIST, "sequential": SequentialMNIST, "fashion-mnist": FashionMNIST, "cifar10": CIFAR10}
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_offline_error_refuses_what_cannot_be_downloaded(kind: type[TorchvisionImages], tmp_path: Path) -> None:
+    message = message_of(kind(root=str(tmp_path / "data"), offline="error").prepare_data)
+    assert message.startswith(
+        f"data.root: {kind.torchvision_name} is not in {tmp_path / 'data'} and could not be downlo"
+    )
+    assert "refused" in message
+    assert message.endswith("put its files there")
+    assert [name for name in snapshot(tmp_path / "data") if not name.endswith(".lock")] == []
+
+
+@pytest.mark.usefixtures("no_network", "small_stand_in")
+def test_offline_digits_says_so_in_one_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    MNIST(root=str(tmp_path), offline="digits", num_val=50).prepare_data()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: NOT MNIST: this run trains on digits rendered on this machine, and is recorded as")
+    assert f"mnist is not in {tmp_path} and could not be downloaded" in line
+    assert "data.offline=error" in line
+
+
+@pytest.mark.usefixtures("no_network", "small_stand_in")
+def test_of_several_processes_the_first_one_warns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    MNIST(root=str(tmp_path), offline="digits", num_val=50).prepare_data()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("no_network", "small_stand_in")
+def test_digits_that_stand_in_have_mnists_shape_and_a_name_of_their_own(tmp_path: Path) -> None:
+    data = MNIST(root=str(tmp_path), offline="digits", num_val=50)
+    data.prepare_data()
+    data.setup("fit")
+    data.setup("test")
+    assert data.name == "rendered-digits"
+    assert {split: tuple(data.tensors(split)[0].shape) for split in ("train", "val", "test")} == {
+        "train": (250, *data.spec.input_shape),
+        "val": (50, *data.spec.input_shape),
+        "test": (40, *data.spec.input_shape),
+    }
+    assert set(data.tensors("train")[1].tolist()) == set(range(10))
+
+
+@pytest.mark.usefixtures("no_network", "small_stand_in")
+def test_digits_that_stand_in_for_sequential_mnist_say_so_in_its_name(tmp_path: Path) -> None:
+    data = SequentialMNIST(root=str(tmp_path), offline="digits", num_val=50, steps="pixels")
+    data.prepare_data()
+    assert data.name == "sequential-mnist-pixels-of-rendered-digits"
+    assert data.load("test")[0].shape == (40, 784, 1)
+
+
+@pytest.mark.usefixtures("no_network", "small_stand_in")
+def test_a_run_that_began_on_digits_stays_on_them(
+    tmp_path: Path, small_official: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = MNIST(root=str(tmp_path / "data"), offline="digits", num_val=50)
+    data.prepare_data()
+    data.setup("fit")
+    shutil.copytree(small_official(MNIST), data.root, dirs_exist_ok=True)  # another job has had more luck
+    data.prepare_data()  # as Lightning asks again before every stage
+    assert capsys.readouterr().err.count("NOT MNIST") == 1
+    data.setup("test")
+    assert data.name == "rendered-digits"
+    assert len(data.tensors("test")[0]) == 40
+
+
+# --- downloading -----------------------------------------------------------------------------------------------------
+
+
+class Mirror:
+    """A web server on this machine with the archives of a small MNIST; `broken` ones end half-way."""
+
+    def __init__(self, archives: dict[str, bytes]):
+        self.archives = archives
+        self.broken: set[str] = set()
+        self.served: Counter[str] = Counter()
+        mirror = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_HEAD(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+
+            def do_GET(self) -> None:
+                name = self.path.lstrip("/")
+                content = mirror.archives[name]
+                mirror.served[name] += 1
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content[: len(content) // 2] if name in mirror.broken else content)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/"
+
+
+@pytest.fixture
+def mirror(
+    small_official: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Mirror]:
+    """Torchvision downloads the small files from this machine. `capfd` keeps its bars out of the tests' output."""
+    raw = small_official(MNIST) / RAW
+    archives = {f"{name}.gz": gzip.compress((raw / name).read_bytes()) for name in NAMES}
+    resources = [(name, hashlib.md5(content).hexdigest()) for name, content in archives.items()]
+    mirror = Mirror(archives)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(datasets.MNIST, "mirrors", [mirror.url])
+    monkeypatch.setattr(datasets.MNIST, "resources", resources)
+    thread = threading.Thread(target=mirror.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield mirror
+    mirror.server.shutdown()
+    thread.join()
+    mirror.server.server_close()
+
+
+def left_in(root: Path) -> list[str]:
+    """The files and folders in a root, but for the lock, which is empty and may stay for the next job."""
+    return sorted(name for name, (size, _) in snapshot(root).items() if not (name == ".mnist.lock" and size == 0))
+
+
+WHOLE = sorted(["MNIST", str(RAW), *(str(RAW / name) for name in NAMES)])
+
+
+def test_missing_files_are_downloaded_verified_and_nothing_else_is_left(mirror: Mirror, tmp_path: Path) -> None:
+    data = MNIST(root=str(tmp_path / "data"), num_val=50)
+    assert data.name == "rendered-digits"  # nothing official there yet
+    data.prepare_data()
+    data.check()
+    assert data.name == "mnist"
+    assert left_in(data.root) == WHOLE
+    assert len(data.load("test")[0]) == 60
+
+
+def test_files_that_are_there_are_not_downloaded_again(mirror: Mirror, tmp_path: Path) -> None:
+    MNIST(root=str(tmp_path / "data")).prepare_data()
+    once = mirror.served.copy()
+    MNIST(root=str(tmp_path / "data")).prepare_data()
+    assert mirror.served == once
+
+
+def test_a_download_replaces_no_file_that_is_there(mirror: Mirror, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    MNIST(root=str(root)).prepare_data()
+    missing, *others = NAMES
+    (root / RAW / missing).unlink()
+    before = {name: (root / RAW / name).stat().st_ino for name in others}
+    MNIST(root=str(root)).prepare_data()
+    assert left_in(root) == WHOLE
+    assert {name: (root / RAW / name).stat().st_ino for name in others} == before
+
+
+@pytest.mark.parametrize("name", [f"{NAMES[0]}.gz", f"{NAMES[-1]}.gz"])
+def test_a_download_that_dies_half_way_leaves_no_file(name: str, mirror: Mirror, tmp_path: Path) -> None:
+    mirror.broken = {name}
+    data = MNIST(root=str(tmp_path / "data"), offline="error")
+    assert "could not be downloaded" in message_of(data.prepare_data)
+    assert left_in(data.root) == []
+
+
+def test_a_download_can_be_tried_again(mirror: Mirror, tmp_path: Path) -> None:
+    mirror.broken = {f"{NAMES[2]}.gz"}
+    message_of(MNIST(root=str(tmp_path / "data"), offline="error").prepare_data)
+    mirror.broken = set()
+    MNIST(root=str(tmp_path / "data"), offline="error").prepare_data()
+    assert left_in(tmp_path / "data") == WHOLE
+
+
+def test_a_mirror_with_other_files_than_the_official_ones_is_refused(
+    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {file: Expected(expected.size, "0" * 32) for file, expected in MNIST.files.items()}
+    monkeypatch.setattr(MNIST, "files", files)
+    assert "is corrupted" in message_of(MNIST(root=str(tmp_path / "data")).prepare_data)
+    assert left_in(tmp_path / "data") == []
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="processes cannot be forked here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forking while the mirror's thread runs
+def test_four_processes_that_start_on_one_empty_folder_download_once(mirror: Mirror, tmp_path: Path) -> None:
+    MNIST(root=str(tmp_path / "alone")).prepare_data()
+    once = mirror.served.copy()
+    root = tmp_path / "data"
+    forked = multiprocessing.get_context("fork")
+    together = forked.Barrier(4)
+
+    def prepare() -> None:
+        together.wait(timeout=30)
+        data = MNIST(root=str(root), num_val=50)
+        data.check()
+        data.prepare_data()
+        assert data.name == "mnist"
+        assert len(data.load("train")[0]) == 200
+
+    jobs = [forked.Process(target=prepare) for _ in range(4)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join(timeout=60)
+    assert [job.exitcode for job in jobs] == [0, 0, 0, 0]
+    assert mirror.served == once + once
+    assert left_in(root) == WHOLE
+    MNIST(root=str(root)).check()
+
+
+def test_a_server_that_says_nothing_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(official, "DOWNLOAD_TIMEOUT_S", 0.1)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(datasets.MNIST, "mirrors", [f"http://127.0.0.1:{silent.getsockname()[1]}/"])
+        assert "timed out" in message_of(MNIST(root=str(tmp_path)).prepare_data)
+    assert socket.getdefaulttimeout() is None

@@ -1,0 +1,215 @@
+"""Every command line that the program prints, and the script for SLURM, is one that the program takes."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from batchscope.checkpointing import resume
+from batchscope.cli import train as command
+from batchscope.errors import UserError
+from batchscope.options import trust
+from batchscope.options.command_lines import evaluate_command, program, resume_command
+from batchscope.options.config import accept_null_groups, check_command_line
+from tests.support.runs import EVERY_4, Run, kill_9, record, run
+
+SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "train.sbatch"
+STEP = "batchscope.training.task.Task.training_step"
+STOP_EARLY = "lightning.pytorch.callbacks.EarlyStopping"
+DIGITS = [
+    *("data=digits", "data.num_train=64", "data.num_val=16", "data.num_test=16", "data.batch_size=8", "model=mlp"),
+    *("trainer.max_epochs=1", "trainer.accelerator=cpu", "callbacks.throughput.calibrate=false"),
+    *("callbacks.progress=null", "callbacks.device=null", "callbacks.pictures=null", EVERY_4),
+]
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def fail() -> None:
+    raise UserError("the loss is odd")
+
+
+def elsewhere(folder: Path) -> list[str]:
+    """Options of a run that reads and writes outside its own folder, in a place that a shell would split."""
+    return [f"data.root='{folder}/my data'", f"logger.csv.save_dir='{folder}/my curves'"]
+
+
+def printed(text: str, label: str) -> list[str]:
+    """The words of the command that follows a label, as a shell takes them."""
+    (line,) = [line.partition(label)[2] for line in text.splitlines() if line.strip().startswith(label)]
+    return shlex.split(line)
+
+
+def started(folder: Path, words: list[str]) -> Run:
+    """The command, run by the module that it names."""
+    modules = {("python", "train.py"): "batchscope.train", ("python", "-m"): words[2]}
+    options = words[2:] if words[1] == "train.py" else words[3:]
+    return run(folder, *options, module=modules[words[0], words[1]])
+
+
+def test_an_interrupted_run_is_resumed_by_the_line_that_it_prints(tmp_path: Path) -> None:
+    stopped = run(tmp_path, *DIGITS, *elsewhere(tmp_path), "hydra.run.dir=a run", faults=[(STEP, 3, interrupt)])
+    words = printed(stopped.said, "resume ")
+    assert words[:3] == ["python", "train.py", "resume=a run"]
+    done = started(tmp_path, words)
+    assert done.end() == 0, done.complained
+    assert record(tmp_path / "a run")["status"] == "finished"
+
+
+def test_a_finished_run_is_evaluated_by_the_line_that_it_prints(tmp_path: Path) -> None:
+    by_the_clock = ["+trainer.val_check_interval='00:00:00:00'", "+trainer.check_val_every_n_epoch=null"]
+    places = ["+trainer.default_root_dir=there", "logger.csv.save_dir=there"]
+    done = run(tmp_path, *DIGITS, f"data.root={tmp_path}", *by_the_clock, *places, "hydra.run.dir=out")
+    assert done.end() == 0, done.complained
+    words = printed(done.said, "again ")
+    assert words == [
+        *("python", "-m", "batchscope.evaluate", "ckpt=out/checkpoints/best.ckpt", f"data.root={tmp_path}"),
+    ]
+    tested = started(tmp_path, words)
+    assert tested.end() == 0, tested.complained
+    assert "test/acc" in tested.said
+
+
+def test_a_failed_run_of_a_sweep_is_resumed_by_the_line_that_the_sweep_prints(tmp_path: Path) -> None:
+    options = [*DIGITS, *elsewhere(tmp_path)]
+    assert run(tmp_path, *options, "hydra.run.dir=s/0", faults=[(STEP, 6, fail)]).end() == 1
+    (tmp_path / "s/0/run.json").write_text(json.dumps({**record(tmp_path / "s/0"), "error": "\x1b]0;the loss is odd"}))
+    again = run(tmp_path, "-m", *options, "hydra.sweep.dir=s")
+    assert "\x1b" not in again.complained + again.said
+    words = printed(again.complained, "to go on with it: ")
+    assert words[:3] == ["python", "train.py", "resume=s/0"]
+    done = started(tmp_path, words)
+    assert done.end() == 0, done.complained
+    assert record(tmp_path / "s/0")["status"] == "finished"
+
+
+# --- the script for SLURM --------------------------------------------------------------------------------------------
+
+
+def task_of_job(folder: Path, *options: str) -> list[str]:
+    """The options of the program that the script starts by srun, as job 7."""
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    srun = programs / "srun"
+    srun.write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
+    srun.chmod(0o755)
+    environ = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash", str(SCRIPT), *options], cwd=folder, env=environ, capture_output=True, check=True)
+    *words, _ = done.stdout.decode().split("\0")
+    assert words[:3] == ["python", "-m", "batchscope.train"]
+    return words[3:]
+
+
+def test_a_requeued_job_goes_on_with_its_run_whatever_options_it_was_given(tmp_path: Path) -> None:
+    root, curves = elsewhere(tmp_path)
+    options = [*DIGITS, f"++{root}", curves, "callbacks.curves=null", "+trainer.gradient_clip_val=1"]
+    first = task_of_job(tmp_path, *options)
+    assert run(tmp_path, *first, faults=[(STEP, 6, kill_9)]).end() == -9
+    second = run(tmp_path, *task_of_job(tmp_path, *options))
+    assert second.end() == 0, second.complained
+    known = record(tmp_path / "outputs/runs/7")
+    assert (known["status"], known["resumed"][0]["step"], known["steps"]) == ("finished", 4, 8)
+
+
+# --- the options of a new run, beside resume= ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    return Path("out")
+
+
+def resumed(run_dir: Path, started_with: list[str], *words: str) -> tuple[dict[str, Any], list[str]]:
+    """Configuration and recorded options of a run that is resumed; `words` are the command line beside `resume=`."""
+    (config,) = check_command_line(accept_null_groups(started_with), multirun=False, run_dir=str(run_dir))
+    facts = {"status": "interrupted", "config": config, "choices": {}, "overrides": ["as recorded"]}
+    (run_dir / "run.json").write_text(json.dumps(facts))
+    trained = []
+    command._resume(lambda *run: trained.append((run[0], run[3])), [f"resume={run_dir}", *words], False, None)
+    (resumption,) = trained
+    return resumption
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["experiment=mnist_99", "model=mlp", "data.root=/elsewhere"],
+        ["++data.root=/elsewhere", "callbacks={checkpoint: {dirpath: /elsewhere}}", "hydra.job.name=x"],
+        ["logger=null", "~callbacks.pictures", "model=torchvision", "model.weights=DEFAULT"],
+        [f"+callbacks.stop={{_target_: {STOP_EARLY}, monitor: val/loss}}", "+trainer.model_registry=a/b"],
+    ],
+    ids=" ".join,
+)
+def test_the_options_that_a_run_was_started_with_confirm_it_and_change_nothing(
+    options: list[str], run_dir: Path
+) -> None:
+    config, overrides = resumed(run_dir, options, *options)
+    assert trust.digest(config) == trust.digest(resume.recorded_config({"config": config}, run_dir))
+    assert config["resume"] == "out"
+    assert overrides == ["as recorded"]
+
+
+def test_other_options_are_changes_to_the_run(run_dir: Path) -> None:
+    options = ["optimizer.schedule=constant", "trainer.max_epochs=3", "data.root=/elsewhere"]
+    config, overrides = resumed(run_dir, options, *options, "trainer.max_epochs=4")
+    assert config["trainer"]["max_epochs"] == 4
+    assert overrides == ["as recorded", *options, "trainer.max_epochs=4"]
+    with pytest.raises(UserError, match="optimizer.lr is .* and 7.0 would change the result"):
+        resumed(run_dir, options, *options, "optimizer.lr=7.0")
+
+
+def test_the_options_of_another_run_do_not_confirm_this_one(run_dir: Path) -> None:
+    with pytest.raises(UserError, match="data.root: is '/elsewhere' in out/run.json, which a file alone cannot decide"):
+        resumed(run_dir, ["data.root=/elsewhere"], "seed=0")
+
+
+# --- how the program is named ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "argv", "resume_by", "evaluate_by"),
+    [
+        (None, "train.py", "python train.py", "python -m batchscope.evaluate"),
+        (None, "/a b/train.py", "python '/a b/train.py'", "python -m batchscope.evaluate"),
+        ("batchscope.train", "/x/train.py", "python -m batchscope.train", "python -m batchscope.evaluate"),
+        ("batchscope.sweep.job", "/x/job.py", "python -m batchscope.train", "python -m batchscope.evaluate"),
+        (None, "/nowhere/batchscope-train", "/nowhere/batchscope-train", "/nowhere/batchscope-evaluate"),
+        (None, "pytest", "python -m batchscope.train", "python -m batchscope.evaluate"),
+    ],
+)
+def test_a_printed_line_names_the_program_as_it_was_started(
+    module: str | None, argv: str, resume_by: str, evaluate_by: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = module and SimpleNamespace(name=module)
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=spec))
+    monkeypatch.setattr(sys, "argv", [argv, "seed=1"])
+    (config,) = check_command_line([], multirun=False, run_dir="out")
+    assert resume_command(config, run_dir) == f"{resume_by} resume=out"
+    assert evaluate_command(config, "out/a.ckpt") == f"{evaluate_by} ckpt=out/a.ckpt"
+
+
+def test_an_installed_program_that_the_shell_finds_goes_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "batchscope-train"
+    installed.touch(mode=0o755)
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=None))
+    monkeypatch.setattr(sys, "argv", [str(installed)])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert program() == ["batchscope-train"]
+
+
+def test_a_run_in_a_folder_called_last_is_not_taken_for_the_newest(run_dir: Path) -> None:
+    (config,) = check_command_line([], multirun=False, run_dir="last")
+    assert resume_command(config, Path("last"), ["train"]) == "train resume=./last"

@@ -1,0 +1,203 @@
+"""Runs in processes of their own that tests can kill, stop and starve, and what is compared of two runs.
+
+The processes are forked from a server that has imported everything: each is real, and starts within milliseconds.
+"""
+
+import csv
+import importlib
+import io
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+# 20 steps in 2 epochs, the last batch of each a short one; shuffled, with dropout, under one-cycle.
+SMALL = [
+    *("data=copy_memory", "data.delay=2", "data.num_train=76", "data.num_val=16", "data.num_test=16"),
+    *("data.batch_size=8", "model=stacked_lstm", "model.hidden_size=8", "trainer.max_epochs=2"),
+    *("trainer.accelerator=cpu", "callbacks.throughput.calibrate=false", "callbacks.progress=null"),
+    *("callbacks.device=null", "callbacks.pictures=null", "+callbacks.throughput.flops_per_sample=1"),
+]
+EVERY_4 = "callbacks.checkpoint.every_n_steps=4"
+
+_server = multiprocessing.get_context("forkserver")
+_server.set_forkserver_preload(["batchscope.train", "batchscope.training.run", "tests.support.runs"])
+
+Fault = tuple[str, int, Callable[[], None]]  # at the n-th call of what (by its dotted name), and what happens there
+
+
+def kill_9() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Run:
+    """One run of the program, `python train.py …`, in a process and a folder of its own.
+
+    Args:
+        folder: where the process stands.
+        overrides: its command line.
+        faults: what goes wrong.
+        module: the program, as `python -m` takes it.
+        environ: what its environment has besides the server's.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *overrides: str,
+        faults: Iterable[Fault] = (),
+        module: str = "batchscope.train",
+        environ: dict[str, str] | None = None,
+    ):
+        self.folder = folder
+        self.process = _server.Process(target=_program, args=(folder, module, overrides, list(faults), environ or {}))
+        self.process.start()
+
+    def end(self, timeout: float = 120) -> int:
+        """Wait for the end; the exit code, or minus the number of the signal."""
+        self.process.join(timeout)
+        assert self.process.exitcode is not None, "the process hangs"
+        return self.process.exitcode
+
+    @property
+    def said(self) -> str:
+        return (self.folder / "stdout").read_text()
+
+    @property
+    def complained(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+
+def run(folder: Path, *overrides: str, **how: Any) -> Run:
+    """A run that has ended; `how` as Run takes it."""
+    done = Run(folder, *overrides, **how)
+    done.end()
+    return done
+
+
+def ranks(folder: Path, *overrides: str, faults: dict[int, list[Fault]] | None = None, **environ: str) -> list[Run]:
+    """The two processes of one run, as torchrun starts them, each in a folder of its own below `folder`.
+
+    Args:
+        folder: the run's own is its `out`.
+        overrides: the command line of both; with `resume=…` it is all that they are told.
+        faults: what goes wrong, by rank.
+        environ: what their environment has besides.
+    """
+    count = 2
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(one.getsockname()[1])}
+    where |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    new = ["trainer=ddp", f"trainer.devices={count}", f"hydra.run.dir={folder / 'out'}"]
+    options = [*overrides, *(new if not overrides[0].startswith("resume=") else [])]
+    return [
+        Run(
+            folder / str(rank),
+            *options,
+            faults=(faults or {}).get(rank, []),
+            environ={**where, "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", **environ},
+        )
+        for rank in range(count)
+    ]
+
+
+def _program(
+    folder: Path, module: str, overrides: tuple[str, ...], faults: list[Fault], environ: dict[str, str]
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    os.chdir(folder)
+    os.environ |= environ
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.stdout, sys.stderr = (io.TextIOWrapper(os.fdopen(n, "wb"), write_through=True) for n in (1, 2))
+    sys.argv = ["train.py", *overrides]
+    torch.set_num_threads(1)
+    for what, count, action in faults:
+        _at_call(what, count, action)
+    importlib.import_module(module).main()
+
+
+def _at_call(what: str, count: int, action: Callable[[], None]) -> None:
+    """Have something happen at the n-th call of a function or method, before it is called."""
+    module, _, name = what.rpartition(".")
+    try:
+        owner = importlib.import_module(module)
+    except ModuleNotFoundError:
+        module, _, cls = module.rpartition(".")
+        owner = getattr(importlib.import_module(module), cls)
+    inner, calls = getattr(owner, name), [0]
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == count:
+            action()
+        return inner(*args, **kwargs)
+
+    setattr(owner, name, counted)
+
+
+def record(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "run.json").read_text())
+
+
+def last(run_dir: Path) -> dict[str, Any]:
+    return torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
+
+
+def curves(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows of losses and metrics, without what depends on the clock."""
+    (folder,) = {path.parent for path in run_dir.glob("*/events.*")}
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    keys = [key for key in events.Tags()["scalars"] if key.startswith(("train/", "val/", "test/"))]
+    return {key: [(e.step, e.value) for e in events.Scalars(key)] for key in keys}
+
+
+def table(run_dir: Path) -> list[dict[str, str]]:
+    """The same of the CSV file: its rows without what depends on the clock."""
+    with (run_dir / "csv" / "metrics.csv").open(newline="") as file:
+        rows = [
+            {k: v for k, v in row.items() if "/" not in k or "loss" in k or "acc" in k} for row in csv.DictReader(file)
+        ]
+    return [row for row in rows if any(v for k, v in row.items() if "/" in k)]
+
+
+def results(run_dir: Path) -> dict[str, Any]:
+    """All that must come out of two runs alike."""
+    checkpoint, best = last(run_dir), run_dir / "checkpoints" / "best.ckpt"
+    return {
+        "weights": checkpoint["state_dict"],
+        "optimizer": checkpoint["optimizer_states"],
+        "schedule": checkpoint["lr_schedulers"],
+        "random": checkpoint["position"]["random"],
+        "best": torch.load(best, weights_only=True)["state_dict"] if best.exists() else None,
+        "metrics": record(run_dir)["metrics"],
+        "steps": record(run_dir)["steps"],
+        "epochs": record(run_dir)["epochs"],
+        "curves": curves(run_dir),
+        "table": table(run_dir),
+    }
+
+
+def assert_alike(one: Any, other: Any, where: str = "") -> None:
+    """Equal in every bit."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_alike(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), f"{where}: {len(one)} and {len(other)}"
+        for index, pair in enumerate(zip(one, other, strict=True)):
+            assert_alike(*pair, f"{where}[{index}]")
+    else:
+        assert one == other, f"{where}: {one} and {other}"

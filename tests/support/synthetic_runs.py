@@ -1,0 +1,118 @@
+"""Run records as train.py would have left them, of steps whose time is a known function of the batch size."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PARTS = ("data_wait", "transfer", "forward", "backward", "optimizer", "other")
+
+
+def serial(floor_ms: float, slope_ms: float) -> Callable[[int], float]:
+    return lambda b: floor_ms + slope_ms * b
+
+
+def overlapped(floor_ms: float, slope_ms: float, p: float = 3.0) -> Callable[[int], float]:
+    return lambda b: (floor_ms**p + (slope_ms * b) ** p) ** (1 / p)
+
+
+def write_run(
+    folder: Path,
+    batch_size: int = 64,
+    step_ms: float | None = None,
+    *,
+    model: str = "cnn",
+    device: str = "cpu",
+    device_name: str | None = None,
+    status: str = "finished",
+    error: str | None = None,
+    seed: int = 0,
+    options: dict[str, Any] | None = None,
+    metrics: dict[str, float] | None = None,
+    steps: int | None = None,
+    throughput: dict[str, Any] | None = None,
+    hardware: dict[str, Any] | None = None,
+    train_samples: int = 55000,
+    parts: tuple[float, ...] = (0.02, 0.03, 0.3, 0.5, 0.1, 0.05),
+) -> Path:
+    """One run; `options` sets config values by dotted name, `parts` are shares of the step."""
+    config: dict[str, Any] = {
+        "seed": seed,
+        "run_dir": str(folder),
+        "model": {"_target_": f"batchscope.models.{model}", "hidden_size": 128},
+        "data": {
+            "_target_": "batchscope.data.mnist.MNIST",
+            "batch_size": batch_size,
+            "pipeline": "memory",
+            "seed": seed,
+        },
+        "optimizer": {"_target_": "batchscope.training.optimizer.AdamW", "lr": 0.004},
+        "trainer": {"accelerator": "auto", "precision": "32-true", "max_epochs": 2, "accumulate_grad_batches": 1},
+        "callbacks": {"checkpoint": {"dirpath": f"{folder}/checkpoints"}},
+    }
+    for name, value in (options or {}).items():
+        group, _, key = name.partition(".")
+        config[group][key] = value
+    record = {
+        "schema": 2,
+        "status": status,
+        "overrides": [f"data.batch_size={batch_size}"],
+        "choices": {"model": model, "data": "mnist", "optimizer": "adamw", "trainer": "default"},
+        "config": config,
+        "hardware": {
+            "device": device,
+            "device_name": device_name or {"cpu": "A CPU", "cuda": "A GPU"}[device],
+            "torch_threads": 2,
+            "memory_gib": 16.0,
+            **(hardware or {}),
+        },
+        "versions": {"torch": "2.9.0"},
+    }
+    if status != "running":
+        record["seconds"] = 30.0
+    if error:
+        record["error"] = error
+    if status == "finished":
+        record["dataset"] = {"name": "mnist", "fingerprint": "0", "train_samples": train_samples}
+        record["metrics"] = metrics or {}
+        record["steps"] = steps or 110000 // batch_size
+    if step_ms is not None:
+        record["throughput"] = {
+            "batch_size": batch_size,
+            "step_ms": step_ms,
+            "step_ms_median": step_ms,
+            "step_ms_p10": 0.95 * step_ms,
+            "step_ms_p90": 1.1 * step_ms,
+            "parts_ms": {part: share * step_ms for part, share in zip(PARTS, parts, strict=True)},
+            **(throughput or {}),
+        }
+        if "samples_per_sec" not in record["throughput"]:
+            record["throughput"]["samples_per_sec"] = _rate(record["throughput"], config)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    return folder
+
+
+def _rate(throughput: dict[str, Any], config: dict[str, Any]) -> float:
+    """Of all devices: the samples of a whole batch over the median step."""
+    samples = throughput["batch_size"] * config["trainer"]["accumulate_grad_batches"] * throughput.get("processes", 1)
+    return 1e3 * samples / throughput["step_ms_median"]
+
+
+def write_sweep(folder: Path, sizes: list[int], t: Callable[[int], float], first: int = 0, **facts: Any) -> Path:
+    """A run a size, in folders numbered from `first`."""
+    for number, size in enumerate(sizes, first):
+        write_run(folder / str(number), size, t(size), **facts)
+    return folder
+
+
+def write_curve(folder: Path, points: list[tuple[int, float]], step_ms: float, metric: str = "val/acc") -> None:
+    """`csv/metrics.csv` with a step time at every step, and after some a validation, which Lightning counts from 0."""
+    values = dict(points)
+    lines = [f"epoch,step,time/step_ms,{metric}"]
+    for step in range(1, max(values) + 1):
+        lines.append(f"0,{step},{step_ms},")
+        if step in values:
+            lines.append(f"0,{step - 1},,{values[step]}")
+    (folder / "csv").mkdir(exist_ok=True)
+    (folder / "csv" / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,0 +1,270 @@
+"""Sweeps as their users start them: real command lines, real processes, real signals."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.support.runs import assert_alike, results
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = [
+    *("model=rnn_cell", "data=adding", "data.num_train=64", "data.num_val=16", "data.num_test=16"),
+    *("data.sequence_length=5", "trainer.max_epochs=1", "test=false", "callbacks.throughput.calibrate=false"),
+    *("callbacks.progress=null", "callbacks.pictures=null", "hydra.sweep.dir=s"),
+]
+ENDLESS = "trainer.max_epochs=1,1000000"  # the second run goes on until it is stopped
+
+
+def start(cwd: Path, *options: str) -> subprocess.Popen:
+    line = [sys.executable, str(ROOT / "train.py"), "-m", *TINY, *options]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(line, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def sweep(cwd: Path, *options: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a whole sweep."""
+    process = start(cwd, *options)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def record(cwd: Path, run: str) -> dict:
+    return json.loads((cwd / "s" / run / "run.json").read_text())
+
+
+def wait_until_trains(cwd: Path, run: str) -> int:
+    """Wait for a run's first curves, and return the number of its process."""
+    deadline = time.monotonic() + 120
+    while not (process_of(cwd, run) and (cwd / "s" / run / "csv/metrics.csv").exists()):
+        assert time.monotonic() < deadline, "the run does not start"
+        time.sleep(0.1)
+    return process_of(cwd, run)
+
+
+def process_of(cwd: Path, run: str) -> int | None:
+    """The process that trains in a folder, if there is one."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            here = (folder / "cwd").resolve() == cwd.resolve()
+        except OSError:
+            continue
+        if here and b"batchscope.sweep.job" in words and words[-2].decode().endswith(f"s/{run}"):
+            return int(folder.name)
+    return None
+
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
+
+
+@pytest.mark.slow
+@linux
+def test_a_killed_sweep_ends_its_run_and_resumed_keeps_what_was_finished(tmp_path: Path) -> None:
+    killed = start(tmp_path, ENDLESS)
+    wait_until_trains(tmp_path, "1")
+    killed.kill()
+    killed.communicate()
+    deadline = time.monotonic() + 30
+    while process_of(tmp_path, "1"):
+        assert time.monotonic() < deadline, "the run outlives its sweep"
+        time.sleep(0.1)
+    before = (tmp_path / "s/0/run.json").read_bytes()
+
+    resumed = start(tmp_path, ENDLESS)
+    deadline = time.monotonic() + 60
+    while not record(tmp_path, "1").get("resumed"):
+        assert time.monotonic() < deadline, "the run is not gone on with"
+        time.sleep(0.1)
+    assert (tmp_path / "s/0/run.json").read_bytes() == before
+    resumed.terminate()  # and a sweep that is told to stop says what it has
+    out, _ = resumed.communicate(timeout=120)
+    assert resumed.returncode == 143
+    assert re.search(r"— run 1 of 2: trainer.max_epochs=1 — kept", out), out
+    assert re.search(r"— run 2 of 2: trainer.max_epochs=1000000$", out, re.MULTILINE), out
+    assert "2 runs: 1 finished, 1 interrupted" in out
+    assert "not run  1 of 2: trainer.max_epochs=1000000" in out
+    assert "hydra.sweep.dir=s" in out.splitlines()[-1]
+    assert process_of(tmp_path, "1") is None
+    assert [entry["step"] > 0 for entry in record(tmp_path, "1")["resumed"]] == [True]
+
+
+@pytest.mark.slow
+@linux
+def test_a_sweep_whose_run_is_killed_with_it_ends_as_one_that_never_stopped(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    options = ["trainer.max_epochs=1,60", "data.batch_size=2", "callbacks.checkpoint.every_n_steps=3"]
+    for folder in (whole, killed):
+        folder.mkdir()
+    assert sweep(whole, *options)[0] == 0
+    first = start(killed, *options)
+    run = wait_until_trains(killed, "1")
+    first.kill()
+    os.kill(run, signal.SIGKILL)
+    first.communicate()
+    assert record(killed, "1")["status"] == "running"
+    code, out, err = sweep(killed, *options)
+    assert code == 0, err
+    assert "2 runs: 2 finished" in out
+    (entry,) = record(killed, "1")["resumed"]
+    assert 0 < entry["step"] < record(killed, "1")["steps"]
+    for number in ("0", "1"):
+        assert_alike(results(killed / "s" / number), results(whole / "s" / number))
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_stops_no_other_and_is_exit_code_1(tmp_path: Path) -> None:
+    code, out, err = sweep(tmp_path, "trainer.max_epochs=-1,1")
+    assert code == 1
+    assert "error: optimizer.schedule: one_cycle needs an end" in err
+    assert "Traceback" not in err
+    assert "2 runs: 1 failed, 1 finished" in out
+    assert record(tmp_path, "0")["error"].startswith("optimizer.schedule: one_cycle needs an end")
+    code, out, err = sweep(tmp_path, "trainer.max_epochs=-1,1")  # it would fail again
+    assert code == 1
+    assert out.count(" — kept") == 2
+    assert "to have it run anew with the sweep: mv s/0 s/0.aside" in err
+
+
+def test_a_folder_of_another_sweep_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    run_dir = tmp_path / "s/0"
+    run_dir.mkdir(parents=True)
+    (run_dir / "run.json").write_text(json.dumps({"schema": 1, "status": "finished", "config": {"seed": 7}}))
+    code, out, err = sweep(tmp_path, "data.batch_size=4,8")
+    assert code == 1
+    assert "s/0 holds a run of another sweep" in err
+    assert "— run" not in out
+    assert [path.name for path in (tmp_path / "s").rglob("*")] == ["0", "run.json"]
+
+
+def test_a_search_needs_a_sweep(tmp_path: Path) -> None:
+    line = [sys.executable, str(ROOT / "train.py"), "experiment=find_batch_size"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "error: search: takes several runs; write python train.py -m …\n"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@linux
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_signal_ends_a_sweep_with_its_exit_code_and_its_report(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    process = start(tmp_path, ENDLESS)
+    wait_until_trains(tmp_path, "1")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == code
+    assert record(tmp_path, "1")["error"].endswith(f"stopped by {number.name}")
+    assert "Traceback" not in err
+    assert "1 finished, 1 interrupted" in out
+
+
+@pytest.mark.slow
+@linux
+def test_a_second_sweep_in_the_same_folder_is_refused_while_the_first_runs(tmp_path: Path) -> None:
+    process = start(tmp_path, ENDLESS)
+    wait_until_trains(tmp_path, "1")
+    code, _, err = sweep(tmp_path, ENDLESS)
+    process.terminate()
+    process.communicate(timeout=120)
+    assert code == 1
+    assert err == "error: hydra.sweep.dir: a sweep is being run in s right now\n"
+
+
+@pytest.mark.slow
+def test_the_peak_memory_of_a_small_run_after_a_large_one_is_that_of_the_small_run_alone(tmp_path: Path) -> None:
+    (tmp_path / "alone").mkdir()
+    sizes = ["model=lstm_cell", "data.num_train=40000", "data.sequence_length=20", "trainer.limit_train_batches=3"]
+    code, *_ = sweep(tmp_path, *sizes, "data.batch_size=20000,8")
+    assert code == 0
+    sweep(tmp_path / "alone", *sizes, "data.batch_size=8")
+    large, after = (record(tmp_path, run)["throughput"]["memory_peak_gib"] for run in ("0", "1"))
+    alone = record(tmp_path / "alone", "0")["throughput"]["memory_peak_gib"]
+    assert large > 1.5 * alone
+    assert after == pytest.approx(alone, rel=0.03)
+
+
+@pytest.mark.slow
+@linux
+def test_a_run_that_the_system_kills_is_a_row_and_the_others_go_on(tmp_path: Path) -> None:
+    process = start(tmp_path, "trainer.max_epochs=1000000,1")
+    os.kill(wait_until_trains(tmp_path, "0"), signal.SIGKILL)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "killed: killed by SIGKILL" in err
+    assert "2 runs: 1 killed, 1 finished" in out
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_into_memory_is_a_result(tmp_path: Path) -> None:
+    code, out, err = sweep(tmp_path, "data.num_train=64,100000000000")
+    assert code == 0, err
+    assert record(tmp_path, "1")["status"] == "out_of_memory"
+    assert "1 out of memory" in out
+
+
+@pytest.mark.slow
+def test_a_search_runs_short_timed_runs_and_recommends_one_of_them(tmp_path: Path) -> None:
+    short = ["experiment=find_batch_size", "trainer.max_time.seconds=1", "trainer.min_steps=10", "search.max_runs=3"]
+    short += ["data.num_train=20000"]  # which the runs end in the middle of
+    code, out, err = sweep(tmp_path, *short)
+    assert code == 0, err
+    ran = sorted(int(path.parent.name) for path in (tmp_path / "s/0").glob("*/run.json"))
+    assert len(ran) <= 3 and ran[:2] == [8, 32]
+    recommended = re.search(r"data\.batch_size=(\d+)", out.split("runs:")[-1])
+    assert int(recommended[1]) in ran
+    first = record(tmp_path, "0/8")
+    assert 10 <= first["steps"] < 20000 / 8
+    assert "val/loss" not in first["metrics"]
+
+
+@pytest.mark.slow
+def test_the_learning_rate_follows_the_batch_size_and_is_in_record_and_report(tmp_path: Path) -> None:
+    scaling = ["optimizer.lr=0.001", "optimizer.lr_scaling=sqrt", "optimizer.reference_batch_size=8"]
+    code, out, _ = sweep(tmp_path, *scaling, "data.batch_size=8,32")
+    assert code == 0
+    assert [record(tmp_path, run)["learning_rate"] for run in ("0", "1")] == pytest.approx([0.001, 0.002])
+    assert "scaled lr" in out
+
+
+@pytest.mark.slow
+def test_a_sweep_over_devices_says_what_they_bring_and_what_they_wait(tmp_path: Path) -> None:
+    several = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1,2", "data.num_train=400"]
+    code, out, err = sweep(tmp_path, *several, "data.batch_size=4")
+    assert code == 0, err
+    assert re.search(r"rnn_cell: 2 devices with 4 samples each do \d\.\d\d× .* of their step only waits", out), out
+    both = record(tmp_path, "1")["throughput"]
+    assert 0 < both["communication_ms"] < both["parts_ms"]["backward"]
+    assert both["gradient_bytes"] == 4 * record(tmp_path, "1")["model"]["parameters"]
+    assert "communication_ms" not in record(tmp_path, "0")["throughput"]
+
+
+@pytest.mark.slow
+def test_a_searching_sweeper_gets_its_metric(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1"]
+    code, out, err = sweep(tmp_path, *search, "optimizer.lr=interval(1e-4,1e-1)")
+    assert code == 0, err
+    assert "3 runs: 3 finished" in out
+    rates = {record(tmp_path, str(run))["config"]["optimizer"]["lr"] for run in range(3)}
+    assert len(rates) == 3 and all(1e-4 <= rate <= 1e-1 for rate in rates)
+    losses = [record(tmp_path, str(run))["metrics"]["val/loss"] for run in range(3)]
+    found = OmegaConf.load(tmp_path / "s/optimization_results.yaml")
+    assert found.best_value == pytest.approx(min(losses))
+
+
+@pytest.mark.slow
+def test_runs_at_the_same_time_are_reported_as_well(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    code, out, err = sweep(tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=0,1,2")
+    assert code == 0, err
+    assert "3 runs: 3 finished" in out

@@ -1,0 +1,77 @@
+"""Who may import whom inside `src/`: an import that points upwards is named, wherever in a file it stands."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).resolve().parents[1] / "src"
+GROUND = {"errors", "files", "ranks", "_hydra", "_lightning", "_torch"}  # modules beside the folders
+# What a folder may import, besides itself and GROUND. Each line names only folders of the lines above it.
+MAY_IMPORT: dict[str, set[str]] = {
+    "options": set(),
+    "records": {"options"},
+    "data": {"options"},
+    "models": {"options", "data"},
+    "hardware": {"options", "records"},
+    "distributed": {"options", "records"},
+    "callbacks": {"options", "records", "hardware", "distributed"},
+    "checkpointing": {"options", "records", "distributed", "callbacks"},
+    "training": {"options", "records", "data", "hardware", "distributed", "callbacks", "checkpointing"},
+    "analysis": {"options", "records"},
+    "sweep": {"options", "records", "distributed", "checkpointing", "training", "analysis"},
+}
+MAY_IMPORT["cli"] = {*MAY_IMPORT}
+# The programs, and the public names.
+PROGRAMS = {"train", "evaluate", "report", "__main__", "__init__", "hardware.__main__"}
+# The parts of a folder that others may use, where not all of it is theirs.
+PARTS = {("models", "data"): {"data.spec"}}
+
+
+def modules() -> list[Path]:
+    return sorted(SRC.rglob("*.py"))
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The modules of this package that a file imports, as dotted names below `src/`."""
+    here = path.relative_to(SRC).with_suffix("").parts
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            if node.level:
+                base = here[: len(here) - node.level]
+            elif (node.module or "").partition(".")[0] == "batchscope":
+                base = ()
+            else:
+                continue
+            module = [*base, *(node.module or "").removeprefix("batchscope").lstrip(".").split(".")]
+            name = ".".join(part for part in module if part)
+            for alias in node.names:
+                inside = SRC.joinpath(*name.split("."), f"{alias.name}.py") if name else SRC / f"{alias.name}.py"
+                yield f"{name}.{alias.name}".lstrip(".") if inside.is_file() else name
+        elif isinstance(node, ast.Import):
+            yield from (a.name.removeprefix("batchscope.") for a in node.names if a.name.startswith("batchscope."))
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SRC)))
+def test_no_import_points_upwards(path: Path) -> None:
+    module = ".".join(path.relative_to(SRC).with_suffix("").parts)
+    room = module.partition(".")[0]
+    if module in PROGRAMS:
+        return
+    allowed = {room, *GROUND, *MAY_IMPORT.get(room, set())} if room in MAY_IMPORT else GROUND
+    for target in imported(path):
+        part = target.partition(".")[0]
+        assert part in allowed, f"src/{module.replace('.', '/')}.py imports {target}: {room} may not import {part}"
+        only = PARTS.get((room, part))
+        assert only is None or target in only, f"{module} imports {target}: of {part} it may use {', '.join(only)}"
+
+
+def test_every_folder_of_the_package_has_its_place() -> None:
+    folders = {path.parent.name for path in SRC.glob("*/__init__.py")}
+    assert folders == {*MAY_IMPORT}
+
+
+def test_only_programs_and_what_everybody_uses_stand_beside_the_folders() -> None:
+    loose = {path.stem for path in SRC.glob("*.py")}
+    assert loose <= GROUND | PROGRAMS

@@ -1,0 +1,311 @@
+"""train.py as its users run it: real processes, real configs shrunk, the real MNIST."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from batchscope.errors import Interrupted, UserError
+from batchscope.options.config import check_command_line, options_of
+from batchscope.training.run import train
+from tests.support.runs import run as forked
+
+ROOT = Path(__file__).resolve().parents[2]
+# Enough to see every part of a run once.
+SHORT = [
+    "trainer.max_epochs=1",
+    "trainer.limit_train_batches=4",
+    "trainer.limit_val_batches=1",
+    "trainer.limit_test_batches=1",
+    "trainer.accelerator=cpu",
+    "data.batch_size=8",
+    "callbacks.throughput.calibrate=false",
+    "callbacks.progress=null",
+]
+
+
+SAID = {"stdout", "stderr"}  # what a forked run leaves of itself
+
+
+def run(*overrides: str, cwd: Path, script: str | Path = ROOT / "train.py") -> subprocess.CompletedProcess[str]:
+    """`python train.py …` in a folder of its own."""
+    command = [sys.executable, str(script), *overrides]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+
+
+def in_process(tmp_path: Path, *overrides: str, choices: dict[str, str] | None = None) -> tuple[float | None, dict]:
+    """A run without the start of a new process, and without counting FLOPs: the returned metric and the record."""
+    run_dir = tmp_path / "run"
+    lines = [*SHORT, "+callbacks.throughput.flops_per_sample=1", *overrides, f"run_dir={run_dir}"]
+    config = check_command_line(lines, multirun=False)[0]
+    metric = train(config, run_dir, choices or {"model": "cnn", "data": "mnist"}, lines)
+    return metric, json.loads((run_dir / "run.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Path:
+    """The folder of one run of the program on the real MNIST."""
+    folder = tmp_path_factory.mktemp("finished")
+    overrides = [o for o in SHORT if o != "callbacks.progress=null"]
+    done = run(*overrides, "seed=0", f"data.root={shared_data}", "hydra.run.dir=out", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (folder / "stdout").write_text(done.stdout)
+    return folder
+
+
+def test_a_run_ends_with_where_its_result_is_and_how_to_go_on(finished: Path) -> None:
+    said = (finished / "stdout").read_text()
+    assert "SimpleCNN (421,642 parameters) on mnist, cpu" in said
+    assert "trained  cnn-mnist-bs8: 1 epoch, 4 steps in" in said
+    assert "tested   acc" in said
+    assert "kept     out/checkpoints/best.ckpt" in said
+    assert "python -m batchscope.evaluate ckpt=out/checkpoints/best.ckpt" in said
+    assert "tensorboard --logdir out" in said
+
+
+def test_the_progress_bar_shows_loss_and_samples_per_second(finished: Path) -> None:
+    said = (finished / "stdout").read_text()
+    assert "samples/s=" in said
+    assert "loss=" in said
+
+
+def test_the_record_says_everything_about_the_run(finished: Path) -> None:
+    record = json.loads((finished / "out" / "run.json").read_text())
+    assert record["status"] == "finished"
+    assert record["name"] == "cnn-mnist-bs8"
+    assert record["choices"] == {"model": "cnn", "data": "mnist", "optimizer": "adamw", "trainer": "default"}
+    assert record["config"]["data"]["batch_size"] == 8
+    assert "data.batch_size=8" in record["overrides"]
+    assert record["versions"]["torch"] == torch.__version__.split("+")[0]
+    assert record["hardware"]["device"] == "cpu"
+    assert record["dataset"]["name"] == "mnist"
+    assert len(record["dataset"]["fingerprint"]) == 16
+    assert set(record["metrics"]) == {"val/loss", "val/acc", "test/loss", "test/acc"}
+    assert record["steps"] == 4
+    for kept in record["checkpoints"].values():
+        assert (finished / "out" / kept).is_file()
+
+
+def test_tensorboard_shows_every_step_under_a_name_that_a_person_can_read(finished: Path) -> None:
+    (folder,) = [p for p in (finished / "out").iterdir() if any(p.glob("events.*"))]
+    assert folder.name == "cnn-mnist-bs8"
+    events = EventAccumulator(str(folder)).Reload()
+    assert [e.step for e in events.Scalars("train/loss")] == [1, 2, 3, 4]
+    assert [e.step for e in events.Scalars("train/acc")] == [1, 2, 3, 4]
+    assert [e.step for e in events.Scalars("throughput/samples_per_sec")] == [2, 3, 4]
+    assert [e.step for e in events.Scalars("time/step_ms")] == [2, 3, 4]
+    assert {e.step for e in events.Scalars("val/loss")} <= {3, 4}
+    assert {"val/loss", "val/acc", "test/loss", "test/acc"} <= set(events.Tags()["scalars"])
+    assert {"test/samples", "test/confusion"} <= set(events.Tags()["images"])
+
+
+def test_the_csv_file_has_the_same_curves(finished: Path) -> None:
+    header, *rows = (finished / "out" / "csv" / "metrics.csv").read_text().splitlines()
+    column = header.split(",").index("train/loss")
+    assert len([row for row in rows if row.split(",")[column]]) == 4
+
+
+def test_hyperparameters_and_final_metrics_reach_the_hparams_tab(finished: Path) -> None:
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    (folder,) = [p for p in (finished / "out").iterdir() if any(p.glob("events.*"))]
+    events = EventAccumulator(str(folder)).Reload()
+    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    hparams = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
+    assert hparams["data.batch_size"].number_value == 8
+    assert hparams["dataset"].string_value == "mnist"
+    assert hparams["optimizer.lr"].number_value == 0.004
+    content = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    shown = plugin_data_pb2.HParamsPluginData.FromString(content).experiment.metric_infos
+    assert shown[0].name.tag == "test/acc"  # the one that the table begins with
+
+
+def test_a_checkpoint_loads_without_running_code_and_says_what_it_is_of(finished: Path) -> None:
+    checkpoint = torch.load(finished / "out" / "checkpoints" / "best.ckpt", weights_only=True)
+    assert checkpoint["batchscope"]["dataset"] == "mnist"
+    assert checkpoint["batchscope"]["config"]["model"]["hidden_size"] == 128
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(finished: Path, shared_data: Path) -> None:
+    before = (finished / "out" / "run.json").read_text()
+    again = run(*SHORT, f"data.root={shared_data}", "hydra.run.dir=out", cwd=finished)
+    assert again.returncode == 1
+    assert again.stderr.splitlines() == ["error: hydra.run.dir: out already holds a run; choose another"]
+    assert (finished / "out" / "run.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "script", [ROOT / "src" / "train.py", Path(sys.executable).with_name("batchscope-train")], ids=["file", "installed"]
+)
+def test_the_program_starts_from_anywhere(script: Path, tmp_path: Path) -> None:
+    command = [str(script)] if script.suffix != ".py" else [sys.executable, str(script)]
+    done = subprocess.run([*command, "modle=cnn"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: modle: no such option.")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["modle=cnn"], ["data.batch_size=0"], ["model=cnn", "data=adding"], ["-m", "data.batch_size=64,0"]],
+    ids=" ".join,
+)
+def test_a_mistake_exits_with_1_and_writes_nothing(overrides: list[str], tmp_path: Path) -> None:
+    done = run(*overrides, cwd=tmp_path)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: ")
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_line_that_cannot_be_parsed_exits_with_2(tmp_path: Path) -> None:
+    done = run("data.batch_size=[1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_traceback_is_shown_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    done = run("modle=cnn", cwd=tmp_path)
+    assert "Traceback" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: modle")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the GPU that the test wants to be missing")
+def test_a_gpu_that_is_not_there_is_refused_with_what_there_is(tmp_path: Path) -> None:
+    done = forked(tmp_path, "trainer.accelerator=gpu")
+    assert done.end() == 1
+    assert done.complained.startswith("error: trainer.accelerator: got 'gpu', and this machine has ")
+    assert {p.name for p in tmp_path.iterdir()} == SAID
+
+
+def test_data_that_cannot_be_stored_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = forked(tmp_path, *SHORT, "data.root=file/below")
+    assert done.end() == 1
+    (line,) = done.complained.splitlines()
+    assert line.startswith("error: data.root: got 'file/below', which cannot be written to")
+    assert {p.name for p in tmp_path.iterdir()} == {"file", *SAID}
+
+
+def test_a_value_that_only_lightning_can_judge_is_refused_before_data_is_made(tmp_path: Path) -> None:
+    done = forked(tmp_path, *SHORT, "data=digits", "data.root=data", "+trainer.max_time=soon")
+    assert done.end() == 1
+    (line,) = done.complained.splitlines()
+    assert line.startswith("error: trainer: ")
+    assert {p.name for p in tmp_path.iterdir()} == SAID
+
+
+def test_a_sweep_runs_every_value(tmp_path: Path, shared_data: Path) -> None:
+    done = run(
+        "-m",
+        *[o for o in SHORT if "batch_size" not in o],
+        "data.batch_size=4,8",
+        f"data.root={shared_data}",
+        "hydra.sweep.dir=s",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    records = [json.loads((tmp_path / "s" / str(i) / "run.json").read_text()) for i in range(2)]
+    assert [r["config"]["data"]["batch_size"] for r in records] == [4, 8]
+    assert [r["status"] for r in records] == ["finished", "finished"]
+    assert re.search(r"^— run 2 of 2, about \d+ s left: data.batch_size=8$", done.stdout, re.MULTILINE), done.stdout
+    said = done.stdout.splitlines()
+    assert any(line.startswith("2 runs: 2 finished") for line in said), done.stdout
+    assert {"report.md", "sweep.csv", "sweep.json", "throughput.png"} <= {
+        p.name for p in (tmp_path / "s/report").iterdir()
+    }
+
+
+@pytest.mark.parametrize("option", options_of("model"))
+def test_every_model_trains_on_every_kind_of_data_that_it_accepts(option: str, tmp_path: Path) -> None:
+    accepted = 0
+    for data in ("digits", "adding", "copy_memory"):
+        sizes = ["data.num_train=16", "data.num_val=8", "data.num_test=8"]
+        small = {"digits": [f"data.root={tmp_path}"], "adding": ["data.sequence_length=5"], "copy_memory": []}[data]
+        line = [f"model={option}", f"data={data}", *sizes, *small, "trainer.limit_train_batches=2"]
+        try:
+            check_command_line([*SHORT, *line], multirun=False)
+        except UserError as refused:
+            assert "reads" in str(refused)
+            continue
+        accepted += 1
+        metric, record = in_process(tmp_path / data, *line, choices={"model": option, "data": data})
+        assert record["status"] == "finished"
+        assert metric == record["metrics"]["val/loss"] > 0
+    assert accepted >= 1
+
+
+def test_train_returns_the_metric_that_a_sweeper_asks_for(tmp_path: Path) -> None:
+    small = ["data=adding", "model=rnn_cell", "data.num_train=16", "data.num_val=8", "data.num_test=8"]
+    metric, record = in_process(tmp_path, *small, "optimized_metric=test/loss")
+    assert metric == record["metrics"]["test/loss"]
+
+
+@pytest.mark.parametrize(("option", "half"), [("true", 0.0), ("false", 2.0**-149)])
+def test_numbers_too_small_for_a_full_mantissa_are_zero_unless_asked_for(
+    tmp_path: Path, option: str, half: float
+) -> None:
+    in_process(
+        tmp_path, "data=adding", "model=rnn_cell", "data.num_train=16", "test=false", f"flush_denormals={option}"
+    )
+    assert (torch.tensor(2.0**-148) * 0.5).double().item() == half
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> None:
+    small = ["data=copy_memory", "model=stacked_lstm", "data.num_train=64", "data.num_val=8", "data.num_test=8"]
+    losses = [in_process(tmp_path / str(i), *small, f"seed={seed}")[0] for i, seed in enumerate((0, 0, 1))]
+    assert losses[0] == losses[1] != losses[2]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (RuntimeError("the loss ran away"), "failed", "the loss ran away"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            "out_of_memory",
+            "out of memory with data.batch_size=8 on cpu: ",
+        ),
+        (Interrupted(signal.SIGTERM), "interrupted", "stopped by SIGTERM"),
+    ],
+    ids=["failed", "out_of_memory", "interrupted"],
+)
+def test_a_run_that_does_not_finish_says_how_it_ended(
+    error: BaseException, status: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("batchscope.training.task.Task.training_step", broken)
+    with pytest.raises((type(error), UserError)):
+        in_process(tmp_path, "data=adding", "model=rnn_cell", "data.num_train=16", "data.num_val=8")
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["status"] == status
+    assert said in record["error"]
+
+
+def test_the_dataset_on_record_is_the_one_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from torchvision.datasets import MNIST
+
+    def no_network(self: MNIST) -> None:
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr(MNIST, "download", no_network)
+    monkeypatch.setattr("batchscope.data.torchvision_images.STAND_IN_SIZES", {"train": 6000, "test": 100})
+    _, record = in_process(tmp_path, f"data.root={tmp_path / 'empty'}")
+    assert "warning: NOT MNIST" in capsys.readouterr().err
+    assert record["dataset"]["name"] == "rendered-digits"
+    assert record["name"] == "cnn-rendered-digits-bs8"
+    assert (tmp_path / "run" / "cnn-rendered-digits-bs8").is_dir()
+    checkpoint = torch.load(tmp_path / "run" / "checkpoints" / "best.ckpt", weights_only=True)
+    assert checkpoint["batchscope"]["dataset"] == "rendered-digits"

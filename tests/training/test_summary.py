@@ -1,0 +1,152 @@
+"""What a run says of itself: in the terminal, in TensorBoard, and what of Lightning's messages it leaves."""
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import plugin_data_pb2
+
+from batchscope.analysis import write_report
+from batchscope.callbacks.nonfinite import StopOnNonFinite
+from batchscope.training.summary import _was_asked_for, hold_batch, skipped
+from tests.support.runs import SMALL, kill_9, record, run, table
+
+
+@pytest.fixture(scope="module")
+def oversize(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose batches shall hold more samples than there are."""
+    folder = tmp_path_factory.mktemp("oversize")
+    line = ["data.batch_size=200", "optimizer.lr_scaling=linear", "optimizer.reference_batch_size=76"]
+    done = run(folder, *SMALL, *line, "hydra.run.dir=out")
+    assert done.end() == 0, done.complained
+    return folder
+
+
+def test_a_batch_larger_than_the_training_set_is_said_before_the_first_step(tmp_path: Path) -> None:
+    first_step = ("batchscope.training.task.Task.training_step", 1, kill_9)
+    killed = run(tmp_path, *SMALL, "data.batch_size=200", faults=[first_step])
+    (line,) = [line for line in killed.complained.splitlines() if "data.batch_size" in line]
+    assert line == (
+        "warning: data.batch_size: got 200, and copy-memory has 76 training samples: every step takes all of them"
+    )
+
+
+def test_several_processes_share_the_training_set(capsys: pytest.CaptureFixture[str]) -> None:
+    data = SimpleNamespace(name="mnist", batch_size=64)
+    assert hold_batch(data, train_samples=101, processes=2, first=True) == {"batch_size": 51, "global_batch_size": 101}
+    assert data.batch_size == 51
+    assert "got 64 for each of 2 processes, and mnist has 101 training samples" in capsys.readouterr().err
+
+
+def test_a_batch_that_the_training_set_can_fill_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    data = SimpleNamespace(name="mnist", batch_size=50)
+    assert hold_batch(data, train_samples=101, processes=2, first=True) == {}
+    assert (data.batch_size, capsys.readouterr().err) == (50, "")
+
+
+def test_it_is_labelled_as_what_it_held_wherever_it_is_named(oversize: Path) -> None:
+    found = record(oversize / "out")
+    assert (found["batch_size"], found["global_batch_size"], found["throughput"]["batch_size"]) == (76, 76, 76)
+    assert found["name"] == "stacked-lstm-copy-memory-bs76"
+    assert found["config"]["data"]["batch_size"] == 200  # what was asked for
+    said = (oversize / "stdout").read_text()
+    assert "· batch 76 ·" in said and "trained  stacked-lstm-copy-memory-bs76:" in said
+    (folder,) = {path.parent for path in (oversize / "out").glob("*/events.*")}
+    assert folder.name == "stacked-lstm-copy-memory-bs76"
+    metadata = EventAccumulator(str(folder)).Reload().SummaryMetadata("_hparams_/session_start_info")
+    hparams = plugin_data_pb2.HParamsPluginData.FromString(metadata.plugin_data.content).session_start_info.hparams
+    assert hparams["data.batch_size"].number_value == 76
+    report = write_report([oversize / "out"], oversize / "report")
+    assert report.headlines[0].split("samples/s at ")[1].startswith("batch size 76.")
+
+
+def test_the_validation_in_the_record_is_the_last_one_though_the_best_checkpoint_was_tested(oversize: Path) -> None:
+    """That checkpoint was written before its own validation."""
+    key = "val/loss"
+    last = [float(row[key]) for row in table(oversize / "out") if row.get(key)][-1]
+    assert record(oversize / "out")["metrics"][key] == pytest.approx(last, rel=1e-6)
+
+
+def test_the_learning_rate_is_scaled_to_what_the_batch_held(oversize: Path) -> None:
+    found = record(oversize / "out")
+    assert found["learning_rate"] == found["config"]["optimizer"]["lr"]
+
+
+def test_the_rate_of_a_run_is_one_number_in_the_record_the_report_and_hparams(oversize: Path) -> None:
+    throughput = record(oversize / "out")["throughput"]
+    assert throughput["samples_per_sec"] == pytest.approx(76e3 / throughput["step_ms_median"])
+    report = write_report([oversize / "out"], oversize / "report")
+    assert report.sweep.runs[0].samples_per_sec == throughput["samples_per_sec"]
+    (folder,) = {path.parent for path in (oversize / "out").glob("*/events.*")}
+    events = EventAccumulator(str(folder)).Reload()
+    for key in ("samples_per_sec", "step_ms_median"):
+        assert events.Scalars(f"summary/{key}")[-1].value == pytest.approx(throughput[key])
+
+
+# --- what Lightning has to say --------------------------------------------------------------------------------------
+
+FINDER = [
+    "+callbacks.finder._target_=lightning.pytorch.callbacks.LearningRateFinder",
+    "+callbacks.finder.num_training_steps=20",
+]
+
+
+def test_what_was_asked_for_is_shown_once_and_greetings_are_not(tmp_path: Path) -> None:
+    stopping = "+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping"
+    verbose = ["+callbacks.stop.monitor=val/loss", "+callbacks.stop.verbose=true"]
+    done = run(tmp_path, *SMALL, *FINDER, stopping, *verbose, "+trainer.profiler=simple", "hydra.run.dir=out")
+    assert done.end() == 0, done.complained
+    both = done.said + done.complained
+    assert both.count("Learning rate set to") == 1
+    assert both.count("FIT Profiler Report") == 1
+    assert "Metric val/loss improved" in both
+    assert not any(words in both for words in ("GPU available", "`Trainer.fit` stopped", "Restoring states", "Tip"))
+
+
+@pytest.mark.parametrize(
+    ("file", "level", "shown"),
+    [
+        ("tuner/batch_size_scaling.py", logging.INFO, True),
+        ("callbacks/model_checkpoint.py", logging.INFO, True),
+        ("callbacks/timer.py", logging.INFO, False),
+        ("trainer/setup.py", logging.INFO, False),
+        ("trainer/setup.py", logging.WARNING, True),
+    ],
+)
+def test_a_message_of_the_logger_that_all_share_is_judged_by_its_speaker(file: str, level: int, shown: bool) -> None:
+    message = logging.LogRecord("lightning", level, f"/lib/lightning/pytorch/{file}", 1, "…", None, None)
+    assert _was_asked_for(message) == shown
+
+
+def test_a_learning_rate_that_a_callback_found_is_in_record_and_summary(tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, *FINDER, "optimizer.schedule=constant", "hydra.run.dir=out")
+    assert done.end() == 0, done.complained
+    found = record(tmp_path / "out")
+    changed = found["learning_rate_changed"]
+    assert (changed["steps"], changed["first_step"], changed["from"]) == (20, 1, found["config"]["optimizer"]["lr"])
+    assert found["learning_rate"] == changed["to"] != changed["from"]
+    (line,) = [line for line in done.said.splitlines() if line.startswith("changed")]
+    assert line.startswith("changed  the learning rate, by a callback, in 20 of 20 steps: in step 1 to ")
+
+
+def test_where_the_schedule_takes_over_again_its_peak_is_the_learning_rate(tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, *FINDER, "hydra.run.dir=out")
+    found = record(tmp_path / "out")
+    assert found["learning_rate_changed"]["steps"] == 1
+    assert found["learning_rate"] == found["config"]["optimizer"]["lr"]
+    assert "in the others optimizer.schedule=one_cycle set it" in done.said
+
+
+def test_updates_that_were_left_out_are_a_count_of_the_whole_run() -> None:
+    callback = StopOnNonFinite("skip")
+    assert skipped([callback]) == {"skipped_steps": None}  # takes back what an earlier fit has counted in vain
+    callback.load_state_dict({"skipped": 2})
+    assert skipped([callback]) == {"skipped_steps": 2}
+    assert skipped([]) == {}
+
+
+def test_a_run_whose_learning_rate_nobody_changed_says_nothing_of_it(oversize: Path) -> None:
+    assert "learning_rate_changed" not in record(oversize / "out")
+    assert "changed" not in (oversize / "stdout").read_text()

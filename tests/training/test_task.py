@@ -1,0 +1,180 @@
+"""Task: an evaluation counts every sample once; gradients are clipped at every precision; batch norm has its samples."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from batchscope.data.adding import Adding
+from batchscope.data.spec import DataSpec
+from batchscope.models.cnn import SimpleCNN
+from batchscope.models.torchvision import TorchvisionModel
+from batchscope.training.optimizer import SGD, AdamW, Optimizer
+from batchscope.training.task import Task
+from tests.support.runs import SMALL, record, run
+
+SPECS = {
+    "class": DataSpec(kind="image", input_shape=(5,), target="class", num_outputs=3),
+    "class per step": DataSpec(kind="sequence", input_shape=(4, 5), target="class_per_step", num_outputs=3),
+    "value": DataSpec(kind="sequence", input_shape=(5,), target="value", num_outputs=1),
+}
+specs = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+
+
+def batch(spec: DataSpec, size: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(size)
+    x = torch.randn(size, *spec.input_shape, generator=generator)
+    if spec.target == "value":
+        return x, torch.randn(size, generator=generator)
+    steps = spec.input_shape[:-1] if spec.target == "class_per_step" else ()
+    return x, torch.randint(0, spec.num_outputs, (size, *steps), generator=generator)
+
+
+def measured(spec: DataSpec, batches: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    torch.manual_seed(0)
+    task = Task(nn.Linear(5, spec.num_outputs), spec, SGD(lr=0.1))
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+    return trainer.validate(task, DataLoader(batches, batch_size=None), verbose=False)[0]
+
+
+@specs
+def test_batches_of_different_sizes_count_by_their_samples(spec: DataSpec) -> None:
+    parts = [batch(spec, 7), batch(spec, 2)]
+    whole = tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    assert measured(spec, parts) == pytest.approx(measured(spec, [whole]), rel=1e-6)
+
+
+@specs
+def test_an_empty_batch_counts_for_nothing(spec: DataSpec) -> None:
+    full, empty = batch(spec, 7), tuple(tensor[:0] for tensor in batch(spec, 1))
+    assert measured(spec, [full, empty]) == measured(spec, [empty, full]) == measured(spec, [full])
+
+
+def image_task(model: type[nn.Module], size: int = 32, **options: Any) -> Task:
+    spec = DataSpec(kind="image", input_shape=(3, size, size), target="class", num_outputs=10)
+    return Task(model(spec, **options), spec, SGD())
+
+
+@pytest.mark.parametrize(
+    ("options", "min_samples"),
+    [
+        ({"name": "resnet18"}, 2),  # 32 pixels are one at the last convolutions
+        ({"name": "resnet18", "size": 64}, 1),
+        ({"name": "resnet18", "image_size": 64}, 1),
+        ({"name": "squeezenet1_1"}, 1),  # without batch norm
+    ],
+    ids=["one value a channel", "four", "four after resizing", "no batch norm"],
+)
+def test_a_model_that_batch_norm_keeps_from_training_on_one_sample_takes_two(
+    options: dict[str, Any], min_samples: int
+) -> None:
+    task = image_task(TorchvisionModel, **options)
+    state, random = copy.deepcopy(task.state_dict()), torch.get_rng_state()
+    assert task.min_samples == min_samples
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in task.state_dict().items())
+
+
+def test_the_input_shape_is_what_the_network_computes_on() -> None:
+    assert image_task(TorchvisionModel, name="resnet18").input_shape == (3, 32, 32)
+    assert image_task(TorchvisionModel, name="resnet18", image_size=64).input_shape == (3, 64, 64)
+    assert image_task(SimpleCNN).input_shape == (3, 32, 32)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_epoch_whose_last_batch_would_be_one_sample_trains_with_batch_norm() -> None:
+    data = Adding(sequence_length=2, num_train=9, num_val=1, batch_size=4)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    trainer = lightning.Trainer(accelerator="cpu", max_epochs=2, barebones=True, use_distributed_sampler=False)
+    trainer.fit(Task(model, data.spec, SGD()), datamodule=data)
+    assert trainer.global_step == 4
+
+
+def test_batches_of_one_sample_with_batch_norm_are_one_line_before_anything_is_written(tmp_path: Path) -> None:
+    single = ("model=torchvision", "data=mnist", "data.batch_size=1")
+    done = run(tmp_path, *single, "trainer.accelerator=cpu", "hydra.run.dir=run")
+    assert done.end() == 1
+    assert done.complained.startswith("error: data.batch_size: got 1, takes 2 or more with this model")
+    assert len(done.complained.splitlines()) == 1
+    assert not (tmp_path / "run").exists() and not (tmp_path / "data").exists()
+
+
+CLIP = 0.01
+PRECISIONS = ["32-true", "bf16-mixed", "16-mixed"]
+
+
+def fit(
+    recipe: Optimizer, precision: str, steps: int = 3, init_scale: float = 2.0**10, **options: Any
+) -> tuple[Any, ...]:
+    """Train on two samples; the weights and what the optimizer saw: the gradients of its last step."""
+    torch.manual_seed(0)
+    spec = SPECS["value"]
+    task, seen = Task(nn.Linear(5, 1), spec, recipe), []
+    scaler = torch.amp.GradScaler("cpu", init_scale=init_scale) if precision == "16-mixed" else None
+    # Lightning has no 16-mixed of its own on a CPU.
+    how = {"plugins": [MixedPrecision(precision, "cpu", scaler)]} if scaler else {"precision": precision}
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_steps=steps, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, **how, **options,
+    )  # fmt: skip
+
+    class Watch(lightning.Callback):
+        def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+            (optimizer,) = trainer.optimizers
+            assert optimizer.defaults["fused"]
+            optimizer.register_step_post_hook(lambda *_: seen.append([p.grad.clone() for p in task.parameters()]))
+
+    trainer.callbacks.append(Watch())
+    trainer.fit(task, DataLoader([batch(spec, 2)] * steps, batch_size=None))
+    return [p.detach().clone() for p in task.parameters()], seen, scaler
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("recipe", [SGD(schedule="constant"), AdamW(schedule="constant")], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_gradients_are_clipped_to_the_norm_at_every_precision(recipe: Optimizer, precision: str) -> None:
+    unclipped = fit(recipe, precision)[1]
+    clipped = fit(recipe, precision, gradient_clip_val=CLIP)[1]
+    if precision != "16-mixed":  # there they are as the scaler left them
+        assert all(torch.nn.utils.get_total_norm(gradients) > CLIP for gradients in unclipped)
+    assert [float(torch.nn.utils.get_total_norm(g)) for g in clipped] == pytest.approx([CLIP] * 3, rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_gradients_are_clipped_by_value_at_every_precision(precision: str) -> None:
+    seen = fit(SGD(schedule="constant"), precision, gradient_clip_val=1e-3, gradient_clip_algorithm="value")[1]
+    assert all(max(float(g.abs().max()) for g in gradients) == pytest.approx(1e-3) for gradients in seen)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("clip", [CLIP, 1e3])
+def test_the_scale_of_the_loss_changes_nothing_of_a_clipped_update(clip: float) -> None:
+    recipe = SGD(schedule="constant")
+    one, other = (fit(recipe, "16-mixed", init_scale=scale, gradient_clip_val=clip)[0] for scale in (1.0, 2.0**10))
+    for weights, scaled in zip(one, other, strict=True):
+        torch.testing.assert_close(weights, scaled, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_overflow_leaves_the_clipped_update_out_and_lowers_the_scale() -> None:
+    before = fit(SGD(schedule="constant"), "16-mixed", steps=1, init_scale=2.0**40, gradient_clip_val=CLIP)
+    torch.manual_seed(0)
+    assert all(torch.equal(a, b) for a, b in zip(before[0], nn.Linear(5, 1).parameters(), strict=True))
+    assert before[2].get_scale() == 2.0**39
+    later = fit(SGD(schedule="constant"), "16-mixed", steps=40, init_scale=2.0**40, gradient_clip_val=CLIP)
+    assert all(weights.isfinite().all() for weights in later[0])
+    assert not torch.equal(later[0][0], before[0][0])
+
+
+def test_a_run_in_mixed_precision_clips(tmp_path: Path) -> None:
+    mixed = ("model=rnn_cell", "trainer.precision=bf16-mixed", "trainer.gradient_clip_val=1.0")
+    done = run(tmp_path, *SMALL, *mixed, "hydra.run.dir=run")
+    assert done.end() == 0, done.complained
+    assert record(tmp_path / "run")["status"] == "finished"
