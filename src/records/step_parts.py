@@ -1,0 +1,17 @@
+"""The parts of a training step, in the order in which they happen. They add up to the step."""
+
+from enum import StrEnum
+
+
+class StepPart(StrEnum):
+    """Where the wall time of a step goes; `time/<part>_ms` is its metric, and `parts_ms.<part>` its place in a record."""
+
+    DATA_WAIT = "data_wait"
+    TRANSFER = "transfer"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    OTHER = "other"
+
+
+PARTS = tuple(part.value for part in StepPart)
