@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Options for train.py: make train ARGS="model=lstm_cell data=adding"
 ARGS ?=
 
-.PHONY: help train test test-all lint types format bench clean
+.PHONY: help train test test-all lint types docs format bench clean
 
 help: ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,13 +23,16 @@ test: $(VENV)/.installed-test ## the default tests, about 5 minutes on two cores
 test-all: $(VENV)/.installed-test ## the long ones too, one after the other
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
 
-lint: $(VENV)/.installed-test types ## ruff, spelling and types: what CI checks before the tests
+lint: $(VENV)/.installed-test types docs ## ruff, spelling, types and docs: what CI checks before the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell $$(git ls-files)
 
 types: $(VENV)/.installed-test ## pyrefly over src/
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
+
+docs: $(VENV)/.installed-test ## whether links, paths and commands in docs and docstrings are right
+	$(BIN)/python docs/check.py
 
 format: $(VENV)/.installed-test ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

@@ -1,6 +1,6 @@
 """What measuring costs: our callbacks on and off, and Lightning's own ThroughputMonitor and DeviceStatsMonitor.
 
-    python benchmarks/monitoring.py --rounds 9
+    python benchmarks/monitoring.py --cnn-rounds 25 --linear-rounds 9
 
 Two models train on the CPU: the SimpleCNN at batch 128, whose steps are long enough for a ratio, and one linear layer,
 whose steps are so short that the callbacks' own microseconds show. The variants take turns in one process, in another

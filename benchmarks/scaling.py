@@ -5,7 +5,7 @@
 Measured, with one thread a process: the link between two processes (gloo's all-reduce of little and of much), the step
 of one process alone over several batch sizes, the step of each of two processes that train beside each other without
 talking, and the step of the two under DistributedDataParallel. A step is forward, backward and AdamW on random inputs
-that are there already; the figure is the median, and the last three take turns. `src/sweep/scaling.py` predicts the last from the others, and larger
+that are there already; the figure is the median, and the last three take turns. `src/analysis/scaling.py` predicts the last from the others, and larger
 numbers of devices on stated links; the tables go to docs/scaling.md.
 """
 
