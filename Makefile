@@ -1,11 +1,12 @@
 # make train · make test · make lint · make bench: each sets up .venv when it is missing or out of date.
 PYTHON ?= python3
 VENV ?= .venv
+LOWEST ?= .venv-lowest
 BIN := $(VENV)/bin
 # Options for train.py: make train ARGS="model=lstm_cell data=adding"
 ARGS ?=
 
-.PHONY: help train test test-all lint types docs format bench clean
+.PHONY: help train test test-all test-lowest lint types docs format bench clean
 
 help: ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +23,9 @@ test: $(VENV)/.installed-test ## the default tests, about 5 minutes on two cores
 
 test-all: $(VENV)/.installed-test ## the long ones too, one after the other
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+test-lowest: $(LOWEST)/.installed-test ## the default tests with the lowest versions that pyproject.toml allows
+	$(LOWEST)/bin/python -m pytest -n auto --maxprocesses=8 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed-test types docs ## ruff, spelling, types and docs: what CI checks before the tests
 	$(BIN)/ruff check .
@@ -43,7 +47,7 @@ bench: $(VENV)/.installed-test ## the benchmarks that take minutes; ARGS="--root
 	$(BIN)/python benchmarks/overhead.py $(ARGS)
 
 clean: ## remove the environment and caches, never outputs/ or data/
-	rm -rf $(VENV) build .pytest_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) $(LOWEST) build .pytest_cache .ruff_cache *.egg-info
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -54,3 +58,9 @@ $(VENV)/.installed-test: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]' -c constraints.txt
 	touch $(VENV)/.installed $@
+
+$(LOWEST)/.installed-test: pyproject.toml .ci/lowest.py
+	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python .ci/lowest.py > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]' -c $(LOWEST)/constraints.txt
+	touch $@
