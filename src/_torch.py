@@ -1,0 +1,130 @@
+"""What this project uses of torch that torch does not document or type: here alone. Read in torch 2.15."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.utils._python_dispatch import TorchDispatchMode
+
+DispatchMode = TorchDispatchMode  # sees every operation after autograd
+PRODUCT_KINDS = ("matmul", "convolution", "recurrent")  # each has a switch of its own for TF32
+_F = TypeVar("_F", bound=Callable[..., Any])
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+# --- modules ---------------------------------------------------------------------------------------------------------
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether a module is a batch norm of any number of dimensions."""
+    return isinstance(module, _BatchNorm)
+
+
+def is_convolution(module: nn.Module) -> bool:
+    """Whether a module is a convolution of any number of dimensions, transposed or not."""
+    return isinstance(module, _ConvNd)
+
+
+def hook_dicts(module: nn.Module) -> list[dict[int, Any]]:
+    """The module's own dictionaries of forward and backward hooks; they are empty where there are none."""
+    return [getattr(module, name) for name in _HOOKS]
+
+
+def drop_compiled_call(module: nn.Module) -> None:
+    """Undo `module.compile()`: the module runs its `forward` again."""
+    module._compiled_call_impl = None
+
+
+def disable_dynamo(function: _F) -> _F:
+    """Have torch.compile run a function as it is.
+
+    `torch.compiler.disable` does the same and imports torch._dynamo, which takes seconds, when it decorates. This one
+    imports it at the first call.
+    """
+    return cast(_F, torch._disable_dynamo(function))
+
+
+def flatten_cudnn_weights(weights: Sequence[nn.Parameter], mode: str, hidden_size: int, layers: int) -> bool:
+    """Put the weights of a recurrent network on a GPU into one block of memory, as `nn.LSTM.flatten_parameters` does.
+
+    Args:
+        weights: four a layer, lowest layer first.
+        mode: what cuDNN calls the kind of cell: `LSTM` or `RNN_TANH`.
+        hidden_size: of every layer.
+        layers: how many.
+
+    Returns:
+        False, with nothing changed, where cuDNN does not run these weights.
+    """
+    from torch.backends.cudnn import rnn
+
+    usable = all(weight.is_cuda and torch.backends.cudnn.is_acceptable(weight) for weight in weights)
+    if not usable or not torch._use_cudnn_rnn_flatten_weight():
+        return False
+    first = weights[0]
+    with torch.no_grad(), torch.cuda.device_of(first):
+        torch._cudnn_rnn_flatten_weight(
+            list(weights), 4, first.shape[1], rnn.get_cudnn_mode(mode), hidden_size, 0, layers, True, False
+        )
+    return True
+
+
+# --- gradient scalers ------------------------------------------------------------------------------------------------
+
+
+def non_finite_check(tensors: list[Tensor], flag: Tensor, one: Tensor) -> None:
+    """Set `flag` to 1 on the device if any value is infinite or NaN, in one operation for each dtype among the tensors.
+
+    Gradient scalers do it with this operation while they unscale. A scale of 1 leaves the tensors as they are.
+
+    Args:
+        tensors: all on the device of the flag.
+        flag: a float32 scalar; it stays as it is where every value is finite.
+        one: a float32 scalar that is 1.
+    """
+    dtypes = {tensor.dtype for tensor in tensors}
+    for dtype in dtypes:
+        same = tensors if len(dtypes) == 1 else [tensor for tensor in tensors if tensor.dtype == dtype]
+        torch._amp_foreach_non_finite_check_and_unscale_(same, flag, one)
+
+
+def supports_found_inf(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer's `step` reads `found_inf` and `grad_scale` on the device: fused ones do."""
+    return getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+# --- formats of float32 products -------------------------------------------------------------------------------------
+
+
+def float32_formats(device: str) -> dict[str, str]:
+    """What torch computes float32 in on a kind of device, by kind of product, with its switches as they are.
+
+    `none` and `ieee` are float32 itself; others are `tf32` and `bf16`.
+    """
+    backends = cast(Any, torch.backends)  # these switches are attributes that no type checker sees
+    if device == "cpu":
+        switches = (backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn)
+    elif backends.cudnn.enabled:
+        switches = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+    else:
+        switches = (backends.cuda.matmul,) * 3
+    return {kind: switch.fp32_precision for kind, switch in zip(PRODUCT_KINDS, switches, strict=True)}
+
+
+@contextlib.contextmanager
+def float32_computed_as(form: str) -> Iterator[None]:
+    """Have torch compute float32 matrix products and convolutions as `ieee` or `tf32`, on every device."""
+    backends = cast(Any, torch.backends)
+    switches = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv)
+    before = [switch.fp32_precision for switch in switches]
+    try:
+        for switch in switches:
+            switch.fp32_precision = form
+        yield
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.fp32_precision = value
