@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from ..hardware.bottleneck import Bottleneck, StepParts, limiter
+from ..hardware.bottleneck import Bottleneck, find_bottleneck
 from ..hardware.calibrate import Calibration, faster_precision
 from ..records.rates import rate
 from ._stopwatch import PARTS
@@ -130,8 +130,8 @@ def device_facts(sampled: Mapping[str, Any], summary: Mapping[str, Any]) -> dict
 def bottleneck_of(summary: Mapping[str, Any], calibration: Calibration | None) -> Bottleneck | None:
     """What limits the run that a summary is of."""
     busy, peak = summary.get("sm_activity_pct"), summary.get("peak_flops_per_sec")
-    return limiter(
-        StepParts(**summary["parts_ms"]),
+    return find_bottleneck(
+        summary["parts_ms"],
         device=summary["device"],
         busy=None if busy is None else busy / 100,
         flops_per_sec=_mean_flops_per_sec(summary),
