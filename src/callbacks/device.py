@@ -12,7 +12,8 @@ import psutil
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from ..hardware.telemetry import CPU, POWER, RSS, SM_ACTIVITY, UTILIZATION, Sampler, named, probes_for
+from ..hardware.probes import CPU, POWER, RSS, SM_ACTIVITY, UTILIZATION, probes_for
+from ..hardware.sampler import Sampler, named
 from ..options.types import PositiveFloat
 from ._never_raise import never_raise
 from ._step_writer import Row, write_steps
@@ -78,10 +79,9 @@ class DeviceMonitor(Callback):
     A callback that times the steps may say instead what is training time, by `follow`, `pause`, `resume` and `restart`:
     ThroughputMonitor does, so that power and energy are those of the very steps that its summary counts.
 
-    After the fit `summary` (before its end: `result()`) has the time-weighted mean and maximum of everything that
-    `hardware.telemetry` reads (`device/power_mean_w`, `device/power_max_w`, …), `device/memory_peak_gib`, the
-    `seconds` sampled, and where the device measures it `energy_j`, in joules, with `energy_source`: `counter` or
-    `power_integral`.
+    After the fit `summary` (before its end: `result()`) has the mean over time of everything that is read
+    (`device/power_mean_w`, …), the maximum of memory (`host/rss_max_gib`, `device/memory_peak_gib`), the `seconds`
+    sampled, and where the device measures it `energy_j`, in joules, with `energy_source`: `counter` or `power_integral`.
 
     Args:
         interval_s: seconds between samples; 0.1 at least, whatever is asked for.

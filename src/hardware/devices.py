@@ -1,5 +1,6 @@
-"""Which devices this machine has, and what they are called."""
+"""The devices of this machine and their names."""
 
+import contextlib
 import os
 import platform
 from functools import cache
@@ -43,7 +44,7 @@ def check_accelerator(accelerator: str, devices: Any = "auto") -> None:
 
 
 def device_name(device: torch.device) -> str:
-    """The model of a device: `NVIDIA H200`, `Apple M3`, or the processor's name."""
+    """The model of a device: `NVIDIA H200`, or the processor's name, which on a Mac is that of the GPU as well."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return cpu_name()
@@ -60,8 +61,22 @@ def cpu_name() -> str:
     return (names or [platform.processor() or platform.machine()])[0]
 
 
+def nvml_handle(nvml: Any, device: torch.device) -> Any:
+    """NVML's handle of one of torch's devices, found by its UUID: NVML ignores CUDA_VISIBLE_DEVICES when it counts."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    uuid = str(torch.cuda.get_device_properties(index).uuid)  # torch gives it bare, NVML wants a prefix
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    # A process sees one MIG instance at most, so the name in the variable is the device's.
+    names = [visible] if visible.startswith("MIG-") else []
+    names += [uuid if uuid.startswith("GPU-") else f"GPU-{uuid}", f"MIG-{uuid}"]
+    for name in names:
+        with contextlib.suppress(nvml.NVMLError):
+            return nvml.nvmlDeviceGetHandleByUUID(name)
+    return nvml.nvmlDeviceGetHandleByUUID(uuid)
+
+
 def describe(device: torch.device) -> dict[str, Any]:
-    """What a run record says of the machine."""
+    """The machine, as a run record has it."""
     own_memory = {}
     if device.type == "cuda":
         own_memory = {"device_memory_gib": round(torch.cuda.get_device_properties(device).total_memory / 2**30, 1)}

@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from batchscope.callbacks import device
 from batchscope.callbacks.device import LOGGED, MEMORY_ALLOCATED, MEMORY_PEAK, AllocatorProbe, DeviceMonitor
-from batchscope.hardware import telemetry
-from batchscope.hardware.telemetry import CPU, POWER, RSS, UTILIZATION, Sample
+from batchscope.hardware import probes, sampler
+from batchscope.hardware.probes import CPU, POWER, RSS, UTILIZATION
+from batchscope.hardware.sampler import Sample
 
 STEP_S = 0.01
 
@@ -66,9 +67,9 @@ class Kept(Logger):
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
     """Samples every 20 ms, so that runs can be short."""
-    monkeypatch.setattr(telemetry, "MIN_INTERVAL_S", 0.02)
-    monkeypatch.setattr(telemetry, "MIN_SPAN_S", 0.001)
-    monkeypatch.setattr(telemetry, "_warned", set())
+    monkeypatch.setattr(sampler, "MIN_INTERVAL_S", 0.02)
+    monkeypatch.setattr(probes, "MIN_SPAN_S", 0.001)
+    monkeypatch.setattr(probes, "_warned", set())
 
 
 def trainer_with(monitor, tmp_path, **options):
@@ -107,9 +108,9 @@ def test_a_fit_is_logged_and_summed_up(tmp_path):
 
     summary = monitor.summary
     assert summary["seconds"] >= 24 * STEP_S
-    assert summary["device/memory_allocated_mean_gib"] <= summary[MEMORY_PEAK] * (1 + 1e-9)  # a mean is rounded
+    assert summary["device/memory_allocated_max_gib"] <= summary[MEMORY_PEAK]
     assert summary[MEMORY_PEAK] == pytest.approx(psutil.Process().memory_info().rss / 2**30, rel=0.5)
-    assert summary["device/utilization_mean_pct"] <= summary["device/utilization_max_pct"] <= 100
+    assert summary["device/utilization_mean_pct"] <= 100
     assert "energy_j" not in summary and "device/power_mean_w" not in summary
     assert threads() == []
 
@@ -146,13 +147,13 @@ def test_validation_is_not_training_time(tmp_path, monkeypatch):
         DeviceMonitor, "on_validation_end", lambda self, trainer, module: validation.append(time.perf_counter())
     )
     samples = []
-    take = telemetry.Sampler._sample
+    take = sampler.Sampler._sample
 
     def sample(self, last=False):
         take(self, last)
         samples.extend(list(self._samples)[-1:])
 
-    monkeypatch.setattr(telemetry.Sampler, "_sample", sample)
+    monkeypatch.setattr(sampler.Sampler, "_sample", sample)
     trainer = trainer_with(monitor, tmp_path, logger=logger, limit_val_batches=12, val_check_interval=6)
 
     before = time.perf_counter()

@@ -13,7 +13,8 @@ from batchscope.callbacks import device, throughput
 from batchscope.callbacks._stopwatch import HostClock
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
-from batchscope.hardware.telemetry import ENERGY, Sampler
+from batchscope.hardware.probes import ENERGY
+from batchscope.hardware.sampler import Sampler
 from tests.support.third_party_modules import Stranger, loader
 
 BATCH = 4

@@ -1,0 +1,274 @@
+"""Probes: what can be read of the training device and of the process, a few times a second.
+
+| Key | Unit | Meaning |
+| --- | --- | --- |
+| `device/utilization_pct` | % | NVIDIA, AMD: share of a window of 1/6 to 1 s in which any kernel ran, however small. CPU: share of the usable cores that the process and its children kept busy |
+| `device/sm_activity_pct` | % | share of the streaming multiprocessors that were busy; NVIDIA Hopper and later |
+| `device/power_w` | W | of the whole device; newer NVIDIA devices report the mean of the last second |
+| `device/energy_j` | J | a counter of the whole device that only grows; NVIDIA Volta and later |
+| `host/cpu_pct` | % | of the process; 100 is one core fully busy |
+| `host/rss_gib` | GiB | memory of the process that is in RAM |
+
+A reading that the device does not offer is left out, never 0. A query that the driver refuses is dropped at its first
+failure, with one warning a process. No probe raises into the training.
+"""
+
+import contextlib
+import os
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+import torch
+
+from .devices import nvml_handle
+
+UTILIZATION = "device/utilization_pct"
+SM_ACTIVITY = "device/sm_activity_pct"
+POWER = "device/power_w"
+ENERGY = "device/energy_j"
+CPU = "host/cpu_pct"
+RSS = "host/rss_gib"
+
+MIN_SPAN_S = 0.05  # CPU times of other processes tick at 10 ms: a rate over less time is mostly rounding
+MIN_GPM_SPAN_S = 0.1  # that NVML wants between two samples of its performance counters
+CHILDREN_EVERY_S = 2.0
+MAX_WATTS = 2000  # see AmdProbe
+_LOST = (15, 16)  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
+_GIB = 2**30
+
+Clock = Callable[[], float]
+Query = Callable[[], float | None]
+_warned: set[str] = set()
+
+
+class Probe(Protocol):
+    """Something that can be read a few times a second."""
+
+    def read(self) -> dict[str, float]:
+        """What can be read now; rates are over the time since the last read."""
+        ...
+
+
+def probes_for(device: torch.device) -> list[Probe]:
+    """The probes of a training device and of this process; never raises."""
+    probes: list[Probe] = [ProcessProbe()]
+    if device.type == "cpu":
+        probes.append(CpuProbe())
+    elif device.type == "cuda" and torch.version.hip:
+        probes.append(AmdProbe(device))
+    elif device.type == "cuda":
+        try:
+            probes.append(NvidiaProbe(device))
+        except Exception as error:  # noqa: BLE001 - a library or a driver that is missing or broken in its own way
+            warn_once("nvml", f"no readings of {device}, NVML is not available: {reason(error)}")
+    return probes
+
+
+def warn_once(kind: str, message: str) -> None:
+    """Warn once a process for each kind. Where warnings are errors, say nothing: a measurement must not end a run."""
+    if kind not in _warned:
+        _warned.add(kind)
+        with contextlib.suppress(Warning):
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def reason(error: Exception) -> str:
+    """An error in a few words."""
+    return str(error) or type(error).__name__
+
+
+class QueryProbe:
+    """Queries by key. One that fails is not asked again.
+
+    Args:
+        queries: key → a function that returns the reading, or None for no reading this time.
+    """
+
+    def __init__(self, queries: Mapping[str, Query]):
+        self._queries = dict(queries)
+
+    def read(self) -> dict[str, float]:
+        """The readings of the remaining queries; none once the device is lost."""
+        readings = {}
+        for key, query in list(self._queries.items()):
+            try:
+                value = query()
+                if value is not None:
+                    readings[key] = float(value)
+            except Exception as error:  # noqa: BLE001 - every library has its own, and none may end a run
+                if getattr(error, "value", None) in _LOST:
+                    self._queries.clear()
+                    warn_once("lost", f"the device no longer answers ({error}): its readings end here")
+                    return {}
+                del self._queries[key]
+                warn_once(key, f"{key} is left out: {reason(error)}")
+        return readings
+
+
+class NvidiaProbe(QueryProbe):
+    """An NVIDIA GPU or a MIG instance, through NVML.
+
+    Args:
+        device: as torch counts them.
+        clock: seconds, for the spacing of performance counters.
+
+    Raises:
+        ImportError: without nvidia-ml-py.
+        pynvml.NVMLError: without a driver, or for a device that NVML does not know.
+    """
+
+    def __init__(self, device: torch.device, clock: Clock = time.perf_counter):
+        import pynvml
+
+        nvml: Any = pynvml
+        nvml.nvmlInit()
+        handle = nvml_handle(nvml, device)
+        super().__init__(
+            {
+                UTILIZATION: lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+                POWER: lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+                ENERGY: lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
+            }
+        )
+        # An older binding does not know the counters, and an older driver or device does not offer them.
+        with contextlib.suppress(nvml.NVMLError, AttributeError):
+            if nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+                self._queries[SM_ACTIVITY] = _SmActivity(nvml, handle, clock)
+
+
+class _SmActivity:
+    """The SM activity between two calls, by NVML's performance counters (GPM)."""
+
+    def __init__(self, nvml: Any, handle: Any, clock: Clock):
+        self._nvml, self._handle, self._clock = nvml, handle, clock
+        self._earlier, self._later = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
+        for sample in (self._earlier, self._later):
+            finalizer: Any = weakref.finalize(self, _free, nvml, sample)
+            finalizer.atexit = False
+        self._request = nvml.c_nvmlGpmMetricsGet_t()
+        self._request.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        self._request.numMetrics = 1
+        self._request.metrics[0].metricId = nvml.NVML_GPM_METRIC_SM_UTIL
+        self._taken: float | None = None
+
+    def __call__(self) -> float | None:
+        before, now = self._taken, self._clock()
+        self._taken = now
+        self._earlier, self._later = self._later, self._earlier
+        self._nvml.nvmlGpmSampleGet(self._handle, self._later)
+        if before is None or now - before < MIN_GPM_SPAN_S:
+            return None
+        self._request.sample1, self._request.sample2 = self._earlier, self._later
+        self._nvml.nvmlGpmMetricsGet(self._request)
+        metric = self._request.metrics[0]
+        return metric.value if metric.nvmlReturn == 0 else None
+
+
+def _free(nvml: Any, sample: Any) -> None:
+    with contextlib.suppress(nvml.NVMLError):  # of a device that was lost
+        nvml.nvmlGpmSampleFree(sample)
+
+
+class AmdProbe(QueryProbe):
+    """An AMD GPU, through torch, which reads AMD's library and returns 0 for an unknown power.
+
+    torch documents the power in mW, and its releases so far return W. No GPU draws more than 2 kW, so a larger number
+    is in mW.
+
+    Args:
+        device: as torch counts them.
+    """
+
+    def __init__(self, device: torch.device):
+        def power() -> float | None:
+            reading = torch.cuda.power_draw(device)
+            return (reading / 1000 if reading > MAX_WATTS else reading) or None
+
+        super().__init__({UTILIZATION: lambda: torch.cuda.utilization(device), POWER: power})
+
+
+class CpuProbe(QueryProbe):
+    """The CPU as the training device: the share of its usable cores that the process and its children kept busy.
+
+    Children are looked up every 2 s, or less often where that takes long. The CPU time of a child before it is first
+    seen and after it is last seen is not counted.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Clock = time.perf_counter):
+        self._clock = clock
+        self._process = psutil.Process()
+        self._cores = usable_cores()
+        self._children: dict[psutil.Process, float] = {}
+        self._look_at = -float("inf")
+        self._seen: tuple[float, float] | None = None
+        super().__init__({UTILIZATION: self._utilization})
+
+    def _utilization(self) -> float | None:
+        now, own = self._clock(), time.process_time()
+        children = self._children_seconds(now)
+        before, self._seen = self._seen, (now, own)
+        if before is None or now - before[0] < MIN_SPAN_S:
+            return None
+        return min(100.0, 100 * (own - before[1] + children) / ((now - before[0]) * self._cores))
+
+    def _children_seconds(self, now: float) -> float:
+        """CPU seconds that the known children have used since the last call."""
+        used = 0.0
+        for child, before in list(self._children.items()):
+            try:
+                self._children[child] = _cpu_seconds(child)
+                used += self._children[child] - before
+            except psutil.Error:
+                del self._children[child]
+        if now >= self._look_at:
+            started = time.perf_counter()
+            for child in self._process.children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    self._children.setdefault(child, _cpu_seconds(child))
+            # This reads the whole process table, which may take one part in 500 of the time.
+            self._look_at = now + max(CHILDREN_EVERY_S, 500 * (time.perf_counter() - started))
+        return used
+
+
+class ProcessProbe(QueryProbe):
+    """The training process: its CPU use and its memory.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Clock = time.perf_counter):
+        self._clock = clock
+        self._seen: tuple[float, float] | None = None
+        process = psutil.Process()
+        super().__init__({CPU: self._cpu, RSS: lambda: process.memory_info().rss / _GIB})
+
+    def _cpu(self) -> float | None:
+        now = (self._clock(), time.process_time())
+        before, self._seen = self._seen, now
+        if before is None or now[0] - before[0] < MIN_SPAN_S:
+            return None
+        return 100 * (now[1] - before[1]) / (now[0] - before[0])
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def usable_cores() -> float:
+    """The cores that this process may use: its affinity, or the quota of its control group if that is lower."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return min(cores, int(quota) / int(period))
+    except (OSError, ValueError):  # no control groups of version 2, or no quota ("max")
+        return cores
