@@ -10,7 +10,7 @@ import pytest
 TESTS = Path(__file__).parent
 DECISIVE = [
     "models/test_backends.py::test_autocast_stays_near_float32_and_has_gradients",
-    "hardware/test_calibrate.py::test_this_machines_processor_is_measured",
+    "hardware/test_measure.py::test_this_machines_processor_is_measured",
 ]
 
 

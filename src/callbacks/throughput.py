@@ -10,10 +10,11 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from ..hardware.calibrate import Calibration, cached_calibration, peak_flops_per_sec
-from ..hardware.calibrate_subprocess import calibrate_in_subprocess
+from ..hardware.calibration import Calibration, peak_flops_per_sec
+from ..hardware.calibration_cache import cached_calibration
 from ..hardware.devices import device_name
 from ..hardware.flops import count_step
+from ..hardware.measure import calibrate_in_subprocess
 from ..options.types import NonNegativeInt
 from ._batches import samples_in
 from ._cost_summary import PART_MS, STEP_MS, CostSummary, bottleneck_of, device_facts, predicted_knee, report

@@ -13,7 +13,8 @@ import torch
 
 from ..errors import Interrupted, PeerLostError, UserError
 from ..files import NO_SPACE, WriteError, why
-from ..hardware.calibrate import cached_calibration, faster_precision
+from ..hardware.calibration import faster_precision
+from ..hardware.calibration_cache import cached_calibration
 from ..options.command_lines import resume_command
 
 _GIB = 2**30

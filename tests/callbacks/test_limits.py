@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from batchscope.callbacks import throughput
 from batchscope.callbacks.throughput import ThroughputMonitor
-from batchscope.hardware.calibrate import Calibration, calibrate
+from batchscope.hardware.calibration import Calibration
+from batchscope.hardware.measure import calibrate
 from tests.support.third_party_modules import Stranger, loader
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ import torch
 from batchscope.data.copy_memory import CopyMemory
 from batchscope.errors import PeerLostError, UserError
 from batchscope.files import WriteError
-from batchscope.hardware.calibrate import Calibration
+from batchscope.hardware.calibration import Calibration
 from batchscope.training import failures as ending
 from batchscope.training.failures import explain_failures
 from tests.support.runs import EVERY_4, SMALL, last, record, results, run

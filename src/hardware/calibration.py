@@ -1,0 +1,154 @@
+"""A calibration: what one device was measured to be able to do, and the peak that a training step is compared with."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from torch import nn
+
+from .._torch import float32_formats, is_convolution
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp64")
+# What a measurement is of. The cache holds one file for each combination.
+IDENTITY = ("device", "device_name", "driver", "torch", "threads", "host", "uuid", "power_limit_w")
+_CLEARLY_FASTER = 1.2  # a smaller gain is not worth another precision
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What one device can do. None stands for what the device does not have or does not report.
+
+    Attributes:
+        device, device_name: the kind (`cpu`, `cuda`, `mps`) and the model.
+        driver: the driver's version; on a CPU the instruction sets that torch and oneDNN may use.
+        torch: torch's version.
+        threads: that torch computes with, on a CPU.
+        matmul_flops_per_sec: the highest FLOP/s seen in any product, by precision: `fp32`, `tf32` (CUDA only), `bf16`,
+            `fp16`, `fp64`. Convolutions are among the products. They have a library of their own, which is twice as fast
+            as the one for matrices on some CPUs, and without them a network could be faster than the peak.
+        copy_bytes_per_sec: of the device's memory, from one place to another, reads and writes both counted.
+        launch_us: time of one of the smallest operations when many are issued in a row.
+        h2d_bytes_per_sec, h2d_pinned_bytes_per_sec: from pageable or pinned memory of the host to the device.
+        d2h_bytes_per_sec, d2h_pinned_bytes_per_sec: from the device to the host.
+        host: the machine's name; several machines may share a home folder.
+        uuid: of a GPU.
+        power_limit_w: of an NVIDIA GPU; a lower limit makes it slower.
+        disturbed: what other processes did on the device during the measurement; the rates are then too low.
+    """
+
+    device: str
+    device_name: str
+    driver: str | None
+    torch: str
+    threads: int | None
+    matmul_flops_per_sec: Mapping[str, float]
+    copy_bytes_per_sec: float | None = None
+    launch_us: float | None = None
+    h2d_bytes_per_sec: float | None = None
+    h2d_pinned_bytes_per_sec: float | None = None
+    d2h_bytes_per_sec: float | None = None
+    d2h_pinned_bytes_per_sec: float | None = None
+    host: str | None = None
+    uuid: str | None = None
+    power_limit_w: float | None = None
+    disturbed: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers, without the values that are None."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError, TypeError: if keys are missing or unknown, or a measurement is no positive number.
+        """
+        known: dict[str, Any] = {"driver": None, "threads": None, **values}
+        made = cls(**known)
+        others = {*IDENTITY, "matmul_flops_per_sec", "disturbed"}
+        rates = [getattr(made, field.name) for field in dataclasses.fields(made) if field.name not in others]
+        rates += made.matmul_flops_per_sec.values()
+        if not all(rate is None or (math.isfinite(rate) and rate > 0) for rate in rates):
+            raise ValueError(f"not a calibration: {values}")
+        return made
+
+
+def peak_flops_per_sec(
+    calibration: Calibration,
+    precision: str | int | None = None,
+    module: nn.Module | None = None,
+    shares: Mapping[str, float] | None = None,
+) -> float | None:
+    """The measured peak that a training step is compared with.
+
+    In 32 bits on CUDA the peak is that of TF32 wherever torch may use TF32: for matrices if
+    `torch.set_float32_matmul_precision` or `allow_tf32` allow it, and for convolutions and cuDNN's recurrent kernels by
+    default. The peak of a step with several kinds of products is the rate at which each FLOP is done at the peak of its
+    kind. Mixed precision computes in either format, so the faster of the two is its peak.
+
+    Args:
+        calibration: of the device that trains.
+        precision: as Lightning takes it: `32-true`, `bf16-mixed`, `16-true`, …; None is `32-true`.
+        module: the module that trains; None stands for one with every kind of layer.
+        shares: fractions of the FLOPs in `matmul`, `convolution` and `recurrent` (`StepFlops.shares`). Without them the
+            peak is that of the fastest kind of layer in the module.
+
+    Returns:
+        None for a precision that was not measured or is unknown.
+    """
+    bits, _, mode = str(precision or "32-true").partition("-")
+    peaks = calibration.matmul_flops_per_sec
+    single = _float32_peak(calibration, module, shares)
+    if bits == "32":
+        return single
+    peak = peaks.get({"64": "fp64", "16": "fp16", "bf16": "bf16"}.get(bits, ""))
+    is_mixed = bits != "64" and mode != "true"
+    return max(peak, single or 0) if peak is not None and is_mixed else peak
+
+
+def faster_precision(
+    calibration: Calibration | None, precision: str | int | None = None, peak: float | None = None
+) -> str | None:
+    """The mixed precision, as Lightning takes it, at which this device was measured to be clearly faster; else None.
+
+    Support for bf16 does not mean speed: a processor without instructions for it takes ten times as long as in float32.
+
+    Args:
+        calibration: of the device that trains, if there is one.
+        precision: of the run; only 32 bits have a faster one.
+        peak: FLOP/s that the run can reach, if known better than from the precision alone.
+    """
+    if calibration is None or str(precision or "32-true").partition("-")[0] != "32":
+        return None
+    peak = peak or peak_flops_per_sec(calibration, precision)
+    # Lightning has no 16-mixed on a CPU.
+    choices = {"bf16": "bf16-mixed", "fp16": "16-mixed"} if calibration.device == "cuda" else {"bf16": "bf16-mixed"}
+    for name, choice in choices.items():
+        if peak and calibration.matmul_flops_per_sec.get(name, 0.0) > _CLEARLY_FASTER * peak:
+            return choice
+    return None
+
+
+def _float32_peak(
+    calibration: Calibration, module: nn.Module | None, shares: Mapping[str, float] | None
+) -> float | None:
+    """The peak of float32 tensors, in the format that torch computes them in."""
+    measured = calibration.matmul_flops_per_sec
+    if "fp32" not in measured:
+        return None
+    formats = float32_formats(calibration.device)
+    peaks = {kind: measured.get(form, measured["fp32"]) for kind, form in formats.items()}
+    if shares is None:
+        return max(peaks[kind] for kind in _kinds_of_layers(module))
+    return 1 / sum(share / peaks[kind] for kind, share in shares.items())
+
+
+def _kinds_of_layers(module: nn.Module | None) -> set[str]:
+    if module is None:
+        return {"matmul", "convolution", "recurrent"}
+    parts = list(module.modules())
+    found = {"convolution": any(map(is_convolution, parts)), "recurrent": any(isinstance(p, nn.RNNBase) for p in parts)}
+    return {"matmul", *(kind for kind, is_there in found.items() if is_there)}

@@ -1,0 +1,218 @@
+"""The cache of calibrations: one measurement for each device, driver, torch and number of threads, if it was undisturbed."""
+
+import dataclasses
+import os
+import sys
+import tempfile
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from batchscope.hardware import calibration_cache, measure
+from batchscope.hardware.calibration_cache import cached_calibration, identity, store
+from batchscope.hardware.measure import as_calibration, load_or_measure
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "batchscope"
+
+
+@pytest.fixture
+def measured(cache, monkeypatch) -> list[torch.device]:
+    """Every measurement that is made; none takes any time."""
+    made = []
+
+    def fake(device, quick=False, say=None):
+        made.append(device)
+        return as_calibration(identity(device), {"products in fp32": 1e11, "memory copy": 1e10})
+
+    monkeypatch.setattr(measure, "calibrate", fake)
+    return made
+
+
+@pytest.fixture
+def busy(measured, monkeypatch) -> None:
+    """Others compute during every measurement."""
+    undisturbed = measure.calibrate
+
+    def disturbed(*args, **kwargs):
+        return dataclasses.replace(undisturbed(*args, **kwargs), disturbed="others used 43% of the processor meanwhile")
+
+    monkeypatch.setattr(measure, "calibrate", disturbed)
+
+
+def test_a_device_is_measured_once(measured):
+    assert cached_calibration(CPU) is None
+    first = load_or_measure(CPU)
+    assert load_or_measure(CPU) == cached_calibration(CPU) == first
+    assert measured == [CPU]
+
+
+def test_another_torch_or_number_of_threads_is_measured_anew(measured, monkeypatch):
+    load_or_measure(CPU)
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    assert cached_calibration(CPU) is None
+    load_or_measure(CPU)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert cached_calibration(CPU) is None
+    assert len(measured) == 1 + 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", "null", '{"device": "cpu"}', "\xff\xfe", "[" * 100_000),
+        '{"device": "cpu", "device_name": "x", "torch": "1", "matmul_flops_per_sec": {"fp32": 1' + "0" * 400 + "}}",
+    ],
+    ids=lambda content: content[:20],
+)
+def test_a_cache_that_cannot_be_read_is_measured_again(measured, cache, content):
+    load_or_measure(CPU)
+    (file,) = cache.iterdir()
+    file.write_bytes(content.encode("latin-1"))
+    assert load_or_measure(CPU).matmul_flops_per_sec == {"fp32": 1e11}
+    assert len(measured) == 2
+    assert cached_calibration(CPU) is not None
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(measured, cache):
+    cache.write_text("a file where the folder should be")
+    assert load_or_measure(CPU).matmul_flops_per_sec == {"fp32": 1e11}
+
+
+def test_the_cache_is_written_whole_or_not_at_all(measured, cache, monkeypatch):
+    load_or_measure(CPU)
+    (file,) = cache.iterdir()
+    before = file.read_text()
+
+    def full(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(calibration_cache.os, "replace", full)
+    store(load_or_measure(CPU))
+    assert [path.read_text() for path in cache.iterdir()] == [before]
+
+
+def test_the_cache_is_on_the_disk_before_its_name_is(measured, cache, monkeypatch):
+    done = []
+    monkeypatch.setattr("os.fsync", lambda _: done.append("fsync"))
+    monkeypatch.setattr("os.replace", lambda *_: done.append("replace"))
+    load_or_measure(CPU)
+    assert done == ["fsync", "replace", "fsync"]
+
+
+def test_what_was_measured_while_others_computed_is_used_and_not_kept(busy):
+    assert load_or_measure(CPU).matmul_flops_per_sec == {"fp32": 1e11}
+    assert cached_calibration(CPU) is None
+
+
+@pytest.mark.parametrize("variable", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
+def test_a_processor_that_may_use_fewer_instructions_is_another_one(measured, monkeypatch, variable):
+    for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    load_or_measure(CPU)
+    monkeypatch.setenv(variable, "SSE41")
+    assert cached_calibration(CPU) is None
+
+
+def test_another_machine_with_the_same_home_is_measured_anew(measured, monkeypatch):
+    load_or_measure(CPU)
+    monkeypatch.setattr(calibration_cache.platform, "node", lambda: "another")
+    assert cached_calibration(CPU) is None
+
+
+class FakeNvml(types.ModuleType):
+    """What is asked of the driver."""
+
+    limit_mw, version = 700_000, "570.1"
+
+    def __init__(self):
+        super().__init__("pynvml")
+        self.nvmlInit = self.nvmlShutdown = lambda: None
+        self.NVMLError = RuntimeError
+        self.nvmlSystemGetDriverVersion = lambda: self.version
+        self.nvmlDeviceGetHandleByUUID = lambda name: name
+        self.nvmlDeviceGetPowerManagementLimit = lambda handle: self.limit_mw
+
+
+@pytest.fixture
+def gpu(measured, monkeypatch) -> tuple[types.SimpleNamespace, FakeNvml]:
+    """An NVIDIA GPU's properties, and its driver."""
+    properties, nvml = types.SimpleNamespace(uuid="1234"), FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(torch.version, "hip", None)
+    return properties, nvml
+
+
+def test_a_gpu_is_told_apart_by_its_uuid_its_power_limit_and_its_driver(gpu, measured):
+    device, (properties, nvml) = torch.device("cuda"), gpu
+    found = load_or_measure(device)
+    assert (found.uuid, found.power_limit_w, found.driver) == ("1234", 700, "570.1")
+    assert cached_calibration(device) == found
+    for thing, name, value in ((properties, "uuid", "5678"), (nvml, "limit_mw", 500_000), (nvml, "version", "580.2")):
+        setattr(thing, name, value)
+        assert cached_calibration(device) is None, name
+        assert load_or_measure(device) == cached_calibration(device)
+
+
+def test_a_gpu_without_nvml_has_no_power_limit(gpu, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # an import of it fails
+    found = load_or_measure(torch.device("cuda"))
+    assert (found.driver, found.power_limit_w, found.uuid) == (None, None, "1234")
+    assert cached_calibration(torch.device("cuda")) == found
+
+
+def test_without_xdg_the_cache_is_in_the_home_folder(measured, tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    load_or_measure(CPU)
+    assert len(list((tmp_path / ".cache" / "batchscope").iterdir())) == 1
+
+
+@pytest.fixture
+def no_home(tmp_path, monkeypatch) -> Path:
+    """As in a container of a user whom the system does not know; the folder that such a user has."""
+
+    def unknown(*_):
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"batchscope-{os.getuid()}"
+
+
+def test_without_a_home_the_cache_is_among_temporary_files(measured, no_home):
+    found = load_or_measure(CPU)
+    assert cached_calibration(CPU) == found
+    assert no_home.stat().st_mode & 0o777 == 0o700
+    assert measured == [CPU]
+
+
+def test_a_home_that_cannot_be_written_to_is_none(measured, no_home, monkeypatch):
+    monkeypatch.setenv("HOME", "/dev/null")  # not even root can make a folder there
+    assert load_or_measure(CPU) == cached_calibration(CPU)
+    assert no_home.is_dir()
+
+
+def test_a_folder_of_another_user_among_temporary_files_is_neither_believed_nor_written_to(
+    measured, no_home, monkeypatch
+):
+    found = load_or_measure(CPU)
+    before = sorted(no_home.iterdir())
+    monkeypatch.setattr(calibration_cache, "_user_id", lambda: os.getuid() + 1)
+    (no_home.parent / f"batchscope-{os.getuid() + 1}").symlink_to(no_home)
+    assert cached_calibration(CPU) is None
+    assert load_or_measure(CPU) == found
+    assert sorted(no_home.iterdir()) == before
+    assert len(measured) == 2
