@@ -1,0 +1,129 @@
+"""What counts as a FLOP: corrections of torch's formulas, the operations that have none, and FLOPs by kind of product."""
+
+import contextlib
+import re
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
+
+from .._torch import DispatchMode
+
+
+class NotCountableError(Exception):
+    """The step did something whose FLOPs are not known."""
+
+
+class TooManyOperationsError(Exception):
+    """The step has more operations than the limit."""
+
+
+def _convolution_backward(
+    grad_out: list[int], x: list[int], w: list[int], *args: Any, out_shape: Any = None, **kwargs: Any
+) -> int:
+    """Each of the two gradients takes as many as the forward pass; torch's formula is wrong by a factor of `groups`."""
+    transposed, output_mask = args[4], args[7]
+    return sum(output_mask[:2]) * conv_flop_count(x, w, grad_out, transposed)
+
+
+def _matrix_vector(matrix: list[int], vector: list[int], **kwargs: Any) -> int:
+    return 2 * prod(matrix)
+
+
+def _dot(a: list[int], b: list[int], **kwargs: Any) -> int:
+    return 2 * prod(a)
+
+
+_aten = torch.ops.aten
+# Replace what torch counts wrongly, and add the products of vectors, which torch does not count.
+FORMULAS = {
+    _aten.convolution_backward: _convolution_backward,
+    _aten.mv: _matrix_vector,
+    _aten.addmv: lambda bias, matrix, vector, **kwargs: _matrix_vector(matrix, vector),
+    _aten.dot: _dot,
+    _aten.vdot: _dot,
+}
+
+# Operations of torch's own that do more than a few FLOPs an element and have no formula.
+_UNKNOWN_WORK = re.compile(
+    r".*mm(_v2)?_?"
+    r"|.*(rnn|lstm|gru|attention|matmul|cdist|pdist|_fft_|cholesky|svd|spsolve|lstsq|geqrf|ormqr|orgqr|pack_mm).*"
+    r"|_?linalg_(?!vector_norm|cross|diagonal).*|_trilinear|triangular_solve|lu_solve|.*conv(_|\d|olution).*"
+    r"|(cudnn|miopen|mkldnn|mps|_mps|_nnpack|_sparse|quantized|fbgemm)_.*|_transformer_encoder_layer_fwd"
+)
+_POINTWISE = re.compile(r"_thnn_.*")  # the gates of fused cells, without their products
+# torch's functions by the kind of product that they consist of.
+_KINDS = {f"conv{transposed}{n}d": "convolution" for transposed in ("", "_transpose") for n in (1, 2, 3)}
+_KINDS |= dict.fromkeys(("convolution", "_convolution"), "convolution")
+_KINDS |= dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), "recurrent")
+
+
+class OperationGuard(DispatchMode):
+    """Sees every operation after the counter, and ends a step that cannot be counted truly.
+
+    It also protects the original module: no operation on a tensor that has memory is let through.
+
+    Args:
+        formulas: of the operations that are counted.
+        most_operations: the limit of operations.
+
+    Raises:
+        NotCountableError, TooManyOperationsError: from the operation that breaks a rule.
+    """
+
+    def __init__(self, formulas: Mapping[Any, Any], most_operations: int):
+        super().__init__()
+        self._formulas = formulas
+        self._left = most_operations
+        self._checked: set[Any] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise TooManyOperationsError
+        for value in (*args, *(kwargs or {}).values()):
+            for tensor in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(tensor, Tensor) and tensor.device.type != "meta":
+                    raise NotCountableError(f"{func} on a tensor that the copy does not own")
+        if func not in self._checked:
+            self._check(func)
+        return func(*args, **(kwargs or {}))
+
+    def _check(self, func: Any) -> None:
+        packet = func.overloadpacket
+        name = packet.__name__
+        if packet not in self._formulas and not _POINTWISE.fullmatch(name):
+            is_known = func.namespace in ("aten", "prim", "prims", "profiler") and not _UNKNOWN_WORK.fullmatch(name)
+            if not is_known:
+                raise NotCountableError(f"no formula for {func}")
+        self._checked.add(func)
+
+
+class FlopsByKind(TorchFunctionMode):
+    """Adds up the FLOPs inside `backward()` and `autograd.grad()`, whoever calls them, and outside of these calls the
+    FLOPs inside convolutions and recurrent kernels."""
+
+    def __init__(self, counter: FlopCounterMode):
+        super().__init__()
+        self._counter = counter
+        self.flops = {"backward": 0, "convolution": 0, "recurrent": 0}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_backward = func in (Tensor.backward, torch.autograd.grad)
+        kind = "backward" if is_backward else _KINDS.get(getattr(func, "__name__", ""))
+        if kind is None:
+            return func(*args, **(kwargs or {}))
+        before = self._counter.get_total_flops()
+        result = func(*args, **(kwargs or {}))  # this mode is off meanwhile, so nested calls do not count twice
+        self.flops[kind] += self._counter.get_total_flops() - before
+        return result
+
+
+class NoModules(contextlib.nullcontext):
+    """In place of the counter's ModuleTracker, which counts by module and fails under `autograd.grad`."""
+
+    parents = ("Global",)
