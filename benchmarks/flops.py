@@ -1,4 +1,4 @@
-"""The FLOPs that are counted for the zoo's training steps, beside the closed forms that the tests hold them to.
+"""The counted FLOPs of the zoo's training steps beside the closed forms that the tests compare them with.
 
 python benchmarks/flops.py
 """
@@ -10,8 +10,8 @@ from harness import machine, write_result
 
 from batchscope.hardware.flops import count_step
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "hardware"))
-from closed_forms import ZOO, zoo_task
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.support.closed_forms import ZOO, zoo_task
 
 
 def main() -> None:

@@ -192,6 +192,19 @@ class AmdProbe(QueryProbe):
         super().__init__({UTILIZATION: lambda: torch.cuda.utilization(device), POWER: power})
 
 
+class ProcessProbe(QueryProbe):
+    """The training process: its CPU use and its memory.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Clock = time.perf_counter):
+        process = psutil.Process()
+        busy = _CpuPercent(time.process_time, clock)
+        super().__init__({CPU: busy, RSS: lambda: process.memory_info().rss / _GIB})
+
+
 class CpuProbe(QueryProbe):
     """The CPU as the training device: the share of its usable cores that the process and its children kept busy.
 
@@ -205,61 +218,51 @@ class CpuProbe(QueryProbe):
     def __init__(self, clock: Clock = time.perf_counter):
         self._clock = clock
         self._process = psutil.Process()
-        self._cores = usable_cores()
         self._children: dict[psutil.Process, float] = {}
+        self._of_children = 0.0  # CPU seconds
         self._look_at = -float("inf")
-        self._seen: tuple[float, float] | None = None
+        self._busy = _CpuPercent(self._cpu_seconds, clock, usable_cores())
         super().__init__({UTILIZATION: self._utilization})
 
     def _utilization(self) -> float | None:
-        now, own = self._clock(), time.process_time()
-        children = self._children_seconds(now)
-        before, self._seen = self._seen, (now, own)
-        if before is None or now - before[0] < MIN_SPAN_S:
-            return None
-        return min(100.0, 100 * (own - before[1] + children) / ((now - before[0]) * self._cores))
+        busy = self._busy()
+        return None if busy is None else min(busy, 100.0)  # clocks that tick differently may show a little more
 
-    def _children_seconds(self, now: float) -> float:
-        """CPU seconds that the known children have used since the last call."""
-        used = 0.0
+    def _cpu_seconds(self) -> float:
+        """Of this process, and of its children as far as they are known."""
         for child, before in list(self._children.items()):
             try:
-                self._children[child] = _cpu_seconds(child)
-                used += self._children[child] - before
+                self._children[child] = cpu_seconds_of(child)
+                self._of_children += self._children[child] - before
             except psutil.Error:
                 del self._children[child]
+        now = self._clock()
         if now >= self._look_at:
             started = time.perf_counter()
             for child in self._process.children(recursive=True):
                 with contextlib.suppress(psutil.Error):
-                    self._children.setdefault(child, _cpu_seconds(child))
+                    self._children.setdefault(child, cpu_seconds_of(child))
             # This reads the whole process table, which may take one part in 500 of the time.
             self._look_at = now + max(CHILDREN_EVERY_S, 500 * (time.perf_counter() - started))
-        return used
+        return time.process_time() + self._of_children
 
 
-class ProcessProbe(QueryProbe):
-    """The training process: its CPU use and its memory.
+class _CpuPercent:
+    """CPU seconds between two calls, in % of so many cores; None at the first call and after too short a time."""
 
-    Args:
-        clock: seconds.
-    """
-
-    def __init__(self, clock: Clock = time.perf_counter):
-        self._clock = clock
+    def __init__(self, cpu_seconds: Callable[[], float], clock: Clock, cores: float = 1.0):
+        self._cpu_seconds, self._clock, self._cores = cpu_seconds, clock, cores
         self._seen: tuple[float, float] | None = None
-        process = psutil.Process()
-        super().__init__({CPU: self._cpu, RSS: lambda: process.memory_info().rss / _GIB})
 
-    def _cpu(self) -> float | None:
-        now = (self._clock(), time.process_time())
-        before, self._seen = self._seen, now
-        if before is None or now[0] - before[0] < MIN_SPAN_S:
+    def __call__(self) -> float | None:
+        before, self._seen = self._seen, (self._clock(), self._cpu_seconds())
+        if before is None or self._seen[0] - before[0] < MIN_SPAN_S:
             return None
-        return 100 * (now[1] - before[1]) / (now[0] - before[0])
+        return 100 * (self._seen[1] - before[1]) / (self._seen[0] - before[0]) / self._cores
 
 
-def _cpu_seconds(process: psutil.Process) -> float:
+def cpu_seconds_of(process: psutil.Process) -> float:
+    """CPU seconds that a process has used."""
     times = process.cpu_times()
     return times.user + times.system
 

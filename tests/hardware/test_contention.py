@@ -10,16 +10,22 @@ from batchscope.hardware.contention import WINDOW_S, Contention
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
-def on_cpu(total: float, busy: float, own: float) -> str | None:
-    """What is found where these seconds passed on all cores."""
-    readings = [(1000.0, 400.0, 20.0), (1000.0 + total, 400.0 + busy, 20.0 + own)]
-    with Contention(CPU, cpu_seconds=lambda: readings.pop(0)) as others:
-        pass
-    return others.finding
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """What is found where these seconds pass on all cores."""
+
+    def watch(total: float, busy: float, own: float) -> str | None:
+        readings = [(1000.0, 400.0, 20.0), (1000.0 + total, 400.0 + busy, 20.0 + own)]
+        monkeypatch.setattr(contention, "cpu_seconds", lambda: readings.pop(0))
+        with Contention(CPU) as others:
+            pass
+        return others.finding
+
+    return watch
 
 
-def test_what_others_used_of_a_processor_disturbs():
-    assert on_cpu(total=10.0, busy=8.0, own=4.5) == "others used 35% of the processor meanwhile"
+def test_what_others_used_of_a_processor_disturbs(on_cpu):
+    assert on_cpu(total=10.0, busy=8.0, own=4.5) == "other processes used 35 % of the CPU during the measurement"
 
 
 @pytest.mark.parametrize(
@@ -31,7 +37,7 @@ def test_what_others_used_of_a_processor_disturbs():
         pytest.param(10.0, 4.9, 5.0, id="clocks that tick differently"),
     ],
 )
-def test_a_processor_of_its_own_is_undisturbed(total, busy, own):
+def test_a_processor_of_its_own_is_undisturbed(on_cpu, total, busy, own):
     assert on_cpu(total, busy, own) is None
 
 
@@ -41,45 +47,47 @@ def test_steal_is_used_by_others_and_the_time_of_guests_counts_once(monkeypatch)
 
     times = Times((5.0, 2.0, 1.0, 3.0, 4.0, 0.5))
     monkeypatch.setattr(psutil, "cpu_times", lambda: times)
-    total, busy, _ = contention._cpu_seconds()
+    total, busy, _ = contention.cpu_seconds()
     assert (total, busy) == (5 + 2 + 1 + 3, 5 + 3)
 
 
-def on_gpu(*readings: float | None) -> tuple[str | None, list[float | str]]:
+@pytest.fixture
+def on_gpu(monkeypatch):
     """What is found where the utilisation reads like this; and everything that happened."""
-    left, happened = list(readings), []
 
-    def utilization(device: torch.device) -> float | None:
-        happened.append("read")
-        return left.pop(0)
+    def watch(*readings: float | None) -> tuple[str | None, list[float | str]]:
+        left, happened = list(readings), []
+        monkeypatch.setattr(contention, "utilization", lambda device: happened.append("read") or left.pop(0))
+        monkeypatch.setattr(contention.time, "sleep", happened.append)
+        with Contention(GPU) as others:
+            happened.append("measured")
+        assert not left
+        return others.finding, happened
 
-    with Contention(GPU, utilization=utilization, sleep=happened.append) as others:
-        happened.append("measured")
-    assert not left
-    return others.finding, happened
+    return watch
 
 
-def test_a_gpu_that_idles_before_and_after_is_undisturbed():
+def test_a_gpu_that_idles_before_and_after_is_undisturbed(on_gpu):
     assert on_gpu(0.0, 98.0, 0.0) == (None, ["read", "measured", "read", WINDOW_S, "read"])
 
 
-def test_what_this_process_computed_right_before_is_not_others():
+def test_what_this_process_computed_right_before_is_not_others(on_gpu):
     finding, happened = on_gpu(100.0, 100.0, 2.0, 98.0, 0.0)
     assert finding is None
     assert happened[:4] == ["read", "read", WINDOW_S, "read"]
 
 
-def test_a_gpu_on_which_others_compute_before_is_disturbed():
+def test_a_gpu_on_which_others_compute_before_is_disturbed(on_gpu):
     finding, _ = on_gpu(60.0, 60.0, 60.0)
-    assert finding == "others kept the cuda busy 60 % of the time"
+    assert finding == "other processes kept the cuda busy 60 % of the time"
 
 
-def test_a_gpu_on_which_others_began_to_compute_is_disturbed():
+def test_a_gpu_on_which_others_began_to_compute_is_disturbed(on_gpu):
     finding, _ = on_gpu(0.0, 98.0, 45.0)
-    assert finding == "others kept the cuda busy 45 % of the time"
+    assert finding == "other processes kept the cuda busy 45 % of the time"
 
 
-def test_a_device_that_does_not_tell_is_not_waited_for():
+def test_a_device_that_does_not_tell_is_not_waited_for(on_gpu):
     assert on_gpu(None, None) == (None, ["read", "measured", "read"])
 
 
@@ -89,4 +97,4 @@ def test_a_gpu_whose_driver_refuses_does_not_tell(error, monkeypatch):
         raise error("not supported on a MIG device")
 
     monkeypatch.setattr(torch.cuda, "utilization", refuse)
-    assert contention._utilization(GPU) is None
+    assert contention.utilization(GPU) is None

@@ -350,7 +350,7 @@ def test_cpu_utilization_counts_children(monkeypatch):
             raise psutil.NoSuchProcess(1)
         return seconds[child]
 
-    monkeypatch.setattr(probes, "_cpu_seconds", cpu_seconds)
+    monkeypatch.setattr(probes, "cpu_seconds_of", cpu_seconds)
 
     def read(pause, **times):
         clock.now += pause
@@ -376,8 +376,8 @@ def test_a_real_child_is_seen():
         deadline = time.monotonic() + 10
         probe = CpuProbe()
         probe.read()
-        before = probes._cpu_seconds(process)
-        while probes._cpu_seconds(process) < before + 0.1 and time.monotonic() < deadline:
+        before = probes.cpu_seconds_of(process)
+        while probes.cpu_seconds_of(process) < before + 0.1 and time.monotonic() < deadline:
             time.sleep(0.02)
         assert probe.read()[UTILIZATION] > 0
         assert process in probe._children
