@@ -79,7 +79,8 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="batchscope hardware", description=(__doc__ or "").partition("\n")[0])
+    purpose = "Measure every device of this machine, and compare the devices."
+    parser = argparse.ArgumentParser(prog="batchscope hardware", description=purpose)
     refuse_in_one_line(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.add_argument("--device", help="cpu, cuda or mps; by default every device of this machine")
