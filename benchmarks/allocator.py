@@ -1,9 +1,9 @@
-"""What a CPU step pays for memory that it has just had: training steps with and without `keep_freed_memory`.
+"""Time CPU training steps with and without `keep_freed_memory`, which avoids page faults on memory that was just freed.
 
     python benchmarks/allocator.py
 
-Every measurement is a process of its own (an allocator cannot be set back), and the two ways take turns. The best of
-five stretches counts in each process; the table has medians over rounds, and the median ratio within a round.
+Every measurement is a process of its own, because an allocator cannot be reset. The two ways take turns. In each process
+the best of five stretches counts. The table has medians over rounds, and the median of the ratios within a round.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def measure(model: str, batch_size: int, keep: bool) -> dict[str, float]:
     torch.manual_seed(0)
     step = cnn_step(batch_size) if model == "SimpleCNN" else lstm_step(batch_size)
     stretch, best, faults = 1, float("inf"), 0.0
-    while True:  # as many steps as take half a second
+    while True:  # until the stretch takes half a second
         seconds, faults = timed(step, stretch)
         if seconds > 0.5:
             break
@@ -100,16 +100,17 @@ def main() -> None:
         default, kept = results[f"{model} {batch_size} return"], results[f"{model} {batch_size} keep"]
         ratios = [a["ms"] / b["ms"] for a, b in zip(default, kept, strict=True)]
 
-        def middle(runs: list[dict[str, float]], key: str) -> float:
-            return median([run[key] for run in runs])
-
         rows.append(
-            f"| {model} | {batch_size} | {middle(default, 'ms'):.2f} ms | {middle(kept, 'ms'):.2f} ms "
+            f"| {model} | {batch_size} | {_median(default, 'ms'):.2f} ms | {_median(kept, 'ms'):.2f} ms "
             f"| {median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f}) "
-            f"| {middle(default, 'faults'):,.0f} | {middle(kept, 'faults'):,.0f} "
-            f"| {middle(default, 'peak_gib'):.2f} | {middle(kept, 'peak_gib'):.2f} |"
+            f"| {_median(default, 'faults'):,.0f} | {_median(kept, 'faults'):,.0f} "
+            f"| {_median(default, 'peak_gib'):.2f} | {_median(kept, 'peak_gib'):.2f} |"
         )
     write_result("allocator", "\n".join(rows), {"results": results, "machine": machine(), "rounds": args.rounds})
+
+
+def _median(runs: list[dict[str, float]], key: str) -> float:
+    return median([run[key] for run in runs])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What this machine can do: the report of `python -m batchscope.hardware`, measured anew, kept with the date.
+"""Measure this machine anew, and keep the report of `python -m batchscope.hardware` with the date.
 
 python benchmarks/hardware.py
 """

@@ -1,10 +1,10 @@
-"""Whether the measured numbers are true: against a clock outside, for every model of the zoo and each data pipeline.
+"""Check the measured numbers against an outside clock, for every model of the zoo and each data pipeline.
 
     python benchmarks/truth.py
 
-For the second epoch of a run, in which nothing is started any more: all parts of all steps added up, and the samples a
-second that follow, against the wall clock between the epoch's first and last hook. The epoch is of rendered digits or
-of the adding problem.
+The second epoch of a run is compared, in which nothing starts up any more: the sum of all parts of all steps, and the
+samples/s that follow from it, against the wall clock between the epoch's first and last hook. The epoch is of rendered
+digits or of the adding problem.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from harness import machine, write_result
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 
-from batchscope.callbacks._cost_summary import PART_MS
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.options.config import check_command_line, options_of
+from batchscope.records.step_parts import PARTS
 from batchscope.training.build import build
 from batchscope.training.summary import quiet_libraries
 from batchscope.training.task import Task
@@ -38,7 +38,7 @@ SIZES = {
 
 
 class Rows(Logger):
-    """Keeps what is logged of every step."""
+    """Keeps everything that is logged, by step."""
 
     name, version = "rows", 0
 
@@ -53,7 +53,7 @@ class Rows(Logger):
 
 
 class OutsideClock(Callback):
-    """Wall time of every epoch, and its steps."""
+    """The wall time and the steps of every epoch."""
 
     def __init__(self) -> None:
         self.epochs: list[tuple[float, range]] = []
@@ -84,7 +84,7 @@ def measure(model: str, pipeline: str, folder: str) -> dict[str, float]:
         trainer.fit(task, datamodule=source)
     wall, steps = clock.epochs[1]
     measured = [rows.rows[step] for step in steps]
-    total = sum(row[key] for row in measured for key in PART_MS.values()) / 1e3
+    total = sum(row[f"time/{part}_ms"] for row in measured for part in PARTS) / 1e3
     return {
         "steps": len(steps),
         "wall_s": wall,
@@ -99,7 +99,7 @@ def main() -> None:
     parser.parse_args()
     quiet_libraries()
     results = {}
-    lines = ["| model | pipeline | steps | samples/s | ÷ the clock outside | parts ÷ the clock outside |"]
+    lines = ["| model | pipeline | steps | samples/s | ÷ outside clock | parts ÷ outside clock |"]
     lines.append("| --- | --- | ---: | ---: | ---: | ---: |")
     with tempfile.TemporaryDirectory() as folder:
         for model in options_of("model"):

@@ -1,5 +1,4 @@
-"""Memory that a CPU step has freed is kept for the next step, instead of being returned to the system and faulted in
-again page by page."""
+"""Keep the memory that a CPU step frees for the next step, instead of returning it and faulting it in page by page."""
 
 import ctypes
 import os
@@ -14,14 +13,13 @@ _LARGEST = 2**30  # bytes; a single tensor above it is still mapped by itself, a
 def keep_freed_memory() -> bool:
     """Have the C library keep what this process frees.
 
-    glibc maps every allocation above a threshold (at most 32 MiB, adjusted while the program runs) by itself and
-    unmaps it when it is freed, and gives the free top of its heap back. A training step frees what the last one
-    allocated: the SimpleCNN then spends a sixth to a quarter of a step at batch 128, and half of one at batch 2,048, on
-    page faults for memory that it has just had (benchmarks/allocator.py). The price is that the process keeps its peak
-    until it ends, and that the peak can be up to a third higher.
+    glibc maps every allocation above a threshold (at most 32 MiB, adjusted at run time) by itself, unmaps it when it is
+    freed, and returns the free top of its heap. A training step frees what the last step allocated. Without this call
+    the SimpleCNN spends a sixth to a quarter of a step on page faults at batch 128, and half of a step at batch 2,048
+    (benchmarks/allocator.py). The price: the process keeps its peak until it ends, and the peak can be a third higher.
 
     Returns:
-        Whether anything was changed: False without glibc, and where `MALLOC_*_` variables say what the user wants.
+        Whether anything was changed: False without glibc, and where the user has set a `MALLOC_*_` variable.
 
     Source: mallopt(3).
     """
