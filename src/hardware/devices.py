@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from ..errors import UserError, did_you_mean
+from ..records import formatting
 
 _ALIASES = {"gpu": ("cuda", "mps"), "cuda": ("cuda",), "mps": ("mps",), "cpu": ("cpu",)}
 
@@ -38,9 +39,9 @@ def check_accelerator(accelerator: str, devices: Any = "auto") -> None:
             f"trainer.accelerator: got '{accelerator}', and this machine has {' and '.join(found)}; "
             f"leave it at auto, or write trainer.accelerator=cpu"
         )
-    count = torch.cuda.device_count()
-    if "cuda" in _ALIASES[accelerator] and "cuda" in found and isinstance(devices, int) and devices > count:
-        raise UserError(f"trainer.devices: got {devices}, and this machine has {count} GPU{'s'[: count > 1]}")
+    gpus = torch.cuda.device_count()
+    if "cuda" in _ALIASES[accelerator] and "cuda" in found and isinstance(devices, int) and devices > gpus:
+        raise UserError(f"trainer.devices: got {devices}, and this machine has {formatting.count(gpus, 'GPU')}")
 
 
 def device_name(device: torch.device) -> str:

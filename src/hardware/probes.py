@@ -1,14 +1,5 @@
 """Probes: what can be read of the training device and of the process, a few times a second.
 
-| Key | Unit | Meaning |
-| --- | --- | --- |
-| `device/utilization_pct` | % | NVIDIA, AMD: share of a window of 1/6 to 1 s in which any kernel ran, however small. CPU: share of the usable cores that the process and its children kept busy |
-| `device/sm_activity_pct` | % | share of the streaming multiprocessors that were busy; NVIDIA Hopper and later |
-| `device/power_w` | W | of the whole device; newer NVIDIA devices report the mean of the last second |
-| `device/energy_j` | J | a counter of the whole device that only grows; NVIDIA Volta and later |
-| `host/cpu_pct` | % | of the process; 100 is one core fully busy |
-| `host/rss_gib` | GiB | memory of the process that is in RAM |
-
 A reading that the device does not offer is left out, never 0. A query that the driver refuses is dropped at its first
 failure, with one warning a process. No probe raises into the training.
 """
@@ -27,12 +18,14 @@ import torch
 
 from .devices import nvml_handle
 
+# GPU: share of a window of 1/6 to 1 s in which any kernel ran, however small. CPU: share of the usable cores that the
+# process and its children kept busy.
 UTILIZATION = "device/utilization_pct"
-SM_ACTIVITY = "device/sm_activity_pct"
-POWER = "device/power_w"
-ENERGY = "device/energy_j"
-CPU = "host/cpu_pct"
-RSS = "host/rss_gib"
+SM_ACTIVITY = "device/sm_activity_pct"  # share of the multiprocessors that were busy; NVIDIA Hopper and later
+POWER = "device/power_w"  # of the whole device; newer NVIDIA devices report the mean of the last second
+ENERGY = "device/energy_j"  # a counter of the whole device that only grows; NVIDIA Volta and later
+CPU = "host/cpu_pct"  # of the process; 100 is one core fully busy
+RSS = "host/rss_gib"  # memory of the process that is in RAM
 
 MIN_SPAN_S = 0.05  # CPU times of other processes tick at 10 ms: a rate over less time is mostly rounding
 MIN_GPM_SPAN_S = 0.1  # that NVML wants between two samples of its performance counters

@@ -406,10 +406,3 @@ def test_cpu_probes_are_for_the_cpu():
 
 def test_a_query_may_have_nothing_to_say():
     assert QueryProbe({CPU: lambda: None, RSS: lambda: 0}).read() == {RSS: 0.0}
-
-
-def test_every_key_is_in_the_table():
-    keys = [value for name, value in vars(probes).items() if name.isupper() and "/" in str(value)]
-    table = [line.split("`")[1] for line in probes.__doc__.splitlines() if line.startswith("| `")]
-
-    assert table == keys
