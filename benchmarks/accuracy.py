@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness import machine, write_result
 
-from batchscope.records.run_record import read
+from batchscope.records.read import read
 
 HERE = Path(__file__).resolve().parent
 COMMANDS = {"experiment=mnist_99": ["experiment=mnist_99"], "(the defaults)": []}

@@ -19,7 +19,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from batchscope.records.run_record import read
+from batchscope.records.read import read
 
 HERE = Path(__file__).resolve().parent
 RUNS = HERE.parent / "outputs" / "sequences"

@@ -16,7 +16,7 @@ from typing import Any
 
 from harness import RESULTS, machine, write_result
 
-from batchscope.records.run_record import FILE, read
+from batchscope.records.read import FILE, read
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ("cnn", "stacked_lstm")

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from batchscope.records.run_record import read
+from batchscope.records.read import read
 
 HERE = Path(__file__).resolve().parent
 RUNS = HERE.parent / "outputs" / "zoo"

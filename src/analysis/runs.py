@@ -15,7 +15,8 @@ from ..errors import UserError
 from ..files import is_set_aside
 from ..options.tree import flatten
 from ..records.rates import MEAN_RATE, RATE
-from ..records.run_record import FILE, SCHEMA, read
+from ..records.read import FILE, read
+from ..records.upgrade import SCHEMA
 
 PARTS = ("data_wait", "transfer", "forward", "backward", "optimizer", "other")
 BATCH_SIZE, SEED = "data.batch_size", "seed"

@@ -22,7 +22,7 @@ from ..data.datamodule import TensorDataModule
 from ..distributed.sharding import shard_like
 from ..errors import UserError, printable
 from ..files import WriteError, is_inside, temporary_name, why
-from ..records.run_record import read
+from ..records.read import read
 from ..training.task import Task
 from .callback import Checkpoints
 from .checkpoint_file import load_checkpoint

@@ -14,7 +14,7 @@ from ..files import lock_folder, refuse_links
 from ..options import trust
 from ..options.config import check, override
 from ..options.tree import flatten
-from ..records.run_record import FILE, DamagedRecordError, read
+from ..records.read import FILE, DamagedRecordError, read
 
 RUNS = Path("outputs/runs")  # where hydra.run.dir puts them
 # What decides where and how a run is trained and watched, and not what comes out of it.

@@ -37,7 +37,7 @@ from ..options.config import (
     is_folder_chosen,
     plan_sweep,
 )
-from ..records.run_record import refuse_used
+from ..records.read import refuse_used
 from ..sweep import folder, launchers, process
 from ..sweep.runner import RunFailed, SweepRunner
 

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 
 from ..errors import Interrupted, UserError
 from ..options.tree import flatten
-from ..records.run_record import FILE
+from ..records.read import FILE
 
 _GRACE_S = 10  # for what a process does after its last step
 # What may differ between machines, for it says where something lies.

@@ -1,1 +1,1 @@
-"""`run.json` and the step file of a run: written and read here alone. Nothing here imports torch."""
+"""`run.json` and the step file of a run are written and read here alone. Nothing here imports torch."""

@@ -1,7 +1,9 @@
-"""Numbers as people read them: the one place that decides how many digits a measured number has.
+"""The formats of numbers: the one place that decides how many digits a measured number has.
 
-A measured number gets three significant digits, in terminals, tables, plots and reports alike: more would be noise.
+A measured number has three significant digits in terminals, tables, plots and reports; further digits would be noise.
 """
+
+from typing import Any
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""), (1e-3, "m"), (1e-6, "µ"))
 
@@ -13,8 +15,14 @@ def significant(value: float) -> str:
     return f"{value:#.3g}".rstrip(".")
 
 
+def estimate(value: float) -> str:
+    """A whole number with two significant digits, for what was not measured but fitted: `1,100`."""
+    return f"{float(f'{value:.2g}'):,.0f}"
+
+
 def with_prefix(value: float, unit: str = "") -> str:
     """Three significant digits and an SI prefix: `10.3 TFLOP/s`, `0.9 mJ`."""
+    value = float(f"{value:.3g}")  # 999.9 is 1 k
     for factor, prefix in _PREFIXES:
         if abs(value) >= factor:
             return f"{value / factor:.3g} {prefix}{unit}".rstrip()
@@ -28,13 +36,22 @@ def percent(fraction: float, digits: int = 0) -> str:
 
 def duration(seconds: float) -> str:
     """A time span with the unit that suits it: `3.2 ms`, `45 s`, `12 min`, `1.5 h`."""
-    if seconds < 1:
-        return f"{1e3 * seconds:.3g} ms"
     if seconds < 90:
-        return f"{seconds:.3g} s"
+        return with_prefix(seconds, "s")
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def count(number: int, noun: str) -> str:
     """A number and its noun: `1 step`, `1,200 steps`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def option_value(value: Any) -> str:
+    """The value of an option as a command line has it: `true`, `0.004`, `[1,2]`."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(map(option_value, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)

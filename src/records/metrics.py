@@ -1,14 +1,17 @@
-"""The metrics: name, unit, direction, format and meaning, declared once for logging, tables, plots and docs.
+"""The metrics: name, unit, meaning, direction and format, declared once for logging, tables, plots and docs.
 
-A metric is named `<group>/<name>`, in lower case with its unit as suffix. One that is not listed here (a callback or a task
-of a user's own) is described by its name: `…acc` is a fraction that should rise, `…loss` a number that should fall.
+`METRICS` are logged while a run goes on. A key is `<group>/<name>` in lower case, with its unit as suffix. `RUN_METRICS` are
+the numbers of a whole run, by their names in `sweep.csv` and in the order of its columns. A metric that is declared in
+neither, such as one of a user's callback, is described by its name (see `metric`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from .formatting import percent, significant
 from .step_parts import PARTS
+
+FRACTION = "fraction"  # the unit of a share: between 0 and 1, shown as a percentage
 
 
 @dataclass(frozen=True)
@@ -17,10 +20,11 @@ class Metric:
 
     Attributes:
         key: as it is logged.
-        unit: for headings; empty for a plain number.
+        unit: empty for a plain number.
         meaning: one line.
         higher_is_better: None where neither direction is better by itself.
         text: how a value is shown.
+        heading: of its column in a table, with the unit of the column; the key by default.
     """
 
     key: str
@@ -28,29 +32,98 @@ class Metric:
     meaning: str = ""
     higher_is_better: bool | None = None
     text: Callable[[float], str] = significant
+    heading: str = ""
+
+    def cell(self, value: float) -> str:
+        """The value in a table, where the heading already has the percent sign."""
+        return self.text(value).removesuffix(" %") if self.heading.endswith("%") else self.text(value)
 
 
-def _accuracy(value: float) -> str:
+def _percent_1(value: float) -> str:
     return percent(value, digits=1)
 
 
-_DECLARED = [
-    Metric("throughput/samples_per_sec", "samples/s", "samples of all ranks over the time of the step", True),
-    Metric("throughput/batches_per_sec", "batches/s", "batches of one rank", True),
-    Metric("throughput/timesteps_per_sec", "time steps/s", "for sequences: samples × steps of each", True),
-    Metric("throughput/flops_per_sec", "FLOP/s", "counted forward and backward FLOPs of one rank", True),
-    Metric("throughput/mfu", "", "fraction of the peak measured on this device at this precision", True, _accuracy),
-    Metric("time/step_ms", "ms", "wall time of a step, from its batch being asked for to the next one", False),
-    *(Metric(f"time/{part}_ms", "ms", f"{part.replace('_', ' ')}: a part of the step", False) for part in PARTS),
-]
-METRICS: dict[str, Metric] = {metric.key: metric for metric in _DECLARED}
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _millijoules(value: float) -> str:
+    return significant(1e3 * value)
+
+
+def _learning_rate(value: float) -> str:
+    return f"{value:.3g}"
+
+
+_ACCURACY, _LOSS = "fraction of correct answers", "the task's loss"
+_BUSY = "share of the time in which the device is busy"
+
+METRICS: dict[str, Metric] = {
+    metric.key: metric
+    for metric in (
+        Metric("train/loss", "", f"{_LOSS} on the batch of this step, the mean of all processes", False),
+        Metric("train/acc", FRACTION, f"{_ACCURACY} on the batch of this step", True, _percent_1),
+        Metric("val/loss", "", f"{_LOSS} on the validation set", False),
+        Metric("val/acc", FRACTION, f"{_ACCURACY} on the validation set", True, _percent_1),
+        Metric("test/loss", "", f"{_LOSS} on the test set", False),
+        Metric("test/acc", FRACTION, f"{_ACCURACY} on the test set", True, _percent_1),
+        Metric("throughput/samples_per_sec", "samples/s", "samples of all processes over the time of the step", True),
+        Metric("throughput/batches_per_sec", "batches/s", "batches of one process over the time of the step", True),
+        Metric("throughput/timesteps_per_sec", "time steps/s", "for sequences: samples × time steps of a sample", True),
+        Metric("throughput/flops_per_sec", "FLOP/s", "counted forward and backward FLOPs of one process", True),
+        Metric("throughput/mfu", FRACTION, "of the peak measured on this device at this precision", True, _percent_1),
+        Metric("time/step_ms", "ms", "wall time of a step, from its batch being requested to the next request", False),
+        *(Metric(f"time/{part}_ms", "ms", f"{part.replace('_', ' ')}: a part of the step", False) for part in PARTS),
+        Metric("device/utilization_pct", "%", f"GPU: {_BUSY}; CPU: share of its cores", None, _whole),
+        Metric("device/sm_activity_pct", "%", "share of the multiprocessors that are busy (NVIDIA Hopper and later)"),
+        Metric(
+            "device/memory_peak_gib", "GiB", "highest allocated memory since training began, with validation", False
+        ),
+        Metric("device/memory_allocated_gib", "GiB", "tensors in torch's allocator; on a CPU host/rss_gib", False),
+        Metric("device/power_w", "W", "of the whole device"),
+        Metric("host/cpu_pct", "%", "CPU time of the process; 100 is one busy core", None, _whole),
+        Metric("host/rss_gib", "GiB", "memory of the process that is in RAM", False),
+    )
+}
+
+RUN_METRICS: dict[str, Metric] = {
+    metric.key: metric
+    for metric in (
+        Metric("batch_size", "samples", "of a whole batch of one device", None, _whole, "batch size"),
+        Metric("processes", "", "that train together, one device each", None, _whole),
+        Metric("global_batch_size", "samples", "of a whole batch of all devices", None, _whole, "global"),
+        Metric("fastest_step_ms_mean", "ms", "mean step of the fastest process", False),
+        Metric("slowest_step_ms_mean", "ms", "mean step of the slowest process", False),
+        Metric("samples_per_sec", "samples/s", "a whole batch over the median step", True, heading="samples/s"),
+        Metric("samples_per_sec_p10", "samples/s", "exceeded by nine of ten steps", True),
+        Metric("samples_per_sec_p90", "samples/s", "exceeded by one of ten steps", True),
+        Metric("samples_per_sec_mean", "samples/s", "all samples over the time of all steps", True),
+        Metric("step_ms_median", "ms", "of the steps with a whole batch", False, heading="median step ms"),
+        *(Metric(f"{part}_ms_mean", "ms", "a part of the mean step", False) for part in PARTS),
+        Metric("scaling_efficiency", FRACTION, "of n single devices", True, percent, "scaling efficiency %"),
+        Metric("communication_share", FRACTION, "of the mean step, waiting for gradients", False, percent, "comm %"),
+        Metric("busy_pct", "%", _BUSY, None, _whole, "busy %"),
+        Metric("mfu", FRACTION, "of the peak measured on this device", True, _percent_1, "MFU %"),
+        Metric("memory_peak_gib", "GiB", "of the device; on a CPU of the process", False, heading="peak GiB"),
+        Metric("joules_per_sample", "J", "energy of the device", False, _millijoules, "mJ/sample"),
+        Metric("learning_rate", "", "as scaled to the batch size", None, _learning_rate, "scaled lr"),
+        Metric("seconds", "s", "from the start of the run to its end", None, _whole, "seconds"),
+    )
+}
 
 
 def metric(key: str) -> Metric:
-    """The declaration of a metric; of an undeclared one what its name says."""
-    if key in METRICS:
-        return METRICS[key]
+    """The declaration of a metric. The name tells of an undeclared one: `…acc` is a fraction that rises, `…loss` falls."""
+    declared = METRICS.get(key) or RUN_METRICS.get(key)
+    if declared:
+        return declared
     name = key.rpartition("/")[2]
     if name.startswith("acc"):
-        return Metric(key, meaning="fraction of correct answers", higher_is_better=True, text=_accuracy)
+        return Metric(key, FRACTION, _ACCURACY, True, _percent_1)
     return Metric(key, higher_is_better=False if "loss" in name else None)
+
+
+def best_first(keys: Iterable[str]) -> list[str]:
+    """Metrics of quality in the order in which they tell how good a model is: accuracies, losses, unknown directions."""
+    order = {True: 0, False: 1, None: 2}
+    return sorted(dict.fromkeys(keys), key=lambda key: order[metric(key).higher_is_better])

@@ -1,8 +1,8 @@
-"""RunRecord: `run.json`, all that a run leaves for sweeps, reports and comparisons to read.
+"""Writing `run.json`, the record that a run leaves for sweeps, reports and comparisons.
 
-It is written when the run starts (`running`) and at every way in which it can end, always atomically. A sweep writes it
-first, as what the run shall do (`planned`). A resumed run adds to its record: what an earlier process wrote stays, unless
-the same is known anew.
+A run writes its record when it starts (`running`) and at every way in which it can end, always atomically. A sweep writes
+the record first, with the configuration of the run (`planned`). A resumed run adds to its record: a value that an earlier
+process wrote stays until a newer one is known.
 """
 
 import contextlib
@@ -16,32 +16,24 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from ..errors import PeerLostError, UserError
 from ..files import WriteError, atomic_write, remove_leftovers, set_aside, why
-from .rates import upgraded
+from .read import FILE, DamagedRecordError, read, refuse_used
+from .status import OPEN, Status, ended_as, reason
+from .upgrade import SCHEMA
 
-SCHEMA = 2
-FILE = "run.json"
-# `interrupted`: told to stop, or the system refused to write a file; `killed`: ended from outside without a word.
-Status = Literal["planned", "running", "finished", "failed", "out_of_memory", "interrupted", "killed"]
-OPEN = ("planned", "running")  # of a run that has not said how it ended
-_DEEPEST = 64  # levels of a record; ours have 10
-_RESERVE = 64 * 2**10  # bytes kept free for the record's last word
+_RESERVE = 64 * 2**10  # bytes of disk kept free for the final record
 _PACKAGES = ("batchscope", "torch", "torchvision", "lightning", "torchmetrics", "hydra-core")
 
 
-class DamagedRecordError(UserError):
-    """A run.json that is empty, torn, or no record."""
-
-
 class RunRecord:
-    """The record of one run, as a context: leaving it says how the run ended, if it had begun.
+    """The record of one run, as a context manager: its exit records how a run that has begun ended.
 
     Args:
-        run_dir: the run's own folder; made if it is missing.
-        enabled: False in all but the first process of a distributed run.
+        run_dir: the folder of the run; created if missing.
+        enabled: False on all ranks but the first.
         **facts: what is known at the start; plain containers.
     """
 
@@ -58,13 +50,13 @@ class RunRecord:
         return self
 
     def begin(self, resumed: dict[str, Any] | None = None) -> None:
-        """Write the record, as `running`. Until then the file is as it was, whatever happens.
+        """Write the record with the status `running`. Before this call the file does not change.
 
         Args:
-            resumed: where the folder's run goes on (`step`, `checkpoint`, …); None for a new run.
+            resumed: where a resumed run continues (`step`, `checkpoint`, …); None for a new run.
 
         Raises:
-            UserError: if the folder holds a run and this is a new one, or nothing can be written.
+            UserError: if this is a new run and the folder holds another, or the record cannot be written.
         """
         if not self.enabled:
             self._begun = True
@@ -77,7 +69,7 @@ class RunRecord:
             ended = {key: before.pop(key) for key in ("error", "finished", "seconds") if key in before}
             entry = {"at": self.facts["started"], **resumed, "before": {"status": before.get("status"), **ended}}
             self.facts["resumed"] = [*before.get("resumed", []), entry]
-        # The command to repeat is that of the sweep that planned the run, or of the first start.
+        # `command` stays that of the sweep that planned the run, or of the first start.
         kept = {key: before[key] for key in ("id", "started", "command") if key in before}
         self.facts = {**before, **self.facts, **kept}
         remove_leftovers(run_dir, FILE)
@@ -86,13 +78,13 @@ class RunRecord:
         _reserve(self.path)
 
     def add(self, **facts: Any) -> None:
-        """Add what has become known, and write it.
+        """Add facts, and write the record.
 
-        An empty value replaces no known one: a run resumed after its last step measures nothing new. None takes a known
-        value back.
+        An empty container does not replace a known value: a run that is resumed after its last step measures nothing.
+        None removes a known value.
 
         Raises:
-            WriteError: if it cannot be written.
+            WriteError: if the record cannot be written.
         """
         for key, value in facts.items():
             if value is None:
@@ -107,7 +99,7 @@ class RunRecord:
         if not self._begun:
             return
         if not self.enabled:
-            # The first process may only see that this one is gone. Ranks that have agreed to end do not write at once.
+            # The first rank may only notice that this one is gone. Ranks that agreed to end do not write at once.
             alone = isinstance(error, UserError) or not getattr(error, "agreed", True)
             if error is not None and alone and not isinstance(error, PeerLostError):
                 close_open(self.path.parent, ended_as(error), reason(error))
@@ -117,9 +109,9 @@ class RunRecord:
         self.facts["status"] = ended_as(error)
         if error is not None:
             self.facts["error"] = reason(error)
-            self.facts |= _word_of_another(self.path.parent)
+            self.facts |= _end_reported_by_another_rank(self.path.parent)
         try:
-            _write_last(self.path, self.facts)
+            _write_final(self.path, self.facts)
         except WriteError as refused:
             if error is None:
                 raise
@@ -131,36 +123,38 @@ class RunRecord:
 
 
 def plan(run_dir: Path, **facts: Any) -> None:
-    """Write down what a run shall do, for the process that will do it: `config`, `choices`, `overrides`, `command`.
+    """Write the record of a run that has not started: `config`, `choices`, `overrides`, `command`.
 
     Raises:
-        WriteError: if it cannot be written.
+        WriteError: if the record cannot be written.
     """
     _replace(run_dir / FILE, {"schema": SCHEMA, "status": "planned", **facts})
 
 
 def close(run_dir: Path, status: Status, reason: str) -> None:
-    """Say of a run that cannot say it itself how it ended.
+    """Record the end of a run whose process could not record it.
 
     Raises:
-        WriteError: if it cannot be written.
+        WriteError: if the record cannot be written.
     """
     known = {"schema": SCHEMA, **_read_or_set_aside(run_dir)}
-    _write_last(run_dir / FILE, {**known, "status": status, "error": reason[:1000]})
+    _write_final(run_dir / FILE, {**known, "status": status, "error": reason[:1000]})
 
 
 def close_open(run_dir: Path, status: Status, reason: str) -> None:
-    """`close` a run, unless its record says already how it ended; what cannot be read or written is left as it is."""
+    """`close` a run whose record has no end yet; a record that cannot be read or written is left as it is."""
     with contextlib.suppress(UserError):
         if read(run_dir).get("status") in OPEN:
             close(run_dir, status, reason)
 
 
-def optimized(record: dict[str, Any]) -> float | None:
-    """The number that `optimized_metric` names, a metric or one of the throughput's; None if the run has no such."""
-    name = record["config"].get("optimized_metric")
-    found = record.get("metrics", {}).get(name, record.get("throughput", {}).get(name))
-    return found if isinstance(found, int | float) else None
+def versions() -> dict[str, str]:
+    """The installed versions of the packages that can change the numbers of a run."""
+    found = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def _replace(path: Path, facts: dict[str, Any]) -> None:
@@ -168,25 +162,25 @@ def _replace(path: Path, facts: dict[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
-            file.write(text.encode("utf-8", "backslashreplace"))  # a path that is no text becomes an escape of JSON's
+            file.write(text.encode("utf-8", "backslashreplace"))  # a path that is not text becomes a JSON escape
     except OSError as error:
         raise WriteError(f"{path} cannot be written: {why(error)}") from error
 
 
-def _write_last(path: Path, facts: dict[str, Any]) -> None:
-    """The record's last word, for which there is room on a disk that is full meanwhile."""
+def _write_final(path: Path, facts: dict[str, Any]) -> None:
+    """Write the record after freeing the reserve: the disk may be full by now."""
     with contextlib.suppress(OSError):
         _reserve_of(path).unlink(missing_ok=True)
     _replace(path, facts)
 
 
 def _reserve(path: Path) -> None:
-    """Take some room on the disk; random bytes, which no file system stores in less."""
+    """Occupy some of the disk, with random bytes, because file systems may compress or skip others."""
     try:
-        _reserve_of(path).unlink(missing_ok=True)  # it may be anything, and is not written through
+        _reserve_of(path).unlink(missing_ok=True)  # it may be a link; the exclusive mode below does not follow one
         with _reserve_of(path).open("xb") as file:
             file.write(os.urandom(_RESERVE))
-    except OSError:  # then it is the disk's word that counts
+    except OSError:  # the disk is full: the final record may still fit without a reserve
         with contextlib.suppress(OSError):
             _reserve_of(path).unlink(missing_ok=True)
 
@@ -196,7 +190,7 @@ def _reserve_of(path: Path) -> Path:
 
 
 def _read_or_set_aside(run_dir: Path) -> dict[str, Any]:
-    """The record; empty if there is none, or if it was damaged and is now called otherwise."""
+    """The record; empty if there is none, or if it was damaged and has been renamed."""
     if not (run_dir / FILE).exists():
         return {}
     try:
@@ -210,8 +204,8 @@ def _read_or_set_aside(run_dir: Path) -> dict[str, Any]:
         return {}
 
 
-def _word_of_another(run_dir: Path) -> dict[str, Any]:
-    """Status and error, if another process of the run has ended first and said why; what followed is no news."""
+def _end_reported_by_another_rank(run_dir: Path) -> dict[str, Any]:
+    """Status and error, if another rank has recorded the end: the error of this rank is then only a consequence."""
     with contextlib.suppress(UserError):
         record = read(run_dir)
         if record.get("status") not in OPEN:
@@ -219,83 +213,12 @@ def _word_of_another(run_dir: Path) -> dict[str, Any]:
     return {}
 
 
-def refuse_used(run_dir: Path) -> None:
-    """Raise UserError if the folder already holds a run, other than one that is only planned."""
-    try:
-        planned = (run_dir / FILE).exists() and read(run_dir).get("status") == "planned"
-    except DamagedRecordError:
-        planned = False
-    if not planned and ((run_dir / FILE).exists() or any(run_dir.glob("checkpoints/*.ckpt"))):
-        raise UserError(f"hydra.run.dir: {os.path.relpath(run_dir)} already holds a run; choose another")
-
-
-def read(run_dir: Path) -> dict[str, Any]:
-    """The record of a run; an older one as this version would have written it.
-
-    Raises:
-        UserError: if there is none, or it cannot be read.
-        DamagedRecordError: if what it holds is no record.
-    """
-    path = run_dir / FILE
-    if path.exists() and not path.is_file():  # reading a pipe or a device may never end
-        raise UserError(f"{path}: cannot be read: it is no file")
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{run_dir}: no {FILE} in it") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {why(error)}") from error
-    except (ValueError, RecursionError) as error:
-        raise DamagedRecordError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(record, dict):
-        raise DamagedRecordError(f"{path}: cannot be read: it is no record of a run")
-    if _is_deeper(record, _DEEPEST):
-        raise DamagedRecordError(f"{path}: cannot be read: it has more than {_DEEPEST} levels")
-    return upgraded(record)
-
-
-def _is_deeper(node: Any, levels: int) -> bool:
-    """Whether a value from JSON has more levels: whoever walks through it calls itself at each."""
-    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    return levels < 0 or any(_is_deeper(child, levels - 1) for child in children)
-
-
-def versions() -> dict[str, str]:
-    """The versions of the packages that decide a run's numbers."""
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def reason(error: BaseException) -> str:
-    """An exception in one line: a user's mistake in its own words, another with its kind."""
-    text = " ".join(str(error).split())
-    return (text if isinstance(error, UserError) else f"{type(error).__name__}: {text}")[:1000]
-
-
-def ended_as(error: BaseException | None) -> Status:
-    """How a run ended: by an exception, or by none."""
-    if error is None:
-        return "finished"
-    if isinstance(error, KeyboardInterrupt | SystemExit):  # Lightning turns Ctrl-C into SystemExit
-        return "interrupted"
-    if "OutOfMemoryError" in type(error).__name__ or isinstance(error, MemoryError):
-        return "out_of_memory"
-    if isinstance(error, WriteError):  # by itself the run would have gone on
-        return "interrupted"
-    return "failed"
-
-
 def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def _finite(value: Any) -> Any:
-    """Leave out what is not a number: JSON has no NaN, and a record holds what was measured."""
+    """The value without NaN and infinities, which JSON does not have: left out of dicts, null in lists."""
     if isinstance(value, dict):
         return {k: _finite(v) for k, v in value.items() if not (isinstance(v, float) and not math.isfinite(v))}
     if isinstance(value, list | tuple):

@@ -1,10 +1,10 @@
-"""The parts of a training step, in the order in which they happen. They add up to the step."""
+"""The parts of a training step, in the order in which they happen. Their times add up to the step's."""
 
 from enum import StrEnum
 
 
 class StepPart(StrEnum):
-    """Where the wall time of a step goes; `time/<part>_ms` is its metric, and `parts_ms.<part>` its place in a record."""
+    """Where the wall time of a step goes; `time/<part>_ms` is its metric, and `parts_ms.<part>` its key in a record."""
 
     DATA_WAIT = "data_wait"
     TRANSFER = "transfer"

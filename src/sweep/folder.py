@@ -9,7 +9,8 @@ from typing import Any
 from ..checkpointing.resume import lock_run_dir
 from ..errors import UserError
 from ..files import WriteError, is_set_aside, lock_folder, refuse_links, set_aside, why
-from ..records.run_record import FILE, DamagedRecordError, close, plan, read
+from ..records.read import FILE, DamagedRecordError, read
+from ..records.run_record import close, plan
 
 # A run that ended in one of these ways is not run again: that it did not fit is a result, too.
 KEPT = ("finished", "out_of_memory")

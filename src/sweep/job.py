@@ -16,7 +16,9 @@ from pathlib import Path
 from ..checkpointing import resume
 from ..checkpointing.signals import handled_signals
 from ..errors import UserError, exit_on_user_error
-from ..records.run_record import close, ended_as, read, reason
+from ..records.read import read
+from ..records.run_record import close
+from ..records.status import ended_as, reason
 from ..training.run import train
 
 

@@ -18,7 +18,7 @@ from ..options import trust
 from ..options.command_lines import program, resume_command
 from ..options.config import as_override, check
 from ..records.rates import RATE
-from ..records.run_record import optimized
+from ..records.read import optimized
 from . import folder
 from .process import run_in_subprocess
 from .search import BatchSizeSearch

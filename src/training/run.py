@@ -20,7 +20,8 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
         The metric named by `optimized_metric`, or None where the run has no such metric.
     """
     from ..checkpointing.graceful_shutdown import GracefulShutdown
-    from ..records.run_record import close_open, optimized
+    from ..records.read import optimized
+    from ..records.run_record import close_open
 
     with GracefulShutdown(lambda number: close_open(run_dir, "interrupted", f"signal {number}")) as interrupts:
         record = _train(config, run_dir, choices, overrides, interrupts)

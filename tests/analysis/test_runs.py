@@ -31,7 +31,7 @@ def test_runs_of_several_sweeps_are_told_apart_by_name(tmp_path):
     ("content", "note"),
     [
         ('{"schema": 1, "status": "runn', "cannot be read"),
-        ("[]", "it is no record of a run"),
+        ("[]", "it is not the record of a run"),
         ('{"schema": 99}', "schema 99"),
         ("{}", "schema None"),
         ('{"schema": 1}', "without a config"),

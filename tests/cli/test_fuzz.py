@@ -20,7 +20,7 @@ from batchscope.checkpointing.checkpoint_file import load_checkpoint, write_chec
 from batchscope.checkpointing.restore import newest_good
 from batchscope.cli.evaluate import evaluate
 from batchscope.options.config import check_command_line
-from batchscope.records.run_record import read
+from batchscope.records.read import read
 from batchscope.sweep import job
 from tests.support.fuzzing import budget, damage, refused, refused_or_fine
 

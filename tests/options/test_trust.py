@@ -20,7 +20,7 @@ from batchscope.cli.evaluate import evaluate
 from batchscope.errors import UserError
 from batchscope.options import trust
 from batchscope.options.config import check, check_command_line, override
-from batchscope.records.run_record import read
+from batchscope.records.read import read
 from batchscope.sweep import job
 from tests.support.runs import EVERY_4, SMALL, kill_9, record, run
 

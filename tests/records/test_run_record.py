@@ -10,7 +10,8 @@ import pytest
 
 from batchscope.errors import Interrupted, PeerLostError, UserError
 from batchscope.files import WriteError
-from batchscope.records.run_record import DamagedRecordError, RunRecord, close, close_open, plan, read, refuse_used
+from batchscope.records.read import DamagedRecordError, read, refuse_used
+from batchscope.records.run_record import RunRecord, close, close_open, plan
 from batchscope.training.failures import RunOutOfMemoryError
 from tests.support.runs import SMALL, run
 
@@ -250,5 +251,5 @@ def test_room_is_taken_in_no_file_behind_a_link(tmp_path: Path) -> None:
 
 def test_a_pipe_in_place_of_the_record_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "run.json")
-    with pytest.raises(UserError, match="cannot be read: it is no file"):
+    with pytest.raises(UserError, match="cannot be read: it is not a file"):
         read(tmp_path)

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PARTS = ("data_wait", "transfer", "forward", "backward", "optimizer", "other")
+from batchscope.records.step_parts import PARTS
+from batchscope.records.upgrade import SCHEMA
 
 
 def serial(floor_ms: float, slope_ms: float) -> Callable[[int], float]:
@@ -54,7 +55,7 @@ def write_run(
         group, _, key = name.partition(".")
         config[group][key] = value
     record = {
-        "schema": 2,
+        "schema": SCHEMA,
         "status": status,
         "overrides": [f"data.batch_size={batch_size}"],
         "choices": {"model": model, "data": "mnist", "optimizer": "adamw", "trainer": "default"},

@@ -9,7 +9,7 @@ import pytest
 
 from batchscope.analysis import runs as records
 from batchscope.errors import UserError
-from batchscope.records.run_record import read
+from batchscope.records.read import read
 from batchscope.sweep import folder
 
 CONFIG = {"seed": 0, "data": {"batch_size": 4}, "run_dir": "s/0", "logger": {"save_dir": "s/0", "name": None}}

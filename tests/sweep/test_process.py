@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from batchscope.checkpointing.resume import lock_run_dir
-from batchscope.records.run_record import read
+from batchscope.records.read import read
 from batchscope.sweep import process
 
 HOLD = """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from batchscope.errors import UserError
-from batchscope.records.run_record import read
+from batchscope.records.read import read
 from batchscope.sweep import runner as sweep
 from batchscope.sweep.search import BatchSizeSearch
 

@@ -1,4 +1,4 @@
-"""The rate of a run, as records of this and of earlier versions say it."""
+"""Records of earlier versions are read as this version would have written them."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 
+from batchscope.analysis import write_report
 from batchscope.analysis.runs import find
-from batchscope.records.rates import upgraded
-from batchscope.records.run_record import optimized, read
+from batchscope.records.formatting import significant
+from batchscope.records.read import optimized, read
+from batchscope.records.upgrade import SCHEMA, upgraded
+
+SCHEMAS = Path(__file__).parent / "schemas"
 
 
 def schema_1(**facts: Any) -> dict[str, Any]:
@@ -74,9 +78,29 @@ def test_a_sweeper_that_asked_an_older_version_for_the_median_rate_gets_it(tmp_p
     assert optimized(read(written(tmp_path / "0", record))) == pytest.approx(8 / 0.171)
 
 
-def test_a_record_of_today_is_read_as_it_is() -> None:
-    record = {"schema": 2, "throughput": {"samples_per_sec": 1.0}}
+@pytest.mark.parametrize("schema", [SCHEMA, SCHEMA + 1, None, [1], "1"])
+def test_a_record_of_no_older_schema_is_read_as_it_is(schema: Any) -> None:
+    record = {"schema": schema, "throughput": {"samples_per_sec": 1.0, "limiter": {}}}
     assert upgraded(record) is record
+
+
+def test_the_limiter_of_schema_2_is_the_bottleneck() -> None:
+    limiter = {"kind": "host", "share": 0.5, "advice": "Raise it.", "predicted_knee": 64}
+    record = upgraded({"schema": 2, "throughput": {"mfu": 0.1, "limiter": limiter}})
+    assert record == {"schema": SCHEMA, "throughput": {"mfu": 0.1, "bottleneck": limiter}}
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_run_of_an_earlier_version_can_be_reported(schema: int, tmp_path: Path) -> None:
+    """The files are the records of real runs of those versions."""
+    old = json.loads((SCHEMAS / f"schema_{schema}.json").read_text(encoding="utf-8"))
+    written(tmp_path / "0", old)
+    record = read(tmp_path / "0")
+    assert record["schema"] == SCHEMA
+    report = write_report([tmp_path], tmp_path / "report")
+    rate = 1e3 * 8 / old["throughput"]["step_ms_median"]
+    assert report.text.startswith("1 run: 1 finished")
+    assert f"One run only: {significant(rate)} samples/s at batch size 8." in report.text
 
 
 @pytest.mark.parametrize("value", [None, "fast", [1], True, float("nan"), float("inf"), -1, 0, 10**400])

@@ -1,0 +1,65 @@
+"""Reading `run.json`: of any schema so far, and without trusting what is in it."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..files import why
+from .upgrade import upgraded
+
+FILE = "run.json"
+_MAX_LEVELS = 64  # of nesting; the records of this version have 10
+
+
+class DamagedRecordError(UserError):
+    """A run.json that is empty, torn, or not a record."""
+
+
+def read(run_dir: Path) -> dict[str, Any]:
+    """The record of a run; an older one is upgraded to the present schema.
+
+    Raises:
+        UserError: if there is no record, or it cannot be read.
+        DamagedRecordError: if the content of the file is not a record.
+    """
+    path = run_dir / FILE
+    if path.exists() and not path.is_file():  # reading a pipe or a device may never end
+        raise UserError(f"{path}: cannot be read: it is not a file")
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{run_dir}: no {FILE} in it") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {why(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise DamagedRecordError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(record, dict):
+        raise DamagedRecordError(f"{path}: cannot be read: it is not the record of a run")
+    if _is_deeper(record, _MAX_LEVELS):
+        raise DamagedRecordError(f"{path}: cannot be read: it has more than {_MAX_LEVELS} levels")
+    return upgraded(record)
+
+
+def _is_deeper(node: Any, levels: int) -> bool:
+    """Whether a value from JSON has more levels; a recursive reader or writer could exceed Python's recursion limit."""
+    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return levels < 0 or any(_is_deeper(child, levels - 1) for child in children)
+
+
+def refuse_used(run_dir: Path) -> None:
+    """Raise UserError if the folder already holds a run that is not merely planned."""
+    try:
+        planned = (run_dir / FILE).exists() and read(run_dir).get("status") == "planned"
+    except DamagedRecordError:
+        planned = False
+    if not planned and ((run_dir / FILE).exists() or any(run_dir.glob("checkpoints/*.ckpt"))):
+        raise UserError(f"hydra.run.dir: {os.path.relpath(run_dir)} already holds a run; choose another")
+
+
+def optimized(record: dict[str, Any]) -> float | None:
+    """The value of `optimized_metric`: a metric or a value of `throughput`; None if the run does not have it."""
+    name = record["config"].get("optimized_metric")
+    found = record.get("metrics", {}).get(name, record.get("throughput", {}).get(name))
+    return found if isinstance(found, int | float) else None
