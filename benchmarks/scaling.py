@@ -1,12 +1,13 @@
-"""One process and two of this machine, for every model of the zoo; and what 8, 64 and 1,024 devices would give.
+"""Multi-device scaling of every model of the zoo: measured with two processes, predicted for up to 1,024 devices.
 
     python benchmarks/scaling.py
+    python benchmarks/scaling.py --only-report
 
-Measured, with one thread a process: the link between two processes (gloo's all-reduce of little and of much), the step
-of one process alone over several batch sizes, the step of each of two processes that train beside each other without
-talking, and the step of the two under DistributedDataParallel. A step is forward, backward and AdamW on random inputs
-that are there already; the figure is the median, and the last three take turns. `src/analysis/scaling.py` predicts the last from the others, and larger
-numbers of devices on stated links; the tables go to docs/scaling.md.
+Measured, with one thread for each process: the link between two processes (gloo's all-reduce of few and of many bytes), the
+step of one process alone at several batch sizes, the step of each of two processes that train at the same time without
+communication, and the step of the two under DistributedDataParallel. A step is forward, backward and AdamW on random inputs
+in memory. The reported number is the median; the last three measurements alternate. `benchmarks/ring_model.py` predicts the
+step under DDP from the others, and the steps of larger numbers of devices on stated links. The tables go to docs/scaling.md.
 """
 
 import argparse
@@ -20,12 +21,12 @@ from typing import Any
 
 import torch
 from harness import machine, median, spread, write_result
+from ring_model import Link, Prediction, batches_to_accumulate, predict, ring_ms, worthwhile
 from torch import distributed, multiprocessing, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from batchscope.analysis.fit import fit_step_time
-from batchscope.analysis.scaling import Link, Prediction, batches_to_accumulate, predict, ring_ms, worthwhile
 from batchscope.data.spec import DataSpec
 from batchscope.hardware.allocator import keep_freed_memory
 from batchscope.options.config import check_command_line
@@ -45,7 +46,7 @@ SIZES = (2, 8, 32, 128)
 BATCH, IN_ALL = 64, 1024
 ROUNDS = 7
 DEVICES = (2, 8, 64, 1024)
-# As sold, in one direction, and what a message takes at the least: what a link reaches is less.
+# Nominal bandwidth in one direction, and the shortest time of a message; a real link is slower.
 LINKS = {
     "1 Gbit/s Ethernet": Link(0.125e9, 0.05),
     "25 Gbit/s Ethernet": Link(3.125e9, 0.02),
@@ -54,7 +55,7 @@ LINKS = {
 
 
 def step_of(model: nn.Module, batch_size: int) -> Callable[[], None]:
-    """A training step; inputs are images, which the recurrent models read by rows."""
+    """A training step on images; the recurrent models read an image row by row."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     inputs, labels = torch.randn(batch_size, *IMAGE.input_shape), torch.randint(0, 10, (batch_size,))
 
@@ -67,8 +68,13 @@ def step_of(model: nn.Module, batch_size: int) -> Callable[[], None]:
 
 
 def median_ms(step: Callable[[], object], seconds: float, both: bool) -> float:
-    """Of single steps, for so long and at least three. Of `both` processes, which do the same number of them, or of
-    the first alone, while the other sleeps on its socket."""
+    """The median of single steps, for so many seconds and at least three steps.
+
+    Args:
+        step: what is timed.
+        seconds: for how long.
+        both: True where both processes take the same number of steps; False where the second one sleeps on its socket.
+    """
     found: list[float] = []
     distributed.barrier()
     if both or distributed.get_rank() == 0:
@@ -87,7 +93,7 @@ def median_ms(step: Callable[[], object], seconds: float, both: bool) -> float:
 
 
 def process(rank: int, port: int, out: str) -> None:
-    """One of the two; the first writes down what was found."""
+    """One of the two processes; rank 0 writes the results."""
     torch.set_num_threads(1)
     keep_freed_memory()
     distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
@@ -106,7 +112,7 @@ def process(rank: int, port: int, out: str) -> None:
 
 
 def measured(options: str) -> dict[str, Any]:
-    """Everything of one model."""
+    """All measurements of one model."""
     torch.manual_seed(0)
     model = build(check_command_line(options.split(), multirun=False)[0]["model"], "model", spec=IMAGE)
     alone = {size: median_ms(step_of(model, size), 0.6, both=False) for size in SIZES}
@@ -123,22 +129,22 @@ def measured(options: str) -> dict[str, Any]:
 
 
 def measured_link(found: dict[str, float]) -> Link:
-    """For two processes an all-reduce is two messages, and once the bytes over the bandwidth."""
+    """The link that explains the all-reduces: for two processes two messages, and all bytes sent once."""
     times = {int(size): ms for size, ms in found.items()}
     least, most = min(times), max(times)
     return Link(bytes_per_sec=1e3 * most / (times[most] - times[least]), latency_ms=times[least] / 2)
 
 
 def step_time(alone: dict[str, float]) -> Callable[[float], float]:
-    """Between the sizes that were measured, by the fit of the sweep's reports."""
+    """The time of a step at any batch size, by the fit that reports use."""
     fit = fit_step_time([int(size) for size in alone], list(alone.values()))
     return fit.step_ms
 
 
 def compared(models: dict[str, Any], link: Link) -> str:
-    """Two processes as they are, and as they are predicted; ratios are medians of those within a round."""
+    """Two processes measured and predicted; a ratio is the median of the ratios within a round."""
     columns = ["model", "gradients", "alone", "beside another", "ring", "two under DDP", "predicted ÷ measured (range)"]
-    columns += ["of 2× one: predicted", "measured"]
+    columns += ["efficiency predicted", "measured"]
     lines = [f"| {' | '.join(columns)} |", "| --- | ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: |"]
     for name, model in models.items():
         rounds, ring = model["rounds"], ring_ms(model["bytes"], 2, link)
@@ -153,8 +159,8 @@ def compared(models: dict[str, Any], link: Link) -> str:
 
 
 def predictions(models: dict[str, Any], link: Link, **batch: float) -> str:
-    """Efficiency of every model and number of devices, and up to how many at least half of them is used."""
-    columns = [*(f"{devices:,}" for devices in DEVICES[1:]), "half used up to", "of the step at 64"]
+    """Scaling efficiency of every model and number of devices, and the largest number with an efficiency of 50 %."""
+    columns = [*(f"{devices:,}" for devices in DEVICES[1:]), "50 % up to", "exchange at 64"]
     lines = [f"| model | {' | '.join(columns)} |", f"| --- |{' ---: |' * len(columns)}"]
     for name, model in models.items():
 
@@ -170,7 +176,7 @@ def predictions(models: dict[str, Any], link: Link, **batch: float) -> str:
 
 
 def accumulated(models: dict[str, Any]) -> str:
-    """Batches between two exchanges that bring 64 devices to 90 %."""
+    """Accumulated batches with which 64 devices reach an efficiency of 90 %."""
     lines = [f"| model | {' | '.join(LINKS)} |", f"| --- |{' ---: |' * len(LINKS)}"]
     for name, model in models.items():
         step = model["alone"][str(BATCH)]
@@ -185,8 +191,8 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
     core = median([one["core"] for model in models.values() for one in model["rounds"]])
     made = {
         "measured": f"{compared(models, here)}\n\n"
-        f"Between the two: {here.bytes_per_sec / 1e9:.2f} GB/s, {1e3 * here.latency_ms:.0f} µs a message. "
-        f"Batch {BATCH} for each process, which had {core:.2f} of a core (median) while another trained beside it."
+        f"The link: {here.bytes_per_sec / 1e9:.2f} GB/s, {1e3 * here.latency_ms:.0f} µs a message. "
+        f"Batch {BATCH} for each process, which used {core:.2f} of a core (median) while both trained."
     }
     for batch, key in (({"per_device": BATCH}, "weak"), ({"in_all": IN_ALL}, "strong")):
         parts = [f"**{name}**\n\n{predictions(models, link, **batch)}" for name, link in LINKS.items()]
@@ -195,7 +201,7 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
 
 
 def fill_in(made: dict[str, str]) -> None:
-    """Put the tables between their marks in docs/scaling.md."""
+    """Replace the tables between their marks in docs/scaling.md."""
     text = DOCS.read_text(encoding="utf-8")
     for name, table in made.items():
         pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
@@ -205,7 +211,9 @@ def fill_in(made: dict[str, str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only-report", action="store_true", help="measure nothing; the tables from the JSON")
+    parser.add_argument(
+        "--only-report", action="store_true", help="measure nothing; make the tables from results/scaling.json"
+    )
     args = parser.parse_args()
     kept = Path(__file__).parent / "results" / "scaling.json"
     if not args.only_report:
