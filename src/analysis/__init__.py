@@ -1,7 +1,4 @@
-"""From many run records to one table, one plot set, one recommendation.
-
-Only run records are read: nothing here imports torch, and anything can be reported again later.
-"""
+"""From run records to a table, plots and a recommendation. Nothing but records and step files is read; nothing imports torch."""
 
 from .report import Report, write_report
 

@@ -1,22 +1,26 @@
-"""A run's validation metric against training time and samples, from the metrics.csv that it left."""
+"""A validation metric against training time and samples, from the step file of a run."""
 
-import csv
 from dataclasses import dataclass
 
-from .runs import Run, number
+import numpy as np
 
-METRICS = ("val/acc", "val/loss")
+from ..records.metrics import best_first, metric
+from ..records.step_file import read_rows
+from ..records.values import number
+from .run import Run
+
+_Row = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A validation metric as training went on; equally long lists.
+    """A validation metric in the course of training; the lists have the same length.
 
     Attributes:
-        metric: `val/acc` or `val/loss`.
+        metric: such as `val/acc`.
         seconds: training time, without validation and checkpoints.
-        samples: seen by then.
-        values: the metric.
+        samples: trained on by then.
+        values: of the metric.
     """
 
     metric: str
@@ -27,68 +31,57 @@ class Curve:
     @property
     def best(self) -> float:
         """The best value reached."""
-        return max(self.values) if higher_is_better(self.metric) else min(self.values)
+        return max(self.values) if metric(self.metric).higher_is_better else min(self.values)
 
     def seconds_to(self, target: float) -> float | None:
-        """Training time until a validation first was at least as good; None if none was."""
-        for seconds, value in zip(self.seconds, self.values, strict=True):
-            if value == target or (value > target) == higher_is_better(self.metric):
-                return seconds
-        return None
-
-
-def higher_is_better(metric: str) -> bool:
-    """Whether a metric is an accuracy; the others are losses."""
-    return metric.rpartition("/")[2].startswith("acc")
+        """Training time until the first validation that was at least as good; None if there was none."""
+        rises = bool(metric(self.metric).higher_is_better)
+        reached = (s for s, v in zip(self.seconds, self.values, strict=True) if v == target or (v > target) == rises)
+        return next(reached, None)
 
 
 def read_curve(run: Run) -> Curve | None:
-    """The run's curve; None where there is no metrics.csv, no validation in it, or no time."""
-    path = run.folder / "csv" / "metrics.csv"
-    if not path.is_file():  # reading a pipe or a device may never end
-        return None
+    """The curve of the run's most telling validation metric; None without a step file, a validation or step times."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = [{key: _number(text) for key, text in row.items() if key} for row in csv.DictReader(file)]
-    except (OSError, ValueError, csv.Error):
+        names, texts = read_rows(run.folder / "csv" / "metrics.csv")
+    except OSError:
         return None
-    rows = sorted((row for row in rows if row.get("step") is not None), key=lambda row: row["step"])
-    metric = next((name for name in METRICS if any(row.get(name) is not None for row in rows)), None)
-    if metric is None or run.global_batch_size is None:
+    rows = sorted((row for row in map(_numbers, texts) if "step" in row), key=lambda row: row["step"])
+    validated = [n for n in best_first(name for name in names if name.startswith("val/")) if any(n in r for r in rows)]
+    name = next((n for n in validated if metric(n).higher_is_better is not None), None)
+    if name is None or run.global_batch_size is None:
         return None
-    times = _Times(rows, number(run.throughput.get("step_ms")))
-    # Lightning writes a validation at the number of the update before it, counted from 0: one less than a step's own.
-    points = [(row["step"] + 1, row[metric]) for row in rows if row.get(metric) is not None]
-    timed = [(times.at(step), run.samples_after(step), value) for step, value in points]
-    if any(seconds is None for seconds, _, _ in timed):
+    # Lightning logs a validation at the number of the update before it, counted from 0: one less than that of its step.
+    points = {row["step"] + 1: row[name] for row in rows if name in row}
+    seconds = _seconds_at(list(points), rows, run.values.get("step_ms"))
+    if seconds is None:
         return None
-    seconds, samples, values = map(list, zip(*timed, strict=True))
-    return Curve(metric, seconds, samples, values)
+    return Curve(name, seconds, [run.samples_after(step) or 0.0 for step in points], list(points.values()))
 
 
-class _Times:
-    """Training time at a step: the logged step times added up, each standing for the steps since the one before it."""
-
-    def __init__(self, rows: list[dict[str, float | None]], mean_step_ms: float | None):
-        self._sums: list[tuple[float, float]] = [(0.0, 0.0)]
-        self._mean_ms = mean_step_ms
-        for row in rows:
-            step, seconds = self._sums[-1]
-            ms = row.get("time/step_ms")
-            if ms is not None:
-                self._sums.append((row["step"], seconds + (row["step"] - step) * ms / 1e3))
-
-    def at(self, step: float) -> float | None:
-        last, seconds = next(s for s in reversed(self._sums) if s[0] <= step)
-        beyond = step - last
-        if not beyond:
-            return seconds
-        mean_ms = self._mean_ms or (1e3 * seconds / last if last else None)
-        return None if mean_ms is None else seconds + beyond * mean_ms / 1e3
+def _numbers(texts: dict[str, str]) -> _Row:
+    found: _Row = {}
+    for name, text in texts.items():
+        try:
+            value = number(float(text))
+        except ValueError:
+            continue
+        if value is not None:
+            found[name] = value
+    return found
 
 
-def _number(text: str | None) -> float | None:
-    try:
-        return number(float(text)) if text else None
-    except (TypeError, ValueError):
-        return None
+def _seconds_at(wanted: list[float], rows: list[_Row], mean_step_ms: float | None) -> list[float] | None:
+    """Training time at some steps. A logged step time counts for the steps since the one logged before it."""
+    steps, seconds = [0.0], [0.0]
+    for row in rows:
+        if "time/step_ms" in row:
+            seconds.append(seconds[-1] + (row["step"] - steps[-1]) * row["time/step_ms"] / 1e3)
+            steps.append(row["step"])
+    if steps[-1] < wanted[-1]:  # not logged: the mean step counts
+        if not mean_step_ms and not steps[-1]:
+            return None
+        mean = mean_step_ms / 1e3 if mean_step_ms else seconds[-1] / steps[-1]
+        seconds.append(seconds[-1] + (wanted[-1] - steps[-1]) * mean)
+        steps.append(wanted[-1])
+    return [float(s) for s in np.interp(wanted, steps, seconds)]

@@ -1,16 +1,15 @@
-"""The time of a step as a function of the batch size, from a few measured sizes.
+"""The time of a step as a function of the batch size, fitted to a few measured sizes.
 
     t(b) = (floor^p + (slope · b)^p)^(1/p)        floor, slope ≥ 0, p ≥ 1
 
-`floor` is what a step costs however small its batch is (Python, the framework, launching operations, the optimizer's
-pass over the weights); `slope` is what one more sample costs. How the two combine depends on the device, and p says so:
-on a CPU one follows the other and they add up (p = 1); a GPU works while the host prepares what comes next, and the
-longer hides the shorter (p → ∞ is their maximum). What is measured lies in between. p is taken from the data only where
-there are five sizes or more and it explains them clearly better than the device's usual one: three parameters would
-run through any three points and predict nothing.
+`floor` is the cost of a step that does not depend on its batch: Python, the framework, launching operations, the update of
+the weights. `slope` is the cost of one more sample. p says how the two combine on the device. On a CPU they run one after
+the other and add up (p = 1). A GPU works while the host prepares the next operations, so the longer hides the shorter
+(p → ∞ is their maximum); measurements lie in between. p is fitted only to five sizes or more, and only if it explains them
+clearly better than the usual p of the device: three parameters would fit any three points and predict nothing.
 
-What the model cannot say: that throughput falls again at sizes that leave a cache, or that large batches reach kernels
-which use the device better. `leave_one_out` tells how far off it is.
+The model does not know that throughput falls at sizes that no longer fit a cache, nor that large batches reach kernels which
+use the device better. `leave_one_out` measures how far off it is.
 """
 
 import math
@@ -19,13 +18,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-NEAR = 0.95  # of the highest throughput: near enough
+from ..records.rates import NEAR_BEST
+
 MIN_SIZES = 3
-_SHARPNESS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # 8 is a maximum within 1 to 9 %
+_SHARPNESS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # candidates for p; 8 is within 1 to 9 % of the maximum
 _SERIAL, _ASYNCHRONOUS = 1.0, 3.0
 _FREE_SIZES = 5  # from so many sizes on p may be fitted
 _OUTLIER = 0.1  # residuals beyond 10 % count in proportion, not squared
-_PRECISION = 1e-3  # relative; no difference below it says anything
+_PRECISION = 1e-3  # relative; smaller differences are noise
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Fit:
     """A fitted model.
 
     Attributes:
-        floor_ms: what a step costs without samples.
-        slope_ms: what a sample adds.
+        floor_ms: the time of a step without samples.
+        slope_ms: the time that a sample adds.
         sharpness: p.
     """
 
@@ -52,25 +52,25 @@ class Fit:
 
     @property
     def asymptote(self) -> float:
-        """Samples/s of an endless batch; infinite where no slope was seen."""
+        """Samples/s of an infinite batch; infinite where no slope was seen."""
         return 1e3 / self.slope_ms if self.slope_ms else math.inf
 
     @property
     def knee(self) -> float | None:
-        """The smallest batch size whose predicted rate is within 5 % of the asymptote; None where no slope was seen."""
+        """The smallest batch size whose predicted rate is near the asymptote; None where no slope was seen."""
         if not self.slope_ms:
             return None
         p = self.sharpness
-        return max(1.0, self.floor_ms / self.slope_ms / (NEAR**-p - 1) ** (1 / p))
+        return max(1.0, self.floor_ms / self.slope_ms / ((1 - NEAR_BEST) ** -p - 1) ** (1 / p))
 
 
 def fit_step_time(sizes: Sequence[float], step_ms: Sequence[float], serial: bool = True) -> Fit | None:
-    """The model that is nearest to the measured times, in proportion: 1 ms off 10 is as far as 10 ms off 100.
+    """The model that is nearest to the measured times, by relative error.
 
     Args:
         sizes: batch sizes.
-        step_ms: measured times of a step, one for each.
-        serial: True where the host waits for every operation, as on a CPU.
+        step_ms: the measured time of a step at each size.
+        serial: True where the host waits for each operation, as on a CPU.
 
     Returns:
         None with fewer than three distinct sizes.
@@ -81,7 +81,7 @@ def fit_step_time(sizes: Sequence[float], step_ms: Sequence[float], serial: bool
     usual = _SERIAL if serial else _ASYNCHRONOUS
     powers = np.array(_SHARPNESS if len(set(sizes)) >= _FREE_SIZES else (usual,))
     crossover, slope, loss = _search(b, t, powers)
-    # Schwarz's criterion: a fitted p has to be worth the parameter that it is.
+    # Schwarz's criterion (BIC): a fitted p has to explain more than one further parameter would.
     score = len(b) * np.log(loss / len(b) + _PRECISION**2) + np.log(len(b)) * (powers != usual)
     best = int(np.argmin(score))
     low, high = _bounds(b)
@@ -90,7 +90,7 @@ def fit_step_time(sizes: Sequence[float], step_ms: Sequence[float], serial: bool
 
 
 def leave_one_out(sizes: Sequence[float], step_ms: Sequence[float], serial: bool = True) -> float | None:
-    """How far off a size is predicted from all others: the median of the relative errors.
+    """The median relative error of predicting each size from all others.
 
     Returns:
         None with fewer than four distinct sizes.
@@ -98,7 +98,7 @@ def leave_one_out(sizes: Sequence[float], step_ms: Sequence[float], serial: bool
     errors = []
     for left_out in sorted(set(sizes)):
         rest = [(b, t) for b, t in zip(sizes, step_ms, strict=True) if b != left_out]
-        fit = fit_step_time(*zip(*rest, strict=True), serial) if rest else None
+        fit = fit_step_time([b for b, _ in rest], [t for _, t in rest], serial)
         if fit is None:
             return None
         measured = [t for b, t in zip(sizes, step_ms, strict=True) if b == left_out]
@@ -107,15 +107,15 @@ def leave_one_out(sizes: Sequence[float], step_ms: Sequence[float], serial: bool
 
 
 def _bounds(b: np.ndarray) -> tuple[float, float]:
-    """Between what crossovers floor and slope can both be seen: a thousandth of the smallest size to a thousandfold."""
+    """The log crossovers at which floor and slope both matter: from 1/1000 of the smallest size to 1000 times the largest."""
     return float(b.min()) - math.log(1e3), float(b.max()) + math.log(1e3)
 
 
 def _search(b: np.ndarray, t: np.ndarray, powers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """For every p the best log crossover (where slope · b = floor), its log slope, and the loss.
 
-    With t = slope · (crossover^p + b^p)^(1/p) the slope is only a shift in log space, which has a robust mean; so one
-    parameter is left, and a grid that is refined around its best cannot get stuck.
+    With t = slope · (crossover^p + b^p)^(1/p) the slope is a shift in log space, found as a robust mean. One parameter is
+    left; a grid that is refined around its best value has no local minimum to get stuck in.
     """
     low, high = _bounds(b)
     grid = np.tile(np.linspace(low, high, 121), (len(powers), 1))  # (P, K)
@@ -132,7 +132,7 @@ def _search(b: np.ndarray, t: np.ndarray, powers: np.ndarray) -> tuple[np.ndarra
 
 
 def _location(residuals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Huber's mean over the last axis, and the loss around it: residuals: (P, K, n) → (P, K) each."""
+    """Huber's mean over the last axis, and the loss around it: residuals (P, K, n) → (P, K) each."""
     centre = np.median(residuals, axis=-1)
     for _ in range(8):
         weights = np.minimum(1, _OUTLIER / np.maximum(np.abs(residuals - centre[..., None]), 1e-12))

@@ -1,25 +1,20 @@
-"""A sweep's groups in TensorBoard, a run each, with the batch size where a training run has its step."""
+"""A sweep in TensorBoard: a run for each group, with the batch size in place of the step."""
 
 import re
 import struct
 from pathlib import Path
 
-from .recommend import Analysis
+from ..records.metrics import RUN_METRICS
+from .groups import Group
 
-# Medians over repeated runs; units as in sweep.csv: 1/s, %, fraction, GiB, ms.
-SCALARS = {
-    "sweep/samples_per_sec": lambda run: run.samples_per_sec,
-    "sweep/utilization_pct": lambda run: run.busy_pct,
-    "sweep/mfu": lambda run: run.mfu,
-    "sweep/memory_peak_gib": lambda run: run.memory_peak_gib,
-    "sweep/step_ms_median": lambda run: run.step_ms_median,
-}
+# Medians over repeated runs, in the units of sweep.csv.
+SCALARS = [name for name, declared in RUN_METRICS.items() if declared.heading and "batch_size" not in name]
 
 
-def write(analyses: list[Analysis], plots: list[Path], folder: Path) -> str:
-    """Write one run a group, and the plots as images into `<folder>/plots`, in place of what an earlier report left.
+def write(groups: list[Group], plots: list[Path], folder: Path) -> str:
+    """Write a run for each group, and the plots as images into `<folder>/plots`; those of an earlier report are removed.
 
-    TensorBoard's own writer does it: it needs no torch.
+    TensorBoard's own writer needs no torch.
 
     Returns:
         A note if TensorBoard is missing; else an empty string.
@@ -39,11 +34,11 @@ def write(analyses: list[Analysis], plots: list[Path], folder: Path) -> str:
             writer.add_event(Event(step=step, summary=Summary(value=values)))
         writer.close()
 
-    for name, analysis in _named(analyses).items():
-        scalars = {tag: analysis.group.medians(of) for tag, of in SCALARS.items()}
+    for name, group in _named(groups).items():
+        scalars = {f"sweep/{key}": group.medians(key) for key in SCALARS}
         events = [
             (size, [Summary.Value(tag=tag, simple_value=v[size]) for tag, v in scalars.items() if size in v])
-            for size in analysis.group.sizes
+            for size in group.sizes
         ]
         if events:
             add(name, events)
@@ -58,13 +53,13 @@ def write(analyses: list[Analysis], plots: list[Path], folder: Path) -> str:
     return ""
 
 
-def _named(analyses: list[Analysis]) -> dict[str, Analysis]:
-    """Folder names: the labels in letters that every file system takes, numbered where they would be the same."""
-    found: dict[str, Analysis] = {}
-    for analysis in analyses:
-        name = base = re.sub(r"[^\w.+-]+", "-", analysis.group.label).strip("-.")[:100] or "group"
+def _named(groups: list[Group]) -> dict[str, Group]:
+    """The groups by the names of their folders: labels in letters that every file system takes, made unique."""
+    found: dict[str, Group] = {}
+    for group in groups:
+        name = base = re.sub(r"[^\w.+-]+", "-", group.label).strip("-.")[:100] or "group"
         number = 2
         while name in found:
             name, number = f"{base}-{number}", number + 1
-        found[name] = analysis
+        found[name] = group
     return found

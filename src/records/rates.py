@@ -7,7 +7,7 @@ because only means add up, to the mean step `step_ms`.
 """
 
 RATE, MEAN_RATE = "samples_per_sec", "samples_per_sec_mean"
-NEAR_BEST = 0.05  # a rate that falls short of the best by no more counts as reaching it
+NEAR_BEST = 0.05  # a rate that is lower than the best by this fraction at most counts as reaching it
 
 
 def rate(samples: float, step_ms: float) -> float:
@@ -18,3 +18,8 @@ def rate(samples: float, step_ms: float) -> float:
         step_ms: the median time of such a step.
     """
     return 1e3 * samples / step_ms
+
+
+def is_near(rate: float, best: float) -> bool:
+    """Whether a rate counts as reaching the best one."""
+    return rate >= (1 - NEAR_BEST) * best

@@ -15,3 +15,4 @@ class StepPart(StrEnum):
 
 
 PARTS = tuple(part.value for part in StepPart)
+SHORT_NAMES = ("wait", "copy", "fwd", "bwd", "opt", "other")  # of the parts, for the heading of a column

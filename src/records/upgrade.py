@@ -9,9 +9,9 @@
 from typing import Any
 
 from .rates import MEAN_RATE, RATE, rate
+from .values import at, positive
 
 SCHEMA = 3
-ABSURD = 1e12  # no count, time or rate of a run is as large, and none is as small as its inverse
 _OLD_RATE = "samples_per_sec_median"
 _DERIVED = ("timesteps_per_sec", "batches_per_sec", "flops_per_sec", "mfu")
 
@@ -37,7 +37,8 @@ def _one_rate(record: dict[str, Any]) -> dict[str, Any]:
 
 def _at_median_step(old: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
     new = {key: value for key, value in old.items() if key not in (RATE, _OLD_RATE)}
-    asked, accumulated = _option(record, "data", "batch_size"), _option(record, "trainer", "accumulate_grad_batches")
+    asked = positive(at(record, "config.data.batch_size"))
+    accumulated = positive(at(record, "config.trainer.accumulate_grad_batches")) or 1
     held, mean, median = (positive(old.get(key)) for key in ("batch_size", RATE, "step_ms_median"))
     if mean:
         new[MEAN_RATE] = mean
@@ -45,7 +46,7 @@ def _at_median_step(old: dict[str, Any], record: dict[str, Any]) -> dict[str, An
     if size is None or median is None:
         return new
     processes = positive(record.get("processes", old.get("processes"))) or 1
-    new |= {"batch_size": round(size), RATE: rate(size * (accumulated or 1) * processes, median)}
+    new |= {"batch_size": round(size), RATE: rate(size * accumulated * processes, median)}
     if mean:
         derived = {key: positive(old.get(key)) for key in _DERIVED}
         new |= {key: value * new[RATE] / mean for key, value in derived.items() if value}
@@ -61,15 +62,3 @@ def _limiter_is_bottleneck(record: dict[str, Any]) -> dict[str, Any]:
 
 
 _STEPS = (_one_rate, _limiter_is_bottleneck)  # from schema 1 to 2, from 2 to 3
-
-
-def _option(record: dict[str, Any], group: str, name: str) -> float | None:
-    config = record.get("config")
-    options = config.get(group) if isinstance(config, dict) else None
-    return positive(options.get(name)) if isinstance(options, dict) else None
-
-
-def positive(value: Any) -> float | None:
-    """A value of a record as a number above 0 that can have been measured; None for anything else."""
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and 1 / ABSURD < value < ABSURD
-    return value if usable else None

@@ -2,8 +2,8 @@
 
 import pytest
 
-from batchscope.analysis.recommend import Analysis, compare_options, crossovers, recommend
-from batchscope.analysis.runs import find
+from batchscope.analysis.read import find
+from batchscope.analysis.recommend import Analysis, recommend
 from batchscope.analysis.table import shown_metrics
 from tests.support.synthetic_runs import overlapped, serial, write_curve, write_run, write_sweep
 
@@ -11,10 +11,6 @@ from tests.support.synthetic_runs import overlapped, serial, write_curve, write_
 def recommendations(*folders):
     sweep = find(folders)
     return [recommend(Analysis(group), shown_metrics(sweep)) for group in sweep.groups]
-
-
-def crossings(folder):
-    return crossovers([Analysis(group) for group in find([folder]).groups])
 
 
 def test_the_smallest_size_within_5_percent_of_the_fastest(tmp_path):
@@ -81,9 +77,9 @@ def test_larger_is_not_faster_is_said(tmp_path):
 def test_memory_is_given_where_it_is_known(tmp_path):
     known = {"throughput": {"memory_peak_gib": 3.25}, "device": "cuda"}
     write_sweep(tmp_path / "a", [64, 128], serial(0, 1), **known, hardware={"device_memory_gib": 24.0})
-    assert "it takes 3.2 of 24 GiB" in recommendations(tmp_path / "a")[0].headline
+    assert "it takes 3.25 of 24.0 GiB" in recommendations(tmp_path / "a")[0].headline
     write_sweep(tmp_path / "b", [64, 128], serial(0, 1), **known)
-    assert "it takes 3.2 GiB" in recommendations(tmp_path / "b")[0].headline
+    assert "it takes 3.25 GiB" in recommendations(tmp_path / "b")[0].headline
     write_sweep(tmp_path / "c", [64, 128], serial(0, 1))
     assert "GiB" not in recommendations(tmp_path / "c")[0].headline
 
@@ -92,7 +88,7 @@ def test_throughput_that_costs_accuracy_says_so(tmp_path):
     write_run(tmp_path / "0", 64, 8.0, metrics={"test/acc": 0.989})
     write_run(tmp_path / "1", 512, 34.0, metrics={"test/acc": 0.971})
     assert (
-        "512 is 1.9× faster per sample but reaches test/acc 97.1 % where 64 reaches 98.9 %."
+        "512 is 1.88× faster per sample but reaches test/acc 97.1 % where 64 reaches 98.9 %."
         in recommendations(tmp_path)[0].remarks
     )
 
@@ -119,77 +115,17 @@ def test_seeds_are_compared_by_their_median(tmp_path):
 def test_a_loss_is_better_when_it_is_lower(tmp_path):
     write_run(tmp_path / "0", 64, 8.0, metrics={"test/loss": 0.01})
     write_run(tmp_path / "1", 512, 34.0, metrics={"test/loss": 0.05})
-    assert "but reaches test/loss 0.05 where 64 reaches 0.01." in " ".join(recommendations(tmp_path)[0].remarks)
+    assert "but reaches test/loss 0.0500 where 64 reaches 0.0100." in " ".join(recommendations(tmp_path)[0].remarks)
 
 
 def test_time_to_the_same_accuracy_is_said_where_curves_tell(tmp_path):
     write_curve(write_run(tmp_path / "0", 64, 8.0), [(100, 0.98), (200, 0.99)], 8.0)
     write_curve(write_run(tmp_path / "1", 512, 34.0), [(25, 0.9), (50, 0.97)], 34.0)
-    assert "64 gets to val/acc 97.0 % after 0.8 s of training, 512 after 1.7 s." in recommendations(tmp_path)[0].remarks
+    assert (
+        "64 reaches val/acc 97.0 % after 800 ms of training, 512 after 1.7 s." in recommendations(tmp_path)[0].remarks
+    )
 
 
 def test_one_size_alone_is_no_recommendation(tmp_path):
     write_sweep(tmp_path, [64], serial(4, 0.1))
     assert recommendations(tmp_path) == [None]
-
-
-def both(folder, sizes, cpu, gpu, **facts):
-    write_sweep(folder, sizes, cpu, **facts)
-    write_sweep(folder, sizes, gpu, first=len(sizes), device="cuda", **facts)
-
-
-def test_a_measured_crossing_lies_between_the_sizes_that_bracket_it(tmp_path):
-    both(tmp_path, [1, 8, 64, 512], serial(1, 0.1), overlapped(4, 0.001))
-    (found,) = crossings(tmp_path)
-    assert (found.kind, found.small, found.large, found.between) == ("measured", "cpu", "gpu", (8, 64))
-    assert 8 < found.near < 64
-    assert found.headline.startswith("cnn: gpu is faster than cpu from a batch size between 8 and 64 on")
-
-
-def test_never_and_always(tmp_path):
-    both(tmp_path, [1, 8, 64, 512], serial(10, 0.1), overlapped(4, 0.001))
-    (found,) = crossings(tmp_path)
-    assert (found.kind, found.large) == ("always", "gpu")
-    assert "gpu is always faster than cpu, at every size that ran on both (1 to 512)" in found.headline
-    assert found.headline.endswith("cpu never.")
-
-
-def test_a_crossing_beyond_what_ran_is_told_as_extrapolated(tmp_path):
-    both(tmp_path, [1, 2, 4, 8], serial(1, 0.1), overlapped(4, 0.001))  # they meet at 30
-    (found,) = crossings(tmp_path)
-    assert (found.kind, found.small, found.large) == ("extrapolated", "cpu", "gpu")
-    assert found.near == pytest.approx(30, rel=0.1)
-    assert "extrapolated, not measured: gpu would be above about" in found.headline
-
-
-def test_beyond_8_times_what_ran_nothing_is_extrapolated(tmp_path):
-    both(tmp_path, [1, 2, 4, 8], serial(1, 0.01), overlapped(40, 0.001))
-    (found,) = crossings(tmp_path)
-    assert (found.kind, found.large, found.small) == ("always", "cpu", "gpu")
-
-
-def test_turns_in_being_faster_are_no_crossing(tmp_path):
-    for n, (size, cpu, gpu) in enumerate(((8, 10, 11), (16, 21, 20), (32, 40, 41))):
-        write_run(tmp_path / f"{n}", size, cpu)
-        write_run(tmp_path / f"{n + 10}", size, gpu, device="cuda")
-    assert [c.kind for c in crossings(tmp_path)] == ["unclear"]
-
-
-def test_models_cross_on_their_own(tmp_path):
-    both(tmp_path / "a", [1, 8, 64, 512], serial(1, 0.1), overlapped(4, 0.001))
-    both(tmp_path / "b", [1, 8, 64, 512], serial(10, 0.1), overlapped(4, 0.001), model="mlp")
-    assert [(c.base, c.kind) for c in crossings(tmp_path)] == [("cnn", "measured"), ("mlp", "always")]
-
-
-def test_one_device_alone_crosses_nothing(tmp_path):
-    write_sweep(tmp_path, [1, 8], serial(1, 0.1))
-    assert crossings(tmp_path) == []
-
-
-def test_options_that_are_no_numbers_are_compared(tmp_path):
-    write_run(tmp_path / "0", 64, 10.0, metrics={"test/acc": 0.98})
-    write_run(tmp_path / "1", 64, 5.0, metrics={"test/acc": 0.97}, options={"data.pipeline": "device"})
-    assert compare_options(find([tmp_path])) == [
-        "Fastest: cnn · device, 12,800 samples/s, 2.0× faster than cnn · memory.",
-        "Best test/acc: cnn · memory, 98.0 %.",
-    ]

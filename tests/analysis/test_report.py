@@ -6,13 +6,9 @@ import sys
 
 import pytest
 
-from batchscope.analysis import table, write_report
-from batchscope.analysis.curves import read_curve
-from batchscope.analysis.plots import step_time
-from batchscope.analysis.recommend import Analysis
-from batchscope.analysis.runs import find
+from batchscope.analysis import write_report
 from batchscope.errors import UserError
-from tests.support.synthetic_runs import PARTS, overlapped, serial, write_curve, write_run, write_sweep
+from tests.support.synthetic_runs import overlapped, serial, write_curve, write_run, write_sweep
 
 DEVICE = {"throughput": {"utilization_pct": 50.0, "memory_peak_gib": 1.0, "mfu": 0.1}}
 
@@ -71,7 +67,8 @@ def test_tensorboard_has_the_batch_size_as_step_and_is_replaced_by_the_next_repo
 
     events = EventAccumulator(str(out / "tensorboard" / "cnn-cpu")).Reload()
     tags = {
-        f"sweep/{name}" for name in ("samples_per_sec", "utilization_pct", "mfu", "memory_peak_gib", "step_ms_median")
+        f"sweep/{name}"
+        for name in ("samples_per_sec", "step_ms_median", "busy_pct", "mfu", "memory_peak_gib", "seconds")
     }
     assert set(events.Tags()["scalars"]) == tags
     points = events.Scalars("sweep/step_ms_median")
@@ -90,14 +87,6 @@ def test_a_report_needs_no_torch(full, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_a_last_batch_of_an_epoch_counts_as_what_it_held(tmp_path):
-    folder = write_run(tmp_path / "0", 40000, 10.0, steps=4)  # of 55,000 samples: two steps an epoch
-    write_curve(folder, [(2, 0.9), (3, 0.92), (4, 0.95)], 10.0)
-    (run,) = find([tmp_path]).runs
-    assert run.samples_seen == 110000
-    assert read_curve(run).samples == [55000, 95000, 110000]
 
 
 def test_one_run(tmp_path):
@@ -159,13 +148,13 @@ def test_unlike_numbers_of_samples_are_a_note(tmp_path):
     for n, size in enumerate((32, 64)):
         write_run(tmp_path / str(n), size, 10.0, metrics={"test/acc": 0.9}, steps=25)
     notes = write_report([tmp_path], tmp_path / "out").notes
-    assert "cnn: metrics are not compared between sizes that saw unlike numbers of samples" in notes
+    assert "cnn: metrics are not compared between sizes that saw different numbers of samples" in notes
 
 
 def test_repetitions_alone(tmp_path):
     for n in range(2):
         write_run(tmp_path / str(n), 32, 10.0)
-    assert "nothing varied but the repetition" in write_report([tmp_path], tmp_path / "out").notes
+    assert "nothing varied: the runs repeat one another" in write_report([tmp_path], tmp_path / "out").notes
 
 
 def test_runs_that_differ_in_their_seed_alone_are_repeats_with_a_median_and_a_spread(tmp_path):
@@ -192,26 +181,12 @@ def test_of_repeats_only_one_of_which_was_measured_there_is_one_run(tmp_path):
     assert report.headlines == ["One measured run only: nothing to compare it with."]
 
 
-def test_a_rate_of_steps_that_differ_by_more_than_a_factor_of_two_is_called_not_firm(tmp_path):
+def test_a_rate_of_steps_that_differ_by_more_than_a_factor_of_two_is_called_unreliable(tmp_path):
     folder = write_sweep(tmp_path, [32, 64, 128], serial(4, 0.1))
-    assert not any("not firm" in note for note in write_report([folder], tmp_path / "before").notes)
+    assert not any("not reliable" in note for note in write_report([folder], tmp_path / "before").notes)
     write_run(folder / "1", 64, 10.0, throughput={"step_ms_p10": 8.0, "step_ms_p90": 16.1})
-    [note] = [note for note in write_report([folder], tmp_path / "after").notes if "not firm" in note]
-    assert note.startswith("cnn: the rate at 64 is not firm")
-
-
-def test_the_plot_of_the_parts_names_the_step_that_the_table_has(tmp_path):
-    for n, size in enumerate((32, 64)):
-        write_run(tmp_path / str(n), size, 171.0 + n, throughput={"parts_ms": dict.fromkeys(PARTS, 260 / 6)})
-    sweep = find([tmp_path])
-    figure = step_time([Analysis(group) for group in sweep.groups])
-    above = [text.get_text() for axes in figure.axes for text in axes.texts]
-    assert above == ["171 ms", "172 ms"]
-    header, *lines = table.to_text(sweep).splitlines()
-    assert "median step ms" in header
-    assert ["171" in lines[0].split(), "172" in lines[1].split()] == [True, True]
-    assert figure.axes[0].get_ylabel() == "share of the mean step, %"
-    assert figure.legends[0].get_title().get_text() == "above a bar: the median step"
+    [note] = [note for note in write_report([folder], tmp_path / "after").notes if "not reliable" in note]
+    assert note.startswith("cnn: the rate at 64 is not reliable")
 
 
 def test_nothing_to_report_writes_nothing(tmp_path):
@@ -262,33 +237,6 @@ def test_a_report_replaces_its_files_and_writes_through_none(tmp_path):
     write_report([folder], out)
     assert [(out / f"{name}.before").read_text() for name in names] == ["before"] * 4
     assert all((out / name).stat().st_size > 6 for name in names)
-
-
-def test_many_groups_and_odd_sizes_can_be_drawn(tmp_path):
-    for g in range(12):
-        sizes = [3, 7, 100] if g % 2 else [1, 1000, 1001]
-        write_sweep(tmp_path, sizes, serial(4, 0.1 + g), first=10 * g, options={"model.hidden_size": 2**g}, **DEVICE)
-    report = write_report([tmp_path], tmp_path / "out")
-    assert len(report.recommendations) == 12
-    assert "the step_time plot shows the first 9 groups" in report.notes
-
-
-@pytest.mark.parametrize("content", ["", "step\n", "a,b\n1,2\n", "step,val/acc\n1,\n", "step,val/acc\nx,y\n\x00"])
-def test_a_curve_that_says_nothing_is_none(tmp_path, content):
-    folder = write_run(tmp_path / "0", 64, 10.0)
-    (folder / "csv").mkdir()
-    (folder / "csv" / "metrics.csv").write_text(content)
-    assert read_curve(find([tmp_path]).runs[0]) is None
-
-
-def test_a_curve_counts_training_time_and_samples(tmp_path):
-    folder = write_run(tmp_path / "0", 64, 10.0)
-    write_curve(folder, [(10, 0.9), (20, 0.95)], 10.0)
-    curve = read_curve(find([tmp_path]).runs[0])
-    assert curve.seconds == pytest.approx([0.1, 0.2])
-    assert curve.samples == [640, 1280]
-    assert curve.seconds_to(0.92) == pytest.approx(0.2)
-    assert curve.seconds_to(0.99) is None
 
 
 def test_a_folder_that_was_typed_may_lie_behind_a_link(tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from batchscope.analysis import write_report
-from batchscope.analysis.runs import find
+from batchscope.analysis.read import find
 from batchscope.records.formatting import significant
 from batchscope.records.read import optimized, read
 from batchscope.records.upgrade import SCHEMA, upgraded
@@ -55,8 +55,8 @@ def test_what_follows_the_rate_follows_it_in_an_older_record_too() -> None:
 def test_a_report_of_an_older_record_says_the_same_rate(tmp_path: Path) -> None:
     written(tmp_path / "0", schema_1())
     (run,) = find([tmp_path]).runs
-    assert (run.samples_per_sec, run.samples_per_sec_mean) == (pytest.approx(8 / 0.171), 31)
-    assert run.samples_per_sec_p90 == pytest.approx(8 / 0.170)
+    assert (run.values["samples_per_sec"], run.values["samples_per_sec_mean"]) == (pytest.approx(8 / 0.171), 31)
+    assert run.values["samples_per_sec_p90"] == pytest.approx(8 / 0.170)
 
 
 def test_an_older_record_of_several_processes_and_accumulated_batches_counts_all_samples() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from batchscope.analysis import runs as records
+from batchscope.analysis.read import find
 from batchscope.errors import UserError
 from batchscope.records.read import read
 from batchscope.sweep import folder
@@ -70,7 +70,7 @@ def test_what_was_set_aside_is_in_no_report_and_no_exit_code(tmp_path):
     leave(tmp_path / "0", "killed")
     folder.keep_or_plan(tmp_path / "0", CONFIG)
     assert folder.statuses(tmp_path) == ["planned"]
-    assert [run.name for run in records.find([tmp_path]).runs] == ["0"]
+    assert [run.name for run in find([tmp_path]).runs] == ["0"]
 
 
 @pytest.mark.parametrize("status", ["planned", "running", "interrupted", "failed"])

@@ -1,0 +1,173 @@
+"""What varied between runs, and the groups of runs that differ in batch size alone."""
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..records.formatting import count, option_value
+from ..records.rates import RATE
+from ..records.values import at, number
+from .run import _CHOICES, _SCALES_ALONG, BATCH_SIZE, HARDWARE, SEED, Run
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in batch size and seed only, and in what was scaled along with the batch size.
+
+    Attributes:
+        label: short: `cnn`, `cnn · cpu`.
+        base: the label without the hardware; groups that share it are one model on several devices.
+        runs: all of them, failed ones too.
+    """
+
+    label: str
+    base: str
+    runs: list[Run]
+
+    @property
+    def device(self) -> str:
+        """The device that trained: `cpu`, `gpu` or `mps`."""
+        return self.runs[0].device
+
+    @cached_property
+    def sizes(self) -> dict[int, list[Run]]:
+        """The measured runs of every batch size, smallest first."""
+        found: dict[int, list[Run]] = {}
+        for run in sorted((r for r in self.runs if RATE in r.values), key=lambda r: r.batch_size or 0):
+            found.setdefault(run.batch_size or 0, []).append(run)
+        return found
+
+    def medians(self, name: str) -> dict[int, float]:
+        """The median of a number (see `Run.values`) over repeated runs, at every size at which it is known."""
+        known = {size: [r.values[name] for r in runs if name in r.values] for size, runs in self.sizes.items()}
+        return {size: statistics.median(values) for size, values in known.items() if values}
+
+    @cached_property
+    def rates(self) -> dict[int, float]:
+        """Samples/s by batch size."""
+        return self.medians(RATE)
+
+    @property
+    def largest_possible(self) -> int | None:
+        """The largest batch of one device that its shard of the training set can fill; None if unknown."""
+        shards = [-(-run.train_samples // run.processes) for run in self.runs if run.train_samples]
+        return min(shards, default=None)
+
+    @property
+    def out_of_memory(self) -> int | None:
+        """The smallest batch size that ran out of memory, among those that no run could train with."""
+        sizes = [r.batch_size for r in self.runs if r.status == "out_of_memory" and r.batch_size]
+        return min((size for size in sizes if size not in self.sizes), default=None)
+
+
+@dataclass(frozen=True)
+class SweepResults:
+    """Runs compared with each other.
+
+    Attributes:
+        runs: in the order of their folders.
+        varied: the settings that differ, by dotted name.
+        groups: by what varied besides batch size and seed.
+        notes: what could not be read or compared, one line each.
+    """
+
+    runs: list[Run]
+    varied: list[str]
+    groups: list[Group]
+    notes: list[str]
+
+
+def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
+    """What varied between the runs, and their groups."""
+    varied = _varied(runs)
+    dividing = [key for key in varied if key not in (BATCH_SIZE, SEED)]
+    dividing = [key for key in dividing if key not in _scaled_along(runs, dividing)]
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(_identity(run, dividing), []).append(run)
+    base = [key for key in dividing if key not in HARDWARE]
+    groups = [Group(label(members[0], dividing), label(members[0], base), members) for members in found.values()]
+    return SweepResults(runs, varied, groups, [*notes, *_doubts(runs)])
+
+
+def label(run: Run, keys: Iterable[str]) -> str:
+    """The model and the settings `keys` of a run in few words: `cnn · gpu · lr 0.1`."""
+    named = [_setting(key, run.settings[key]) for key in keys if key != "model" and key in run.settings]
+    return " · ".join([run.model, *named])
+
+
+def _setting(key: str, value: Any) -> str:
+    """A word speaks for itself; a number needs the last name of its option."""
+    if isinstance(value, str):
+        return value
+    if key == "threads":
+        return count(value, "thread")
+    return f"{key.rpartition('.')[2]} {option_value(value)}"
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _identity(run: Run, keys: Iterable[str]) -> str:
+    return _text([run.settings.get(key) for key in keys])
+
+
+def _parent(key: str) -> str | None:
+    """The choice that a setting belongs to. Two models have different options, and that difference says nothing."""
+    if key in ("device_name", "threads"):
+        return "device"
+    group, dot, _ = key.partition(".")
+    return group if dot and group in _CHOICES else None
+
+
+def _varied(runs: list[Run]) -> list[str]:
+    """Settings with several values among the runs that share the choice they belong to; batch size comes last."""
+    seen: dict[str, dict[str, set[str]]] = {}
+    for run in runs:
+        for key, value in run.settings.items():
+            parent = _parent(key)
+            within = _text(run.settings.get(parent)) if parent else ""
+            seen.setdefault(key, {}).setdefault(within, set()).add(_text(value))
+    varied = [key for key, values in seen.items() if any(len(found) > 1 for found in values.values())]
+    first = [key for key in ("model", "data", *HARDWARE) if key in varied]
+    rest = [key for key in varied if key not in (*first, BATCH_SIZE, SEED)]
+    return [*first, *rest, *(key for key in (BATCH_SIZE, SEED) if key in varied)]
+
+
+def _scaled_along(runs: list[Run], dividing: list[str]) -> set[str]:
+    """Settings, such as the learning rate, that have one value at each batch size: they do not divide groups."""
+    candidates = [key for key in dividing if _SCALES_ALONG.match(key)]
+    rest = [key for key in dividing if key not in candidates]
+    along = set()
+    for key in candidates:
+        values: dict[tuple[str, str], set[str]] = {}
+        for run in runs:
+            values.setdefault((_identity(run, rest), _identity(run, [BATCH_SIZE])), set()).add(_identity(run, [key]))
+        sizes = len({size for _, size in values})
+        if sizes > 1 and all(len(found) == 1 for found in values.values()):
+            along.add(key)
+    return along
+
+
+def _doubts(runs: list[Run]) -> list[str]:
+    """What makes runs less comparable than their settings say."""
+    notes = []
+    versions = {str(found) for run in runs if (found := at(run.record, "versions.torch"))}
+    if len(versions) > 1:
+        notes.append(f"the runs used several versions of torch: {', '.join(sorted(versions))}")
+    datasets: dict[str, set[str]] = {}
+    for run in runs:
+        if run.dataset:
+            datasets.setdefault(str(run.settings.get("data")), set()).add(run.dataset)
+    for choice, names in datasets.items():
+        if len(names) > 1:
+            notes.append(f"data={choice} was not the same data in every run: {', '.join(sorted(names))}")
+    for run in runs:
+        asked = number(run.settings.get(BATCH_SIZE))
+        if run.batch_size and asked and run.batch_size < asked:
+            notes.append(f"{run.name}: batches held {run.batch_size:,} samples, and {asked:,.0f} were asked for")
+    return notes

@@ -1,0 +1,99 @@
+"""What the plots share: colours, axes and legends."""
+
+import textwrap
+from collections.abc import Iterable
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from ..records.formatting import with_prefix
+
+# Okabe and Ito's colours, which colour-blind people can tell apart; black and yellow are left for other things.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+GREY = "#666666"
+RC = {  # matplotlib's settings while the plots are made
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "legend.title_fontsize": 9,
+    "savefig.dpi": 150,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+}
+
+
+def new_figure(height: float) -> Figure:
+    """A figure of the common width; sizes in inches."""
+    return Figure(figsize=(8.0, height), layout="constrained")
+
+
+def look_of(index: int) -> tuple[str, str]:
+    """Colour and marker of the n-th group."""
+    return COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+
+
+def size_axis(axes: Axes, sizes: Iterable[int], most: int = 9) -> None:
+    """Batch sizes on a log scale; ticks at sizes that ran, `most` of them where they are close to each other."""
+    ordered = sorted(set(sizes))
+    axes.set_xscale("log", base=2)
+    gap = np.log2(ordered[-1] / ordered[0]) / most
+    ticks = [ordered[-1]]
+    for size in reversed(ordered[:-1]):
+        if np.log2(ticks[-1] / size) >= gap:
+            ticks.append(size)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("batch size")
+
+
+def log_axis(axes: Axes) -> None:
+    """A log scale for y with plain numbers; ticks also at 2 and 5, or at all digits, where it covers few decades."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    decades = np.log10(high / low)
+    digits = (1,) if decades > 3 else (1, 2, 5) if decades > 0.7 else tuple(range(1, 10))
+    axes.yaxis.set_major_locator(LogLocator(subs=digits))
+    axes.yaxis.set_major_formatter(FuncFormatter(_tick))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def wide_axis(axes: Axes, values: Iterable[float]) -> None:
+    """x from 0, or on a log scale where the values cover more than one and a half decades."""
+    positive = [value for value in values if value > 0]
+    if positive and max(positive) > 30 * min(positive):
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(FuncFormatter(_tick))
+
+
+def _tick(value: float, _: int | None = None) -> str:
+    return with_prefix(value) if value >= 1e3 else f"{value:g}"
+
+
+def legend_below(figure: Figure, axes: Axes, title: str | None = None) -> None:
+    """A legend of the axes below them, where it covers nothing; every name once."""
+    handles, names = axes.get_legend_handles_labels()
+    once = dict(zip(names, handles, strict=True))
+    longest = max(12, *(len(name) + 5 for name in once))
+    legend = figure.legend(
+        list(once.values()),
+        [textwrap.shorten(name, 100, placeholder=" …") for name in once],
+        loc="outside lower center",
+        ncols=min(len(once), 8 if title else max(1, round(84 / longest))),
+        title=title,
+    )
+    for line in legend.get_lines():
+        line.set_alpha(1)

@@ -1,0 +1,79 @@
+"""Finding the runs below some folders, and reading their records."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..files import is_set_aside
+from ..records.read import FILE, read
+from ..records.upgrade import SCHEMA
+from .groups import SweepResults, group_runs
+from .run import Run
+
+
+def find(folders: Iterable[str | os.PathLike[str]]) -> SweepResults:
+    """Read all runs in and below some folders, and compare them.
+
+    Raises:
+        UserError: if there is not one readable record.
+    """
+    paths = [Path(folder) for folder in folders]
+    runs: dict[Path, Run] = {}
+    notes: list[str] = []
+    for folder in paths:
+        if not folder.is_dir():
+            notes.append(f"{folder}: no such folder")
+            continue
+        for run_dir in _run_dirs(folder, notes):
+            name = _name(run_dir, folder, len(paths) > 1)
+            record = _read(run_dir, name, notes)
+            if record is not None:
+                runs.setdefault(run_dir.resolve(), Run(name, run_dir, record))
+    if not runs:
+        why = f" ({notes[0]}{'; …' if len(notes) > 1 else ''})" if notes else ""
+        raise UserError(f"no runs in {', '.join(map(str, paths)) or 'nothing'}{why}")
+    return group_runs(list(runs.values()), notes)
+
+
+def _run_dirs(folder: Path, notes: list[str]) -> list[Path]:
+    """The folders that hold a record, in the order of their numbers; a numbered folder without a record is a note."""
+    found, empty = [], []
+    for path, children, files in os.walk(folder):
+        # Launchers keep their jobs in hidden folders, and a sweep that is repeated sets earlier runs aside.
+        children[:] = [child for child in children if not child.startswith(".") and not is_set_aside(child)]
+        if FILE in files:
+            found.append(Path(path))
+            children.clear()
+        elif Path(path).name.isdigit() and not children:
+            empty.append(Path(path))
+    notes += [f"{_name(path, folder, False)}: no {FILE} in it, so it never began" for path in sorted(empty, key=_order)]
+    return sorted(found, key=_order)
+
+
+def _order(path: Path) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in path.parts]
+
+
+def _name(run_dir: Path, folder: Path, several: bool) -> str:
+    inside = run_dir.relative_to(folder)
+    if inside == Path("."):
+        return run_dir.resolve().name
+    return str(Path(folder.resolve().name) / inside if several else inside)
+
+
+def _read(run_dir: Path, name: str, notes: list[str]) -> dict[str, Any] | None:
+    """The record; None, and a note, where it cannot be used."""
+    try:
+        record = read(run_dir)
+    except UserError as error:
+        notes.append(f"{name}: {str(error).partition(': ')[2] or error}")
+        return None
+    if record.get("schema") != SCHEMA:
+        notes.append(f"{name}: left out: its schema is {record.get('schema')!r}, and this version reads 1 to {SCHEMA}")
+    elif not isinstance(record.get("config"), dict):
+        notes.append(f"{name}: left out: it has no config")
+    else:
+        return record
+    return None

@@ -1,0 +1,33 @@
+"""The plots show the same numbers as the table, and cope with many groups and odd sizes."""
+
+from batchscope.analysis import table, write_report
+from batchscope.analysis.plots import step_time
+from batchscope.analysis.read import find
+from batchscope.analysis.recommend import Analysis
+from batchscope.records.step_parts import PARTS
+from tests.support.synthetic_runs import serial, write_run, write_sweep
+
+DEVICE = {"throughput": {"utilization_pct": 50.0, "memory_peak_gib": 1.0, "mfu": 0.1}}
+
+
+def test_the_plot_of_the_parts_names_the_step_that_the_table_has(tmp_path):
+    for n, size in enumerate((32, 64)):
+        write_run(tmp_path / str(n), size, 171.0 + n, throughput={"parts_ms": dict.fromkeys(PARTS, 260 / 6)})
+    sweep = find([tmp_path])
+    figure = step_time([Analysis(group) for group in sweep.groups])
+    above = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert above == ["171 ms", "172 ms"]
+    header, *lines = table.to_text(sweep).splitlines()
+    assert "median step ms" in header
+    assert ["171" in lines[0].split(), "172" in lines[1].split()] == [True, True]
+    assert figure.axes[0].get_ylabel() == "share of the mean step, %"
+    assert figure.legends[0].get_title().get_text() == "above a bar: the median step"
+
+
+def test_many_groups_and_odd_sizes_can_be_drawn(tmp_path):
+    for g in range(12):
+        sizes = [3, 7, 100] if g % 2 else [1, 1000, 1001]
+        write_sweep(tmp_path, sizes, serial(4, 0.1 + g), first=10 * g, options={"model.hidden_size": 2**g}, **DEVICE)
+    report = write_report([tmp_path], tmp_path / "out")
+    assert len(report.recommendations) == 12
+    assert "the step_time plot shows the first 9 groups" in report.notes

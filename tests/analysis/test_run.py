@@ -1,0 +1,49 @@
+"""The numbers of one run: by name, and left out where the record does not have them."""
+
+import json
+
+import pytest
+
+from batchscope.analysis.read import find
+from tests.support.synthetic_runs import write_run
+
+
+def test_values_of_the_wrong_kind_are_unknown(tmp_path):
+    facts = {"samples_per_sec": [1], "step_ms_median": "fast", "parts_ms": [1], "mfu": True}
+    folder = write_run(tmp_path / "0", 64, 10.0, throughput=facts)
+    record = json.loads((folder / "run.json").read_text())
+    record |= {"hardware": None, "metrics": 3, "seconds": "long", "versions": [], "dataset": "mnist"}
+    (folder / "run.json").write_text(json.dumps(record))
+    (run,) = find([tmp_path]).runs
+    assert not {"samples_per_sec", "step_ms_median", "mfu", "seconds"} & run.values.keys()
+    assert (run.parts_ms, run.metrics, run.device) == ({}, {}, "")
+
+
+def test_the_rate_is_of_the_median_step_and_its_spread_of_the_steps(tmp_path):
+    write_run(tmp_path / "0", 64, 10.0, throughput={"step_ms": 50.0, "samples_per_sec_mean": 1280.0})
+    (run,) = find([tmp_path]).runs
+    assert run.values["samples_per_sec_mean"] == 1280
+    assert run.values["samples_per_sec"] == pytest.approx(6400)
+    assert run.values["samples_per_sec_p10"] == pytest.approx(6400 / 1.1)
+    assert run.values["samples_per_sec_p90"] == pytest.approx(6400 / 0.95)
+
+
+def test_a_step_of_accumulated_batches_counts_all_their_samples(tmp_path):
+    write_run(tmp_path / "0", 64, 40.0, options={"trainer.accumulate_grad_batches": 4})
+    (run,) = find([tmp_path]).runs
+    assert run.values["samples_per_sec"] == pytest.approx(6400)
+    assert run.values["batch_ms"] == pytest.approx(10)
+
+
+def test_a_batch_that_the_dataset_could_not_fill_counts_as_what_it_held(tmp_path):
+    write_run(tmp_path / "0", 4096, 10.0, throughput={"batch_size": 1000})
+    sweep = find([tmp_path])
+    assert sweep.runs[0].batch_size == 1000
+    assert sweep.notes == ["0: batches held 1,000 samples, and 4,096 were asked for"]
+
+
+def test_every_process_has_a_batch_of_its_own(tmp_path):
+    write_run(tmp_path / "0", 64, 10.0, throughput={"batch_size": 64, "processes": 2})
+    (run,) = find([tmp_path]).runs
+    assert (run.batch_size, run.global_batch_size) == (64, 128)
+    assert run.values["samples_per_sec"] == pytest.approx(12800)
