@@ -157,7 +157,7 @@ def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.Pa
             files=[*(out / name for name in ("report.md", "sweep.csv", "sweep.json")), *pictures],
         )
         text = json.dumps(report.as_json(), indent=2, ensure_ascii=False)
-        contents = (report.markdown, table.to_csv(table.rows(sweep)), f"{text}\n")
+        contents = (report.markdown, table.to_csv(sweep), f"{text}\n")
         for file, content in zip(report.files, contents, strict=False):  # the plots have been written
             with atomic_write(file) as opened:
                 opened.write(content.encode("utf-8", "replace"))

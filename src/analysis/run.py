@@ -123,7 +123,8 @@ class Run:
     @property
     def processes(self) -> int:
         """Processes that train together, one device each."""
-        return round(positive(self.record.get("processes", at(self.record, "throughput.processes"))) or 1)
+        found = positive(self.record.get("processes", at(self.record, "throughput.processes")))
+        return max(1, round(found or 1))
 
     @property
     def accumulated(self) -> float:

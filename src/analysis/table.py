@@ -10,7 +10,7 @@ from ..records.formatting import option_value
 from ..records.metrics import RUN_METRICS, best_first, metric
 from ..records.step_parts import PARTS, SHORT_NAMES
 from . import scaling
-from .groups import Group, SweepResults
+from .groups import SweepResults
 from .run import BATCH_SIZE, Run
 
 Row = dict[str, Any]
@@ -18,40 +18,30 @@ _Column = tuple[str, list[str]]  # a heading and the cells of all runs
 
 
 def rows(sweep: SweepResults) -> list[Row]:
-    """All that is known of each run, by the names of `sweep.csv`; unknown values are left out."""
-    groups = {id(run): group for group in sweep.groups for run in group.runs}
+    """All that is known of each run, by the names of `sweep.csv` and in their order; unknown values are left out."""
+    labels = {id(run): group.label for group in sweep.groups for run in group.runs}
     reached = scaling.efficiencies(sweep.runs)
-    return [_row(run, groups[id(run)], sweep.varied, reached.get(run.name)) for run in sweep.runs]
+    columns, table = _names(sweep), []
+    for run in sweep.runs:
+        facts: Row = {**run.settings, **run.values, "scaling_efficiency": reached.get(run.name), "run": run.name}
+        facts |= {"group": labels[id(run)], "status": run.status, "reason": run.reason or None}
+        table.append({name: facts[name] for name in columns if facts.get(name) is not None})
+    return table
 
 
-def _row(run: Run, group: Group, varied: Sequence[str], efficiency: float | None) -> Row:
-    values: Row = {**run.values, "scaling_efficiency": efficiency}
-    row: Row = {"run": run.name, "group": group.label}
-    row |= {key: run.settings.get(key) for key in varied if key != BATCH_SIZE}
-    row |= {name: values.get(name) for name in RUN_METRICS if name != "seconds"}
-    row |= {name: run.metrics[name] for stage in ("test/", "val/", "") for name in _of_stage(stage, [run])}
-    row |= {"seconds": values.get("seconds"), "status": run.status, "reason": run.reason or None}
-    return {key: value for key, value in row.items() if value is not None}
+def _names(sweep: SweepResults) -> list[str]:
+    """All columns of `sweep.csv`."""
+    settings = [key for key in sweep.varied if key != BATCH_SIZE]
+    metrics = [name for stage in ("test/", "val/", "") for name in _of_stage(stage, sweep.runs)]
+    measured = [name for name in RUN_METRICS if name != "seconds"]
+    return list(dict.fromkeys(["run", "group", *settings, *measured, *metrics, "seconds", "status", "reason"]))
 
 
-def names(table: Sequence[Row]) -> list[str]:
-    """The columns of some rows; each column stands where the first row that has it has it."""
-    found: list[str] = []
-    for row in table:
-        at = 0
-        for key in row:
-            if key in found:
-                at = found.index(key) + 1
-            else:
-                found.insert(at, key)
-                at += 1
-    return found
-
-
-def to_csv(table: Sequence[Row]) -> str:
-    """All columns; an unknown value is an empty cell."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names(table), lineterminator="\n")
+def to_csv(sweep: SweepResults) -> str:
+    """All columns that have a value; an unknown value is an empty cell."""
+    table, text = rows(sweep), io.StringIO()
+    filled = [name for name in _names(sweep) if any(name in row for row in table)]
+    writer = csv.DictWriter(text, filled, lineterminator="\n")
     writer.writeheader()
     writer.writerows(table)
     return text.getvalue()

@@ -1,10 +1,9 @@
-"""Runs → one table, one plot set, one recommendation.
+"""A report on runs: a table, plots and a recommendation.
 
     python -m batchscope.report outputs/sweeps/<sweep>
     python -m batchscope.report outputs/sweeps/<one> outputs/sweeps/<another> --out outputs/compared
 
-Any folders will do: every run.json in and below them is read, and nothing else is needed. The report goes to
-<first folder>/report.
+Every run.json in and below the folders is read. The report is written to <first folder>/report.
 """
 
 import argparse
@@ -15,7 +14,7 @@ from ..errors import exit_on_user_error, refuse_in_one_line
 
 
 def main() -> None:
-    """The program: parse, report, print. The exit code is 1 if there is nothing to report or every run failed."""
+    """Parse the command line, write the report, print it. The exit code is 1 if no run was found, finished or measured."""
     exit_on_user_error(_main)
 
 
@@ -24,8 +23,8 @@ def _main() -> None:
         prog="python -m batchscope.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     refuse_in_one_line(parser)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="folder", help="a sweep's folder, or a run's")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where the report goes")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="folder", help="of a sweep or a run")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report")
     args = parser.parse_args()
 
     from ..analysis import write_report
@@ -37,7 +36,7 @@ def _main() -> None:
 
 
 def _home(folders: list[Path]) -> Path:
-    """The first folder that is there: a report never makes a folder that a user misspelt."""
+    """The first folder that exists: a report does not create a folder that the user misspelt."""
     return next((folder for folder in folders if folder.is_dir()), folders[0])
 
 

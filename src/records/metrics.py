@@ -7,6 +7,7 @@ neither, such as one of a user's callback, is described by its name (see `metric
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from .formatting import percent, significant
 from .step_parts import PARTS
@@ -39,20 +40,12 @@ class Metric:
         return self.text(value).removesuffix(" %") if self.heading.endswith("%") else self.text(value)
 
 
-def _percent_1(value: float) -> str:
-    return percent(value, digits=1)
-
-
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
+_percent_1 = partial(percent, digits=1)
+_whole, _learning_rate = "{:,.0f}".format, "{:.3g}".format
 
 
 def _millijoules(value: float) -> str:
     return significant(1e3 * value)
-
-
-def _learning_rate(value: float) -> str:
-    return f"{value:.3g}"
 
 
 _ACCURACY, _LOSS = "fraction of correct answers", "the task's loss"

@@ -10,7 +10,7 @@ import pytest
 
 from batchscope.errors import Interrupted, PeerLostError, UserError
 from batchscope.files import WriteError
-from batchscope.records.read import DamagedRecordError, read, refuse_used
+from batchscope.records.read import read
 from batchscope.records.run_record import RunRecord, close, close_open, plan
 from batchscope.training.failures import RunOutOfMemoryError
 from tests.support.runs import SMALL, run
@@ -167,19 +167,6 @@ def test_a_torn_record_is_set_aside_by_who_has_to_write_one(
     assert f"it is now {tmp_path}/run.json.aside" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("left", ["finished", "torn", "a checkpoint alone"])
-def test_a_new_run_takes_no_folder_that_holds_one(left: str, tmp_path: Path) -> None:
-    if left == "finished":
-        finished(tmp_path)
-    elif left == "torn":
-        (tmp_path / "run.json").write_text("")
-    else:
-        (tmp_path / "checkpoints").mkdir()
-        (tmp_path / "checkpoints" / "last.ckpt").write_text("weights")
-    with pytest.raises(UserError, match="already holds a run"):
-        refuse_used(tmp_path)
-
-
 def test_a_planned_run_keeps_the_command_to_repeat(tmp_path: Path) -> None:
     plan(tmp_path, config={}, command="python train.py -m seed=1,2")
     with RunRecord(tmp_path, command="python job.py") as record:
@@ -228,28 +215,9 @@ def test_a_run_whose_folder_another_one_has_taken_in_the_same_second_has_one_of_
     )
 
 
-@pytest.mark.parametrize("deep", ["[" * 900 + "]" * 900, '{"a":' * 330 + "1" + "}" * 330, "[" * 65 + "]" * 65])
-def test_a_record_that_is_too_deep_to_be_written_again_is_damaged(deep: str, tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(f'{{"status": "finished", "x": {deep}}}')
-    with pytest.raises(DamagedRecordError, match="it has more than 64 levels"):
-        read(tmp_path)
-
-
-def test_a_record_of_odd_but_bounded_depth_is_read_and_written_again(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(f'{{"status": "running", "x": {"[" * 64 + "]" * 64}}}')
-    close(tmp_path, "killed", "gone")
-    assert read(tmp_path)["status"] == "killed"
-
-
 def test_room_is_taken_in_no_file_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".run.json.reserve.tmp").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").write_text("mine")
     finished(tmp_path / "run")
     assert (tmp_path / "elsewhere").read_text() == "mine"
-
-
-def test_a_pipe_in_place_of_the_record_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "run.json")
-    with pytest.raises(UserError, match="cannot be read: it is not a file"):
-        read(tmp_path)
