@@ -78,7 +78,7 @@ def test_the_rate_of_a_run_is_one_number_in_the_record_the_report_and_hparams(ov
     throughput = record(oversize / "out")["throughput"]
     assert throughput["samples_per_sec"] == pytest.approx(76e3 / throughput["step_ms_median"])
     report = write_report([oversize / "out"], oversize / "report")
-    assert report.sweep.runs[0].samples_per_sec == throughput["samples_per_sec"]
+    assert report.sweep.runs[0].values["samples_per_sec"] == throughput["samples_per_sec"]
     (folder,) = {path.parent for path in (oversize / "out").glob("*/events.*")}
     events = EventAccumulator(str(folder)).Reload()
     for key in ("samples_per_sec", "step_ms_median"):
