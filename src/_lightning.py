@@ -1,8 +1,56 @@
-"""What is private in Lightning, as read in lightning 2.6.6."""
+"""Everything private in Lightning that batchscope touches, as read in lightning 2.6.6, and typed accessors.
 
-from typing import Any
+Lightning sets some attributes of a Trainer at run time, so that type checkers do not see them. The accessors below name
+their types. A new release of Lightning has to be compared with this file alone.
+"""
 
-from lightning import LightningModule, Trainer
+from collections.abc import Callable
+from subprocess import Popen
+from typing import Any, cast
+
+from lightning import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.profilers import Profiler
+from typing_extensions import override
+
+# --- what Lightning sets on a Trainer at run time --------------------------------------------------------------------
+
+
+def callbacks_of(trainer: Trainer) -> list[Callback]:
+    """The trainer's callbacks, in the order in which they are called; the list itself."""
+    return cast(Any, trainer).callbacks
+
+
+def profiler_of(trainer: Trainer) -> Profiler:
+    """The trainer's profiler."""
+    return cast(Any, trainer).profiler
+
+
+def set_profiler(trainer: Trainer, profiler: Profiler) -> None:
+    """Replace the trainer's profiler."""
+    cast(Any, trainer).profiler = profiler
+
+
+def datamodule_of(trainer: Trainer) -> LightningDataModule | None:
+    """The datamodule of the present or last `fit`, `validate` or `test`."""
+    return cast(Any, trainer).datamodule
+
+
+def is_fast_dev_run(trainer: Trainer) -> bool:
+    """Whether the trainer only tries a few batches and writes nothing."""
+    return bool(cast(Any, trainer).fast_dev_run)
+
+
+def child_processes(trainer: Trainer) -> list[Popen[bytes]]:
+    """The processes that Lightning has started for the other ranks; the list that its launcher watches."""
+    return getattr(trainer.strategy.launcher, "procs", [])
+
+
+# --- what a module keeps private -------------------------------------------------------------------------------------
 
 
 def trainer_of(module: LightningModule) -> Trainer | None:
@@ -13,3 +61,116 @@ def trainer_of(module: LightningModule) -> Trainer | None:
 def compiler_context(module: LightningModule) -> dict[str, Any] | None:
     """What `from_compiled(torch.compile(module))` keeps in the module; None if the module is not compiled."""
     return getattr(module, "_compiler_ctx", None)
+
+
+# --- the training loop -----------------------------------------------------------------------------------------------
+
+
+def is_accumulating(trainer: Trainer) -> bool:
+    """Whether the gradients of the last batch are kept for the next optimizer step."""
+    return trainer.fit_loop.epoch_loop._should_accumulate()
+
+
+def disable_sigterm_broadcast(trainer: Trainer) -> None:
+    """Stop Lightning from broadcasting before every batch, on the device, whether its SIGTERM handler was called."""
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+
+def resume_after_last_batch(trainer: Trainer, restore: Callable[[], None]) -> None:
+    """Have `trainer.fit(ckpt_path=…)` continue after the last batch that the checkpoint's run has trained.
+
+    Lightning on its own skips what follows that batch: a validation, or the end of the epoch.
+
+    Args:
+        trainer: not yet used.
+        restore: called after everything else has been restored, immediately before training continues.
+    """
+    trainer.fit_loop = _ResumedFitLoop(trainer, restore)
+
+
+class _ResumedFitLoop(_FitLoop):
+    """The loop over epochs; the first epoch is the resumed one."""
+
+    def __init__(self, trainer: Trainer, restore: Callable[[], None]):
+        before = trainer.fit_loop
+        super().__init__(trainer, before.min_epochs, before.max_epochs)
+        self.epoch_loop = _ResumedEpochLoop(trainer, restore)
+
+    @property
+    @override
+    def done(self) -> bool:
+        # What follows the last batch is still to come, also where no training step is left.
+        return not cast(_ResumedEpochLoop, self.epoch_loop).is_resuming_batch and super().done
+
+    @override
+    def load_state_dict(self, state_dict: dict, prefix: str = "") -> None:
+        """Load the counters and disable Lightning's restart heuristics."""
+        super().load_state_dict(state_dict, prefix)
+        for loop in (self, self.epoch_loop, self.epoch_loop.val_loop, self.epoch_loop.automatic_optimization):
+            loop._restarting = loop._loaded_from_state_dict = False
+        batches, epochs = cast(Any, self.epoch_loop.batch_progress), cast(Any, self.epoch_progress)
+        for counter in (batches.total, batches.current):  # the batch is done
+            counter.completed = counter.processed = counter.started = counter.ready
+        for counter in (epochs.total, epochs.current):  # the epoch starts again, after its first batches
+            counter.ready = counter.started = counter.processed = counter.completed
+
+
+class _ResumedEpochLoop(_TrainingEpochLoop):
+    """The loop over the batches of an epoch, which starts after the last batch that was trained."""
+
+    def __init__(self, trainer: Trainer, restore: Callable[[], None]):
+        before = trainer.fit_loop.epoch_loop
+        super().__init__(trainer, before.min_steps, before.max_steps)
+        self.restore = restore
+        self.is_resuming_batch = True  # until what follows the last trained batch has been done
+
+    @property
+    @override
+    def done(self) -> bool:
+        return not self.is_resuming_batch and super().done
+
+    @override
+    def reset(self) -> None:
+        if not self.is_resuming_batch:  # the resumed epoch keeps its counters
+            super().reset()
+
+    @override
+    def advance(self, data_fetcher: Any) -> None:
+        if self.is_resuming_batch:  # the batch has been trained; `on_advance_end` does what follows it
+            self.restore()
+            self.is_resuming_batch = False
+        else:
+            super().advance(data_fetcher)
+
+
+# --- the CSV logger --------------------------------------------------------------------------------------------------
+
+
+class AppendingCSVWriter(ExperimentWriter):
+    """Lightning's CSV writer, with its handling of an existing file as methods to override."""
+
+    def existing_columns(self) -> list[str]:
+        """The columns of the file that is there; Lightning deletes that file."""
+        raise NotImplementedError
+
+    def add_columns(self, columns: list[str]) -> None:
+        """Rewrite the file with these columns; Lightning truncates it first."""
+        raise NotImplementedError
+
+    @override
+    def _check_log_dir_exists(self) -> None:
+        self.metrics_keys = self.existing_columns()
+
+    @override
+    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
+        self.add_columns(fieldnames)
+
+
+def has_csv_writer(logger: CSVLogger) -> bool:
+    """Whether the logger has been used."""
+    return logger._experiment is not None
+
+
+def set_csv_writer(logger: CSVLogger, writer: ExperimentWriter) -> None:
+    """Have the logger write its file by this writer."""
+    logger._experiment = writer
