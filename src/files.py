@@ -1,11 +1,13 @@
-"""Files that are written atomically, and folders that one process at a time works in."""
+"""Atomic writes, locks, and folders: whose they are, and which links in them are refused."""
 
 import contextlib
 import errno
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,20 +15,21 @@ from .errors import UserError
 
 try:
     import fcntl
-except ImportError:  # not on Windows
+except ImportError:  # Windows
     fcntl = None
 
 LOCK = ".lock"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# What a file system answers that cannot do what is asked, as opposed to one that failed at it.
+# The answers of a file system that does not support an operation, as opposed to one that failed at it.
 _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 _NO_LOCKS = (*_UNSUPPORTED, errno.ENOLCK)
 _HELD = (errno.EACCES, errno.EAGAIN)
+_POLL_S = 0.1
 _held: set[str] = set()  # the lock files that this process holds: POSIX would let it take them twice
 
 
 class WriteError(UserError):
-    """The system refuses to write a file. The run that wanted to write it can go on once the cause is gone."""
+    """The system refuses to write a file. The run can be resumed once the cause is gone."""
 
 
 class Locked(Exception):
@@ -35,13 +38,13 @@ class Locked(Exception):
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which becomes `path` when the block ends; at every moment the old or the new one is there, whole.
+    """Open a file that becomes `path` when the block ends: at every moment `path` is the whole old or new file.
 
-    The bytes go to a temporary file beside `path`, are flushed to the disk, and are then renamed. When the block or the
-    system fails, the temporary file is removed and `path` is as it was.
+    The bytes go to a temporary file beside `path`, which is flushed to the disk and renamed. If the block or the system
+    fails, the temporary file is removed, and `path` is unchanged.
 
     Raises:
-        OSError: as the system has it.
+        OSError: from the system.
     """
     temporary = temporary_name(path)
     try:
@@ -57,25 +60,36 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     sync_folder(path.parent)
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file atomically, as `atomic_write`."""
+    with atomic_write(path) as file:
+        file.write(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically, in UTF-8; a character that UTF-8 lacks (a lone surrogate) becomes `?`."""
+    write_bytes(path, text.encode("utf-8", "replace"))
+
+
 def temporary_name(path: Path) -> Path:
-    """A name beside `path` that no other process takes, on this machine or on another one that shares the folder."""
+    """A name beside `path` that no other process uses, on this machine or another one that shares the folder."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 def remove_leftovers(folder: Path, name: str) -> None:
-    """Remove the temporary files that killed processes have left of the files called `name` (a glob pattern)."""
+    """Remove the temporary files of killed processes that wrote files called `name` (a glob pattern)."""
     for path in folder.glob(f".{name}.*.tmp"):
-        with contextlib.suppress(OSError):  # they do no harm
+        with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk, where its file system does so; a folder can be opened on POSIX only."""
+    """Flush the names in a folder to the disk, where the system and the file system support it."""
     if os.name != "posix":
         return
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # no permission to read it: writing into it takes none
+    except OSError:  # a folder that can be written may be unreadable
         return
     try:
         _sync(descriptor)
@@ -93,23 +107,22 @@ def _sync(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Hold a lock file, which is made if it is missing, and stays.
+    """Hold a lock file; it is created if it is missing, and stays.
 
-    The system releases the lock however the process ends, and does not pass it on to worker processes. On a file system
-    without locks a warning is printed, and nothing is held.
+    The lock is a POSIX record lock: the system releases it however the process ends, and worker processes do not
+    inherit it. On a file system without locks a warning is printed, and nothing is held; nor is it on Windows.
 
     Raises:
-        Locked: if it is held already.
+        Locked: if it is held already, by another process or by this one.
         OSError: if the file cannot be opened.
     """
     name = str(path.resolve())
     if name in _held:
         raise Locked(name)
-    if path.is_symlink():  # whoever made the folder may have it make a file elsewhere
+    if path.is_symlink():  # whoever made the folder may have it create a file elsewhere
         raise OSError(errno.ELOOP, "it is a link", str(path))
     with path.open("a") as file:
-        if fcntl is not None:
-            _lock_file(file.fileno(), path)
+        _lock_file(file.fileno(), path)
         _held.add(name)
         try:
             yield
@@ -117,7 +130,22 @@ def lock(path: Path) -> Iterator[None]:
             _held.discard(name)
 
 
+@contextlib.contextmanager
+def wait_for_lock(path: Path) -> Iterator[None]:
+    """Hold a lock file as `lock` does, and wait while another process holds it."""
+    with contextlib.ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(lock(path))
+                break
+            except Locked:
+                time.sleep(_POLL_S)
+        yield
+
+
 def _lock_file(descriptor: int, path: Path) -> None:
+    if fcntl is None:
+        return
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -125,12 +153,10 @@ def _lock_file(descriptor: int, path: Path) -> None:
             raise Locked(str(path)) from None
         if error.errno not in _NO_LOCKS:
             raise
-        print(
-            f"warning: {path.parent} is on a file system without locks ({error.strerror}): see to it that no second "
-            "process works in that folder",
-            file=sys.stderr,
-            flush=True,
+        warning = (
+            f"{path.parent} is on a file system without locks ({error.strerror}): let no second process work there"
         )
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -138,9 +164,9 @@ def lock_folder(folder: Path, option: str, busy: str) -> Iterator[None]:
     """Hold the folder's lock file, `.lock`.
 
     Args:
-        folder: made if it is missing.
-        option: the one that a user has named the folder by.
-        busy: what is said if another process holds it.
+        folder: created if it is missing.
+        option: the one that names the folder.
+        busy: the message if another process holds it.
 
     Raises:
         UserError: if another process holds it, or the folder or its lock file cannot be written.
@@ -159,17 +185,17 @@ def lock_folder(folder: Path, option: str, busy: str) -> Iterator[None]:
 def why(error: OSError) -> str:
     """The system's reason, in words."""
     if error.errno in NO_SPACE:
-        return f"the disk takes no more ({error.strerror})"
+        return f"the disk is full ({error.strerror})"
     return error.strerror or str(error)
 
 
 def new_folder(folder: Path) -> Path:
-    """A folder that no other process has taken: the one that is asked for, or that with `-2`, `-3`, … at its end.
+    """Take a folder that no other process has taken: the given one, or one with `-2`, `-3`, … at its end.
 
-    It is made if it is missing, and belongs to whoever makes its lock file.
+    The folder is created if it is missing. It belongs to the process that creates its lock file.
 
     Raises:
-        OSError: if the folder or the file cannot be made.
+        OSError: if the folder or the lock file cannot be created.
     """
     number = 1
     while True:
@@ -182,7 +208,7 @@ def new_folder(folder: Path) -> Path:
 
 
 def set_aside(path: Path, name: str | None = None) -> Path:
-    """Rename a file or folder to `….aside`, or the next free `….aside-2`, so that its name is free; the new name.
+    """Rename a file or folder to `….aside`, or the next free `….aside-2`; returns the new path.
 
     Args:
         path: what is renamed.
@@ -202,17 +228,20 @@ def is_set_aside(name: str) -> bool:
     return Path(name).suffix.partition("-")[0] == ".aside"
 
 
-def refuse_links(folder: Path, name: str = "the run's folder", root: Path | None = None) -> None:
-    """Refuse a folder in which a write could land elsewhere, or wait for somebody.
+def refuse_links(
+    folder: Path, name: str = "the run's folder", root: Path | None = None, written: Sequence[str] = ("*",)
+) -> None:
+    """Refuse a folder in which a write could land elsewhere, or block.
 
     Args:
         folder: to be written to; may be missing.
         name: what it is, for the error.
         root: what the folder itself has to lie in; anything by default.
+        written: glob patterns of what will be written directly in the folder; links beside it do no harm.
 
     Raises:
-        UserError: for a link in the folder that leads out of it, for what is no file, folder or link, and for a folder
-            that cannot be listed: links in it work all the same.
+        UserError: for a link that leads out of the folder, for anything but a file, folder or link, and for a folder that
+            cannot be listed: links in it work all the same.
     """
     if root is not None and not is_inside(folder, root):
         raise UserError(f"{folder}: is behind a link that leads out of {root}; replace it by what it leads to")
@@ -222,6 +251,11 @@ def refuse_links(folder: Path, name: str = "the run's folder", root: Path | None
             raise UserError(f"{error.filename}: cannot be listed, so that links in it cannot be seen: {why(error)}")
 
     for above, folders, files in os.walk(folder, onerror=refuse):
+        if Path(above) == folder:
+            folders[:], files[:] = (
+                [one for one in names if any(fnmatch(one, pattern) for pattern in written)]
+                for names in (folders, files)
+            )
         for path in (Path(above, child) for child in (*folders, *files)):
             if path.is_symlink() and not is_inside(path, folder):
                 raise UserError(f"{path}: is a link that leads out of {name}; replace it by what it leads to")
@@ -229,6 +263,6 @@ def refuse_links(folder: Path, name: str = "the run's folder", root: Path | None
                 raise UserError(f"{path}: is neither a file nor a folder; remove it")
 
 
-def is_inside(path: Path, run_dir: Path) -> bool:
-    """Whether a path is a folder or lies in it, links followed."""
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(run_dir))
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path is a folder or lies in it, after following links."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))

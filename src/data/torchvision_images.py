@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from filelock import FileLock
 from torch import Tensor
 from torchvision.datasets import VisionDataset
 
 from ..errors import UserError, warn
+from ..files import wait_for_lock
 from ..options.types import PositiveInt
 from .datamodule import Split, TensorDataModule
 from .digits import cached_digits
@@ -162,7 +162,7 @@ class TorchvisionImages(TensorDataModule):
 
     def _download(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.root / f".{self.torchvision_name}.lock"):
+        with wait_for_lock(self.root / f".{self.torchvision_name}.lock"):
             if self._complete():
                 return  # another job was faster
             with tempfile.TemporaryDirectory(prefix=".download-", dir=self.root) as folder, _socket_timeout():

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..checkpointing.resume import lock_run_dir
 from ..errors import UserError
-from ..files import WriteError, is_set_aside, lock_folder, refuse_links, set_aside, why
+from ..files import LOCK, WriteError, is_set_aside, lock_folder, refuse_links, set_aside, why
 from ..records.read import FILE, DamagedRecordError, read
 from ..records.run_record import close, plan
 
@@ -16,6 +16,8 @@ from ..records.run_record import close, plan
 KEPT = ("finished", "out_of_memory")
 # Ended from outside: such a run goes on where it has a checkpoint.
 UNFINISHED = ("running", "interrupted", "killed")
+# What a sweep, Hydra and its plugins write directly in the sweep's folder.
+_WRITTEN = ("[0-9]*", "report", LOCK, ".submitit", "multirun.yaml", "optimization_results.yaml")
 
 
 @contextmanager
@@ -25,7 +27,7 @@ def lock_sweep_dir(sweep_dir: Path) -> Iterator[None]:
     Raises:
         UserError: if another process holds it, it cannot be made, or a link in it leads elsewhere.
     """
-    refuse_links(sweep_dir, "the sweep's folder")
+    refuse_links(sweep_dir, "the sweep's folder", written=_WRITTEN)
     with lock_folder(sweep_dir, "hydra.sweep.dir", f"a sweep is being run in {sweep_dir} right now"):
         yield
 

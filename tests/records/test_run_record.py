@@ -119,13 +119,13 @@ def test_what_ends_another_rank_first_is_how_the_run_ended_unless_it_only_lost_a
 
 
 def test_a_full_disk_leaves_room_for_the_records_last_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(WriteError, match="the disk takes no more"), RunRecord(tmp_path) as record:
+    with pytest.raises(WriteError, match="the disk is full"), RunRecord(tmp_path) as record:
         record.begin()
         full_disk(monkeypatch)
         record.add(metrics={"val/loss": 0.5})
     after = read(tmp_path)
     assert after["status"] == "interrupted"
-    assert after["error"].startswith(f"{tmp_path}/run.json cannot be written: the disk takes no more")
+    assert after["error"].startswith(f"{tmp_path}/run.json cannot be written: the disk is full")
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
@@ -133,7 +133,7 @@ def test_a_disk_that_is_full_at_the_start_is_one_error_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     full_disk(monkeypatch)
-    with pytest.raises(WriteError, match="the disk takes no more"), RunRecord(tmp_path) as record:
+    with pytest.raises(WriteError, match="the disk is full"), RunRecord(tmp_path) as record:
         record.begin()
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().err == ""
@@ -146,7 +146,7 @@ def test_a_last_word_that_cannot_be_written_hides_no_error(
         record.begin()
         full_disk(monkeypatch, room=-(2**20))
         raise ValueError("broken")
-    assert capsys.readouterr().err.startswith(f"warning: {tmp_path}/run.json cannot be written: the disk takes no more")
+    assert capsys.readouterr().err.startswith(f"warning: {tmp_path}/run.json cannot be written: the disk is full")
 
 
 def test_a_record_is_flushed_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
