@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from .. import ranks
 from ..checkpointing import resume
-from ..distributed import processes
+from ..distributed import launch, rendezvous
 from ..errors import UserError, did_you_mean, refuse_in_one_line, report, reraise_in_hydra
 from ..files import LOCK, NO_SPACE, WriteError, new_folder, why
 from ..options import trust
@@ -181,7 +181,7 @@ def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: 
     torch for it."""
     wanted = []
     for trainer in (config["trainer"] for config in configs):
-        processes.check(trainer, multirun)
+        launch.check_processes(trainer, multirun)
         pair = (trainer.get("accelerator", "auto"), trainer.get("devices", "auto"))
         if here and pair not in wanted:
             wanted.append(pair)
@@ -191,7 +191,7 @@ def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: 
 
             check_accelerator(accelerator, devices)
     if not multirun:
-        processes.use_own_rendezvous_store()
+        rendezvous.use_own_rendezvous_store()
 
 
 def _resume(train: Train, overrides: list[str], multirun: bool, config_dir: str | None) -> None:
@@ -238,7 +238,7 @@ def _run_one(train: Train, config: dict[str, Any]) -> None:
                 refuse_used(run_dir)
             config.run_dir = os.path.relpath(run_dir)
             plain, choices = check(config), dict(here.runtime.choices)
-            processes.publish({"run_dir": plain["run_dir"], "choices": choices})
+            rendezvous.publish({"run_dir": plain["run_dir"], "choices": choices})
             return train(plain, run_dir, choices, list(here.overrides.task))
         except UserError as error:  # Hydra would print lines of its own around an exception
             report(error)
@@ -253,7 +253,7 @@ def _run_one(train: Train, config: dict[str, Any]) -> None:
 
 def _join(train: Train, overrides: list[str], config_dir: str | None) -> None:
     """One of the other processes that torchrun or srun has started: the folder is the first one's, whatever the clock."""
-    run = processes.receive()
+    run = rendezvous.receive()
     (config,) = check_command_line(overrides, False, config_dir, run_dir=run["run_dir"])
     train(config, Path(run["run_dir"]), run["choices"], overrides)
 

@@ -1,1 +1,1 @@
-"""Several processes that train as one: ranks, launch checks, agreement, sharding."""
+"""Several processes that train together: launch checks, rendezvous, agreement between ranks, sharding."""

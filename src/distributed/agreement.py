@@ -1,4 +1,4 @@
-"""Several processes train as one: they see the same data by the same options, and they end together."""
+"""Ranks that train together use the same options, data and code, and end together."""
 
 import contextlib
 import socket
@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import lightning
 import torch.distributed
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from typing_extensions import override
 
+from .._lightning import child_processes
 from ..errors import Interrupted, UserError
 from ..options.tree import flatten
 from ..records.read import FILE
@@ -21,27 +23,28 @@ _PLACES = ("config.run_dir", "config.resume", "config.data.root")
 
 
 class Agreement(Callback):
-    """Before anything is trained, compares what every process of a run knows with what the first one knows.
+    """Compares facts between all ranks before training starts.
 
     Args:
-        run_dir: where the first process has begun its record; the others have to see it.
-        facts: what all have to share; plain containers.
+        run_dir: where rank 0 has begun its record; the other ranks have to see it.
+        facts: what all ranks have to share; plain containers.
 
     Raises:
-        UserError: in all processes, naming the first one that differs and in what; the first process tells it.
+        UserError: on all ranks, with the first fact that differs and its rank; only rank 0 prints it.
     """
 
     def __init__(self, run_dir: Path, facts: dict[str, Any]):
         self.run_dir = run_dir
         self.facts = facts
 
-    def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
-        """The first moment at which the processes can talk to each other."""
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # The first hook after the process group has been set up.
         if stage != "fit" or trainer.world_size == 1:
             return
         own = {
             "host": socket.gethostname(),
-            "sees": (self.run_dir / FILE).is_file(),
+            "sees_record": (self.run_dir / FILE).is_file(),
             "facts": dict(flatten(self.facts)),
         }
         known: list[Any] = [None] * trainer.world_size
@@ -57,7 +60,7 @@ def _first_difference(known: list[dict[str, Any]], run_dir: Path) -> str:
     first = known[0]["facts"]
     for rank, other in enumerate(known):
         who = f"process {rank} (on {other['host']})"
-        if not other["sees"]:
+        if not other["sees_record"]:
             return f"hydra.run.dir: {who} does not see {run_dir}; all machines have to share the file system it is on"
         there = other["facts"]
         for key in dict.fromkeys([*first, *there]):
@@ -68,29 +71,28 @@ def _first_difference(known: list[dict[str, Any]], run_dir: Path) -> str:
 
 
 @contextlib.contextmanager
-def end_together(trainer: lightning.Trainer) -> Iterator[None]:
-    """Leave no process that Lightning has started, however what is done within ends.
+def end_together(trainer: Trainer) -> Iterator[None]:
+    """Wait for the processes that Lightning has started; after an error, kill them.
 
-    One that waits in a collective operation for a process that is gone would wait for long.
+    Otherwise a process that waits in a collective operation for one that is gone would wait for a long time.
     """
+    grace_s = 0
     try:
         yield
-    except Interrupted:  # they have agreed on it, and end by themselves
-        _wait_for_others(trainer, _GRACE_S)
+        grace_s = _GRACE_S
+    except Interrupted:  # all ranks have agreed on it, and end by themselves
+        grace_s = _GRACE_S
         raise
-    except BaseException:
-        _wait_for_others(trainer, 0)
-        raise
-    _wait_for_others(trainer, _GRACE_S)
+    finally:
+        _wait_or_kill(child_processes(trainer), grace_s)
 
 
-def _wait_for_others(trainer: lightning.Trainer, seconds: float) -> None:
-    started = getattr(trainer.strategy.launcher, "procs", [])
+def _wait_or_kill(started: list[subprocess.Popen[bytes]], grace_s: float) -> None:
     others = list(started)
-    started.clear()  # Lightning watches this list, and kills this process when one of them ends with another code than 0
+    started.clear()  # Lightning's watcher of this list kills this process when one of them fails
     for process in others:
         try:
-            process.wait(seconds)
+            process.wait(grace_s)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -1,4 +1,4 @@
-"""Fully sharded training (`trainer=fsdp`) by torch's `fully_shard`: what is gathered at a time, and what is whole."""
+"""Fully sharded training (`trainer=fsdp`) by torch's `fully_shard`: which units are sharded, and full tensors."""
 
 from collections.abc import Iterator
 
@@ -9,15 +9,15 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
-def shard(model: nn.Module, device: torch.device, processes: int) -> None:
-    """Divide a model's parameters among all processes, in place; nothing is done to one that is.
+def shard(model: nn.Module, device: torch.device, world_size: int) -> None:
+    """Shard a model's parameters over all ranks, in place; a model that is sharded already is left alone.
 
-    A unit is gathered when its forward begins and let go of when it ends. The units are what the outermost
-    `nn.Sequential`s run one after the other, and the rest of the model: only those are sure to be called as modules.
+    A unit's parameters are gathered when its forward begins, and freed when it ends. The units are the modules in the
+    outermost `nn.Sequential`s, and the rest of the model: only these are sure to be called as modules.
     """
     if isinstance(model, FSDPModule):
         return
-    mesh = init_device_mesh(device.type, (processes,))
+    mesh = init_device_mesh(device.type, (world_size,))
     for unit in _units(model):
         fully_shard(unit, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -32,16 +32,16 @@ def _units(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's part of a tensor; the tensor itself where it is not sharded."""
+    """This rank's shard of a tensor; the tensor itself where it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All parts of a tensor together; all processes have to ask for it."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The full tensor, gathered from all shards; all ranks have to call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def shard_like(tensor: Tensor, other: Tensor) -> Tensor:
-    """A whole tensor, sharded as another one is, and on its device."""
+    """A full tensor, moved to another one's device and sharded as it is."""
     tensor = tensor.to(other.device)
     return distribute_tensor(tensor, other.device_mesh, other.placements) if isinstance(other, DTensor) else tensor

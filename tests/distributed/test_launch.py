@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from batchscope.distributed.processes import check
+from batchscope.distributed.launch import check_processes
 from batchscope.errors import UserError
 from batchscope.hardware.devices import check_accelerator
 from batchscope.ranks import Rank, current
@@ -72,26 +72,26 @@ def test_a_shell_within_slurm_has_not_been_started_by_srun() -> None:
     ],
 )
 def test_what_lightning_can_do_alone_is_let_through(trainer: dict) -> None:
-    check(trainer, environ={})
+    check_processes(trainer, environ={})
 
 
 @pytest.mark.parametrize("environ", [TORCHRUN, SRUN], ids=["torchrun", "srun"])
 def test_as_many_processes_as_asked_for_are_let_through(environ: dict[str, str]) -> None:
-    check({"devices": 2, "num_nodes": 2, "strategy": "ddp"}, environ=environ)
+    check_processes({"devices": 2, "num_nodes": 2, "strategy": "ddp"}, environ=environ)
 
 
 @pytest.mark.parametrize(
     ("trainer", "environ", "line"),
     [
-        ({"devices": 0}, {}, "trainer.devices: got 0, takes how many (at least 1)"),
-        ({"devices": -2}, {}, "trainer.devices: got -2, takes how many"),
-        ({"devices": "abc"}, {}, "trainer.devices: got 'abc', takes how many"),
+        ({"devices": 0}, {}, "trainer.devices: got 0, takes a number of devices (at least 1)"),
+        ({"devices": -2}, {}, "trainer.devices: got -2, takes a number of devices"),
+        ({"devices": "abc"}, {}, "trainer.devices: got 'abc', takes a number of devices"),
         ({"devices": "atuo"}, {}, "Did you mean 'auto'?"),
         ({"devices": []}, {}, "trainer.devices: got [], takes"),
         ({"devices": [0, "x"]}, {}, "trainer.devices: got [0, 'x'], takes"),
         ({"devices": True}, {}, "trainer.devices: got True, takes"),
-        ({"devices": -1, "accelerator": "cpu"}, {}, "how many processes there shall be on the CPU"),
-        ({"devices": [0, 1], "accelerator": "cpu"}, {}, "how many processes there shall be on the CPU"),
+        ({"devices": -1, "accelerator": "cpu"}, {}, "takes a number of processes on the CPU"),
+        ({"devices": [0, 1], "accelerator": "cpu"}, {}, "takes a number of processes on the CPU"),
         ({"num_nodes": 0}, {}, "trainer.num_nodes: got 0, takes"),
         ({"num_nodes": 2}, {}, "trainer.num_nodes: got 2, and nothing has started this on 2 machines"),
         ({"strategy": "ddp", "devices": 2, "accelerator": "mps"}, {}, "mps is one device"),
@@ -128,7 +128,7 @@ def test_what_cannot_work_is_told_in_one_line(
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in optional else find_spec(name))
     with pytest.raises(UserError) as caught:
-        check(trainer, environ=environ)
+        check_processes(trainer, environ=environ)
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -138,7 +138,7 @@ def test_every_strategy_that_lightning_knows_is_let_through_or_refused_with_a_re
 
     for name in StrategyRegistry.available_strategies():
         try:
-            check({"strategy": name, "accelerator": "gpu"}, environ={})
+            check_processes({"strategy": name, "accelerator": "gpu"}, environ={})
         except UserError as error:
             assert "takes" not in str(error), "it is as good as unknown"
 
@@ -153,7 +153,7 @@ def test_more_gpus_than_there_are_are_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_sweep_is_not_started_by_torchrun() -> None:
     with pytest.raises(UserError, match="a sweep starts the processes of its runs itself"):
-        check({"devices": 4}, multirun=True, environ=TORCHRUN)
+        check_processes({"devices": 4}, multirun=True, environ=TORCHRUN)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,79 @@
+"""The rendezvous of the processes that torchrun or srun has started: rank 0 publishes the run's folder to the others."""
+
+import json
+import os
+from datetime import timedelta
+from typing import Any
+
+from ..errors import UserError
+from ..ranks import Rank, current
+
+_TIMEOUT = timedelta(minutes=5)  # for all processes to be started
+_store: Any = None  # kept, because rank 0 serves it to the others
+
+
+def publish(facts: dict[str, Any]) -> None:
+    """On rank 0 of several launched processes, let the others `receive` the facts; elsewhere do nothing."""
+    rank = current()
+    if rank.launcher and rank.world_size > 1:
+        _rendezvous_store(rank).set("run", json.dumps(facts))
+
+
+def receive() -> dict[str, Any]:
+    """Wait for what rank 0 publishes.
+
+    Raises:
+        UserError: if rank 0 is missing, or ends before it publishes anything.
+    """
+    return json.loads(_get(_rendezvous_store(current()), "run"))
+
+
+def use_own_rendezvous_store() -> None:
+    """Give the processes of a torchrun restart (`--max-restarts`) a rendezvous store of their own.
+
+    The store of torchrun's agent outlives an attempt. It still holds the addresses of the failed processes, and torch's
+    process group does not start from those.
+    """
+    global _store
+    rank = current()
+    if rank.launcher != "torchrun" or rank.world_size == 1 or _attempt() == "0":
+        return
+    agent_store = _rendezvous_store(rank)
+    if rank.rank == 0:
+        from torch.distributed import TCPStore
+
+        own = TCPStore(
+            os.environ["MASTER_ADDR"], 0, is_master=True, timeout=_TIMEOUT, wait_for_workers=False, multi_tenant=True
+        )
+        agent_store.set("port", str(own.port))
+        port, _store = str(own.port), own
+    else:
+        port, _store = _get(agent_store, "port"), None
+    os.environ |= {"MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "False"}
+
+
+def _attempt() -> str:
+    """How often torchrun has restarted the processes."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+
+def _get(store: Any, key: str) -> str:
+    from torch.distributed import DistError
+
+    try:
+        return store.get(key).decode()
+    except (DistError, RuntimeError) as error:
+        raise UserError(f"the first process has not published the run's folder: {error}") from error
+
+
+def _rendezvous_store(rank: Rank) -> Any:
+    """Torch's store at the address where Lightning's process group will meet, with a prefix for this attempt."""
+    global _store
+    from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+    from torch.distributed import PrefixStore, rendezvous
+
+    if _store is None:
+        environment = TorchElasticEnvironment() if rank.launcher == "torchrun" else SLURMEnvironment()
+        url = f"tcp://{environment.main_address}:{environment.main_port}"
+        _store, *_ = next(rendezvous(url, rank.rank, rank.world_size, timeout=_TIMEOUT))
+    return PrefixStore(f"batchscope/{_attempt()}", _store)
