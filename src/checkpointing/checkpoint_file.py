@@ -1,7 +1,7 @@
-"""Checkpoint files: written whole or not at all, verified when they are read, and never a source of code.
+"""Checkpoint files: written atomically, verified when they are read, and never a source of code.
 
-A checkpoint is what `torch.save` writes, with a checksum as the comment that a zip archive may end with; so
-`torch.load(path, weights_only=True)` reads it, and so does every zip program.
+A checkpoint is what `torch.save` writes, with a checksum as the zip archive's comment. So
+`torch.load(path, weights_only=True)` and every zip program can read it.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.plugins.io import CheckpointIO
+from typing_extensions import override
 
 from .. import files
 from ..errors import UserError
@@ -25,29 +26,33 @@ _MARK = b"batchscope blake2b "  # then the checksum in hexadecimal digits
 _DIGITS = 64
 _COMMENT = len(_MARK) + _DIGITS
 _END_OF_ARCHIVE = b"PK\x05\x06"  # the last record of a zip archive: 22 bytes, then the comment (APPNOTE 4.3.16)
+_RENAMED = {"curves": "log_positions"}  # in an older checkpoint's `position`, which is `loop_state` now
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """Has a Lightning trainer write and read its checkpoints by this file: `Trainer(plugins=[AtomicCheckpointIO()])`."""
+    """Has a Lightning trainer write and read checkpoints by this module: `Trainer(plugins=[AtomicCheckpointIO()])`.
 
+    Whatever Lightning asks for, checkpoints are loaded on the CPU, and no code in them runs.
+    """
+
+    @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """As `write_checkpoint`."""
         write_checkpoint(checkpoint, Path(path))
 
+    @override
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """As `load_checkpoint`: on the CPU, and without code, whatever is asked for."""
         return load_checkpoint(Path(path))
 
+    @override
     def remove_checkpoint(self, path: Any) -> None:
-        """Delete the file, if it is there."""
         Path(path).unlink(missing_ok=True)
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint atomically: at every moment either it or the one before it is at `path`, and whole.
+    """Write a checkpoint atomically.
 
     Raises:
-        WriteError: if it cannot be written, with what is missing; the checkpoint before it is left as it was.
+        WriteError: if it cannot be written; the one before it is left as it was.
     """
     buffer = io.BytesIO()
     torch.save(checkpoint, buffer)
@@ -64,11 +69,11 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         raise WriteError(_cannot_write(path, len(data) + len(comment), error)) from error
 
 
-def keep_as(source: Path, target: Path) -> None:
-    """Let `target` be the checkpoint that `source` now is; a link where the file system has them, or a copy.
+def link_checkpoint(source: Path, target: Path) -> None:
+    """Make `target` the checkpoint that `source` is now: a hard link, or a copy where the file system has no links.
 
     Raises:
-        WriteError: if it cannot be written; the checkpoint before it is left as it was.
+        WriteError: if it cannot be written; the one before it is left as it was.
     """
     try:
         if target.exists() and target.samefile(source):
@@ -76,32 +81,31 @@ def keep_as(source: Path, target: Path) -> None:
         temporary = files.temporary_name(target)
         try:
             os.link(source, temporary)
-        except OSError:  # a file system without links
-            with source.open("rb") as whole, files.atomic_write(target) as file:
-                shutil.copyfileobj(whole, file)
+        except OSError:
+            with source.open("rb") as original, files.atomic_write(target) as file:
+                shutil.copyfileobj(original, file)
         else:
             os.replace(temporary, target)
             files.sync_folder(target.parent)
     except OSError as error:
-        raise WriteError(_cannot_write(target, _size(source), error)) from error
+        size = source.stat().st_size if source.is_file() else 0
+        raise WriteError(_cannot_write(target, size, error)) from error
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files of runs that were killed while they wrote a checkpoint."""
+    """Remove the temporary files of runs that were killed while they wrote a checkpoint."""
     files.remove_leftovers(folder, "*.ckpt")
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint that batchscope wrote, on the CPU.
+    """Load a checkpoint that batchscope wrote, on the CPU.
 
     Raises:
-        UserError: if it is missing, not whole, holds anything but tensors and plain values, or is somebody else's.
+        UserError: if the file is missing or damaged, holds anything but tensors and plain values, or is no checkpoint of
+            batchscope.
     """
     if not path.is_file():
-        near = sorted(path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
-        there = f"; in that folder: {', '.join(p.name for p in near)}" if near else ""
-        own = next((p for p in (path / "checkpoints" / "best.ckpt", path / "best.ckpt") if p.is_file()), None)
-        raise UserError(f"ckpt: got '{path}', which is not a file{f'; write ckpt={own}' if own else there}")
+        raise UserError(f"ckpt: got '{path}', which is not a file{_what_else(path)}")
     try:
         data = path.read_bytes()
         _verify(data, path)
@@ -114,11 +118,22 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(f"ckpt: {path} is damaged: {type(error).__name__}: {str(error)[:120]}") from error
     if not _is_ours(checkpoint):
         raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote")
+    if isinstance(old := checkpoint.pop("position", None), dict):
+        checkpoint["loop_state"] = {_RENAMED.get(key, key): value for key, value in old.items()}
     return checkpoint
 
 
+def _what_else(path: Path) -> str:
+    """What the user may have meant by a path that is not a file."""
+    own = next((p for p in (path / "checkpoints" / "best.ckpt", path / "best.ckpt") if p.is_file()), None)
+    if own:
+        return f"; write ckpt={own}"
+    near = sorted(path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
+    return f"; in that folder: {', '.join(p.name for p in near)}" if near else ""
+
+
 def _is_ours(checkpoint: Any) -> bool:
-    """Whether it holds weights, and says what of; recovery/validate.py has what resuming takes beyond that."""
+    """Whether a checkpoint holds weights and their provenance; validate.py checks what resuming takes beyond that."""
     if not isinstance(checkpoint, dict):
         return False
     weights, of = checkpoint.get("state_dict"), checkpoint.get("batchscope")
@@ -134,12 +149,10 @@ def _is_ours(checkpoint: Any) -> bool:
 
 
 def is_dense(value: Any) -> bool:
-    """Whether a value is a tensor of numbers in memory, as all of a checkpoint are: not sparse, quantized or empty."""
-    return isinstance(value, torch.Tensor) and (value.layout, value.device.type, value.is_quantized) == (
-        torch.strided,
-        "cpu",
-        False,
-    )
+    """Whether a value is a dense tensor in memory, as all of a checkpoint's are: not sparse, quantized or meta."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    return value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
 
 
 def _verify(data: bytes, path: Path) -> None:
@@ -150,11 +163,11 @@ def _verify(data: bytes, path: Path) -> None:
         raise UserError(f"ckpt: {path} is not a whole checkpoint ({len(data):,} bytes)")
     body, comment = memoryview(data)[:-_COMMENT], data[-_COMMENT:]
     if comment.startswith(_MARK):
-        whole = _checksum(body).encode() == comment[len(_MARK) :]
+        intact = _checksum(body).encode() == comment[len(_MARK) :]
     else:  # written by torch.save alone: the archive has a checksum of each of its files
-        whole = zipfile.ZipFile(io.BytesIO(data)).testzip() is None
-    if not whole:
-        raise UserError(f"ckpt: {path} is damaged: its bytes are not those that its checksum was taken of")
+        intact = zipfile.ZipFile(io.BytesIO(data)).testzip() is None
+    if not intact:
+        raise UserError(f"ckpt: {path} is damaged: its checksum does not match")
 
 
 def _checksum(data: Any) -> str:
@@ -167,9 +180,5 @@ def _cannot_write(path: Path, size: int, error: OSError) -> str:
         free = ""
         with contextlib.suppress(OSError):
             free = f" ({shutil.disk_usage(path.parent).free:,} free)"
-        return f"checkpoint: {path} needs {size:,} bytes, and the disk takes no more{free}{kept}"
+        return f"checkpoint: {path} needs {size:,} bytes, and the disk is full{free}{kept}"
     return f"checkpoint: {path} ({size:,} bytes) cannot be written: {error.strerror or error}{kept}"
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if os.path.isfile(path) else 0

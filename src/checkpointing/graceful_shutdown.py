@@ -1,4 +1,4 @@
-"""GracefulShutdown: a run that is told to end finishes its step, keeps a checkpoint, and ends."""
+"""GracefulShutdown: on a termination signal a run finishes its step, saves a checkpoint, and ends."""
 
 import os
 import signal
@@ -9,86 +9,79 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-import lightning
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from typing_extensions import override
 
+from .._lightning import disable_sigterm_broadcast
 from ..distributed.rank_sync import RankSync
 from ..errors import Interrupted
 from .callback import Checkpoints
-from .signals import STOPPING, forces_exit, handled_signals, leave_lost, terminals
+from .signals import STOPPING, forces_exit, handled_signals, redirect_closed_terminals, terminal_streams
 
 SIGNALS = (*STOPPING, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))
 _TOPIC = "signal"
 
 
 class GracefulShutdown(Callback):
-    """Ends a run on Ctrl-C, SIGTERM, SIGHUP (unless started by nohup) or SIGUSR1 (which SLURM sends before it requeues
-    a job).
+    """Ends a run on SIGINT (Ctrl-C), SIGTERM, SIGHUP (unless started by nohup) or SIGUSR1 (which SLURM sends before it
+    requeues a job).
 
-    As a context it listens to the signals, as a callback it acts on them: after the present step a checkpoint is
-    written, and `Interrupted` leaves the trainer. Outside of training the exception comes at once. A second signal
-    ends the process at once, with the checkpoint before it intact. The last of a trainer's callbacks, so that the
-    others have seen the step.
+    Use it as a context, which installs the signal handlers, and as the last callback of the trainer, so that the other
+    callbacks have seen the step. After the current step it saves a checkpoint and raises `Interrupted`. Outside of
+    training it raises at once. A second signal ends the process at once; the checkpoint before it is intact.
 
-    Several ranks end after the same step, whichever of them the signal reached: the third one at the latest, that in
-    which it came included. The same holds in validations and tests, whose batches are the steps.
+    All ranks end after the same step, whichever rank received the signal: at the latest after the second step that
+    follows. In validation and test, the steps are the batches.
 
     Args:
-        leaving: called before the process ends at once; it must not take long.
+        before_exit: called before the process ends at once; it must not take long.
     """
 
-    def __init__(self, leaving: Callable[[int], None] = lambda number: None):
-        self.leaving = leaving
+    def __init__(self, before_exit: Callable[[int], None] = lambda number: None):
+        self.before_exit = before_exit
         self._received: int | None = None
         self._received_at = 0.0
-        self._waits = False  # a signal waits for the end of a batch
+        self._is_deferring = False  # a signal waits for the end of a batch
         self._common_batches = 0  # of an evaluation, still to come on every rank
-        self._before: dict[int, Any] = {}
+        self._previous_handlers: dict[int, Any] = {}
         self._terminals: list[int] = []
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.getsignal(number) for number in handled_signals(SIGNALS)}
-            self._terminals = terminals()
-        self._listen()
+            self._previous_handlers = {number: signal.getsignal(number) for number in handled_signals(SIGNALS)}
+            self._terminals = terminal_streams()
+        self._install_handlers()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
-        self._before = {}
+        self._previous_handlers = {}
 
-    def on_sanity_check_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Lightning has just set its handlers, which call the other ranks from within a signal."""
-        self._listen()
+    @override
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Lightning has just installed its handlers, which call collective operations from within a signal.
+        self._install_handlers()
 
     # --- training ----------------------------------------------------------------------------------------------------
 
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """From now on a signal waits for the end of the step; Lightning's handlers, just set, are set aside."""
-        self._begin(trainer)
-        if self._before:
-            # Before every batch Lightning asks all ranks, on the device and waiting for it, whether its own handler of
-            # SIGTERM was called; that handler is set aside.
-            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._start_deferring(trainer)
+        if self._previous_handlers:  # Lightning's handler of SIGTERM is replaced: nobody has to ask for it
+            disable_sigterm_broadcast(trainer)
 
-    def on_train_batch_start(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Ask the other ranks."""
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         RankSync.of(trainer).start(trainer.fit_loop.epoch_loop.total_batch_idx)
 
+    @override
     def on_train_batch_end(
-        self,
-        trainer: lightning.Trainer,
-        pl_module: lightning.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Keep a checkpoint and end, if any rank was told to."""
         number = RankSync.of(trainer).agreed(_TOPIC)
         if number:
             for callback in trainer.checkpoint_callbacks:
@@ -96,115 +89,113 @@ class GracefulShutdown(Callback):
                     callback.save(trainer)
             raise Interrupted(number)
 
-    def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """A signal after the last step."""
-        self._end(trainer)
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._stop_deferring(trainer)
 
-    # --- validation and test -----------------------------------------------------------------------------------------
+    # --- validation (a checkpoint was saved before it) and test ------------------------------------------------------
 
-    def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """See how many batches all ranks have."""
-        if self._waits:
-            self._begin_evaluation(trainer, trainer.num_val_batches)
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._is_deferring:
+            self._start_evaluation(trainer, trainer.num_val_batches)
 
+    @override
     def on_validation_batch_start(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, *indices: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Ask the other ranks."""
-        self._begin_evaluation_batch(trainer)
+        self._start_evaluation_batch(trainer)
 
+    @override
     def on_validation_batch_end(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, batch: Any, *indices: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
-        """End, if any rank was told to: a checkpoint was written before the validation."""
         self._end_evaluation_batch(trainer)
 
-    def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Training goes on."""
-        if self._waits:
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._is_deferring:
             RankSync.of(trainer).restart()
 
-    def on_test_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Lightning has set its handlers again. One process may end at once; several have to agree."""
-        self._listen()
-        if trainer.world_size > 1:
-            self._begin(trainer)
-            self._begin_evaluation(trainer, trainer.num_test_batches)
+    @override
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._install_handlers()  # Lightning has installed its own again
+        if trainer.world_size > 1:  # one process may end at once; several have to agree
+            self._start_deferring(trainer)
+            self._start_evaluation(trainer, trainer.num_test_batches)
 
-    def on_test_batch_start(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, *indices: int
-    ) -> None:
-        """Ask the other ranks."""
-        self._begin_evaluation_batch(trainer)
+    on_test_batch_start = on_validation_batch_start
+    on_test_batch_end = on_validation_batch_end
 
-    def on_test_batch_end(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, batch: Any, *indices: int
-    ) -> None:
-        """End, if any rank was told to."""
-        self._end_evaluation_batch(trainer)
-
-    def on_test_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """A signal after the last batch."""
-        if self._waits:
-            self._end(trainer)
+    @override
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._is_deferring:
+            self._stop_deferring(trainer)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def on_exception(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
-    ) -> None:
-        """There is no step to wait for."""
-        self._waits = False
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._is_deferring = False
         RankSync.close(trainer)
 
-    def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
-        """Leave no process group."""
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         RankSync.close(trainer)
 
-    def _begin(self, trainer: lightning.Trainer) -> None:
-        self._waits = True
-        self._listen()
+    def _start_deferring(self, trainer: Trainer) -> None:
+        self._is_deferring = True
+        self._install_handlers()
         RankSync.of(trainer).contribute(_TOPIC, lambda: self._received or 0)
 
-    def _end(self, trainer: lightning.Trainer) -> None:
+    def _stop_deferring(self, trainer: Trainer) -> None:
         number = RankSync.of(trainer).maximum(self._received or 0)
-        self._waits = False
-        if number or self._received:  # this process's may have come since
-            raise Interrupted(number or self._received)
+        self._is_deferring = False
+        number = number or self._received or 0  # a signal may have reached this rank since
+        if number:
+            raise Interrupted(number)
 
-    def _begin_evaluation(self, trainer: lightning.Trainer, batches: float | list[int | float]) -> None:
-        """Ranks may have different numbers of batches: they agree as long as all have some. Where a number is not known
-        beforehand (infinity), several ranks do not agree before the evaluation's end."""
+    def _start_evaluation(self, trainer: Trainer, batches: float | list[int | float]) -> None:
+        """Find the number of batches that all ranks have: they agree during these.
+
+        Where a length is unknown (infinite), several ranks agree only at the end of the evaluation.
+        """
         own = sum(batches) if isinstance(batches, list) else batches
         unknown = 0 if trainer.world_size > 1 else sys.maxsize
         sync = RankSync.of(trainer)
         sync.restart()
         self._common_batches = -sync.maximum(-(unknown if own == float("inf") else int(own)))
 
-    def _begin_evaluation_batch(self, trainer: lightning.Trainer) -> None:
-        if self._waits and self._common_batches:
+    def _start_evaluation_batch(self, trainer: Trainer) -> None:
+        if self._is_deferring and self._common_batches:
             RankSync.of(trainer).start(("evaluation", self._common_batches))
 
-    def _end_evaluation_batch(self, trainer: lightning.Trainer) -> None:
-        if not self._waits or not self._common_batches:
+    def _end_evaluation_batch(self, trainer: Trainer) -> None:
+        if not self._is_deferring or not self._common_batches:
             return
         self._common_batches -= 1
         number = RankSync.of(trainer).agreed(_TOPIC)
         if number:
             raise Interrupted(number)
 
-    def _listen(self) -> None:
-        for number in self._before:
+    def _install_handlers(self) -> None:
+        for number in self._previous_handlers:
             signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        leave_lost(self._terminals)
+        redirect_closed_terminals(self._terminals)
         now = time.monotonic()
         if self._received is not None:
             if forces_exit(number, now - self._received_at):
-                self.leaving(number)
+                self.before_exit(number)
                 os._exit(128 + number)
             return
         self._received, self._received_at = number, now
-        if not self._waits:
+        if not self._is_deferring:
             raise Interrupted(number, agreed=False)

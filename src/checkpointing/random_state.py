@@ -1,17 +1,17 @@
 """The state of every random generator that training draws from, as tensors and plain numbers."""
 
 import random
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import torch
 
 
 def random_state() -> dict[str, Any]:
-    """The states of torch's generators (CPU, CUDA, MPS), Python's and numpy's; nothing is drawn from them."""
+    """The states of the generators of torch (CPU, CUDA, MPS), Python and numpy; reading them does not advance them."""
     version, numbers, gauss = random.getstate()
-    _, keys, position, has_gauss, cached = numpy.random.get_state()
-    state = {
+    _, keys, position, has_gauss, cached = cast(tuple[str, numpy.ndarray, int, int, float], numpy.random.get_state())
+    state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "python": {"version": version, "numbers": torch.tensor(numbers), "gauss": gauss},
         "numpy": {
@@ -29,17 +29,17 @@ def random_state() -> dict[str, Any]:
 
 
 def check_random_state(state: dict[str, Any]) -> None:
-    """Raise whatever `restore_random_state` would raise; every generator stays where it is."""
+    """Raise what `restore_random_state` would raise, without changing any generator."""
     torch.Generator().set_state(state["torch"])
     random.Random().setstate(_python_state(state))
     numpy.random.RandomState().set_state(_numpy_state(state))
     for saved in [*state.get("cuda", []), *([state["mps"]] if "mps" in state else [])]:
         if saved.dtype != torch.uint8 or saved.dim() != 1:
-            raise ValueError("no state of a device's generator")
+            raise ValueError("not the state of a device's generator")
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Let every generator go on where it was; those of devices that this machine lacks are left out."""
+    """Restore every generator, except those of devices that this machine lacks."""
     torch.set_rng_state(state["torch"])
     random.setstate(_python_state(state))
     numpy.random.set_state(_numpy_state(state))

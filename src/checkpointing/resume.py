@@ -92,9 +92,9 @@ def recorded(run_dir: Path) -> dict[str, Any]:
     try:
         return read(run_dir)
     except DamagedRecordError:
-        from .restore import newest_good
+        from .resume_point import find_resume_point
 
-        known = newest_good(run_dir / "checkpoints").provenance
+        known = find_resume_point(run_dir / "checkpoints").provenance
         if not known:
             raise
         return {key: known[key] for key in ("config", "choices") if key in known}

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from ..checkpointing.resume import lock_run_dir
-from ..checkpointing.signals import STOPPING, forces_exit, handled_signals, leave_lost, terminals
+from ..checkpointing.signals import STOPPING, forces_exit, handled_signals, redirect_closed_terminals, terminal_streams
 from ..errors import UserError
 from ..records.read import read
 from ..records.run_record import close_open
@@ -40,14 +40,14 @@ def listen() -> None:
     on its way.
     """
     global _terminals
-    _terminals = terminals()
+    _terminals = terminal_streams()
     for number in handled_signals():
         signal.signal(number, _stop)
 
 
 def _stop(number: int, _: Any) -> None:
     global _stopped_by, _stopped_at
-    leave_lost(_terminals)
+    redirect_closed_terminals(_terminals)
     if _running is None:
         raise SystemExit(128 + number)
     if _stopped_by is None:

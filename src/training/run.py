@@ -37,9 +37,10 @@ def _train(
 
     from ..callbacks.learning_rate import LearningRateWatch
     from ..checkpointing.checkpoint_file import AtomicCheckpointIO
-    from ..checkpointing.log_files import check_files, on_this_process
-    from ..checkpointing.restore import checkpoint_folder, newest_good
+    from ..checkpointing.log_files import check_log_files, loggers_of_rank
+    from ..checkpointing.restore import prepare_resume
     from ..checkpointing.resume import lock_run_dir
+    from ..checkpointing.resume_point import checkpoint_folder, find_resume_point
     from ..distributed.agreement import Agreement, end_together
     from ..hardware.allocator import keep_freed_memory
     from ..hardware.devices import describe
@@ -101,10 +102,10 @@ def _train(
         started = time.perf_counter()
         resumed = None
         if config.get("resume"):  # whether the run can go on is known before anything of it is changed
-            resumed = newest_good(checkpoint_folder(trainer, run_dir), trainer, task, run_dir)
+            resumed = find_resume_point(checkpoint_folder(trainer, run_dir), trainer, task, run_dir)
             data.setup("fit")
             resumed.check(trainer, data.fingerprint)
-        check_files(on_this_process(trainer), option)
+        check_log_files(loggers_of_rank(trainer), option)
         record.begin(resumed and resumed.facts(run_dir))
         provenance["run"] = record.facts["id"]
         data.setup("fit")
@@ -117,7 +118,7 @@ def _train(
             trainer.loggers = build_all(summary.named_loggers(config["logger"], name), "logger")
         provenance["fingerprint"] = dataset["fingerprint"]
         if resumed is not None:
-            resumed.prepare(trainer, data)
+            prepare_resume(trainer, data, resumed)
         shared = {"config": config, "dataset": dataset, "versions": versions(), "steps": resumed and resumed.steps or 0}
         trainer.callbacks.insert(0, Agreement(run_dir, shared))
         trainer.fit(task, datamodule=data, ckpt_path=resumed and resumed.path, weights_only=True)

@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchscope.checkpointing.checkpoint_file import keep_as, load_checkpoint, remove_leftovers, write_checkpoint
+from batchscope.checkpointing.checkpoint_file import (
+    link_checkpoint,
+    load_checkpoint,
+    remove_leftovers,
+    write_checkpoint,
+)
 from batchscope.checkpointing.random_state import random_state
-from batchscope.checkpointing.restore import newest_good
+from batchscope.checkpointing.resume_point import find_resume_point
 from batchscope.errors import UserError
 from batchscope.files import WriteError
 from tests.support.runs import EVERY_4, SMALL, last, record, run
@@ -20,14 +25,21 @@ from tests.support.runs import EVERY_4, SMALL, last, record, run
 
 def checkpoint(steps: int, **changed: object) -> dict:
     """What a run may write after some steps of its first epoch."""
-    position = {"epoch": 0, "batches": steps, "steps": steps, "random": [random_state()], "gradients": {}, "curves": {}}
+    loop_state = {
+        "epoch": 0,
+        "batches": steps,
+        "steps": steps,
+        "random": [random_state()],
+        "gradients": {},
+        "log_positions": {},
+    }
     lightnings = {"epoch": 0, "global_step": steps, "pytorch-lightning_version": "2.6.6", "loops": {}, "callbacks": {}}
     whole = {
         "state_dict": {"weight": torch.arange(10_000.0)},
         "optimizer_states": [],
         "lr_schedulers": [],
         "batchscope": {"name": "a", "config": {}},
-        "position": position,
+        "loop_state": loop_state,
         **lightnings,
     }
     return whole | changed
@@ -57,7 +69,7 @@ def test_what_was_written_is_read_and_nothing_else_is_left(path: Path) -> None:
 
 
 def test_torch_and_zip_programs_read_it_as_well(path: Path) -> None:
-    assert torch.load(path, weights_only=True)["position"]["steps"] == 3
+    assert torch.load(path, weights_only=True)["loop_state"]["steps"] == 3
     assert zipfile.ZipFile(path).testzip() is None
 
 
@@ -85,7 +97,7 @@ def test_a_file_of_zeros_as_a_lost_disk_leaves_it_is_found(path: Path) -> None:
 def test_a_bit_flipped_in_a_file_that_torch_alone_wrote_is_found(tmp_path: Path) -> None:
     path = tmp_path / "torch.ckpt"
     torch.save(CHECKPOINT, path)
-    assert load_checkpoint(path)["position"]["steps"] == 3
+    assert load_checkpoint(path)["loop_state"]["steps"] == 3
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -98,7 +110,7 @@ def test_the_newest_good_one_is_taken_and_damaged_newer_ones_are_named(
     write_checkpoint(checkpoint(9), path.with_name("newer.ckpt"))
     write_checkpoint(CHECKPOINT, path.with_name("newest.ckpt"))
     path.with_name("newest.ckpt").write_bytes(b"torn")
-    assert newest_good(path.parent).steps == 9
+    assert find_resume_point(path.parent).steps == 9
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"warning: {path.with_name('newest.ckpt')} is not a whole checkpoint (4 bytes)")
 
@@ -106,7 +118,7 @@ def test_the_newest_good_one_is_taken_and_damaged_newer_ones_are_named(
 def test_the_newest_one_is_that_of_the_last_step_whatever_the_times_of_the_files_say(path: Path) -> None:
     write_checkpoint(checkpoint(9), path.with_name("copied.ckpt"))
     os.utime(path.with_name("copied.ckpt"), (0, 0))
-    assert newest_good(path.parent).path == path.with_name("copied.ckpt")
+    assert find_resume_point(path.parent).path == path.with_name("copied.ckpt")
 
 
 def without(node: dict, *names: str) -> dict:
@@ -118,20 +130,20 @@ def without(node: dict, *names: str) -> dict:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (without(CHECKPOINT, "position"), "cannot be resumed from: position is missing"),
-        (without(CHECKPOINT, "position", "random"), "cannot be resumed from: position.random is missing"),
+        (without(CHECKPOINT, "loop_state"), "cannot be resumed from: loop_state is missing"),
+        (without(CHECKPOINT, "loop_state", "random"), "cannot be resumed from: loop_state.random is missing"),
         (without(CHECKPOINT, "optimizer_states"), "cannot be resumed from: optimizer_states is missing"),
-        (checkpoint(3, position=[]), "cannot be resumed from: position is a list, no dictionary"),
-        (checkpoint(-1), "cannot be resumed from: global_step is -1, no count"),
-        (checkpoint(3, global_step=True), "cannot be resumed from: global_step is True, no count"),
-        (checkpoint(3, global_step=4), "cannot be resumed from: position.steps is 3, and global_step is 4"),
+        (checkpoint(3, loop_state=[]), "cannot be resumed from: loop_state is a list, not a dictionary"),
+        (checkpoint(-1), "cannot be resumed from: global_step is -1, not a count"),
+        (checkpoint(3, global_step=True), "cannot be resumed from: global_step is True, not a count"),
+        (checkpoint(3, global_step=4), "cannot be resumed from: loop_state.steps is 3, and global_step is 4"),
         (
-            checkpoint(3, position=CHECKPOINT["position"] | {"random": [{"torch": torch.zeros(3)}]}),
-            "cannot be resumed from: position.random.0 is no state of random generators",
+            checkpoint(3, loop_state=CHECKPOINT["loop_state"] | {"random": [{"torch": torch.zeros(3)}]}),
+            "cannot be resumed from: loop_state.random.0 is not the state of random generators",
         ),
         (
-            checkpoint(3, position=CHECKPOINT["position"] | {"curves": {"csv/metrics.csv": -3}}),
-            "cannot be resumed from: position.curves.csv/metrics.csv is -3, no count",
+            checkpoint(3, loop_state=CHECKPOINT["loop_state"] | {"log_positions": {"csv/metrics.csv": -3}}),
+            "cannot be resumed from: loop_state.log_positions.csv/metrics.csv is -3, not a count",
         ),
         (checkpoint(3, **{"pytorch-lightning_version": "x"}), "cannot be resumed from: InvalidVersion"),
         (checkpoint(3, batchscope="a"), "is not a checkpoint that batchscope wrote"),
@@ -139,7 +151,7 @@ def without(node: dict, *names: str) -> dict:
         (checkpoint(3, state_dict={"weight": 3}), "is not a checkpoint that batchscope wrote"),
         (checkpoint(3, state_dict={"weight": torch.eye(2).to_sparse()}), "is not a checkpoint that batchscope wrote"),
         (checkpoint(3, state_dict={"w": torch.eye(2, device="meta")}), "is not a checkpoint that batchscope wrote"),
-        (checkpoint(2**63), "cannot be resumed from: global_step is 9223372036854775808, no count"),
+        (checkpoint(2**63), "cannot be resumed from: global_step is 9223372036854775808, not a count"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -147,10 +159,10 @@ def test_content_that_a_run_cannot_go_on_from_is_named_and_the_good_one_beside_i
     content: dict, said: str, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_checkpoint(content, path.with_name("strange.ckpt"))
-    assert newest_good(path.parent).path == path
+    assert find_resume_point(path.parent).path == path
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"warning: {path.with_name('strange.ckpt')} {said}")
-    assert line.endswith("going on from last.ckpt instead")
+    assert line.endswith("resuming from last.ckpt instead")
 
 
 @pytest.mark.parametrize("folder", ["a file", "read-only"])
@@ -168,7 +180,7 @@ def test_a_folder_that_takes_no_checkpoint_is_one_line_that_says_so(
             monkeypatch.setattr(Path, name, refuse)
         for name in ("link", "replace"):
             monkeypatch.setattr(os, name, refuse)
-    for write in (lambda: write_checkpoint(CHECKPOINT, path), lambda: keep_as(tmp_path / "there", path)):
+    for write in (lambda: write_checkpoint(CHECKPOINT, path), lambda: link_checkpoint(tmp_path / "there", path)):
         with pytest.raises(WriteError, match=f"checkpoint: {path} .*cannot be written: ") as caught:
             write()
         assert "\n" not in str(caught.value)
@@ -184,10 +196,10 @@ def test_a_payload_never_runs_whichever_way_a_checkpoint_is_read(
         def __reduce__(self) -> tuple:
             return (Path.touch, (path.with_name("ran"),))
 
-    torch.save({**CHECKPOINT, "position": Payload()}, path, pickle_module=pickle)
+    torch.save({**CHECKPOINT, "loop_state": Payload()}, path, pickle_module=pickle)
     assert f"{path} holds more than tensors and plain values" in refusal(path)
-    with pytest.raises(UserError, match="none of the checkpoints can be used"):
-        newest_good(path.parent)
+    with pytest.raises(UserError, match="no checkpoint is valid"):
+        find_resume_point(path.parent)
     assert not path.with_name("ran").exists()
 
 
@@ -201,10 +213,10 @@ def test_the_best_one_is_kept_when_the_last_one_goes_on(
     if not links:
         monkeypatch.setattr("os.link", refuse)
     best = path.with_name("best.ckpt")
-    keep_as(path, best)
-    keep_as(path, best)
+    link_checkpoint(path, best)
+    link_checkpoint(path, best)
     write_checkpoint(checkpoint(4), path)
-    assert load_checkpoint(best)["position"]["steps"] == 3
+    assert load_checkpoint(best)["loop_state"]["steps"] == 3
     assert sorted(p.name for p in path.parent.iterdir()) == ["best.ckpt", "last.ckpt"]
 
 
@@ -228,7 +240,7 @@ def test_a_full_disk_is_told_with_what_is_needed_and_the_checkpoint_before_still
     assert line.startswith("error: checkpoint: out/checkpoints/last.ckpt needs ")
     assert abs(int(line.split("needs ")[1].split(" bytes")[0].replace(",", "")) - size) < 2_000
     assert line.endswith("the checkpoint before it is kept: out/checkpoints/last.ckpt")
-    assert last(tmp_path / "out")["position"]["steps"] == 4
+    assert last(tmp_path / "out")["loop_state"]["steps"] == 4
     assert record(tmp_path / "out")["status"] == "interrupted"
     assert [p.name for p in (tmp_path / "out" / "checkpoints").iterdir()] == ["last.ckpt"]
 
@@ -236,7 +248,7 @@ def test_a_full_disk_is_told_with_what_is_needed_and_the_checkpoint_before_still
 def test_a_checkpoint_is_written_as_often_as_is_asked_for(tmp_path: Path) -> None:
     often = ["callbacks.checkpoint.every_minutes=1e-9", "trainer.max_epochs=1", "hydra.run.dir=out"]
     assert run(tmp_path, *SMALL, *often, faults=[(STEP, 4, _end_badly)]).end() == 1
-    assert last(tmp_path / "out")["position"]["steps"] == 3
+    assert last(tmp_path / "out")["loop_state"]["steps"] == 3
 
 
 def _end_badly() -> None:

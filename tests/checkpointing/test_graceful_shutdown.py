@@ -98,7 +98,7 @@ def test_a_signal_in_a_step_lets_it_finish_and_keeps_it(told: object, name: str,
         "resume   python train.py resume=out",
     ]
     assert record(tmp_path / "out")["status"] == "interrupted"
-    assert last(tmp_path / "out")["position"]["steps"] == 7
+    assert last(tmp_path / "out")["loop_state"]["steps"] == 7
 
 
 def test_a_run_outlives_its_terminal_until_its_step_is_kept(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_run_outlives_its_terminal_until_its_step_is_kept(tmp_path: Path) -> N
     stopped = run(tmp_path, *with_bar, "+callbacks.progress.interval_s=1e-9", OUT, faults=faults)
     assert stopped.end() == 129
     assert record(tmp_path / "out")["status"] == "interrupted"
-    assert last(tmp_path / "out")["position"]["steps"] == 7
+    assert last(tmp_path / "out")["loop_state"]["steps"] == 7
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_a_hang_up_after_a_signal_is_not_impatience(sent: Callable[[], None], tm
     """When a terminal closes, the system and the shell send it; systemd sends it after SIGTERM."""
     faults = [(STEP, 7, partial(both, sent))]
     assert run(tmp_path, *SMALL, OUT, faults=faults).end() in (129, 143)
-    assert last(tmp_path / "out")["position"]["steps"] == 7
+    assert last(tmp_path / "out")["loop_state"]["steps"] == 7
 
 
 class Validated(lightning.LightningModule):
@@ -204,7 +204,7 @@ def test_a_second_ctrl_c_leaves_at_once_with_the_checkpoint_before_it_intact(tmp
     began = time.monotonic()
     assert stopped.end() == 130
     assert time.monotonic() - began < 5
-    assert last(tmp_path / "out")["position"]["steps"] == 10
+    assert last(tmp_path / "out")["loop_state"]["steps"] == 10
     assert record(tmp_path / "out")["status"] == "interrupted"
 
 

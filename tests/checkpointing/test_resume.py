@@ -35,7 +35,7 @@ MOMENTS = {
     "in mid-epoch": (STEP, 7, kill_9),
     "on an epoch's last batch": (STEP, 10, kill_9),
     "between an epoch's end and its validation": (VALIDATION, 1, kill_9),
-    "between a validation and the best checkpoint": ("batchscope.checkpointing.callback.keep_as", 1, kill_9),
+    "between a validation and the best checkpoint": ("batchscope.checkpointing.callback.link_checkpoint", 1, kill_9),
     "between two epochs": (STEP, 11, kill_9),
     "while a checkpoint is written": ("batchscope.files.os.fsync", 7, kill_9),
     "between a checkpoint and its name": ("batchscope.files.os.replace", 4, kill_9),
@@ -235,7 +235,7 @@ def test_a_damaged_last_checkpoint_is_named_and_the_best_one_used(killed: Path, 
     assert done.end() == 0
     (line,) = done.complained.splitlines()
     assert line.startswith("warning: out/checkpoints/last.ckpt is damaged")
-    assert line.endswith("going on from best.ckpt instead")
+    assert line.endswith("resuming from best.ckpt instead")
     assert_alike(results(killed / "out"), results(unstopped))
 
 
@@ -248,9 +248,7 @@ def test_without_a_good_checkpoint_nothing_is_trained_or_changed(killed: Path) -
     done = run(killed, "resume=out")
     assert done.end() == 1
     (line,) = done.complained.splitlines()
-    assert line.startswith(
-        "error: resume: none of the checkpoints can be used, and nothing was changed: out/checkpoints/"
-    )
+    assert line.startswith("error: resume: no checkpoint is valid, and nothing was changed: out/checkpoints/")
     assert "last.ckpt is damaged" in line and "best.ckpt is not a whole checkpoint (0 bytes)" in line
     assert {path: path.read_bytes() for path in (killed / "out").rglob("*") if path.is_file()} == before
 
@@ -268,7 +266,7 @@ def test_other_data_are_refused(killed: Path) -> None:
     done = run(killed, "resume=out", faults=[other])
     assert done.end() == 1
     (line,) = done.complained.splitlines()
-    assert line.startswith("error: resume: the data are not the run's: their fingerprint is ")
+    assert line.startswith("error: resume: the data have changed: their fingerprint is ")
 
 
 def _other_seed() -> None:
@@ -339,7 +337,7 @@ def _with_a_negative_counter(checkpoint: dict) -> None:
 
 
 def _with_other_batches(checkpoint: dict) -> None:
-    checkpoint["position"]["batches"] += 1
+    checkpoint["loop_state"]["batches"] += 1
 
 
 def _with_a_strange_callback(checkpoint: dict) -> None:
@@ -347,7 +345,7 @@ def _with_a_strange_callback(checkpoint: dict) -> None:
 
 
 def _with_a_strange_gradient(checkpoint: dict) -> None:
-    checkpoint["position"]["gradients"] = {"model.head.bias": torch.zeros(7)}
+    checkpoint["loop_state"]["gradients"] = {"model.head.bias": torch.zeros(7)}
 
 
 def test_a_checkpoint_of_another_model_is_named_and_the_best_one_used(killed: Path, unstopped: Path) -> None:
@@ -357,7 +355,7 @@ def test_a_checkpoint_of_another_model_is_named_and_the_best_one_used(killed: Pa
     (line,) = done.complained.splitlines()
     assert line.startswith(
         "warning: out/checkpoints/last.ckpt cannot be resumed from: its weights are of another model: model.head.bias is "
-        "(7,) there and (9,) here; going on from best.ckpt instead"
+        "(7,) there and (9,) here; resuming from best.ckpt instead"
     )
     assert_alike(results(killed / "out"), results(unstopped))
 
@@ -385,7 +383,7 @@ def _with_complex_weights(checkpoint: dict) -> None:
 
 def _with_a_sparse_gradient(checkpoint: dict) -> None:
     sparse = checkpoint["state_dict"]["model.head.bias"].to_sparse()
-    checkpoint["position"]["gradients"] = {"model.head.bias": sparse}
+    checkpoint["loop_state"]["gradients"] = {"model.head.bias": sparse}
 
 
 def _with_a_sparse_state(checkpoint: dict) -> None:
@@ -410,17 +408,17 @@ def fresh(interrupted: Path) -> tuple[lightning.Trainer, Task]:
         (_without_a_parameters_state, "optimizer_states are of another optimizer: "),
         (_with_a_state_of_another_shape, "optimizer_states are of another model"),
         (_without_a_schedule, "optimizer_states has 1 entries, and lr_schedulers 0"),
-        (_with_a_strange_schedule, "lr_schedulers.0.last_epoch is soon, no count"),
-        (_with_a_negative_counter, "loops.fit_loop.epoch_loop.batch_progress.total.ready is -5, no count"),
-        (_with_other_batches, "loops.fit_loop and position do not agree on the batches of the epoch"),
-        (_with_a_strange_callback, "callbacks.Checkpoints.best is [], no number"),
-        (_with_a_strange_gradient, "position.gradients.model.head.bias is no gradient of the model's"),
+        (_with_a_strange_schedule, "lr_schedulers.0.last_epoch is soon, not a count"),
+        (_with_a_negative_counter, "loops.fit_loop.epoch_loop.batch_progress.total.ready is -5, not a count"),
+        (_with_other_batches, "loops.fit_loop and loop_state do not agree on the batches of the epoch"),
+        (_with_a_strange_callback, "callbacks.Checkpoints.best is [], not a number"),
+        (_with_a_strange_gradient, "loop_state.gradients.model.head.bias is no gradient of the model's"),
         (_with_a_huge_count, "loops.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total."),
-        (_with_another_epoch, "loops.fit_loop and position do not agree on the epoch"),
+        (_with_another_epoch, "loops.fit_loop and loop_state do not agree on the epoch"),
         (_with_a_metric_that_commands_the_terminal, "callbacks.Checkpoints.metrics has 'test/\\x1b]0;x'"),
         (_with_a_metric_that_no_float_holds, "callbacks.Checkpoints.metrics.val/loss is 1000"),
         (_with_complex_weights, "its weights are of another model: model.head.bias is of torch.complex64"),
-        (_with_a_sparse_gradient, "position.gradients.model.head.bias is no gradient of the model's"),
+        (_with_a_sparse_gradient, "loop_state.gradients.model.head.bias is no gradient of the model's"),
         (_with_a_sparse_state, "optimizer_states are of another model"),
     ],
 )
@@ -561,7 +559,7 @@ def _read_only() -> None:
 
 def test_a_checkpoint_folder_that_cannot_be_written_is_refused_before_the_curves_are_cut(killed: Path) -> None:
     fault = ("pathlib.Path.touch", 1, _read_only)
-    refuses(killed, "out/checkpoints takes no checkpoint, and nothing was changed: Read-only", faults=[fault])
+    refuses(killed, "out/checkpoints cannot be written, and nothing was changed: Read-only", faults=[fault])
 
 
 @pytest.mark.parametrize("damaged", ["csv", "csv/metrics.csv", "*", pytest.param("*/events.*", marks=pytest.mark.slow)])
@@ -573,7 +571,7 @@ def test_a_damaged_place_of_the_curves_is_refused_before_the_record_says_so(dama
         place.write_text("")
     else:
         place.mkdir()
-    refuses(killed, f"{place.relative_to(killed)} is no {'folder' if was_folder else 'file'}, and curves are written")
+    refuses(killed, f"{place.relative_to(killed)} is not a {'folder' if was_folder else 'file'}, and logs are written")
 
 
 # --- which run, and which options may change -------------------------------------------------------------------------

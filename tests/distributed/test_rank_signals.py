@@ -38,7 +38,7 @@ def test_a_signal_to_one_rank_ends_both_also_in_epochs_of_four_batches(rank: int
     both = ranks(tmp_path, *LONG, faults={rank: [(STEP, 7, terminate)]})
     assert end(both) == [143, 143]
     assert record(tmp_path / "out")["status"] == "interrupted"
-    assert last(tmp_path / "out")["position"]["steps"] in (7, 8, 9)
+    assert last(tmp_path / "out")["loop_state"]["steps"] in (7, 8, 9)
     assert both[0].said.count("stopped by SIGTERM") == 1
     assert "stopped by" not in both[1].said
 
@@ -78,7 +78,7 @@ def test_a_signal_in_a_validation_ends_both_before_it_is_over(rank: int, tmp_pat
     )
     assert end(both) == [143, 143]
     assert record(tmp_path / "out")["status"] == "interrupted"
-    assert last(tmp_path / "out")["position"]["steps"] == 4
+    assert last(tmp_path / "out")["loop_state"]["steps"] == 4
     assert not (tmp_path / str(rank) / "went-on").exists()
 
 

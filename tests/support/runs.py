@@ -29,7 +29,10 @@ SMALL = [
 EVERY_4 = "callbacks.checkpoint.every_n_steps=4"
 
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["batchscope.train", "batchscope.training.run", "tests.support.runs"])
+# All that a run imports later, within functions; training/run.py on its own does not import torch.
+_server.set_forkserver_preload(
+    ["batchscope.train", "batchscope.training.task", "batchscope.checkpointing.restore", "tests.support.runs"]
+)
 
 Fault = tuple[str, int, Callable[[], None]]  # at the n-th call of what (by its dotted name), and what happens there
 
@@ -177,7 +180,7 @@ def results(run_dir: Path) -> dict[str, Any]:
         "weights": checkpoint["state_dict"],
         "optimizer": checkpoint["optimizer_states"],
         "schedule": checkpoint["lr_schedulers"],
-        "random": checkpoint["position"]["random"],
+        "random": checkpoint["loop_state"]["random"],
         "best": torch.load(best, weights_only=True)["state_dict"] if best.exists() else None,
         "metrics": record(run_dir)["metrics"],
         "steps": record(run_dir)["steps"],

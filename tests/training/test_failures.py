@@ -47,7 +47,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_keeps_the_checkpoints(tmp_
     assert len(samples.split(", ")) == 8
     assert record(tmp_path / "out")["status"] == "failed"
     assert record(tmp_path / "out")["error"] == line.removeprefix("error: ")
-    assert last(tmp_path / "out")["position"]["steps"] == 4
+    assert last(tmp_path / "out")["loop_state"]["steps"] == 4
 
 
 def test_a_run_may_skip_such_a_step_and_counts_it(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_out_of_memory_is_told_with_the_batch_size_and_what_to_try(tmp_path: Pat
     assert " GiB were allocated of " in line
     assert "try data.batch_size=4 with trainer.accumulate_grad_batches=2" in line
     assert record(tmp_path / "out")["status"] == "out_of_memory"
-    assert last(tmp_path / "out")["position"]["steps"] == 4
+    assert last(tmp_path / "out")["loop_state"]["steps"] == 4
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_out_of_memory_in_a_process_that_is_not_the_first_is_how_the_run_ended(t
 def test_a_full_disk_is_one_line_with_the_file(wrapped: bool) -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "out/events")
     with (
-        pytest.raises(WriteError, match=r"^out/events cannot be written: the disk takes no more \(No space left"),
+        pytest.raises(WriteError, match=r"^out/events cannot be written: the disk is full \(No space left"),
         explain_failures({"run_dir": "out"}, torch.device("cpu"), first=True),
     ):
         if wrapped:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 
-from batchscope.checkpointing.log_files import AtomicCSVLogger
+from batchscope.checkpointing.csv_logger import AtomicCSVLogger
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -34,10 +34,10 @@ def test_a_kill_while_a_column_is_added_loses_no_row(tmp_path: Path, monkeypatch
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for step in ("_write_csv", "os.replace"):
+    for step in ("batchscope.checkpointing.csv_logger.write_rows", "os.replace"):
         folder = tmp_path / step
         with monkeypatch.context() as patch:
-            patch.setattr(f"batchscope.checkpointing.log_files.{step}", killed)
+            patch.setattr(step, killed)
             with pytest.raises(KeyboardInterrupt):
                 log(AtomicCSVLogger(folder, name="csv", version=""))
         assert len(rows(folder)) == 5
