@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import secrets
 import sys
@@ -197,14 +198,22 @@ def new_folder(folder: Path) -> Path:
     Raises:
         OSError: if the folder or the lock file cannot be created.
     """
-    number = 1
-    while True:
-        place = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
-        place.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            (place / LOCK).open("x").close()
-            return place
-        number += 1
+    return next(place for place in _numbered(folder) if _take(place))
+
+
+def _take(folder: Path) -> bool:
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / LOCK).open("x").close()
+    except FileExistsError:
+        return False
+    return True
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    """The path, and then the path with `-2`, `-3`, … at its end."""
+    yield path
+    yield from (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
 
 
 def set_aside(path: Path, name: str | None = None) -> Path:
@@ -214,13 +223,8 @@ def set_aside(path: Path, name: str | None = None) -> Path:
         path: what is renamed.
         name: what comes before `.aside`; the present name by default.
     """
-    number = 1
-    while True:
-        place = path.with_name(f"{name or path.name}.aside" + (f"-{number}" if number > 1 else ""))
-        if not os.path.lexists(place):
-            path.rename(place)
-            return place
-        number += 1
+    places = _numbered(path.with_name(f"{name or path.name}.aside"))
+    return path.rename(next(place for place in places if not os.path.lexists(place)))
 
 
 def is_set_aside(name: str) -> bool:

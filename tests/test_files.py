@@ -2,8 +2,10 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,14 +32,9 @@ def refusing(number: int) -> Callable[..., None]:
     return refuse
 
 
-def write(path: Path, data: bytes) -> None:
-    with files.atomic_write(path) as file:
-        file.write(data)
-
-
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
-    write(tmp_path / "a", b"old")
-    write(tmp_path / "a", b"new")
+    files.write_bytes(tmp_path / "a", b"old")
+    files.write_bytes(tmp_path / "a", b"new")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"new"}
 
 
@@ -45,7 +42,7 @@ def test_the_bytes_are_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatc
     done = []
     monkeypatch.setattr("os.fsync", lambda _: done.append("fsync"))
     monkeypatch.setattr("os.replace", lambda *_: done.append("replace"))
-    write(tmp_path / "a", b"new")
+    files.write_bytes(tmp_path / "a", b"new")
     assert done == ["fsync", "replace", "fsync"]
 
 
@@ -54,10 +51,10 @@ def test_the_bytes_are_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatc
 def test_when_it_cannot_be_written_the_old_file_is_there_and_no_other(
     step: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path / "a", b"old")
+    files.write_bytes(tmp_path / "a", b"old")
     monkeypatch.setattr(step, refusing(number))
     with pytest.raises(OSError, match=os.strerror(number)):
-        write(tmp_path / "a", b"new")
+        files.write_bytes(tmp_path / "a", b"new")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"old"}
 
 
@@ -66,7 +63,7 @@ def test_a_file_system_that_flushes_nothing_is_written_to_as_well(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.fsync", refusing(number))
-    write(tmp_path / "a", b"new")
+    files.write_bytes(tmp_path / "a", b"new")
     assert (tmp_path / "a").read_bytes() == b"new"
 
 
@@ -89,6 +86,31 @@ def test_a_lock_is_held_by_one_process_and_let_go_of_when_it_is_killed(tmp_path:
         pass
     with files.lock(path):
         pass
+
+
+def test_a_waiting_process_takes_the_lock_when_it_is_let_go_of(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    with subprocess.Popen([sys.executable, "-c", HOLD, path], stdout=subprocess.PIPE, stdin=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        threading.Timer(0.3, other.kill).start()
+        with files.wait_for_lock(path), pytest.raises(files.Locked), files.lock(path):
+            pass
+
+
+def test_a_forked_worker_that_outlives_its_parent_does_not_hold_its_lock(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    forking = HOLD.replace("print(1", "__import__('os').fork() or __import__('time').sleep(60)\n    print(1")
+    line = [sys.executable, "-c", forking, path]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stdin=subprocess.PIPE, start_new_session=True) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        parent.kill()
+        try:
+            with files.wait_for_lock(path):
+                pass
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
@@ -133,6 +155,15 @@ def test_a_lock_makes_no_file_behind_a_link(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be written"), files.lock_folder(tmp_path / "run", "resume", "held"):
         pass
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_link_beside_what_will_be_written_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "data").symlink_to(tmp_path)
+    files.refuse_links(tmp_path / "project", written=("report.md",))
+    (tmp_path / "project" / "report.md").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="report.md: is a link that leads out of"):
+        files.refuse_links(tmp_path / "project", written=("report.md",))
 
 
 def test_a_pipe_in_a_folder_would_have_a_reader_wait_and_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from typing_extensions import override
 
 from .._lightning import is_accumulating, is_fast_dev_run
-from ..distributed.rank_sync import RankSync
+from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..distributed.sharding import full_tensor
 from ..errors import UserError, did_you_mean
 from ..options.types import PositiveFloat, PositiveInt
@@ -22,7 +22,7 @@ from .random_state import random_state
 _TOPIC = "checkpoint"
 
 
-class Checkpoints(Checkpoint):
+class Checkpoints(SyncsRanks, Checkpoint):
     """Keeps `last.ckpt` and `best.ckpt`.
 
     Every checkpoint is taken after a batch and before what follows the batch: a validation, or the end of the epoch. Its
@@ -60,7 +60,7 @@ class Checkpoints(Checkpoint):
         self._resumed_positions: dict[str, int] = {}  # of the log files
         self._is_saving = False
         self._saved_batch: int | None = None
-        self._saved_at = 0.0
+        self._saved_at = 0.0  # by time.monotonic()
 
     def folder_of(self, trainer: Trainer) -> Path:
         """Where the checkpoints of a trainer are kept."""
@@ -92,10 +92,6 @@ class Checkpoints(Checkpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_at, self._saved_batch = time.monotonic(), None
         RankSync.of(trainer).contribute(_TOPIC, lambda: int(self._is_time_over()))
-
-    @override
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        RankSync.of(trainer).start(trainer.fit_loop.epoch_loop.total_batch_idx)
 
     @override
     def on_train_batch_end(
@@ -158,14 +154,6 @@ class Checkpoints(Checkpoint):
             self.best_model_path = str(self.folder / "best.ckpt")
         else:  # somebody has removed it: the best one is that of the validations to come
             self.best_model_score = None
-
-    @override
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        RankSync.close(trainer)
-
-    @override
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        RankSync.close(trainer)
 
     def _is_due(self, trainer: Trainer) -> bool:
         if self.every_n_steps and trainer.global_step % self.every_n_steps == 0 and not is_accumulating(trainer):

@@ -6,15 +6,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
 from .._lightning import disable_sigterm_broadcast
-from ..distributed.rank_sync import RankSync
+from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..errors import Interrupted
 from .callback import Checkpoints
 from .signals import STOPPING, forces_exit, handled_signals, redirect_closed_terminals, terminal_streams
@@ -23,7 +22,7 @@ SIGNALS = (*STOPPING, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))
 _TOPIC = "signal"
 
 
-class GracefulShutdown(Callback):
+class GracefulShutdown(SyncsRanks):
     """Ends a run on SIGINT (Ctrl-C), SIGTERM, SIGHUP (unless started by nohup) or SIGUSR1 (which SLURM sends before it
     requeues a job).
 
@@ -54,9 +53,7 @@ class GracefulShutdown(Callback):
         self._install_handlers()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
         self._previous_handlers = {}
@@ -75,15 +72,10 @@ class GracefulShutdown(Callback):
             disable_sigterm_broadcast(trainer)
 
     @override
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        RankSync.of(trainer).start(trainer.fit_loop.epoch_loop.total_batch_idx)
-
-    @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        number = RankSync.of(trainer).agreed(_TOPIC)
-        if number:
+        if number := RankSync.of(trainer).agreed(_TOPIC):
             for callback in trainer.checkpoint_callbacks:
                 if isinstance(callback, Checkpoints):
                     callback.save(trainer)
@@ -143,11 +135,7 @@ class GracefulShutdown(Callback):
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._is_deferring = False
-        RankSync.close(trainer)
-
-    @override
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        RankSync.close(trainer)
+        super().on_exception(trainer, pl_module, exception)
 
     def _start_deferring(self, trainer: Trainer) -> None:
         self._is_deferring = True
@@ -157,8 +145,7 @@ class GracefulShutdown(Callback):
     def _stop_deferring(self, trainer: Trainer) -> None:
         number = RankSync.of(trainer).maximum(self._received or 0)
         self._is_deferring = False
-        number = number or self._received or 0  # a signal may have reached this rank since
-        if number:
+        if number := number or self._received or 0:  # a signal may have reached this rank since
             raise Interrupted(number)
 
     def _start_evaluation(self, trainer: Trainer, batches: float | list[int | float]) -> None:
@@ -177,12 +164,10 @@ class GracefulShutdown(Callback):
             RankSync.of(trainer).start(("evaluation", self._common_batches))
 
     def _end_evaluation_batch(self, trainer: Trainer) -> None:
-        if not self._is_deferring or not self._common_batches:
-            return
-        self._common_batches -= 1
-        number = RankSync.of(trainer).agreed(_TOPIC)
-        if number:
-            raise Interrupted(number)
+        if self._is_deferring and self._common_batches:
+            self._common_batches -= 1
+            if number := RankSync.of(trainer).agreed(_TOPIC):
+                raise Interrupted(number)
 
     def _install_handlers(self) -> None:
         for number in self._previous_handlers:

@@ -3,8 +3,9 @@
 Everything is checked here, before anything of the run is changed. A checkpoint that passes can be restored.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from lightning import LightningModule, Trainer
 from packaging.version import Version
@@ -26,10 +27,7 @@ class _InvalidError(Exception):
 
 
 class _OptimizerRecipe(Protocol):
-    """What a module has as `optimizer_recipe`."""
-
     def build(self, parameters: Any) -> Optimizer: ...
-
     def build_schedule(self, optimizer: Optimizer, steps: int) -> Any: ...
 
 
@@ -65,16 +63,16 @@ def _check_structure(checkpoint: dict[str, Any]) -> None:
     _check_like(_STRUCTURE, checkpoint, "")
     state = checkpoint["loop_state"]
     for name, length in state["log_positions"].items():
-        _count(length, f"loop_state.log_positions.{name}")
+        _check_like(_COUNT, length, f"loop_state.log_positions.{name}")
     if not state["random"]:
-        _fail("loop_state.random is empty")
+        raise _InvalidError("loop_state.random is empty")
     for rank, random_state in enumerate(state["random"]):
         try:
             check_random_state(random_state)
         except Exception as error:
             raise _InvalidError(f"loop_state.random.{rank} is not the state of random generators") from error
     if state["steps"] != checkpoint["global_step"]:
-        _fail(f"loop_state.steps is {state['steps']}, and global_step is {checkpoint['global_step']}")
+        raise _InvalidError(f"loop_state.steps is {state['steps']}, and global_step is {checkpoint['global_step']}")
 
 
 def _check_weights(saved: dict[str, Tensor], module: LightningModule) -> None:
@@ -83,9 +81,9 @@ def _check_weights(saved: dict[str, Tensor], module: LightningModule) -> None:
         there = tuple(saved[name].shape) if name in saved else "missing"
         here = tuple(own[name].shape) if name in own else "unknown"
         if there != here:
-            _fail(f"its weights are of another model: {name} is {there} there and {here} here")
+            raise _InvalidError(f"its weights are of another model: {name} is {there} there and {here} here")
         if saved[name].is_floating_point() != own[name].is_floating_point():
-            _fail(f"its weights are of another model: {name} is of {saved[name].dtype}")
+            raise _InvalidError(f"its weights are of another model: {name} is of {saved[name].dtype}")
 
 
 def _check_gradients(saved: dict[str, Any], module: LightningModule) -> None:
@@ -93,7 +91,7 @@ def _check_gradients(saved: dict[str, Any], module: LightningModule) -> None:
     for name, gradient in saved.items():
         fits = name in parameters and is_dense(gradient) and gradient.shape == parameters[name].shape
         if not fits or not gradient.is_floating_point():
-            _fail(f"loop_state.gradients.{name} is no gradient of the model's")
+            raise _InvalidError(f"loop_state.gradients.{name} is no gradient of the model's")
 
 
 def _check_optimizer(checkpoint: dict[str, Any], module: LightningModule) -> None:
@@ -103,8 +101,8 @@ def _check_optimizer(checkpoint: dict[str, Any], module: LightningModule) -> Non
     optimizer = recipe.build(list(module.parameters()))
     schedule = recipe.build_schedule(optimizer, 100)
     if len(states) != 1 or len(schedules) != (schedule is not None):
-        _fail(f"optimizer_states has {len(states)} entries, and lr_schedulers {len(schedules)}")
-    groups = [{**group, "params": _list} for group in optimizer.state_dict()["param_groups"]]
+        raise _InvalidError(f"optimizer_states has {len(states)} entries, and lr_schedulers {len(schedules)}")
+    groups = [{**group, "params": _LIST} for group in optimizer.state_dict()["param_groups"]]
     _check_like(groups, states[0]["param_groups"], "optimizer_states.param_groups")
     try:
         optimizer.load_state_dict(states[0])
@@ -113,7 +111,7 @@ def _check_optimizer(checkpoint: dict[str, Any], module: LightningModule) -> Non
     for parameter, state in optimizer.state.items():
         tensors = [value for value in state.values() if isinstance(value, Tensor)]
         if not all(is_dense(tensor) and tensor.shape in ((), parameter.shape) for tensor in tensors):
-            _fail("optimizer_states are of another model")
+            raise _InvalidError("optimizer_states are of another model")
     if schedule is not None:
         _check_like(schedule.state_dict(), schedules[0], "lr_schedulers.0")
 
@@ -122,9 +120,9 @@ def _check_counters(checkpoint: dict[str, Any], trainer: Trainer) -> None:
     state, saved = checkpoint["loop_state"], checkpoint["loops"].get("fit_loop")
     _check_like(trainer.fit_loop.state_dict(), saved, "loops.fit_loop")
     if saved["epoch_loop.batch_progress"]["current"]["ready"] != state["batches"]:
-        _fail("loops.fit_loop and loop_state do not agree on the batches of the epoch")
+        raise _InvalidError("loops.fit_loop and loop_state do not agree on the batches of the epoch")
     if saved["epoch_progress"]["current"]["completed"] != state["epoch"]:
-        _fail("loops.fit_loop and loop_state do not agree on the epoch")
+        raise _InvalidError("loops.fit_loop and loop_state do not agree on the epoch")
 
 
 def _check_callbacks(saved: dict[str, Any], trainer: Trainer) -> None:
@@ -135,11 +133,11 @@ def _check_callbacks(saved: dict[str, Any], trainer: Trainer) -> None:
         _check_like(callback.state_dict(), state, where)
         if isinstance(callback, Checkpoints):
             if state["best"] is not None:
-                _number(state["best"], f"{where}.best")
+                _check_like(_NUMBER, state["best"], f"{where}.best")
             for key, value in state["metrics"].items():
                 if not isinstance(key, str) or not key.isprintable():
-                    _fail(f"{where}.metrics has {str(key)[:50]!r}, which is no metric's name")
-                _number(value, f"{where}.metrics.{key}")
+                    raise _InvalidError(f"{where}.metrics has {str(key)[:50]!r}, which is no metric's name")
+                _check_like(_NUMBER, value, f"{where}.metrics.{key}")
 
 
 def _check_precision(checkpoint: dict[str, Any], trainer: Trainer) -> None:
@@ -152,45 +150,34 @@ def _check_precision(checkpoint: dict[str, Any], trainer: Trainer) -> None:
 # --- kinds of values --------------------------------------------------------------------------------------------------
 
 
-def _fail(message: str) -> NoReturn:
-    raise _InvalidError(message)
+class _Kind(NamedTuple):
+    name: str
+    accepts: Callable[[Any], bool]
 
 
-def _count(value: Any, where: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_COUNT:
-        _fail(f"{where} is {str(value)[:50]}, not a count")
+_BOOL = _Kind("true or false", lambda value: isinstance(value, bool))
+_TEXT = _Kind("a text", lambda value: isinstance(value, str))
+_COUNT = _Kind("a count", lambda value: type(value) is int and 0 <= value <= _MAX_COUNT)
+_NUMBER = _Kind(
+    "a number", lambda value: isinstance(value, float) or (isinstance(value, int) and abs(value) <= _MAX_COUNT)
+)
+_LIST = _Kind("a list", lambda value: isinstance(value, list))
+_DICT = _Kind(
+    "a dictionary by names", lambda value: isinstance(value, dict) and all(isinstance(key, str) for key in value)
+)
+_VERSION = _Kind(f"{_OLDEST} or newer", lambda value: isinstance(value, str) and Version(value) >= _OLDEST)
+_KINDS = {bool: _BOOL, str: _TEXT, int: _COUNT, float: _NUMBER}
 
-
-def _dict(value: Any, where: str) -> None:
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        _fail(f"{where} is a {type(value).__name__}, not a dictionary by names")
-
-
-def _list(value: Any, where: str) -> None:
-    if not isinstance(value, list):
-        _fail(f"{where} is a {type(value).__name__}, not a list")
-
-
-def _version(value: Any, where: str) -> None:
-    if not isinstance(value, str) or Version(value) < _OLDEST:
-        _fail(f"{where} is {str(value)[:50]}")
-
-
-def _number(value: Any, where: str) -> None:
-    if not isinstance(value, int | float) or (isinstance(value, int) and abs(value) > _MAX_COUNT):
-        _fail(f"{where} is {repr(value)[:50]}, not a number")
-
-
-# What every checkpoint has; a function checks the value at its place.
+# What every checkpoint has.
 _STRUCTURE = {
-    **dict.fromkeys(("epoch", "global_step"), _count),
-    "pytorch-lightning_version": _version,
-    **dict.fromkeys(("loops", "callbacks"), _dict),
-    **dict.fromkeys(("optimizer_states", "lr_schedulers"), _list),
+    **dict.fromkeys(("epoch", "global_step"), _COUNT),
+    "pytorch-lightning_version": _VERSION,
+    **dict.fromkeys(("loops", "callbacks"), _DICT),
+    **dict.fromkeys(("optimizer_states", "lr_schedulers"), _LIST),
     "loop_state": {
-        **dict.fromkeys(("epoch", "batches", "steps"), _count),
-        "random": _list,
-        **dict.fromkeys(("gradients", "log_positions"), _dict),
+        **dict.fromkeys(("epoch", "batches", "steps"), _COUNT),
+        "random": _LIST,
+        **dict.fromkeys(("gradients", "log_positions"), _DICT),
     },
 }
 
@@ -198,31 +185,28 @@ _STRUCTURE = {
 def _check_like(own: Any, saved: Any, where: str) -> None:
     """Require the structure of a new object's state: the same names, and values of the same kinds.
 
-    Where the new object's state has a function, it checks the saved value. None and empty containers may have become
-    anything.
+    A kind may stand in the place of a value. None and empty lists may have become anything.
     """
-    if callable(own):
-        own(saved, where)
+    if own is None:
+        return
+    if isinstance(own, _Kind):
+        if not own.accepts(saved):
+            raise _InvalidError(f"{where} is {repr(saved)[:50]}, not {own.name}")
     elif isinstance(own, dict):
         if not isinstance(saved, dict):
-            _fail(f"{where} is a {type(saved).__name__}, not a dictionary")
+            raise _InvalidError(f"{where} is {repr(saved)[:50]}, not a dictionary")
         for key, value in own.items():
             place = f"{where}.{key}".lstrip(".")
             if key not in saved:
-                _fail(f"{place} is missing")
+                raise _InvalidError(f"{place} is missing")
             _check_like(value, saved[key], place)
     elif isinstance(own, list | tuple):
         if not isinstance(saved, list | tuple) or (own and len(own) != len(saved)):
-            _fail(f"{where} is not a list of {len(own)}")
+            raise _InvalidError(f"{where} is not a list of {len(own)}")
         for number, value in enumerate(own):
             _check_like(value, saved[number], f"{where}.{number}")
-    elif isinstance(own, bool | str):
-        if not isinstance(saved, type(own)):
-            _fail(f"{where} is {str(saved)[:50]}")
-    elif isinstance(own, int):
-        _count(saved, where)
     elif isinstance(own, Tensor):
         if not isinstance(saved, Tensor) or saved.shape != own.shape:
-            _fail(f"{where} is not a tensor of shape {tuple(own.shape)}")
-    elif own is not None:
-        _number(saved, where)
+            raise _InvalidError(f"{where} is not a tensor of shape {tuple(own.shape)}")
+    else:
+        _check_like(_KINDS.get(type(own), _NUMBER), saved, where)

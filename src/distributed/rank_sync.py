@@ -1,12 +1,14 @@
 """RankSync: all ranks learn at the same batch what one rank knows, without waiting for an accelerator."""
 
 from collections.abc import Callable, Hashable
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed
-from lightning import Trainer
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from typing_extensions import override
 
 from ..errors import UserError
 
@@ -103,6 +105,22 @@ class RankSync:
         self._work.wait()
         self._work = None
         self._agreed = dict(zip(sorted(self._topics), self._values.tolist(), strict=True))
+
+
+class SyncsRanks(Callback):
+    """Starts the exchanges of a trainer's RankSync with its training batches, and closes it at the end."""
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        RankSync.of(trainer).start(trainer.fit_loop.epoch_loop.total_batch_idx)
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        RankSync.close(trainer)
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        RankSync.close(trainer)
 
 
 def _gloo_group() -> torch.distributed.ProcessGroup:

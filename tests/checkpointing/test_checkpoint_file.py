@@ -94,6 +94,14 @@ def test_a_file_of_zeros_as_a_lost_disk_leaves_it_is_found(path: Path) -> None:
     assert f"{path} is not a whole checkpoint" in refusal(path)
 
 
+def test_an_older_checkpoint_whose_loop_state_is_called_position_is_resumed_from(path: Path) -> None:
+    state = CHECKPOINT["loop_state"]
+    older = {key: value for key, value in state.items() if key != "log_positions"} | {"curves": {"csv/metrics.csv": 7}}
+    write_checkpoint(without(CHECKPOINT, "loop_state") | {"position": older}, path)
+    found = find_resume_point(path.parent)
+    assert (found.steps, found.loop_state["log_positions"]) == (3, {"csv/metrics.csv": 7})
+
+
 def test_a_bit_flipped_in_a_file_that_torch_alone_wrote_is_found(tmp_path: Path) -> None:
     path = tmp_path / "torch.ckpt"
     torch.save(CHECKPOINT, path)
@@ -133,7 +141,7 @@ def without(node: dict, *names: str) -> dict:
         (without(CHECKPOINT, "loop_state"), "cannot be resumed from: loop_state is missing"),
         (without(CHECKPOINT, "loop_state", "random"), "cannot be resumed from: loop_state.random is missing"),
         (without(CHECKPOINT, "optimizer_states"), "cannot be resumed from: optimizer_states is missing"),
-        (checkpoint(3, loop_state=[]), "cannot be resumed from: loop_state is a list, not a dictionary"),
+        (checkpoint(3, loop_state=[]), "cannot be resumed from: loop_state is [], not a dictionary"),
         (checkpoint(-1), "cannot be resumed from: global_step is -1, not a count"),
         (checkpoint(3, global_step=True), "cannot be resumed from: global_step is True, not a count"),
         (checkpoint(3, global_step=4), "cannot be resumed from: loop_state.steps is 3, and global_step is 4"),

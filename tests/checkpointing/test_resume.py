@@ -408,7 +408,7 @@ def fresh(interrupted: Path) -> tuple[lightning.Trainer, Task]:
         (_without_a_parameters_state, "optimizer_states are of another optimizer: "),
         (_with_a_state_of_another_shape, "optimizer_states are of another model"),
         (_without_a_schedule, "optimizer_states has 1 entries, and lr_schedulers 0"),
-        (_with_a_strange_schedule, "lr_schedulers.0.last_epoch is soon, not a count"),
+        (_with_a_strange_schedule, "lr_schedulers.0.last_epoch is 'soon', not a count"),
         (_with_a_negative_counter, "loops.fit_loop.epoch_loop.batch_progress.total.ready is -5, not a count"),
         (_with_other_batches, "loops.fit_loop and loop_state do not agree on the batches of the epoch"),
         (_with_a_strange_callback, "callbacks.Checkpoints.best is [], not a number"),
