@@ -1,14 +1,13 @@
-"""What it costs that nothing is lost, and whether it is true.
+"""What fault tolerance costs, and whether a resumed run is bit-identical.
 
     python benchmarks/reliability.py --root ../shared/data
     python benchmarks/reliability.py --only kills --kills 50 --seed 1
 
-Three parts. `checkpoint`: the time of one of the SimpleCNN's, from the device to the disk and flushed, and its share of
-the training at the default interval. `finite`: the cost of looking at the loss and all gradients in every step, by
-steps of one training that take turns, with and without. `kills`: one run in a process of its own is killed with
-kill -9 a random time after its first checkpoint and resumed, again and again, until it comes to its end; then it is
-compared, bit by bit, with a run that nothing happened to, and the next one begins, until there were as many kills as
-were asked for. With `--only` the other parts' results stay as they are.
+Three parts. `checkpoint` times a checkpoint of SimpleCNN, from the device to the flushed disk, and gives its share of
+training at the default interval. `finite` times the check of the loss and all gradients: steps of one training
+alternate, with the check and without. `kills` kills a run by kill -9 at a random time after its first checkpoint and
+resumes it, until it finishes; then it compares the run, bit by bit, with one that was never stopped, and starts the next
+one, until `--kills` is reached. `--only` keeps the results of the other parts.
 """
 
 import argparse
@@ -23,9 +22,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import lightning
 import torch
 from harness import RESULTS, machine, median, spread, write_result
+from lightning import Callback, Trainer
 
 from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.checkpointing.callback import Checkpoints
@@ -37,7 +36,7 @@ from batchscope.training.build import build
 from batchscope.training.task import Task
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT))
 EVERY_MINUTES = 5  # the default of callbacks.checkpoint
 # Some seconds of training: shuffled, with dropout, under one-cycle, and a validation in mid-epoch.
 KILLED = [
@@ -49,20 +48,20 @@ KILLED = [
 
 
 class Timed(Checkpoints):
-    """Notes how long saving took."""
+    """Times every save."""
 
     def __init__(self, **options: Any):
         super().__init__(**options)
         self.seconds: list[float] = []
 
-    def save(self, trainer: lightning.Trainer) -> None:
+    def save(self, trainer: Trainer) -> None:
         started = time.perf_counter()
         super().save(trainer)
         self.seconds.append(time.perf_counter() - started)
 
 
 class EveryOther(StopOnNonFinite):
-    """Looks at every second step only, and notes how long each step took."""
+    """Checks every second step only, and times each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +69,7 @@ class EveryOther(StopOnNonFinite):
         self.look_ms: list[float] = []
         self.looks = True
 
-    def on_train_batch_start(self, trainer: lightning.Trainer, *_: Any) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         self.looks = not self.looks
         self.started = time.perf_counter()
 
@@ -80,13 +79,13 @@ class EveryOther(StopOnNonFinite):
             super().on_before_optimizer_step(*arguments)
             self.look_ms.append(1e3 * (time.perf_counter() - started))
 
-    def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.strategy.root_device.type == "cuda":
             torch.cuda.synchronize()
         self.ms[self.looks].append(1e3 * (time.perf_counter() - self.started))
 
 
-def fit(root: str, steps: int, *callbacks: lightning.Callback) -> None:
+def fit(root: str, steps: int, *callbacks: Callback) -> None:
     """Train the SimpleCNN on MNIST at batch 128, with nothing but these callbacks."""
     line = [f"data.root={root}", "data.batch_size=128", f"trainer.max_steps={steps}", "trainer.max_epochs=-1"]
     config = check_command_line(line, multirun=False)[0]
@@ -98,7 +97,7 @@ def fit(root: str, steps: int, *callbacks: lightning.Callback) -> None:
     quiet = {"logger": False, "enable_progress_bar": False, "limit_val_batches": 0}
     options = {k: v for k, v in config["trainer"].items() if k not in (*quiet, "_target_", "enable_checkpointing")}
     checkpoints = any(isinstance(callback, Checkpoints) for callback in callbacks)
-    trainer = lightning.Trainer(
+    trainer = Trainer(
         **options, **quiet, callbacks=list(callbacks), enable_checkpointing=checkpoints, plugins=[AtomicCheckpointIO()]
     )
     trainer.fit(task, datamodule=data)
@@ -130,7 +129,7 @@ def time_finite(root: str, steps: int) -> dict[str, Any]:
 
 
 def kill_and_resume(kills: int, seed: int) -> dict[str, Any]:
-    from runs import assert_alike, record, results
+    from tests.support.runs import assert_alike, record, results
 
     dice, done, finished, kept = random.Random(seed), 0, 0, 0
     with tempfile.TemporaryDirectory() as folder:
@@ -142,18 +141,18 @@ def kill_and_resume(kills: int, seed: int) -> dict[str, Any]:
             run_dir, line = place / f"run{finished}", [*KILLED, f"hydra.run.dir=run{finished}"]
             while _killed(place, line, run_dir, dice.uniform(0, seconds / 2) if done < kills else None):
                 done += 1
-                print(f"{done} kills, the last one knew {_trained(run_dir):,} steps", flush=True)
+                print(f"{done} kills, the last checkpoint has {_trained(run_dir):,} steps", flush=True)
                 line = [f"resume={run_dir.name}"] if (run_dir / "run.json").exists() else line
             assert_alike(results(run_dir), want)
             finished += 1
             kept += sum(entry["step"] > 0 for entry in record(run_dir).get("resumed", []))
-            print(f"{done} kills, {finished} runs ended in the same bits", flush=True)
+            print(f"{done} kills, {finished} runs are bit-identical", flush=True)
         steps = len(want["curves"]["train/loss"])
     return {"kills": done, "resumed_in_training": kept, "runs": finished, "steps": steps, "seconds_unstopped": seconds}
 
 
 def _trained(run_dir: Path) -> int:
-    """Steps that the run's last checkpoint knows."""
+    """The steps in the run's last checkpoint."""
     try:
         return load_checkpoint(run_dir / "checkpoints" / "last.ckpt")["global_step"]
     except UserError:
@@ -161,7 +160,7 @@ def _trained(run_dir: Path) -> int:
 
 
 def _killed(place: Path, line: list[str], run_dir: Path, after: float | None) -> bool:
-    """Whether the process was killed, so many seconds after its first checkpoint, before it came to its end."""
+    """Whether the process was killed, `after` seconds from its first checkpoint, before it finished."""
     process = subprocess.Popen(
         _command(*line), cwd=place, env=_alone(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
@@ -187,7 +186,7 @@ def _alone() -> dict[str, str]:
 
 
 def table(data: dict[str, Any]) -> str:
-    """A row a part, as far as they have been measured."""
+    """One row per part that has been measured."""
     rows = []
     if found := data.get("checkpoint"):
         share = found["ms"] / (60e3 * EVERY_MINUTES)
@@ -197,14 +196,15 @@ def table(data: dict[str, Any]) -> str:
         )
     if found := data.get("finite"):
         rows.append(
-            f"| looking at the loss and the gradients, SimpleCNN at batch 128 | {1e3 * found['look_ms']:.0f} µs, "
+            f"| checking the loss and the gradients, SimpleCNN at batch 128 | {1e3 * found['look_ms']:.0f} µs, "
             f"{found['share']:.2%} of a step of {found['without_ms']:.2f} ms; steps with it took {found['ratio']:.4f} "
             f"of those without ({found['pairs']} pairs) |"
         )
     if found := data.get("kills"):
         rows.append(
-            f"| {found['kills']} times kill -9 at a random moment, and resumed, {found['resumed_in_training']} of them from "
-            f"the middle of training | all {found['runs']} runs of {found['steps']} steps ended in the bits of the one that was never stopped |"
+            f"| {found['kills']} times kill -9 at a random moment and resume, {found['resumed_in_training']} of them in "
+            f"the middle of training | all {found['runs']} runs of {found['steps']} steps are bit-identical to one that "
+            f"was never stopped |"
         )
     return "\n".join(["| what | measured |", "| --- | --- |", *rows])
 
