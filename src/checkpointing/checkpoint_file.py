@@ -20,12 +20,13 @@ from typing_extensions import override
 
 from .. import files
 from ..errors import UserError
-from ..files import NO_SPACE, WriteError
+from ..files import NO_SPACE, WriteError, why
 
 _MARK = b"batchscope blake2b "  # then the checksum in hexadecimal digits
 _DIGITS = 64
 _COMMENT = len(_MARK) + _DIGITS
 _END_OF_ARCHIVE = b"PK\x05\x06"  # the last record of a zip archive: 22 bytes, then the comment (APPNOTE 4.3.16)
+_PROVENANCE = {"name": str, "config": dict, "choices": dict, "fingerprint": str}  # under `batchscope`
 _RENAMED = {"curves": "log_positions"}  # in an older checkpoint's `position`, which is `loop_state` now
 
 
@@ -141,10 +142,8 @@ def _is_ours(checkpoint: Any) -> bool:
         isinstance(weights, dict)
         and all(isinstance(name, str) and is_dense(weight) for name, weight in weights.items())
         and isinstance(of, dict)
-        and isinstance(of.get("name"), str)
-        and isinstance(of.get("config"), dict)
-        and isinstance(of.get("choices", {}), dict)
-        and isinstance(of.get("fingerprint", ""), str)
+        and {"name", "config"} <= of.keys()
+        and all(isinstance(of.get(key, kind()), kind) for key, kind in _PROVENANCE.items())
     )
 
 
@@ -176,9 +175,8 @@ def _checksum(data: Any) -> str:
 
 def _cannot_write(path: Path, size: int, error: OSError) -> str:
     kept = f"; the checkpoint before it is kept: {path}" if os.path.isfile(path) else ""
+    free = ""
     if error.errno in NO_SPACE:
-        free = ""
         with contextlib.suppress(OSError):
-            free = f" ({shutil.disk_usage(path.parent).free:,} free)"
-        return f"checkpoint: {path} needs {size:,} bytes, and the disk is full{free}{kept}"
-    return f"checkpoint: {path} ({size:,} bytes) cannot be written: {error.strerror or error}{kept}"
+            free = f"; {shutil.disk_usage(path.parent).free:,} bytes are free"
+    return f"checkpoint: {path} needs {size:,} bytes and cannot be written: {why(error)}{free}{kept}"

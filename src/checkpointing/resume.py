@@ -1,4 +1,4 @@
-"""`python train.py resume=<run folder>`: which run is gone on with, and which options may have changed meanwhile."""
+"""`python train.py resume=<run folder>`: which run is resumed, and which options may change."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from ..options.tree import flatten
 from ..records.read import FILE, DamagedRecordError, read
 
 RUNS = Path("outputs/runs")  # where hydra.run.dir puts them
-# What decides where and how a run is trained and watched, and not what comes out of it.
+# Options that decide where a run trains and what watches it, and do not change its result.
 _FREE = re.compile(
     r"(logger|callbacks\.(curves|device|throughput|communication|progress|pictures|nonfinite))(\..+)?"
     r"|callbacks\.checkpoint\.(dirpath|every_minutes|every_n_steps)"
@@ -30,15 +30,15 @@ _LENGTH = ("trainer.max_epochs", "trainer.max_steps")
 
 @contextlib.contextmanager
 def lock_run_dir(run_dir: Path, enabled: bool = True, option: str = "resume") -> Iterator[None]:
-    """Hold a run's folder, so that no second process trains in it at the same time.
+    """Lock a run's folder, so that no second process trains in it.
 
     Args:
-        run_dir: made if it is missing.
-        enabled: False in all but the first process of a distributed run.
+        run_dir: created if it is missing.
+        enabled: False on all ranks but the first.
         option: the one that names the folder.
 
     Raises:
-        UserError: if another process holds it, or it cannot be written.
+        UserError: if another process holds the lock, or the folder cannot be written.
     """
     if not enabled:
         yield
@@ -48,7 +48,7 @@ def lock_run_dir(run_dir: Path, enabled: bool = True, option: str = "resume") ->
 
 
 def find(overrides: list[str]) -> tuple[Path, list[str]]:
-    """The folder that a command line with `resume=` names, and the other options on it.
+    """The run folder that `resume=` on a command line names, and the other options on it.
 
     Raises:
         UserError: if there is no such run, or none at all.
@@ -65,26 +65,29 @@ def find(overrides: list[str]) -> tuple[Path, list[str]]:
             _refuse_neighbour(run_dir)
             raise UserError(f"resume: got '{named[0]}', which holds no run (no {FILE} in it)")
         return run_dir, others
-    started = [(str(record.get("started", "")), path) for path, record in _runs()]
+    started = []
+    for path in RUNS.glob(f"*/{FILE}"):
+        with contextlib.suppress(UserError):
+            started.append((str(read(path.parent).get("started", "")), path.parent))
     if not started:
         raise UserError(f"resume: got 'last', and there is no run in {RUNS}")
     return max(started)[1], others
 
 
 def _refuse_neighbour(path: Path) -> None:
-    """Say what is resumed instead of a checkpoint, and how a sweep goes on."""
+    """For a checkpoint or a sweep in the place of a run: say what to write instead."""
     run_dir = next((parent for parent in path.parents if (parent / FILE).is_file()), None)
     if path.is_file() and run_dir:
         raise UserError(f"resume: takes the folder of a run, not a file in it; write resume={run_dir}")
     if next(path.glob(f"*/{FILE}"), None):
         raise UserError(
-            f"resume: got '{path}', which holds several runs; a sweep goes on with its own command and "
+            f"resume: got '{path}', which holds several runs; resume the sweep by its own command and "
             f"hydra.sweep.dir={path}, and one run of it with resume={next(path.glob(f'*/{FILE}')).parent}"
         )
 
 
 def recorded(run_dir: Path) -> dict[str, Any]:
-    """The record of a run; of one whose record is damaged, what its checkpoints say of it.
+    """The record of a run; if it is damaged, the configuration and choices in the run's checkpoints.
 
     Raises:
         UserError: if neither can be read.
@@ -103,17 +106,17 @@ def recorded(run_dir: Path) -> dict[str, Any]:
 def configuration(
     record: dict[str, Any], run_dir: Path, overrides: list[str], known: str | None = None
 ) -> dict[str, Any]:
-    """The checked configuration to go on with: the recorded one, with the options that may change.
+    """The checked configuration to resume with: the recorded one, with changed options.
 
     Args:
-        record: the run's, by whomever it was written.
-        run_dir: where it lies now.
-        overrides: options to change.
-        known: the digest of a configuration that a command line has said; a record that holds it is as good.
+        record: the run's; it may come from anybody.
+        run_dir: where the run lies now.
+        overrides: the options to change.
+        known: the digest of the configuration that the command line alone gives; a record with it is trusted as much.
 
     Raises:
-        UserError: for a record that says what only a command line may, or the first changed option that would change
-            the result.
+        UserError: for a record that asks for what only a command line may, or for the first option that would change the
+            result.
     """
     file = os.path.relpath(run_dir / FILE)
     before = check(OmegaConf.create(recorded_config(record, run_dir)))
@@ -129,10 +132,10 @@ def configuration(
 
 
 def recorded_config(record: dict[str, Any], run_dir: Path) -> dict[str, Any]:
-    """The configuration of a record, in plain containers, for the folder where it lies now.
+    """The configuration of a record, in plain containers, with its paths below the run's present folder.
 
     Raises:
-        UserError: if it is none, or the record's `choices`, `overrides` or `resumed` are not what a run writes.
+        UserError: if it is not a configuration, or `choices`, `overrides` or `resumed` are not what a run writes.
     """
     file, here = os.path.relpath(run_dir / FILE), os.path.relpath(run_dir)
     for key, kind in (("choices", dict), ("overrides", list), ("resumed", list)):
@@ -145,7 +148,7 @@ def recorded_config(record: dict[str, Any], run_dir: Path) -> dict[str, Any]:
 
 
 def continues_training(config: dict[str, Any], record: dict[str, Any]) -> bool:
-    """Whether a configuration asks for more training than a finished run has had."""
+    """Whether a configuration asks for another length of training than a finished run has had."""
     before = record["config"]["trainer"]
     return any(config["trainer"].get(key) != before.get(key) for key in ("max_epochs", "max_steps"))
 
@@ -159,17 +162,10 @@ def _refuse(key: str, old: Any, new: Any, config: dict[str, Any]) -> None:
     raise UserError(f"resume: {key} is {old} in the run, and {new} {why}; start another run for it")
 
 
-def _runs() -> Iterator[tuple[Path, dict[str, Any]]]:
-    for path in RUNS.glob(f"*/{FILE}"):
-        with contextlib.suppress(UserError):
-            yield path.parent, read(path.parent)
-
-
 def with_run_dir(node: Any, old: str, new: str, key: str = "") -> Any:
-    """A configuration whose paths below the run's old folder lie below its present one.
+    """A configuration with paths below the run's old folder moved below its new one.
 
-    The name of a run's folder may be the value of another option, too: `cpu`. Only an option for a folder that a run
-    writes to is meant by it.
+    A value that equals the old folder's name, such as `cpu`, is moved only in options that name folders to write to.
     """
     if isinstance(node, dict):
         return {name: with_run_dir(value, old, new, f"{key}.{name}".lstrip(".")) for name, value in node.items()}

@@ -1,0 +1,32 @@
+"""Runs that were and were not killed, for the tests of resuming."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.checkpointing.support import OUT, STEP
+from tests.support.runs import EVERY_4, SMALL, kill_9, run
+
+
+@pytest.fixture(scope="session")
+def unstopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing happened to."""
+    folder = tmp_path_factory.mktemp("unstopped")
+    done = run(folder, *SMALL, EVERY_4, OUT)
+    assert done.end() == 0, done.complained
+    return folder / "out"
+
+
+@pytest.fixture(scope="session")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a run was killed in its second epoch, so that it has a last and a best checkpoint."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    assert run(folder, *SMALL, EVERY_4, OUT, faults=[(STEP, 18, kill_9)]).end() == -9
+    return folder
+
+
+@pytest.fixture
+def killed(interrupted: Path, tmp_path: Path) -> Path:
+    """A copy of it to break."""
+    return Path(shutil.copytree(interrupted, tmp_path / "killed"))
