@@ -22,7 +22,7 @@ from .resume_point import ResumePoint
 class SkipsTrained(Protocol):
     """A datamodule whose training can begin in the middle of an epoch."""
 
-    def begin_at(self, epoch: int, batches: int) -> None:
+    def resume_at(self, epoch: int, batches: int) -> None:
         """Begin in an epoch of which the first `batches` batches have been trained."""
 
 
@@ -30,7 +30,7 @@ def prepare_resume(trainer: Trainer, data: SkipsTrained, point: ResumePoint) -> 
     """Have `trainer.fit(…, ckpt_path=point.path)` continue at the resume point; the trainer is not yet used."""
     callbacks_of(trainer).insert(0, _TruncateLogs(append_to_logs(loggers_of_rank(trainer)), point))
     if point.path is not None:
-        data.begin_at(point.loop_state["epoch"], point.loop_state["batches"])
+        data.resume_at(point.loop_state["epoch"], point.loop_state["batches"])
         resume_after_last_batch(trainer, lambda: _restore_gradients_and_random_state(trainer, point))
 
 

@@ -17,7 +17,7 @@ from ..options.tree import flatten
 from ..records.read import FILE, DamagedRecordError, read
 
 RUNS = Path("outputs/runs")  # where hydra.run.dir puts them
-# Options that decide where a run trains and what watches it, and do not change its result.
+# What decides where and how a run is trained and watched, and not what comes out of it.
 _FREE = re.compile(
     r"(logger|callbacks\.(curves|device|throughput|communication|progress|pictures|nonfinite))(\..+)?"
     r"|callbacks\.checkpoint\.(dirpath|every_minutes|every_n_steps)"
@@ -65,10 +65,7 @@ def find(overrides: list[str]) -> tuple[Path, list[str]]:
             _refuse_neighbour(run_dir)
             raise UserError(f"resume: got '{named[0]}', which holds no run (no {FILE} in it)")
         return run_dir, others
-    started = []
-    for path in RUNS.glob(f"*/{FILE}"):
-        with contextlib.suppress(UserError):
-            started.append((str(read(path.parent).get("started", "")), path.parent))
+    started = [(str(record.get("started", "")), path) for path, record in _runs()]
     if not started:
         raise UserError(f"resume: got 'last', and there is no run in {RUNS}")
     return max(started)[1], others
@@ -162,10 +159,17 @@ def _refuse(key: str, old: Any, new: Any, config: dict[str, Any]) -> None:
     raise UserError(f"resume: {key} is {old} in the run, and {new} {why}; start another run for it")
 
 
-def with_run_dir(node: Any, old: str, new: str, key: str = "") -> Any:
-    """A configuration with paths below the run's old folder moved below its new one.
+def _runs() -> Iterator[tuple[Path, dict[str, Any]]]:
+    for path in RUNS.glob(f"*/{FILE}"):
+        with contextlib.suppress(UserError):
+            yield path.parent, read(path.parent)
 
-    A value that equals the old folder's name, such as `cpu`, is moved only in options that name folders to write to.
+
+def with_run_dir(node: Any, old: str, new: str, key: str = "") -> Any:
+    """A configuration whose paths below the run's old folder lie below its present one.
+
+    The name of a run's folder may be the value of another option, too: `cpu`. Only an option for a folder that a run
+    writes to is meant by it.
     """
     if isinstance(node, dict):
         return {name: with_run_dir(value, old, new, f"{key}.{name}".lstrip(".")) for name, value in node.items()}

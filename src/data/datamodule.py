@@ -115,7 +115,7 @@ class TensorDataModule(lightning.LightningDataModule):
                 digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
 
-    def begin_at(self, epoch: int, batches: int) -> None:
+    def resume_at(self, epoch: int, batches: int) -> None:
         """Have the training begin in an epoch of which the first `batches` batches have been trained."""
         self._begin = (epoch, batches)
 

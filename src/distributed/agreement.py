@@ -3,7 +3,7 @@
 import contextlib
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,13 @@ class Agreement(Callback):
 
     Args:
         run_dir: where rank 0 has begun its record; the other ranks have to see it.
-        facts: what all ranks have to share; plain containers.
+        facts: returns what all ranks have to share, in plain containers; called when training starts.
 
     Raises:
         UserError: on all ranks, with the first fact that differs and its rank; only rank 0 prints it.
     """
 
-    def __init__(self, run_dir: Path, facts: dict[str, Any]):
+    def __init__(self, run_dir: Path, facts: Callable[[], dict[str, Any]]):
         self.run_dir = run_dir
         self.facts = facts
 
@@ -45,7 +45,7 @@ class Agreement(Callback):
         own = {
             "host": socket.gethostname(),
             "sees_record": (self.run_dir / FILE).is_file(),
-            "facts": dict(flatten(self.facts)),
+            "facts": dict(flatten(self.facts())),
         }
         known: list[Any] = [None] * trainer.world_size
         torch.distributed.all_gather_object(known, own)

@@ -120,7 +120,7 @@ def _train(
         if resumed is not None:
             prepare_resume(trainer, data, resumed)
         shared = {"config": config, "dataset": dataset, "versions": versions(), "steps": resumed and resumed.steps or 0}
-        trainer.callbacks.insert(0, Agreement(run_dir, shared))
+        trainer.callbacks.insert(0, Agreement(run_dir, lambda: shared))
         trainer.fit(task, datamodule=data, ckpt_path=resumed and resumed.path, weights_only=True)
         checkpoints = summary.checkpoints(trainer, run_dir)
         record.add(

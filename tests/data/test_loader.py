@@ -307,7 +307,7 @@ def test_every_process_has_as_many_samples_as_the_model_takes(
 @pipelines
 def test_a_resumed_epoch_ends_with_the_batch_that_the_rest_has_joined(options: dict[str, Any]) -> None:
     whole, resumed = (asked_by(numbers(batch_size=7, **options), min_samples=2) for _ in range(2))
-    resumed.begin_at(2, 5)
+    resumed.resume_at(2, 5)
     rest = resumed.train_dataloader()
     served = epoch_of(whole.train_dataloader(), 2)
     assert [len(batch) for batch in served] == [7] * 6 + [8]
@@ -334,7 +334,7 @@ def test_too_few_samples_for_the_processes_and_the_model_are_one_line(monkeypatc
 @pytest.mark.parametrize("done", [0, 3, 7])
 def test_a_resumed_epoch_is_served_without_the_batches_that_were_trained(options: dict[str, Any], done: int) -> None:
     whole, resumed = numbers(**options).train_dataloader(), numbers(**options)
-    resumed.begin_at(2, done)
+    resumed.resume_at(2, done)
     rest = resumed.train_dataloader()
     whole.batch_sampler.set_epoch(2)
     assert samples(rest) == samples(whole)[done:]
