@@ -1,4 +1,4 @@
-"""A file is written atomically on every file system, and a folder is one process's at a time."""
+"""Files are written atomically on every file system, locks exclude other processes, and links out are refused."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ with lock(pathlib.Path(sys.argv[1])):
 
 
 def refusing(number: int) -> Callable[..., None]:
-    """What the system does that answers with an error number."""
+    """A system call that fails with an error number."""
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -173,7 +173,7 @@ def test_a_pipe_in_a_folder_would_have_a_reader_wait_and_is_refused(tmp_path: Pa
 
 
 def test_a_folder_that_cannot_be_listed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in it can be opened all the same. Root may list every folder, so the system's answer is a stand-in."""
+    """Its files can still be opened. Root may list every folder, so the system's answer is simulated."""
 
     def refuse(path: str) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))

@@ -11,7 +11,7 @@ from tests.support.runs import EVERY_4, SMALL, kill_9, run
 
 @pytest.fixture(scope="session")
 def unstopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that nothing happened to."""
+    """The folder of a run that was never stopped."""
     folder = tmp_path_factory.mktemp("unstopped")
     done = run(folder, *SMALL, EVERY_4, OUT)
     assert done.end() == 0, done.complained
@@ -20,7 +20,7 @@ def unstopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a run was killed in its second epoch, so that it has a last and a best checkpoint."""
+    """The working directory of a run that was killed in its second epoch: it has a last and a best checkpoint."""
     folder = tmp_path_factory.mktemp("interrupted")
     assert run(folder, *SMALL, EVERY_4, OUT, faults=[(STEP, 18, kill_9)]).end() == -9
     return folder
@@ -28,5 +28,5 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def killed(interrupted: Path, tmp_path: Path) -> Path:
-    """A copy of it to break."""
+    """A copy of `interrupted` that a test may damage."""
     return Path(shutil.copytree(interrupted, tmp_path / "killed"))

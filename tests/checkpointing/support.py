@@ -35,7 +35,7 @@ def terminate() -> None:
 
 
 def refuses(folder: Path, said: str, *options: str, faults: list | None = None) -> None:
-    """One line, and nothing is changed."""
+    """Resuming is refused in one line, and nothing is changed."""
     before = everything(folder / "out")
     done = run(folder, "resume=out", *options, faults=faults or [])
     assert done.end() == 1

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there, and says which it is; nothing in it is ever run."""
+"""A checkpoint is written atomically, damage is found when it is read, and nothing in it is ever run."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ from tests.support.runs import EVERY_4, SMALL, last, record, run
 
 
 def checkpoint(steps: int, **changed: object) -> dict:
-    """What a run may write after some steps of its first epoch."""
+    """A checkpoint as a run writes it after some steps of its first epoch."""
     loop_state = {
         "epoch": 0,
         "batches": steps,
@@ -130,7 +130,7 @@ def test_the_newest_one_is_that_of_the_last_step_whatever_the_times_of_the_files
 
 
 def without(node: dict, *names: str) -> dict:
-    """A copy of nested dictionaries without one key, named by its path."""
+    """A copy of nested dictionaries without the key at a path."""
     first, *rest = names
     return {k: without(v, *rest) if k == first else v for k, v in node.items() if rest or k != first}
 
@@ -163,7 +163,7 @@ def without(node: dict, *names: str) -> dict:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_content_that_a_run_cannot_go_on_from_is_named_and_the_good_one_beside_it_used(
+def test_content_that_cannot_be_resumed_from_is_named_and_the_valid_checkpoint_beside_it_used(
     content: dict, said: str, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_checkpoint(content, path.with_name("strange.ckpt"))
@@ -236,11 +236,11 @@ def test_only_half_written_checkpoints_are_removed(path: Path) -> None:
 
 
 def _fill_the_disk() -> None:
-    """From now on this process can write no file longer than this, as the system enforces it."""
+    """Have the system limit the size of this process's files from now on."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, 8_000))
 
 
-def test_a_full_disk_is_told_with_what_is_needed_and_the_checkpoint_before_still_loads(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_with_the_bytes_needed_and_the_checkpoint_before_still_loads(tmp_path: Path) -> None:
     done = run(tmp_path, *SMALL, EVERY_4, "hydra.run.dir=out", faults=[(STEP, 6, _fill_the_disk)])
     assert done.end() == 1
     (line,) = done.complained.splitlines()

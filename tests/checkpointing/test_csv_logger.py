@@ -1,4 +1,4 @@
-"""The CSV file of all metrics is whole at every moment, also while Lightning adds a column to it."""
+"""The CSV file of all metrics is complete at every moment, also while a column is added."""
 
 import csv
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run that is told to end finishes its step, keeps a checkpoint, says how to go on, and ends."""
+"""On a termination signal a run finishes its step, saves a checkpoint, prints how to resume, and ends."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def hang_up() -> None:
 
 
 def ignore_hang_ups() -> None:
-    """As nohup has it."""
+    """What nohup does."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
@@ -50,7 +50,7 @@ def both(first: Callable[[], None]) -> None:
 
 
 class Terminal:
-    """A terminal that a process is started in, as its session's, and that is closed while it runs."""
+    """The terminal of a process's session, which is closed while the process runs."""
 
     master = -1
 
@@ -60,7 +60,7 @@ class Terminal:
         cls.master, slave = os.openpty()
         name = os.ttyname(slave)
         os.close(slave)
-        slave = os.open(name, os.O_RDWR)  # the first one that a session opens is its terminal
+        slave = os.open(name, os.O_RDWR)  # the first terminal that a session opens becomes its own
         for stream in (0, 1, 2):
             os.dup2(slave, stream)
         os.close(slave)
@@ -102,7 +102,7 @@ def test_a_signal_in_a_step_lets_it_finish_and_keeps_it(told: object, name: str,
 
 
 def test_a_run_outlives_its_terminal_until_its_step_is_kept(tmp_path: Path) -> None:
-    """What writes to a terminal that has hung up gets an error: the bar, and what is said at the end."""
+    """Writing to a closed terminal is an error; the progress bar and the last lines do so."""
     with_bar = [word for word in SMALL if word != "callbacks.progress=null"]
     faults = [("batchscope.training.run.train", 1, Terminal.open), (STEP, 7, Terminal.close)]
     stopped = run(tmp_path, *with_bar, "+callbacks.progress.interval_s=1e-9", OUT, faults=faults)
@@ -121,14 +121,14 @@ def test_nohup_is_respected(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [hang_up, terminate], ids=["SIGHUP", "SIGTERM"])
 def test_a_hang_up_after_a_signal_is_not_impatience(sent: Callable[[], None], tmp_path: Path) -> None:
-    """When a terminal closes, the system and the shell send it; systemd sends it after SIGTERM."""
+    """When a terminal closes, both the system and the shell send SIGHUP; systemd sends it after SIGTERM."""
     faults = [(STEP, 7, partial(both, sent))]
     assert run(tmp_path, *SMALL, OUT, faults=faults).end() in (129, 143)
     assert last(tmp_path / "out")["loop_state"]["steps"] == 7
 
 
 class Validated(lightning.LightningModule):
-    """A stranger's, which is told to end in its second batch of validation."""
+    """A module that is not batchscope's, and gets SIGTERM in its second batch of validation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class Validated(lightning.LightningModule):
 
 
 class Stream(torch.utils.data.IterableDataset):
-    """Samples of which nobody knows the number."""
+    """A dataset of unknown length."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(torch.ones(9, 1))
@@ -199,7 +199,7 @@ def test_an_interrupted_run_is_resumed_to_the_same_end(fault: tuple, tmp_path: P
 def test_a_second_ctrl_c_leaves_at_once_with_the_checkpoint_before_it_intact(tmp_path: Path) -> None:
     stopped = Run(tmp_path, *SMALL, OUT, faults=[(STEP, 14, interrupt_and_hang)])
     _wait_for(tmp_path / "hangs")
-    time.sleep(0.4)  # as fast as people press it again; what comes sooner is the same Ctrl-C by another way
+    time.sleep(0.4)  # a sooner signal counts as the same Ctrl-C, passed on by another process
     os.kill(stopped.process.pid, signal.SIGINT)
     began = time.monotonic()
     assert stopped.end() == 130
@@ -221,7 +221,7 @@ def test_slurms_requeue_signal_asks_slurm_to_start_the_job_again(
 
 
 class _InSlurm:
-    """A job's environment; the program `scontrol` lies in `folder`."""
+    """Sets a job's environment, with the program `scontrol` in `folder`."""
 
     def __init__(self, folder: str):
         self.folder = folder

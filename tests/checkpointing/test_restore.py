@@ -17,7 +17,7 @@ from tests.checkpointing.support import (
 )
 from tests.support.runs import EVERY_4, SMALL, assert_alike, kill_9, record, results, run
 
-# The record is written twice before the first step, and every file that is written flushes itself and its folder.
+# The record is written twice before the first step, and every atomic write flushes a file and its folder.
 # Steps 1 to 10 are the first epoch, 11 to 20 the second; every epoch has one validation of one batch.
 MOMENTS = {
     "before the first checkpoint": (STEP, 3, kill_9),
@@ -37,7 +37,7 @@ QUICK = ("while a checkpoint is written", "on an epoch's last batch", "between a
 
 
 def killed_and_resumed(folder: Path, *overrides: str, faults: list) -> Path:
-    """The run's folder, after it was killed by the first fault, resumed, killed by the next one, …, and finished."""
+    """The folder of a run that was killed by each fault in turn, resumed each time, and then finished."""
     line = [*SMALL, EVERY_4, OUT, *overrides]
     for fault in faults:
         assert run(folder, *line, faults=[fault]).end() == -9

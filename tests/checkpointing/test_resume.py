@@ -46,7 +46,7 @@ def test_a_moved_run_is_resumed_where_it_is_now(killed: Path, unstopped: Path) -
     assert_alike(results(killed / "elsewhere"), results(unstopped))
 
 
-def test_a_run_that_is_still_going_on_is_not_resumed_by_another_process(killed: Path) -> None:
+def test_a_run_in_training_is_not_resumed_by_another_process(killed: Path) -> None:
     with resume.lock_run_dir(killed / "out"):
         done = run(killed, "resume=out")
     assert done.end() == 1

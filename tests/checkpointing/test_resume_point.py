@@ -18,7 +18,7 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_a_run_whose_checkpoints_lie_elsewhere_goes_on_from_them(tmp_path: Path, unstopped: Path) -> None:
+def test_a_run_whose_checkpoints_lie_elsewhere_is_resumed_from_them(tmp_path: Path, unstopped: Path) -> None:
     elsewhere = f"callbacks.checkpoint.dirpath={tmp_path / 'scratch'}"
     assert run(tmp_path, *SMALL, EVERY_4, OUT, elsewhere, faults=[(STEP, 10, kill_9)]).end() == -9
     shutil.move(tmp_path / "out", tmp_path / "moved")
@@ -52,7 +52,7 @@ def test_a_damaged_last_checkpoint_is_named_and_the_best_one_used(killed: Path, 
     assert_alike(results(killed / "out"), results(unstopped))
 
 
-def test_without_a_good_checkpoint_nothing_is_trained_or_changed(killed: Path) -> None:
+def test_without_a_valid_checkpoint_nothing_is_trained_or_changed(killed: Path) -> None:
     checkpoints = killed / "out" / "checkpoints"
     flip_a_bit(checkpoints / "last.ckpt")
     (checkpoints / "best.ckpt").unlink()
@@ -67,7 +67,7 @@ def test_without_a_good_checkpoint_nothing_is_trained_or_changed(killed: Path) -
 
 
 def test_other_data_are_refused(killed: Path) -> None:
-    # The same options, and a dataset that has become another one meanwhile.
+    # The options are the same, and the dataset has changed.
     other = ("batchscope.data.datamodule.hashlib.blake2b", 1, _other_seed)
     done = run(killed, "resume=out", faults=[other])
     assert done.end() == 1

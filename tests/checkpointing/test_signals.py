@@ -1,4 +1,4 @@
-"""Which signals end a run, and which further one ends it at once."""
+"""Which signals end a run, and which second signal ends it at once."""
 
 import signal
 

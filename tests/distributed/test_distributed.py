@@ -1,4 +1,4 @@
-"""Two real processes train as one: `trainer=ddp` on this machine's CPU."""
+"""Two real ranks train as one process would: `trainer=ddp` and `trainer=fsdp` on this machine's CPU."""
 
 import json
 import os
@@ -31,21 +31,21 @@ def test_two_processes_leave_one_record_of_both(tmp_path: Path) -> None:
     throughput = record["throughput"]
     assert throughput["slowest_step_ms"] >= throughput["step_ms"] >= throughput["fastest_step_ms"]
     assert throughput["slowest_process"] in (0, 1)
-    # Of both, each of which has half of every batch, in the time of this one's steps.
+    # Both ranks' samples, in the time of this rank's steps.
     assert throughput["samples_per_sec"] == pytest.approx(8e3 / throughput["step_ms_median"])
     assert throughput["samples_per_sec_mean"] == pytest.approx(2 * throughput["samples"] / throughput["seconds"])
     assert len(list((tmp_path / "out").glob("rnn-cell-*"))) == 1
 
 
 def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """`python train.py …` on the CPU, to its end."""
+    """Run `python train.py …` on the CPU to its end."""
     line = [sys.executable, str(ROOT / "train.py"), "trainer.accelerator=cpu", *words]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(line, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
 
 
-# Of 21 samples, batches of 8: the last one holds 5, which two processes cannot share evenly. One of two processes has
-# none of the one sample for validation.
+# 21 samples in batches of 8: the last batch holds 5, which two ranks cannot share evenly. There is one sample for
+# validation, so that one of two ranks has none.
 UNEVEN = [
     *("data=adding", "data.num_train=21", "data.num_val=1", "data.num_test=17", "data.sequence_length=8"),
     *("model=rnn_cell", "model.hidden_size=8", "optimizer=sgd", "trainer.max_epochs=2", "callbacks.device=null"),
@@ -55,7 +55,7 @@ UNEVEN = [
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one process makes of batches of 8."""
+    """The run of one process with batches of 8."""
     folder = tmp_path_factory.mktemp("alone")
     done = train(folder, *UNEVEN, "data.batch_size=8", "hydra.run.dir=out")
     assert done.returncode == 0, done.stderr
@@ -74,7 +74,7 @@ def test_two_processes_train_and_measure_what_one_does_with_twice_the_batch(
 
 
 def assert_close(one: Path, other: Path) -> None:
-    """Weights, the loss of every step, and the metrics: sums of the same numbers in another order."""
+    """Weights, losses and metrics agree up to the rounding of sums in another order."""
     found, expected = results(one), results(other)
     assert found["steps"] == expected["steps"] == 6
     assert found["weights"].keys() == expected["weights"].keys()
@@ -88,7 +88,7 @@ def assert_close(one: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_divided_model_trains_as_a_whole_one_and_its_checkpoint_is_evaluated_alone(
+def test_a_sharded_model_trains_as_a_whole_one_and_its_checkpoint_is_evaluated_alone(
     tmp_path: Path, alone: Path
 ) -> None:
     options = ["trainer=fsdp", "trainer.devices=2", "data.batch_size=4", "hydra.run.dir=out"]
@@ -102,7 +102,7 @@ def test_a_divided_model_trains_as_a_whole_one_and_its_checkpoint_is_evaluated_a
 
 
 @pytest.mark.slow
-def test_a_divided_model_is_resumed_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_sharded_model_is_resumed_from_its_checkpoint(tmp_path: Path) -> None:
     options = ["trainer=fsdp", "trainer.devices=2", "data.batch_size=4", "optimizer.schedule=constant"]
     longer = train(tmp_path, *UNEVEN, *options, "hydra.run.dir=longer", "trainer.max_epochs=2")
     first = train(tmp_path, *UNEVEN, *options, "hydra.run.dir=out", "trainer.max_epochs=1")
@@ -112,7 +112,7 @@ def test_a_divided_model_is_resumed_from_its_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_fewer_training_samples_than_processes_are_told_once(tmp_path: Path) -> None:
+def test_fewer_training_samples_than_ranks_are_one_line(tmp_path: Path) -> None:
     options = ["trainer=ddp", "trainer.devices=2", "data.num_train=1", "hydra.run.dir=out"]
     done = train(tmp_path, *[word for word in UNEVEN if not word.startswith("data.num_train")], *options)
     assert done.returncode == 1
@@ -150,7 +150,7 @@ def test_a_sweep_starts_a_run_when_every_process_of_the_one_before_has_gone(tmp_
 
 
 def run_of(process: psutil.Process) -> int | None:
-    """The number of the run that a process of a sweep is of."""
+    """The number of the run that a process of a sweep belongs to."""
     words = command(process).split()
     return int(words[-1].rpartition("/")[2]) if "batchscope.sweep.job" in words else None
 
@@ -170,7 +170,7 @@ def at(process: psutil.Process) -> Path | None:
 
 
 def started(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """Two processes that train as one for some seconds, some seconds after they have begun to."""
+    """Start two ranks that train for some seconds."""
     small = ["data=copy_memory", "data.delay=2", "data.num_train=2000", "data.num_val=16", "data.num_test=16"]
     model = ["data.batch_size=4", "model=stacked_lstm", "model.hidden_size=8", "callbacks.checkpoint.every_n_steps=50"]
     quiet = ["callbacks.throughput.calibrate=false", "callbacks.progress=null", "callbacks.pictures=null"]

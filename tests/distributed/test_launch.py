@@ -1,4 +1,4 @@
-"""Whether the processes that were started are those that a run asks for: told before torch is imported."""
+"""The processes that were started are checked before torch is imported; launched processes make one run."""
 
 import importlib.util
 import json
@@ -143,7 +143,7 @@ def test_every_strategy_that_lightning_knows_is_let_through_or_refused_with_a_re
             assert "takes" not in str(error), "it is as good as unknown"
 
 
-def test_more_gpus_than_there_are_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_gpus_than_there_are_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     check_accelerator("gpu", 1)
@@ -173,7 +173,7 @@ def test_the_program_says_it_and_writes_nothing(tmp_path: Path, option: str) -> 
 
 # --- started by others ------------------------------------------------------------------------------------------------
 
-# Every process has a clock and a number of its own: a folder of its own, if it were not told.
+# Without the rendezvous every process would choose a folder of its own, by its clock and its number.
 OWN_FOLDER = "hydra.run.dir=out/${now:%H-%M-%S-%f}-${oc.env:MINE}"
 SMALL = [
     *("data=adding", "data.num_train=64", "data.num_val=16", "data.num_test=16", "data.batch_size=4", "model=rnn_cell"),
@@ -195,7 +195,7 @@ def start(folder: Path, words: list[str], **environ: str) -> subprocess.Popen[st
 
 
 def torchrun(folder: Path, *words: str, agent: int = 0, port: int | None = None) -> subprocess.Popen[str]:
-    """`torchrun --nproc_per_node=2`, or with a port one of two agents, each as on a machine of its own."""
+    """`torchrun --nproc_per_node=2`; with a port, one of two agents as on two machines."""
     where = ["--standalone", "--nproc_per_node=2"]
     if port:
         where = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={port}"]
@@ -205,7 +205,7 @@ def torchrun(folder: Path, *words: str, agent: int = 0, port: int | None = None)
 
 
 def srun(folder: Path, task: int, port: int, *words: str) -> subprocess.Popen[str]:
-    """A task as SLURM's srun starts it, by what Lightning and we read of its environment."""
+    """A task as SLURM's srun starts it, with the variables that Lightning and batchscope read."""
     slurm = {"NTASKS": 2, "NTASKS_PER_NODE": 2, "PROCID": task, "LOCALID": task, "NODEID": 0, "NNODES": 1, "JOB_ID": 7}
     slurm |= {"NODELIST": "127.0.0.1", "JOB_NAME": "train", "STEP_ID": 0, "STEP_NUM_TASKS": 2}
     environ = {f"SLURM_{key}": str(value) for key, value in slurm.items()}
@@ -220,7 +220,7 @@ def free_port() -> int:
 
 
 def the_only_record(folder: Path, processes: list[subprocess.Popen[str]]) -> dict:
-    """What two processes have left together: one folder, one record, one set of logs; and the first one spoke."""
+    """Two ranks leave one folder, one record and one set of logs, and only rank 0 prints."""
     said = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes), said
     assert sum(out.count("trained  ") for out, _ in said) == sum(out.count(" parameters) on ") for out, _ in said) == 1
@@ -256,7 +256,7 @@ def fail() -> None:
 
 
 def attempt(folder: Path, number: int, store: TCPStore, faults: dict[int, list] | None = None) -> list[Run]:
-    """Both processes of an attempt, as torchrun's agent starts them, whose store outlives the attempt."""
+    """Both processes of an attempt, as torchrun's agent starts them; the agent's store outlives the attempt."""
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(store.port)}
     return ranks(folder, *SMALL_RUN, faults=faults, TORCHELASTIC_RESTART_COUNT=str(number), **agent)
 
@@ -273,7 +273,7 @@ def test_processes_that_torchrun_starts_again_leave_the_failed_attempts_addresse
 
 @pytest.mark.slow
 def test_torchrun_starts_processes_again_that_have_failed(tmp_path: Path) -> None:
-    """The second one fails once, after both have met: at the end of the first attempt's epoch."""
+    """Rank 1 fails once, after the rendezvous: at the end of the first attempt's epoch."""
     program = tmp_path / "program.py"
     program.write_text(
         "import os\n"
@@ -294,7 +294,7 @@ def test_torchrun_starts_processes_again_that_have_failed(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_mistake_on_torchruns_command_line_is_told_once(tmp_path: Path) -> None:
+def test_a_mistake_on_torchruns_command_line_is_printed_once(tmp_path: Path) -> None:
     process = torchrun(tmp_path, "trainer.devices=2", "data.batch_sise=3")
     complained = process.communicate(timeout=60)[1]
     assert process.returncode != 0
@@ -303,7 +303,7 @@ def test_a_mistake_on_torchruns_command_line_is_told_once(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_processes_that_were_given_other_options_are_told_apart(tmp_path: Path) -> None:
+def test_a_rank_with_other_options_is_named(tmp_path: Path) -> None:
     port = free_port()
     options = [("optimizer.lr=0.1",), ("optimizer.lr=0.2",)]
     processes = [srun(tmp_path, task, port, "trainer.devices=2", *options[task]) for task in (0, 1)]
@@ -318,8 +318,8 @@ def test_processes_that_were_given_other_options_are_told_apart(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_processes_that_see_other_data_are_told_apart(tmp_path: Path) -> None:
-    """The same command line; but the folder that `data.root` names holds other digits on one of the machines."""
+def test_a_rank_with_other_data_is_named(tmp_path: Path) -> None:
+    """The command lines agree, but `data.root` holds other digits on one of the machines."""
     other = [str(tmp_path / str(task)) for task in (0, 1)]
     render = "from batchscope.data.digits import *; from pathlib import Path; import sys, torch\n"
     render += "for s, n in enumerate((64, 16, 16)): torch.save(render_digits(n, 9), Path(sys.argv[1]) / f'v{VERSION}-{n}-{s}.pt')"

@@ -1,4 +1,4 @@
-"""Several ranks that are told to end, whichever of them the signal reaches, end together at the same step."""
+"""A signal to any rank ends all ranks after the same step."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def go_on() -> None:
 
 
 def end(both: list[Run]) -> list[int]:
-    """The exit codes, and nothing but what every run says."""
+    """Wait for both; their exit codes. Neither may print a traceback."""
     codes = [one.end(60) for one in both]
     assert "Traceback" not in "".join(one.complained for one in both), [one.complained for one in both]
     return codes
@@ -55,13 +55,13 @@ def test_a_signal_to_one_rank_while_ranks_connect_is_one_line_in_the_other(rank:
 
 
 def note_broadcasts() -> None:
-    """From now on."""
+    """Note every broadcast from now on."""
     torch.distributed.broadcast = lambda *args, **kwargs: Path("broadcast").touch()
 
 
 @pytest.mark.slow
 def test_lightning_does_not_ask_the_ranks_of_a_signal_before_every_batch(tmp_path: Path) -> None:
-    """It does so on the device, and waits for it."""
+    """Its broadcast runs on the device, and waits for it."""
     both = ranks(tmp_path, *SHORT, "trainer.max_epochs=1", faults={1: [(STEP, 2, note_broadcasts)]})
     assert end(both) == [0, 0]
     assert not (tmp_path / "1" / "broadcast").exists()

@@ -1,4 +1,4 @@
-"""RankSync: all ranks read the same at the same batch, soon, and without an exchange at every batch."""
+"""RankSync: all ranks read the same value at the same batch, within three batches."""
 
 from collections.abc import Callable
 from functools import partial
@@ -53,7 +53,7 @@ class Ranks:
         self.batches += 1
         for sync in self.syncs:
             sync.start(self.batches)
-            sync.start(self.batches)  # another callback says it as well
+            sync.start(self.batches)  # as another callback does
         during()
         return [sync.agreed("wish") for sync in self.syncs]
 
@@ -66,7 +66,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Ranks:
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("before", range(5))
 def test_all_ranks_know_within_three_batches(two: Ranks, rank: int, before: int) -> None:
-    """That in which one rank begins to want included."""
+    """Counting the batch in which one rank begins to want it."""
     for _ in range(before):
         assert two.batch() == [0, 0]
     read = [two.batch(lambda: two.wants.__setitem__(rank, 7)), two.batch(), two.batch()]
