@@ -20,7 +20,7 @@ def write_steps(trainer: lightning.Trainer, rows: Iterable[Row]) -> None:
     rows = list(rows)
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            writer = logger.experiment.file_writer
+            writer = logger.experiment._get_file_writer()
             for step, scalars in rows:
                 values = [Summary.Value(tag=key, simple_value=value) for key, value in scalars.items()]
                 writer.add_summary(Summary(value=values), step)

@@ -29,10 +29,7 @@ SMALL = [
 EVERY_4 = "callbacks.checkpoint.every_n_steps=4"
 
 _server = multiprocessing.get_context("forkserver")
-# All that a run imports later, within functions; training/run.py on its own does not import torch.
-_server.set_forkserver_preload(
-    ["batchscope.train", "batchscope.training.task", "batchscope.checkpointing.restore", "tests.support.runs"]
-)
+_server.set_forkserver_preload(["batchscope.train", "batchscope.training.run", "tests.support.runs"])
 
 Fault = tuple[str, int, Callable[[], None]]  # at the n-th call of what (by its dotted name), and what happens there
 
