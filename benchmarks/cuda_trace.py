@@ -96,7 +96,7 @@ def trace(file: Path, steps: int, accelerator: str = "gpu") -> None:
     from lightning.pytorch.callbacks import Callback
     from monitoring import cnn
 
-    from batchscope.options.config import check_command_line
+    from batchscope.options.compose import check_command_line
     from batchscope.training.build import build_all, build_callbacks
 
     profiler = torch.profiler.profile(

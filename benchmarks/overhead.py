@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from batchscope.data.mnist import MNIST
 from batchscope.hardware.allocator import keep_freed_memory
 from batchscope.models.cnn import SimpleCNN
-from batchscope.options.config import check_command_line
+from batchscope.options.compose import check_command_line
 from batchscope.training import run as program
 
 BATCH_SIZE = 128

@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from batchscope.analysis.fit import fit_step_time
 from batchscope.data.spec import DataSpec
 from batchscope.hardware.allocator import keep_freed_memory
-from batchscope.options.config import check_command_line
+from batchscope.options.compose import check_command_line
 from batchscope.training.build import build
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "scaling.md"

@@ -20,7 +20,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 
 from batchscope.callbacks.throughput import ThroughputMonitor
-from batchscope.options.config import check_command_line, options_of
+from batchscope.options.compose import check_command_line
+from batchscope.options.groups import choices_of
 from batchscope.records.step_parts import PARTS
 from batchscope.training.build import build
 from batchscope.training.summary import quiet_libraries
@@ -102,7 +103,7 @@ def main() -> None:
     lines = ["| model | pipeline | steps | samples/s | ÷ outside clock | parts ÷ outside clock |"]
     lines.append("| --- | --- | ---: | ---: | ---: | ---: |")
     with tempfile.TemporaryDirectory() as folder:
-        for model in options_of("model"):
+        for model in choices_of("model"):
             for pipeline in ("memory", "device", "workers"):
                 r = results[f"{model} {pipeline}"] = measure(model, pipeline, folder)
                 ratios = f"{r['samples_per_sec_ratio']:.4f} | {r['parts_ratio']:.4f}"

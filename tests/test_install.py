@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from batchscope.options.config import CONFIGS
+from batchscope.options.groups import CONFIGS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -54,7 +54,7 @@ def test_an_installed_wheel_trains_from_another_folder(wheel: Path, tmp_path: Pa
 
 def test_the_installed_wheel_is_what_was_tested(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
-    code = "import batchscope.options.config as c; print(c.CONFIGS)"
+    code = "import batchscope.options.groups as c; print(c.CONFIGS)"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(tmp_path / "batchscope" / "configs")

@@ -28,6 +28,8 @@ class CommunicationMonitor(Callback):
         warmup_steps: how many exchanges tell which gradient comes last; they are left out of the result.
     """
 
+    observes_only = True
+
     def __init__(self, warmup_steps: PositiveInt = 5):
         self.warmup_steps = warmup_steps
         self._forget()

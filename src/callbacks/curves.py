@@ -30,6 +30,8 @@ class TrainCurves(Callback):
         every_n_steps: log every n-th optimizer step; 1 for all.
     """
 
+    observes_only = True
+
     def __init__(self, every_n_steps: PositiveInt = 1):
         self.every_n_steps = every_n_steps
         self._steps: list[tuple[int, dict[str, Tensor]]] = []

@@ -87,6 +87,8 @@ class DeviceMonitor(Callback):
         interval_s: seconds between samples; 0.1 at least, whatever is asked for.
     """
 
+    observes_only = True
+
     def __init__(self, interval_s: PositiveFloat = 0.25):
         self.interval_s = interval_s
         self.summary: dict[str, float | str] = {}

@@ -38,6 +38,8 @@ class StopOnNonFinite(Callback):
         action: `stop` ends the run with one line; `skip` leaves the update out, counts it in `skipped`, and goes on.
     """
 
+    observes_only = True
+
     def __init__(self, action: Literal["stop", "skip"] = "stop"):
         self.action = action
         self.skipped = 0

@@ -28,6 +28,8 @@ class PredictionImages(Callback):
 
     __test__ = False  # not a test, whatever its name says to pytest
 
+    observes_only = True
+
     def __init__(self, num_samples: PositiveInt = 16):
         self.num_samples = num_samples
         self._samples: list[tuple[bool, Tensor, Tensor, Tensor]] = []

@@ -22,6 +22,8 @@ class ProgressBar(TQDMProgressBar):
         interval_s: seconds between redraws.
     """
 
+    observes_only = True
+
     def __init__(self, interval_s: PositiveFloat = 0.5):
         super().__init__(refresh_rate=1)
         self.interval_s = interval_s

@@ -86,6 +86,8 @@ class ThroughputMonitor(Callback):
         verbose: whether a table is printed when training ends.
     """
 
+    observes_only = True
+
     def __init__(
         self,
         every_n_steps: NonNegativeInt = 1,

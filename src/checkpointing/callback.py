@@ -3,7 +3,7 @@
 import math
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning import LightningModule, Trainer
@@ -14,7 +14,7 @@ from .._lightning import is_accumulating, is_fast_dev_run
 from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..distributed.sharding import full_tensor
 from ..errors import UserError, did_you_mean
-from ..options.types import PositiveFloat, PositiveInt
+from ..options.types import PositiveFloat, PositiveInt, Purpose
 from .checkpoint_file import link_checkpoint, remove_leftovers
 from .log_files import log_positions, loggers_of_rank
 from .random_state import random_state
@@ -44,8 +44,8 @@ class Checkpoints(SyncsRanks, Checkpoint):
         dirpath: str | None = None,
         monitor: str = "val/loss",
         mode: Literal["min", "max"] = "min",
-        every_minutes: PositiveFloat | None = 5.0,
-        every_n_steps: PositiveInt | None = None,
+        every_minutes: Annotated[PositiveFloat | None, Purpose.OBSERVATION] = 5.0,
+        every_n_steps: Annotated[PositiveInt | None, Purpose.OBSERVATION] = None,
     ):
         self.dirpath = dirpath
         self.monitor = monitor

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from ..errors import UserError
 from ..files import lock_folder, refuse_links
 from ..options import trust
-from ..options.config import check, override
+from ..options.check import check_config
+from ..options.compose import apply_overrides
+from ..options.purpose import purpose_of
 from ..options.tree import flatten
+from ..options.types import Purpose
 from ..records.read import FILE, DamagedRecordError, read
 
 RUNS = Path("outputs/runs")  # where hydra.run.dir puts them
@@ -116,8 +117,8 @@ def configuration(
             result.
     """
     file = os.path.relpath(run_dir / FILE)
-    before = check(OmegaConf.create(recorded_config(record, run_dir)))
-    config = check(override(OmegaConf.create(before), overrides))
+    before = check_config(recorded_config(record, run_dir))
+    config = check_config(apply_overrides(before, overrides))
     refuse_links(run_dir)
     if known is None or known != trust.digest(before):
         trust.confirm(config, overrides, file, run_dir)
@@ -165,17 +166,21 @@ def _runs() -> Iterator[tuple[Path, dict[str, Any]]]:
             yield path.parent, read(path.parent)
 
 
-def with_run_dir(node: Any, old: str, new: str, key: str = "") -> Any:
+def with_run_dir(config: dict[str, Any], old: str, new: str) -> dict[str, Any]:
     """A configuration whose paths below the run's old folder lie below its present one.
 
     The name of a run's folder may be the value of another option, too: `cpu`. Only an option for a folder that a run
     writes to is meant by it.
     """
-    if isinstance(node, dict):
-        return {name: with_run_dir(value, old, new, f"{key}.{name}".lstrip(".")) for name, value in node.items()}
-    if isinstance(node, list):
-        return [with_run_dir(value, old, new, key) for value in node]
-    if not isinstance(node, str):
-        return node
-    inside = node.startswith(old + os.sep) or (node == old and trust.is_written_to(key))
-    return new + node.removeprefix(old) if inside else node
+
+    def moved(node: Any, key: str) -> Any:
+        if isinstance(node, dict):
+            return {name: moved(value, f"{key}.{name}".lstrip(".")) for name, value in node.items()}
+        if isinstance(node, list):
+            return [moved(value, key) for value in node]
+        if not isinstance(node, str):
+            return node
+        inside = node.startswith(old + os.sep) or (node == old and purpose_of(key, config) is Purpose.WRITTEN_TO)
+        return new + node.removeprefix(old) if inside else node
+
+    return moved(config, "")

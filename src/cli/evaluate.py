@@ -11,12 +11,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from ..errors import UserError, exit_on_user_error, refuse_in_one_line
 from ..options import trust
+from ..options.check import check_config
 from ..options.command_lines import for_evaluation
-from ..options.config import check, override
+from ..options.compose import apply_overrides
 
 
 def main() -> None:
@@ -63,14 +62,14 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
     saved = checkpoint["batchscope"]
     if not isinstance(saved, dict) or not isinstance(name := saved.get("name"), str) or not name.isprintable():
         raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote")
-    config = check(override(OmegaConf.create(_recorded(saved.get("config"), path)), overrides))
+    config = check_config(apply_overrides(_recorded(saved.get("config"), path), overrides))
     trust.confirm(config, overrides, str(path), run_dir=None)
     return _test(config, checkpoint["state_dict"], name, path)
 
 
 def _recorded(config: Any, path: Path) -> dict[str, Any]:
     """A checkpoint's configuration, without what an evaluation has no use for."""
-    return for_evaluation(check(OmegaConf.create(trust.plain(config, f"ckpt: {path}"))))
+    return for_evaluation(check_config(trust.plain(config, f"ckpt: {path}")))
 
 
 def _test(config: dict[str, Any], weights: Any, name: str, path: Path) -> tuple[str, Any]:

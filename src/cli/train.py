@@ -12,31 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from .. import ranks
+from .. import _hydra, ranks
 from ..checkpointing import resume
 from ..distributed import launch, rendezvous
 from ..errors import UserError, did_you_mean, refuse_in_one_line, report, reraise_in_hydra
 from ..files import LOCK, NO_SPACE, WriteError, new_folder, why
 from ..options import trust
-from ..options.config import (
-    CONFIGS,
-    GROUPS,
-    TOP_LEVEL,
-    SweepPlan,
-    accept_null_groups,
-    as_override,
-    check,
-    check_command_line,
-    check_composition,
-    is_folder_chosen,
-    plan_sweep,
-)
+from ..options.check import check_config
+from ..options.compose import CommandLine, check_command_line, check_composition, compose_command_line
+from ..options.groups import CONFIGS, GROUPS
+from ..options.overrides import accept_null_groups, as_override
+from ..options.purpose import TOP_LEVEL
 from ..records.read import refuse_used
 from ..sweep import folder, launchers, process
 from ..sweep.runner import RunFailed, SweepRunner
@@ -77,18 +68,17 @@ def run(train: Train) -> None:
     if _resumes(args):
         _resume(train, args.overrides, args.multirun, args.config_dir)
         return
-    configs = check_command_line(args.overrides, args.multirun, args.config_dir)
+    line = compose_command_line(args.overrides, args.multirun, args.config_dir)
     if args.multirun:
-        plan = plan_sweep(args.overrides, args.config_dir)
-        launchers.check(plan.launcher)
-        _check_devices(configs, multirun=True, here=launchers.runs_here(plan.launcher))
-        _run_sweep(configs, plan)
+        launchers.check(line.launcher)
+        _check_devices(line.configs, multirun=True, here=launchers.runs_here(line.launcher))
+        _run_sweep(line)
         return
-    _check_devices(configs)
+    _check_devices(line.configs)
     if ranks.current().launcher and ranks.current().rank:
         _join(train, args.overrides, args.config_dir)
     else:
-        _run_one(train, configs[0])
+        _run_one(train, line)
 
 
 def _arguments() -> argparse.Namespace:
@@ -99,7 +89,7 @@ def _arguments() -> argparse.Namespace:
     Raises:
         UserError: for a flag that there is not, or that this program does not take.
     """
-    parser = get_args_parser()
+    parser = _hydra.args_parser()
     refuse_in_one_line(parser)
     args, unknown = parser.parse_known_intermixed_args()
     if unknown:
@@ -220,9 +210,9 @@ def _digest_of_new_run(overrides: list[str], config_dir: str | None, run_dir: Pa
     return None
 
 
-def _run_one(train: Train, config: dict[str, Any]) -> None:
+def _run_one(train: Train, line: CommandLine) -> None:
     """One run, in this process."""
-    if config["search"]:
+    if line.configs[0]["search"]:
         raise UserError("search: takes several runs; write python train.py -m …")
     mistakes = []
 
@@ -231,13 +221,13 @@ def _run_one(train: Train, config: dict[str, Any]) -> None:
         run_dir = Path(here.runtime.output_dir)
         try:
             if not ranks.current().rank:  # the other processes of a run find the first one's record
-                if not is_folder_chosen(here, "run"):
+                if not line.folder_chosen:
                     run_dir = _new_folder(run_dir, "hydra.run.dir")
                     with read_write(here):  # where Lightning looks for it when it starts other processes
                         here.run.dir = str(run_dir)
                 refuse_used(run_dir)
             config.run_dir = os.path.relpath(run_dir)
-            plain, choices = check(config), dict(here.runtime.choices)
+            plain, choices = check_config(config), dict(here.runtime.choices)
             rendezvous.publish({"run_dir": plain["run_dir"], "choices": choices})
             return train(plain, run_dir, choices, list(here.overrides.task))
         except UserError as error:  # Hydra would print lines of its own around an exception
@@ -258,18 +248,18 @@ def _join(train: Train, overrides: list[str], config_dir: str | None) -> None:
     train(config, Path(run["run_dir"]), run["choices"], overrides)
 
 
-def _run_sweep(configs: list[dict[str, Any]], plan: SweepPlan) -> None:
+def _run_sweep(line: CommandLine) -> None:
     """Several runs, each in a process of its own, and the report on them."""
-    place = plan.folder
-    folder.refuse_other(place, configs if plan.labels else [])
-    if not plan.chosen:
+    place = line.folder
+    folder.refuse_other(place, line.configs if line.labels else [])
+    if not line.folder_chosen:
         place = _new_folder(place, "hydra.sweep.dir")
-    sweep = SweepRunner(place, plan.labels)
+    sweep = SweepRunner(place, line.labels)
     process.listen()
     # The folder as it was checked: by a clock it could be another one by now.
     sys.argv.append(as_override("hydra.sweep.dir", str(place)))
-    logging.getLogger("hydra._internal.core_plugins.basic_launcher").setLevel(logging.WARNING)  # it names each run, too
-    said = launchers.output_folder(plan.launcher)
+    _hydra.quiet_launcher()  # the sweep names each run itself
+    said = launchers.output_folder(line.launcher)
     if said:
         print(f"the runs are jobs, and say what they do in {said}", flush=True)
     with folder.lock_sweep_dir(place):

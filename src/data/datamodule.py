@@ -7,7 +7,7 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from multiprocessing import connection, parent_process
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import lightning
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from ..errors import UserError
-from ..options.types import NonNegativeInt, PositiveInt, Seed
+from ..options.types import NonNegativeInt, PositiveInt, Purpose, Seed
 from .loader import DeterministicBatchSampler, TensorLoader, rank_and_world
 from .spec import DataSpec
 
@@ -45,8 +45,8 @@ class TensorDataModule(lightning.LightningDataModule):
     def __init__(
         self,
         batch_size: PositiveInt = 128,
-        pipeline: Literal["memory", "device", "workers"] = "memory",
-        num_workers: NonNegativeInt = 2,
+        pipeline: Annotated[Literal["memory", "device", "workers"], Purpose.SPEED] = "memory",
+        num_workers: Annotated[NonNegativeInt, Purpose.SPEED] = 2,
         seed: Seed = 0,
     ):
         super().__init__()

@@ -7,7 +7,7 @@ made noisy at random. All of it happens in batches of tensors, so that 60,000 ta
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import matplotlib
 import torch
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torchvision.transforms.functional import pil_to_tensor
 
 from ..files import atomic_write
-from ..options.types import PositiveInt
+from ..options.types import PositiveInt, Purpose
 from .datamodule import Split, TensorDataModule
 from .spec import DataSpec
 
@@ -41,7 +41,7 @@ class Digits(TensorDataModule):
 
     def __init__(
         self,
-        root: str = "data",
+        root: Annotated[str, Purpose.READ_FROM] = "data",
         num_train: PositiveInt = 55_000,
         num_val: PositiveInt = 5_000,
         num_test: PositiveInt = 10_000,

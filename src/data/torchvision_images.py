@@ -9,7 +9,7 @@ import os
 import socket
 import tempfile
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torchvision.datasets import VisionDataset
 
 from ..errors import UserError, warn
 from ..files import wait_for_lock
-from ..options.types import PositiveInt
+from ..options.types import PositiveInt, Purpose
 from .datamodule import Split, TensorDataModule
 from .digits import cached_digits
 from .spec import DataSpec
@@ -59,9 +59,9 @@ class TorchvisionImages(TensorDataModule):
 
     def __init__(
         self,
-        root: str = "data",
+        root: Annotated[str, Purpose.READ_FROM] = "data",
         num_val: PositiveInt = 5_000,
-        offline: Literal["digits", "error"] = "error",
+        offline: Annotated[Literal["digits", "error"], Purpose.READ_FROM] = "error",
         **kwargs: Any,
     ):
         super().__init__(**kwargs)

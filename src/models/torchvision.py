@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..data.spec import DataSpec
 from ..errors import UserError, did_you_mean
-from ..options.types import PositiveInt
+from ..options.types import Choice, PositiveInt
 
 # What the networks were drawn for; images are enlarged to it for those that cannot run on smaller ones.
 NATIVE_SIZE = 224
@@ -37,7 +37,7 @@ class TorchvisionModel(nn.Module):
     def __init__(
         self,
         spec: DataSpec,
-        name: str = "resnet18",
+        name: Choice = "resnet18",
         weights: str | None = None,
         image_size: PositiveInt | None = None,
     ):

@@ -1,57 +1,66 @@
-"""The values that Lightning's Trainer takes, where its signature says only their type.
+"""The options of Lightning's classes, which cannot declare them: type and purpose, one row each.
 
-Lightning checks some of them when the trainer is built, some when they are first used, and some never. Here they are
-checked with all other options, before torch is imported. What is not listed is left to the trainer.
+Lightning checks some values of the Trainer when it is built, some when they are first used, and some never. Here they
+are checked with all other options, before torch is imported. What is not listed is left to Lightning.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from .schema import check_value
-from .types import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
+from .types import Choice, FileName, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Purpose, Range
 
 _CountOrEndless = Annotated[int, Range(-1)]  # -1: no limit
-_BatchesOrShare = NonNegativeInt | Fraction
-_PositiveShare = Annotated[float, Range(0, 1, open_low=True)]
+_BatchesOrFraction = NonNegativeInt | Fraction
+_PositiveFraction = Annotated[float, Range(0, 1, open_low=True)]
 _Precision = Literal[
-    *("32-true", "16-true", "16-mixed", "bf16-true", "bf16-mixed", "64-true"),
-    *("transformer-engine", "transformer-engine-float16", "32", "16", "bf16", "64", 32, 16, 64),
-]
-_VALUES: dict[str, Any] = {
+    "32-true", "16-true", "16-mixed", "bf16-true", "bf16-mixed", "64-true", "transformer-engine",
+    "transformer-engine-float16", "32", "16", "bf16", "64", 32, 16, 64,
+]  # fmt: skip
+_Written = Annotated[str | None, Purpose.WRITTEN_TO]
+_Observed = Annotated[bool | None, Purpose.OBSERVATION]
+
+TRAINER: dict[str, Any] = {
+    "accelerator": Annotated[Choice | None, Purpose.SPEED],
+    "devices": Choice | int | list | None,
     "num_nodes": PositiveInt,
+    "strategy": Choice | dict | None,
     "precision": _Precision | None,
+    "deterministic": bool | Literal["warn"] | None,
     "fast_dev_run": bool | NonNegativeInt,
-    "max_epochs": _CountOrEndless | None,
-    "min_epochs": NonNegativeInt | None,
-    "max_steps": _CountOrEndless,
-    "min_steps": NonNegativeInt | None,
-    "limit_train_batches": _BatchesOrShare | None,
-    "limit_val_batches": _BatchesOrShare | None,
-    "limit_test_batches": _BatchesOrShare | None,
-    "limit_predict_batches": _BatchesOrShare | None,
-    "overfit_batches": _BatchesOrShare,
-    "val_check_interval": PositiveInt | _PositiveShare | str | dict | None,  # a text is a time: DD:HH:MM:SS
+    "max_epochs": Annotated[_CountOrEndless | None, Purpose.LENGTH],
+    "min_epochs": Annotated[NonNegativeInt | None, Purpose.LENGTH],
+    "max_steps": Annotated[_CountOrEndless, Purpose.LENGTH],
+    "min_steps": Annotated[NonNegativeInt | None, Purpose.LENGTH],
+    "max_time": Annotated[Choice | dict | None, Purpose.LENGTH],
+    "limit_train_batches": _BatchesOrFraction | None,
+    "limit_val_batches": _BatchesOrFraction | None,
+    "limit_test_batches": Annotated[_BatchesOrFraction | None, Purpose.OBSERVATION],
+    "limit_predict_batches": Annotated[_BatchesOrFraction | None, Purpose.OBSERVATION],
+    "overfit_batches": _BatchesOrFraction,
+    "val_check_interval": PositiveInt | _PositiveFraction | Choice | dict | None,  # a text is a time: DD:HH:MM:SS
     "check_val_every_n_epoch": PositiveInt | None,
-    "num_sanity_val_steps": _CountOrEndless | None,
-    "log_every_n_steps": NonNegativeInt | None,
+    "num_sanity_val_steps": Annotated[_CountOrEndless | None, Purpose.OBSERVATION],
     "accumulate_grad_batches": PositiveInt,
     "gradient_clip_val": NonNegativeFloat | None,
     "gradient_clip_algorithm": Literal["norm", "value"] | None,
-    "deterministic": bool | Literal["warn"] | None,
-    "profiler": Literal["simple", "advanced", "pytorch", "xla"] | dict | None,
     "reload_dataloaders_every_n_epochs": NonNegativeInt,
+    "profiler": Annotated[Literal["simple", "advanced", "pytorch", "xla"] | dict | None, Purpose.SPEED],
+    "default_root_dir": _Written,
+    "logger": Annotated[object, Purpose.OBSERVATION],
+    "log_every_n_steps": Annotated[NonNegativeInt | None, Purpose.OBSERVATION],
+    "enable_checkpointing": _Observed,
+    "enable_progress_bar": _Observed,
+    "enable_model_summary": _Observed,
+    "enable_autolog_hparams": _Observed,
 }
-
-
-def check_trainer(options: Mapping[str, Any]) -> None:
-    """Check a trainer's options.
-
-    Args:
-        options: the section `trainer`, resolved.
-
-    Raises:
-        UserError: for the first value that the trainer does not take.
-    """
-    for name, takes in _VALUES.items():
-        if name in options:
-            check_value(f"trainer.{name}", options[name], takes)
+# Of every callback and every logger, whatever its class says.
+CALLBACK: dict[str, Any] = {"dirpath": _Written, "monitor": Choice | None}
+LOGGER: dict[str, Any] = {
+    "save_dir": _Written,
+    **dict.fromkeys(("name", "version", "prefix", "sub_dir"), FileName | int | None),
+}
+# Callbacks of Lightning that only observe. A class of this package says it by `observes_only = True`.
+OBSERVERS = frozenset(
+    f"lightning.pytorch.callbacks.{name}"
+    for name in ("DeviceStatsMonitor", "LearningRateMonitor", "ModelSummary", "RichModelSummary", "RichProgressBar",
+                 "TQDMProgressBar")
+)  # fmt: skip

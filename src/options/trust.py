@@ -1,11 +1,10 @@
-"""What a file may say: a run's record and a checkpoint are data, and may come from anybody.
+"""What a file may decide: a run's record and a checkpoint are data and may come from anybody.
 
 The command line and the installed configs decide what is built, where files are read and written, and what is
-downloaded. A file may repeat what they say, set numbers and switches, and name places inside the run's own folder.
-Anything more has to be said again on the command line, and the error has the words for it.
+downloaded. A file may repeat them, set numbers and switches, and name places inside the run's own folder. Anything more
+has to be typed on the command line, and the error has the words for it.
 """
 
-import functools
 import hashlib
 import json
 import os
@@ -15,37 +14,28 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from ..errors import UserError
 from ..files import is_inside
-from . import schema
-from .config import COLLECTIONS, CONFIGS, SECTIONS, as_override, spelled_out
+from .groups import COLLECTIONS, SECTIONS, installed_nodes
+from .overrides import as_override, set_by
+from .purpose import PLACES, annotation_of, marks
+from .types import Text
+from .values import lists_all_texts
 
 _DEEPEST = 16  # levels of a configuration; ours have 4
 _MOST = 10_000  # values of a configuration; ours have 100
 _KEY = re.compile(r"\w[\w-]{0,99}", re.ASCII)
-# Texts that only choose among what the libraries have, or name a metric.
-_WORDS = re.compile(
-    r"model\.name|callbacks\.[\w-]+\.monitor"
-    r"|trainer\.(accelerator|strategy|precision|devices|profiler|gradient_clip_algorithm|deterministic)"
-    r"|trainer\.(max_time|val_check_interval)"
-)
-# Names of files below a logger's own folder.
-_NAMES = re.compile(r"logger\.[\w-]+\.(name|version|prefix|sub_dir)")
-_NAME = re.compile(r"|[\w-][\w.-]*")
-# Folders that their readers look up from the working directory; any other text may be joined to something else.
-_FOLDERS = re.compile(r"callbacks\.[\w-]+\.dirpath|logger\.[\w-]+\.save_dir|trainer\.default_root_dir|data\.root")
-# What some reader of a path replaces: variables, home folders, URLs, parents.
+_NAME = re.compile(r"|[\w-][\w.-]*")  # of a file or folder
+# What a reader of a path may replace: variables, home folders, URLs, parents.
 _EXPANDED = re.compile(r"[$:%]|(^|[/\\])(~|\.\.([/\\]|$))")
 
 
 def plain(node: Any, where: str) -> Any:
-    """A copy of what a file holds as a configuration, in plain containers.
+    """A copy of a configuration from a file, in plain containers.
 
     Args:
-        node: a configuration from a file.
-        where: what it is of, for the error.
+        node: what the file holds.
+        where: the file, for the error.
 
     Raises:
         UserError: if it holds anything but dicts, lists and plain values, an interpolation, or too much of anything.
@@ -82,18 +72,18 @@ def is_text(value: Any) -> bool:
 
 
 def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_dir: Path | None) -> None:
-    """Refuse what a file must not decide, unless the command line says it, too.
+    """Refuse what a file must not decide, unless the command line says it as well.
 
     Args:
-        config: checked; from a file, with the overrides applied.
-        overrides: the command line, without what names the file.
-        where: what the file is, for the error.
+        config: the checked configuration of a file, with the overrides applied.
+        overrides: the command line, without the option that names the file.
+        where: the file, for the error.
         run_dir: the folder that the run may write to; None if it writes nothing.
 
     Raises:
-        UserError: with the words that confirm the first such option.
+        UserError: for the first such option, with the words that confirm it.
     """
-    options, groups = spelled_out(overrides)
+    options, groups = set_by(overrides)
     for key, value in outside(config, run_dir):
         if key not in options and key.partition(".")[0] not in groups:
             raise UserError(
@@ -103,7 +93,7 @@ def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_di
 
 
 def outside(config: dict[str, Any], run_dir: Path | None) -> Iterator[tuple[str, Any]]:
-    """The options of a checked configuration that the command line has to say, whatever a file says, and their values."""
+    """The options of a checked configuration that only the command line may decide, with their values."""
     for section in (*SECTIONS, *COLLECTIONS, "search"):
         yield from _outside(config.get(section), section, None, run_dir)
 
@@ -114,19 +104,19 @@ def as_words(key: str, value: Any) -> str:
 
 
 def words(config: dict[str, Any], run_dir: Path | None) -> str:
-    """What a command line has to say beside the file's name, each with a space before it; empty for an ordinary run."""
+    """What a command line has to hold beside the file's name, each with a space before it; empty for an ordinary run."""
     return "".join(f" {as_words(key, value)}" for key, value in outside(config, run_dir))
 
 
 def refuse_outside(config: dict[str, Any], run_dir: Path, places: Iterable[tuple[str, str | os.PathLike[str]]]) -> None:
-    """Refuse a folder out of the run's, where an object that was built would write, unless the command line has said it.
+    """Refuse an object that would write outside the run's folder, unless the command line says so.
 
-    `confirm` judges texts; what a library makes of them is judged here.
+    `confirm` judges texts; this function judges the folders that libraries make of them.
 
     Args:
-        config: confirmed: what it says of places outside, the command line has said.
+        config: the confirmed configuration: the command line has said all that leads outside.
         run_dir: the run's folder.
-        places: the option that an object was built from, and the folder that it writes to.
+        places: the option that an object was built from, and the folder that the object writes to.
 
     Raises:
         UserError: for the first such folder.
@@ -141,69 +131,51 @@ def refuse_outside(config: dict[str, Any], run_dir: Path, places: Iterable[tuple
 
 
 def digest(config: dict[str, Any]) -> str:
-    """A checksum of a configuration, by which a process knows in a file what another has checked."""
+    """A checksum by which a process recognizes, in a file, the configuration that another process has checked."""
     same = {key: value for key, value in config.items() if key != "resume"}
-    read = json.loads(json.dumps(same, default=str))  # as from a file: every key is a text, and can be sorted
+    read = json.loads(json.dumps(same, default=str))  # as from a file: every key is a text and can be sorted
     text = json.dumps(read, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _outside(node: Any, key: str, annotation: Any, run_dir: Path | None, known: frozenset = frozenset()) -> Iterator:
+def _outside(node: Any, key: str, takes: Any, run_dir: Path | None, known: frozenset = frozenset()) -> Iterator:
+    """The options at and below a node that only the command line may decide.
+
+    Args:
+        node: a part of the configuration.
+        key: its full name.
+        takes: the annotation of the option.
+        run_dir: as above.
+        known: the texts that the installed configs give the option.
+    """
     if isinstance(node, dict):
         target = node.get("_target_")
-        signature = schema.signature_of(target) if target else None
         for name, value in node.items():
-            if name == "_target_":
-                if target not in _installed():
-                    yield f"{key}._target_", target
-            else:
-                takes = signature.parameters.get(name) if signature else None
-                said = _installed().get(target, {}).get(name, frozenset())
-                yield from _outside(value, f"{key}.{name}", takes, run_dir, said)
+            option = f"{key}.{name}"
+            if name != "_target_":
+                texts = installed_nodes().get(target or "", {}).get(name, frozenset())
+                yield from _outside(value, option, annotation_of(option, target), run_dir, texts)
+            elif target not in installed_nodes():
+                yield option, target
     elif isinstance(node, list):
         if any(True for value in node for _ in _outside(value, key, None, run_dir)):
             yield key, node
-    elif isinstance(node, str) and not _is_harmless(key, node, annotation, run_dir) and node not in known:
+    elif isinstance(node, str) and not _is_harmless(node, takes, run_dir) and node not in known:
         yield key, node
 
 
-def _is_harmless(key: str, text: str, annotation: Any, run_dir: Path | None) -> bool:
+def _is_harmless(text: str, takes: Any, run_dir: Path | None) -> bool:
     """Whether a text can only choose among what is installed, or lies inside the run's folder."""
-    if schema.is_choice(annotation) or _WORDS.fullmatch(key):
+    declared = marks(takes)
+    if Text.CHOICE in declared or (takes is not None and lists_all_texts(takes)):
         return True
-    if _NAMES.fullmatch(key) and _NAME.fullmatch(text):
+    if Text.FILE_NAME in declared and _NAME.fullmatch(text):
         return True
-    return run_dir is not None and _FOLDERS.fullmatch(key) is not None and _is_own_folder(text, run_dir)
-
-
-def is_written_to(key: str) -> bool:
-    """Whether an option names a folder that a run writes to."""
-    return key == "run_dir" or (key != "data.root" and _FOLDERS.fullmatch(key) is not None)
+    return run_dir is not None and not declared.isdisjoint(PLACES) and _is_own_folder(text, run_dir)
 
 
 def _is_own_folder(text: str, run_dir: Path) -> bool:
-    """Whether a text names a run's folder or one in it, whoever reads it: as a path, a pattern with variables or a URL."""
-    here = os.path.relpath(run_dir)  # which the command line has said, and may hold `..`
+    """Whether every reader of a text (as a path, a pattern with variables, a URL) finds a run's folder or one in it."""
+    here = os.path.relpath(run_dir)  # from the command line; it may hold `..`
     below = text[len(here) :] if text == here or text.startswith(here + os.sep) else text
     return bool(text) and not _EXPANDED.search(below) and is_inside(Path(text), run_dir)
-
-
-@functools.cache
-def _installed() -> dict[str, dict[str, frozenset[str]]]:
-    """The targets that the installed configs name, and the texts that they give each one's options."""
-    found: dict[str, dict[str, frozenset[str]]] = {}
-
-    def walk(node: Any) -> None:
-        if isinstance(node, dict):
-            if "_target_" in node:
-                options = found.setdefault(node["_target_"], {})
-                for name, value in node.items():
-                    if isinstance(value, str) and "${" not in value:
-                        options[name] = options.get(name, frozenset()) | {value}
-            for child in node.values():
-                walk(child)
-
-    for file in CONFIGS.glob("*/*.yaml"):
-        if file.parent.name != "hydra":
-            walk(OmegaConf.to_container(OmegaConf.load(file), resolve=False))
-    return found

@@ -1,16 +1,35 @@
-"""The kinds of value an option can take, declared where the option is: in the signature of what it configures.
+"""What an option may hold and what it is for, declared in the signature of what it configures.
 
-`batch_size: PositiveInt` in a constructor is all the declaration that an option needs: the configuration is checked
-against the signature before anything heavy is imported (see schema.py).
+`batch_size: PositiveInt` or `root: Annotated[str, Purpose.READ_FROM]` in a constructor is all that an option needs: the
+configuration is checked against the signature before torch is imported, and `purpose.py` looks the purpose up.
 """
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Annotated
+
+
+class Purpose(Enum):
+    """What an option is for. An option without a purpose changes the result."""
+
+    RESULT = auto()
+    LENGTH = auto()  # how long the training takes
+    SPEED = auto()  # hardware and speed; the result stays the same
+    READ_FROM = auto()  # a place on this machine that is read
+    WRITTEN_TO = auto()  # a place on this machine that is written to
+    OBSERVATION = auto()  # what is logged, shown, tested or kept
+
+
+class Text(Enum):
+    """What a text can do. A text without this mark can do anything: only the command line may set it (trust.py)."""
+
+    CHOICE = auto()  # choose among what a library has, name a metric, or give a time
+    FILE_NAME = auto()  # name a file or a folder below one that is chosen elsewhere
 
 
 @dataclass(frozen=True)
 class Range:
-    """The bounds of a number; `open_low` leaves the lower bound itself out."""
+    """The bounds of a number; `open_low` excludes the lower bound."""
 
     low: float
     high: float | None = None
@@ -22,22 +41,18 @@ class Range:
         return above and (self.high is None or value <= self.high)
 
     def __str__(self) -> str:
-        if self.high is not None and self.open_low:
-            return f"above {_plain(self.low)}, at most {_plain(self.high)}"
-        if self.high is not None:
-            return f"from {_plain(self.low)} to {_plain(self.high)}"
-        return f"above {self.low:g}" if self.open_low else f"of at least {self.low:g}"
+        low, high = (f"{n:,}" if isinstance(n, int) else f"{n:g}" for n in (self.low, self.high or 0))
+        if self.high is None:
+            return f"above {low}" if self.open_low else f"of at least {low}"
+        return f"above {low}, at most {high}" if self.open_low else f"from {low} to {high}"
 
 
-def _plain(number: float) -> str:
-    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
-
-
-INT64 = 2**63 - 1  # torch's largest whole number, and so that of every option
+INT64 = 2**63 - 1  # the largest integer of torch, and so of every option
 PositiveInt = Annotated[int, Range(1)]
 NonNegativeInt = Annotated[int, Range(0)]
 PositiveFloat = Annotated[float, Range(0, open_low=True)]
 NonNegativeFloat = Annotated[float, Range(0)]
-Fraction = Annotated[float, Range(0, 1)]
-Fraction = Annotated[float, Range(0, 1)]
+Fraction = Annotated[float, Range(0, 1)]  # of a whole, or a probability
 Seed = Annotated[int, Range(0, 2**32 - 1)]  # what every random generator in use can be seeded with
+Choice = Annotated[str, Text.CHOICE]
+FileName = Annotated[str, Text.FILE_NAME]

@@ -15,8 +15,9 @@ from omegaconf import DictConfig
 from ..checkpointing.resume import with_run_dir
 from ..errors import UserError, printable, report
 from ..options import trust
+from ..options.check import check_config
 from ..options.command_lines import program, resume_command
-from ..options.config import as_override, check
+from ..options.overrides import as_override
 from ..records.rates import RATE
 from ..records.read import optimized
 from . import folder
@@ -65,7 +66,7 @@ class SweepRunner:
         facts = {"choices": dict(job.runtime.choices), "overrides": list(job.overrides.task)}
         number = int(job.job.num)
         try:
-            plain = check(config)
+            plain = check_config(config)
             if plain["search"]:
                 return self._search(number, run_dir, plain, facts)
             known = self.expected > number

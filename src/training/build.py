@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from ..errors import UserError
-from ..options import schema
+from ..options.nodes import check_node, role_of
 
 
 def build(node: dict[str, Any], section: str, **arguments: Any) -> Any:
@@ -23,7 +23,7 @@ def build(node: dict[str, Any], section: str, **arguments: Any) -> Any:
     Raises:
         UserError: if the target may not be built here, or refuses an option's value; the line begins with the section.
     """
-    schema.check(node, section)
+    check_node(node, section)
     return _build(node, section, arguments)
 
 
@@ -91,7 +91,7 @@ def _class_of(target: str, path: str) -> type:
     Raises:
         UserError: if what stands under that name is not what the source text says: a subclass of the role's base.
     """
-    role = schema.role_of(path)
+    role = role_of(path)
     cls, base = _named(target), role and _named(role.base)
     trusted = inspect.isclass(cls) and role is not None and cls.__module__.partition(".")[0] in role.packages
     if not trusted or not issubclass(cls, base):

@@ -52,7 +52,7 @@ def test_the_rate_is_samples_over_the_time_since_the_last_redraw(
 
 def test_an_interval_of_zero_is_refused_where_it_is_declared() -> None:
     from batchscope.errors import UserError
-    from batchscope.options import schema
+    from batchscope.options.nodes import check_node
 
     with pytest.raises(UserError, match="takes a number above 0"):
-        schema.check({"_target_": "batchscope.callbacks.progress.ProgressBar", "interval_s": 0}, "callbacks.progress")
+        check_node({"_target_": "batchscope.callbacks.progress.ProgressBar", "interval_s": 0}, "callbacks.progress")

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from batchscope.options.config import options_of
+from batchscope.options.groups import choices_of
 from tests.checkpointing.support import (
     OUT,
     STEP,
@@ -98,7 +98,7 @@ def test_the_workers_of_a_killed_run_end_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", options_of("model"))
+@pytest.mark.parametrize("model", choices_of("model"))
 def test_every_model_is_resumed_exactly(model: str, tmp_path: Path) -> None:
     images = ["data=digits", f"data.root={tmp_path}", "data.num_train=76", "data.num_val=16", "data.num_test=16"]
     line = [*[o for o in SMALL if not o.startswith(("model", "data"))], *images, "data.batch_size=8", f"model={model}"]

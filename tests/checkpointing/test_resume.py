@@ -7,7 +7,7 @@ import pytest
 
 from batchscope.checkpointing import resume
 from batchscope.errors import UserError
-from batchscope.options.config import check_command_line
+from batchscope.options.compose import check_command_line
 from batchscope.options.tree import flatten
 from tests.checkpointing.support import OUT
 from tests.support.runs import SMALL, Run, assert_alike, record, results, run

@@ -13,7 +13,7 @@ import torch
 
 from batchscope.cli.evaluate import evaluate
 from batchscope.errors import UserError
-from batchscope.options.config import check_command_line
+from batchscope.options.compose import check_command_line
 from batchscope.training.run import train
 from tests.support.runs import run
 

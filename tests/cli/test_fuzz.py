@@ -17,10 +17,10 @@ import torch
 
 from batchscope.checkpointing import resume
 from batchscope.checkpointing.checkpoint_file import load_checkpoint, write_checkpoint
-from batchscope.checkpointing.resume_point import find_resume_point
+from batchscope.checkpointing.restore import newest_good
 from batchscope.cli.evaluate import evaluate
-from batchscope.options.config import check_command_line
-from batchscope.records.read import read
+from batchscope.options.compose import check_command_line
+from batchscope.records.run_record import read
 from batchscope.sweep import job
 from tests.support.fuzzing import budget, damage, refused, refused_or_fine
 
@@ -98,11 +98,7 @@ def test_random_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_random_bytes_as_a_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
-    whole = {
-        "state_dict": {"w": torch.zeros(50)},
-        "batchscope": {"config": {}, "name": "a"},
-        "loop_state": {"steps": 1},
-    }
+    whole = {"state_dict": {"w": torch.zeros(50)}, "batchscope": {"config": {}, "name": "a"}, "position": {"steps": 1}}
     write_checkpoint(whole, path)
     good = path.read_bytes()
     buffer = io.BytesIO()
@@ -110,7 +106,7 @@ def test_random_bytes_as_a_checkpoint(tmp_path: Path) -> None:
     for dice in budget("checkpoint"):
         path.write_bytes(damage(dice.choice((good, buffer.getvalue())), dice))
         refused_or_fine(lambda: load_checkpoint(path), "a damaged checkpoint")
-        refused_or_fine(lambda: find_resume_point(tmp_path), "a damaged checkpoint")
+        refused_or_fine(lambda: newest_good(tmp_path), "a damaged checkpoint")
         refused_or_fine(lambda: evaluate(path, []), "a damaged checkpoint")
     assert list(tmp_path.iterdir()) == [path]
 
@@ -296,7 +292,7 @@ def test_hostile_records_are_refused(
 def test_hostile_checkpoints_are_refused(
     canary: Path, configs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batchscope.evaluate._test", lambda *_: pytest.fail("it is evaluated"))
+    monkeypatch.setattr("batchscope.cli.evaluate._test", lambda *_: pytest.fail("it is evaluated"))
     path = Path("a.ckpt")
     for dice in budget("hostile checkpoint"):
         config = copy.deepcopy(dice.choice(configs))

@@ -39,8 +39,8 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # which the program changes
     monkeypatch.setattr("hydra._internal.hydra.configure_log", lambda *_: None)
     monkeypatch.setattr(logging, "raiseExceptions", True)
-    monkeypatch.setattr(command, "_run_one", lambda train, config: note("run", 1))
-    monkeypatch.setattr(command, "_run_sweep", lambda configs, plan: note("sweep", len(configs)))
+    monkeypatch.setattr(command, "_run_one", lambda train, line: note("run", 1))
+    monkeypatch.setattr(command, "_run_sweep", lambda line: note("sweep", len(line.configs)))
     monkeypatch.setattr(command, "_resume", lambda *_: note("resume", 1))
 
     def start(*words: str) -> Started:
@@ -232,13 +232,13 @@ def test_the_line_to_go_on_with_starts_the_same_sweep(
     monkeypatch.setattr(sys, "argv", ["train.py", "--multirun", *options])
     SweepRunner(Path("it's {my} sweep, a=b"), ["a", "b"]).say_what_is_left()
     printed = shlex.split(capsys.readouterr().out.splitlines()[-1].removeprefix("go on"))
-    plans = []
-    monkeypatch.setattr(command, "_run_sweep", lambda configs, plan: plans.append((configs, plan)))
+    lines = []
+    monkeypatch.setattr(command, "_run_sweep", lines.append)
     assert printed[:2] == ["python", "train.py"]
     start(*printed[2:])
-    ((configs, plan),) = plans
-    assert plan.folder == Path("it's {my} sweep, a=b")
-    assert [(c["data"]["root"], c["model"]["hidden_sizes"]) for c in configs] == [
+    (line,) = lines
+    assert line.folder == Path("it's {my} sweep, a=b")
+    assert [(c["data"]["root"], c["model"]["hidden_sizes"]) for c in line.configs] == [
         ("my data, here", [8, 8]),
         ("my data, here", [4]),
     ]

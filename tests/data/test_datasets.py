@@ -22,8 +22,8 @@ from batchscope.data.mnist import MNIST, FashionMNIST
 from batchscope.data.sequential_mnist import SequentialMNIST
 from batchscope.data.torchvision_images import TorchvisionImages
 from batchscope.errors import UserError
-from batchscope.options import schema
-from batchscope.options.config import CONFIGS
+from batchscope.options.groups import CONFIGS
+from batchscope.options.signatures import class_attribute
 from batchscope.training.build import build
 
 OPTIONS = sorted(file.stem for file in (CONFIGS / "data").glob("*.yaml"))
@@ -108,7 +108,7 @@ def test_every_class_is_among_the_training_targets(option: str, make: Make) -> N
 def test_the_kind_is_known_without_importing_the_dataset(option: str, make: Make) -> None:
     data = make(option)
     target = OmegaConf.load(yaml_of(option))["_target_"]
-    assert schema.class_attribute(target, "kind") == data.kind == data.spec.kind
+    assert class_attribute(target, "kind") == data.kind == data.spec.kind
 
 
 @every_dataset

@@ -16,8 +16,8 @@ from batchscope.errors import UserError
 from batchscope.models.cnn import SimpleCNN
 from batchscope.models.mlp import MLP
 from batchscope.models.torchvision import NATIVE_SIZE, TorchvisionModel
-from batchscope.options import schema
-from batchscope.options.config import CONFIGS
+from batchscope.options.groups import CONFIGS
+from batchscope.options.signatures import class_attribute
 from batchscope.training.build import build
 
 SPECS = {
@@ -37,7 +37,7 @@ def node_of(option: str) -> dict[str, Any]:
 
 
 def accepted(option: str) -> list[str]:
-    accepts = schema.class_attribute(node_of(option)["_target_"], "accepts")
+    accepts = class_attribute(node_of(option)["_target_"], "accepts")
     return [name for name, spec in SPECS.items() if spec.kind in accepts]
 
 
@@ -65,7 +65,7 @@ def test_the_zoo_has_models() -> None:
 
 @models
 def test_a_model_says_what_it_accepts(option: str) -> None:
-    accepts = schema.class_attribute(node_of(option)["_target_"], "accepts")
+    accepts = class_attribute(node_of(option)["_target_"], "accepts")
     assert accepts
     assert set(accepts) <= {"image", "sequence"}
 

@@ -17,7 +17,8 @@ from batchscope.cli import train as command
 from batchscope.errors import UserError
 from batchscope.options import trust
 from batchscope.options.command_lines import evaluate_command, program, resume_command
-from batchscope.options.config import accept_null_groups, check_command_line
+from batchscope.options.compose import check_command_line
+from batchscope.options.overrides import accept_null_groups
 from tests.support.runs import EVERY_4, Run, kill_9, record, run
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "train.sbatch"

@@ -6,9 +6,10 @@ import pytest
 from lightning.fabric.plugins.precision import precision
 
 from batchscope.errors import UserError
-from batchscope.options.config import check_command_line
-from batchscope.options.schema import parameters_of
-from batchscope.options.trainer import _VALUES, _Precision, check_trainer
+from batchscope.options.compose import check_command_line
+from batchscope.options.nodes import check_node
+from batchscope.options.signatures import parameters_of
+from batchscope.options.trainer import OBSERVERS, TRAINER, _Precision
 
 # override → what the answer must hold
 REFUSED = {
@@ -57,7 +58,7 @@ def test_a_value_that_lightning_takes_is_taken(override: str) -> None:
 
 
 def test_every_declared_option_is_one_of_the_trainer_of_today() -> None:
-    assert set(_VALUES) <= set(parameters_of("lightning.Trainer"))
+    assert set(TRAINER) <= set(parameters_of("lightning.Trainer"))
 
 
 def test_the_precisions_are_those_of_the_lightning_of_today() -> None:
@@ -66,4 +67,9 @@ def test_the_precisions_are_those_of_the_lightning_of_today() -> None:
 
 
 def test_what_is_not_declared_is_left_to_the_trainer() -> None:
-    check_trainer({"_target_": "lightning.Trainer", "strategy": "foo"})
+    check_node({"_target_": "lightning.Trainer", "strategy": "foo", "plugins": "foo"}, "trainer")
+
+
+def test_the_callbacks_that_only_observe_are_those_of_the_lightning_of_today() -> None:
+    for target in OBSERVERS:
+        check_node({"_target_": target}, "callbacks.mine")

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from batchscope.checkpointing import resume
 from batchscope.checkpointing.checkpoint_file import write_checkpoint
 from batchscope.cli.evaluate import evaluate
 from batchscope.errors import UserError
 from batchscope.options import trust
-from batchscope.options.config import check, check_command_line, override
-from batchscope.records.read import read
+from batchscope.options.check import check_config
+from batchscope.options.compose import apply_overrides, check_command_line
+from batchscope.records.run_record import read
 from batchscope.sweep import job
 from tests.support.runs import EVERY_4, SMALL, kill_9, record, run
 
@@ -192,14 +192,14 @@ def test_an_option_in_braces_confirms_what_it_spells_out_alone(word: str, run_di
 )
 def test_a_value_that_is_spelled_out_and_a_node_that_is_replaced_are_confirmed(word: str, run_dir: Path) -> None:
     config = changed(config_of(run_dir), "callbacks.checkpoint.dirpath", "/elsewhere")
-    trust.confirm(check(override(OmegaConf.create(config), [word])), [word], "f", run_dir)
+    trust.confirm(check_config(apply_overrides(config, [word])), [word], "f", run_dir)
 
 
 def test_a_list_is_confirmed_as_a_whole(run_dir: Path) -> None:
     config = changed(config_of(run_dir), "trainer.plugins", ["it's", "a, b", None, True, 1.5])
     words = refusal(resumed, config, run_dir).rpartition("write ")[2]
     (word,) = shlex.split(words)
-    assert check(override(OmegaConf.create(config), [word])) == config
+    assert check_config(apply_overrides(config, [word])) == config
     trust.confirm(config, [word], "f", run_dir)
     assert refusal(trust.confirm, config, ["trainer.max_epochs=1"], "f", run_dir)
 

@@ -3,12 +3,12 @@
 import pytest
 
 from batchscope.errors import UserError
-from batchscope.options.config import plan_sweep
+from batchscope.options.compose import compose_command_line
 from batchscope.sweep import launchers
 
 
 def node(choice: str, *overrides: str) -> dict:
-    return plan_sweep([f"hydra/launcher={choice}", *overrides, "seed=0,1"]).launcher
+    return compose_command_line([f"hydra/launcher={choice}", *overrides, "seed=0,1"], multirun=True).launcher
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, is_so: bool) -> None:

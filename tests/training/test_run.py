@@ -12,7 +12,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from batchscope.errors import Interrupted, UserError
-from batchscope.options.config import check_command_line, options_of
+from batchscope.options.compose import check_command_line
+from batchscope.options.groups import choices_of
 from batchscope.training.run import train
 from tests.support.runs import run as forked
 
@@ -224,7 +225,7 @@ def test_a_sweep_runs_every_value(tmp_path: Path, shared_data: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("option", options_of("model"))
+@pytest.mark.parametrize("option", choices_of("model"))
 def test_every_model_trains_on_every_kind_of_data_that_it_accepts(option: str, tmp_path: Path) -> None:
     accepted = 0
     for data in ("digits", "adding", "copy_memory"):

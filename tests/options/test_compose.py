@@ -9,16 +9,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from batchscope.errors import UserError
-from batchscope.options.config import (
-    CONFIGS,
-    GROUPS,
-    as_override,
-    check,
-    check_command_line,
-    options_of,
-    override,
-    plan_sweep,
-)
+from batchscope.options.check import check_config
+from batchscope.options.compose import apply_overrides, check_command_line, compose_command_line
+from batchscope.options.groups import CONFIGS, GROUPS, choices_of
+from batchscope.options.overrides import as_override
 
 # command line of a sweep → what the one line of the answer must hold
 SWEEP_MISTAKES = {
@@ -160,7 +154,7 @@ def test_the_seed_reaches_the_data_also_when_it_is_0(seed: int) -> None:
 
 @pytest.mark.parametrize("group", [g for g in GROUPS if g != "hydra"])
 def test_every_option_of_every_group_passes_its_own_check(group: str) -> None:
-    for option in options_of(group):
+    for option in choices_of(group):
         fitting = {"model": [], "data": ["model=lstm_cell"]}.get(group, [])
         configs = check_command_line([f"{group}={option}", *fitting], multirun=False)
         assert len(configs) == 1
@@ -183,7 +177,7 @@ def test_every_yaml_begins_with_the_command_that_uses_it(file: Path) -> None:
 
 def test_checking_imports_neither_torch_nor_lightning() -> None:
     code = (
-        "import sys; from batchscope.options.config import check_command_line; check_command_line(['model=torchvision'], False)"
+        "import sys; from batchscope.options.compose import check_command_line; check_command_line(['model=torchvision'], False)"
         "; print([m for m in ('torch', 'lightning') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -191,9 +185,11 @@ def test_checking_imports_neither_torch_nor_lightning() -> None:
 
 
 def test_a_sweep_is_planned_with_its_folder_and_what_sets_each_run_apart() -> None:
-    plan = plan_sweep(["model=cnn,mlp", "data.batch_size=4,8", "seed=1", "hydra.sweep.dir=out/s"])
-    assert plan.folder == Path("out/s")
-    assert plan.labels == [f"model={model} data.batch_size={size}" for model in ("cnn", "mlp") for size in (4, 8)]
+    line = compose_command_line(
+        ["model=cnn,mlp", "data.batch_size=4,8", "seed=1", "hydra.sweep.dir=out/s"], multirun=True
+    )
+    assert line.folder == Path("out/s")
+    assert line.labels == [f"model={model} data.batch_size={size}" for model in ("cnn", "mlp") for size in (4, 8)]
 
 
 TEXTS = [
@@ -246,7 +242,7 @@ def test_a_sweep_may_name_its_choices_by_a_pattern() -> None:
 def changed(*overrides: str, of: tuple[str, ...] = ()) -> dict:
     """A configuration as a record holds it, with options changed."""
     recorded = check_command_line(list(of), multirun=False)[0]
-    return check(override(OmegaConf.create(recorded), list(overrides)))
+    return check_config(apply_overrides(recorded, list(overrides)))
 
 
 def test_an_option_that_the_record_lacks_is_added_with_a_plus() -> None:
@@ -312,12 +308,14 @@ def test_what_belongs_to_a_new_run_is_refused(text: str, said: str) -> None:
 
 @pytest.mark.parametrize("word", ["hydra.sweep.dir=there", "++hydra.sweep.dir=there", "hydra.sweep.dir=${now:%H}"])
 def test_a_folder_that_is_named_is_told_from_the_installed_default(word: str) -> None:
-    assert plan_sweep(["seed=1,2", word]).chosen
-    assert not plan_sweep(["seed=1,2"]).chosen
+    assert compose_command_line(["seed=1,2", word], multirun=True).folder_chosen
+    assert not compose_command_line(["seed=1,2"], multirun=True).folder_chosen
+    assert compose_command_line([word.replace("sweep", "run")], multirun=False).folder_chosen
+    assert not compose_command_line([], multirun=False).folder_chosen
 
 
 def test_a_folder_that_a_users_config_names_is_chosen(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "place.yaml").write_text("# @package _global_\nhydra:\n  sweep:\n    dir: there\n")
-    plan = plan_sweep(["seed=1,2", "experiment=place"], str(tmp_path))
-    assert (plan.folder, plan.chosen) == (Path("there"), True)
+    line = compose_command_line(["seed=1,2", "experiment=place"], multirun=True, config_dir=str(tmp_path))
+    assert (line.folder, line.folder_chosen) == (Path("there"), True)

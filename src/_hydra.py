@@ -1,0 +1,38 @@
+"""What is private in Hydra, in one place. Read in hydra-core 1.3.8; the rest of the package uses public names only."""
+
+import argparse
+import logging
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
+
+
+def args_parser() -> argparse.ArgumentParser:
+    """The parser of Hydra's flags; the words that are no flags are its `overrides`."""
+    return get_args_parser()
+
+
+def apply_override(override: Override, config: DictConfig) -> None:
+    """Change a configuration as `option=value`, `+option=value`, `++option=value` or `~option` says.
+
+    Raises:
+        HydraException, OmegaConfBaseException: for an option that the configuration does not have, and the like.
+    """
+    ConfigLoaderImpl._apply_overrides_to_config([override], config)
+
+
+def runs_of_sweep(overrides: list[Override]) -> list[list[str]]:
+    """The overrides of each run that the basic sweeper would start. Hydra has to be initialized."""
+    for override in overrides:
+        override.config_loader = GlobalHydra.instance().config_loader()  # it knows the choices that glob(*) names
+    batches = BasicSweeper.split_arguments(overrides, max_batch_size=None)
+    return [list(run) for batch in batches for run in batch]
+
+
+def quiet_launcher() -> None:
+    """Keep the basic launcher from announcing each run of a sweep."""
+    logging.getLogger("hydra._internal.core_plugins.basic_launcher").setLevel(logging.WARNING)

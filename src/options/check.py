@@ -1,0 +1,91 @@
+"""A composed configuration → plain, checked containers, or one line that says what is wrong with it."""
+
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ..errors import UserError, did_you_mean
+from .explain import first_line, similar_option
+from .groups import COLLECTIONS, CONFIGS, SECTIONS, choices_of, load, to_plain, top_level_names
+from .nodes import check_node
+from .purpose import TOP_LEVEL
+from .renamed import METRICS, OPTIONS, new_name, refuse_old_name
+from .signatures import class_attribute
+from .values import check_value
+
+
+def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
+    """Check one composed configuration and return it in plain containers, its interpolations resolved.
+
+    Raises:
+        UserError: for an option that is unknown, of the wrong kind or out of range, and for a pair that cannot work.
+    """
+    try:
+        plain = to_plain(config if isinstance(config, DictConfig) else OmegaConf.create(config), resolve=True)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key or 'config'}: {first_line(error)}") from error
+    _check_top_level(plain)
+    for section in SECTIONS:
+        if not isinstance(plain.get(section), dict) or plain[section].get("_target_") is None:
+            shown = "null" if plain.get(section) is None else repr(plain[section])
+            raise UserError(f"{section}: got {shown}, takes {' or '.join(choices_of(section))}")
+        check_node(plain[section], section)
+    if "batch_size" not in plain["data"]:
+        raise UserError("data.batch_size: is missing")
+    for collection in COLLECTIONS:
+        plain.setdefault(collection, None)
+        _check_collection(plain[collection] or {}, collection)
+    if plain["search"] is not None:
+        check_node({"_target_": "batchscope.sweep.search.BatchSizeSearch", **plain["search"]}, "search")
+    _check_model_fits_data(plain["model"], plain["data"])
+    return plain
+
+
+def _check_top_level(plain: dict[str, Any]) -> None:
+    for key in TOP_LEVEL:
+        if key not in plain:
+            raise UserError(f"{key}: is missing")
+    for key, value in plain.items():
+        if key in TOP_LEVEL:
+            check_value(key, value, TOP_LEVEL[key])
+        elif key not in SECTIONS + COLLECTIONS:
+            near = did_you_mean(key, top_level_names()) or similar_option(plain, [key])
+            raise UserError(f"{key}: no such option.{near}")
+    refuse_old_name("optimized_metric", plain["optimized_metric"], METRICS)
+
+
+def _check_collection(nodes: Any, name: str) -> None:
+    """Check a collection: each part is an object to build, or null for none."""
+    if not isinstance(nodes, dict):
+        raise UserError(f"{name}: got {nodes!r}, takes names, each with a _target_")
+    for part, node in nodes.items():
+        option = f"{name}.{part}"
+        if isinstance(node, dict) and "_target_" in node:
+            refuse_old_name(f"{option}.monitor", node.get("monitor"), METRICS)
+            if str(node["_target_"]).endswith(".BatchSizeFinder"):
+                raise UserError(
+                    f"{option}: BatchSizeFinder takes its trial steps from the learning-rate schedule; write "
+                    f"python train.py -m experiment=find_batch_size …"
+                )
+        elif (new := new_name(option, OPTIONS)) and new.rpartition(".")[2] in nodes:
+            raise UserError(f"{option}: is called {new} now")
+        elif node is not None:
+            raise UserError(f"{option}: got {node!r}, takes null or a node with a _target_")
+    check_node(nodes, name)
+
+
+def _check_model_fits_data(model: dict[str, Any], data: dict[str, Any]) -> None:
+    """Refuse a model that cannot read what the dataset serves; each declares it in a class attribute."""
+    kind = class_attribute(data["_target_"], "kind")
+    accepts = class_attribute(model["_target_"], "accepts")
+    if kind and accepts and kind not in accepts:
+        name = model["_target_"].rpartition(".")[2]
+        targets = {
+            choice: str(load(CONFIGS / "model" / f"{choice}.yaml").get("_target_")) for choice in choices_of("model")
+        }
+        fits = [choice for choice, target in targets.items() if kind in (class_attribute(target, "accepts") or ())]
+        raise UserError(
+            f"model: {name} reads {' or '.join(accepts)} data, and data={data['_target_'].rpartition('.')[2]} serves "
+            f"{kind} data; models that read it: {', '.join(fits)}"
+        )

@@ -1,0 +1,229 @@
+"""From a command line to the runs that it asks for: Hydra composes each of them once, and each is checked."""
+
+import os
+import re
+import warnings
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from .. import _hydra
+from ..errors import UserError
+from .check import check_config
+from .explain import chooses, first_line, missing_choice, wrong_choice, wrong_key
+from .groups import CONFIGS, GROUPS, load, to_plain
+from .overrides import is_null_group, parse, quoted, refuse_several_values, text_of
+
+# The launchers of configs/hydra/launcher describe every option of their plugins and are validated by their names.
+warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
+
+_LONGEST_NAME = 255  # bytes; of a file or folder, on the file systems in use
+_SEVERAL = "; write python train.py -m … to run each of them"
+_HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError)
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """The runs that a command line asks for.
+
+    Attributes:
+        configs: the checked configuration of each run.
+        folder: of the run, or of the sweep.
+        folder_chosen: whether a command line or a config names the folder; otherwise it is named by the time.
+        labels: for each run of a sweep, the overrides that set it apart; empty if a sweeper that searches decides them.
+        launcher: the options of Hydra's launcher, which starts the runs of a sweep.
+    """
+
+    configs: list[dict[str, Any]]
+    folder: Path
+    folder_chosen: bool
+    labels: list[str] = field(default_factory=list)
+    launcher: dict[str, Any] = field(default_factory=dict)
+
+
+def compose_command_line(
+    overrides: list[str], multirun: bool, config_dir: str | None = None, run_dir: str | None = None
+) -> CommandLine:
+    """Compose and check every run that a command line asks for.
+
+    Args:
+        overrides: the words after `train.py`, without flags.
+        multirun: whether a value may be a list to sweep over.
+        config_dir: another folder with YAML files, as of `--config-dir`.
+        run_dir: the run's folder, where it is known.
+
+    Raises:
+        UserError: at the first mistake; nothing has been written by then.
+    """
+    parsed = parse(overrides)
+    if not multirun:
+        refuse_several_values(parsed, _SEVERAL)
+    extra = _search_path(config_dir)
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        base = _compose([*_fixed(parsed), *extra])
+        runs = _runs_of_sweep(parsed, base) if multirun else []
+        composed = [_compose([*run, *extra]) for run in runs] if multirun else [base]
+    configs = [check_config(_without_hydra(config, multirun, run_dir)) for config in composed]
+    hydra, kind = base.hydra, "sweep" if multirun else "run"
+    chosen = to_plain(hydra[kind])["dir"] != load(CONFIGS / "hydra" / "default.yaml")[kind]["dir"]
+    line = CommandLine(configs, Path(hydra[kind].dir), chosen)
+    if not multirun:
+        return line
+    is_list = hydra.sweeper._target_.endswith(".BasicSweeper")
+    return replace(line, labels=_labels(runs) if is_list else [], launcher=to_plain(hydra.launcher, resolve=True))
+
+
+def check_command_line(
+    overrides: list[str], multirun: bool, config_dir: str | None = None, run_dir: str | None = None
+) -> list[dict[str, Any]]:
+    """The checked configurations alone of `compose_command_line`."""
+    return compose_command_line(overrides, multirun, config_dir, run_dir).configs
+
+
+def check_composition(overrides: list[str], config_dir: str | None = None) -> None:
+    """Compose one configuration that is only shown: its values may be wrong.
+
+    Raises:
+        UserError: for what Hydra cannot compose.
+    """
+    refuse_several_values(parse(overrides), _SEVERAL)
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        _compose([*overrides, *_search_path(config_dir)])
+
+
+def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
+    """Change a configuration that was composed earlier: `option=value`, `+`, `++`, `~`, `group=choice`, as train.py.
+
+    Raises:
+        UserError: for a text that cannot be parsed, an unknown option or an unknown choice.
+    """
+    parsed = parse(overrides)
+    refuse_several_values(parsed, hint="")
+    changed = OmegaConf.create(config)
+    OmegaConf.set_struct(changed, True)
+    for one in parsed:
+        if re.split("[./]", one.key_or_group)[0] in ("experiment", "hydra"):
+            raise UserError(
+                f"{one.key_or_group}: is for a new run; here, name the options to change: data.batch_size=8"
+            )
+        if one.key_or_group in GROUPS:
+            _choose(changed, one)
+            continue
+        before = to_plain(changed)
+        try:
+            _hydra.apply_override(one, changed)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise wrong_key(before, one) or UserError(f"{one.input_line}: {first_line(error)}") from error
+    return changed
+
+
+def _choose(config: DictConfig, one: Override) -> None:
+    """Take another choice of a config group: `data=mnist`; `logger=null` and `~logger` leave a collection out."""
+    group = one.key_or_group
+    chosen = None
+    if not is_null_group(one) and not one.is_delete():
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            chosen = _compose([text_of(one)]).get(group)
+    with open_dict(config):
+        config[group] = chosen
+
+
+def _compose(overrides: list[str]) -> DictConfig:
+    """A configuration with Hydra's own section."""
+    try:
+        return hydra_compose("train", overrides, return_hydra_config=True)
+    except MissingConfigException as error:
+        raise missing_choice(error) from error
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        where = f"{mark.name}, line {mark.line + 1}" if mark else "a YAML file"
+        raise UserError(f"{where}: {getattr(error, 'problem', None) or first_line(error)}") from error
+    except RecursionError as error:
+        raise UserError("a YAML file or an option has too many levels") from error
+    except _HYDRA_ERRORS as error:
+        raise _explain(overrides, error) from error
+
+
+def _explain(overrides: list[str], error: Exception) -> UserError:
+    """Find the override that Hydra refuses, and say what it may have been meant to be."""
+    parsed = parse(overrides)
+    if wrong := wrong_choice(parsed):
+        return wrong
+    try:
+        base = to_plain(hydra_compose("train", [text_of(o) for o in parsed if chooses(o)], return_hydra_config=True))
+    except _HYDRA_ERRORS:
+        return UserError(first_line(error))
+    found = (wrong_key(base, one) for one in parsed if one.key_or_group not in GROUPS)
+    return next(filter(None, found), None) or UserError(first_line(error))
+
+
+def _search_path(config_dir: str | None) -> list[str]:
+    """The override by which Hydra finds the YAML files of `--config-dir`."""
+    if config_dir is None:
+        return []
+    folder = Path(config_dir).resolve()
+    if not folder.is_dir():
+        raise UserError(f"--config-dir: got '{config_dir}', which is not a folder")
+    return [f"hydra.searchpath=[{quoted(f'file://{folder}')}]"]
+
+
+def _fixed(parsed: list[Override]) -> list[str]:
+    return [text_of(one) for one in parsed if not one.is_sweep_override()]
+
+
+def _runs_of_sweep(parsed: list[Override], base: DictConfig) -> list[list[str]]:
+    """The overrides of each run of a sweep.
+
+    Only the runs of Hydra's basic sweeper are known beforehand. A search over a range is checked without its options:
+    its sweeper decides the values later.
+    """
+    if any(one.is_sweep_override() and not one.is_discrete_sweep() for one in parsed):
+        return [_fixed(parsed)]
+    from_file = [f"{key}={value}" for key, value in (base.hydra.sweeper.get("params") or {}).items()]
+    return _hydra.runs_of_sweep([*parse(from_file), *parsed])
+
+
+def _labels(runs: list[list[str]]) -> list[str]:
+    labels = (" ".join(word for word in run if not all(word in other for other in runs)) for run in runs)
+    return [label or "the run" for label in labels]
+
+
+def _without_hydra(config: DictConfig, multirun: bool, run_dir: str | None) -> DictConfig:
+    """A run's configuration alone, once it is clear that Hydra's section keeps its files together."""
+    mode = config.hydra.mode
+    if mode not in (None, RunMode.MULTIRUN if multirun else RunMode.RUN):
+        raise UserError(f"hydra.mode: got {mode.name}; write python train.py -m … for several runs, without -m for one")
+    config = config.copy()
+    with open_dict(config):
+        if multirun:
+            config.hydra.job.num = config.hydra.job.id = 0
+        for name in ("sweep.dir", "sweep.subdir") if multirun else ("run.dir",):
+            _check_folder(config.hydra, name)
+        del config["hydra"]
+        if run_dir is not None:
+            config.run_dir = run_dir
+    return config
+
+
+def _check_folder(hydra: DictConfig, name: str) -> None:
+    """Refuse a folder that an option's value leads somewhere else."""
+    try:
+        folder = OmegaConf.select(hydra, name)
+    except OmegaConfBaseException as error:
+        raise UserError(f"hydra.{name}: {first_line(error)}") from error
+    below_sweep = name == "sweep.subdir"
+    path = Path(str(folder))
+    if folder is None or ".." in path.parts or "\0" in str(folder) or (below_sweep and path.is_absolute()):
+        takes = "a folder below the sweep's" if below_sweep else "a folder below this one, or an absolute path"
+        raise UserError(f"hydra.{name}: got {str(folder)[:100]!r}, takes {takes}, without '..'")
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
+        raise UserError(f"hydra.{name}: has a name of more than {_LONGEST_NAME} bytes in it: '{str(folder)[:60]}…'")

@@ -1,0 +1,90 @@
+"""How an option is declared, and what it is for: asked by all who treat options differently.
+
+Resuming asks whether an option may change, reports whether it divides groups of runs, ranks whether it may differ
+between machines, and trust whether a file may set it. Nothing here needs Hydra or OmegaConf.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from .renamed import TARGETS, new_name
+from .signatures import class_attribute, signature_of
+from .trainer import CALLBACK, LOGGER, OBSERVERS, TRAINER
+from .types import Purpose, Seed
+from .values import alternatives
+
+# Packages whose models, datasets, optimizers and callbacks a `_target_` may name. The one place to trust another.
+TRUSTED_PACKAGES = ("batchscope",)
+PLACES = (Purpose.READ_FROM, Purpose.WRITTEN_TO)
+TOP_LEVEL: dict[str, Any] = {
+    "seed": Seed,
+    "test": Annotated[bool, Purpose.OBSERVATION],
+    "optimized_metric": Annotated[str | None, Purpose.OBSERVATION],
+    "channels_last": bool,
+    "flush_denormals": bool,
+    "keep_freed_memory": Annotated[bool, Purpose.SPEED],
+    "search": Annotated[dict | None, Purpose.OBSERVATION],  # which runs there are, and nothing about each
+    "resume": Annotated[str | None, Purpose.READ_FROM],
+    "run_dir": Annotated[str | None, Purpose.WRITTEN_TO],
+}
+_TABLES = {"trainer": TRAINER, "callbacks": CALLBACK, "logger": LOGGER}
+
+
+def annotation_of(option: str, target: Any) -> Any:
+    """How an option is declared: in a table for Lightning's classes, else in the constructor that takes it.
+
+    Args:
+        option: its full name, `data.batch_size`.
+        target: the `_target_` of the node that the option belongs to.
+
+    Returns:
+        The annotation; None if there is none, or none that can be read.
+    """
+    section, *above, name = option.split(".")
+    if len(above) == (section in ("callbacks", "logger")) and name in _TABLES.get(section, {}):
+        return _TABLES[section][name]
+    is_trusted = isinstance(target, str) and target.startswith((*(f"{p}." for p in TRUSTED_PACKAGES), "lightning."))
+    signature = signature_of(target) if is_trusted else None
+    return signature.parameters.get(name) if signature else None
+
+
+def marks(annotation: Any) -> set[Any]:
+    """What `Annotated` says of any kind of value that an annotation takes: purposes and what a text can do."""
+    return {mark for _, marks in alternatives(annotation) for mark in marks}
+
+
+def purpose_of(option: str, config: Mapping[str, Any]) -> Purpose:
+    """What an option is for; `Purpose.RESULT` where nothing says it.
+
+    Args:
+        option: its full name.
+        config: the configuration that it belongs to, in plain containers. It may be an old one, or from a stranger.
+    """
+    section, *names = option.split(".")
+    if not names or section in TOP_LEVEL:
+        return Purpose.OBSERVATION if section == "logger" else _declared(TOP_LEVEL.get(section))
+    node: Any = config.get(section)
+    above = section
+    if section in ("callbacks", "logger"):
+        node = node.get(names[0]) if isinstance(node, Mapping) else None
+        above = f"{section}.{names.pop(0)}"
+    target = node.get("_target_") if isinstance(node, Mapping) else None
+    declared = _declared(annotation_of(f"{above}.{names[0]}", target)) if names else Purpose.RESULT
+    if section == "logger" or (section == "callbacks" and only_observes(target)):
+        return declared if declared in PLACES else Purpose.OBSERVATION
+    return declared
+
+
+def only_observes(target: Any) -> bool:
+    """Whether a callback leaves training as it is: its class says `observes_only = True`, or Lightning's is known to."""
+    if not isinstance(target, str):
+        return False
+    target = new_name(target, TARGETS) or target
+    if target.startswith("lightning."):
+        return target in OBSERVERS
+    trusted = target.startswith(tuple(f"{package}." for package in TRUSTED_PACKAGES))
+    return trusted and class_attribute(target, "observes_only") is True
+
+
+def _declared(annotation: Any) -> Purpose:
+    return next((mark for mark in marks(annotation) if isinstance(mark, Purpose)), Purpose.RESULT)

@@ -1,0 +1,82 @@
+"""Whether a value is what an option's annotation takes, and in which words the annotation is described to a user."""
+
+import math
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from ..errors import UserError, did_you_mean
+from .types import INT64, Range
+
+_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", types.NoneType: "null"}
+
+
+def check_value(name: str, value: Any, annotation: Any) -> None:
+    """Raise UserError if the value is not what the annotation takes; None as annotation takes anything."""
+    if annotation is None or _fits(value, annotation):
+        return
+    shown = "null" if value is None else "nothing" if value == "" else repr(value)
+    texts = [
+        str(choice) for kind, _ in alternatives(annotation) if get_origin(kind) is Literal for choice in get_args(kind)
+    ]
+    too_large = isinstance(value, int) and value > INT64 and _fits(INT64, annotation)
+    most = f", up to {INT64:,}" if too_large else ""
+    raise UserError(f"{name}: got {shown}, takes {_describe(annotation)}{most}.{did_you_mean(str(value), texts)}")
+
+
+def alternatives(annotation: Any, marks: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """The kinds of value that an annotation takes, each with what `Annotated` says of it."""
+    if get_origin(annotation) is Annotated:
+        kind, *own = get_args(annotation)
+        yield from alternatives(kind, (*marks, *own))
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for kind in get_args(annotation):
+            yield from alternatives(kind, marks)
+    else:
+        yield annotation, marks
+
+
+def lists_all_texts(annotation: Any) -> bool:
+    """Whether an annotation takes no texts but those that it lists."""
+    known = (int, float, bool, types.NoneType)
+    return all(get_origin(kind) is Literal or kind in known for kind, _ in alternatives(annotation))
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    if isinstance(value, int) and abs(value) > INT64:
+        return False
+    return any(
+        _is_of_kind(value, kind) and all(mark.holds(value) for mark in marks if isinstance(mark, Range))
+        for kind, marks in alternatives(annotation)
+    )
+
+
+def _is_of_kind(value: Any, kind: Any) -> bool:
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in args)
+    if kind is types.NoneType:
+        return value is None
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    if origin in (list, tuple):
+        return isinstance(value, list) and all(_fits(item, args[0]) for item in value)
+    kind = origin or kind
+    return not isinstance(kind, type) or isinstance(value, kind)  # a name in quotes cannot be looked up: not checked
+
+
+def _describe(annotation: Any) -> str:
+    return " or ".join(dict.fromkeys(_describe_kind(*one) for one in alternatives(annotation)))
+
+
+def _describe_kind(kind: Any, marks: tuple[Any, ...]) -> str:
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        choices = list(dict.fromkeys(str(choice) for choice in args))
+        return " or ".join(choices) if len(choices) < 4 else ", ".join(choices)
+    if origin in (list, tuple):
+        return f"a list, each item {_describe(args[0])}"
+    words = _WORDS.get(kind) or getattr(origin or kind, "__name__", str(kind))
+    return " ".join([words, *(str(mark) for mark in marks if isinstance(mark, Range))])

@@ -1,0 +1,30 @@
+"""A package that is written for a test, to be read as source text and never imported."""
+
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from batchscope.options import nodes, signatures
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Write a package `toy` of the given modules, allowed as a target anywhere; importing any of it would fail."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(nodes, "check_target", lambda target, path: None)
+    monkeypatch.setattr("batchscope.options.purpose.TRUSTED_PACKAGES", ("batchscope", "toy"))
+    caches = (signatures.signature_of, signatures.class_attribute, signatures._load)
+
+    def write(**modules: str) -> None:
+        (tmp_path / "toy").mkdir(exist_ok=True)
+        for name, text in {"__init__": "", **modules}.items():
+            source = "raise ImportError('never imported')\n" + textwrap.dedent(text)
+            (tmp_path / "toy" / f"{name}.py").write_text(source, encoding="utf-8")
+        for cached in caches:
+            cached.cache_clear()
+
+    yield write
+    for cached in caches:
+        cached.cache_clear()

@@ -1,0 +1,164 @@
+"""Signatures and class attributes are read from source text, without importing what they belong to."""
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from batchscope.options.groups import installed_nodes
+from batchscope.options.nodes import check_node
+from batchscope.options.signatures import Signature, class_attribute, locate, parameters_of, signature_of
+from batchscope.options.types import PositiveInt
+
+
+def test_signatures_are_read_without_importing_what_they_belong_to() -> None:
+    program = """
+        import sys
+        from batchscope.options.signatures import class_attribute, parameters_of
+        print(parameters_of("batchscope.models.cnn.SimpleCNN"))
+        print(parameters_of("batchscope.data.mnist.MNIST"))
+        print("max_epochs" in parameters_of("lightning.Trainer"))
+        print("lr" in parameters_of("torch.optim.AdamW"))
+        print(class_attribute("batchscope.models.sequence.LSTMCellModel", "accepts"))
+        print([name for name in ("torch", "lightning", "torchvision", "numpy") if name in sys.modules])
+    """
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines() == [
+        "['spec', 'channels', 'hidden_size']",
+        "['batch_size', 'pipeline', 'num_workers', 'seed', 'root', 'num_val', 'offline']",
+        "True",
+        "True",
+        "('image', 'sequence')",
+        "[]",
+    ]
+
+
+def test_annotations_become_the_types_that_they_name(write: Callable[..., None]) -> None:
+    write(
+        one="""
+        class Thing:
+            def __init__(self, size: PositiveInt, /, mode: Literal["a", "b"], *, rate: float | None = None, free=1):
+                pass
+        """
+    )
+    signature = signature_of("toy.one.Thing")
+    assert signature == Signature(
+        {"size": PositiveInt, "mode": Literal["a", "b"], "rate": float | None, "free": None}, open=False
+    )
+
+
+def test_a_function_is_a_target_too(write: Callable[..., None]) -> None:
+    write(one="def build(size: int, **kwargs): pass")
+    assert signature_of("toy.one.build") == Signature({"size": int}, open=True)
+
+
+def test_keywords_passed_on_are_those_of_the_base_class(write: Callable[..., None]) -> None:
+    write(
+        base="""
+        class Base:
+            def __init__(self, size: int = 1, name: str = ""): pass
+        """,
+        middle="""
+        from .base import Base as B
+        class Middle(B):
+            pass
+        """,
+        one="""
+        from toy.middle import Middle
+        class Thing(Middle):
+            def __init__(self, rate: float, size: str = "", **kwargs): pass
+        """,
+    )
+    assert signature_of("toy.one.Thing") == Signature({"size": str, "name": str, "rate": float})
+
+
+def test_a_constructor_without_keywords_to_pass_on_hides_the_base_class(write: Callable[..., None]) -> None:
+    write(
+        one="""
+        class Base:
+            def __init__(self, size: int): pass
+        class Thing(Base):
+            def __init__(self, rate: float): pass
+        """
+    )
+    assert parameters_of("toy.one.Thing") == ["rate"]
+
+
+def test_keywords_passed_on_to_what_cannot_be_read_are_all_taken(write: Callable[..., None]) -> None:
+    write(
+        one="""
+        import other
+        class Thing(other.Base):
+            def __init__(self, size: int, **kwargs): pass
+        """
+    )
+    signature = signature_of("toy.one.Thing")
+    assert signature == Signature({"size": int}, open=True)
+    check_node({"_target_": "toy.one.Thing", "anything": 1}, "thing")
+
+
+def test_re_exports_are_followed(write: Callable[..., None]) -> None:
+    write(
+        __init__="from .one import Thing as Renamed",
+        one="""
+        class Thing:
+            def __init__(self, size: int): pass
+        """,
+    )
+    assert parameters_of("toy.Renamed") == ["size"]
+
+
+@pytest.mark.parametrize("target", ["toy.one.Missing", "toy.missing.Thing", "missing.Thing", "Thing", "toy", ""])
+def test_what_cannot_be_found_has_no_signature(target: str, write: Callable[..., None]) -> None:
+    write(one="")
+    assert signature_of(target) is None
+    assert parameters_of(target) == []
+
+
+def test_an_annotation_cannot_run_code(write: Callable[..., None], tmp_path: Path) -> None:
+    broken = tmp_path / "broken-into"
+    write(one=f"def build(size: __import__('os').mkdir({str(broken)!r}), other: open({str(broken)!r}, 'w')): pass")
+    assert signature_of("toy.one.build") == Signature({"size": None, "other": None})
+    assert not broken.exists()
+
+
+def test_a_class_attribute_is_read_and_inherited(write: Callable[..., None]) -> None:
+    write(
+        base="""
+        from typing import ClassVar
+        class Base:
+            kind: ClassVar[str] = "image"
+            accepts = ("a", "b")
+        """,
+        one="""
+        from .base import Base
+        class Same(Base):
+            kind: str
+        class Other(Base):
+            kind = "sequence"
+        """,
+    )
+    assert class_attribute("toy.one.Same", "kind") == "image"
+    assert class_attribute("toy.one.Other", "kind") == "sequence"
+    assert class_attribute("toy.one.Other", "accepts") == ("a", "b")
+
+
+@pytest.mark.parametrize("target", ["toy.one.Thing", "toy.one.build", "toy.one.Missing", "missing.Thing"])
+def test_a_class_attribute_that_is_not_there_is_none(target: str, write: Callable[..., None]) -> None:
+    write(one="class Thing: other = 1\ndef build(): pass")
+    assert class_attribute(target, "kind") is None
+
+
+def test_every_class_that_the_installed_configs_name_can_be_read() -> None:
+    targets = installed_nodes()
+    assert len(targets) > 10
+    assert {target for target in targets if signature_of(target) is None} == set()
+
+
+def test_a_module_is_found_by_names_and_not_by_a_path(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class Thing: pass")
+    assert locate(f"batchscope.{tmp_path}/mine.Thing") is None
