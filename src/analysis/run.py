@@ -8,7 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..options.purpose import PLACES, purpose_of
 from ..options.tree import flatten
+from ..options.types import Purpose
 from ..records.rates import MEAN_RATE, RATE
 from ..records.step_parts import PARTS
 from ..records.values import at, number, positive, table
@@ -16,9 +18,8 @@ from ..records.values import at, number, positive, table
 BATCH_SIZE, SEED = "data.batch_size", "seed"
 HARDWARE = ("device", "device_name", "threads")  # settings that come from the machine, not from the config
 
-# What changes neither what is computed nor where: how a run is watched, where it reads and writes.
-_WATCHING = ("run_dir", "callbacks", "logger", "test", "optimized_metric", "search")
-_PLACES = re.compile(r"data\.(seed|root)$|trainer\.(accelerator|enable_\w+|log_every_n_steps|default_root_dir|logger)$")
+_NO_SETTINGS = (*PLACES, Purpose.OBSERVATION)
+_SAID_ELSEWHERE = ("data.seed", "trainer.accelerator")  # as `seed` and as the hardware's device
 _CHOICES = ("model", "data", "optimizer")
 _SCALES_ALONG = re.compile(r"optimizer\.|trainer\.(max|limit)_")  # what people change together with the batch size
 
@@ -67,9 +68,10 @@ class Run:
         if flat.get("model") == "torchvision":
             flat["model"] = str(table(config.get("model")).get("name", "torchvision"))
         flat |= self._hardware(hardware)
-        for key, value in flatten({k: v for k, v in config.items() if k not in _WATCHING}):
+        for key, value in flatten(config):
             derived = isinstance(value, str) and run_dir and str(run_dir) in value
-            if not derived and not _PLACES.match(key) and not key.endswith("_target_"):
+            skipped = derived or key in _SAID_ELSEWHERE or key.endswith("_target_")
+            if not skipped and purpose_of(key, config) not in _NO_SETTINGS:
                 flat[key] = value
         return flat
 

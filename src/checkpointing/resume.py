@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,7 @@ from ..options.types import Purpose
 from ..records.read import FILE, DamagedRecordError, read
 
 RUNS = Path("outputs/runs")  # where hydra.run.dir puts them
-# What decides where and how a run is trained and watched, and not what comes out of it.
-_FREE = re.compile(
-    r"(logger|callbacks\.(curves|device|throughput|communication|progress|pictures|nonfinite))(\..+)?"
-    r"|callbacks\.checkpoint\.(dirpath|every_minutes|every_n_steps)"
-    r"|trainer\.(accelerator|max_time|enable_\w+|log_every_n_steps|default_root_dir|limit_test_batches|profiler)(\..+)?"
-    r"|data\.(root|offline|pipeline|num_workers)"
-    r"|test|optimized_metric|keep_freed_memory|run_dir|resume|search"
-)
-_LENGTH = ("trainer.max_epochs", "trainer.max_steps")
+_PLANNED_FOR = ("trainer.max_epochs", "trainer.max_steps")  # a schedule of the learning rate ends with them
 
 
 @contextlib.contextmanager
@@ -124,7 +115,8 @@ def configuration(
         trust.confirm(config, overrides, file, run_dir)
     old, new = dict(flatten(before)), dict(flatten(config))
     for key in dict.fromkeys([*old, *new]):
-        if old.get(key) != new.get(key) and not _FREE.fullmatch(key):
+        purposes = {purpose_of(key, one) for one, options in ((before, old), (config, new)) if key in options}
+        if old.get(key) != new.get(key) and (Purpose.RESULT in purposes or key in _PLANNED_FOR):
             _refuse(key, old.get(key), new.get(key), config)
     return {**config, "resume": str(run_dir)}
 
@@ -153,7 +145,7 @@ def continues_training(config: dict[str, Any], record: dict[str, Any]) -> bool:
 
 def _refuse(key: str, old: Any, new: Any, config: dict[str, Any]) -> None:
     why = "would change the result"
-    if key in _LENGTH:
+    if key in _PLANNED_FOR:
         if config["optimizer"].get("schedule", "constant") == "constant":
             return
         why = f"would change the learning rate: optimizer.schedule={config['optimizer']['schedule']} ends with the run"

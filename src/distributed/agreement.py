@@ -14,12 +14,11 @@ from typing_extensions import override
 
 from .._lightning import child_processes
 from ..errors import Interrupted, UserError
+from ..options.purpose import PLACES, purpose_of
 from ..options.tree import flatten
 from ..records.read import FILE
 
 _GRACE_S = 10  # for what a process does after its last step
-# What may differ between machines, for it says where something lies.
-_PLACES = ("config.run_dir", "config.resume", "config.data.root")
 
 
 class Agreement(Callback):
@@ -42,10 +41,11 @@ class Agreement(Callback):
         # The first hook after the process group has been set up.
         if stage != "fit" or trainer.world_size == 1:
             return
+        facts = self.facts()
         own = {
             "host": socket.gethostname(),
             "sees_record": (self.run_dir / FILE).is_file(),
-            "facts": dict(flatten(self.facts())),
+            "facts": {key: value for key, value in flatten(facts) if not _is_place(key, facts["config"])},
         }
         known: list[Any] = [None] * trainer.world_size
         torch.distributed.all_gather_object(known, own)
@@ -56,6 +56,12 @@ class Agreement(Callback):
             raise error
 
 
+def _is_place(key: str, config: dict[str, Any]) -> bool:
+    """Whether a fact is an option for a folder or file, which may lie elsewhere on each machine."""
+    option = key.removeprefix("config.")
+    return option != key and purpose_of(option, config) in PLACES
+
+
 def _first_difference(known: list[dict[str, Any]], run_dir: Path) -> str:
     first = known[0]["facts"]
     for rank, other in enumerate(known):
@@ -64,7 +70,7 @@ def _first_difference(known: list[dict[str, Any]], run_dir: Path) -> str:
             return f"hydra.run.dir: {who} does not see {run_dir}; all machines have to share the file system it is on"
         there = other["facts"]
         for key in dict.fromkeys([*first, *there]):
-            if first.get(key) != there.get(key) and key not in _PLACES:
+            if first.get(key) != there.get(key):
                 option = key.removeprefix("config.")
                 return f"{option}: is {there.get(key)!r} in {who}, and {first.get(key)!r} in process 0"
     return ""

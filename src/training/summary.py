@@ -18,7 +18,9 @@ from ..callbacks.learning_rate import LearningRateWatch
 from ..callbacks.nonfinite import StopOnNonFinite
 from ..callbacks.throughput import ThroughputMonitor
 from ..options.command_lines import evaluate_command
+from ..options.purpose import PLACES, purpose_of
 from ..options.tree import flatten
+from ..options.types import Purpose
 
 # What Lightning says to everybody and these runs answer already, or need not know.
 _NOISE = (
@@ -30,11 +32,8 @@ _NOISE = (
     ".*callbacks used to create the checkpoint need to be provided.*",
 )
 
-# Options that say where and how to run, not what; they would fill the HPARAMS tab.
-_NOT_CHOICES = {
-    *("_target_", "root", "offline", "num_workers", "num_val", "num_test", "seed", "num_sanity_val_steps"),
-    *("enable_model_summary", "enable_progress_bar", "use_distributed_sampler", "log_every_n_steps"),
-}
+# Options that choose nothing would fill the HPARAMS tab.
+_NOT_CHOICES = (*PLACES, Purpose.OBSERVATION)
 
 
 # The parts of Lightning that say only what a user has asked for: a profile, a learning rate found, a verbose callback.
@@ -155,9 +154,11 @@ def log_hyperparameters(trainer: lightning.Trainer, record: Mapping[str, Any]) -
     """One row in TensorBoard's HPARAMS tab: what was chosen, what came of it, and how fast."""
     config = record["config"]
     chosen = {section: config[section] for section in ("model", "data", "optimizer", "trainer")}
-    named = [(key, value) for key, value in flatten(chosen) if key.rpartition(".")[2] not in _NOT_CHOICES]
+    named = [(key, value) for key, value in flatten(chosen) if purpose_of(key, config) not in _NOT_CHOICES]
     row = {
-        key: value if isinstance(value, int | float | str) else str(value) for key, value in named if value is not None
+        key: value if isinstance(value, int | float | str) else str(value)
+        for key, value in named
+        if value is not None and key != "data.seed" and not key.endswith("_target_")
     }
     row |= {"model": record["choices"].get("model", ""), "dataset": record["dataset"]["name"], "seed": config["seed"]}
     row["data.batch_size"] = record.get("batch_size", config["data"]["batch_size"])  # what a batch held
