@@ -1,4 +1,4 @@
-"""The one exception that a user's mistake raises, and the one place that prints it."""
+"""The exception that a user's mistake raises, and the one place that prints it."""
 
 import argparse
 import difflib
@@ -12,13 +12,13 @@ from typing import NoReturn
 
 from . import ranks
 
-_AFTER_THE_FIRST_S = 3
-_SIGPIPE_EXIT_CODE = 141  # 128 + SIGPIPE, as a shell shows a program whose reader has gone
-_LONGEST = 1000  # characters of a message; what is longer quotes a value that nobody wants to read
+_WAIT_FOR_RANK_0_S = 3
+_SIGPIPE_EXIT_CODE = 141  # 128 + SIGPIPE, as a shell shows it
+_LONGEST = 1000  # characters of a message; a longer one quotes a value that nobody wants to read
 
 
 class UserError(Exception):
-    """Something the user can put right. Its message is one line: the option, what it got, what it takes.
+    """A mistake that the user can correct. Its message is one line: the option, what it got, what it takes.
 
     Args:
         message: the line, without a leading "error:".
@@ -36,20 +36,20 @@ class UserError(Exception):
 
 
 def printable(text: str) -> str:
-    """A text that may hold what a file says, as a terminal may show it: of what cannot be printed, line ends alone."""
+    """A text that is safe to print: other control characters than line ends are replaced."""
     return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
 
 
 class PeerLostError(UserError):
-    """Another process of the run has gone; why, only that one can say."""
+    """Another process of the run has ended. Only that process can say why."""
 
 
 class Interrupted(SystemExit):
-    """The run was told to end.
+    """A signal has asked the run to end.
 
     Args:
-        number: of the signal; the exit code is 128 more, as shells have it.
-        agreed: whether the other ranks end with this one.
+        number: the signal's; the exit code is 128 + number, as in shells.
+        agreed: whether the other ranks end together with this one.
     """
 
     def __init__(self, number: int, agreed: bool = True):
@@ -62,33 +62,33 @@ class Interrupted(SystemExit):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"` for the nearest of the known spellings, or an empty string."""
+    """`" Did you mean 'x'?"` for the nearest known spelling, or an empty string."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
 def report(error: UserError) -> None:
-    """Print the error's line once, however many layers it passes through.
+    """Print the error's line, once even if several layers report it.
 
-    Of several processes, those after the first wait a moment: where it has met the same error, they are ended with it.
+    Ranks other than 0 wait 3 s first: if rank 0 has met the same error, it ends them before they print it again.
     """
     if error.reported:
         return
     error.reported = True
     rank = ranks.current().rank
     if rank:
-        time.sleep(_AFTER_THE_FIRST_S)
+        time.sleep(_WAIT_FOR_RANK_0_S)
     print(f"error: {f'process {rank}: ' if rank else ''}{error}", file=sys.stderr, flush=True)
 
 
 def warn(message: str) -> None:
-    """Print `warning: <message>` on standard error; of several processes, only the first does."""
+    """Print `warning: <message>` on standard error; on rank 0 only."""
     if not ranks.current().rank:
         print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
 
 
 def refuse_in_one_line(parser: argparse.ArgumentParser) -> None:
-    """Have a parser raise UserError, exit code 2, where argparse prints its usage and the error below it."""
+    """Make a parser raise UserError with exit code 2 instead of printing its usage."""
 
     def refuse(message: str) -> NoReturn:
         raise UserError(message, exit_code=2)
@@ -96,48 +96,44 @@ def refuse_in_one_line(parser: argparse.ArgumentParser) -> None:
     parser.error = refuse
 
 
-_OURS = "BATCHSCOPE_SET_FULL_ERROR"
+_SET_BY_US = "BATCHSCOPE_SET_FULL_ERROR"
 
 
 def reraise_in_hydra() -> None:
-    """Have Hydra pass exceptions on instead of formatting them, without making our own errors show tracebacks."""
+    """Make Hydra raise exceptions instead of formatting them; a UserError still shows no traceback."""
     if os.environ.get("HYDRA_FULL_ERROR") != "1":
-        os.environ["HYDRA_FULL_ERROR"] = os.environ[_OURS] = "1"
+        os.environ["HYDRA_FULL_ERROR"] = os.environ[_SET_BY_US] = "1"
 
 
 def exit_on_user_error(program: Callable[[], None]) -> None:
-    """Run a program; end it with one line and an exit code when the user made a mistake.
+    """Run a program; a UserError ends it with one line and an exit code.
 
-    With HYDRA_FULL_ERROR=1 in the environment the traceback is shown as well. A program whose output nobody reads any
-    more, as in `… --help | head -1`, ends in silence.
+    HYDRA_FULL_ERROR=1 in the environment adds the traceback. A closed standard output (`… --help | head -1`) ends the
+    program silently.
     """
-    full = os.environ.get("HYDRA_FULL_ERROR") == "1" and _OURS not in os.environ
+    full = os.environ.get("HYDRA_FULL_ERROR") == "1" and _SET_BY_US not in os.environ
     try:
         try:
             program()
         except UserError as error:
             if full:
                 traceback.print_exc()
-            _leave(error)
+            report(error)
+            sys.exit(error.exit_code)
         finally:
             if sys.stdout:
-                sys.stdout.flush()  # a closed pipe shows itself here, and not in the interpreter's last moments
+                sys.stdout.flush()  # a closed pipe raises here, and not while the interpreter shuts down
     except BrokenPipeError:
-        if not _nobody_reads():
+        if not _stdout_is_closed():
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more
         sys.exit(_SIGPIPE_EXIT_CODE)
-    except KeyboardInterrupt:  # before there is a run that could be interrupted in good order
+    except KeyboardInterrupt:  # there is no run yet that could end in order
         sys.exit(130)
 
 
-def _leave(error: UserError) -> NoReturn:
-    report(error)
-    sys.exit(error.exit_code)
-
-
-def _nobody_reads() -> bool:
-    """Whether the other end of standard output is closed; a pipe to another process may break as well."""
+def _stdout_is_closed() -> bool:
+    """Whether nobody reads standard output; the broken pipe may also be one to another process."""
     try:
         print(flush=True)
     except BrokenPipeError:

@@ -1,7 +1,7 @@
-"""Which of a run's processes this one is, as the environment says it: before torch is imported.
+"""Which rank of its run this process is, read from the environment before torch is imported.
 
-On one machine Lightning starts the other processes itself. On several, torchrun or SLURM's srun starts all of them, and
-each reads the command line.
+On one machine Lightning starts the other ranks itself. On several, torchrun or SLURM's srun starts all of them, and each
+reads the command line.
 """
 
 import os
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rank:
-    """This process among those of its run.
+    """This process among the processes of its run.
 
     Attributes:
-        launcher: what started them all, `torchrun` or `srun`; empty if Lightning starts the others, or has.
-        rank: 0 for the first one, which speaks and writes for all.
-        world_size: how many the launcher has started; 1 without one.
+        launcher: `torchrun` or `srun`, which has started all ranks; empty if Lightning starts the others.
+        rank: rank 0 prints and writes for all.
+        world_size: how many processes the launcher has started; 1 without a launcher.
     """
 
     launcher: str
@@ -25,7 +25,7 @@ class Rank:
 
 
 def current(environ: Mapping[str, str] = os.environ) -> Rank:
-    """As the environment has it; torchrun comes first, for it may be started by srun, as Lightning sees it, too."""
+    """This process by its environment. torchrun comes first, as in Lightning: srun may have started torchrun."""
     if "TORCHELASTIC_RUN_ID" in environ:
         return Rank("torchrun", int(environ.get("RANK", 0)), int(environ.get("WORLD_SIZE", 1)))
     if "SLURM_NTASKS" in environ and environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):

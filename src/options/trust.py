@@ -139,15 +139,7 @@ def digest(config: dict[str, Any]) -> str:
 
 
 def _outside(node: Any, key: str, takes: Any, run_dir: Path | None, known: frozenset = frozenset()) -> Iterator:
-    """The options at and below a node that only the command line may decide.
-
-    Args:
-        node: a part of the configuration.
-        key: its full name.
-        takes: the annotation of the option.
-        run_dir: as above.
-        known: the texts that the installed configs give the option.
-    """
+    """The options at and below a node; `takes` is its annotation, `known` holds the texts of the installed configs."""
     if isinstance(node, dict):
         target = node.get("_target_")
         for name, value in node.items():
