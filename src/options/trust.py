@@ -20,7 +20,7 @@ from .groups import COLLECTIONS, SECTIONS, installed_nodes
 from .overrides import as_override, set_by
 from .purpose import PLACES, annotation_of, marks
 from .types import Text
-from .values import lists_all_texts
+from .values import choices_in
 
 _DEEPEST = 16  # levels of a configuration; ours have 4
 _MOST = 10_000  # values of a configuration; ours have 100
@@ -159,7 +159,7 @@ def _outside(node: Any, key: str, takes: Any, run_dir: Path | None, known: froze
 def _is_harmless(text: str, takes: Any, run_dir: Path | None) -> bool:
     """Whether a text can only choose among what is installed, or lies inside the run's folder."""
     declared = marks(takes)
-    if Text.CHOICE in declared or (takes is not None and lists_all_texts(takes)):
+    if Text.CHOICE in declared or text in choices_in(takes):
         return True
     if Text.FILE_NAME in declared and _NAME.fullmatch(text):
         return True

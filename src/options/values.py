@@ -16,12 +16,10 @@ def check_value(name: str, value: Any, annotation: Any) -> None:
     if annotation is None or _fits(value, annotation):
         return
     shown = "null" if value is None else "nothing" if value == "" else repr(value)
-    texts = [
-        str(choice) for kind, _ in alternatives(annotation) if get_origin(kind) is Literal for choice in get_args(kind)
-    ]
+    near = did_you_mean(str(value), map(str, choices_in(annotation)))
     too_large = isinstance(value, int) and value > INT64 and _fits(INT64, annotation)
     most = f", up to {INT64:,}" if too_large else ""
-    raise UserError(f"{name}: got {shown}, takes {_describe(annotation)}{most}.{did_you_mean(str(value), texts)}")
+    raise UserError(f"{name}: got {shown}, takes {_describe(annotation)}{most}.{near}")
 
 
 def alternatives(annotation: Any, marks: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
@@ -36,10 +34,9 @@ def alternatives(annotation: Any, marks: tuple[Any, ...] = ()) -> Iterator[tuple
         yield annotation, marks
 
 
-def lists_all_texts(annotation: Any) -> bool:
-    """Whether an annotation takes no texts but those that it lists."""
-    known = (int, float, bool, types.NoneType)
-    return all(get_origin(kind) is Literal or kind in known for kind, _ in alternatives(annotation))
+def choices_in(annotation: Any) -> list[Any]:
+    """The values that an annotation lists, as `Literal["memory", "device"]` does."""
+    return [choice for kind, _ in alternatives(annotation) if get_origin(kind) is Literal for choice in get_args(kind)]
 
 
 def _fits(value: Any, annotation: Any) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from batchscope.errors import UserError
 from batchscope.options.types import Choice, Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Purpose, Range, Seed
-from batchscope.options.values import check_value, lists_all_texts
+from batchscope.options.values import check_value, choices_in
 
 TAKEN = [
     (int, 3),
@@ -92,13 +92,13 @@ def test_a_value_of_another_kind_is_refused_with_what_the_option_takes(
     assert str(caught.value) == f"model.size: {message}"
 
 
-@pytest.mark.parametrize("annotation", [Literal["a"], Literal["a"] | None, bool | Literal["a"], PositiveInt | None])
-def test_an_annotation_without_free_texts_lists_all_texts(annotation: Any) -> None:
-    assert lists_all_texts(annotation)
-
-
 @pytest.mark.parametrize(
-    "annotation", [None, str, str | None, Choice, dict, list[str], object, "Quoted", Literal["a"] | str]
+    ("annotation", "choices"),
+    [
+        (Literal["a", 1] | None, ["a", 1]),
+        (Annotated[bool | Literal["a"], Purpose.SPEED], ["a"]),
+        *((kind, []) for kind in (None, str | None, Choice, dict, list[str], object, "Quoted", PositiveInt)),
+    ],
 )
-def test_an_annotation_that_takes_other_texts_does_not_list_them(annotation: Any) -> None:
-    assert not lists_all_texts(annotation)
+def test_the_choices_of_an_annotation_are_those_that_it_lists(annotation: Any, choices: list[Any]) -> None:
+    assert choices_in(annotation) == choices
