@@ -1,6 +1,22 @@
 """batchscope: train a small zoo of networks with one command, and see what every step cost and why.
 
-Importing the package is cheap: torch and Lightning are imported by the modules that need them.
+Importing the package is cheap: torch and Lightning are imported with the first name that needs them.
 """
 
+from typing import TYPE_CHECKING
+
+from ._lazy import lazy_names
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .callbacks.communication import CommunicationMonitor as CommunicationMonitor
+    from .callbacks.curves import TrainCurves as TrainCurves
+    from .callbacks.device import DeviceMonitor as DeviceMonitor
+    from .callbacks.learning_rate import LearningRateWatch as LearningRateWatch
+    from .callbacks.nonfinite import StopOnNonFinite as StopOnNonFinite
+    from .callbacks.prediction_images import PredictionImages as PredictionImages
+    from .callbacks.progress import ProgressBar as ProgressBar
+    from .callbacks.throughput import ThroughputMonitor as ThroughputMonitor
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -1,1 +1,17 @@
 """Lightning callbacks that measure and show; each works in any Lightning project."""
+
+from typing import TYPE_CHECKING
+
+from .._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .communication import CommunicationMonitor as CommunicationMonitor
+    from .curves import TrainCurves as TrainCurves
+    from .device import DeviceMonitor as DeviceMonitor
+    from .learning_rate import LearningRateWatch as LearningRateWatch
+    from .nonfinite import StopOnNonFinite as StopOnNonFinite
+    from .prediction_images import PredictionImages as PredictionImages
+    from .progress import ProgressBar as ProgressBar
+    from .throughput import ThroughputMonitor as ThroughputMonitor
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__)

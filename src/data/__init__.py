@@ -1,1 +1,18 @@
 """Datasets that serve whole batches of tensors, and the loader they share."""
+
+from typing import TYPE_CHECKING
+
+from .._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .adding import Adding as Adding
+    from .cifar10 import CIFAR10 as CIFAR10
+    from .copy_memory import CopyMemory as CopyMemory
+    from .datamodule import TensorDataModule as TensorDataModule
+    from .digits import Digits as Digits
+    from .mnist import MNIST as MNIST
+    from .mnist import FashionMNIST as FashionMNIST
+    from .sequential_mnist import SequentialMNIST as SequentialMNIST
+    from .spec import DataSpec as DataSpec
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__)
