@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from ..hardware.bottleneck import Bottleneck, find_bottleneck
-from ..hardware.calibration import Calibration, faster_precision
+from ..hardware.calibrate import Calibration, faster_precision
 from ..records.rates import rate
 from ._stopwatch import PARTS
 
