@@ -1,4 +1,4 @@
-"""How much a batch of any type holds."""
+"""How many samples and time steps a batch of any type holds."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,14 +8,20 @@ from torch import Tensor
 
 
 def samples_in(batch: Any) -> int:
-    """The length of the first tensor found in a batch, depth first; 0 where there is none.
+    """The length of the first tensor in a batch, depth first; 0 for a batch without tensors.
 
-    Takes what Lightning takes: tensors, and tuples, lists, dicts and dataclasses of them, nested in any way.
+    A batch is whatever Lightning takes: tensors, and tuples, lists, dicts and dataclasses of them, nested in any way.
     """
     first = _first_tensor(batch)
     if first is None:
         return 0
     return len(first) if first.dim() else 1
+
+
+def timesteps_in(module: object, samples: int) -> int:
+    """The time steps of all samples: of a module with a `spec` of kind `sequence` and shape `(T, F)`, T a sample."""
+    spec: Any = getattr(module, "spec", None)
+    return samples * spec.input_shape[0] if getattr(spec, "kind", None) == "sequence" else 0
 
 
 def _first_tensor(batch: Any) -> Tensor | None:
@@ -27,6 +33,6 @@ def _first_tensor(batch: Any) -> Tensor | None:
         children = batch
     elif dataclasses.is_dataclass(batch):
         children = vars(batch).values()
-    else:  # a graph of PyG, for one, keeps its tensors as attributes
+    else:  # PyG's graphs keep their tensors as attributes
         children = [getattr(batch, "x", None)] if hasattr(batch, "x") else []
     return next((found for child in children if (found := _first_tensor(child)) is not None), None)

@@ -1,16 +1,23 @@
-"""Reading numbers from a device without making it wait: start the copy now, read it when it has arrived."""
+"""Read numbers from a device without making it wait: start the copy now, read the numbers when they have arrived.
+
+`DeferredScalars` reads many numbers once in a while. `DeferredFlags` reads one number at every step, where an event, a
+pinned allocation and a `stack` for each would cost more than the check that sets the flag.
+"""
 
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+POOL = 1024  # flags that may be on their way from the device
+_UNKNOWN = -1.0
+
 
 class DeferredScalars:
     """Scalars on their way to the host.
 
-    On CUDA the copy goes to pinned memory behind the work that computes them, and nobody waits for it until `values`
-    is called. On CPU there is nothing to wait for. MPS offers no such copy: there `values` waits for the device.
+    CUDA: the copy into pinned memory is queued behind the work that computes the scalars; only `values` waits for it.
+    CPU: there is nothing to wait for. MPS has no asynchronous copy, so the constructor waits for the device.
 
     Args:
         scalars: tensors of one element each, on one device.
@@ -27,7 +34,7 @@ class DeferredScalars:
         self._values = stacked
 
     def ready(self) -> bool:
-        """Whether `values` would return at once."""
+        """Whether `values` returns at once."""
         return self._event is None or self._event.query()
 
     def values(self) -> list[float]:
@@ -35,3 +42,45 @@ class DeferredScalars:
         if self._event is not None:
             self._event.synchronize()
         return self._values.tolist()
+
+
+class DeferredFlags:
+    """One flag a step, set on the device. The host reads a flag in pinned memory once its copy has arrived."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._flags = torch.zeros(POOL, device=device)
+        self._host = torch.full((POOL,), _UNKNOWN, pin_memory=device.type == "cuda")
+        self._views = list(self._flags.unbind())
+        self._host_views = list(self._host.unbind())
+        self._read = self._host.numpy()  # the same memory
+        self._sent = self._seen = 0
+
+    def next(self) -> Tensor:
+        """The flag of the next step; it is 0."""
+        if self._sent == POOL:
+            if self._seen < POOL:
+                raise RuntimeError("arrived() was not called")
+            self._flags.zero_()
+            self._read.fill(_UNKNOWN)
+            self._sent = self._seen = 0
+        return self._views[self._sent]
+
+    def send(self) -> None:
+        """Start the copy of the flag to the host."""
+        self._host_views[self._sent].copy_(self._views[self._sent], non_blocking=True)
+        self._sent += 1
+
+    def wait(self) -> None:
+        """Wait until all copies have arrived; only for moments at which training waits for the device anyway."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def arrived(self) -> list[bool]:
+        """The flags that have arrived since the last call, in order. A full pool is waited for."""
+        if self._sent == POOL and self._read[POOL - 1] == _UNKNOWN:
+            self.wait()
+        first = self._seen
+        while self._seen < self._sent and self._read[self._seen] != _UNKNOWN:
+            self._seen += 1
+        return [bool(flag) for flag in self._read[first : self._seen]]

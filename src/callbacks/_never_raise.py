@@ -1,4 +1,4 @@
-"""Measuring must not end a training: a hook that fails gives up, with one warning, and the run goes on."""
+"""Keep a failing measurement from ending a training: its callback is disabled with one warning."""
 
 import contextlib
 import functools
@@ -8,18 +8,18 @@ from typing import Any, Protocol
 from lightning.pytorch.utilities import rank_zero_warn
 
 
-class Disables(Protocol):
+class SupportsDisable(Protocol):
     """A callback that measures."""
 
     def disable(self) -> None:
-        """Measure no more in this fit; release what is held."""
+        """Measure no more in this fit, and release what is held."""
 
 
 def never_raise(hook: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a callback's hook: whatever it raises becomes one warning and the callback's `disable`."""
+    """Decorate a callback's hook: an exception in it becomes one warning and a call of the callback's `disable`."""
 
     @functools.wraps(hook)
-    def guarded(self: Disables, *args: Any, **kwargs: Any) -> None:
+    def guarded(self: SupportsDisable, *args: Any, **kwargs: Any) -> None:
         try:
             hook(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - a measurement must not end a run

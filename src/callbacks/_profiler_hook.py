@@ -1,86 +1,99 @@
-"""Hearing from Lightning's own profiler hooks when the parts of a step begin and end, in any project."""
+"""Hear from a trainer's profiler when the parts of a step begin and end, in any Lightning project."""
 
 import contextlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
-import lightning
+from lightning import Trainer
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
+from typing_extensions import override
+
+from .._lightning import profiler_of, set_profiler
 
 Listener = Callable[[str], None]
 _NOTHING = contextlib.nullcontext()
 
 
-class ProfilerTap(Profiler):
-    """Stands in for a trainer's profiler, tells two listeners what it hears, and passes everything on.
+def attach_profiler_hook(trainer: Trainer, endings: frozenset[str], started: Listener, stopped: Listener) -> None:
+    """Call the listeners when an action begins and ends, until `detach_profiler_hook`.
 
     Args:
-        inner: the profiler that the user chose.
-        names: the endings of action names worth telling, `training_step` for `[Strategy]….training_step`.
+        trainer: its own profiler keeps working.
+        endings: of the action names to listen to: `training_step` for `[Strategy]….training_step`.
         started, stopped: called with the ending.
     """
+    set_profiler(trainer, ProfilerHook(profiler_of(trainer), endings, started, stopped))
 
-    def __init__(self, inner: Profiler, names: frozenset[str], started: Listener, stopped: Listener):
+
+def detach_profiler_hook(trainer: Trainer) -> None:
+    """Give the trainer its own profiler back."""
+    profiler = profiler_of(trainer)
+    if isinstance(profiler, ProfilerHook):
+        set_profiler(trainer, profiler.inner)
+
+
+class ProfilerHook(Profiler):
+    """Stands in for a trainer's profiler, calls the listeners, and forwards every call to that profiler."""
+
+    def __init__(self, inner: Profiler, endings: frozenset[str], started: Listener, stopped: Listener):
         super().__init__()
         self.inner = inner
-        self._inner = None if isinstance(inner, PassThroughProfiler) else inner
-        self._names = names
+        self._forward = not isinstance(inner, PassThroughProfiler)
+        self._endings = endings
         self._started = started
         self._stopped = stopped
-        # A few dozen action names come again at every step; those of no interest have None.
-        self._spans: dict[str, _Span | None] = {}
+        self._spans: dict[str, _Span | None] = {}  # by action name; None for an action without listeners
 
-    def profile(self, action_name: str) -> AbstractContextManager[Any]:
-        """As the base class; but an action that nobody listens to, as most are, costs next to nothing."""
-        if self._inner is not None:
+    @override
+    def profile(self, action_name: str) -> Any:
+        if self._forward:
             return super().profile(action_name)
-        return self._span(action_name) or _NOTHING
+        return self._span(action_name) or _NOTHING  # a few dozen times a step: as cheap as can be
 
+    @override
     def start(self, action_name: str) -> None:
-        """An action begins."""
-        if self._inner is not None:
-            self._inner.start(action_name)
+        if self._forward:
+            self.inner.start(action_name)
         span = self._span(action_name)
         if span is not None:
             self._started(span.ending)
 
+    @override
     def stop(self, action_name: str) -> None:
-        """An action ends."""
         span = self._span(action_name)
         if span is not None:
             self._stopped(span.ending)
-        if self._inner is not None:
-            self._inner.stop(action_name)
+        if self._forward:
+            self.inner.stop(action_name)
 
     def _span(self, action_name: str) -> "_Span | None":
         try:
             return self._spans[action_name]
         except KeyError:
             ending = action_name.rpartition(".")[2]
-            span = _Span(ending, self._started, self._stopped) if ending in self._names else None
+            span = _Span(ending, self._started, self._stopped) if ending in self._endings else None
             self._spans[action_name] = span
             return span
 
-    def setup(self, *args: object, **kwargs: object) -> None:
-        """Passed on, as all below."""
-        self.inner.setup(*args, **kwargs)
+    @override
+    def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
+        self.inner.setup(stage, local_rank, log_dir)
 
-    def teardown(self, *args: object, **kwargs: object) -> None:
-        """Passed on."""
-        self.inner.teardown(*args, **kwargs)
+    @override
+    def teardown(self, stage: str | None) -> None:
+        self.inner.teardown(stage)
 
+    @override
     def summary(self) -> str:
-        """Passed on."""
         return self.inner.summary()
 
+    @override
     def describe(self) -> None:
-        """Passed on."""
         self.inner.describe()
 
 
 class _Span:
-    """An action as a context; it has no state of its own, so one serves every step."""
+    """An action as a context manager. It has no state, so one object serves every step."""
 
     __slots__ = ("_started", "_stopped", "ending")
 
@@ -94,16 +107,3 @@ class _Span:
 
     def __exit__(self, *_: object) -> None:
         self._stopped(self.ending)
-
-
-def attach_profiler_hook(
-    trainer: lightning.Trainer, names: frozenset[str], started: Listener, stopped: Listener
-) -> None:
-    """Listen to a trainer from now on."""
-    trainer.profiler = ProfilerTap(trainer.profiler, names, started, stopped)
-
-
-def detach_profiler_hook(trainer: lightning.Trainer) -> None:
-    """Give the trainer its own profiler back."""
-    if isinstance(trainer.profiler, ProfilerTap):
-        trainer.profiler = trainer.profiler.inner

@@ -1,108 +1,96 @@
-"""Where a step's time goes: marks at the borders of its parts, on a clock that may be the device's own.
+"""Where a step's time goes: marks at the borders of its parts, on the clock of the device that trains.
 
-A mark costs what reading the clock costs. What lies between two marks is worked out later, in bunches: on CUDA a mark
-is an event in the stream, and nobody ever waits for it. Because every moment of a step lies between two marks, the
-parts add up to the step by construction.
+A mark costs what reading the clock costs. The time between two marks is computed later, many steps at once: on CUDA a
+mark is an event in the stream, and nothing waits for it. Every moment of a step lies between two marks, so the parts
+add up to the step by construction.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from typing_extensions import override
 
-PARTS = ("data_wait", "transfer", "forward", "backward", "optimizer", "other")
-PAUSE = "pause"  # validation, checkpoints and the like: not training time
+from ..records.step_parts import PARTS
+
+PAUSE = "pause"  # validation, checkpoints and the like: excluded from the step
 
 
-class Clock(Protocol):
-    """Where marks come from."""
+class Clock:
+    """The source of marks: here the host's monotonic clock, for devices whose operations end with their call (CPU)."""
 
-    def mark(self) -> Any:
-        """A moment."""
+    mark: Any = staticmethod(time.perf_counter)
 
     def ready(self, mark: Any) -> bool:
-        """Whether the moment has come, so that reading it makes nobody wait."""
-
-    def wait(self, mark: Any) -> None:
-        """Wait until the moment has come; only for when training is over."""
-
-    def elapsed_ms(self, start: Any, end: Any) -> float:
-        """Milliseconds between two moments that have come."""
-
-    def reuse(self, mark: Any) -> None:
-        """A mark that is not needed any more."""
-
-
-class HostClock:
-    """The host's monotonic clock; the right one where operations are done when their call returns (CPU)."""
-
-    mark = staticmethod(time.perf_counter)
-
-    def ready(self, mark: float) -> bool:
-        """Always: the past has come."""
+        """Whether the moment has passed on the device, so that reading the mark does not wait."""
         return True
 
-    def wait(self, mark: float) -> None:
-        """Nothing to wait for."""
+    def wait(self, mark: Any) -> None:
+        """Wait until the moment has passed; only for the end of a training or a checkpoint."""
 
-    def elapsed_ms(self, start: float, end: float) -> float:
-        """Milliseconds between two readings."""
+    def elapsed_ms(self, start: Any, end: Any) -> float:
+        """Milliseconds between two moments that have passed."""
         return (end - start) * 1e3
 
-    def reuse(self, mark: float) -> None:
-        """A float needs no reuse."""
+    def reuse(self, mark: Any) -> None:
+        """Take back a mark that is no longer needed."""
 
 
-class CudaClock:
-    """Events in the current CUDA stream: the time at which the device came by, not at which the host asked for it.
+class CudaClock(Clock):
+    """Events in the current CUDA stream: the time at which the device reaches the mark.
 
-    Where the host is late the device waits for it between two events, and that wait is in the part in which it was
-    late; where the host is ahead its own time is hidden behind the device's, as it is in the wall time.
+    Where the host is late, the device idles between two events, and the idle time is in the part that was late. Where
+    the host is ahead, its own time is hidden behind the device's, as it is in the wall time.
     """
 
     def __init__(self) -> None:
         self._free: list[torch.cuda.Event] = []
 
+    @override
     def mark(self) -> torch.cuda.Event:
-        """Record an event; no host or device waits."""
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
+    @override
     def ready(self, mark: torch.cuda.Event) -> bool:
-        """Whether the device has come by."""
         return mark.query()
 
+    @override
     def wait(self, mark: torch.cuda.Event) -> None:
-        """Wait for the device, at the end of a training."""
         mark.synchronize()
 
+    @override
     def elapsed_ms(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """Milliseconds on the device, at a resolution of about half a microsecond."""
-        return start.elapsed_time(end)
+        return start.elapsed_time(end)  # at a resolution of about 0.5 µs
 
+    @override
     def reuse(self, mark: torch.cuda.Event) -> None:
-        """Events are kept and recorded again: creating one costs more than recording it."""
-        self._free.append(mark)
+        self._free.append(mark)  # creating an event costs more than recording it again
 
 
 def clock_for(device: torch.device) -> Clock:
-    """The device's own clock on CUDA, the host's elsewhere; MPS has timing events, too, which wait to be tried on a Mac."""
-    return CudaClock() if device.type == "cuda" else HostClock()
+    """The device's clock on CUDA, the host's elsewhere. MPS has timing events that were never confirmed on a Mac."""
+    return CudaClock() if device.type == "cuda" else Clock()
 
 
 @dataclass
 class Step:
-    """The marks of one batch: `(part that begins here, moment)`, and what the batch held."""
+    """The marks of one batch, each `(the part that begins, moment)`, and what the batch holds."""
 
     marks: list[tuple[str, Any]] = field(default_factory=list)
     samples: int = 0
     timesteps: int = 0
     global_step: int = 0
-    trained: bool = False  # whether it came to its end
+    trained: bool = False  # whether on_train_batch_end was reached
+
+    @property
+    def end(self) -> Any:
+        """The last mark."""
+        return self.marks[-1][1]
 
     def parts_ms(self, clock: Clock) -> dict[str, float]:
         """Milliseconds of every part; their sum is the step's time without pauses."""
@@ -114,45 +102,44 @@ class Step:
 
 
 class Stopwatch:
-    """Marks the parts of one step after the other; parts may be nested, and time belongs to the innermost.
+    """Marks the parts of one step after the other. Parts may be nested; time belongs to the innermost one.
 
     Args:
-        clock: where marks come from.
-        listener: is told whenever training time begins (True) and ends (False): where a step begins that does not
-            adjoin another, at either side of a pause, and where a step ends. It acts outside of that time.
+        clock: the source of marks.
+        on_running: called with True when training time begins and with False when it ends: at a step that does not
+            adjoin another, at either side of a pause, and at the end of a step. Its own time is excluded.
     """
 
-    def __init__(self, clock: Clock, listener: Callable[[bool], None] = lambda running: None):
+    def __init__(self, clock: Clock, on_running: Callable[[bool], None] = lambda running: None):
         self.clock = clock
-        self._listener = listener
-        self._running = False
         self.finished: deque[Step] = deque()  # steps whose end has been marked, oldest first
         self.current: Step | None = None
+        self._on_running = on_running
+        self._running = False
         self._stack: list[str] = []
-        self._adjoining = False
+        self._adjoins = False  # whether the next step may begin at the last one's end
 
     def begin_step(self) -> None:
-        """A step ends where the next one begins: no moment between them is lost."""
+        """Begin a step where the one before ends, so that no moment between them is lost."""
         self._end()
-        self._run(True)
-        # The border's mark is shared, unless there is no step before.
-        border = self.finished[-1].marks[-1][1] if self._adjoining else self.clock.mark()
-        self._adjoining = False
+        self._set_running(True)
+        border = self.finished[-1].end if self._adjoins else self.clock.mark()
+        self._adjoins = False
         self.current = Step(marks=[("other", border)])
 
     def end_step(self) -> None:
         """End the step without beginning another."""
         self._end()
-        self._adjoining = False
-        self._run(False)
+        self._adjoins = False
+        self._set_running(False)
 
     def enter(self, part: str) -> None:
-        """A part begins; within a pause nothing does."""
+        """Begin a part; within a pause the pause goes on."""
         self._stack.append(part)
         self._mark()
 
     def leave(self, part: str) -> None:
-        """A part ends. One that was not entered in this step (it began before it) is nobody's."""
+        """End a part. A part that was not entered in this step is ignored."""
         if self._stack and self._stack[-1] == part:
             self._stack.pop()
             self._mark()
@@ -164,20 +151,20 @@ class Stopwatch:
         if self.current.marks[-1][0] == part:
             return
         if part != PAUSE:
-            self._run(True)
+            self._set_running(True)
         self.current.marks.append((part, self.clock.mark()))
         if part == PAUSE:
-            self._run(False)
+            self._set_running(False)
 
     def _end(self) -> None:
-        self._adjoining = self.current is not None and self.current.marks[-1][0] != PAUSE
+        self._adjoins = self.current is not None and self.current.marks[-1][0] != PAUSE
         if self.current is not None:
             self.current.marks.append((PAUSE, self.clock.mark()))
             self.finished.append(self.current)
         self.current = None
         self._stack = []
 
-    def _run(self, running: bool) -> None:
+    def _set_running(self, running: bool) -> None:
         if running != self._running:
             self._running = running
-            self._listener(running)
+            self._on_running(running)

@@ -1,4 +1,4 @@
-"""DeviceMonitor: how busy the device that trains is, what it holds and draws, a few times a second."""
+"""DeviceMonitor: utilisation, memory and power of the device that trains, sampled a few times a second."""
 
 import itertools
 import time
@@ -7,10 +7,11 @@ from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
-import lightning
 import psutil
 import torch
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from typing_extensions import override
 
 from ..hardware.probes import CPU, POWER, RSS, SM_ACTIVITY, UTILIZATION, probes_for
 from ..hardware.sampler import Sampler, named
@@ -27,14 +28,11 @@ _GIB = 2**30
 
 
 class AllocatorProbe:
-    """What training holds of the device's memory; counters of the host's, so reading them waits for nothing.
+    """GiB of the device's memory that training holds, now and at most. Reading it waits for nothing.
 
-    CUDA and AMD: the tensors in torch's allocator, and their peak since the probe was made, validation included: it
-    has to fit as well. MPS: the same, with the highest sample for a peak. CPU: the memory of the process that is in
-    RAM, whatever it holds, and its highest sample.
-
-    Args:
-        device: the one that trains.
+    CUDA and AMD: the tensors in torch's allocator, and their peak since the probe was made, validation included,
+    because that has to fit as well. MPS: the same tensors, and their highest sample. CPU: the memory of the process in
+    RAM, and its highest sample.
     """
 
     def __init__(self, device: torch.device):
@@ -45,7 +43,7 @@ class AllocatorProbe:
             torch.cuda.reset_peak_memory_stats(device)
 
     def read(self) -> dict[str, float]:
-        """GiB now, and the peak."""
+        """The readings by metric; empty for any other device."""
         if self._device.type == "cuda":
             held, peak = torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
             return {MEMORY_ALLOCATED: held / _GIB, MEMORY_PEAK: peak / _GIB}
@@ -62,29 +60,21 @@ class AllocatorProbe:
 class DeviceMonitor(Callback):
     """Samples the training device and the process in a thread, and logs each sample at the step nearest to it.
 
-    | Key | Unit | Meaning |
-    | --- | --- | --- |
-    | `device/utilization_pct` | % | GPU: share of the last 1/6 to 1 s in which any kernel ran; CPU: share of its cores |
-    | `device/sm_activity_pct` | % | share of the multiprocessors that were busy, on NVIDIA Hopper and later |
-    | `device/memory_peak_gib` | GiB | highest `memory_allocated` since training began, validation included |
-    | `device/memory_allocated_gib` | GiB | tensors in torch's allocator; on a CPU the process's memory in RAM |
-    | `device/power_w` | W | of the whole device |
-    | `host/cpu_pct` | % | of the process; 100 is one core fully busy |
-    | `host/rss_gib` | GiB | memory of the process that is in RAM |
+    Logs `device/utilization_pct`, `device/sm_activity_pct`, `device/memory_peak_gib`, `device/memory_allocated_gib`,
+    `device/power_w`, `host/cpu_pct` and `host/rss_gib`, as far as the device offers them; docs/measuring.md has each
+    one's unit and meaning. Nothing is sampled during validation, nor between an epoch's end and the next one's start,
+    where checkpoints are written. Samples that share a step are logged as their mean. Each rank samples its own device,
+    and rank 0's samples are logged.
 
-    What the device does not offer is left out. Nothing is sampled during validation, nor between an epoch's end and
-    the next one's start, where checkpoints are written. Samples that share a step are logged as their mean. With
-    several devices each process samples its own, and the first one's are logged.
-
-    A callback that times the steps may say instead what is training time, by `follow`, `pause`, `resume` and `restart`:
-    ThroughputMonitor does, so that power and energy are those of the very steps that its summary counts.
+    A callback that times the steps may take over and say what is training time, by `follow`, `pause`, `resume` and
+    `restart`. ThroughputMonitor does, so that power and energy are those of the very steps that its summary counts.
 
     After the fit `summary` (before its end: `result()`) has the mean over time of everything that is read
     (`device/power_mean_w`, …), the maximum of memory (`host/rss_max_gib`, `device/memory_peak_gib`), the `seconds`
     sampled, and where the device measures it `energy_j`, in joules, with `energy_source`: `counter` or `power_integral`.
 
     Args:
-        interval_s: seconds between samples; 0.1 at least, whatever is asked for.
+        interval_s: seconds between samples; at least 0.1 s is used.
     """
 
     observes_only = True
@@ -97,9 +87,9 @@ class DeviceMonitor(Callback):
         self._rows: list[Row] = []
         self._last = (0.0, 0)  # when the last step ended, and its number
 
+    @override
     @never_raise
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Begin anew, whatever an earlier fit has left."""
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.disable()
         self.summary, self._rows = {}, []
         device = trainer.strategy.root_device
@@ -107,63 +97,47 @@ class DeviceMonitor(Callback):
         self._last = (time.perf_counter(), trainer.global_step)
         self._sampler.start()
         if self._following:
-            self._hold()
+            self.follow(True)
 
-    @never_raise
-    def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Go on: fetching the first batch is a part of training."""
-        if not self._following:
-            self._resume(trainer)
+    @override
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._following:  # fetching the first batch is a part of training
+            self.resume(trainer)
 
-    @never_raise
-    def on_train_batch_start(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Go on after a validation in mid-epoch."""
-        if not self._following:
-            self._resume(trainer)
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if not self._following:  # after a validation in mid-epoch
+            self.resume(trainer)
 
+    @override
     @never_raise
     def on_train_batch_end(
-        self,
-        trainer: lightning.Trainer,
-        pl_module: lightning.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Find the step of what was sampled during this one."""
         self._collect(trainer)
         if len(self._rows) >= FLUSH_EVERY:
             self._write(trainer)
 
-    @never_raise
-    def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Pause, and write what there is."""
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._following:
-            self._pause(trainer)
+            self.pause(trainer)
 
-    @never_raise
-    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """As at validation."""
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._following:
-            self._pause(trainer)
+            self.pause(trainer)
 
-    @never_raise
-    def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Stop, and sum up."""
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish(trainer)
 
-    @never_raise
-    def on_exception(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
-    ) -> None:
-        """As at the end: what was sampled so far is true of the run so far."""
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._finish(trainer)
 
-    @never_raise
-    def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
-        """Leave no thread behind, however the run ended."""
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._finish(trainer)
         self._following = False
 
@@ -174,52 +148,44 @@ class DeviceMonitor(Callback):
             sampler.stop()
 
     def result(self) -> dict[str, float | str]:
-        """What `summary` will be, up to the last sample: for who asks before the fit has ended."""
+        """The summary up to the last sample, also before the fit has ended."""
         return self.summary if self._sampler is None else _tidy(self._sampler.summary())
 
     # --- for a callback that times the steps -------------------------------------------------------------------------
 
     @never_raise
     def follow(self, following: bool) -> None:
-        """From now on, until the fit ends, sample only between `resume` and `pause`; or, with False, no longer."""
+        """Until the fit ends, sample only between `resume` and `pause`; with False, on the monitor's own again."""
         self._following = following
-        if following:
-            self._hold()
-
-    @never_raise
-    def pause(self, trainer: lightning.Trainer) -> None:
-        """Training time ends here; what follows is not sampled."""
-        self._pause(trainer)
-
-    @never_raise
-    def resume(self, trainer: lightning.Trainer) -> None:
-        """Training time goes on."""
-        self._resume(trainer)
-
-    @never_raise
-    def restart(self) -> None:
-        """What was sampled until now is not counted in the summary; it is logged all the same."""
-        if self._sampler is not None:
-            self._sampler.restart()
-
-    def _hold(self) -> None:
-        """Wait for the first `resume`."""
-        if self._sampler is not None:
+        if following and self._sampler is not None:
             self._sampler.pause()
             self._sampler.restart()
 
-    def _resume(self, trainer: lightning.Trainer) -> None:
-        if self._sampler is not None and self._sampler.paused:
-            self._sampler.resume()
-            self._last = (time.perf_counter(), trainer.global_step)
-
-    def _pause(self, trainer: lightning.Trainer) -> None:
+    @never_raise
+    def pause(self, trainer: Trainer) -> None:
+        """Stop sampling: training time ends here."""
         if self._sampler is not None and not self._sampler.paused:
             self._sampler.pause()
             self._collect(trainer)
             self._write(trainer)
 
-    def _finish(self, trainer: lightning.Trainer) -> None:
+    @never_raise
+    def resume(self, trainer: Trainer) -> None:
+        """Sample again: training time goes on."""
+        if self._sampler is not None and self._sampler.paused:
+            self._sampler.resume()
+            self._last = (time.perf_counter(), trainer.global_step)
+
+    @never_raise
+    def restart(self) -> None:
+        """Begin the summary anew; the samples so far are still logged."""
+        if self._sampler is not None:
+            self._sampler.restart()
+
+    # --- what is logged and summed up --------------------------------------------------------------------------------
+
+    @never_raise
+    def _finish(self, trainer: Trainer) -> None:
         if self._sampler is not None:
             self._sampler.stop()
             self.summary = self.result()
@@ -227,7 +193,7 @@ class DeviceMonitor(Callback):
             self._sampler = None
             self._write(trainer, last=True)
 
-    def _collect(self, trainer: lightning.Trainer) -> None:
+    def _collect(self, trainer: Trainer) -> None:
         if self._sampler is None:
             return
         (last_time, last_step), (now, step) = self._last, (time.perf_counter(), trainer.global_step)
@@ -236,8 +202,8 @@ class DeviceMonitor(Callback):
             self._rows.append((nearest, {key: readings[key] for key in LOGGED if key in readings}))
         self._last = (now, step)
 
-    def _write(self, trainer: lightning.Trainer, last: bool = False) -> None:
-        """Write the rows; unless they are the last, keep those of the latest step, which may get more."""
+    def _write(self, trainer: Trainer, last: bool = False) -> None:
+        """Write the rows, but unless they are the last keep those of the latest step, which may get more."""
         written = [row for row in self._rows if last or row[0] != self._last[1]]
         self._rows = self._rows[len(written) :]
         write_steps(trainer, _by_step(written))
@@ -252,7 +218,7 @@ def _by_step(rows: list[Row]) -> Iterator[Row]:
 
 
 def _tidy(summary: dict[str, float | str]) -> dict[str, float | str]:
-    """Of a peak only the highest says something."""
+    """Only the maximum of a peak has a meaning."""
     summary.pop(named(MEMORY_PEAK, "mean"), None)
     peak = summary.pop(named(MEMORY_PEAK, "max"), None)
     return summary if peak is None else summary | {MEMORY_PEAK: peak}

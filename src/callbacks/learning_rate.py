@@ -1,25 +1,27 @@
-"""LearningRateWatch: whether something else than the optimizer and its schedule sets the learning rate."""
+"""LearningRateWatch: whether anything but the optimizer and its schedule sets the learning rate."""
 
 import math
 from typing import Any
 
-import lightning
 import torch
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from typing_extensions import override
 
+from ..records.formatting import count
 from ._never_raise import never_raise
 
 
 class LearningRateWatch(Callback):
-    """Compares the learning rate of every update with the schedule's, or with the optimizer's own without a schedule.
+    """Compares the learning rate of every update with the schedule's, or without a schedule with the optimizer's own.
 
-    A learning-rate finder and other callbacks write to the optimizer's parameter groups. The optimizer's first group is
-    read, which is a number of the host; one that is a tensor on a device is left alone. The count is of the whole run: it
-    is kept in checkpoints.
+    A learning-rate finder and other callbacks write to the optimizer's parameter groups. The first group is read if its
+    rate is a number of the host; a tensor on a device is not read. The count is kept in checkpoints, so that it is of
+    the whole run.
 
     Attributes:
-        changed: of the updates at another rate than expected: how many (`steps`), the number of the first one
-            (`first_step`), its rate (`to`) and the expected one (`from`); empty for none.
+        changed: empty, or of the updates at another rate than expected: how many (`steps`), the number of the first one
+            (`first_step`), its rate (`to`) and the expected one (`from`).
         last: the rate of the last update if it was such a one, else None.
     """
 
@@ -30,24 +32,44 @@ class LearningRateWatch(Callback):
         self.changed: dict[str, Any] = {}
         self.last: float | None = None
         self._schedulers: dict[int, Any] = {}
+        self._steps = 0
         self._active = False
 
-    def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
-        """Begin anew; what a checkpoint holds comes after this."""
-        if stage == "fit":
+    def record_facts(self) -> dict[str, Any]:
+        """For the run's record: what was changed, and the rate of the last update if it was changed."""
+        last = {} if self.last is None else {"learning_rate": self.last}
+        return {"learning_rate_changed": self.changed or None, **last}
+
+    def summary_lines(self) -> list[str]:
+        """For the run's last lines: what was changed."""
+        if not self.changed:
+            return []
+        changed = self.changed
+        kept = [type(scheduler).__name__ for scheduler in self._schedulers.values() if changed["steps"] < self._steps]
+        return [
+            f"changed  the learning rate, by a callback, in {changed['steps']:,} of {count(self._steps, 'step')}: in "
+            f"step {changed['first_step']:,} to {changed['to']:.3g} instead of {changed['from']:.3g}"
+            + (f"; in the others {kept[0]} set it" if kept else "")
+        ]
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":  # what a checkpoint holds is restored after this
             self._reset()
 
+    @override
     @never_raise
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Keep the schedules as they are now: a callback may put another in their place."""
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # The schedules as they are now: a callback may put another in their place.
         self._schedulers = {id(c.scheduler.optimizer): c.scheduler for c in trainer.lr_scheduler_configs}
         self._active = True
 
+    @override
     @never_raise
     def on_before_optimizer_step(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, optimizer: torch.optim.Optimizer
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """The last moment at which a callback can change the rate of an update."""
+        # This hook is the last moment at which a callback can change the rate of an update.
         lr = optimizer.param_groups[0].get("lr") if self._active else None
         if not isinstance(lr, float | int):
             return
@@ -55,21 +77,22 @@ class LearningRateWatch(Callback):
         expected = scheduler.get_last_lr()[0] if scheduler else optimizer.defaults["lr"]
         self.last = None if lr == expected else lr
         if lr != expected:
-            self.changed = self.changed or {
-                "steps": 0,
-                "first_step": trainer.global_step + 1,
-                "from": expected,
-                "to": lr,
-            }
+            first = {"steps": 0, "first_step": trainer.global_step + 1, "from": expected, "to": lr}
+            self.changed = self.changed or first
             self.changed["steps"] += 1
 
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._steps = trainer.global_step
+
+    @override
     def state_dict(self) -> dict[str, int | float]:
-        """The count so far; numbers alone, by which a checkpoint is checked before it is restored."""
+        # Numbers alone: a checkpoint is checked against them before it is restored.
         known = self.changed or {"steps": 0, "first_step": 0, "from": 0.0, "to": 0.0}
         return {**known, "last": math.nan if self.last is None else self.last}
 
+    @override
     def load_state_dict(self, state_dict: dict[str, int | float]) -> None:
-        """The count goes on in a resumed run."""
         changed = {key: state_dict[key] for key in ("steps", "first_step", "from", "to")}
         last = state_dict["last"]
         self.last = None if math.isnan(last) else last

@@ -1,15 +1,18 @@
-"""PredictionImages: a few test samples with the model's answers, and the confusion matrix, as images in TensorBoard."""
+"""PredictionImages: some test samples with the model's predictions, and the confusion matrix, as TensorBoard images."""
 
 from typing import Any
 
-import lightning
 import torch
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from torch import Tensor
+from typing_extensions import override
 
 from ..options.types import PositiveInt
+
+_BLUE, _ORANGE = "#0072B2", "#D55E00"  # told apart by everybody (Okabe & Ito 2008)
 
 
 class PredictionImages(Callback):
@@ -26,29 +29,25 @@ class PredictionImages(Callback):
         num_samples: how many samples are drawn.
     """
 
-    __test__ = False  # not a test, whatever its name says to pytest
-
-    observes_only = True
-
     def __init__(self, num_samples: PositiveInt = 16):
         self.num_samples = num_samples
-        self._samples: list[tuple[bool, Tensor, Tensor, Tensor]] = []
+        self._samples: list[tuple[bool, Tensor, Tensor, Tensor]] = []  # whether wrong, input, answer, target
         self._confusion: Tensor | None = None
 
-    def on_test_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Start anew."""
+    @override
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._samples, self._confusion = [], None
 
+    @override
     def on_test_batch_end(
         self,
-        trainer: lightning.Trainer,
-        pl_module: lightning.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: Any,
         batch: Any,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Keep a few samples, mistakes first, and count classes on the device."""
         if not isinstance(outputs, dict) or not {"output", "target"} <= outputs.keys():
             return
         x, output, target = batch[0], outputs["output"], outputs["target"]
@@ -65,8 +64,8 @@ class PredictionImages(Callback):
                 self._samples.append((bool(wrong[i]), x[i].cpu(), answer[i].cpu(), target[i].cpu()))
             self._samples = sorted(self._samples, key=lambda s: not s[0])[: self.num_samples]
 
-    def on_test_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Draw, and hand the figures to TensorBoard."""
+    @override
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         if not self._samples or not writers or not trainer.is_global_zero:
             return
@@ -101,7 +100,7 @@ def _draw_samples(samples: list[tuple[Tensor, Tensor, Tensor]], spec: Any) -> Fi
         axes.imshow(_as_image(x, spec).numpy(), cmap="gray", interpolation="nearest")
         right = bool(answer == target)
         text = _class_name(answer, spec) if right else f"{_class_name(answer, spec)}, is {_class_name(target, spec)}"
-        axes.set_title(text, fontsize=8, color="#0072B2" if right else "#D55E00")
+        axes.set_title(text, fontsize=8, color=_BLUE if right else _ORANGE)
     for axes in figure.axes[len(samples) :]:
         axes.set_axis_off()
     return figure
@@ -115,7 +114,7 @@ def _draw_values(samples: list[tuple[Tensor, Tensor, Tensor]]) -> Figure:
     axes = figure.subplots()
     low, high = min(answers + targets), max(answers + targets)
     axes.plot([low, high], [low, high], color="0.7", linewidth=1)
-    axes.scatter(targets, answers, s=18, color="#0072B2")
+    axes.scatter(targets, answers, s=18, color=_BLUE)
     axes.set_xlabel("target")
     axes.set_ylabel("answer")
     axes.set_aspect("equal")
@@ -136,8 +135,9 @@ def _draw_confusion(counts: Tensor, spec: Any) -> Figure:
         axes.set_yticks(range(classes), names, fontsize=8)
         for i, j in torch.cartesian_prod(torch.arange(classes), torch.arange(classes)).tolist():
             if counts[i, j]:
-                style = {"weight": "bold", "color": "#0072B2"} if i == j else {"color": "black"}
-                axes.text(j, i, int(counts[i, j]), ha="center", va="center", fontsize=7, **style)
+                weight, color = ("bold", _BLUE) if i == j else ("normal", "black")
+                text = str(int(counts[i, j]))
+                axes.text(j, i, text, ha="center", va="center", fontsize=7, weight=weight, color=color)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
     axes.set_title(f"{int(counts.trace()):,} of {int(counts.sum()):,} right; mistakes are coloured", fontsize=9)

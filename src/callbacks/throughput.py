@@ -1,92 +1,74 @@
-"""ThroughputMonitor: what every training step cost, in which part, and how much it got done."""
+"""ThroughputMonitor: what every training step costs, in which part, and how much it gets done."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import lightning
-import torch
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+from typing_extensions import override
 
-from ..hardware.calibration import Calibration, peak_flops_per_sec
-from ..hardware.calibration_cache import cached_calibration
+from .._lightning import callbacks_of
 from ..hardware.devices import device_name
-from ..hardware.flops import count_step
-from ..hardware.measure import calibrate_in_subprocess
 from ..options.types import NonNegativeInt
-from ._batches import samples_in
-from ._cost_summary import PART_MS, STEP_MS, CostSummary, bottleneck_of, device_facts, predicted_knee, report
+from ._batches import samples_in, timesteps_in
+from ._cost_summary import CostSummary
+from ._flops_meter import FlopsMeter
 from ._never_raise import never_raise
 from ._profiler_hook import attach_profiler_hook, detach_profiler_hook
+from ._run_summary import bottleneck_facts, device_facts, gather_step_ms, rank_facts, report
+from ._step_metrics import UpdateBuilder, step_metrics
 from ._step_writer import Row, write_steps
 from ._stopwatch import PAUSE, Step, Stopwatch, clock_for
 from .communication import CommunicationMonitor
 from .device import DeviceMonitor
 
-SAMPLES_PER_SEC = "throughput/samples_per_sec"
-BATCHES_PER_SEC = "throughput/batches_per_sec"
-TIMESTEPS_PER_SEC = "throughput/timesteps_per_sec"
-FLOPS_PER_SEC = "throughput/flops_per_sec"
-MFU = "throughput/mfu"
-KEYS = (SAMPLES_PER_SEC, BATCHES_PER_SEC, TIMESTEPS_PER_SEC, FLOPS_PER_SEC, MFU, STEP_MS, *PART_MS.values())
+FLUSH_EVERY = 100  # steps computed and written together
 
-FLUSH_EVERY = 100  # steps worked out and written together
-
-# What Lightning calls the parts, by the end of its profiler's action names.
-_ACTIONS = {
+# The first action of a validation that the profiler hears of. The validation ends with on_validation_end.
+_VALIDATION = "on_validation_model_zero_grad"
+# The endings of Lightning's profiler actions → the part of the step that the action is.
+_PARTS_OF_ACTIONS = {
     "train_dataloader_next": "data_wait",
     "batch_to_device": "transfer",
     "training_step": "forward",
     "optimizer_step": "optimizer",
     "lr_scheduler_step": "optimizer",
     "save_checkpoint": PAUSE,
-    "on_validation_model_zero_grad": PAUSE,  # the first that is heard of a validation; it ends with on_validation_end
+    _VALIDATION: PAUSE,
 }
 
 
 class ThroughputMonitor(Callback):
     """Times every training step and its parts, in any Lightning project, without touching the module.
 
-    | Key | Unit | Meaning |
-    | --- | --- | --- |
-    | `time/step_ms` | ms | wall time of a step: from its batch being asked for to the next one being asked for |
-    | `time/data_wait_ms` | ms | waiting for the loader |
-    | `time/transfer_ms` | ms | moving the batch to the device |
-    | `time/forward_ms` | ms | `training_step` |
-    | `time/backward_ms` | ms | the backward pass |
-    | `time/optimizer_ms` | ms | zeroing gradients, clipping, the update, the schedule |
-    | `time/other_ms` | ms | the rest: framework, callbacks, logging |
-    | `throughput/samples_per_sec` | 1/s | over all processes |
-    | `throughput/batches_per_sec` | 1/s | steps of one process |
-    | `throughput/timesteps_per_sec` | 1/s | for sequences: samples × steps of each |
-    | `throughput/flops_per_sec` | FLOP/s | counted forward and backward FLOPs of one process over the step's time |
-    | `throughput/mfu` | fraction | of the peak that was measured on this device at this precision |
+    Logs at every optimizer step `time/step_ms` and its parts (`time/data_wait_ms`, `time/transfer_ms`,
+    `time/forward_ms`, `time/backward_ms`, `time/optimizer_ms`, `time/other_ms`; they add up), and
+    `throughput/samples_per_sec`, `throughput/batches_per_sec`, `throughput/timesteps_per_sec`,
+    `throughput/flops_per_sec` and `throughput/mfu` as far as they are known. docs/measuring.md has each one's unit and
+    meaning. Validation, checkpoints and counting FLOPs are excluded from the step. With accumulated gradients a step
+    is an update of several batches.
 
-    The parts add up to the step. On CPU they are read off the host's clock. On CUDA they are the device's own times, by
-    events that are read when they have passed: no synchronisation, no `.item()`. On MPS the host's clock is
-    read although the device runs behind it: the step and the wait for data are true, and how the rest divides is when
-    the host submitted it. torch's timing events for MPS are not used yet, because their times were never confirmed on
-    a Mac. Validation, checkpoints and counting FLOPs are left out of every time. With accumulated
-    gradients a step is an update, of several batches. Manual optimisation shows the parts that it calls by
-    Lightning's names (`manual_backward`, `optimizer.step()`), and the rest as forward.
+    The times are the device's own on CUDA, read from events that have passed: no synchronisation, no `.item()`.
+    Elsewhere they are the host's. On MPS the step and the wait for data are true, and the other parts are the times at
+    which the host submitted the work. Manual optimisation shows the parts that it calls by Lightning's names
+    (`manual_backward`, `optimizer.step()`), and the rest as forward.
 
-    The summary has one rate for the run, a whole batch over the median step: see `rates.py`.
+    After the fit `summary` has the run's cost, rates and bottleneck; the run's record has it as `throughput`.
 
     Args:
         every_n_steps: write every n-th step to the loggers; all are measured. 0 writes none, with a warning.
         warmup_steps: left out of the summary, as far as the run is longer.
         batch_size_fn: the samples of a batch, for batches in which the first tensor does not tell.
-        timesteps_fn: the time steps of a batch, all samples together; where it is missing, a module's
-            `spec.input_shape[0]` is taken if its `spec.kind` is `sequence`.
+        timesteps_fn: the time steps of a batch, all samples together. Without it a module whose `spec.kind` is
+            `sequence` has `spec.input_shape[0]` time steps a sample.
         flops_per_sample: forward and backward, for modules whose FLOPs cannot be counted.
-        calibrate: whether the device's peak may be measured (once, some seconds, cached); otherwise MFU is left out
-            unless it was measured before.
-        verbose: whether a table is printed when training ends.
+        calibrate: whether the device's peak may be measured (once, for some seconds; the result is cached). Without
+            a measured peak there is no MFU.
+        verbose: whether the summary is printed when training ends.
     """
-
-    observes_only = True
 
     def __init__(
         self,
@@ -108,78 +90,57 @@ class ThroughputMonitor(Callback):
         self.summary: dict[str, Any] = {}
         self._active = False
         self._device_monitors: list[DeviceMonitor] = []
-        self._calibration: Calibration | None = None
-        self._peak: float | None = None
+        self._flops = FlopsMeter(flops_per_sample)
+
+    def record_facts(self) -> dict[str, Any]:
+        """For the run's record: the summary, as `throughput`."""
+        return {"throughput": self.summary}
 
     # --- a fit begins and ends ---------------------------------------------------------------------------------------
 
+    @override
     @never_raise
-    def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
-        """Know the device's peak before the first step, so that nothing is measured beside the training."""
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             if self.every_n_steps == 0:
                 rank_zero_warn("ThroughputMonitor(every_n_steps=0) writes no step to the loggers, only the summary")
-            self._calibration = self._calibrate(trainer)
-            self._peak = self._peak_of(trainer, pl_module)
+            self._flops.calibrate(trainer, pl_module, measure=self.calibrate)
 
+    @override
     @never_raise
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Begin anew, whatever an earlier fit has left."""
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.summary = {}
         self._device = trainer.strategy.root_device
-        self._device_monitors = [c for c in trainer.callbacks if isinstance(c, DeviceMonitor)]
+        self._device_monitors = [c for c in callbacks_of(trainer) if isinstance(c, DeviceMonitor)]
         for monitor in self._device_monitors:
             monitor.follow(True)
-        self._stopwatch = Stopwatch(clock_for(self._device), partial(self._follow, trainer))
+        self._stopwatch = Stopwatch(clock_for(self._device), partial(self._sample_device, trainer))
         self._cost = CostSummary(self.warmup_steps)
-        self._open: dict[str, float] = {}  # of an update whose batches have not all come
-        self._last_step = self._last_update = trainer.global_step
-        self._updates = 0
-        # Updates after which the summary begins anew: the first one of all, and the end of the warm-up.
-        self._uncounted = {min(1, self.warmup_steps), self.warmup_steps} - {0}
-        self._flops_known = self.flops_per_sample is not None
-        self._flops = self.flops_per_sample
+        self._builder = UpdateBuilder(trainer.global_step)
+        self._updates, self._last_update = 0, trainer.global_step
+        # The updates after which device samples are counted anew: the first one, and the end of the warm-up.
+        self._restart_after = {min(1, self.warmup_steps), self.warmup_steps} - {0}
+        self._flops.restart()
         self._validating = False
         detach_profiler_hook(trainer)
-        attach_profiler_hook(trainer, frozenset(_ACTIONS), self._started, self._stopped)
+        attach_profiler_hook(trainer, frozenset(_PARTS_OF_ACTIONS), self._on_action_start, self._on_action_end)
         self._active = True
 
-    def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Write what is left, sum up, and say it."""
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop(trainer)
-        # Every rank takes part, also one that has given up: the others wait for it.
-        steps = _steps_of_all(self.summary, trainer) if trainer.world_size > 1 else []
-        self._sum_up_and_say(trainer, steps)
+        # A rank that has stopped measuring takes part, too: the others wait for it.
+        steps = gather_step_ms(self.summary, trainer.world_size) if trainer.world_size > 1 else []
+        self._sum_up(trainer, steps)
 
+    @override
     @never_raise
-    def _stop(self, trainer: lightning.Trainer) -> None:
-        if self._active:
-            self._finish(trainer)
-            self.summary = self._cost.summary(trainer.world_size)
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._stop(trainer)  # other ranks may be gone, so nothing is gathered from them
 
+    @override
     @never_raise
-    def _sum_up_and_say(self, trainer: lightning.Trainer, steps: list[float | None]) -> None:
-        measured, self.summary = self.summary, {}
-        without = [rank for rank, step_ms in enumerate(steps) if step_ms is None]
-        if len(without) not in (0, len(steps)):
-            rank_zero_warn(f"ThroughputMonitor has no summary: process {without[0]} has stopped measuring")
-        elif measured:
-            self.summary = self._sum_up(measured, trainer, steps)
-            if self.verbose and trainer.is_global_zero:
-                print("\n" + report(self.summary), flush=True)
-
-    @never_raise
-    def on_exception(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
-    ) -> None:
-        """What was measured until then is true; other processes may be gone, so nothing is gathered from them."""
-        if self._active:
-            self._finish(trainer)
-            self.summary = self._cost.summary(trainer.world_size)
-
-    @never_raise
-    def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
-        """Leave the trainer as it was."""
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         detach_profiler_hook(trainer)
         self.disable()
 
@@ -190,21 +151,26 @@ class ThroughputMonitor(Callback):
             monitor.follow(False)
         self._device_monitors = []
 
-    # --- a step ------------------------------------------------------------------------------------------------------
+    # --- what is measured: the parts of a step -----------------------------------------------------------------------
 
     @never_raise
-    def _started(self, action: str) -> None:
+    def _on_action_start(self, action: str) -> None:
         if not self._active:
             return
         if action == "train_dataloader_next":
             self._leave_out_warm_up()
             self._stopwatch.begin_step()
-        if action == "on_validation_model_zero_grad":
+        if action == _VALIDATION:
             self._validating = True
-        self._stopwatch.enter(_ACTIONS[action])
+        self._stopwatch.enter(_PARTS_OF_ACTIONS[action])
 
-    def _follow(self, trainer: lightning.Trainer, running: bool) -> None:
-        """Have the device sampled in training time alone."""
+    @never_raise
+    def _on_action_end(self, action: str) -> None:
+        if self._active and action != _VALIDATION:
+            self._stopwatch.leave(_PARTS_OF_ACTIONS[action])
+
+    def _sample_device(self, trainer: Trainer, running: bool) -> None:
+        """Have the device sampled during training time only."""
         for monitor in self._device_monitors:
             if running:
                 monitor.resume(trainer)
@@ -212,60 +178,46 @@ class ThroughputMonitor(Callback):
                 monitor.pause(trainer)
 
     def _leave_out_warm_up(self) -> None:
-        """Where the steps before are not counted in the summary, count nothing that was sampled in them either.
+        """Drop the device samples of steps that the summary leaves out.
 
-        On CUDA the device is some steps behind the host, so the samples are taken that much early; over many steps that
-        makes no difference to their mean.
+        On CUDA the device is some steps behind the host, so the sampled time begins that much early. Over many steps
+        this makes no difference to the mean.
         """
-        if self._updates in self._uncounted:
-            self._uncounted.remove(self._updates)
+        if self._updates in self._restart_after:
+            self._restart_after.remove(self._updates)
             self._stopwatch.end_step()
             for monitor in self._device_monitors:
                 monitor.restart()
 
+    @override
     @never_raise
-    def _stopped(self, action: str) -> None:
-        if self._active and action != "on_validation_model_zero_grad":  # that one ends with the validation
-            self._stopwatch.leave(_ACTIONS[action])
-
-    @never_raise
-    def on_train_batch_start(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """See how much the step holds."""
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         step = self._stopwatch.current if self._active else None
         if step is not None:
             step.samples = (self.batch_size_fn or samples_in)(batch)
-            step.timesteps = self._timesteps(pl_module, batch, step.samples)
-            if not self._flops_known:
+            step.timesteps = self.timesteps_fn(batch) if self.timesteps_fn else timesteps_in(pl_module, step.samples)
+            if not self._flops.is_counted:
                 self._stopwatch.enter(PAUSE)
-                self._flops = self._count_flops(trainer, pl_module, batch, step.samples)
+                self._flops.count(trainer, pl_module, batch, step.samples)
                 self._stopwatch.leave(PAUSE)
 
+    @override
     @never_raise
-    def on_before_backward(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, loss: Tensor
-    ) -> None:
-        """Called by automatic and by manual optimisation."""
-        if self._active:
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        if self._active:  # automatic and manual optimisation both call this hook
             self._stopwatch.enter("backward")
 
+    @override
     @never_raise
-    def on_after_backward(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """As its beginning."""
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._active:
             self._stopwatch.leave("backward")
 
+    @override
     @never_raise
     def on_train_batch_end(
-        self,
-        trainer: lightning.Trainer,
-        pl_module: lightning.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Note the number of the update, and now and then work out what has been marked."""
         if self._active and self._stopwatch.current is not None:
             self._stopwatch.current.global_step = trainer.global_step
             self._stopwatch.current.trained = True
@@ -273,164 +225,90 @@ class ThroughputMonitor(Callback):
                 self._last_update = trainer.global_step
                 self._updates += 1
             if len(self._stopwatch.finished) >= FLUSH_EVERY:
-                self._work_out(trainer, wait=False)
+                self._flush(trainer, wait=False)
 
+    @override
     @never_raise
-    def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Validation is not training time."""
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._active and not self._validating:
             self._validating = True
             self._stopwatch.enter(PAUSE)
 
+    @override
     @never_raise
-    def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Training goes on."""
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._active and self._validating:
             self._validating = False
             self._stopwatch.leave(PAUSE)
 
+    @override
     @never_raise
-    def on_save_checkpoint(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """The step before a checkpoint ends here, so that the curves reach as far as the checkpoint does."""
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        # The step before a checkpoint ends here, so that the curves reach as far as the checkpoint.
         if self._active and self._stopwatch.current is not None and self._stopwatch.current.trained:
             self._stopwatch.end_step()
-            self._work_out(trainer, wait=True)
+            self._flush(trainer, wait=True)
 
+    @override
     @never_raise
-    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """The last step of an epoch ends here; what is between epochs is no step's."""
-        if self._active:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._active:  # the time between two epochs is in no step
             self._stopwatch.end_step()
 
-    # --- what it comes to --------------------------------------------------------------------------------------------
+    # --- what is logged: one row an update ---------------------------------------------------------------------------
 
-    def _finish(self, trainer: lightning.Trainer) -> None:
-        self._stopwatch.end_step()
-        self._work_out(trainer, wait=True)
-        self._active = False
-
-    def _work_out(self, trainer: lightning.Trainer, wait: bool) -> None:
+    def _flush(self, trainer: Trainer, wait: bool) -> None:
         """Turn marks into numbers, as far as they can be read without waiting, and write them."""
-        clock, rows = self._stopwatch.clock, []
-        if wait and self._stopwatch.finished:
-            clock.wait(self._stopwatch.finished[-1].marks[-1][1])
-        while self._stopwatch.finished and clock.ready(self._stopwatch.finished[0].marks[-1][1]):
-            step = self._stopwatch.finished.popleft()
+        clock, finished, rows = self._stopwatch.clock, self._stopwatch.finished, []
+        if wait and finished:
+            clock.wait(finished[-1].end)
+        while finished and clock.ready(finished[0].end):
+            step = finished.popleft()
             if step.trained:
                 rows += self._row(step, trainer.world_size)
-            for _, mark in step.marks[:-1]:  # the last one is the next step's first
+            for _, mark in step.marks[:-1]:  # the last mark is the next step's first
                 clock.reuse(mark)
         write_steps(trainer, [row for row in rows if self.every_n_steps and row[0] % self.every_n_steps == 0])
 
     def _row(self, step: Step, world_size: int) -> list[Row]:
-        """The numbers of an update, once all its batches have come."""
-        parts = step.parts_ms(self._stopwatch.clock)
-        update = self._open
-        for key, value in {**parts, "samples": step.samples, "timesteps": step.timesteps, "batches": 1}.items():
-            update[key] = update.get(key, 0) + value
-        if step.global_step == self._last_step:
+        """The row of an update at its last batch; none before, and none of the first update."""
+        update = self._builder.add(step, self._stopwatch.clock)
+        if update is None:
             return []
-        self._last_step, self._open = step.global_step, {}
-        first = not self._cost.updates
         self._cost.add(update)
-        # The first step of all pays for what is done once: no rate is read from it.
-        return [] if first else [(step.global_step, self._metrics(update, world_size))]
+        if self._cost.updates == 1:  # it pays for one-time work: no rate is read from it
+            return []
+        return [(step.global_step, step_metrics(update, world_size, self._flops))]
 
-    def _metrics(self, update: dict[str, float], world_size: int) -> dict[str, float]:
-        """The one dictionary of everything that is logged of a step."""
-        metrics = {name: update[part] for part, name in PART_MS.items()}
-        metrics[STEP_MS] = sum(metrics.values())
-        seconds = metrics[STEP_MS] / 1e3
-        if seconds > 0:
-            metrics[BATCHES_PER_SEC] = update["batches"] / seconds
-            if update["samples"]:
-                metrics[SAMPLES_PER_SEC] = update["samples"] * world_size / seconds
-            if update["timesteps"]:
-                metrics[TIMESTEPS_PER_SEC] = update["timesteps"] * world_size / seconds
-            if self._flops and update["samples"]:
-                metrics[FLOPS_PER_SEC] = self._flops * update["samples"] / seconds
-                if self._peak:
-                    metrics[MFU] = metrics[FLOPS_PER_SEC] / self._peak
-        return metrics
+    # --- what is summed up -------------------------------------------------------------------------------------------
 
-    def _sum_up(self, measured: dict[str, Any], trainer: lightning.Trainer, steps: list[float]) -> dict[str, Any]:
-        """The run's summary: this process's cost, all processes' rate, and what limits them."""
-        summary = dict(measured)
-        module = trainer.lightning_module
-        summary |= {
-            "title": getattr(module, "title", type(module).__name__),
-            "device": self._device.type,
-            "device_name": device_name(self._device),
-            "precision": str(trainer.precision),
-        }
-        if trainer.world_size > 1:
-            summary |= _over_processes(steps)
-        for monitor in (c for c in trainer.callbacks if isinstance(c, CommunicationMonitor)):
-            summary |= monitor.result()
-        if self._flops:
-            summary["flops_per_sample"] = self._flops
-            summary["flops_per_sec"] = self._flops * summary["samples_per_sec"] / trainer.world_size
-            if self._peak:
-                summary["peak_flops_per_sec"] = self._peak
-                summary["mfu"] = summary["flops_per_sec"] / self._peak
-        if self._device_monitors:
-            summary |= device_facts(self._device_monitors[0].result(), summary)
-        verdict = bottleneck_of(summary, self._calibration)
-        if verdict:
-            summary["limiter"] = {"kind": verdict.kind, "share": verdict.share, "advice": verdict.advice}
-            knee = predicted_knee(verdict, summary["batch_size"], summary["device"])
-            if knee:
-                summary["limiter"]["predicted_knee"] = knee
-        return summary
+    @never_raise
+    def _stop(self, trainer: Trainer) -> None:
+        if self._active:
+            self._stopwatch.end_step()
+            self._flush(trainer, wait=True)
+            self._active = False
+            self.summary = self._cost.summary(trainer.world_size)
 
-    def _calibrate(self, trainer: lightning.Trainer) -> Calibration | None:
-        """The device's measured abilities: from the cache, or measured now, by one process with nothing beside it."""
-        device = trainer.strategy.root_device
-        found = cached_calibration(device)
-        if found is None and self.calibrate and trainer.is_global_zero:
-            print(f"measuring what this {device.type} can do; once, some seconds …", flush=True)
-            found = calibrate_in_subprocess(device)
-        return found
-
-    def _peak_of(
-        self, trainer: lightning.Trainer, module: lightning.LightningModule, shares: Mapping[str, float] | None = None
-    ) -> float | None:
-        found = self._calibration
-        return peak_flops_per_sec(found, trainer.precision, module, shares) if found else None
-
-    def _count_flops(
-        self, trainer: lightning.Trainer, module: lightning.LightningModule, batch: Any, samples: int
-    ) -> float | None:
-        """Forward and backward FLOPs a sample; None, and said once, where they cannot be counted."""
-        self._flops_known = True
-        counted = count_step(module, batch, samples)
-        if counted is None:
-            rank_zero_warn(f"The FLOPs of {type(module).__name__} cannot be counted: no FLOP/s and no MFU.")
-            return None
-        self._peak = self._peak_of(trainer, module, counted.shares)
-        return counted.total
-
-    def _timesteps(self, module: lightning.LightningModule, batch: Any, samples: int) -> int:
-        if self.timesteps_fn is not None:
-            return self.timesteps_fn(batch)
-        spec = getattr(module, "spec", None)
-        return samples * spec.input_shape[0] if getattr(spec, "kind", None) == "sequence" else 0
-
-
-def _steps_of_all(summary: dict[str, Any], trainer: lightning.Trainer) -> list[float | None]:
-    """The mean step of each rank in ms; None of a rank that has not measured."""
-    steps: list[Any] = [None] * trainer.world_size
-    torch.distributed.all_gather_object(steps, summary.get("step_ms"))
-    return steps
-
-
-def _over_processes(steps: list[float]) -> dict[str, Any]:
-    """How many processes there are, and the mean step of the slowest and of the fastest."""
-    return {
-        "processes": len(steps),
-        "slowest_process": steps.index(max(steps)),
-        "slowest_step_ms": max(steps),
-        "fastest_step_ms": min(steps),
-    }
+    @never_raise
+    def _sum_up(self, trainer: Trainer, steps: list[float | None]) -> None:
+        """Complete this rank's summary, given the mean step of every rank."""
+        summary, self.summary = self.summary, {}
+        measured = [step for step in steps if step is not None]
+        if 0 < len(measured) < len(steps):
+            rank_zero_warn(f"ThroughputMonitor has no summary: rank {steps.index(None)} has stopped measuring")
+        elif summary:
+            module = trainer.lightning_module
+            summary["title"] = getattr(module, "title", type(module).__name__)
+            summary |= {"device": self._device.type, "device_name": device_name(self._device)}
+            summary["precision"] = str(trainer.precision)
+            summary |= rank_facts(measured) if measured else {}
+            for callback in callbacks_of(trainer):
+                summary |= callback.result() if isinstance(callback, CommunicationMonitor) else {}
+            summary |= self._flops.facts(summary["samples_per_sec"] / trainer.world_size)
+            if self._device_monitors:
+                summary |= device_facts(self._device_monitors[0].result(), summary)
+            summary |= bottleneck_facts(summary, self._flops.calibration)
+            self.summary = summary
+            if self.verbose and trainer.is_global_zero:
+                print("\n" + report(summary), flush=True)

@@ -1,12 +1,11 @@
-"""Sums, shares and the words they are told in: exact numbers in, exact numbers out."""
+"""Sums, means and the median of steps: exact numbers in, exact numbers out."""
 
 from typing import Any
 
 import pytest
 
-from batchscope.callbacks._cost_summary import CostSummary, device_facts, predicted_knee, report
-from batchscope.callbacks._stopwatch import PARTS
-from batchscope.hardware.bottleneck import Bottleneck
+from batchscope.callbacks._cost_summary import CostSummary
+from batchscope.records.step_parts import PARTS
 
 
 def update(ms: float, samples: int = 10, **parts: float) -> dict[str, float]:
@@ -14,12 +13,12 @@ def update(ms: float, samples: int = 10, **parts: float) -> dict[str, float]:
     return {**dict.fromkeys(PARTS, 0.0), "forward": ms, **parts, "samples": samples, "timesteps": 0, "batches": 1}
 
 
-def summary_of(*steps: tuple[float, int], processes: int = 1) -> dict[str, Any]:
+def summary_of(*steps: tuple[float, int], world_size: int = 1) -> dict[str, Any]:
     """Of steps of so many ms and samples."""
     cost = CostSummary(warmup=0)
     for ms, samples in steps:
         cost.add(update(ms, samples))
-    return cost.summary(processes)
+    return cost.summary(world_size)
 
 
 def test_the_rate_is_a_whole_batch_over_the_median_step_and_the_mean_rate_has_a_name_of_its_own() -> None:
@@ -58,8 +57,8 @@ def test_where_the_sizes_of_batches_vary_the_batch_is_the_mean_one() -> None:
     assert summary["samples_per_sec"] == pytest.approx(10 / 0.02)
 
 
-def test_the_samples_of_all_processes_count_and_the_steps_of_one() -> None:
-    summary = summary_of((10, 40), (10, 40), processes=3)
+def test_the_samples_of_all_ranks_count_and_the_steps_of_one() -> None:
+    summary = summary_of((10, 40), (10, 40), world_size=3)
     assert summary["samples_per_sec"] == summary["samples_per_sec_mean"] == pytest.approx(3 * 4000)
     assert summary["batches_per_sec"] == pytest.approx(100)
 
@@ -108,65 +107,3 @@ def test_asking_twice_counts_once() -> None:
 
 def test_no_update_no_summary() -> None:
     assert CostSummary(warmup=5).summary() == {}
-
-
-def test_energy_is_by_the_samples_trained_on_while_it_was_measured() -> None:
-    sampled = {"energy_j": 50.0, "seconds": 10.0, "energy_source": "counter", "device/memory_peak_gib": 0.5}
-    facts = device_facts(sampled, {"seconds": 8.0, "samples": 4_000})
-    assert facts["joules_per_sample"] == pytest.approx(5.0 * 8.0 / 4_000)
-    assert facts["memory_peak_gib"] == 0.5
-    assert "utilization_pct" not in facts
-
-
-@pytest.mark.parametrize(
-    ("kind", "share", "device", "knee"),
-    [
-        ("host", 0.5, "cuda", 128),  # half idle: twice the batch fills it
-        ("host", 0.9, "cuda", 1024),  # ten times, to the next power of two
-        ("host", 0.5, "cpu", 2048),  # 19 times
-        ("host", 0.01, "cpu", None),  # past the knee already
-        ("compute", 0.9, "cuda", None),
-        ("input", 0.9, "cpu", None),
-    ],
-)
-def test_the_knee_is_predicted_where_the_host_limits(kind: str, share: float, device: str, knee: int | None) -> None:
-    assert predicted_knee(Bottleneck(kind, share, ""), 64, device) == knee
-
-
-def test_the_report_says_all_that_is_known() -> None:
-    cost = CostSummary(warmup=0)
-    cost.add(update(0.31, 512, data_wait=0.05, transfer=0.02, backward=0.52, optimizer=0.21, other=0.13))
-    facts = {
-        "title": "cnn · mnist", "device": "cuda", "device_name": "NVIDIA H200", "precision": "32-true",
-        "flops_per_sec": 10.3e12, "peak_flops_per_sec": 53e12, "mfu": 10.3 / 53, "sm_activity_pct": 41.0,
-        "memory_peak_gib": 0.4, "joules_per_sample": 0.9e-3,
-        "limiter": {"kind": "host", "share": 0.52, "advice": "Raise it.", "predicted_knee": 2048},
-    }  # fmt: skip
-    run, step, rates, limit = report({**cost.summary(), **facts}).splitlines()
-    assert run == "cnn · mnist · batch 512 · cuda (NVIDIA H200) · 32-true · 1 step measured"
-    assert (
-        step
-        == "median step 1.24 ms; mean 1.24 ms = data 0.05 + transfer 0.02 + forward 0.31 + backward 0.52 + optimizer 0.21 + other 0.13"
-    )
-    assert rates.split(" · ") == [
-        "412,903 samples/s at the median step, 412,903 over all steps",
-        "10.3 TFLOP/s, MFU 19.4% of the 53 TFLOP/s measured here",
-        "device busy 41 %",
-        "peak 0.4 GiB",
-        "900 µJ/sample",
-    ]
-    assert limit == "limited by: host. Raise it. The knee is predicted near 2,048."
-
-
-def test_what_is_not_known_is_left_out_of_the_report() -> None:
-    cost = CostSummary(warmup=0)
-    cost.add(update(1.0))
-    text = report({**cost.summary(), "title": "X", "device": "cpu", "device_name": "", "precision": "32-true"})
-    assert text.splitlines()[-1] == "10,000 samples/s at the median step, 10,000 over all steps"
-
-
-def test_a_rate_of_less_than_ten_keeps_two_digits() -> None:
-    cost = CostSummary(warmup=0)
-    cost.add(update(10_000.0, 2))
-    text = report({**cost.summary(), "title": "X", "device": "cpu", "device_name": "", "precision": "32-true"})
-    assert text.splitlines()[-1] == "0.2 samples/s at the median step, 0.2 over all steps"

@@ -9,8 +9,8 @@ import pytest
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor
 
-from batchscope.callbacks import device, throughput
-from batchscope.callbacks._stopwatch import HostClock
+from batchscope.callbacks import _flops_meter, device, throughput
+from batchscope.callbacks._stopwatch import Clock
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.probes import ENERGY
@@ -20,7 +20,7 @@ from tests.support.third_party_modules import Stranger, loader
 BATCH = 4
 
 
-class World(HostClock):
+class World(Clock):
     """The clock of the steps and of the samples, and the device's energy counter."""
 
     def __init__(self) -> None:
@@ -78,9 +78,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     def count(*_: Any) -> None:
         world.move(40, 400)
 
-    monkeypatch.setattr(throughput, "cached_calibration", lambda device: None)
+    monkeypatch.setattr(_flops_meter, "cached_calibration", lambda device: None)
     monkeypatch.setattr(throughput, "clock_for", lambda device: world)
-    monkeypatch.setattr(throughput, "count_step", count)
+    monkeypatch.setattr(_flops_meter, "count_step", count)
     monkeypatch.setattr(device, "probes_for", lambda device: [world])
     monkeypatch.setattr(device, "AllocatorProbe", lambda device: type("Nothing", (), {"read": lambda self: {}})())
     monkeypatch.setattr(device, "Sampler", partial(Sampler, clock=lambda: world.now))
@@ -139,7 +139,7 @@ def test_a_device_monitor_goes_on_alone_where_the_steps_are_no_longer_timed(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monitor, timer = DeviceMonitor(interval_s=60), ThroughputMonitor(verbose=False, calibrate=False, warmup_steps=0)
-    monkeypatch.setattr(timer, "_timesteps", lambda *_: 1 / 0)  # gives up in the first step
+    monkeypatch.setattr(throughput, "timesteps_in", lambda *_: 1 / 0)  # disabled in the first step
     fit(world, tmp_path, [monitor, timer], val_check_interval=None)
     assert monitor.summary["energy_j"] >= step_joules(range(1, 11))
 

@@ -1,4 +1,4 @@
-"""The limiter names the cause that was put into a run, on this machine, against what it was measured to be able to do."""
+"""The bottleneck is the one that was built into a run, on this machine, against its own calibration."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from batchscope.callbacks import throughput
+from batchscope.callbacks import _flops_meter
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.calibration import Calibration
 from batchscope.hardware.measure import calibrate
@@ -29,12 +29,12 @@ def limit(module: lightning.LightningModule, train: Any, tmp_path: Path) -> dict
         default_root_dir=tmp_path, accelerator="cpu", max_epochs=1, logger=False, callbacks=[monitor],
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
     ).fit(module, train)  # fmt: skip
-    return monitor.summary["limiter"]
+    return monitor.summary["bottleneck"]
 
 
 @pytest.fixture(autouse=True)
 def known(measured: Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throughput, "cached_calibration", lambda device: measured)
+    monkeypatch.setattr(_flops_meter, "cached_calibration", lambda device: measured)
 
 
 def test_a_tiny_model_at_a_tiny_batch_is_limited_by_the_host(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from batchscope.callbacks.nonfinite import POOL, StopOnNonFinite, _DeferredFlags
+from batchscope.callbacks._deferred_scalars import POOL, DeferredFlags
+from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.errors import UserError
 from tests.support.third_party_modules import Memory, Stranger, loader
 
@@ -45,7 +46,7 @@ class Late(StopOnNonFinite):
         self._flags = TwoStepsLate(torch.device("cpu"))
 
 
-class TwoStepsLate(_DeferredFlags):
+class TwoStepsLate(DeferredFlags):
     def arrived(self) -> list[bool]:
         self._sent -= 2
         try:
@@ -127,7 +128,7 @@ def test_where_the_answer_comes_late_a_parameter_that_is_still_bad_is_named(tmp_
 
 
 def test_flags_come_in_order_however_many_there_are() -> None:
-    flags, heard = _DeferredFlags(torch.device("cpu")), []
+    flags, heard = DeferredFlags(torch.device("cpu")), []
     for step in range(2 * POOL + 10):
         flags.next().fill_(float(step % 7 == 0))
         flags.send()

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from batchscope.callbacks import _stopwatch as stopwatch
-from batchscope.callbacks._stopwatch import PAUSE, CudaClock, HostClock, Stopwatch, clock_for
+from batchscope.callbacks._stopwatch import PAUSE, Clock, CudaClock, Stopwatch, clock_for
 
 
-class FakeClock(HostClock):
+class FakeClock(Clock):
     """Moves when told; in seconds."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ def test_steps_adjoin_so_that_no_time_is_lost(watch: Stopwatch, clock: FakeClock
     assert watch.finished[0].marks[-1][1] is watch.finished[1].marks[0][1]
 
 
-def test_a_pause_is_nobodys_time_whatever_happens_in_it(watch: Stopwatch, clock: FakeClock) -> None:
+def test_a_pause_is_excluded_whatever_happens_in_it(watch: Stopwatch, clock: FakeClock) -> None:
     watch.begin_step()
     clock.now += 0.001
     watch.enter(PAUSE)
@@ -203,4 +203,4 @@ def test_events_are_recorded_again_instead_of_created(cuda: type[FakeEvent]) -> 
 
 
 def test_the_cpu_has_the_hosts_clock() -> None:
-    assert isinstance(clock_for(torch.device("cpu")), HostClock)
+    assert isinstance(clock_for(torch.device("cpu")), Clock)

@@ -12,16 +12,19 @@ from lightning.pytorch.profilers import SimpleProfiler
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from batchscope.callbacks import throughput
-from batchscope.callbacks._cost_summary import PART_MS
-from batchscope.callbacks._stopwatch import HostClock
+from batchscope.callbacks import _flops_meter, throughput
+from batchscope.callbacks._stopwatch import Clock
 from batchscope.callbacks.device import DeviceMonitor
-from batchscope.callbacks.throughput import KEYS, ThroughputMonitor
-from batchscope.hardware import calibration
-from batchscope.hardware.calibration import Calibration
+from batchscope.callbacks.throughput import ThroughputMonitor
+from batchscope.hardware import calibrate
+from batchscope.hardware.calibrate import Calibration
 from batchscope.models.recurrent import LSTMCell, unroll
+from batchscope.records.metrics import METRICS
+from batchscope.records.step_parts import PARTS
 from tests.support.runs import SMALL, ranks, record
 from tests.support.third_party_modules import Memory, Stranger, loader
+
+PART_KEYS = [f"time/{part}_ms" for part in PARTS]
 
 
 def fit(
@@ -44,7 +47,7 @@ def fit(
 
 @pytest.fixture(autouse=True)
 def nothing_measured_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throughput, "cached_calibration", lambda device: None)
+    monkeypatch.setattr(_flops_meter, "cached_calibration", lambda device: None)
 
 
 @pytest.fixture
@@ -55,23 +58,17 @@ def monitor() -> ThroughputMonitor:
 def test_every_step_from_the_second_on_has_all_that_can_be_known(monitor: ThroughputMonitor, tmp_path: Path) -> None:
     memory = fit(monitor, tmp_path)
     assert memory.steps("time/step_ms") == list(range(2, 11))
+    declared = {key for key in METRICS if key.startswith(("time/", "throughput/"))}
     unknown = {"throughput/timesteps_per_sec", "throughput/mfu"}  # no sequences; no peak was measured
     for step in range(2, 11):
-        assert set(memory.at(step)) & set(KEYS) == set(KEYS) - unknown
-
-
-def test_the_table_of_keys_in_the_docstring_is_that_of_the_code() -> None:
-    documented = [
-        line.split("`")[1] for line in ThroughputMonitor.__doc__.splitlines() if line.strip().startswith("| `")
-    ]
-    assert sorted(documented) == sorted(KEYS)
+        assert set(memory.at(step)) == declared - unknown
 
 
 def test_the_parts_add_up_to_the_step(monitor: ThroughputMonitor, tmp_path: Path) -> None:
     memory = fit(monitor, tmp_path)
     for step in range(2, 11):
         row = memory.at(step)
-        assert sum(row[key] for key in PART_MS.values()) == pytest.approx(row["time/step_ms"])
+        assert sum(row[key] for key in PART_KEYS) == pytest.approx(row["time/step_ms"])
         assert row["throughput/samples_per_sec"] == pytest.approx(4e3 / row["time/step_ms"])
     summary = monitor.summary
     assert sum(summary["parts_ms"].values()) == pytest.approx(summary["step_ms"])
@@ -116,7 +113,7 @@ def test_time_is_found_in_the_part_that_takes_it(part: str, monitor: ThroughputM
     assert parts[part] >= 20
 
 
-def test_waiting_for_the_loader_is_data_wait_and_the_limiter_says_input(
+def test_waiting_for_the_loader_is_data_wait_and_the_bottleneck_is_input(
     monitor: ThroughputMonitor, tmp_path: Path
 ) -> None:
     class Slow(torch.utils.data.Dataset):
@@ -129,7 +126,7 @@ def test_waiting_for_the_loader_is_data_wait_and_the_limiter_says_input(
 
     fit(monitor, tmp_path, train=DataLoader(Slow(), batch_size=4))
     assert monitor.summary["parts_ms"]["data_wait"] >= 20
-    assert monitor.summary["limiter"]["kind"] == "input"
+    assert monitor.summary["bottleneck"]["kind"] == "input"
 
 
 def test_validation_and_checkpoints_are_not_training_time(monitor: ThroughputMonitor, tmp_path: Path) -> None:
@@ -253,7 +250,7 @@ def test_flops_are_those_of_the_layer_and_mfu_is_of_the_measured_peak(
     monitor: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = Calibration("cpu", "a processor", None, torch.__version__, 2, {"fp32": 1e9})
-    monkeypatch.setattr(throughput, "cached_calibration", lambda device: measured)
+    monkeypatch.setattr(_flops_meter, "cached_calibration", lambda device: measured)
     memory = fit(monitor, tmp_path)
     # A linear layer of 4 → 1: 8 FLOPs forward, 8 for the weights' gradient, none for the input's.
     assert monitor.summary["flops_per_sample"] == 16
@@ -280,9 +277,9 @@ def test_the_peak_is_that_of_what_the_model_really_runs(
             return nn.functional.mse_loss(self.layer(unroll(self.cell, x[..., None])[0][:, -1]), y)
 
     formats = {"matmul": "none", "convolution": "tf32", "recurrent": "tf32"}
-    monkeypatch.setattr(calibration, "float32_formats", lambda device: formats)
+    monkeypatch.setattr(calibrate, "_float32_formats", lambda device: formats)
     measured = Calibration("cpu", "a device", None, torch.__version__, 2, {"fp32": 1e9, "tf32": 8e9})
-    monkeypatch.setattr(throughput, "cached_calibration", lambda device: measured)
+    monkeypatch.setattr(_flops_meter, "cached_calibration", lambda device: measured)
     memory = fit(monitor, tmp_path, Recurrent())
     cell, head = 4 * 2 * (1 + 2) * 8, 2 * 2  # four steps of (1 + 2) inputs into 2 units of 4 gates each
     peak = (cell + head) / (cell / 8e9 + head / 1e9)
@@ -324,7 +321,7 @@ def test_every_0th_step_is_a_warning_and_the_run_goes_on(tmp_path: Path) -> None
     assert monitor.summary["updates"] == 5
 
 
-class LateClock(HostClock):
+class LateClock(Clock):
     """A device that is always behind: no moment has come until somebody waits for it."""
 
     waited = 0
@@ -356,7 +353,7 @@ def test_nobody_waits_for_the_device_before_the_training_is_over(
 def test_a_device_that_is_lost_in_a_step_is_one_warning_and_the_training_goes_on(
     monitor: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Lost(HostClock):
+    class Lost(Clock):
         marks = 0
 
         def mark(self) -> float:
@@ -377,7 +374,7 @@ def test_a_failure_in_measuring_is_one_warning_and_the_training_goes_on(
     def broken(*_: Any, **__: Any) -> None:
         raise OSError("the driver went away")
 
-    monkeypatch.setattr(monitor, "_work_out", broken)
+    monkeypatch.setattr(monitor, "_flush", broken)
     with pytest.warns(
         UserWarning, match="ThroughputMonitor stopped measuring: OSError: the driver went away"
     ) as caught:
@@ -427,4 +424,4 @@ def test_a_rank_that_gives_up_keeps_none_waiting(tmp_path: Path) -> None:
     both = ranks(tmp_path, *SMALL, faults={1: [(measured, 3, fail)]})
     assert [one.end(60) for one in both] == [0, 0], [one.complained for one in both]
     assert record(tmp_path / "out")["throughput"] == {}
-    assert "ThroughputMonitor has no summary: process 1 has stopped measuring" in both[0].complained
+    assert "ThroughputMonitor has no summary: rank 1 has stopped measuring" in both[0].complained

@@ -1,0 +1,64 @@
+"""What MFU is made of: the FLOPs of a sample, and the peak of the device that trains."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+
+from ..hardware.calibrate import Calibration, cached_calibration, peak_flops_per_sec
+from ..hardware.calibrate_subprocess import calibrate_in_subprocess
+from ..hardware.flops import count_step
+
+
+class FlopsMeter:
+    """Knows the FLOPs of a sample once they are counted, and the peak once the device is calibrated.
+
+    Args:
+        flops_per_sample: forward and backward; None to have them counted.
+    """
+
+    def __init__(self, flops_per_sample: float | None):
+        self._given = flops_per_sample
+        self.calibration: Calibration | None = None
+        self.peak: float | None = None  # FLOP/s at the run's precision
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was counted for another module."""
+        self.per_sample = self._given
+        self.is_counted = self._given is not None
+
+    def calibrate(self, trainer: Trainer, module: LightningModule, measure: bool) -> None:
+        """Find the peak: from the cache, or if `measure` by a measurement on rank 0, before the first step."""
+        device = trainer.strategy.root_device
+        self.calibration = cached_calibration(device)
+        if self.calibration is None and measure and trainer.is_global_zero:
+            print(f"measuring what this {device.type} can do; once, some seconds …", flush=True)
+            self.calibration = calibrate_in_subprocess(device)
+        self.peak = self._peak_of(trainer, module)
+
+    def count(self, trainer: Trainer, module: LightningModule, batch: Any, samples: int) -> None:
+        """Count the FLOPs of a sample; one warning where they cannot be counted."""
+        self.is_counted = True
+        counted = count_step(module, batch, samples)
+        if counted is None:
+            rank_zero_warn(f"The FLOPs of {type(module).__name__} cannot be counted: no FLOP/s and no MFU.")
+            return
+        self.per_sample = counted.total
+        self.peak = self._peak_of(trainer, module, counted.shares)
+
+    def _peak_of(
+        self, trainer: Trainer, module: LightningModule, shares: Mapping[str, float] | None = None
+    ) -> float | None:
+        found = self.calibration
+        return peak_flops_per_sec(found, trainer.precision, module, shares) if found else None
+
+    def facts(self, samples_per_sec: float) -> dict[str, float]:
+        """FLOP/s and MFU of one rank that trains so many samples/s, as far as they are known."""
+        if not self.per_sample:
+            return {}
+        facts = {"flops_per_sample": self.per_sample, "flops_per_sec": self.per_sample * samples_per_sec}
+        if self.peak:
+            facts |= {"peak_flops_per_sec": self.peak, "mfu": facts["flops_per_sec"] / self.peak}
+        return facts

@@ -1,0 +1,144 @@
+"""The summary of a run: its cost, what the devices and ranks add to it, the bottleneck, and all of it in words."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.distributed
+
+from ..hardware.bottleneck import Bottleneck, find_bottleneck
+from ..hardware.calibrate import Calibration, faster_precision
+from ..records.formatting import count, percent, significant, with_prefix
+
+_DEVICE_FACTS = {  # what DeviceMonitor sums up → its name in the run's summary
+    "device/utilization_mean_pct": "utilization_pct",
+    "device/sm_activity_mean_pct": "sm_activity_pct",
+    "device/memory_peak_gib": "memory_peak_gib",
+    "device/power_mean_w": "power_w",
+    "host/cpu_mean_pct": "host_cpu_pct",
+    "host/rss_max_gib": "host_rss_gib",
+}
+
+
+def gather_step_ms(summary: Mapping[str, Any], world_size: int) -> list[float | None]:
+    """The mean step of each rank in ms, gathered by all ranks; None for a rank that has stopped measuring."""
+    steps: list[Any] = [None] * world_size
+    torch.distributed.all_gather_object(steps, summary.get("step_ms"))
+    return steps
+
+
+def rank_facts(steps: Sequence[float]) -> dict[str, Any]:
+    """How many ranks there are, and the mean step of the slowest and of the fastest, given each rank's in ms."""
+    return {
+        "processes": len(steps),
+        "slowest_process": steps.index(max(steps)),
+        "slowest_step_ms": max(steps),
+        "fastest_step_ms": min(steps),
+    }
+
+
+def device_facts(sampled: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What a DeviceMonitor has sampled, as facts of the run.
+
+    The energy of a sample is the mean power × the time of a sample. Both are of the counted steps. On CUDA the sampled
+    time begins and ends a few steps before that of the counted steps, which does not change the mean.
+    """
+    facts = {name: sampled[key] for key, name in _DEVICE_FACTS.items() if key in sampled}
+    if "energy_j" in sampled and sampled.get("seconds"):
+        watts = sampled["energy_j"] / sampled["seconds"]
+        facts["joules_per_sample"] = watts * summary["seconds"] / summary["samples"]
+        facts["energy_source"] = sampled["energy_source"]
+    return facts
+
+
+def bottleneck_facts(summary: Mapping[str, Any], calibration: Calibration | None) -> dict[str, Any]:
+    """The bottleneck of a run; empty where it cannot be told."""
+    busy, peak = summary.get("sm_activity_pct"), summary.get("peak_flops_per_sec")
+    found = find_bottleneck(
+        summary["parts_ms"],
+        device=summary["device"],
+        busy=None if busy is None else busy / 100,
+        flops_per_sec=_mean_flops_per_sec(summary),
+        peak_flops_per_sec=peak,
+        launch_us=calibration.launch_us if calibration else None,
+        copy_bytes_per_sec=calibration.copy_bytes_per_sec if calibration else None,
+        batch_size=summary["batch_size"],
+        faster_precision=faster_precision(calibration, summary["precision"], peak),
+    )
+    if found is None:
+        return {}
+    facts: dict[str, Any] = {"kind": found.kind, "share": found.share, "advice": found.advice}
+    knee = predicted_knee(found, summary["batch_size"], summary["device"])
+    return {"bottleneck": facts | ({"predicted_knee": knee} if knee else {})}
+
+
+def _mean_flops_per_sec(summary: Mapping[str, Any]) -> float | None:
+    """FLOP/s over the mean step, as the parts are: at the median step's, arithmetic could seem to exceed the peak."""
+    if "flops_per_sec" not in summary or not summary["samples_per_sec"]:
+        return None
+    return summary["flops_per_sec"] * summary["samples_per_sec_mean"] / summary["samples_per_sec"]
+
+
+def predicted_knee(found: Bottleneck, batch_size: int, device: str) -> int | None:
+    """The batch size, a power of two, near which a run with the bottleneck `host` stops gaining from a larger one.
+
+    The host's share `s` of a step does not grow with the batch; the rest does. An asynchronous device hides the rest
+    behind the host until it is as long: at `b / (1 − s)`. On a CPU the two add up, and 95 % of the best rate is
+    reached where the host's share has fallen to 5 %: at `19 · b · s / (1 − s)`.
+    """
+    if found.kind != "host" or not 0 < found.share < 1:
+        return None
+    rest = 1 - found.share
+    knee = batch_size * (19 * found.share / rest if device == "cpu" else 1 / rest)
+    return 2 ** math.ceil(math.log2(knee)) if knee > batch_size else None
+
+
+def report(summary: Mapping[str, Any]) -> str:
+    """The summary in words: the run, the step and its parts, the rates, the bottleneck."""
+    name = f" ({summary['device_name']})" if summary.get("device_name") else ""
+    run = (summary["title"], f"batch {summary['batch_size']:,}", summary["device"] + name, summary["precision"])
+    parts = " + ".join(f"{part.removesuffix('_wait')} {significant(ms)}" for part, ms in summary["parts_ms"].items())
+    median, mean = significant(summary["step_ms_median"]), significant(summary["step_ms"])
+    lines = [
+        " · ".join([*run, f"{count(summary['updates'], 'step')} measured"]),
+        f"median step {median} ms; mean {mean} ms = {parts}",
+        " · ".join(_rates(summary)),
+    ]
+    if "processes" in summary:
+        lines.append(
+            f"{summary['processes']} ranks, global batch {summary['batch_size'] * summary['processes']:,}, samples/s of "
+            f"all ranks; mean step: fastest rank {significant(summary['fastest_step_ms'])} ms, slowest rank "
+            f"{significant(summary['slowest_step_ms'])} ms (rank {summary['slowest_process']})"
+        )
+    if "communication_ms" in summary:
+        exposed = summary["communication_ms"]
+        lines.append(
+            f"communication: {significant(exposed)} ms ({percent(exposed / summary['step_ms'])}) of the mean step is not "
+            f"hidden behind the backward pass, for {with_prefix(summary['gradient_bytes'], 'B')} of gradients"
+        )
+    if "bottleneck" in summary:
+        found = summary["bottleneck"]
+        knee = f" The knee is predicted near {found['predicted_knee']:,}." if "predicted_knee" in found else ""
+        lines.append(f"bottleneck: {found['kind']}. {found['advice']}{knee}")
+    return "\n".join(lines)
+
+
+def _rates(summary: Mapping[str, Any]) -> list[str]:
+    rate, mean = significant(summary["samples_per_sec"]), significant(summary["samples_per_sec_mean"])
+    rates = [f"{rate} samples/s at the median step, {mean} over all steps"]
+    if "timesteps_per_sec" in summary:
+        rates.append(f"{significant(summary['timesteps_per_sec'])} time steps/s")
+    if "flops_per_sec" in summary:
+        flops = with_prefix(summary["flops_per_sec"], "FLOP/s")
+        if "mfu" in summary:
+            peak = with_prefix(summary["peak_flops_per_sec"], "FLOP/s")
+            flops += f", MFU {percent(summary['mfu'], digits=1)} of the {peak} measured here"
+        rates.append(flops)
+    busy = summary.get("sm_activity_pct", summary.get("utilization_pct"))
+    if busy is not None:
+        rates.append(f"device busy {percent(busy / 100)}")
+    if "memory_peak_gib" in summary:
+        rates.append(f"peak {significant(summary['memory_peak_gib'])} GiB")
+    if "joules_per_sample" in summary:
+        rates.append(f"{with_prefix(summary['joules_per_sample'], 'J')}/sample")
+    return rates
