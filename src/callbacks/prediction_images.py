@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ..options.types import PositiveInt
+from ._never_raise import never_raise
 
 _BLUE, _ORANGE = "#0072B2", "#D55E00"  # told apart by everybody (Okabe & Ito 2008)
 
@@ -33,12 +34,18 @@ class PredictionImages(Callback):
         self.num_samples = num_samples
         self._samples: list[tuple[bool, Tensor, Tensor, Tensor]] = []  # whether wrong, input, answer, target
         self._confusion: Tensor | None = None
+        self._active = False
 
     @override
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._samples, self._confusion = [], None
+        self._samples, self._confusion, self._active = [], None, True
+
+    def disable(self) -> None:
+        """Draw nothing in this test."""
+        self._samples, self._active = [], False
 
     @override
+    @never_raise
     def on_test_batch_end(
         self,
         trainer: Trainer,
@@ -48,7 +55,7 @@ class PredictionImages(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if not isinstance(outputs, dict) or not {"output", "target"} <= outputs.keys():
+        if not self._active or not isinstance(outputs, dict) or not {"output", "target"} <= outputs.keys():
             return
         x, output, target = batch[0], outputs["output"], outputs["target"]
         if output.dim() == 2 and target.dim() == 1 and not target.is_floating_point():
@@ -65,6 +72,7 @@ class PredictionImages(Callback):
             self._samples = sorted(self._samples, key=lambda s: not s[0])[: self.num_samples]
 
     @override
+    @never_raise
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         if not self._samples or not writers or not trainer.is_global_zero:
@@ -145,7 +153,9 @@ def _draw_confusion(counts: Tensor, spec: Any) -> Figure:
 
 
 def _as_image(x: Tensor, spec: Any) -> Tensor:
-    """`(C, H, W)` or a sequence `(T, F)` as something imshow takes."""
+    """An image `(C, H, W)`, a sequence `(T, F)` or numbers of any other shape as something that imshow takes."""
+    if x.dim() not in (2, 3):
+        return x.reshape(1, -1)
     if x.dim() == 2:
         side = int(x.numel() ** 0.5)
         return x.view(side, side) if x.shape[1] == 1 and side * side == x.numel() else x

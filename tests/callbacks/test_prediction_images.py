@@ -45,7 +45,7 @@ def images(tmp_path: Path) -> set[str]:
     return set(EventAccumulator(str(tmp_path)).Reload().Tags()["images"])
 
 
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 8, 8), (28, 28), (16, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 8, 8), (28, 28), (16, 1), (7,), (), (1, 2, 3, 4)], ids=str)
 def test_classes_give_samples_and_a_confusion_matrix(shape: tuple[int, ...], tmp_path: Path) -> None:
     y = torch.tensor([0, 1, 2, 2])
     pictures(tmp_path, torch.rand(4, *shape), y, Answering(torch.eye(3)[[0, 1, 2, 1]]))
@@ -81,3 +81,16 @@ def test_a_module_that_returns_nothing_is_left_alone(tmp_path: Path) -> None:
 
     pictures(tmp_path, torch.rand(4, 4), torch.zeros(4), Silent())
     assert images(tmp_path) == set()
+
+
+def test_a_batch_that_cannot_be_drawn_is_one_warning_and_the_test_goes_on(tmp_path: Path) -> None:
+    class Dicts(Answering):
+        def test_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+            return {"output": self.output, "target": batch["y"]}
+
+    callback = PredictionImages()
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, callbacks=[callback], enable_progress_bar=False)
+    batches = [{"x": torch.rand(3, 4), "y": torch.tensor([0, 1, 2])}] * 2
+    with pytest.warns(UserWarning, match="PredictionImages stopped measuring: KeyError: 0") as caught:
+        trainer.test(Dicts(torch.eye(3)), batches, verbose=False)
+    assert len([w for w in caught if "PredictionImages" in str(w.message)]) == 1
