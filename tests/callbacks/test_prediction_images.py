@@ -90,7 +90,7 @@ def test_a_batch_that_cannot_be_drawn_is_one_warning_and_the_test_goes_on(tmp_pa
 
     callback = PredictionImages()
     trainer = lightning.Trainer(accelerator="cpu", logger=False, callbacks=[callback], enable_progress_bar=False)
-    batches = [{"x": torch.rand(3, 4), "y": torch.tensor([0, 1, 2])}] * 2
+    samples = [{"x": torch.rand(4), "y": torch.tensor(i % 3)} for i in range(6)]
     with pytest.warns(UserWarning, match="PredictionImages stopped measuring: KeyError: 0") as caught:
-        trainer.test(Dicts(torch.eye(3)), batches, verbose=False)
+        trainer.test(Dicts(torch.eye(3)), DataLoader(samples, batch_size=3), verbose=False)
     assert len([w for w in caught if "PredictionImages" in str(w.message)]) == 1
