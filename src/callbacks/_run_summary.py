@@ -5,10 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.distributed
+from lightning import Trainer
 
 from ..hardware.bottleneck import Bottleneck, find_bottleneck
 from ..hardware.calibrate import Calibration, faster_precision
+from ..hardware.devices import device_name
 from ..records.formatting import count, percent, significant, with_prefix
+from ._flops_meter import FlopsMeter
 
 _DEVICE_FACTS = {  # what DeviceMonitor sums up → its name in the run's summary
     "device/utilization_mean_pct": "utilization_pct",
@@ -25,6 +28,27 @@ def gather_step_ms(summary: Mapping[str, Any], world_size: int) -> list[float | 
     steps: list[Any] = [None] * world_size
     torch.distributed.all_gather_object(steps, summary.get("step_ms"))
     return steps
+
+
+def run_summary(
+    cost: Mapping[str, Any], trainer: Trainer, steps: Sequence[float], flops: FlopsMeter, sampled: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The cost of a run's steps, completed.
+
+    Args:
+        cost: of this rank's steps, by CostSummary.
+        trainer: of the run.
+        steps: the mean step of each rank in ms; empty for a single rank.
+        flops: what was counted.
+        sampled: the result of a DeviceMonitor; empty without one.
+    """
+    module, device = trainer.lightning_module, trainer.strategy.root_device
+    summary: dict[str, Any] = {**cost, "title": getattr(module, "title", type(module).__name__)}
+    summary |= {"device": device.type, "device_name": device_name(device), "precision": str(trainer.precision)}
+    summary |= rank_facts(steps) if steps else {}
+    summary |= flops.facts(summary["samples_per_sec"] / trainer.world_size)
+    summary |= device_facts(sampled, summary)
+    return summary | bottleneck_facts(summary, flops.calibration)
 
 
 def rank_facts(steps: Sequence[float]) -> dict[str, Any]:

@@ -20,12 +20,14 @@ class UpdateBuilder:
 
     def add(self, step: Step, clock: Clock) -> dict[str, float] | None:
         """Add a batch. Returns the update, its parts in ms and what it holds, if this was its last batch."""
-        held = {"samples": step.samples, "timesteps": step.timesteps, "batches": 1}
-        for key, value in (step.parts_ms(clock) | held).items():
-            self._open[key] = self._open.get(key, 0) + value
+        update = step.parts_ms(clock)
+        update |= {"samples": step.samples, "timesteps": step.timesteps, "batches": 1}
+        if self._open:
+            update = {key: value + self._open[key] for key, value in update.items()}
         if step.global_step == self._last_step:
+            self._open = update
             return None
-        self._last_step, update, self._open = step.global_step, self._open, {}
+        self._last_step, self._open = step.global_step, {}
         return update
 
 
@@ -40,6 +42,8 @@ def step_metrics(update: Mapping[str, float], world_size: int, flops: FlopsMeter
             metrics["throughput/samples_per_sec"] = update["samples"] * world_size / seconds
         if update["timesteps"]:
             metrics["throughput/timesteps_per_sec"] = update["timesteps"] * world_size / seconds
-        facts = flops.facts(update["samples"] / seconds)
-        metrics |= {f"throughput/{name}": facts[name] for name in ("flops_per_sec", "mfu") if facts.get(name)}
+        if flops.per_sample and update["samples"]:
+            metrics["throughput/flops_per_sec"] = flops.per_sample * update["samples"] / seconds
+            if flops.peak:
+                metrics["throughput/mfu"] = metrics["throughput/flops_per_sec"] / flops.peak
     return metrics

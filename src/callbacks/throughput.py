@@ -11,14 +11,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from .._lightning import callbacks_of
-from ..hardware.devices import device_name
 from ..options.types import NonNegativeInt
 from ._batches import samples_in, timesteps_in
 from ._cost_summary import CostSummary
 from ._flops_meter import FlopsMeter
 from ._never_raise import never_raise
 from ._profiler_hook import attach_profiler_hook, detach_profiler_hook
-from ._run_summary import bottleneck_facts, device_facts, gather_step_ms, rank_facts, report
+from ._run_summary import gather_step_ms, report, run_summary
 from ._step_metrics import UpdateBuilder, step_metrics
 from ._step_writer import Row, write_steps
 from ._stopwatch import PAUSE, Step, Stopwatch, clock_for
@@ -44,12 +43,11 @@ _PARTS_OF_ACTIONS = {
 class ThroughputMonitor(Callback):
     """Times every training step and its parts, in any Lightning project, without touching the module.
 
-    Logs at every optimizer step `time/step_ms` and its parts (`time/data_wait_ms`, `time/transfer_ms`,
-    `time/forward_ms`, `time/backward_ms`, `time/optimizer_ms`, `time/other_ms`; they add up), and
-    `throughput/samples_per_sec`, `throughput/batches_per_sec`, `throughput/timesteps_per_sec`,
-    `throughput/flops_per_sec` and `throughput/mfu` as far as they are known. docs/measuring.md has each one's unit and
-    meaning. Validation, checkpoints and counting FLOPs are excluded from the step. With accumulated gradients a step
-    is an update of several batches.
+    Logs at every optimizer step `time/step_ms` and its parts (`time/<part>_ms` for `data_wait`, `transfer`, `forward`,
+    `backward`, `optimizer` and `other`; they add up), and `throughput/<rate>` for `samples_per_sec`,
+    `batches_per_sec`, `timesteps_per_sec`, `flops_per_sec` and `mfu`, as far as they are known; docs/measuring.md has
+    units and meanings. Validation, checkpoints and counting FLOPs are excluded from the step. With accumulated
+    gradients a step is an update of several batches.
 
     The times are the device's own on CUDA, read from events that have passed: no synchronisation, no `.item()`.
     Elsewhere they are the host's. On MPS the step and the wait for data are true, and the other parts are the times at
@@ -110,16 +108,14 @@ class ThroughputMonitor(Callback):
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.summary = {}
-        self._device = trainer.strategy.root_device
         self._device_monitors = [c for c in callbacks_of(trainer) if isinstance(c, DeviceMonitor)]
         for monitor in self._device_monitors:
             monitor.follow(True)
-        self._stopwatch = Stopwatch(clock_for(self._device), partial(self._sample_device, trainer))
+        self._stopwatch = Stopwatch(clock_for(trainer.strategy.root_device), partial(self._sample_device, trainer))
         self._cost = CostSummary(self.warmup_steps)
         self._builder = UpdateBuilder(trainer.global_step)
         self._updates, self._last_update = 0, trainer.global_step
-        # The updates after which device samples are counted anew: the first one, and the end of the warm-up.
-        self._restart_after = {min(1, self.warmup_steps), self.warmup_steps} - {0}
+        self._restart_after = {min(1, self.warmup_steps), self.warmup_steps} - {0}  # updates
         self._flops.restart()
         self._validating = False
         detach_profiler_hook(trainer)
@@ -129,7 +125,7 @@ class ThroughputMonitor(Callback):
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop(trainer)
-        # A rank that has stopped measuring takes part, too: the others wait for it.
+        # A rank that has stopped measuring takes part, because the others wait for it.
         steps = gather_step_ms(self.summary, trainer.world_size) if trainer.world_size > 1 else []
         self._sum_up(trainer, steps)
 
@@ -178,11 +174,7 @@ class ThroughputMonitor(Callback):
                 monitor.pause(trainer)
 
     def _leave_out_warm_up(self) -> None:
-        """Drop the device samples of steps that the summary leaves out.
-
-        On CUDA the device is some steps behind the host, so the sampled time begins that much early. Over many steps
-        this makes no difference to the mean.
-        """
+        """Drop the device samples of the first update, and at the end of the warm-up those of all before."""
         if self._updates in self._restart_after:
             self._restart_after.remove(self._updates)
             self._stopwatch.end_step()
@@ -293,22 +285,14 @@ class ThroughputMonitor(Callback):
     @never_raise
     def _sum_up(self, trainer: Trainer, steps: list[float | None]) -> None:
         """Complete this rank's summary, given the mean step of every rank."""
-        summary, self.summary = self.summary, {}
+        cost, self.summary = self.summary, {}
         measured = [step for step in steps if step is not None]
         if 0 < len(measured) < len(steps):
             rank_zero_warn(f"ThroughputMonitor has no summary: rank {steps.index(None)} has stopped measuring")
-        elif summary:
-            module = trainer.lightning_module
-            summary["title"] = getattr(module, "title", type(module).__name__)
-            summary |= {"device": self._device.type, "device_name": device_name(self._device)}
-            summary["precision"] = str(trainer.precision)
-            summary |= rank_facts(measured) if measured else {}
-            for callback in callbacks_of(trainer):
-                summary |= callback.result() if isinstance(callback, CommunicationMonitor) else {}
-            summary |= self._flops.facts(summary["samples_per_sec"] / trainer.world_size)
-            if self._device_monitors:
-                summary |= device_facts(self._device_monitors[0].result(), summary)
-            summary |= bottleneck_facts(summary, self._flops.calibration)
-            self.summary = summary
+        elif cost:
+            monitors = [c for c in callbacks_of(trainer) if isinstance(c, CommunicationMonitor)]
+            communication = monitors[0].result() if monitors else {}
+            sampled = self._device_monitors[0].result() if self._device_monitors else {}
+            self.summary = run_summary(cost | communication, trainer, measured, self._flops, sampled)
             if self.verbose and trainer.is_global_zero:
-                print("\n" + report(summary), flush=True)
+                print("\n" + report(self.summary), flush=True)
