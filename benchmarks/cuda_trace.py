@@ -1,12 +1,12 @@
-"""Whether a steady training step makes the host wait for the GPU: a profiler trace, searched for what waits.
+"""Whether a training step makes the host wait for the GPU: a profiler trace, searched for calls that wait.
 
     python benchmarks/cuda_trace.py              # on a machine with a CUDA device
 
-Trains the SimpleCNN with the default callbacks and loggers, traces 200 steps after the warm-up, and lists what in them
-waits for the device: synchronisations, allocations and releases of device or pinned memory (they synchronise, and a
-steady step needs none), and copies from or to pageable memory. `--file trace.json` reads a trace made earlier. Exit
-code 1 if there is such a call, 2 without a GPU and for a trace that cannot tell: one with too few steps, or with a step
-in which no call of CUDA was recorded.
+Trains the SimpleCNN with the default callbacks and loggers, traces 200 steps after the warm-up, and lists the calls that
+wait for the device: synchronisations, allocations and releases of device or pinned memory (they synchronise, and a step
+after the warm-up needs none), and copies from or to pageable memory. `--file trace.json` reads a trace made earlier. The
+exit code is 1 if there is such a call, and 2 without a GPU or for an inconclusive trace: one with too few steps, or with
+a step in which no CUDA call was recorded.
 """
 
 import argparse
@@ -39,7 +39,7 @@ Event = dict[str, Any]  # of a Chrome trace, as torch's profiler writes it
 
 
 class CannotTell(Exception):
-    """A trace in which nothing would be found even where there is something."""
+    """An inconclusive trace: it would show no call that waits even if there was one."""
 
 
 def waits(events: Sequence[Event], steps: int = 1) -> list[str]:

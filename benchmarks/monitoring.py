@@ -1,11 +1,11 @@
-"""What measuring costs: our callbacks on and off, and Lightning's own ThroughputMonitor and DeviceStatsMonitor.
+"""The overhead of measuring: without callbacks, with these callbacks, and with Lightning's own monitors.
 
     python benchmarks/monitoring.py --cnn-rounds 25 --linear-rounds 9
 
 Two models train on the CPU: the SimpleCNN at batch 128, whose steps are long enough for a ratio, and one linear layer,
-whose steps are so short that the callbacks' own microseconds show. The variants take turns in one process, in another
-order in every round. A turn is timed from outside, from one batch's start to that of a batch some hundred steps later,
-with all that is written meanwhile. Lightning's monitor logs every step, as ours does.
+whose steps are so short that the microseconds of the callbacks show. The variants take turns in one process, in another
+order in every round. A turn is timed by a callback of its own, from the start of one batch to the start of another some
+hundred steps later, with everything that is written meanwhile. Lightning's monitor logs every step, as ours does.
 """
 
 import argparse
@@ -24,10 +24,7 @@ from lightning.pytorch.callbacks import ThroughputMonitor as LightningThroughput
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor, nn
 
-from batchscope.callbacks.curves import TrainCurves
-from batchscope.callbacks.device import DeviceMonitor
-from batchscope.callbacks.progress import ProgressBar
-from batchscope.callbacks.throughput import ThroughputMonitor
+from batchscope import DeviceMonitor, ProgressBar, ThroughputMonitor, TrainCurves
 from batchscope.data.loader import DeterministicBatchSampler, TensorLoader
 from batchscope.data.spec import DataSpec
 from batchscope.models.cnn import SimpleCNN
@@ -39,7 +36,7 @@ WARM_UP = 20
 
 
 class Linear(lightning.LightningModule):
-    """One layer of 8 numbers, batch 8: a step with as little in it as there can be."""
+    """One layer of 8 numbers, batch 8: as short a step as possible."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +50,7 @@ class Linear(lightning.LightningModule):
 
 
 class Clock(Callback):
-    """Seconds a step, from outside of what is measured."""
+    """Seconds a step, independent of what is measured."""
 
     def __init__(self, steps: int):
         self.steps = steps
@@ -95,7 +92,7 @@ def turn(make: Callable, steps: int, callbacks: list[Callback], logs: bool) -> f
     return clock.per_step
 
 
-def lightnings() -> list[Callback]:
+def lightnings_own() -> list[Callback]:
     monitor = LightningThroughputMonitor(batch_size_fn=lambda batch: len(batch[0]), window_size=10)
     return [monitor, DeviceStatsMonitor(cpu_stats=True)]
 
@@ -109,12 +106,9 @@ VARIANTS = {
     "off": (list, False),
     "off, with loggers": (list, True),
     "ThroughputMonitor, no logger": (lambda: [ThroughputMonitor(calibrate=False, verbose=False)], False),
-    "ThroughputMonitor, every step to TensorBoard and CSV": (
-        lambda: [ThroughputMonitor(calibrate=False, verbose=False)],
-        True,
-    ),
+    "ThroughputMonitor, every step to TensorBoard and CSV": (lambda: ours()[1:], True),
     "all of ours, every step to TensorBoard and CSV": (lambda: [*ours(), TrainCurves(), ProgressBar()], True),
-    "Lightning's ThroughputMonitor + DeviceStatsMonitor": (lightnings, True),
+    "Lightning's ThroughputMonitor + DeviceStatsMonitor": (lightnings_own, True),
 }
 
 

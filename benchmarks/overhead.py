@@ -2,12 +2,12 @@
 
     python benchmarks/overhead.py --root ../shared/data --rounds 7
 
-All train the SimpleCNN on MNIST at batch 128 with AdamW and one-cycle, then validate on 5,000 images; everything in
-train.py is at its defaults (loggers, curves of every step, progress bar, checkpoints). Three loops are written by hand:
-`plain loop` is what a tutorial shows, `tuned loop` has the framework's tricks inside a step (channels-last, fused
-optimizer, index_select), and `tuned loop, memory kept` has its setting of the allocator, too. Every epoch is a process
-of its own, they take turns, and the figure is the median over rounds of the ratio within a round. Beside the wall time
-stands the processor time of the whole process, all its threads: on a machine that others share it is the steadier one.
+All train the SimpleCNN on MNIST at batch 128 with AdamW and one-cycle, then validate on 5,000 images. train.py has its
+defaults (loggers, curves of every step, progress bar, checkpoints). Three loops are written by hand: `plain loop` is
+what a tutorial shows, `tuned loop` has the framework's optimisations inside a step (channels-last, fused optimizer,
+index_select), and `tuned loop, memory kept` also has its setting of the allocator. Every epoch is a process of its own.
+They take turns, and the result is the median over rounds of the ratio within a round. The processor time of the whole
+process with all its threads is given beside the wall time; on a shared machine it is the steadier one.
 """
 
 import argparse
@@ -38,7 +38,7 @@ EPOCHS = ("train.py", "plain loop", "tuned loop", "tuned loop, memory kept")
 
 
 class EpochClock(Callback):
-    """Wall time from one epoch's first moment to the end of training, so that checkpoints and validation are in it."""
+    """Wall and processor time from the start of an epoch to the end of training, with checkpoints and validation."""
 
     seconds: tuple[float, float]
 
@@ -70,7 +70,7 @@ def framework_epoch(root: str) -> tuple[float, float]:
 
 
 def hand_written_epoch(root: str, tuned: bool, memory_kept: bool) -> tuple[float, float]:
-    """Seconds of one epoch of the loop that one would write without a framework."""
+    """Seconds of one epoch of a loop without a framework."""
     if memory_kept:
         keep_freed_memory()
     torch.manual_seed(0)
