@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_sweep import ROOT, TINY, linux, process_of, record
 
 from tests.support import fake_slurm as slurm
 from tests.support.runs import assert_alike, results
+from tests.sweep.test_runner import ROOT, TINY, linux, process_of, record
 
 SHORT = ["trainer.max_epochs=-1,1"]  # the first of two runs is refused by its schedule
 # Two runs of one configuration, of some seconds each: what is done to one of them must not show.
