@@ -14,23 +14,27 @@ from typing import Any
 
 from . import trust
 
-_TRAIN, _EVALUATE = "batchscope-train", "batchscope-evaluate"  # as they are installed
+_PROGRAM = "batchscope"
 
 
-def program() -> list[str]:
-    """The words that started this program: a script, a module, or its installed name.
+def program(command: str = "train") -> list[str]:
+    """The words that start a command, in the way in which this process was started.
 
-    In a process that no user started as such, as that of a sweep's run, those of the training program.
+    `batchscope train`, `python -m batchscope train`, `batchscope-train`, `python -m batchscope.train` or
+    `python train.py`. In a process that no user started, such as that of a sweep's run: `python -m batchscope.train`.
     """
+    path, name = sys.argv[0], os.path.basename(sys.argv[0])
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     module = spec.name if spec is not None else ""
-    if module.startswith("batchscope.") and module != "batchscope.sweep.job":
-        return ["python", "-m", module]
-    if not module.startswith("batchscope.") and sys.argv[0].endswith(".py"):
-        return ["python", sys.argv[0]]
-    if os.path.basename(sys.argv[0]).startswith("batchscope-"):
-        return [_shortest(sys.argv[0])]
-    return ["python", "-m", "batchscope.train"]
+    if name == _PROGRAM:
+        return [_shortest(path), command]
+    if name.startswith(f"{_PROGRAM}-"):
+        return [_shortest(os.path.join(os.path.dirname(path), f"{_PROGRAM}-{command}"))]
+    if name == "__main__.py" and module.startswith(f"{_PROGRAM}."):
+        return ["python", "-m", _PROGRAM, command]
+    if name.endswith(".py") and not module.startswith(f"{_PROGRAM}.") and command == "train":
+        return ["python", path]
+    return ["python", "-m", f"{_PROGRAM}.{command}"]
 
 
 def resume_command(config: dict[str, Any], run_dir: Path, started_as: Sequence[str] | None = None) -> str:
@@ -52,10 +56,7 @@ def evaluate_command(config: dict[str, Any], checkpoint: str) -> str:
         config: of the run, as its command line gives it.
         checkpoint: its path.
     """
-    first = program()[0]
-    installed = os.path.basename(first) == _TRAIN
-    words = [os.path.join(os.path.dirname(first), _EVALUATE)] if installed else ["python", "-m", "batchscope.evaluate"]
-    return shlex.join([*words, f"ckpt={checkpoint}"]) + trust.words(for_evaluation(config), run_dir=None)
+    return shlex.join([*program("evaluate"), f"ckpt={checkpoint}"]) + trust.words(for_evaluation(config), run_dir=None)
 
 
 def for_evaluation(config: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,71 @@
+"""The program: `batchscope train model=cnn`. `python -m batchscope …` is the same.
+
+A command's module is imported only when the command is used, so that a wrong word is answered at once.
+"""
+
+import importlib
+import importlib.util
+import sys
+
+from . import __version__
+from .errors import UserError, did_you_mean, exit_on_user_error
+
+# command → (the module of `python -m` that is the same command, what it does)
+COMMANDS = {
+    "train": ("batchscope.train", "train one model, or with -m a sweep of runs: batchscope train model=cnn"),
+    "evaluate": ("batchscope.evaluate", "test a checkpoint: batchscope evaluate ckpt=<run>/checkpoints/best.ckpt"),
+    "report": ("batchscope.report", "compare runs in a table, plots and a recommendation: batchscope report <sweep>"),
+    "hardware": ("batchscope.hardware.__main__", "measure what this machine can do: batchscope hardware"),
+}
+
+
+def main() -> None:
+    """Run the command that the first word names."""
+    exit_on_user_error(_main)
+
+
+def _main() -> None:
+    word = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if word in ("-h", "--help"):
+        print(_help())
+    elif word == "--version":
+        print(f"batchscope {__version__}")
+    elif word in COMMANDS:
+        _run(COMMANDS[word][0])
+    else:
+        raise UserError(_unknown(word), exit_code=2)
+
+
+def _run(module: str) -> None:
+    """Run a command as `python -m <module>` does.
+
+    Lightning starts a run's other ranks with the module that `__main__.__spec__` names and the words after `sys.argv[0]`.
+    """
+    del sys.argv[1]
+    sys.modules["__main__"].__spec__ = importlib.util.find_spec(module)
+    importlib.import_module(module).main()
+
+
+def _help() -> str:
+    lines = [f"  {name:10} {purpose}" for name, (_, purpose) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: batchscope <command> …",
+            "",
+            "Train networks, and see what every step cost and why.",
+            "",
+            *lines,
+            "",
+            "batchscope <command> --help lists what a command takes; batchscope --version prints the version.",
+        ]
+    )
+
+
+def _unknown(word: str) -> str:
+    if "=" in word and not word.startswith("-"):
+        return f"{word}: an option comes after a command; write batchscope train {word}"
+    return f"{word}: no such command.{did_you_mean(word, COMMANDS)} batchscope takes {', '.join(COMMANDS)}"
+
+
+if __name__ == "__main__":
+    main()
