@@ -2,16 +2,20 @@
 
 import importlib
 import inspect
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from lightning import Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
+from .._lightning import profiler_of
+from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..errors import UserError
-from ..options.nodes import check_node, role_of
+from ..options import schema
 
 
 def build(node: dict[str, Any], section: str, **arguments: Any) -> Any:
@@ -23,7 +27,7 @@ def build(node: dict[str, Any], section: str, **arguments: Any) -> Any:
     Raises:
         UserError: if the target may not be built here, or refuses an option's value; the line begins with the section.
     """
-    check_node(node, section)
+    schema.check(node, section)
     return _build(node, section, arguments)
 
 
@@ -39,32 +43,59 @@ def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, b
     ours out; the same for checkpoints.
     """
     callbacks = build_all(config["callbacks"], "callbacks")
-    flags = {}
+    switches = {}
     for switch, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
         if config["trainer"].get(switch) is False:
             callbacks = [callback for callback in callbacks if not isinstance(callback, kind)]
-        flags[switch] = any(isinstance(callback, kind) for callback in callbacks)
-    return callbacks, flags
+        switches[switch] = any(isinstance(callback, kind) for callback in callbacks)
+    return callbacks, switches
 
 
-def places(config: dict[str, Any], loggers: list[Any], trainer: Trainer) -> Iterator[tuple[str, str]]:
-    """The folders that a run's objects write to, each with the option that its object was built from.
+def build_trainer(
+    config: dict[str, Any], run_dir: Path, callbacks: list[Callback], switches: dict[str, bool]
+) -> Trainer:
+    """The trainer of a run in its folder; its loggers are set once the run has a name."""
+    root = config["trainer"].get("default_root_dir") or run_dir
+    parts = {"callbacks": callbacks, "plugins": [AtomicCheckpointIO()], "default_root_dir": root, "logger": False}
+    return build(config["trainer"], "trainer", **parts, **switches)
+
+
+def build_loggers(config: dict[str, Any], name: str) -> list[Logger]:
+    """The loggers; TensorBoard's folder is called what the run is, unless an option names it."""
+    nodes = {key: dict(node) for key, node in (config["logger"] or {}).items() if node}
+    for node in nodes.values():
+        if node["_target_"].endswith("TensorBoardLogger"):
+            node.setdefault("name", name)
+    return build_all(nodes, "logger")
+
+
+def run_name(config: dict[str, Any], choices: Mapping[str, str], dataset: str, batch_size: int) -> str:
+    """A name to read in TensorBoard, `cnn-mnist-bs512`, with the data and the batch that the run really trains on."""
+    model = str(choices.get("model", "model"))
+    if model == "torchvision":
+        model = config["model"]["name"]
+    name = f"{model}-{dataset}-bs{batch_size}".replace("_", "-")
+    return re.sub(r"[^\w.+-]+|\.\.+", "-", name)[:100]  # it is a folder's name, too: nothing in it leads elsewhere
+
+
+def folders_written_to(config: dict[str, Any], trainer: Trainer) -> Iterator[tuple[str, str]]:
+    """The folders that a run's trainer, loggers, callbacks and profiler write to, each with its option.
 
     Args:
         config: of the run.
-        loggers: as `build_all` built them of it.
-        trainer: of the run, not yet used.
+        trainer: built of it, with its loggers, and not yet used.
     """
     yield "trainer.default_root_dir", trainer.default_root_dir
     names = [name for name, node in (config["logger"] or {}).items() if node]
-    for name, logger in zip(names, loggers, strict=True):
-        found = (logger.save_dir, logger.log_dir) if isinstance(logger, CSVLogger | TensorBoardLogger) else ()
-        yield from ((f"logger.{name}", str(place)) for place in found)
+    for name, logger in zip(names, trainer.loggers, strict=False):  # a trial run has one logger that writes nothing
+        if isinstance(logger, CSVLogger | TensorBoardLogger):
+            yield from ((f"logger.{name}", str(folder)) for folder in (logger.save_dir, logger.log_dir))
     for name, node in (config["callbacks"] or {}).items():
         if node and node.get("dirpath"):
             yield f"callbacks.{name}", node["dirpath"]
-    if getattr(trainer.profiler, "dirpath", None):
-        yield "trainer.profiler", str(trainer.profiler.dirpath)
+    profile = getattr(profiler_of(trainer), "dirpath", None)
+    if profile:
+        yield "trainer.profiler", str(profile)
 
 
 def _build(node: dict[str, Any], path: str, arguments: dict[str, Any]) -> Any:
@@ -89,16 +120,16 @@ def _class_of(target: str, path: str) -> type:
     """The class that a checked target names.
 
     Raises:
-        UserError: if what stands under that name is not what the source text says: a subclass of the role's base.
+        UserError: if the imported object is not what its source text says: a subclass of the role's base.
     """
-    role = role_of(path)
-    cls, base = _named(target), role and _named(role.base)
+    role = schema.role_of(path)
+    cls = _imported(target)
     trusted = inspect.isclass(cls) and role is not None and cls.__module__.partition(".")[0] in role.packages
-    if not trusted or not issubclass(cls, base):
+    if role is None or not trusted or not issubclass(cls, _imported(role.base)):
         raise UserError(f"{path}._target_: got {target!r}, takes a {role and role.base} class")
     return cls
 
 
-def _named(target: str) -> Any:
+def _imported(target: str) -> Any:
     module, _, name = target.rpartition(".")
     return getattr(importlib.import_module(module), name, None)

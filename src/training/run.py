@@ -1,143 +1,220 @@
-"""One run, top to bottom: seed, data, model, callbacks, trainer, fit, test, record."""
+"""One run, from top to bottom: seed, data, callbacks, trainer, model, fit, test, record."""
 
+import contextlib
 import shlex
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import lightning
+import torch
+from torch import nn
+
+from .._lightning import is_fast_dev_run
+from ..callbacks.learning_rate import LearningRateWatch
+from ..checkpointing.graceful_shutdown import GracefulShutdown
+from ..checkpointing.log_files import check_files, on_this_process
+from ..checkpointing.restore import Resumption, checkpoint_folder, newest_good
+from ..checkpointing.resume import lock_run_dir
+from ..data.datamodule import TensorDataModule
+from ..distributed.agreement import Agreement, end_together
+from ..errors import UserError, warn
+from ..hardware.allocator import keep_freed_memory
+from ..hardware.devices import describe
+from ..options import trust
+from ..options.command_lines import program
+from ..records.run_record import RunRecord, close_open, optimized, read, versions
+from .build import build, build_callbacks, build_loggers, build_trainer, folders_written_to, run_name
+from .failures import explain_failures
+from .quiet import quiet_libraries
+from .summary import (
+    callback_facts,
+    checkpoint_paths,
+    last_metrics,
+    log_hyperparameters,
+    print_start,
+    print_summary,
+)
+from .task import Task, min_samples
+
 
 def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overrides: list[str]) -> float | None:
-    """Train, test and record one model; Ctrl-C, SIGTERM and SIGHUP end it in good order, and a resumed run goes on.
+    """Train, test and record one model; Ctrl-C, SIGTERM and SIGHUP end it in good order.
 
     Args:
-        config: a checked, resolved configuration; `resume` in it says that `run_dir` holds a run to go on with.
+        config: checked and resolved; where it has `resume`, the run that `run_dir` holds is resumed.
         run_dir: where the run leaves everything.
         choices: the option taken from each config group, by which people know the model and the data.
-        overrides: what the command line said.
+        overrides: the options of the command line.
 
     Returns:
         The metric named by `optimized_metric`, or None where the run has no such metric.
     """
-    from ..checkpointing.graceful_shutdown import GracefulShutdown
-    from ..records.read import optimized
-    from ..records.run_record import close_open
+    with GracefulShutdown(lambda number: close_open(run_dir, "interrupted", f"signal {number}")) as shutdown:
+        _set_up_process(config)
+        run = _Run(config, run_dir, choices, shutdown)
+        run.data.prepare_data()
+        with run.recorded(overrides) as record:
+            run.load_data(record.facts["id"])
+            run.begin(record)
+            run.fit(record)
+            run.test(record)
+            log_hyperparameters(run.trainer, record.facts)
+    if run.trainer.is_global_zero:
+        print_summary(run.trainer, record.facts)
+    return optimized(record.facts)
 
-    with GracefulShutdown(lambda number: close_open(run_dir, "interrupted", f"signal {number}")) as interrupts:
-        record = _train(config, run_dir, choices, overrides, interrupts)
-    return optimized(record)
 
-
-def _train(
-    config: dict[str, Any], run_dir: Path, choices: dict[str, str], overrides: list[str], interrupts: Any
-) -> dict[str, Any]:
-    """What `train` does, with `interrupts` listening; returns the record."""
-    import lightning
-    import torch
-
-    from ..callbacks.learning_rate import LearningRateWatch
-    from ..checkpointing.checkpoint_file import AtomicCheckpointIO
-    from ..checkpointing.log_files import check_log_files, loggers_of_rank
-    from ..checkpointing.restore import prepare_resume
-    from ..checkpointing.resume import lock_run_dir
-    from ..checkpointing.resume_point import checkpoint_folder, find_resume_point
-    from ..distributed.agreement import Agreement, end_together
-    from ..hardware.allocator import keep_freed_memory
-    from ..hardware.devices import describe
-    from ..options import trust
-    from ..options.command_lines import program
-    from ..records.run_record import RunRecord, versions
-    from . import summary
-    from .build import build, build_all, build_callbacks, places
-    from .failures import explain_failures
-    from .task import Task
-
-    summary.quiet_libraries()
-    torch.set_flush_denormal(config["flush_denormals"])  # before the threads that inherit it
+def _set_up_process(config: dict[str, Any]) -> None:
+    quiet_libraries()
+    torch.set_flush_denormal(config["flush_denormals"])  # before any thread is started, which inherits it
     if config["keep_freed_memory"]:
         keep_freed_memory()
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
-    data = build(config["data"], "data")
-    data.check()
-    # Only to have Lightning refuse a wrong value before data is downloaded; the run's own trainer needs the data's name.
-    build(config["trainer"], "trainer", logger=False, callbacks=[], enable_checkpointing=False)
-    model = build(config["model"], "model", spec=data.spec)
-    task = Task(model, data.spec, build(config["optimizer"], "optimizer"), config["channels_last"])
-    data.check_batch(task.min_samples)
-    data.prepare_data()
-    name = summary.run_name(config, choices, data.name)
-    choices = {group: choices[group] for group in ("model", "data", "optimizer", "trainer") if choices.get(group)}
-    provenance = {"config": config, "choices": choices, "name": name, "dataset": data.name}
-    task.provenance = provenance  # with the name of the data, which is known once they are prepared
-    callbacks, flags = build_callbacks(config)
-    loggers = build_all(summary.named_loggers(config["logger"], name), "logger")
-    watch = LearningRateWatch()
-    parts = {"callbacks": [*callbacks, interrupts, watch], "logger": loggers, "plugins": [AtomicCheckpointIO()]}
-    parts["default_root_dir"] = config["trainer"].get("default_root_dir") or run_dir
-    trainer = build(config["trainer"], "trainer", **parts, **flags)
-    trust.refuse_outside(config, run_dir, places(config, loggers, trainer))
-    device, first = trainer.strategy.root_device, trainer.is_global_zero
-    option = "resume" if config.get("resume") else "hydra.run.dir"
 
-    with (
-        lock_run_dir(run_dir, enabled=first, option=option),
-        RunRecord(
-            run_dir,
-            enabled=first,
-            name=name,
-            command=shlex.join([*program(), *sys.argv[1:]]),
-            overrides=overrides,
-            choices=choices,
-            config=config,
-            hardware=describe(device),
-            processes=trainer.world_size,
-            global_batch_size=data.batch_size * trainer.world_size,
-            model={"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())},
-        ) as record,
-        explain_failures(config, device, first),
-        end_together(trainer),
-    ):
-        if first:
-            summary.print_start(record.facts, data.name)
+
+class _Run:
+    """The parts of a run, in the order in which they become known.
+
+    The trainer comes before any download, because only Lightning refuses some wrong values, when it is built. The run's
+    name comes after the data, because it says which data are trained on and how many samples a batch holds.
+    """
+
+    def __init__(
+        self, config: dict[str, Any], run_dir: Path, choices: dict[str, str], shutdown: GracefulShutdown
+    ) -> None:
+        self.config, self.run_dir = config, run_dir
+        self.choices = {
+            group: choices[group] for group in ("model", "data", "optimizer", "trainer") if choices.get(group)
+        }
+        self.folder_option = "resume" if config.get("resume") else "hydra.run.dir"
+        self.data: TensorDataModule = build(config["data"], "data")
+        self.data.check()
+        callbacks, switches = build_callbacks(config)
+        callbacks = [Agreement(run_dir, self.shared_facts), *callbacks, shutdown, LearningRateWatch()]
+        self.trainer = build_trainer(config, run_dir, callbacks, switches)
+        self.model: nn.Module = build(config["model"], "model", spec=self.data.spec)
+        self.optimizer = build(config["optimizer"], "optimizer")
+        self.data.check_batch(min_samples(self.model, self.data.spec))
+        self.resumption: Resumption | None = None
+
+    @contextlib.contextmanager
+    def recorded(self, overrides: list[str]) -> Iterator[RunRecord]:
+        """Hold the run's folder and record how the run ends, in one line where it fails in an expected way.
+
+        The other ranks end with this one.
+        """
+        device, first = self.trainer.strategy.root_device, self.trainer.is_global_zero
+        with (
+            lock_run_dir(self.run_dir, enabled=first, option=self.folder_option),
+            RunRecord(
+                self.run_dir,
+                enabled=first,
+                command=shlex.join([*program(), *sys.argv[1:]]),
+                overrides=overrides,
+                choices=self.choices,
+                config=self.config,
+                hardware=describe(device),
+                processes=self.trainer.world_size,
+                model=_facts_of(self.model),
+                **_known_id(self.run_dir),
+            ) as record,
+            explain_failures(self.config, device, first),
+            end_together(self.trainer),
+        ):
+            if first:
+                print_start(record.facts, self.data.name)
+            yield record
+
+    def load_data(self, run_id: str) -> None:
+        """Load the training data, and name the run after them; loggers and checkpoints are told the name."""
+        self.data.setup("fit")
+        samples = len(self.data.tensors("train")[0])
+        fingerprint = self.data.fingerprint
+        self.dataset = {"name": self.data.name, "fingerprint": fingerprint, "train_samples": samples}
+        self.batch = limit_batch_size(self.data, samples, self.trainer.world_size)
+        self.name = run_name(self.config, self.choices, self.data.name, self.data.batch_size)
+        if not is_fast_dev_run(self.trainer):  # in which Lightning logs nothing
+            self.trainer.loggers = build_loggers(self.config, self.name)
+        trust.refuse_outside(self.config, self.run_dir, folders_written_to(self.config, self.trainer))
+        provenance = {"config": self.config, "choices": self.choices, "name": self.name, "run": run_id}
+        provenance |= {"dataset": self.data.name, "fingerprint": fingerprint}
+        self.task = Task(self.model, self.data.spec, self.optimizer, self.config["channels_last"], provenance)
+
+    def shared_facts(self) -> dict[str, Any]:
+        """What has to be the same in every rank."""
+        steps = self.resumption.steps if self.resumption else 0
+        return {"config": self.config, "dataset": self.dataset, "versions": versions(), "steps": steps}
+
+    def begin(self, record: RunRecord) -> None:
+        """Begin the record, once it is known that the run can start or be resumed: until then no file is changed."""
+        if self.config.get("resume"):
+            folder = checkpoint_folder(self.trainer, self.run_dir)
+            self.resumption = newest_good(folder, self.trainer, self.task, self.run_dir)
+            self.resumption.check(self.trainer, self.dataset["fingerprint"])
+        check_files(on_this_process(self.trainer), self.folder_option)
+        record.facts |= {"name": self.name, "dataset": self.dataset, **self.batch}
+        record.begin(self.resumption.facts(self.run_dir) if self.resumption else None)
+
+    def fit(self, record: RunRecord) -> None:
+        """Train, and record what came of it."""
+        checkpoint = None
+        if self.resumption is not None:
+            self.resumption.prepare(self.trainer, self.data)
+            checkpoint = self.resumption.path
         started = time.perf_counter()
-        resumed = None
-        if config.get("resume"):  # whether the run can go on is known before anything of it is changed
-            resumed = find_resume_point(checkpoint_folder(trainer, run_dir), trainer, task, run_dir)
-            data.setup("fit")
-            resumed.check(trainer, data.fingerprint)
-        check_log_files(loggers_of_rank(trainer), option)
-        record.begin(resumed and resumed.facts(run_dir))
-        provenance["run"] = record.facts["id"]
-        data.setup("fit")
-        dataset = {"name": data.name, "fingerprint": data.fingerprint, "train_samples": len(data.tensors("train")[0])}
-        held = summary.hold_batch(data, dataset["train_samples"], trainer.world_size, first)
-        record.add(dataset=dataset, **held)
-        if held:
-            name = provenance["name"] = summary.run_name(config, choices, data.name, data.batch_size)
-            record.add(name=name)
-            trainer.loggers = build_all(summary.named_loggers(config["logger"], name), "logger")
-        provenance["fingerprint"] = dataset["fingerprint"]
-        if resumed is not None:
-            prepare_resume(trainer, data, resumed)
-        shared = {"config": config, "dataset": dataset, "versions": versions(), "steps": resumed and resumed.steps or 0}
-        trainer.callbacks.insert(0, Agreement(run_dir, lambda: shared))
-        trainer.fit(task, datamodule=data, ckpt_path=resumed and resumed.path, weights_only=True)
-        checkpoints = summary.checkpoints(trainer, run_dir)
+        self.trainer.fit(self.task, datamodule=self.data, ckpt_path=checkpoint, weights_only=True)
         record.add(
-            **summary.learning_rate(trainer, watch),
             fit_seconds=round(time.perf_counter() - started, 3),
-            epochs=trainer.current_epoch,
-            steps=trainer.global_step,
-            checkpoints=checkpoints,
-            metrics=summary.metrics(trainer),
-            throughput=summary.throughput(callbacks),
-            **summary.skipped(callbacks),
+            epochs=self.trainer.current_epoch,
+            steps=self.trainer.global_step,
+            checkpoints=checkpoint_paths(self.trainer, self.run_dir),
+            metrics=last_metrics(self.trainer),
+            **callback_facts(self.trainer),
         )
-        if config["test"]:
-            best = "best" if "best" in checkpoints else None
-            trainer.test(task, datamodule=data, ckpt_path=best, verbose=False, weights_only=True)
-            record.add(metrics={**record.facts["metrics"], **summary.metrics(trainer)})
-        summary.log_hyperparameters(trainer, record.facts)
-    if first:
-        summary.print_end(record.facts)
-    return record.facts
+
+    def test(self, record: RunRecord) -> None:
+        """Test the best checkpoint; the last weights where no checkpoint is the best."""
+        if not self.config["test"]:
+            return
+        best = "best" if "best" in checkpoint_paths(self.trainer, self.run_dir) else None
+        self.trainer.test(self.task, datamodule=self.data, ckpt_path=best, verbose=False, weights_only=True)
+        record.add(metrics={**record.facts["metrics"], **last_metrics(self.trainer)})
+
+
+def _facts_of(model: nn.Module) -> dict[str, Any]:
+    return {"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())}
+
+
+def _known_id(run_dir: Path) -> dict[str, str]:
+    """The `id` of the run that a folder holds: a run that is resumed, or that a sweep has planned, may have one."""
+    with contextlib.suppress(UserError):
+        return {key: value for key, value in read(run_dir).items() if key == "id"}
+    return {}
+
+
+def limit_batch_size(data: TensorDataModule, train_samples: int, world_size: int) -> dict[str, int]:
+    """Lower a batch size that the training set cannot fill to what a batch will hold, with a warning.
+
+    The batches stay the same. The learning rate's scaling and every label then follow what they hold.
+
+    Args:
+        data: its `batch_size` is that of one rank.
+        train_samples: of the whole training set.
+        world_size: the ranks that share it.
+
+    Returns:
+        The batch sizes for the record: that of all ranks and, where it was lowered, that of one.
+    """
+    asked, largest = data.batch_size, -(-train_samples // world_size)
+    if asked <= largest:
+        return {"global_batch_size": asked * world_size}
+    data.batch_size = largest
+    each = f" for each of {world_size} processes" if world_size > 1 else ""
+    warn(
+        f"data.batch_size: got {asked:,}{each}, and {data.name} has {train_samples:,} training samples: every step takes "
+        "all of them"
+    )
+    return {"batch_size": largest, "global_batch_size": train_samples}

@@ -1,0 +1,41 @@
+"""Lightning's messages: warnings and what was asked for are shown, greetings and hints are not."""
+
+import logging
+import warnings
+from pathlib import Path
+
+from .. import ranks
+
+# Warnings that every run would print, and that its settings have answered already.
+_IGNORED = (
+    ".*does not have many workers.*",
+    ".*is smaller than the logging interval.*",
+    ".*Checkpoint directory .* exists and is not empty.*",
+    ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
+    ".*Experiment logs directory .* exists and is not empty.*",
+    ".*callbacks used to create the checkpoint need to be provided.*",
+)
+# The parts of Lightning that print only what a user asked for: a profile, a learning rate found, a verbose callback.
+_ASKED_FOR = ("profilers", "tuner", "callbacks")
+
+
+def quiet_libraries() -> None:
+    """Show Lightning's warnings and, in the first rank, what a user asked for."""
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if ranks.current().rank == 0:
+        for part in _ASKED_FOR:
+            logging.getLogger(f"lightning.pytorch.{part}").setLevel(logging.INFO)
+        shared = logging.getLogger("lightning.pytorch.utilities.rank_zero")  # most parts write to this logger
+        shared.addFilter(is_shown)
+        shared.setLevel(logging.INFO)
+    for handler in logging.getLogger("lightning").handlers:  # it would print a second time what its children print
+        handler.setLevel(logging.WARNING)
+    for pattern in _IGNORED:
+        warnings.filterwarnings("ignore", pattern)
+
+
+def is_shown(message: logging.LogRecord) -> bool:
+    """Whether a message of Lightning's shared logger is a warning or was asked for; that `max_time` is over is neither."""
+    file = Path(message.pathname)
+    return message.levelno >= logging.WARNING or (file.parent.name in _ASKED_FOR and file.stem != "timer")
