@@ -1,16 +1,6 @@
-"""`python train.py model=cnn data.batch_size=128`: one run, or with `-m` a sweep of runs.
+"""An alias: `python train.py …` and `python -m batchscope.train …` are `batchscope train …`."""
 
-The command line is checked before torch is imported, which takes seconds.
-"""
-
-from batchscope.cli import train as command
-from batchscope.errors import exit_on_user_error
-
-
-def main() -> None:
-    """Run the command."""
-    exit_on_user_error(command.main)
-
+from batchscope.cli.train import main  # pyrefly: ignore[missing-import]  # this file is also run by its path
 
 if __name__ == "__main__":
     main()

@@ -1,21 +1,23 @@
-"""A checkpoint → its test metrics.
+"""`batchscope evaluate`: a checkpoint → its test metrics.
 
-    python -m batchscope.evaluate ckpt=outputs/runs/<run>/checkpoints/best.ckpt
-    python -m batchscope.evaluate ckpt=<…> data.root=../shared/data trainer.accelerator=cpu
+    batchscope evaluate ckpt=outputs/runs/<run>/checkpoints/best.ckpt
+    batchscope evaluate ckpt=<…> data.root=../shared/data trainer.accelerator=cpu
 
-The checkpoint says which model and data it is of; further options change how it is evaluated, as in train.py. What a
-file alone cannot decide, such as a `data.root` other than `data`, is typed again (docs/security.md).
+The checkpoint says which model and data it is of; further options change how it is evaluated, as in batchscope train.
+What a file alone cannot decide, such as a `data.root` other than `data`, has to be typed again (docs/security.md).
 """
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from ..errors import UserError, exit_on_user_error, refuse_in_one_line
 from ..options import trust
-from ..options.check import check_config
-from ..options.command_lines import for_evaluation
-from ..options.compose import apply_overrides
+from ..options.command_lines import for_evaluation, program
+from ..options.config import check, override
 
 
 def main() -> None:
@@ -25,20 +27,20 @@ def main() -> None:
 
 def _main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m batchscope.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=shlex.join(program("evaluate")),
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="option=value", help="ckpt=<file>, then any option to change")
     refuse_in_one_line(parser)
     overrides = parser.parse_args().overrides
-    paths = [text.removeprefix("ckpt=") for text in overrides if text.startswith("ckpt=")]
+    paths = [word.removeprefix("ckpt=") for word in overrides if word.startswith("ckpt=")]
     if len(paths) != 1 or not paths[0]:
-        bare = [text for text in overrides if "=" not in text and Path(text).exists()]
-        if bare and not paths:
-            raise UserError(f"ckpt: takes the path of one checkpoint; write ckpt={bare[0]}")
-        raise UserError("ckpt: takes the path of one checkpoint: ckpt=outputs/runs/<run>/checkpoints/best.ckpt")
-    others = [text for text in overrides if not text.startswith("ckpt=")]
-    name, metrics = evaluate(Path(paths[0]), others)
-    print(name)
+        bare = [word for word in overrides if "=" not in word and Path(word).exists()]
+        example = f"; write ckpt={bare[0]}" if bare and not paths else ": ckpt=outputs/runs/<run>/checkpoints/best.ckpt"
+        raise UserError(f"ckpt: takes the path of one checkpoint{example}")
+    title, metrics = evaluate(Path(paths[0]), [word for word in overrides if not word.startswith("ckpt=")])
+    print(title)
     for key, value in sorted(metrics.items()):
         print(f"{key:12} {value:.6f}")
 
@@ -48,7 +50,7 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
 
     Args:
         path: of the checkpoint.
-        overrides: options to change, as on train.py's command line.
+        overrides: options to change, as on the command line of batchscope train.
 
     Returns:
         The run's name with the data evaluated on, and the test metrics.
@@ -56,31 +58,29 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
     Raises:
         UserError: for a checkpoint that cannot be read or does not fit the model, and for a wrong option.
     """
-    from ..checkpointing.checkpoint_file import load_checkpoint
+    from ..checkpointing.checkpoint_file import (
+        load_checkpoint,  # torch, which takes seconds, after the words are parsed
+    )
 
     checkpoint = load_checkpoint(path)
     saved = checkpoint["batchscope"]
     if not isinstance(saved, dict) or not isinstance(name := saved.get("name"), str) or not name.isprintable():
         raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote")
-    config = check_config(apply_overrides(_recorded(saved.get("config"), path), overrides))
+    recorded = for_evaluation(check(OmegaConf.create(trust.plain(saved.get("config"), f"ckpt: {path}"))))
+    config = check(override(OmegaConf.create(recorded), overrides))
     trust.confirm(config, overrides, str(path), run_dir=None)
     return _test(config, checkpoint["state_dict"], name, path)
-
-
-def _recorded(config: Any, path: Path) -> dict[str, Any]:
-    """A checkpoint's configuration, without what an evaluation has no use for."""
-    return for_evaluation(check_config(trust.plain(config, f"ckpt: {path}")))
 
 
 def _test(config: dict[str, Any], weights: Any, name: str, path: Path) -> tuple[str, Any]:
     import lightning
 
     from ..hardware.devices import check_accelerator
-    from ..training import summary
     from ..training.build import build
+    from ..training.quiet import quiet_libraries
     from ..training.task import Task
 
-    summary.quiet_libraries()
+    quiet_libraries()
     check_accelerator(config["trainer"].get("accelerator", "auto"))
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
     data = build(config["data"], "data")
@@ -91,14 +91,10 @@ def _test(config: dict[str, Any], weights: Any, name: str, path: Path) -> tuple[
     task = Task(model, data.spec, build(config["optimizer"], "optimizer"), config["channels_last"])
     try:
         task.load_state_dict(weights)
-    except (RuntimeError, TypeError, AttributeError) as error:  # the latter two where it holds no weights at all
+    except (RuntimeError, TypeError, AttributeError) as error:  # the last two where there are no weights at all
         first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
         raise UserError(
             f"ckpt: {path} holds the weights of {name}, which do not fit {type(model).__name__}: {first}"
         ) from error
     metrics = trainer.test(task, datamodule=data, verbose=False)[0]
     return f"{name}, tested on {data.name} ({len(data.tensors('test')[0]):,} samples)", metrics
-
-
-if __name__ == "__main__":
-    main()

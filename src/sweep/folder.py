@@ -1,4 +1,4 @@
-"""A sweep's folder: whose it is, which of its runs are kept when the sweep is started again."""
+"""A sweep's folder: which sweep it holds, and which of its runs are kept when the sweep is started again."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from ..records.run_record import close, plan
 
 # A run that ended in one of these ways is not run again: that it did not fit is a result, too.
 KEPT = ("finished", "out_of_memory")
-# Ended from outside: such a run goes on where it has a checkpoint.
+# Ended from outside: such a run is resumed where it has a checkpoint.
 UNFINISHED = ("running", "interrupted", "killed")
 # What a sweep, Hydra and its plugins write directly in the sweep's folder.
 _WRITTEN = ("[0-9]*", "report", LOCK, ".submitit", "multirun.yaml", "optimization_results.yaml")
@@ -37,30 +37,26 @@ def refuse_other(sweep_dir: Path, configs: list[dict[str, Any]]) -> None:
     if (sweep_dir / FILE).exists():
         raise UserError(f"hydra.sweep.dir: {sweep_dir} holds a single run; choose another folder")
     for number, config in enumerate(configs):
-        run_dir = sweep_dir / str(number)
-        with suppress(DamagedRecordError):  # which is set aside
-            if (run_dir / FILE).exists():
-                _refuse_different(run_dir, read(run_dir), config)
+        _refuse_different(sweep_dir / str(number), _read(sweep_dir / str(number)), config)
 
 
 def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[str, Any] | None:
-    """The record of a run that need not be run again; otherwise None, and the folder is ready for it.
+    """The record of a run that need not be run again; otherwise None, and the folder is ready for the run.
 
-    A run that ended from outside and has left a checkpoint will go on from it. One that failed by itself would fail
-    again, and is kept as it is. What any other has left is set aside.
+    A run that was ended from outside and has left a checkpoint will be resumed from it. A run that failed by itself
+    would fail again, and is kept. What any other run has left is set aside.
 
     Raises:
-        UserError: if the folder holds a run with another configuration, or one that is going on.
+        UserError: if the folder holds a run with another configuration, or one that is being trained.
     """
     if not (run_dir / FILE).exists() and not _has_checkpoint(run_dir):
         plan(run_dir, config=config, **facts)
         return None
     record = _read(run_dir)
-    if record:
-        _refuse_different(run_dir, record, config)
+    _refuse_different(run_dir, record, config)
     if record.get("status") in KEPT:
         return record
-    with lock_run_dir(run_dir, option="hydra.sweep.dir"):  # where a launcher started it, it may have outlived its sweep
+    with lock_run_dir(run_dir, option="hydra.sweep.dir"):  # a run that a launcher started may outlive its sweep
         record = _read(run_dir)
         status = record.get("status")
         if status in (*KEPT, "failed"):
@@ -75,45 +71,45 @@ def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[st
     return None
 
 
+def statuses(sweep_dir: Path) -> list[str]:
+    """How every run of a sweep ended; folders that were set aside do not count."""
+    found = []
+    for path in sorted(sweep_dir.rglob(FILE)):
+        if not any(map(is_set_aside, path.relative_to(sweep_dir).parts)):
+            with suppress(UserError):
+                found.append(str(read(path.parent).get("status")))
+    return found
+
+
 def _has_checkpoint(run_dir: Path) -> bool:
     return any(run_dir.glob("checkpoints/*.ckpt"))
 
 
 def _read(run_dir: Path) -> dict[str, Any]:
-    """The record; empty if there is none, or none that can be read."""
-    if not (run_dir / FILE).exists():
-        return {}
-    try:
-        return read(run_dir)
-    except DamagedRecordError:
-        return {}
+    """The record; empty if there is none, or if it is damaged, in which case the folder will be set aside."""
+    if (run_dir / FILE).exists():
+        with suppress(DamagedRecordError):
+            return read(run_dir)
+    return {}
 
 
 def _set_aside(run_dir: Path) -> None:
-    """Nothing of what a run has left is removed; reports and exit codes leave it out."""
     try:
-        place = set_aside(run_dir)
+        aside = set_aside(run_dir)
     except OSError as error:
         raise WriteError(f"hydra.sweep.dir: {run_dir} cannot be renamed: {why(error)}") from error
-    print(f"{os.path.relpath(run_dir)} begins anew; what was in it is now in {os.path.relpath(place)}", flush=True)
-
-
-def statuses(sweep_dir: Path) -> list[str]:
-    """How every run of a sweep ended."""
-    return [str(record.get("status")) for record in _records(sweep_dir)]
-
-
-def _records(sweep_dir: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted(sweep_dir.rglob(FILE)):
-        with suppress(UserError):
-            if not any(map(is_set_aside, path.relative_to(sweep_dir).parts)):
-                yield read(path.parent)
+    print(f"{os.path.relpath(run_dir)} begins anew; what was in it is now in {os.path.relpath(aside)}", flush=True)
 
 
 def _refuse_different(run_dir: Path, record: dict[str, Any], config: dict[str, Any]) -> None:
-    there = record.get("config")
-    known = isinstance(there, dict)
-    difference = _difference(there, config, str(there.get("run_dir"))) if known else "cannot be compared"
+    """Raise UserError if a folder's record has another configuration; an empty record has none."""
+    if not record:
+        return
+    recorded = record.get("config")
+    if isinstance(recorded, dict):
+        difference = _difference(recorded, config, str(recorded.get("run_dir")))
+    else:
+        difference = "cannot be compared"
     if difference:
         raise UserError(
             f"hydra.sweep.dir: {os.path.relpath(run_dir)} holds a run of another sweep ({difference}); "
@@ -121,13 +117,19 @@ def _refuse_different(run_dir: Path, record: dict[str, Any], config: dict[str, A
         )
 
 
-def _difference(there: Any, here: Any, place: str, path: str = "") -> str:
-    """The first option that two configurations do not share, in words; where the run lies does not count."""
+def _difference(there: Any, here: Any, run_dir: str, path: str = "") -> str:
+    """The first option in which two configurations differ, in words; where the run's folder lies does not count.
+
+    Args:
+        there, here: the recorded configuration and the one to compare it with.
+        run_dir: the recorded folder; paths in it are equal to any others.
+        path: the full name of the option that is compared.
+    """
     if isinstance(there, dict) and isinstance(here, dict):
         keys = [key for key in dict.fromkeys([*there, *here]) if path or key not in ("run_dir", "resume")]
-        found = (_difference(there.get(key), here.get(key), place, f"{path}.{key}" if path else key) for key in keys)
+        found = (_difference(there.get(key), here.get(key), run_dir, f"{path}.{key}" if path else key) for key in keys)
         return next(filter(None, found), "")
-    own = isinstance(there, str) and place and (there == place or there.startswith(place + os.sep))
-    if there == here or own:
+    in_folder = isinstance(there, str) and run_dir and (there == run_dir or there.startswith(run_dir + os.sep))
+    if there == here or in_folder:
         return ""
     return f"{path} is {there!r} there and {here!r} here"

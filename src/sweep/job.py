@@ -1,8 +1,8 @@
 """One run of a sweep, in the process that the sweep started for it: python -m batchscope.sweep.job <digest> <run folder>
 
-The folder's run.json says what to do. The digest is that of the configuration which the sweep's command line has said;
-what else a file says is not trusted. The sweep, or the launcher's job that it is in, holds the other end of standard
-input: when it closes, whatever has become of the sweep, the run is told to stop.
+The folder's run.json says what to do. The digest is that of the configuration on the sweep's command line; whatever
+else a file says is not trusted. The sweep, or the launcher's job that it is in, holds the other end of standard input.
+When that closes, the run is told to stop, however the sweep ended.
 """
 
 import contextlib
@@ -14,26 +14,22 @@ import warnings
 from pathlib import Path
 
 from ..checkpointing import resume
-from ..checkpointing.signals import handled_signals
 from ..errors import UserError, exit_on_user_error
-from ..records.read import read
-from ..records.run_record import close
-from ..records.status import ended_as, reason
-from ..training.run import train
+from ..records.run_record import close, ended_as, read, reason
+from .process import exit_on_signals
 
 
 def main() -> None:
     """The program."""
-    for number in handled_signals():  # until the run has its own way to stop
-        signal.signal(number, lambda got, _: sys.exit(128 + got))
-    _leave_to_slurm_what_is_slurms()
+    exit_on_signals()  # until the run has its own way to stop
+    _hide_slurm()
     threading.Thread(target=_stop_with_the_sweep, daemon=True).start()
     known, run_dir = sys.argv[1:]
-    exit_on_user_error(lambda: do(Path(run_dir), known))
+    exit_on_user_error(lambda: run_planned(Path(run_dir), known))
 
 
-def do(run_dir: Path, known: str | None = None) -> None:
-    """Train as the folder's record plans, or go on where a run was killed or interrupted.
+def run_planned(run_dir: Path, known: str | None = None) -> None:
+    """Train as the folder's record plans, or resume a run that was killed or interrupted.
 
     Args:
         run_dir: the run's.
@@ -47,18 +43,20 @@ def do(run_dir: Path, known: str | None = None) -> None:
         config = resume.configuration(record, run_dir, [], known)
         if record.get("status") == "planned":
             config["resume"] = None
+        from ..training.run import train  # torch takes seconds to import; signals are handled by now
+
         train(config, run_dir, record.get("choices", {}), record.get("overrides", []))
     except Exception as error:
-        with contextlib.suppress(UserError), resume.lock_run_dir(run_dir):  # held: it is another process's run
-            if read(run_dir).get("status") == "planned":  # it did not come as far as keeping a record of its own
+        with contextlib.suppress(UserError), resume.lock_run_dir(run_dir):  # unless another process does this run
+            if read(run_dir).get("status") == "planned":  # it ended before it kept a record of its own
                 close(run_dir, ended_as(error), reason(error))
         raise
 
 
-def _leave_to_slurm_what_is_slurms() -> None:
-    """In a job of SLURM: its task is the process that has started this one, and deals with its signals.
+def _hide_slurm() -> None:
+    """Within a SLURM job: the job's task is the process that started this one, and handles SLURM's signals.
 
-    The run's own processes are then for Lightning to start, which otherwise takes the job's tasks for them.
+    Lightning starts the run's other ranks itself; it would otherwise take the job's tasks for them.
     """
     os.environ.pop("SLURM_NTASKS", None)
     warnings.filterwarnings("ignore", "The `srun` command is available")

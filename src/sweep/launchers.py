@@ -1,4 +1,4 @@
-"""Hydra's launchers, which start a sweep's runs here or elsewhere: what they need is seen to before any is started."""
+"""Hydra's launchers, which start a sweep's runs here or elsewhere: what they need is checked before any run starts."""
 
 import importlib.util
 import shutil
@@ -8,30 +8,29 @@ from typing import Any
 
 from ..errors import UserError
 
-# What comes with an extra of ours: plugin → extra.
-_EXTRAS = {"hydra_submitit_launcher": "slurm", "hydra_ray_launcher": "ray"}
+_EXTRAS = {"hydra_submitit_launcher": "slurm", "hydra_ray_launcher": "ray"}  # plugin → the extra that installs it
 _SLURM = ("sbatch", "srun", "scontrol", "sacct")  # all that submitit calls
 
 
 def runs_here(launcher: Mapping[str, Any]) -> bool:
-    """Whether runs see this machine's devices; where sweeps are submitted there often are none.
+    """Whether runs see this machine's devices; a machine that submits jobs often has none.
 
     Args:
         launcher: the node `hydra.launcher`, resolved.
     """
     name = launcher["_target_"].rpartition(".")[2]
-    local_ray = name == "RayLauncher" and not launcher["ray"]["init"].get("address")
-    return local_ray or name in ("BasicLauncher", "JoblibLauncher", "LocalLauncher")
+    is_local_ray = name == "RayLauncher" and not launcher["ray"]["init"].get("address")
+    return is_local_ray or name in ("BasicLauncher", "JoblibLauncher", "LocalLauncher")
 
 
-def check(launcher: Mapping[str, Any]) -> None:
+def check_launcher(launcher: Mapping[str, Any]) -> None:
     """See that a launcher can start the runs of a sweep.
 
     Args:
-        launcher: as above.
+        launcher: the node `hydra.launcher`, resolved.
 
     Raises:
-        UserError: if its plugin or SLURM is missing here, or a run is to have more tasks than one.
+        UserError: if its plugin or SLURM is missing here, or a run would have more tasks than one.
     """
     parts = launcher["_target_"].split(".")
     plugin = parts[1] if parts[0] == "hydra_plugins" else None
@@ -52,18 +51,18 @@ def check(launcher: Mapping[str, Any]) -> None:
 
 
 def output_folder(launcher: Mapping[str, Any]) -> str | None:
-    """Where jobs write what they say, if it is not here."""
+    """The folder in which jobs write their output; None if they print it here."""
     folder = launcher.get("submitit_folder")
     return folder and str(Path(folder).parent)
 
 
-def gave_up(error: BaseException) -> bool:
-    """Whether an exception is a launcher's word on a job, as of one that was cancelled, and not a mistake in code."""
+def is_job_error(error: BaseException) -> bool:
+    """Whether a launcher raised this exception about a job, for example one that was cancelled; it is no bug."""
     return type(error).__module__.partition(".")[0] in ("submitit", "ray")
 
 
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # nor is the package that it is in
+    except ModuleNotFoundError:  # its package is not installed either
         return False

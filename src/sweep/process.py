@@ -1,4 +1,4 @@
-"""A run in a process of its own, so that no memory, cache, thread count or seed passes from one run to the next."""
+"""A run in a subprocess, so that no memory, cache, thread count or seed passes from one run to the next."""
 
 import contextlib
 import functools
@@ -16,81 +16,27 @@ from typing import Any
 import psutil
 
 from ..checkpointing.resume import lock_run_dir
-from ..checkpointing.signals import STOPPING, forces_exit, handled_signals, redirect_closed_terminals, terminal_streams
+from ..checkpointing.signals import STOPPING, forces_exit, handled_signals, leave_lost, terminals
 from ..errors import UserError
-from ..records.read import read
-from ..records.run_record import close_open
-from ..records.status import Status
+from ..records.run_record import Status, close_open, read
 
-_GONE_S = 5
-# By one of these SLURM tells submitit that the time of its job is up.
-_LAUNCHERS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
-# By one of these a process ends itself, through a mistake in its code.
+_GROUP_TIMEOUT_S = 5
+# SLURM sends one of these to submitit when the time of its job is up.
+_LAUNCHER_SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+# A bug in native code ends its own process by one of these.
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS)
-_running: subprocess.Popen | None = None
-_stopped_by: int | None = None
-_stopped_at = 0.0
-_terminals: list[int] = []
 
 
-def listen() -> None:
-    """From now on Ctrl-C, SIGTERM and SIGHUP end the sweep: the run that is going on is told, and may write what it has.
+def exit_on_signals() -> None:
+    """From now on Ctrl-C, SIGTERM and SIGHUP raise SystemExit, with 128 more than the signal's number."""
+    opened = terminals()
 
-    A second one ends that run at once. Afterwards the exception SystemExit, with 128 more than the signal's number, is
-    on its way.
-    """
-    global _terminals
-    _terminals = terminal_streams()
-    for number in handled_signals():
-        signal.signal(number, _stop)
-
-
-def _stop(number: int, _: Any) -> None:
-    global _stopped_by, _stopped_at
-    redirect_closed_terminals(_terminals)
-    if _running is None:
+    def leave(number: int, frame: FrameType | None) -> None:
+        leave_lost(opened)
         raise SystemExit(128 + number)
-    if _stopped_by is None:
-        _stopped_by, _stopped_at = number, time.monotonic()
-        _running.send_signal(number)
-    elif forces_exit(number, time.monotonic() - _stopped_at):
-        _end_group(_running.pid)
 
-
-@contextlib.contextmanager
-def _in_good_order() -> Iterator[None]:
-    """Whatever ends this process meanwhile ends the run first, which so keeps a checkpoint.
-
-    In a sweep's own process `listen` has seen to it; a launcher's job is a process that has not listened. A signal
-    that the launcher acts on, as submitit has SLURM start the job again, is the launcher's once the run has ended.
-    """
-    if threading.current_thread() is not threading.main_thread():  # which alone may listen
-        yield
-        return
-    found = {number: signal.getsignal(number) for number in (*handled_signals(), *_LAUNCHERS)}
-    before = {number: handler for number, handler in found.items() if handler is not None}
-    listen()
-    for number in _LAUNCHERS:
-        if callable(before.get(number)):
-            signal.signal(number, functools.partial(_stop_first, before[number]))
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _stop_first(then: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> None:
-    """End the run that is going on, then do what the launcher does at this signal."""
-    global _stopped_by
-    if _running is not None:
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it has just ended by itself
-            if _stopped_by is None:
-                _stopped_by = number
-                _running.send_signal(signal.SIGTERM)
-            # Not `_running.wait()`, which the handler has interrupted and which holds a lock.
-            os.waitid(os.P_PID, _running.pid, os.WEXITED | os.WNOWAIT)
-    then(number, frame)
+    for number in handled_signals():
+        signal.signal(number, leave)
 
 
 def run_in_subprocess(run_dir: Path, digest: str) -> dict[str, Any]:
@@ -106,45 +52,116 @@ def run_in_subprocess(run_dir: Path, digest: str) -> dict[str, Any]:
     Raises:
         SystemExit: once the run has ended, if this process was told to stop meanwhile.
     """
-    global _running
+    kills_before = _kills_for_memory()
+    process = _RunProcess()
+    code = process.run([sys.executable, "-m", "batchscope.sweep.job", digest, str(run_dir)])
     kills = _kills_for_memory()
-    # The pipe is how the run notices that this process is gone, however that came about (see job.py). A session of
-    # its own: Ctrl-C reaches it through this process alone, and all that it starts can be ended with it.
-    line = [sys.executable, "-m", "batchscope.sweep.job", digest, str(run_dir)]
-    with _in_good_order():
-        _running = subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True)
-        try:
-            code = _running.wait()
-        finally:
-            _end_group(_running.pid)
-            _wait_for_group(_running.pid)
-            _running = None
-    after = _kills_for_memory()
-    # Where another process holds the folder, the run is going on in that one.
+    out_of_memory = kills is not None and kills_before is not None and kills > kills_before
+    status, reason = _how_it_ended(process.stopped_by or code - 128, code, out_of_memory)
+    # Where another process holds the folder, that process does the run.
     with contextlib.suppress(UserError), lock_run_dir(run_dir):
-        close_open(run_dir, *_how_it_ended(code, out_of_memory=None not in (kills, after) and after > kills))
-    if _stopped_by is not None:
-        raise SystemExit(128 + _stopped_by)
+        close_open(run_dir, status, reason)
+    if process.stopped_by is not None:
+        raise SystemExit(128 + process.stopped_by)
     return read(run_dir)
 
 
-def _how_it_ended(code: int, out_of_memory: bool) -> tuple[Status, str]:
-    """Status and reason of a run that did not come to write them."""
-    if _stopped_by is not None:
-        return "interrupted", f"stopped by {signal.Signals(_stopped_by).name}"
-    if code - 128 in STOPPING:
-        return "interrupted", f"stopped by {signal.Signals(code - 128).name}"
+class _RunProcess:
+    """The process of one run. Signals that end this process end the run first, so that it saves a checkpoint.
+
+    Attributes:
+        stopped_by: the signal that ended the run; None if it ended by itself.
+    """
+
+    def __init__(self) -> None:
+        self.stopped_by: int | None = None
+        self._stopped_at = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._terminals = terminals()
+
+    def run(self, command: list[str]) -> int:
+        """Start the process and wait for its end; its exit code, or minus the number of a signal."""
+        with self._forwarded_signals():
+            # When the pipe closes, the run knows that this process is gone, however it ended (see job.py). In a session
+            # of its own the run gets Ctrl-C through this process alone, and all that it starts can be ended with it.
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+            try:
+                return self._process.wait()
+            finally:
+                _end_group(self._process.pid)
+                _wait_for_group(self._process.pid)
+                self._process = None
+
+    @contextlib.contextmanager
+    def _forwarded_signals(self) -> Iterator[None]:
+        """Forward signals that end this process to the run.
+
+        A signal that a launcher acts on, as submitit has SLURM requeue the job, reaches the launcher's handler once the
+        run has ended.
+        """
+        if threading.current_thread() is not threading.main_thread():  # Python allows handlers in the main thread alone
+            yield
+            return
+        found = {number: signal.getsignal(number) for number in (*handled_signals(), *_LAUNCHER_SIGNALS)}
+        before = {number: handler for number, handler in found.items() if handler is not None}
+        for number in handled_signals():
+            signal.signal(number, self._stop)
+        for number in _LAUNCHER_SIGNALS:
+            handler = before.get(number)
+            if callable(handler):
+                signal.signal(number, functools.partial(self._stop_before, handler))
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """Tell the run to end; a second signal kills it."""
+        leave_lost(self._terminals)
+        if self._process is None:
+            raise SystemExit(128 + number)
+        if self.stopped_by is None:
+            self.stopped_by, self._stopped_at = number, time.monotonic()
+            self._process.send_signal(number)
+        elif forces_exit(number, time.monotonic() - self._stopped_at):
+            _end_group(self._process.pid)
+
+    def _stop_before(
+        self, handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None
+    ) -> None:
+        """End the run, then call the launcher's handler."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it has just ended by itself
+                if self.stopped_by is None:
+                    self.stopped_by = number
+                    self._process.send_signal(signal.SIGTERM)
+                # Not `Popen.wait()`: the handler has interrupted that call, which holds a lock.
+                os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        handler(number, frame)
+
+
+def _how_it_ended(stopped_by: int, code: int, out_of_memory: bool) -> tuple[Status, str]:
+    """Status and reason of a run that did not write them itself.
+
+    Args:
+        stopped_by: the number of a signal, if it is that of one that stops a run.
+        code: the process's exit code, or minus the number of the signal that killed it.
+        out_of_memory: whether Linux has killed a process of the run for want of memory.
+    """
+    if stopped_by in (*STOPPING, *_LAUNCHER_SIGNALS):
+        return "interrupted", f"stopped by {_signal_name(stopped_by)}"
     if code == -signal.SIGKILL and out_of_memory:
         return "out_of_memory", "the system ran out of memory and killed the run"
     if code < 0:
-        return "failed" if -code in _CRASHES else "killed", f"killed by {_name(-code)}"
+        return "failed" if -code in _CRASHES else "killed", f"killed by {_signal_name(-code)}"
     return "failed", f"ended with exit code {code} and said no more"
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # one of those for real time
+    except ValueError:  # a real-time signal
         return f"signal {number}"
 
 
@@ -155,8 +172,8 @@ def _end_group(leader: int) -> None:
 
 
 def _wait_for_group(leader: int) -> None:
-    """Until nothing of a run is left that could hold a device's memory, as long as that can reasonably take."""
-    deadline = time.monotonic() + _GONE_S
+    """Wait, for a few seconds at most, until nothing of a run is left that could hold a device's memory."""
+    deadline = time.monotonic() + _GROUP_TIMEOUT_S
     with contextlib.suppress(ProcessLookupError, PermissionError):
         while time.monotonic() < deadline:
             os.killpg(leader, 0)
@@ -166,8 +183,8 @@ def _wait_for_group(leader: int) -> None:
 def _kills_for_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
     """How often Linux has killed a process of this one's control group for want of memory.
 
-    None where that says nothing about a run: there is no such group (of version 2), or others than this process and
-    those it has started are in it.
+    None where the count says nothing about a run: there is no such group (of version 2), or it holds processes other
+    than this one and those that it has started.
     """
     try:
         line = next(line for line in (proc / "self/cgroup").read_text().splitlines() if line.startswith("0::/"))

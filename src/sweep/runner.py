@@ -1,11 +1,14 @@
-"""A sweep's runs as Hydra calls for them, and what is said at its end."""
+"""A sweep: its runs, one after the other as Hydra calls for them, and its report."""
 
+import contextlib
+import logging
 import os
 import shlex
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +17,18 @@ from omegaconf import DictConfig
 
 from ..checkpointing.resume import with_run_dir
 from ..errors import UserError, printable, report
+from ..files import WriteError
 from ..options import trust
-from ..options.check import check_config
 from ..options.command_lines import program, resume_command
-from ..options.overrides import as_override
+from ..options.config import as_override, check
+from ..records.formatting import duration
 from ..records.rates import RATE
-from ..records.read import optimized
-from . import folder
-from .process import run_in_subprocess
+from ..records.run_record import optimized
+from . import folder, launchers
+from .process import exit_on_signals, run_in_subprocess
 from .search import BatchSizeSearch
+
+Job = Callable[[DictConfig], float | None]  # what Hydra calls for each run
 
 
 class RunFailed(UserError):
@@ -34,8 +40,55 @@ class RunFailed(UserError):
         self.status = status  # of its record
 
 
+def run_sweep(
+    sweep_dir: Path,
+    configs: list[dict[str, Any]],
+    labels: list[str],
+    launcher: Mapping[str, Any],
+    start_hydra: Callable[[Job], None],
+) -> None:
+    """Run every job of a sweep, each in a process of its own, and report on them.
+
+    Args:
+        sweep_dir: where the runs' folders are.
+        configs: of the runs, as far as they are known beforehand.
+        labels: what sets each run apart; empty where a searching sweeper decides which runs there are.
+        launcher: the node `hydra.launcher`, resolved.
+        start_hydra: has Hydra call a function for each run.
+
+    Raises:
+        SystemExit: 1 if a run failed for another reason than memory; 129, 130 or 143 if a signal ended the sweep.
+        UserError: if the folder holds another sweep or cannot be written, or a launcher lost a job.
+    """
+    folder.refuse_other(sweep_dir, configs if labels else [])
+    sweep = SweepRunner(sweep_dir, labels)
+    exit_on_signals()
+    # The folder as it was checked: a folder named by the time could be another one by now.
+    sys.argv.append(as_override("hydra.sweep.dir", str(sweep_dir)))
+    logging.getLogger("hydra._internal.core_plugins.basic_launcher").setLevel(logging.WARNING)  # it names each run, too
+    output = launchers.output_folder(launcher)
+    if output:
+        print(f"the runs are jobs, and write their output to {output}", flush=True)
+    with folder.lock_sweep_dir(sweep_dir):
+        try:
+            with contextlib.suppress(RunFailed):  # it has been reported, and is in the table
+                start_hydra(sweep.run_job)
+        except BaseException as error:
+            is_job_error = launchers.is_job_error(error)
+            if not is_job_error and not isinstance(error, SystemExit | WriteError):
+                raise
+            sweep.report()
+            sweep.print_remaining()
+            if is_job_error:
+                raise UserError(f"hydra/launcher: {str(error).strip().partition(chr(10))[0]}") from error
+            raise
+        sweep.report()
+    if sweep.exit_code:
+        sys.exit(sweep.exit_code)
+
+
 class SweepRunner:
-    """The runs of one command line, called one by one (by some launchers in processes of their own).
+    """The runs of one command line. Some launchers call for them in processes of their own, and not in order.
 
     Args:
         sweep_dir: where all of them lie.
@@ -46,13 +99,13 @@ class SweepRunner:
         self.sweep_dir = sweep_dir
         self.labels = labels
         self.expected = len(labels)
-        self.took: list[float] = []  # seconds, of the runs that were not kept
+        self.durations: list[float] = []  # seconds, of the runs that were not kept
         self.program = program()  # of this process; a launcher may call for runs in others
         self.command = [*self.program, *sys.argv[1:]]
-        self.refused = False  # whether something was wrong that no run's record says
+        self.refused = False  # whether a job failed without a record that says so
 
     def run_job(self, config: DictConfig) -> float | None:
-        """What Hydra calls for each run: kept, or done in a process of its own.
+        """What Hydra calls for each run: a run that is kept, or is done in a process of its own.
 
         Returns:
             The metric that `optimized_metric` names; of a search, the batch size that it found.
@@ -66,13 +119,10 @@ class SweepRunner:
         facts = {"choices": dict(job.runtime.choices), "overrides": list(job.overrides.task)}
         number = int(job.job.num)
         try:
-            plain = check_config(config)
+            plain = check(config)
             if plain["search"]:
                 return self._search(number, run_dir, plain, facts)
-            known = self.expected > number
-            where = f"run {number + 1}" + (f" of {self.expected}{self._left(number)}" if known else "")
-            what = self.labels[number] if known else " ".join(facts["overrides"])
-            return optimized(self._run(f"{where}: {what}", run_dir, plain, facts))
+            return optimized(self._run(self._title(number, facts["overrides"]), run_dir, plain, facts))
         except UserError as error:
             report(error)
             self.refused |= not isinstance(error, RunFailed)
@@ -80,84 +130,94 @@ class SweepRunner:
                 return None
             raise RunFailed(str(error)) from error
 
-    def _run(self, what: str, run_dir: Path, config: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-        """The record of a run that has ended well."""
-        kept = folder.keep_or_plan(run_dir, config, command=shlex.join(self.command), **facts)
-        print(f"\n— {what}{' — kept' if kept else ''}", flush=True)
-        if kept is None:
+    def _title(self, number: int, overrides: list[str]) -> str:
+        if number >= self.expected:
+            return f"run {number + 1}: {' '.join(overrides)}"
+        left = ""
+        if self.durations:  # if the remaining runs take as long as those before
+            seconds = statistics.mean(self.durations) * (self.expected - number)
+            left = f", about {duration(seconds)} left"
+        return f"run {number + 1} of {self.expected}{left}: {self.labels[number]}"
+
+    def _run(self, title: str, run_dir: Path, config: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+        """The record of a run that has finished.
+
+        Raises:
+            RunFailed: if the run ended in another way.
+        """
+        record = folder.keep_or_plan(run_dir, config, command=shlex.join(self.command), **facts)
+        kept = record is not None
+        print(f"\n— {title}{' — kept' if kept else ''}", flush=True)
+        if record is None:
             started = time.monotonic()
             record = run_in_subprocess(run_dir, trust.digest(config))
-            self.took.append(time.monotonic() - started)
-        else:
-            record = kept
+            self.durations.append(time.monotonic() - started)
         if record["status"] != "finished":
             reason = str(record.get("error") or record["status"])
-            print(printable(f"  {record['status'].replace('_', ' ')}: {reason}"), file=sys.stderr, flush=True)
-            if kept and record["status"] == "failed":  # by itself: it would again
+            lines = [printable(f"  {record['status'].replace('_', ' ')}: {reason}")]
+            if kept and record["status"] == "failed":
                 place = os.path.relpath(run_dir)
-                anew = shlex.join(["mv", place, f"{place}.aside"])
-                print(
-                    f"  to go on with it: {resume_command(config, Path(place), self.program)}\n"
-                    f"  to have it run anew with the sweep: {anew}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                lines.append(f"  to go on with it: {resume_command(config, Path(place), self.program)}")
+                lines.append(f"  to have it run anew with the sweep: {shlex.join(['mv', place, f'{place}.aside'])}")
+            print("\n".join(lines), file=sys.stderr, flush=True)
             raise RunFailed(f"{run_dir}: {reason}", status=record["status"])
         return record
 
-    def _left(self, number: int) -> str:
-        """How long the rest takes if its runs take as long as those before."""
-        if not self.took:
-            return ""
-        return f", about {_duration(statistics.mean(self.took) * (self.expected - number))} left"
-
     def _search(self, number: int, run_dir: Path, config: dict[str, Any], facts: dict[str, Any]) -> float | None:
-        """Runs of growing batch sizes in folders below the job's own.
+        """Search for a batch size, with a run for each size in a folder below the job's own.
 
         Raises:
-            RunFailed: if a run failed for another reason than memory, which says nothing about its size.
+            RunFailed: if a run failed for another reason than memory, which does not tell whether the batch fits.
             UserError: if a run has no rate.
         """
-        options = {key: value for key, value in config["search"].items() if key != "_target_"}
-        search = BatchSizeSearch(**options)
-        done: list[int] = []
-        train_samples: list[int] = []  # for each process; empty until a run has said so
+        search = BatchSizeSearch(**{key: value for key, value in config["search"].items() if key != "_target_"})
+        of_job = f"search {number + 1} of {self.expected}, " if self.expected > 1 else ""
+        records: list[dict[str, Any]] = []
+        tried: list[int] = []
 
         def measure(batch_size: int) -> float | None:
-            done.append(batch_size)
-            of_job = f"search {number + 1} of {self.expected}, " if self.expected > 1 else ""
-            what = f"{of_job}run {len(done)} of at most {search.max_runs}: data.batch_size={batch_size}"
-            place = os.path.join(config["run_dir"], str(batch_size))
-            one = with_run_dir(
-                {**config, "data": {**config["data"], "batch_size": batch_size}}, config["run_dir"], place
-            )
-            known = {**facts, "overrides": [*facts["overrides"], f"data.batch_size={batch_size}"]}
+            tried.append(batch_size)
+            title = f"{of_job}run {len(tried)} of at most {search.max_runs}: data.batch_size={batch_size}"
+            of_size = os.path.join(config["run_dir"], str(batch_size))
+            sized = {**config, "data": {**config["data"], "batch_size": batch_size}}
+            overrides = [*facts["overrides"], f"data.batch_size={batch_size}"]
             try:
-                record = self._run(what, run_dir / str(batch_size), one, known)
+                record = self._run(
+                    title,
+                    run_dir / str(batch_size),
+                    with_run_dir(sized, config["run_dir"], of_size),
+                    {**facts, "overrides": overrides},
+                )
             except RunFailed as failed:
                 if failed.status == "out_of_memory":
                     return None
-                print(
-                    f"  the search ends: {failed.status} does not say whether the batch fits",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                why = f"  the search ends: {failed.status} does not say whether the batch fits"
+                print(why, file=sys.stderr, flush=True)
                 raise
-            train_samples[:] = [max(1, record["dataset"]["train_samples"] // record.get("processes", 1))]
-            if record["throughput"].get(RATE) is None:
-                raise UserError(f"search: needs the rate of a run, and {place} has none; leave callbacks.throughput on")
-            return record["throughput"][RATE]
+            records.append(record)
+            rate = record["throughput"].get(RATE)
+            if rate is None:
+                raise UserError(
+                    f"search: needs the rate of a run, and {of_size} has none; leave callbacks.throughput on"
+                )
+            return rate
 
-        return search.find(measure, lambda: next(iter(train_samples), None))
+        def limit() -> int | None:
+            """The training set's share of one rank."""
+            if not records:
+                return None
+            return max(1, records[-1]["dataset"]["train_samples"] // records[-1].get("processes", 1))
+
+        return search.find(measure, limit)
 
     def report(self) -> None:
-        """A sweep ends in its table and its recommendation; they can be made again from its folder."""
-        from ..analysis import write_report
+        """Write and print the table and the recommendation; they can be made again from the sweep's folder."""
+        from ..analysis import write_report  # matplotlib takes a second to import
 
         try:
             text = write_report([self.sweep_dir], self.sweep_dir / "report").text
-        except UserError as error:  # where its files cannot be written, it is made elsewhere, to be read here
-            try:
+        except UserError as error:
+            try:  # where its files cannot be written, they are written elsewhere, and the text is printed
                 with tempfile.TemporaryDirectory() as elsewhere:
                     text = write_report([self.sweep_dir], elsewhere).text
             except (UserError, OSError):  # no run left a record: what went wrong has been said
@@ -165,11 +225,11 @@ class SweepRunner:
             print(f"warning: {error}", file=sys.stderr, flush=True)
         print(f"\n{text}", flush=True)
 
-    def say_what_is_left(self) -> None:
-        """After an interruption: what was not run, and how to go on."""
-        left = [i for i in range(self.expected) if not _ended(self.sweep_dir / str(i))]
+    def print_remaining(self) -> None:
+        """After an interruption: which runs are left, and the command that goes on with the sweep."""
+        left = [label for number, label in enumerate(self.labels) if not _has_ended(self.sweep_dir / str(number))]
         if left:
-            print(f"\nnot run  {len(left)} of {self.expected}: " + " · ".join(self.labels[i] for i in left))
+            print(f"\nnot run  {len(left)} of {self.expected}: " + " · ".join(left))
         line = [word for word in self.command if not word.lstrip("+").startswith("hydra.sweep.dir=")]
         line.append(as_override("hydra.sweep.dir", str(self.sweep_dir)))
         print(f"go on    {shlex.join(line)}", flush=True)
@@ -180,12 +240,6 @@ class SweepRunner:
         return int(self.refused or any(status not in folder.KEPT for status in folder.statuses(self.sweep_dir)))
 
 
-def _ended(run_dir: Path) -> bool:
+def _has_ended(run_dir: Path) -> bool:
     found = folder.statuses(run_dir)
     return bool(found) and all(status in (*folder.KEPT, "failed") for status in found)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -3,64 +3,67 @@
 from collections.abc import Callable
 
 from ..options.types import Fraction, PositiveInt
+from ..records.rates import NEAR_BEST
 
 
 class BatchSizeSearch:
-    """Grows the batch until throughput stops rising or memory ends, then looks once between the last two sizes.
+    """Grows the batch until throughput stops rising or memory ends, then tries one size between the last two.
 
-    It grows in steps of four, so that eight runs reach from 8 to 8,192 samples, and then tries the power of two that
-    the steps have left out below the answer. No batch is larger than the training set. Throughput stops rising where a
-    size is not faster than the fastest before it by more than `within`: the same share within which a report recommends
-    the smallest size.
+    The batch grows by a factor of four, so that eight runs reach from 8 to 8,192 samples. The last run tries the power
+    of two that was left out below the answer. No batch is larger than the training set. Throughput has stopped rising
+    where a size is not faster than the fastest before it by more than `within`, which by default is the fraction within
+    which a report recommends the smallest size.
 
     Args:
         start: the first batch size.
-        max_runs: how many runs there may be.
-        within: the share of the best throughput that counts as reaching it.
+        max_runs: the largest number of runs.
+        within: the fraction of the best throughput that a size may lack to count as reaching it.
     """
 
-    def __init__(self, start: PositiveInt = 8, max_runs: PositiveInt = 8, within: Fraction = 0.05):
+    def __init__(self, start: PositiveInt = 8, max_runs: PositiveInt = 8, within: Fraction = NEAR_BEST):
         self.start = start
         self.max_runs = max_runs
         self.within = within
 
-    def find(self, measure: Callable[[int], float | None], most: Callable[[], int | None] = lambda: None) -> int | None:
-        """The smallest measured size within `within` of the fastest; None if not one could be measured.
+    def find(
+        self, measure: Callable[[int], float | None], limit: Callable[[], int | None] = lambda: None
+    ) -> int | None:
+        """The smallest measured size within `within` of the fastest; None if no size could be measured.
 
         Args:
             measure: a batch size → samples/s; None if it did not fit into memory. An exception of it ends the search.
-            most: the largest batch that the training set can fill; asked after the first run, None if not known.
+            limit: the largest batch that the training set can fill; asked after the first run, None if not known.
         """
         rates: dict[int, float] = {}
-        tried = self._grow(measure, most, rates)
+        tried = self._grow(measure, limit, rates)
         if not rates:
             return None
-        upper = self.smallest(rates) if tried[-1] in rates else tried[-1]  # the answer, or where memory ended
-        gap, below = upper // 2, max((size for size in tried if size < upper), default=upper)
-        if len(tried) < self.max_runs and gap > below:
-            rate = measure(gap)
+        upper = self._smallest(rates) if tried[-1] in rates else tried[-1]  # the answer, or where memory ended
+        between, below = upper // 2, max((size for size in tried if size < upper), default=upper)
+        if len(tried) < self.max_runs and between > below:
+            rate = measure(between)
             if rate is not None:
-                rates[gap] = rate
-        return self.smallest(rates)
+                rates[between] = rate
+        return self._smallest(rates)
 
-    def smallest(self, rates: dict[int, float]) -> int:
-        """Of the measured sizes within `within` of the fastest."""
+    def _smallest(self, rates: dict[int, float]) -> int:
+        """The smallest measured size within `within` of the fastest."""
         enough = (1 - self.within) * max(rates.values())
         return min(size for size, rate in rates.items() if rate >= enough)
 
     def _grow(
-        self, measure: Callable[[int], float | None], most: Callable[[], int | None], rates: dict[int, float]
+        self, measure: Callable[[int], float | None], limit: Callable[[], int | None], rates: dict[int, float]
     ) -> list[int]:
-        """Measure sizes four times as large each, the whole training set last; returns what was tried."""
+        """Measure sizes of four times the one before, the whole training set last; returns the sizes that were tried."""
         tried: list[int] = []
         for power in range(self.max_runs):
             size = self.start * 4**power
             if tried:
-                size = min(size, most() or size)
+                size = min(size, limit() or size)
             if size in tried:
                 break
             rate = measure(size)
-            size = min(size, most() or size)  # what the first batch held
+            size = min(size, limit() or size)  # what the first batch held
             tried.append(size)
             if rate is None:
                 break

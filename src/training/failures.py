@@ -1,4 +1,4 @@
-"""What is said and done when a run does not come to its end: interrupted, out of memory, out of disk."""
+"""Expected failures of a run in one line each: an interruption, out of memory, a full disk, a lost rank."""
 
 import contextlib
 import errno
@@ -16,41 +16,44 @@ from ..files import NO_SPACE, WriteError, why
 from ..hardware.calibration import faster_precision
 from ..hardware.calibration_cache import cached_calibration
 from ..options.command_lines import resume_command
+from ..records.run_record import FILE
 
 _GIB = 2**30
-# What a file system answers that has gone, or takes no more; an error while writing names no file.
-_GONE = (*NO_SPACE, errno.EIO, errno.ESTALE, errno.EROFS)
+# Errors of a file system that is full, gone or read-only; an error while writing names no file.
+_UNUSABLE = (*NO_SPACE, errno.EIO, errno.ESTALE, errno.EROFS)
+_LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")  # gloo's words
+_OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 class RunOutOfMemoryError(UserError):
-    """The device, or the host, has no more memory; by the name its record knows it."""
+    """The device or the host has no more memory. The record tells the status by this name."""
 
 
 @contextlib.contextmanager
 def explain_failures(config: dict[str, Any], device: torch.device, first: bool) -> Iterator[None]:
-    """Tell in one line how what is done within ends, where that is nobody's bug.
+    """Turn expected failures into one-line messages.
 
     Args:
         config: of the run.
         device: the one that trains.
-        first: whether this is the first of the run's processes, which speaks for all.
+        first: whether this is the rank that prints for all.
 
     Raises:
         UserError: in place of an error of torch or the system that a user can do something about.
-        Interrupted: passed on, when it has been said how to go on.
+        Interrupted: passed on, after the command that resumes the run has been printed.
     """
     try:
         yield
     except Interrupted as stop:
         if first:
-            _say_how_to_go_on(config, stop)
+            _print_how_to_resume(config, stop)
         raise
     except UserError:
         raise
     except Exception as error:
-        if isinstance(error, RuntimeError | MemoryError) and _is_out_of_memory(error):
+        if _is_out_of_memory(error):
             raise RunOutOfMemoryError(_out_of_memory(config, device)) from error
-        if _is_lost_connection(error):
+        if _is_lost_peer(error):
             raise PeerLostError("the connection to another process of the run is lost, and the run ends") from error
         refused = _refused_file(error, config["run_dir"])
         if refused is None:
@@ -58,21 +61,22 @@ def explain_failures(config: dict[str, Any], device: torch.device, first: bool) 
         raise WriteError(f"{refused.filename or config['run_dir']} cannot be written: {why(refused)}") from error
 
 
-def _say_how_to_go_on(config: dict[str, Any], stop: Interrupted) -> None:
+def _print_how_to_resume(config: dict[str, Any], stop: Interrupted) -> None:
     run_dir = Path(config["run_dir"])
-    checkpoint = (config["callbacks"] or {}).get("checkpoint")
-    last = Path((checkpoint or {}).get("dirpath") or run_dir / "checkpoints") / "last.ckpt"
-    why_none = "there was no step to keep" if checkpoint else "callbacks.checkpoint is left out"
     print(f"\n{stop}")
-    print(f"kept     {last}" if last.exists() else f"kept     no checkpoint: {why_none}")
-    print(f"resume   {resume_command(config, run_dir)}", flush=True)
+    if (run_dir / FILE).exists():  # without a record nothing has been trained yet
+        checkpoint = (config["callbacks"] or {}).get("checkpoint")
+        last = Path((checkpoint or {}).get("dirpath") or run_dir / "checkpoints") / "last.ckpt"
+        why_none = "no step has been trained" if checkpoint else "callbacks.checkpoint is left out"
+        print(f"kept     {last}" if last.exists() else f"kept     no checkpoint: {why_none}")
+        print(f"resume   {resume_command(config, run_dir)}", flush=True)
     job = os.environ.get("SLURM_JOB_ID")
     if stop.signal.name == "SIGUSR1" and job:
         _requeue(job)
 
 
 def _requeue(job: str) -> None:
-    """SLURM starts the job's script again, which is to resume the run (docs/reliability.md has one)."""
+    """Have SLURM start the job's script again, which resumes the run (docs/train.sbatch)."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     job = f"{array}_{task}" if array and task else job
     try:
@@ -83,14 +87,15 @@ def _requeue(job: str) -> None:
 
 
 def _refused_file(error: BaseException | None, run_dir: str) -> OSError | None:
-    """The system's error behind an exception, if it is of the disk, or of a file in the run's folder.
+    """The system's error behind an exception, if it is of the disk or of a file in the run's folder.
 
-    Lightning wraps the errors of its loggers. What was being handled when a bug showed itself is not its cause.
+    Lightning wraps the errors of its loggers, so causes are followed. An error that was being handled when another one
+    occurred is not its cause: of those only an error of the disk counts.
     """
     is_cause = True
     while error is not None:
-        named = is_cause and not isinstance(error, FileNotFoundError)  # who reads a missing file is at fault itself
-        if isinstance(error, OSError) and (error.errno in _GONE or (named and _lies_in(error.filename, run_dir))):
+        named = is_cause and not isinstance(error, FileNotFoundError)  # to read a missing file is a bug
+        if isinstance(error, OSError) and (error.errno in _UNUSABLE or (named and _lies_in(error.filename, run_dir))):
             return error
         is_cause = is_cause and error.__cause__ is not None
         error = error.__cause__ or error.__context__
@@ -98,26 +103,24 @@ def _refused_file(error: BaseException | None, run_dir: str) -> OSError | None:
 
 
 def _lies_in(name: Any, folder: str) -> bool:
-    """Whether a file's name, as an error has it, is that of a file in a folder."""
+    """Whether a file name, as an error has it, is that of a folder or of a file in it."""
     if not isinstance(name, str | bytes):
         return False
-    path, place = os.path.abspath(os.fsdecode(name)), os.path.abspath(folder)
-    return path == place or path.startswith(place + os.sep)
+    path, folder = os.path.abspath(os.fsdecode(name)), os.path.abspath(folder)
+    return path == folder or path.startswith(folder + os.sep)
 
 
-def _is_lost_connection(error: BaseException) -> bool:
-    """Whether torch cannot reach another rank: while the process group is made, or in a collective operation."""
+def _is_lost_peer(error: BaseException) -> bool:
+    """Whether torch cannot reach another rank: when the process group is made, or in a collective operation."""
     if isinstance(error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError):
         return True
-    lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")  # gloo's words
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in lost)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST_PEER)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    text = str(error)
-    return any(words in text for words in ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED"))
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def _out_of_memory(config: dict[str, Any], device: torch.device) -> str:
@@ -127,10 +130,9 @@ def _out_of_memory(config: dict[str, Any], device: torch.device) -> str:
     else:
         held, total = psutil.Process().memory_info().rss, psutil.virtual_memory().total
     precision = faster_precision(cached_calibration(device), config["trainer"].get("precision"))
-    smaller = f"data.batch_size={max(1, batch_size // 2)}" if batch_size > 1 else "a smaller model"
+    smaller = f"data.batch_size={batch_size // 2} with trainer.accumulate_grad_batches=2"
     return (
         f"out of memory with data.batch_size={batch_size} on {device.type}: {held / _GIB:.2f} GiB were allocated of "
-        f"{total / _GIB:.2f}; try {smaller}"
-        + (" with trainer.accumulate_grad_batches=2" if batch_size > 1 else "")
+        f"{total / _GIB:.2f}; try {smaller if batch_size > 1 else 'a smaller model'}"
         + (f", or trainer.precision={precision}" if precision else "")
     )

@@ -1,4 +1,4 @@
-"""How a model's weights are updated: one of torch's optimizers, and the learning rate's course over the run."""
+"""How a model's weights are updated: one of torch's optimizers, and its learning-rate schedule."""
 
 import copy
 from collections.abc import Iterable
@@ -14,17 +14,17 @@ from ..options.types import Fraction, NonNegativeFloat, PositiveFloat, PositiveI
 
 
 class Optimizer:
-    """What an option of `optimizer=` builds; a subclass says in `build` which of torch's optimizers it is.
+    """What an option of `optimizer=` builds; a subclass builds one of torch's optimizers in `build`.
 
     Args:
         lr: the learning rate; under `one_cycle` its peak.
         schedule: `one_cycle` rises to the peak and anneals to almost nothing by the last step (Smith & Topin 2018);
             `constant` leaves the rate alone.
-        warmup: the share of the steps that one_cycle rises for.
-        lr_scaling: what `lr` becomes at another batch size than the reference: `none` leaves it alone, `linear`
-            multiplies it by batch ÷ reference (Goyal et al. 2017, for SGD), `sqrt` by the square root of that
-            (Krizhevsky 2014; Malladi et al. 2022 for Adam).
-        reference_batch_size: the batch size that `lr` was chosen for: samples of an update, of all devices.
+        warmup: the fraction of the steps in which one_cycle rises.
+        lr_scaling: how `lr` changes with the batch size: `none` leaves it alone, `linear` multiplies it by
+            batch ÷ reference (Goyal et al. 2017, for SGD), `sqrt` by the square root of that (Krizhevsky 2014;
+            Malladi et al. 2022 for Adam).
+        reference_batch_size: the batch size that `lr` was chosen for, in samples an update over all devices.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Optimizer:
         """Torch's optimizer over the parameters."""
         raise NotImplementedError
 
-    def build_schedule(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LRScheduler | None:
+    def build_schedule(self, optimizer: torch.optim.Optimizer, total_steps: float) -> LRScheduler | None:
         """The schedule, to be stepped after every update; None for a constant rate.
 
         Raises:
-            UserError: if the number of steps is not known beforehand and the schedule needs it.
+            UserError: if the schedule needs the number of steps, and it is not known beforehand.
         """
         if self.schedule == "constant":
             return None
@@ -88,7 +88,7 @@ class SGD(Optimizer):
         self.weight_decay = weight_decay
 
     def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """Fused, as AdamW; but for parameters that are sharded, for which torch has it not."""
+        """Fused, as AdamW, except over sharded parameters: torch has no fused SGD for them."""
         parameters = list(parameters)
         optimizer = torch.optim.SGD(
             parameters,
@@ -104,13 +104,13 @@ class SGD(Optimizer):
         return optimizer
 
 
-def _start_momentum_at_zero(optimizer: torch.optim.SGD) -> None:
+def _start_momentum_at_zero(optimizer: torch.optim.Optimizer) -> None:
     """Give every parameter a momentum buffer of zeros, now and where a loaded checkpoint has none.
 
-    Torch's fused SGD allocates the buffers uninitialised in its first step, for the kernel to fill. A kernel that leaves
-    the update out (`found_inf`, which a gradient scaler sets in its first steps) fills nothing, and the next step would
+    Torch's fused SGD allocates the buffers uninitialised in its first step, for the kernel to fill. A kernel that skips
+    the update (`found_inf`, which a gradient scaler sets in its first steps) fills nothing, and the next step would
     accumulate onto arbitrary memory. From zeros the first step gives the same numbers, `momentum · 0 + gradient`,
-    because there is no dampening. Not fused, the optimizer would need the host to read `found_inf` at every step.
+    because there is no dampening. An optimizer that is not fused needs the host to read `found_inf` at every step.
     """
     for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad):
         if optimizer.state[parameter].get("momentum_buffer") is None:

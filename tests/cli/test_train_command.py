@@ -46,7 +46,7 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
     def start(*words: str) -> Started:
         monkeypatch.setattr(sys, "argv", ["train.py", *words])
         started.clear()
-        command.run(lambda *_: None)
+        command.run_command(lambda *_: None)
         return list(started)
 
     yield start
@@ -230,7 +230,7 @@ def test_the_line_to_go_on_with_starts_the_same_sweep(
 ) -> None:
     options = ["data.root='my data, here'", "model=mlp", "model.hidden_sizes=[8,8],[4]", "++hydra.sweep.dir=before"]
     monkeypatch.setattr(sys, "argv", ["train.py", "--multirun", *options])
-    SweepRunner(Path("it's {my} sweep, a=b"), ["a", "b"]).say_what_is_left()
+    SweepRunner(Path("it's {my} sweep, a=b"), ["a", "b"]).print_remaining()
     printed = shlex.split(capsys.readouterr().out.splitlines()[-1].removeprefix("go on"))
     lines = []
     monkeypatch.setattr(command, "_run_sweep", lines.append)
@@ -257,7 +257,7 @@ def test_the_line_to_go_on_with_names_the_program_as_it_was_started(
 ) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", module)
     monkeypatch.setattr(sys, "argv", [script, "--multirun", "seed=1,2"])
-    SweepRunner(Path("s"), ["a"]).say_what_is_left()
+    SweepRunner(Path("s"), ["a"]).print_remaining()
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"go on    {begins}")
 
 

@@ -332,7 +332,7 @@ def test_a_record_of_another_shape_is_refused(facts: dict, run_dir: Path) -> Non
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The configurations that a sweep's job would have trained."""
     configs: list[dict[str, Any]] = []
-    monkeypatch.setattr(job, "train", lambda config, *_: configs.append(config))
+    monkeypatch.setattr("batchscope.training.run.train", lambda config, *_: configs.append(config))
     return configs
 
 
@@ -340,7 +340,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_a_job_trains_what_its_sweep_has_checked(status: str, run_dir: Path, trained: list[dict[str, Any]]) -> None:
     config = config_of(run_dir, "data.root=/elsewhere", f"+callbacks.stop={{_target_:{STOP_EARLY},monitor:val/loss}}")
     (run_dir / "run.json").write_text(json.dumps({"status": status, "config": config, "choices": {}, "overrides": []}))
-    job.do(run_dir, trust.digest(config))
+    job.run_planned(run_dir, trust.digest(config))
     assert [trust.digest(one) for one in trained] == [trust.digest(config)]
     assert trained[0]["resume"] == (None if status == "planned" else "out")
 
@@ -352,10 +352,10 @@ def test_a_job_does_not_trust_another_record(
 ) -> None:
     config = config_of(run_dir, "data.root=/elsewhere")
     (run_dir / "run.json").write_text(json.dumps({"status": status, "config": config}))
-    assert refusal(job.do, run_dir, known).startswith("data.root: is '/elsewhere' in out/run.json")
+    assert refusal(job.run_planned, run_dir, known).startswith("data.root: is '/elsewhere' in out/run.json")
     hostile = changed(config_of(run_dir), "model._args_", [{"_target_": "torch.hub.load"}])
     (run_dir / "run.json").write_text(json.dumps({"status": status, "config": hostile}))
-    assert "_args_" in refusal(job.do, run_dir, known)
+    assert "_args_" in refusal(job.run_planned, run_dir, known)
     assert trained == []
 
 

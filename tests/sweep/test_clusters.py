@@ -57,7 +57,7 @@ def test_a_sweep_of_submitit_on_this_machine_ends_in_its_report_and_exit_code(tm
     process = start(tmp_path, "hydra/launcher=submitit_local", *SHORT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 1, err
-    assert out.startswith("the runs are jobs, and say what they do in s/.submitit\n")
+    assert out.startswith("the runs are jobs, and write their output to s/.submitit\n")
     assert "2 runs: 1 failed, 1 finished" in out
     assert ".submitit" not in (tmp_path / "s/report/report.md").read_text()
     assert record(tmp_path, "0")["error"].startswith("optimizer.schedule: one_cycle needs an end")

@@ -21,21 +21,21 @@ def installed(monkeypatch: pytest.MonkeyPatch, is_so: bool) -> None:
 def test_a_missing_plugin_is_named_with_the_extra_that_installs_it(monkeypatch, choice: str, extra: str) -> None:
     installed(monkeypatch, False)
     with pytest.raises(UserError, match=rf"is not installed; pip install 'batchscope\[{extra}\]'"):
-        launchers.check(node(choice))
+        launchers.check_launcher(node(choice))
 
 
 def test_a_machine_that_cannot_submit_jobs_is_told_what_is_missing(monkeypatch, tmp_path) -> None:
     installed(monkeypatch, True)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="submitit_slurm needs sbatch, srun, scontrol, sacct, which"):
-        launchers.check(node("submitit_slurm"))
+        launchers.check_launcher(node("submitit_slurm"))
 
 
 @pytest.mark.parametrize("option", ["nodes", "tasks_per_node"])
 def test_several_tasks_for_a_run_are_refused(monkeypatch, option: str) -> None:
     installed(monkeypatch, True)
     with pytest.raises(UserError, match=rf"hydra\.launcher\.{option}: got 2, takes 1"):
-        launchers.check(node("submitit_local", f"hydra.launcher.{option}=2"))
+        launchers.check_launcher(node("submitit_local", f"hydra.launcher.{option}=2"))
 
 
 @pytest.mark.parametrize(

@@ -93,5 +93,5 @@ def test_a_job_whose_run_is_going_on_elsewhere_leaves_its_record(tmp_path: Path)
     (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "status": "planned", "config": None}))
     before = read(tmp_path)
     with lock_run_dir(tmp_path), pytest.raises(Exception, match="."):
-        job.do(tmp_path)
+        job.run_planned(tmp_path)
     assert read(tmp_path) == before

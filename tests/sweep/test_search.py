@@ -81,25 +81,25 @@ def test_it_stops_at_max_runs_while_throughput_still_rises():
 
 def test_the_last_size_is_the_whole_training_set_and_none_is_larger():
     measure, asked = recorded(device(floor=1.0, slope=1e-6))
-    assert BatchSizeSearch().find(measure, most=lambda: 4000) == 4000
+    assert BatchSizeSearch().find(measure, limit=lambda: 4000) == 4000
     assert asked == [8, 32, 128, 512, 2048, 4000]  # no power of two is left out between the last two
 
 
 def test_half_of_the_training_set_is_tried_where_the_steps_left_it_out():
     measure, asked = recorded(device(floor=1.0, slope=1e-6))
-    BatchSizeSearch().find(measure, most=lambda: 1500)
+    BatchSizeSearch().find(measure, limit=lambda: 1500)
     assert asked == [8, 32, 128, 512, 1500, 750]
 
 
 def test_a_first_size_beyond_the_training_set_is_one_run_and_the_answer_is_what_it_held():
     measure, asked = recorded(device(floor=1.0, slope=1e-6))
-    assert BatchSizeSearch(start=64).find(measure, most=lambda: 50) == 50
+    assert BatchSizeSearch(start=64).find(measure, limit=lambda: 50) == 50
     assert asked == [64]
 
 
 def test_a_training_set_of_exactly_one_of_the_sizes_is_measured_once():
     measure, asked = recorded(device(floor=1.0, slope=1e-6))
-    assert BatchSizeSearch().find(measure, most=lambda: 512) == 512
+    assert BatchSizeSearch().find(measure, limit=lambda: 512) == 512
     assert asked == [8, 32, 128, 512, 256]
 
 

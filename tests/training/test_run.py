@@ -217,7 +217,7 @@ def test_a_sweep_runs_every_value(tmp_path: Path, shared_data: Path) -> None:
     records = [json.loads((tmp_path / "s" / str(i) / "run.json").read_text()) for i in range(2)]
     assert [r["config"]["data"]["batch_size"] for r in records] == [4, 8]
     assert [r["status"] for r in records] == ["finished", "finished"]
-    assert re.search(r"^— run 2 of 2, about \d+ s left: data.batch_size=8$", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^— run 2 of 2, about [\d.]+ s left: data.batch_size=8$", done.stdout, re.MULTILINE), done.stdout
     said = done.stdout.splitlines()
     assert any(line.startswith("2 runs: 2 finished") for line in said), done.stdout
     assert {"report.md", "sweep.csv", "sweep.json", "throughput.png"} <= {
