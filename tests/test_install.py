@@ -32,6 +32,14 @@ def test_the_wheel_holds_every_config_and_module(wheel: Path) -> None:
     assert configs | modules <= held
 
 
+def test_the_wheel_installs_the_program_and_its_aliases(wheel: Path) -> None:
+    (name,) = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("entry_points.txt")]
+    scripts = zipfile.ZipFile(wheel).read(name).decode().splitlines()
+    assert "batchscope = batchscope.__main__:main" in scripts
+    aliases = {line.partition(" ")[0] for line in scripts if line.startswith("batchscope-")}
+    assert aliases == {"batchscope-train", "batchscope-evaluate", "batchscope-report"}
+
+
 def test_an_installed_wheel_trains_from_another_folder(wheel: Path, tmp_path: Path) -> None:
     site, here = tmp_path / "site", tmp_path / "here"
     here.mkdir()
@@ -39,7 +47,7 @@ def test_an_installed_wheel_trains_from_another_folder(wheel: Path, tmp_path: Pa
     small = ["data=adding", "data.num_train=8", "data.num_val=4", "data.num_test=4", "trainer.max_steps=1"]
     options = ["model=rnn_cell", *small, "trainer.accelerator=cpu", "callbacks.throughput.calibrate=false"]
     done = subprocess.run(
-        [sys.executable, "-m", "batchscope.train", *options, "hydra.run.dir=out"],
+        [sys.executable, "-m", "batchscope", "train", *options, "hydra.run.dir=out"],
         cwd=here,
         env={**os.environ, "PYTHONPATH": str(site)},
         capture_output=True,

@@ -186,6 +186,8 @@ def test_the_options_of_another_run_do_not_confirm_this_one(run_dir: Path) -> No
         ("batchscope.train", "/x/train.py", "python -m batchscope.train", "python -m batchscope.evaluate"),
         ("batchscope.sweep.job", "/x/job.py", "python -m batchscope.train", "python -m batchscope.evaluate"),
         (None, "/nowhere/batchscope-train", "/nowhere/batchscope-train", "/nowhere/batchscope-evaluate"),
+        ("batchscope.train", "/nowhere/batchscope", "/nowhere/batchscope train", "/nowhere/batchscope evaluate"),
+        ("batchscope.train", "/x/__main__.py", "python -m batchscope train", "python -m batchscope evaluate"),
         (None, "pytest", "python -m batchscope.train", "python -m batchscope.evaluate"),
     ],
 )
@@ -200,15 +202,18 @@ def test_a_printed_line_names_the_program_as_it_was_started(
     assert evaluate_command(config, "out/a.ckpt") == f"{evaluate_by} ckpt=out/a.ckpt"
 
 
+@pytest.mark.parametrize(
+    ("name", "words"), [("batchscope-train", ["batchscope-train"]), ("batchscope", ["batchscope", "train"])]
+)
 def test_an_installed_program_that_the_shell_finds_goes_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed = tmp_path / "batchscope-train"
+    installed = tmp_path / name
     installed.touch(mode=0o755)
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=None))
     monkeypatch.setattr(sys, "argv", [str(installed)])
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert program() == ["batchscope-train"]
+    assert program() == words
 
 
 def test_a_run_in_a_folder_called_last_is_not_taken_for_the_newest(run_dir: Path) -> None:
