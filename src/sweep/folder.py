@@ -118,13 +118,7 @@ def _refuse_different(run_dir: Path, record: dict[str, Any], config: dict[str, A
 
 
 def _difference(there: Any, here: Any, run_dir: str, path: str = "") -> str:
-    """The first option in which two configurations differ, in words; where the run's folder lies does not count.
-
-    Args:
-        there, here: the recorded configuration and the one to compare it with.
-        run_dir: the recorded folder; paths in it are equal to any others.
-        path: the full name of the option that is compared.
-    """
+    """The first option in which two configurations differ, in words; paths in the recorded folder equal any others."""
     if isinstance(there, dict) and isinstance(here, dict):
         keys = [key for key in dict.fromkeys([*there, *here]) if path or key not in ("run_dir", "resume")]
         found = (_difference(there.get(key), here.get(key), run_dir, f"{path}.{key}" if path else key) for key in keys)

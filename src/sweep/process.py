@@ -57,7 +57,7 @@ def run_in_subprocess(run_dir: Path, digest: str) -> dict[str, Any]:
     code = process.run([sys.executable, "-m", "batchscope.sweep.job", digest, str(run_dir)])
     kills = _kills_for_memory()
     out_of_memory = kills is not None and kills_before is not None and kills > kills_before
-    status, reason = _how_it_ended(process.stopped_by or code - 128, code, out_of_memory)
+    status, reason = _how_it_ended(process.stopped_by, code, out_of_memory)
     # Where another process holds the folder, that process does the run.
     with contextlib.suppress(UserError), lock_run_dir(run_dir):
         close_open(run_dir, status, reason)
@@ -141,15 +141,11 @@ class _RunProcess:
         handler(number, frame)
 
 
-def _how_it_ended(stopped_by: int, code: int, out_of_memory: bool) -> tuple[Status, str]:
-    """Status and reason of a run that did not write them itself.
-
-    Args:
-        stopped_by: the number of a signal, if it is that of one that stops a run.
-        code: the process's exit code, or minus the number of the signal that killed it.
-        out_of_memory: whether Linux has killed a process of the run for want of memory.
-    """
-    if stopped_by in (*STOPPING, *_LAUNCHER_SIGNALS):
+def _how_it_ended(stopped_by: int | None, code: int, out_of_memory: bool) -> tuple[Status, str]:
+    """Status and reason of a run that did not write them itself, by its exit code or minus the signal that killed it."""
+    if stopped_by is None and code - 128 in (*STOPPING, *_LAUNCHER_SIGNALS):
+        stopped_by = code - 128
+    if stopped_by is not None:
         return "interrupted", f"stopped by {_signal_name(stopped_by)}"
     if code == -signal.SIGKILL and out_of_memory:
         return "out_of_memory", "the system ran out of memory and killed the run"

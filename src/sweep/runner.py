@@ -180,14 +180,10 @@ class SweepRunner:
             title = f"{of_job}run {len(tried)} of at most {search.max_runs}: data.batch_size={batch_size}"
             of_size = os.path.join(config["run_dir"], str(batch_size))
             sized = {**config, "data": {**config["data"], "batch_size": batch_size}}
-            overrides = [*facts["overrides"], f"data.batch_size={batch_size}"]
+            sized = with_run_dir(sized, config["run_dir"], of_size)
+            known = {**facts, "overrides": [*facts["overrides"], f"data.batch_size={batch_size}"]}
             try:
-                record = self._run(
-                    title,
-                    run_dir / str(batch_size),
-                    with_run_dir(sized, config["run_dir"], of_size),
-                    {**facts, "overrides": overrides},
-                )
+                record = self._run(title, run_dir / str(batch_size), sized, known)
             except RunFailed as failed:
                 if failed.status == "out_of_memory":
                     return None

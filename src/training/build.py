@@ -79,12 +79,7 @@ def run_name(config: dict[str, Any], choices: Mapping[str, str], dataset: str, b
 
 
 def folders_written_to(config: dict[str, Any], trainer: Trainer) -> Iterator[tuple[str, str]]:
-    """The folders that a run's trainer, loggers, callbacks and profiler write to, each with its option.
-
-    Args:
-        config: of the run.
-        trainer: built of it, with its loggers, and not yet used.
-    """
+    """The folders that a trainer, its loggers, callbacks and profiler will write to, each with its option."""
     yield "trainer.default_root_dir", trainer.default_root_dir
     names = [name for name, node in (config["logger"] or {}).items() if node]
     for name, logger in zip(names, trainer.loggers, strict=False):  # a trial run has one logger that writes nothing

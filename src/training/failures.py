@@ -31,12 +31,7 @@ class RunOutOfMemoryError(UserError):
 
 @contextlib.contextmanager
 def explain_failures(config: dict[str, Any], device: torch.device, first: bool) -> Iterator[None]:
-    """Turn expected failures into one-line messages.
-
-    Args:
-        config: of the run.
-        device: the one that trains.
-        first: whether this is the rank that prints for all.
+    """Turn expected failures of a run on a device into one-line messages; the first rank prints for all.
 
     Raises:
         UserError: in place of an error of torch or the system that a user can do something about.

@@ -26,17 +26,10 @@ from ..hardware.devices import describe
 from ..options import trust
 from ..options.command_lines import program
 from ..records.run_record import RunRecord, close_open, optimized, read, versions
+from . import summary
 from .build import build, build_callbacks, build_loggers, build_trainer, folders_written_to, run_name
 from .failures import explain_failures
 from .quiet import quiet_libraries
-from .summary import (
-    callback_facts,
-    checkpoint_paths,
-    last_metrics,
-    log_hyperparameters,
-    print_start,
-    print_summary,
-)
 from .task import Task, min_samples
 
 
@@ -61,9 +54,9 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
             run.begin(record)
             run.fit(record)
             run.test(record)
-            log_hyperparameters(run.trainer, record.facts)
+            summary.log_hyperparameters(run.trainer, record.facts)
     if run.trainer.is_global_zero:
-        print_summary(run.trainer, record.facts)
+        summary.print_summary(run.trainer, record.facts)
     return optimized(record.facts)
 
 
@@ -125,7 +118,7 @@ class _Run:
             end_together(self.trainer),
         ):
             if first:
-                print_start(record.facts, self.data.name)
+                summary.print_start(record.facts, self.data.name)
             yield record
 
     def load_data(self, run_id: str) -> None:
@@ -170,18 +163,18 @@ class _Run:
             fit_seconds=round(time.perf_counter() - started, 3),
             epochs=self.trainer.current_epoch,
             steps=self.trainer.global_step,
-            checkpoints=checkpoint_paths(self.trainer, self.run_dir),
-            metrics=last_metrics(self.trainer),
-            **callback_facts(self.trainer),
+            checkpoints=summary.checkpoint_paths(self.trainer, self.run_dir),
+            metrics=summary.last_metrics(self.trainer),
+            **summary.callback_facts(self.trainer),
         )
 
     def test(self, record: RunRecord) -> None:
         """Test the best checkpoint; the last weights where no checkpoint is the best."""
         if not self.config["test"]:
             return
-        best = "best" if "best" in checkpoint_paths(self.trainer, self.run_dir) else None
+        best = "best" if "best" in summary.checkpoint_paths(self.trainer, self.run_dir) else None
         self.trainer.test(self.task, datamodule=self.data, ckpt_path=best, verbose=False, weights_only=True)
-        record.add(metrics={**record.facts["metrics"], **last_metrics(self.trainer)})
+        record.add(metrics={**record.facts["metrics"], **summary.last_metrics(self.trainer)})
 
 
 def _facts_of(model: nn.Module) -> dict[str, Any]:
@@ -196,14 +189,9 @@ def _known_id(run_dir: Path) -> dict[str, str]:
 
 
 def limit_batch_size(data: TensorDataModule, train_samples: int, world_size: int) -> dict[str, int]:
-    """Lower a batch size that the training set cannot fill to what a batch will hold, with a warning.
+    """Lower a rank's batch size that the training set cannot fill to what a batch will hold, with a warning.
 
     The batches stay the same. The learning rate's scaling and every label then follow what they hold.
-
-    Args:
-        data: its `batch_size` is that of one rank.
-        train_samples: of the whole training set.
-        world_size: the ranks that share it.
 
     Returns:
         The batch sizes for the record: that of all ranks and, where it was lowered, that of one.
