@@ -49,12 +49,7 @@ def run_sweep(
 ) -> None:
     """Run every job of a sweep, each in a process of its own, and report on them.
 
-    Args:
-        sweep_dir: where the runs' folders are.
-        configs: of the runs, as far as they are known beforehand.
-        labels: what sets each run apart; empty where a searching sweeper decides which runs there are.
-        launcher: the node `hydra.launcher`, resolved.
-        start_hydra: has Hydra call a function for each run.
+    The labels say what sets each run apart; they are empty where a searching sweeper decides which runs there are.
 
     Raises:
         SystemExit: 1 if a run failed for another reason than memory; 129, 130 or 143 if a signal ended the sweep.
@@ -166,9 +161,7 @@ class SweepRunner:
     def _search(self, number: int, run_dir: Path, config: dict[str, Any], facts: dict[str, Any]) -> float | None:
         """Search for a batch size, with a run for each size in a folder below the job's own.
 
-        Raises:
-            RunFailed: if a run failed for another reason than memory, which does not tell whether the batch fits.
-            UserError: if a run has no rate.
+        A run that fails for another reason than memory ends the search, and so does one without a rate.
         """
         search = BatchSizeSearch(**{key: value for key, value in config["search"].items() if key != "_target_"})
         of_job = f"search {number + 1} of {self.expected}, " if self.expected > 1 else ""
@@ -199,10 +192,8 @@ class SweepRunner:
             return rate
 
         def limit() -> int | None:
-            """The training set's share of one rank."""
-            if not records:
-                return None
-            return max(1, records[-1]["dataset"]["train_samples"] // records[-1].get("processes", 1))
+            last = records[-1] if records else None  # one rank's share of the training set, as the last run says
+            return last and max(1, last["dataset"]["train_samples"] // last.get("processes", 1))
 
         return search.find(measure, limit)
 
