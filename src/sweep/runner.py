@@ -192,8 +192,8 @@ class SweepRunner:
             return rate
 
         def limit() -> int | None:
-            last = records[-1] if records else None  # one rank's share of the training set, as the last run says
-            return last and max(1, last["dataset"]["train_samples"] // last.get("processes", 1))
+            shares = [one["dataset"]["train_samples"] // one.get("processes", 1) for one in records[-1:]]
+            return max(1, shares[0]) if shares else None  # of the training set, for one rank
 
         return search.find(measure, limit)
 

@@ -1,6 +1,7 @@
 """train.py as its users run it: real processes, real configs shrunk, the real MNIST."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from batchscope.errors import Interrupted, UserError
 from batchscope.options.compose import check_command_line
 from batchscope.options.groups import choices_of
 from batchscope.training.run import train
+from tests.support.runs import SMALL
 from tests.support.runs import run as forked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -202,6 +204,32 @@ def test_a_value_that_only_lightning_can_judge_is_refused_before_data_is_made(tm
     (line,) = done.complained.splitlines()
     assert line.startswith("error: trainer: ")
     assert {p.name for p in tmp_path.iterdir()} == SAID
+
+
+LOAD = "batchscope.data.copy_memory.CopyMemory.load"
+
+
+def fail() -> None:
+    raise UserError("data: odd")
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_data_that_cannot_be_loaded_leave_no_run(tmp_path: Path) -> None:
+    done = forked(tmp_path, *SMALL, "hydra.run.dir=out", faults=[(LOAD, 1, fail)])
+    assert done.end() == 1
+    assert done.complained == "error: data: odd\n"
+    assert {p.name for p in tmp_path.iterdir()} == SAID
+
+
+def test_a_run_that_is_stopped_while_data_are_loaded_offers_nothing_to_resume(tmp_path: Path) -> None:
+    done = forked(tmp_path, *SMALL, "hydra.run.dir=out", faults=[(LOAD, 1, interrupt)])
+    assert done.end() == 130
+    assert "stopped by SIGINT" in done.said
+    assert "resume" not in done.said
+    assert not (tmp_path / "out" / "run.json").exists()
 
 
 def test_a_sweep_runs_every_value(tmp_path: Path, shared_data: Path) -> None:

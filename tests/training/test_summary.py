@@ -2,8 +2,12 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from lightning import Trainer
+from lightning.pytorch.callbacks import Callback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
@@ -12,6 +16,7 @@ from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.data.adding import Adding
 from batchscope.training.quiet import is_shown
 from batchscope.training.run import limit_batch_size
+from batchscope.training.summary import callback_facts, print_summary
 from tests.support.runs import SMALL, kill_9, record, run, table
 
 
@@ -84,6 +89,27 @@ def test_the_rate_of_a_run_is_one_number_in_the_record_the_report_and_hparams(ov
     events = EventAccumulator(str(folder)).Reload()
     for key in ("samples_per_sec", "step_ms_median"):
         assert events.Scalars(f"summary/{key}")[-1].value == pytest.approx(throughput[key])
+
+
+# --- callbacks ------------------------------------------------------------------------------------------------------
+
+
+class CountsSteps(Callback):
+    def record_facts(self) -> dict[str, Any]:
+        return {"counted": 3, "learning_rate": None}
+
+    def summary_lines(self) -> list[str]:
+        return ["counted  3 steps"]
+
+
+def test_a_callback_of_ones_own_reaches_the_record_and_the_last_lines(
+    oversize: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Trainer(callbacks=[CountsSteps()], logger=False, accelerator="cpu", enable_checkpointing=False)
+    trainer.optimizers = [torch.optim.SGD([torch.zeros(1)], lr=0.5)]
+    assert callback_facts(trainer) == {"counted": 3, "learning_rate": None, "throughput": {}}
+    print_summary(trainer, record(oversize / "out"))
+    assert "\ncounted  3 steps\n" in capsys.readouterr().out
 
 
 # --- what Lightning has to say --------------------------------------------------------------------------------------
