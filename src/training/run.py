@@ -33,6 +33,9 @@ from .quiet import quiet_libraries
 from .task import Task, min_samples
 
 
+NAMED_GROUPS = ("model", "data", "optimizer", "trainer")  # whose choices are names that people know a run by
+
+
 def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overrides: list[str]) -> float | None:
     """Train, test and record one model; Ctrl-C, SIGTERM and SIGHUP end it in good order.
 
@@ -79,9 +82,7 @@ class _Run:
         self, config: dict[str, Any], run_dir: Path, choices: dict[str, str], shutdown: GracefulShutdown
     ) -> None:
         self.config, self.run_dir = config, run_dir
-        self.choices = {
-            group: choices[group] for group in ("model", "data", "optimizer", "trainer") if choices.get(group)
-        }
+        self.choices = {group: choices[group] for group in NAMED_GROUPS if choices.get(group)}
         self.folder_option = "resume" if config.get("resume") else "hydra.run.dir"
         self.data: TensorDataModule = build(config["data"], "data")
         self.data.check()
@@ -159,14 +160,14 @@ class _Run:
             checkpoint = self.resumption.path
         started = time.perf_counter()
         self.trainer.fit(self.task, datamodule=self.data, ckpt_path=checkpoint, weights_only=True)
-        record.add(
-            fit_seconds=round(time.perf_counter() - started, 3),
-            epochs=self.trainer.current_epoch,
-            steps=self.trainer.global_step,
-            checkpoints=summary.checkpoint_paths(self.trainer, self.run_dir),
-            metrics=summary.last_metrics(self.trainer),
-            **summary.callback_facts(self.trainer),
-        )
+        facts = {
+            "fit_seconds": round(time.perf_counter() - started, 3),
+            "epochs": self.trainer.current_epoch,
+            "steps": self.trainer.global_step,
+            "checkpoints": summary.checkpoint_paths(self.trainer, self.run_dir),
+            "metrics": summary.last_metrics(self.trainer),
+        }
+        record.add(**{**summary.callback_facts(self.trainer), **facts})
 
     def test(self, record: RunRecord) -> None:
         """Test the best checkpoint; the last weights where no checkpoint is the best."""
