@@ -32,7 +32,6 @@ from .failures import explain_failures
 from .quiet import quiet_libraries
 from .task import Task, min_samples
 
-
 NAMED_GROUPS = ("model", "data", "optimizer", "trainer")  # whose choices are names that people know a run by
 
 
