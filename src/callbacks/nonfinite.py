@@ -114,10 +114,6 @@ class StopOnNonFinite(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.skipped = state_dict["skipped"]
 
-    def record_facts(self) -> dict[str, int | None]:
-        """The updates of the whole run that were skipped; None for none."""
-        return {"skipped_steps": self.skipped or None}
-
     def _is_bad(self, numbers: list[Tensor]) -> bool:
         non_finite_check(numbers, self._found, self._one)
         if self._sharded:

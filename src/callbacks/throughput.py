@@ -140,10 +140,6 @@ class ThroughputMonitor(Callback):
         detach_profiler_hook(trainer)
         self.disable()
 
-    def record_facts(self) -> dict[str, Any]:
-        """The summary, as `throughput` in run.json."""
-        return {"throughput": self.summary}
-
     def disable(self) -> None:
         """Measure no more in this fit."""
         self._active = False

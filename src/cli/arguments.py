@@ -5,10 +5,11 @@ import os
 import re
 import sys
 
-from hydra._internal.utils import get_args_parser
-
+from .. import _hydra
 from ..errors import UserError, did_you_mean, refuse_in_one_line
-from ..options.config import GROUPS, TOP_LEVEL, accept_null_groups
+from ..options.groups import GROUPS
+from ..options.overrides import accept_null_groups
+from ..options.purpose import TOP_LEVEL
 
 _REFUSED_FLAGS = {
     "config-path": "the configuration is this program's own; --config-dir=<folder> adds YAML files of yours to it",
@@ -25,7 +26,7 @@ def parse_arguments() -> argparse.Namespace:
     Raises:
         UserError: for a flag that does not exist, or that this program does not take.
     """
-    parser = get_args_parser()
+    parser = _hydra.args_parser()
     refuse_in_one_line(parser)
     args, unknown = parser.parse_known_intermixed_args()
     if unknown:

@@ -12,12 +12,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from ..errors import UserError, exit_on_user_error, refuse_in_one_line
 from ..options import trust
+from ..options.check import check_config
 from ..options.command_lines import for_evaluation, program
-from ..options.config import check, override
+from ..options.compose import apply_overrides
 
 
 def main() -> None:
@@ -66,8 +65,8 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
     saved = checkpoint["batchscope"]
     if not isinstance(saved, dict) or not isinstance(name := saved.get("name"), str) or not name.isprintable():
         raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote")
-    recorded = for_evaluation(check(OmegaConf.create(trust.plain(saved.get("config"), f"ckpt: {path}"))))
-    config = check(override(OmegaConf.create(recorded), overrides))
+    recorded = for_evaluation(check_config(trust.plain(saved.get("config"), f"ckpt: {path}")))
+    config = check_config(apply_overrides(recorded, overrides))
     trust.confirm(config, overrides, str(path), run_dir=None)
     return _test(config, checkpoint["state_dict"], name, path)
 

@@ -24,16 +24,10 @@ from ..distributed import processes
 from ..errors import UserError, exit_on_user_error, report, reraise_in_hydra
 from ..files import LOCK, NO_SPACE, WriteError, new_folder, why
 from ..options import trust
-from ..options.config import (
-    CONFIGS,
-    SweepPlan,
-    accept_null_groups,
-    check,
-    check_command_line,
-    check_composition,
-    is_folder_chosen,
-    plan_sweep,
-)
+from ..options.check import check_config
+from ..options.compose import CommandLine, check_command_line, check_composition, compose_command_line
+from ..options.groups import CONFIGS
+from ..options.overrides import accept_null_groups
 from ..records.run_record import refuse_used
 from ..sweep import launchers
 from ..sweep.runner import Job, run_sweep
@@ -73,17 +67,17 @@ def run_command(train: Train) -> None:
             raise UserError("resume: takes a single run; a sweep goes on with hydra.sweep.dir=<its folder>")
         _resume(train, overrides, config_dir)
     elif args.multirun:
-        configs, plan = check_command_line(overrides, True, config_dir), plan_sweep(overrides, config_dir)
-        launchers.check_launcher(plan.launcher)
-        _check_devices(configs, multirun=True, here=launchers.runs_here(plan.launcher))
-        _run_sweep(configs, plan)
+        line = compose_command_line(overrides, True, config_dir)
+        launchers.check_launcher(line.launcher)
+        _check_devices(line.configs, multirun=True, here=launchers.runs_here(line.launcher))
+        _run_sweep(line)
     else:
-        (config,) = check_command_line(overrides, False, config_dir)
-        _check_devices([config])
+        line = compose_command_line(overrides, False, config_dir)
+        _check_devices(line.configs)
         if ranks.current().launcher and ranks.current().rank:
             _join_first_rank(train, overrides, config_dir)
         else:
-            _run_one(train, config)
+            _run_one(train, line)
 
 
 def _show(hydra_help: bool) -> None:
@@ -123,9 +117,9 @@ def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: 
         processes.use_own_rendezvous_store()
 
 
-def _run_one(train: Train, config: dict[str, Any]) -> None:
+def _run_one(train: Train, line: CommandLine) -> None:
     """One run, in this process."""
-    if config["search"]:
+    if line.configs[0]["search"]:
         raise UserError("search: takes several runs; write python train.py -m …")
     mistakes = []
 
@@ -134,13 +128,13 @@ def _run_one(train: Train, config: dict[str, Any]) -> None:
         run_dir = Path(hydra_config.runtime.output_dir)
         try:
             if not ranks.current().rank:  # the other ranks find the first one's record
-                if not is_folder_chosen(hydra_config, "run"):
+                if not line.folder_chosen:
                     run_dir = _new_folder(run_dir, "hydra.run.dir")
                     with read_write(hydra_config):  # Lightning passes this folder to the ranks that it starts
                         hydra_config.run.dir = str(run_dir)
                 refuse_used(run_dir)
             config.run_dir = os.path.relpath(run_dir)
-            plain, choices = check(config), dict(hydra_config.runtime.choices)
+            plain, choices = check_config(config), dict(hydra_config.runtime.choices)
             processes.publish({"run_dir": plain["run_dir"], "choices": choices})
             return train(plain, run_dir, choices, list(hydra_config.overrides.task))
         except UserError as error:  # Hydra would print lines of its own around an exception
@@ -161,10 +155,10 @@ def _join_first_rank(train: Train, overrides: list[str], config_dir: str | None)
     train(config, Path(run["run_dir"]), run["choices"], overrides)
 
 
-def _run_sweep(configs: list[dict[str, Any]], plan: SweepPlan) -> None:
+def _run_sweep(line: CommandLine) -> None:
     """Several runs, each in a process of its own."""
-    sweep_dir = plan.folder if plan.chosen else _new_folder(plan.folder, "hydra.sweep.dir")
-    run_sweep(sweep_dir, configs, plan.labels, plan.launcher, _start_hydra)
+    sweep_dir = line.folder if line.folder_chosen else _new_folder(line.folder, "hydra.sweep.dir")
+    run_sweep(sweep_dir, line.configs, line.labels, line.launcher, _start_hydra)
 
 
 def _resume(train: Train, overrides: list[str], config_dir: str | None) -> None:

@@ -1,7 +1,6 @@
 """A sweep: its runs, one after the other as Hydra calls for them, and its report."""
 
 import contextlib
-import logging
 import os
 import shlex
 import statistics
@@ -15,12 +14,14 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from .. import _hydra
 from ..checkpointing.resume import with_run_dir
 from ..errors import UserError, printable, report
 from ..files import WriteError
 from ..options import trust
+from ..options.check import check_config
 from ..options.command_lines import program, resume_command
-from ..options.config import as_override, check
+from ..options.overrides import as_override
 from ..records.formatting import duration
 from ..records.rates import RATE
 from ..records.run_record import optimized
@@ -60,7 +61,7 @@ def run_sweep(
     exit_on_signals()
     # The folder as it was checked: a folder named by the time could be another one by now.
     sys.argv.append(as_override("hydra.sweep.dir", str(sweep_dir)))
-    logging.getLogger("hydra._internal.core_plugins.basic_launcher").setLevel(logging.WARNING)  # it names each run, too
+    _hydra.quiet_launcher()  # the sweep names each run itself
     output = launchers.output_folder(launcher)
     if output:
         print(f"the runs are jobs, and write their output to {output}", flush=True)
@@ -114,7 +115,7 @@ class SweepRunner:
         facts = {"choices": dict(job.runtime.choices), "overrides": list(job.overrides.task)}
         number = int(job.job.num)
         try:
-            plain = check(config)
+            plain = check_config(config)
             if plain["search"]:
                 return self._search(number, run_dir, plain, facts)
             return optimized(self._run(self._title(number, facts["overrides"]), run_dir, plain, facts))

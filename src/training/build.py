@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from .._lightning import profiler_of
 from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..errors import UserError
-from ..options import schema
+from ..options.nodes import check_node, role_of
 
 
 def build(node: dict[str, Any], section: str, **arguments: Any) -> Any:
@@ -27,7 +27,7 @@ def build(node: dict[str, Any], section: str, **arguments: Any) -> Any:
     Raises:
         UserError: if the target may not be built here, or refuses an option's value; the line begins with the section.
     """
-    schema.check(node, section)
+    check_node(node, section)
     return _build(node, section, arguments)
 
 
@@ -117,7 +117,7 @@ def _class_of(target: str, path: str) -> type:
     Raises:
         UserError: if the imported object is not what its source text says: a subclass of the role's base.
     """
-    role = schema.role_of(path)
+    role = role_of(path)
     cls = _imported(target)
     trusted = inspect.isclass(cls) and role is not None and cls.__module__.partition(".")[0] in role.packages
     if role is None or not trusted or not issubclass(cls, _imported(role.base)):

@@ -17,14 +17,13 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from .._lightning import callbacks_of
 from ..options.command_lines import evaluate_command
+from ..options.purpose import PLACES, purpose_of
 from ..options.tree import flatten
+from ..options.types import Purpose
 from ..records.formatting import count
 
-# Options that say where and how to run, not what; they would fill the HPARAMS tab.
-_NOT_CHOICES = {
-    *("_target_", "root", "offline", "num_workers", "num_val", "num_test", "seed", "num_sanity_val_steps"),
-    *("enable_model_summary", "enable_progress_bar", "use_distributed_sampler", "log_every_n_steps"),
-}
+# Options that choose nothing would fill the HPARAMS tab.
+_NOT_CHOICES = (*PLACES, Purpose.OBSERVATION)
 
 
 def last_metrics(trainer: Trainer) -> dict[str, float]:
@@ -52,7 +51,8 @@ def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
     """One row in TensorBoard's HPARAMS tab: what was chosen, what came of it, and how fast."""
     config = record["config"]
     chosen = {section: config[section] for section in ("model", "data", "optimizer", "trainer")}
-    named = [(key, value) for key, value in flatten(chosen) if key.rpartition(".")[2] not in _NOT_CHOICES]
+    named = [(key, value) for key, value in flatten(chosen) if purpose_of(key, config) not in _NOT_CHOICES]
+    named = [(key, value) for key, value in named if key != "data.seed" and not key.endswith("_target_")]
     row = {k: v if isinstance(v, int | float | str) else str(v) for k, v in named if v is not None}
     row |= {"model": record["choices"].get("model", ""), "dataset": record["dataset"]["name"], "seed": config["seed"]}
     row["data.batch_size"] = record.get("batch_size", config["data"]["batch_size"])  # what a batch held
