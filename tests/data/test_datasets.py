@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 from torch import Tensor
@@ -22,12 +23,13 @@ from batchscope.data.mnist import MNIST, FashionMNIST
 from batchscope.data.sequential_mnist import SequentialMNIST
 from batchscope.data.torchvision_images import TorchvisionImages
 from batchscope.errors import UserError
-from batchscope.options.groups import CONFIGS
-from batchscope.options.signatures import class_attribute
+from batchscope.options import schema
+from batchscope.options.config import CONFIGS, check_command_line
 from batchscope.training.build import build
 
 OPTIONS = sorted(file.stem for file in (CONFIGS / "data").glob("*.yaml"))
 SMALL = {"num_train": 200, "num_val": 50, "num_test": 60}
+BATCH_OPTIONS = ("batch_size", "pipeline", "num_workers", "seed")
 SPLITS = ("train", "val", "test")
 every_dataset = pytest.mark.parametrize("option", OPTIONS)
 
@@ -40,10 +42,7 @@ def make(small_official: Callable[[type[TorchvisionImages]], Path], tmp_path: Pa
     root: dict[str, Path] = {}
 
     def make(option: str, **changes: Any) -> TensorDataModule:
-        node = OmegaConf.to_container(
-            OmegaConf.merge({"seed": 0, "data": OmegaConf.load(yaml_of(option))}), resolve=True
-        )
-        node = node["data"]
+        node = node_of(option)
         kind = get_class(node["_target_"])
         node |= {key: value for key, value in SMALL.items() if key in node}
         if "root" in node:
@@ -60,8 +59,10 @@ def make(small_official: Callable[[type[TorchvisionImages]], Path], tmp_path: Pa
     return make
 
 
-def yaml_of(option: str) -> Path:
-    return CONFIGS / "data" / f"{option}.yaml"
+def node_of(option: str) -> dict[str, Any]:
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        config = compose("train", [f"data={option}"])
+    return OmegaConf.to_container(config, resolve=True)["data"]
 
 
 def rows(x: Tensor) -> set[bytes]:
@@ -73,6 +74,16 @@ def rows(x: Tensor) -> set[bytes]:
 
 def test_there_are_datasets() -> None:
     assert len(OPTIONS) >= 7
+
+
+def test_every_dataset_takes_the_same_batch_options_with_the_same_defaults() -> None:
+    shared = [{key: node_of(option)[key] for key in BATCH_OPTIONS} for option in OPTIONS]
+    assert shared == [{"batch_size": 128, "pipeline": "memory", "num_workers": 2, "seed": 0}] * len(OPTIONS)
+
+
+def test_a_sweep_over_all_datasets_finds_them_and_no_shared_file() -> None:
+    runs = check_command_line(["data=glob(*)", "model=lstm_cell"], multirun=True)
+    assert [run["data"]["_target_"] for run in runs] == [node_of(option)["_target_"] for option in OPTIONS]
 
 
 @every_dataset
@@ -107,8 +118,7 @@ def test_every_class_is_among_the_training_targets(option: str, make: Make) -> N
 @every_dataset
 def test_the_kind_is_known_without_importing_the_dataset(option: str, make: Make) -> None:
     data = make(option)
-    target = OmegaConf.load(yaml_of(option))["_target_"]
-    assert class_attribute(target, "kind") == data.kind == data.spec.kind
+    assert schema.class_attribute(node_of(option)["_target_"], "kind") == data.kind == data.spec.kind
 
 
 @every_dataset
