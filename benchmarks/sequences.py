@@ -60,7 +60,12 @@ SPANS |= dict.fromkeys(("pixels", "permuted"), lambda _: 784)
 MNIST_TASKS = {"rows": "by rows, T=28", "pixels": "by pixels, T=784", "permuted": "pixels permuted, T=784"}
 SOLVED = {"adding": ("val/loss", lambda loss: loss < 0.01), "copy": ("val/acc", lambda acc: acc > 0.99)}
 SOLVED["copy_cycle"] = SOLVED["copy"]
-QUIET = ("callbacks.progress=null", "callbacks.pictures=null", "callbacks.device=null", "logger.tensorboard=null")
+QUIET = (
+    "callbacks.progress=null",
+    "callbacks.prediction_images=null",
+    "callbacks.device=null",
+    "logger.tensorboard=null",
+)
 
 
 def models_of(task: str) -> list[str]:

@@ -49,7 +49,7 @@ def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 UNEVEN = [
     *("data=adding", "data.num_train=21", "data.num_val=1", "data.num_test=17", "data.sequence_length=8"),
     *("model=rnn_cell", "model.hidden_size=8", "optimizer=sgd", "trainer.max_epochs=2", "callbacks.device=null"),
-    *("callbacks.throughput=null", "callbacks.progress=null", "callbacks.pictures=null"),
+    *("callbacks.throughput=null", "callbacks.progress=null", "callbacks.prediction_images=null"),
 ]
 
 
@@ -173,7 +173,7 @@ def started(folder: Path, *words: str) -> subprocess.Popen[str]:
     """Start two ranks that train for some seconds."""
     small = ["data=copy_memory", "data.delay=2", "data.num_train=2000", "data.num_val=16", "data.num_test=16"]
     model = ["data.batch_size=4", "model=stacked_lstm", "model.hidden_size=8", "callbacks.checkpoint.every_n_steps=50"]
-    quiet = ["callbacks.throughput.calibrate=false", "callbacks.progress=null", "callbacks.pictures=null"]
+    quiet = ["callbacks.throughput.calibrate=false", "callbacks.progress=null", "callbacks.prediction_images=null"]
     options = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "trainer.max_epochs=2"]
     line = words or (*options, *small, *model, *quiet, f"hydra.run.dir={folder.name}")
     return subprocess.Popen(

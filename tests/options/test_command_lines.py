@@ -27,7 +27,7 @@ STOP_EARLY = "lightning.pytorch.callbacks.EarlyStopping"
 DIGITS = [
     *("data=digits", "data.num_train=64", "data.num_val=16", "data.num_test=16", "data.batch_size=8", "model=mlp"),
     *("trainer.max_epochs=1", "trainer.accelerator=cpu", "callbacks.throughput.calibrate=false"),
-    *("callbacks.progress=null", "callbacks.device=null", "callbacks.pictures=null", EVERY_4),
+    *("callbacks.progress=null", "callbacks.device=null", "callbacks.prediction_images=null", EVERY_4),
 ]
 
 
@@ -147,7 +147,7 @@ def resumed(run_dir: Path, started_with: list[str], *words: str) -> tuple[dict[s
     [
         ["experiment=mnist_99", "model=mlp", "data.root=/elsewhere"],
         ["++data.root=/elsewhere", "callbacks={checkpoint: {dirpath: /elsewhere}}", "hydra.job.name=x"],
-        ["logger=null", "~callbacks.pictures", "model=torchvision", "model.weights=DEFAULT"],
+        ["logger=null", "~callbacks.prediction_images", "model=torchvision", "model.weights=DEFAULT"],
         [f"+callbacks.stop={{_target_: {STOP_EARLY}, monitor: val/loss}}", "+trainer.model_registry=a/b"],
     ],
     ids=" ".join,

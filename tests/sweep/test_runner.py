@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = [
     *("model=rnn_cell", "data=adding", "data.num_train=64", "data.num_val=16", "data.num_test=16"),
     *("data.sequence_length=5", "trainer.max_epochs=1", "test=false", "callbacks.throughput.calibrate=false"),
-    *("callbacks.progress=null", "callbacks.pictures=null", "hydra.sweep.dir=s"),
+    *("callbacks.progress=null", "callbacks.prediction_images=null", "hydra.sweep.dir=s"),
 ]
 ENDLESS = "trainer.max_epochs=1,1000000"  # the second run goes on until it is stopped
 
