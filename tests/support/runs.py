@@ -1,6 +1,7 @@
-"""Runs in processes of their own that tests can kill, stop and starve, and what is compared of two runs.
+"""Run the program in processes that tests can kill, stop and starve, and compare the files of two runs.
 
-The processes are forked from a server that has imported everything: each is real, and starts within milliseconds.
+The processes are forked from a server that has imported everything (`tests/support/preload.py`). Each is a real process
+with its own command line, folder, environment, standard output and signals, and starts in a fraction of a second.
 """
 
 import csv
@@ -13,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,10 @@ SMALL = [
 EVERY_4 = "callbacks.checkpoint.every_n_steps=4"
 
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["batchscope.train", "batchscope.training.run", "tests.support.runs"])
+_server.set_forkserver_preload(["tests.support.preload", "tests.support.runs"])
+# At import, while the working directory is the repository: Python before 3.12.4 gives a fork server no other path, and
+# one that cannot import these modules forks processes that import everything themselves, without a word.
+forkserver.ensure_running()
 
 Fault = tuple[str, int, Callable[[], None]]  # at the n-th call of what (by its dotted name), and what happens there
 
