@@ -1,4 +1,4 @@
-"""Test accuracy on the real MNIST over seeds: `experiment=mnist_99`, and train.py with nothing chosen at all.
+"""Test accuracy on the real MNIST over seeds: `experiment=mnist_99`, and train.py with its defaults.
 
 python benchmarks/accuracy.py --root ../shared/data --seeds 3
 """

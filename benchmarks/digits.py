@@ -1,4 +1,4 @@
-"""How long it takes to render 60,000 digits, and to read them from the cache.
+"""The time to render 60,000 digits, and to read them from the cache.
 
 python benchmarks/digits.py --rounds 5
 """
@@ -17,7 +17,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    render_digits(100, seed=0)  # the fonts are drawn once a process
+    render_digits(100, seed=0)  # loads the fonts, once a process
     rendered, cached = [], []
     with tempfile.TemporaryDirectory() as folder:
         cached_digits(Path(folder), 60_000, 0)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: saying where and when a number was measured, and writing it down."""
+"""Shared by the benchmarks: statistics, the description of the machine, and writing results."""
 
 import json
 import platform
@@ -30,7 +30,7 @@ def middle_half(values: Sequence[float]) -> str:
 
 
 def machine() -> str:
-    """The machine and the date, as they stand under every table."""
+    """The machine, the versions and the date, for the line below each table."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     found = versions()
     return (
@@ -40,7 +40,7 @@ def machine() -> str:
 
 
 def write_result(name: str, table: str, data: dict[str, Any]) -> None:
-    """Print a table and keep it as `results/<name>.md`, with the raw numbers beside it as JSON."""
+    """Print a table and write it to `results/<name>.md`, with the raw numbers as JSON beside it."""
     RESULTS.mkdir(exist_ok=True)
     text = f"{table}\n\n{machine()}\n"
     print("\n" + text, flush=True)

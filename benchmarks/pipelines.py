@@ -2,9 +2,9 @@
 
     python benchmarks/pipelines.py --root ../shared/data --rounds 5
 
-Every pipeline serves shuffled batches of 128 of MNIST's training set on the CPU, with nothing behind it. torchvision's
-is the one of the tutorials: `DataLoader(MNIST(transform=[ToTensor, Normalize]), shuffle=True)`, without worker
-processes and with two. All take turns; a slow one serves fewer batches in its turn. Ratios are medians over rounds.
+Every pipeline serves shuffled batches of 128 of MNIST's training set on the CPU; nothing consumes them. torchvision's is
+that of the tutorials: `DataLoader(MNIST(transform=[ToTensor, Normalize]), shuffle=True)`, without worker processes and with
+two. The pipelines take turns; a slow one serves fewer batches in its turn. Ratios are medians over rounds.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def torchvision_per_sample(root: str, num_workers: int) -> Callable[[], Iterator
 
 
 def samples_per_sec(start: Callable[[], Iterator], seconds: float) -> float:
-    """Serve batches for about so long, an epoch at the least unless it is slower; the first batch is warm-up."""
+    """Serve batches for about this many seconds; the first batch is warm-up."""
     batches = start()
     next(batches)
     served, started = 0, time.perf_counter()

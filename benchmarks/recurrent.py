@@ -3,12 +3,16 @@
     python benchmarks/recurrent.py --rounds 25
     python benchmarks/recurrent.py --device cuda
 
-A shape is (T, F, H, L, B): steps, features, hidden units, layers, batch. All ways take turns within a round; a ratio is
-the median over rounds of the ratio within a round. Forward is without gradients, as in validation; in forward+backward
-every step's output has a gradient, none of them so small as to be denormal. The products are those that unrolling asks
-for, with the inputs of all steps as one and each weight's gradient as one, and nothing else. Freed memory is kept, as
-train.py keeps it; peak memory is measured in a process that returns it, over what it had before the step. Torch's network
-runs twice in every round, as two: the ratio of the two is what no difference looks like on this machine.
+A shape is (T, F, H, L, B): steps, features, hidden units, layers, batch. All variants take turns within a round; a ratio
+is the median over rounds of the ratio within a round.
+
+- Forward runs without gradients, as in validation. In forward+backward every step's output has a gradient, and none is
+  small enough to be denormal.
+- The products are the matrix products of the definition alone, with one product for the inputs of all steps and one for
+  each weight's gradient.
+- Freed memory is kept, as in train.py. Peak memory is measured in a process that returns freed memory, relative to the
+  memory before the step.
+- torch's network runs twice in each round: the ratio of the two shows the noise of this machine.
 """
 
 import argparse
@@ -40,7 +44,7 @@ SHAPES = [
     (200, 64, 256, 3, 16),
 ]
 Shape = tuple[int, int, int, int, int]
-# An RNNCell has one layer, so where the shape has more, they are left out.
+# An RNNCell has one layer, whatever the shape says.
 CASES = [("LSTM", shape) for shape in SHAPES] + [("RNN", (*shape[:3], 1, shape[4])) for shape in SHAPES]
 WAYS = ("auto", "torch", "reference")
 
@@ -61,7 +65,7 @@ def network(kind: str, shape: Shape, way: str) -> tuple[nn.Module, Callable[[Ten
 
 
 def passes(kind: str, shape: Shape, way: str, device: str) -> dict[str, Callable[[], object]]:
-    """What is timed of one way."""
+    """The two timed functions of a variant."""
     steps, features, hidden, _, batch = shape
     net, run = network(kind, shape, way)
     net.to(device)
@@ -122,7 +126,7 @@ def seconds(work: Callable[[], object], device: str, repeats: int) -> float:
 
 
 def times(kind: str, shape: Shape, device: str, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds of every way by what was timed, one number a round."""
+    """Seconds of every variant for forward and forward+backward, one number a round."""
     work = {way: passes(kind, shape, way, device) for way in WAYS} | {"products": products(kind, shape, device)}
     work["torch again"] = passes(kind, shape, "torch", device)
     found: dict[str, dict[str, list[float]]] = {}
@@ -138,15 +142,15 @@ def times(kind: str, shape: Shape, device: str, rounds: int) -> dict[str, dict[s
 
 
 def peaks_in_a_process(device: str) -> dict[str, dict[str, float]]:
-    """MiB of every case by way, from a process that returns what it frees, so that its peak is of what is in use."""
+    """MiB of every case and variant, from a process that returns freed memory, so that its peak is the memory in use."""
     line = [sys.executable, __file__, "--device", device, "--peaks"]
     env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     return json.loads(subprocess.run(line, capture_output=True, text=True, check=True, env=env).stdout)
 
 
 def measured_peak(kind: str, shape: Shape, way: str, device: str) -> float:
-    """MiB that forward+backward adds to what was there, its network and its input included."""
-    passes(kind, (2, *shape[1:]), way, device)["forward+backward"]()  # what a first call makes is not of the step
+    """MiB that a network, its input and its forward+backward add to the memory in use."""
+    passes(kind, (2, *shape[1:]), way, device)["forward+backward"]()  # the first call allocates more than a step
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -154,7 +158,7 @@ def measured_peak(kind: str, shape: Shape, way: str, device: str) -> float:
         return (torch.cuda.max_memory_allocated() - before) / 2**20
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now: proc(5)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak: proc(5)
     before = peak_resident_kib()
     passes(kind, shape, way, device)["forward+backward"]()
     return (peak_resident_kib() - before) / 2**10

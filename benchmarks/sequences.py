@@ -1,12 +1,12 @@
-"""What the recurrent models learn: train a grid of tasks, lengths and models, and write the results of docs/sequences.md.
+"""What recurrent models learn: train a grid of tasks, lengths and models, and write the results into docs/sequences.md.
 
-    python benchmarks/sequences.py --root ../shared/data             # everything; --list says what that is
-    python benchmarks/sequences.py adding copy rows                  # of these tasks alone
+    python benchmarks/sequences.py --root ../shared/data             # all runs; --list names them
+    python benchmarks/sequences.py adding copy rows                  # only these tasks
     python benchmarks/sequences.py --only-report
 
-Runs that have finished are kept: stop it and start it again, and it goes on with what is missing. Every number is read
-from a run's run.json or from its curve, csv/metrics.csv. A run of the two tests of memory ends when it has solved its
-task, by the loss or accuracy of the validation set every 250 steps.
+Finished runs are kept; a second start trains only the missing ones. Numbers come from a run's run.json and from its curve,
+csv/metrics.csv. A run of adding or copy memory ends when the validation set, every 250 steps, shows that it has solved its
+task.
 """
 
 import argparse
@@ -41,10 +41,10 @@ TASKS = {
     "pixels": "experiment=mnist_rows data.steps=pixels model.hidden_size=64 trainer.max_epochs=10",
     "permuted": "experiment=mnist_rows data.steps=pixels data.permute=true model.hidden_size=64 trainer.max_epochs=10",
 }
-# Two layers by pixels would take longer than an hour here, and an RNN that copies hardly more than chance is shown once.
+# Two layers by pixels take longer than an hour here. An RNN copies hardly better than chance, so it is shown once.
 LEFT_OUT = {("pixels", "stacked_lstm"), ("permuted", "stacked_lstm"), ("copy_cycle", "rnn_cell")}
-# An LSTMCell's rates were found in short trials, the others are guesses from it; no dropout where every value has to be
-# remembered.
+# The rates of an LSTMCell come from short trials; the others are guesses from them. No dropout where every value has to
+# be remembered.
 RATES = {
     "adding": {"rnn_cell": 0.0003, "lstm_cell": 0.002, "stacked_lstm": 0.002},
     "copy": {"rnn_cell": 0.0003, "lstm_cell": 0.02, "stacked_lstm": 0.02},
@@ -53,7 +53,7 @@ RATES = {
     "permuted": {"rnn_cell": 0.0003, "lstm_cell": 0.01, "stacked_lstm": 0.01},
 }
 RATES["copy_cycle"] = RATES["copy"]
-# How far back there is something to remember, for the first forget gates of an LSTM.
+# How many steps back an LSTM has to remember, for model.memory_steps.
 SPANS = {"adding": lambda length: length, "copy": lambda delay: delay + 20}
 SPANS["copy_cycle"] = SPANS["copy"]
 SPANS |= dict.fromkeys(("pixels", "permuted"), lambda _: 784)
@@ -104,7 +104,7 @@ def train_missing(names: list[str], root: str) -> None:
         line = ["train.py", *runs[name], *where, *QUIET, f"hydra.run.dir={folder}"]
         print(f"{number} of {len(names)}: python {' '.join(line)}", flush=True)
         if subprocess.run([sys.executable, *line], cwd=HERE.parent, check=False).returncode:
-            print(f"{name} failed; it is tried again next time", flush=True)
+            print(f"{name} failed; the next start tries it again", flush=True)
 
 
 # --- the page --------------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def mnist_table() -> str:
 
 
 def words(name: str, option: str, letter: str) -> str:
-    """The options of a run with a letter for its length, and without the callback that ends it."""
+    """The options of a run with a letter for its length, and without the callback that stops it."""
     shown = [word for word in grid()[name] if not word.startswith("+")]
     length = next(word for word in shown if word.startswith(option)).partition("=")[2]
     forms = {f"{option}={length}": f"{option}={letter}", f"model.memory_steps={length}": f"model.memory_steps={letter}"}
@@ -237,7 +237,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default="data", help="where MNIST/raw lies")
     parser.add_argument("--only-report", action="store_true", help="train nothing")
-    parser.add_argument("--list", action="store_true", help="say what there is to run, and what has finished")
+    parser.add_argument("--list", action="store_true", help="list the runs and whether they have finished")
     parser.add_argument("parts", nargs="*", help=f"{', '.join(TASKS)}, or names of --list; all when left out")
     args = parser.parse_args()
     chosen = [n for n in grid() if not args.parts or n in args.parts or n.partition("-")[0] in args.parts]

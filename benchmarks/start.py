@@ -1,4 +1,4 @@
-"""How soon `python train.py` answers a mistake: whole processes, from start to exit.
+"""How long `python train.py` takes to refuse a mistake: whole processes, from start to exit.
 
 python benchmarks/start.py --rounds 10
 """

@@ -1,9 +1,9 @@
-"""Batch sweeps of two models on this machine: the recommendation, how well it repeats, and the search that needs no list.
+"""Batch sweeps of two models: the recommendation, its repeatability, and the search that needs no list.
 
     python benchmarks/sweep.py --root ../shared/data
 
 The same sweep runs twice, then `experiment=find_batch_size` for each model. The first sweep's report and plots are kept
-in results/sweep/, the summary in results/sweep.md. Sweeps that were cut off go on where they stopped.
+in results/sweep/, the summary in results/sweep.md. Interrupted sweeps continue.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 def sweep(place: Path, *options: str) -> dict[str, Any]:
-    """Run a sweep as on the command line; what its report says."""
+    """Run a sweep on the command line; returns its report."""
     line = [
         sys.executable,
         str(ROOT / "train.py"),
@@ -42,7 +42,7 @@ def recommended(report: dict[str, Any]) -> dict[str, int]:
 
 
 def errors(report: dict[str, Any]) -> dict[str, float]:
-    """The median error of sizes predicted from the others, by group."""
+    """The median leave-one-out error of each group."""
     return {fit["group"]: fit.get("leave_one_out_error") for fit in report["fits"]}
 
 

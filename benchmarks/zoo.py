@@ -3,8 +3,8 @@
     python benchmarks/zoo.py --root ../shared/data
     python benchmarks/zoo.py --only-report
 
-Runs that have finished are kept: start it again and it goes on with what is missing. Every row is one command, and
-its numbers are read from that run's run.json.
+Finished runs are kept; a second start trains only the missing ones. Every row is one command, and its numbers come from
+that run's run.json.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from batchscope.records.read import read
 
 HERE = Path(__file__).resolve().parent
 RUNS = HERE.parent / "outputs" / "zoo"
-# Folder → options. Where the real files lie is added to those that read MNIST.
+# Folder → options. Runs on MNIST get data.root as well.
 COMMANDS = {
     "mnist-cnn": "model=cnn data=mnist",
     "mnist-cnn-99": "experiment=mnist_99",
@@ -36,20 +36,20 @@ COMMANDS = {
     "copy-lstm": "experiment=copy_memory model=lstm_cell model.memory_steps=30",
     "copy-stacked": "experiment=copy_memory model=stacked_lstm model.dropout=0 model.memory_steps=30 optimizer.lr=0.01",
 }
-INTRO = """# The zoo, trained
+INTRO = """# The zoo: results of every model
 
-Every row is one command; `benchmarks/zoo.py` ran it and read the numbers from its `run.json`. An accuracy is that of
-the best checkpoint on the test set, a loss of the adding problem is a mean squared error (below 0.01 counts as solved,
-always answering 1 gives 0.167), and the accuracy of copy memory counts the ten recalled symbols alone (guessing gives
-0.125). Time an epoch includes its validation.
+Every row is one command. `benchmarks/zoo.py` ran it and read the numbers from its `run.json`. The test column has the best
+checkpoint's accuracy on the test set. For the adding problem it has the mean squared error: below 0.01 counts as solved,
+always answering 1 gives 0.167. For copy memory the accuracy counts only the ten recalled symbols; guessing gives 12.5 %. The
+time of an epoch includes its validation.
 
 | model | data | parameters | test | epochs | time an epoch | command |
 | --- | --- | ---: | --- | ---: | ---: | --- |
 """
 OUTRO = """
-Fashion-MNIST (`data=fashion_mnist`) and CIFAR-10 (`data=cifar10`) run through the same code and are tested on
-fabricated files; their official files were not at hand where this table was made. MNIST itself is `data=mnist`; add
-`data.root=<folder>` where it does not lie in `data/`.
+Fashion-MNIST (`data=fashion_mnist`) and CIFAR-10 (`data=cifar10`) run through the same code and are tested on fabricated
+files. Their official files were not available where this table was made. For MNIST add `data.root=<folder>` if it is not in
+`data/`.
 """
 
 
