@@ -1,4 +1,7 @@
-"""SimpleCNN: two convolutions and two linear layers, the network of every first image tutorial."""
+"""SimpleCNN: two convolutions and two linear layers.
+
+Shapes: B images in a batch, C channels, H height, W width.
+"""
 
 from torch import Tensor, nn
 

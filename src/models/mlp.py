@@ -1,4 +1,7 @@
-"""MLP: the fully connected network, which sees an image as one long vector."""
+"""MLP: a fully connected network that reads an image as one vector.
+
+Shapes: B images in a batch, C channels, H height, W width.
+"""
 
 from itertools import pairwise
 
@@ -9,7 +12,7 @@ from ..options.types import PositiveInt
 
 
 class MLP(nn.Module):
-    """linear → ReLU, for every hidden width; then a linear layer to the classes.
+    """linear → ReLU for each hidden width, then a linear layer to the classes.
 
     Args:
         spec: of image data; its shape is flattened, 784 inputs for MNIST.

@@ -1,17 +1,19 @@
-"""The recurrent cells, readable next to a textbook: RNNCell, LSTMCell, and LSTMCells stacked.
+"""The recurrent cells as a textbook writes them: RNNCell, LSTMCell, and stacked LSTMCells.
 
-They equal torch's nn.RNNCell, nn.LSTMCell and nn.LSTM with the same weights: `i2h` holds what torch calls `weight_ih`
-and `bias_ih`, `h2h` holds `weight_hh` and `bias_hh`, and the gates come in torch's order.
+With the same weights they equal nn.RNNCell, nn.LSTMCell and nn.LSTM: `i2h` holds torch's `weight_ih` and `bias_ih`,
+`h2h` holds `weight_hh` and `bias_hh`, and the gates have torch's order. The cells define the model. Whole sequences can
+run through torch's kernels with the cells' own weights; see `backend` of `unroll`.
 
-The cells are the definition. A whole sequence need not be paid for cell by cell: see `backend` of `unroll`.
+Shapes: B sequences in a batch, T steps, F input features, H hidden units, L layers.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ..options.types import Fraction, PositiveInt, Range
 from . import fused
@@ -21,10 +23,10 @@ Backend = Literal["auto", "reference", "fused"]
 
 
 def reset_recurrent_parameters(i2h: nn.Linear, h2h: nn.Linear, hidden_size: int) -> None:
-    """Start a cell so that it can learn over long times.
+    """Initialize a cell so that it can learn over many steps.
 
-    Input weights and biases from U(−1/√H, 1/√H), as torch's own recurrent modules; the recurrent weights of every gate
-    orthogonal, so that the state neither dies nor explodes (Saxe, McClelland & Ganguli 2014).
+    Input weights and biases come from U(−1/√H, 1/√H), as in torch. The recurrent weights of each gate are orthogonal,
+    so that the state neither vanishes nor explodes (Saxe, McClelland & Ganguli 2014).
     """
     bound = 1 / math.sqrt(hidden_size)
     for parameter in (i2h.weight, i2h.bias, h2h.bias):
@@ -35,11 +37,11 @@ def reset_recurrent_parameters(i2h: nn.Linear, h2h: nn.Linear, hidden_size: int)
 
 @torch.no_grad()
 def open_forget_gate(input_bias: Tensor, state_bias: Tensor, hidden_size: int, memory_steps: int | None) -> None:
-    """Have an LSTM start by remembering: set the biases `(4H,)` of its forget gates, and of its input gates.
+    """Set the biases `(4H,)` of the forget and input gates, so that an LSTM remembers from the start.
 
-    Without `memory_steps` every forget gate starts with a bias of 1 (Gers et al. 2000; Jozefowicz et al. 2015), which
-    forgets half within three steps. With it the units start with memories of all lengths up to that many steps: forget
-    biases from log U(1, T − 1), and input gates as far closed as those are open (Tallec & Ollivier 2018).
+    Without `memory_steps` the forget gates have a bias of 1 (Gers et al. 2000; Jozefowicz et al. 2015), which forgets
+    half within three steps. With it the units start with memories of all lengths up to that many steps: forget biases
+    are log U(1, T − 1), input biases their negatives (Tallec & Ollivier 2018).
     """
     input_gate, forget_gate = slice(0, hidden_size), slice(hidden_size, 2 * hidden_size)
     input_bias[forget_gate], state_bias[forget_gate] = 1, 0
@@ -63,14 +65,14 @@ class RNNCell(nn.Module):
         self.h2h = nn.Linear(hidden_size, hidden_size)
         reset_recurrent_parameters(self.i2h, self.h2h, hidden_size)
 
+    @override
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Whatever moves or converts parameters comes through here, as in `nn.LSTM`."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # `to`, `cuda`, `half` and the like, as in nn.LSTM
         fused.flatten_parameters([self], "RNN_TANH")
         return self
 
     def forward(self, input: Tensor, hidden: Tensor | None = None) -> Tensor:
-        """One step: `input: (B, F)`, `hidden: (B, H)` (zeros when left out) → the next hidden state `(B, H)`."""
+        """One step: `input: (B, F)`, `hidden: (B, H)` (default: zeros) → the next hidden state `(B, H)`."""
         if hidden is None:
             hidden = input.new_zeros(input.shape[0], self.hidden_size)
         return torch.tanh(self.i2h(input) + self.h2h(hidden))
@@ -82,7 +84,7 @@ class LSTMCell(nn.Module):
     Args:
         input_size: features F of a step.
         hidden_size: units H of the state.
-        memory_steps: how far back there is something to remember, if that is known; see `open_forget_gate`.
+        memory_steps: how many steps back the cell has to remember, if that is known; see `open_forget_gate`.
     """
 
     def __init__(self, input_size: int, hidden_size: int, memory_steps: int | None = None):
@@ -93,14 +95,14 @@ class LSTMCell(nn.Module):
         reset_recurrent_parameters(self.i2h, self.h2h, hidden_size)
         open_forget_gate(self.i2h.bias, self.h2h.bias, hidden_size, memory_steps)
 
+    @override
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Whatever moves or converts parameters comes through here, as in `nn.LSTM`."""
         super()._apply(fn, recurse)
         fused.flatten_parameters([self], "LSTM")
         return self
 
     def forward(self, input: Tensor, states: States | None = None) -> States:
-        """One step: `input: (B, F)`, `(hx, cx)` of `(B, H)` each (zeros when left out) → the next `(hx, cx)`."""
+        """One step: `input: (B, F)`, `(hx, cx)` of `(B, H)` each (default: zeros) → the next `(hx, cx)`."""
         if states is None:
             zeros = input.new_zeros(input.shape[0], self.hidden_size)
             states = (zeros, zeros)
@@ -113,55 +115,53 @@ class LSTMCell(nn.Module):
 
 
 def unroll(
-    cell: RNNCell | LSTMCell, input: Tensor, states: Tensor | States | None = None, backend: Backend = "auto"
-) -> tuple[Tensor, Tensor | States]:
-    """Run one cell over a sequence, or over a single step of one.
+    cell: RNNCell | LSTMCell, input: Tensor, states: Any = None, backend: Backend = "auto"
+) -> tuple[Tensor, Any]:
+    """Run a cell over a sequence, or over one step of it.
 
     Args:
         cell: an RNNCell or an LSTMCell.
         input: `(B, T, F)`, or `(B, F)` for one step.
-        states: what the cell takes, `(B, H)` or `(hx, cx)` of `(B, H)` each; zeros when left out.
-        backend: `reference` calls the cell at every step; `fused` runs the whole sequence through kernels that take
-            the cell's parameters, with the same results; `auto` is `fused` for sequences and `reference` for a single
-            step, and for whatever `fused` cannot run. Second derivatives need `reference`.
+        states: of an RNNCell `(B, H)`, of an LSTMCell `(hx, cx)` of `(B, H)` each; default: zeros.
+        backend: `reference` calls the cell at every step; `fused` runs the whole sequence through kernels that read the
+            cell's parameters, with the same results; `auto` is `fused` for sequences that it can run, and `reference`
+            otherwise and for one step. Second derivatives need `reference`.
 
     Returns:
-        The hidden states `(B, T, H)`, or `(B, H)` of a single step, and the final states as the cell takes them.
+        The hidden states `(B, T, H)`, or `(B, H)` for one step, and the final states in the form of `states`.
 
     Raises:
-        ValueError: for an empty input, for states that do not fit it, and where `fused` cannot run; it names the
-            argument.
+        ValueError: for an empty input, for states that do not fit, and where `fused` cannot run.
     """
-    is_lstm = isinstance(cell, LSTMCell)
     _check_input(cell, input)
+    is_lstm, is_step = isinstance(cell, LSTMCell), input.dim() == 2
     _check_states("states", states, input, (input.shape[0], cell.hidden_size), pair=is_lstm)
-    single_step = input.dim() == 2
-    if runs_fused(backend, [cell], input):
-        sequence = input[:, None] if single_step else input
-        if is_lstm:
-            stacked = None if states is None else (states[0][None], states[1][None])
-            outputs, (hx, cx) = fused.lstm([cell], sequence, stacked, 0.0, cell.training)
-            states = (hx[0], cx[0])
-        else:
-            outputs, states = fused.rnn(cell, sequence, states)
-        return (outputs[:, 0] if single_step else outputs), states
-    outputs = []
-    for step in [input] if single_step else input.unbind(dim=1):
-        states = cell(step, states)
-        outputs.append(states[0] if is_lstm else states)
-    return (outputs[0] if single_step else torch.stack(outputs, dim=1)), states
+    if not runs_fused(backend, [cell], input):
+        outputs = []
+        for step in [input] if is_step else input.unbind(dim=1):
+            states = cell(step, states)
+            outputs.append(states[0] if is_lstm else states)
+        return (outputs[0] if is_step else torch.stack(outputs, dim=1)), states
+    sequence = input[:, None] if is_step else input
+    if isinstance(cell, LSTMCell):
+        stacked = None if states is None else (states[0][None], states[1][None])
+        hidden, (hx, cx) = fused.lstm([cell], sequence, stacked, 0.0, cell.training)
+        states = (hx[0], cx[0])
+    else:
+        hidden, states = fused.rnn(cell, sequence, states)
+    return (hidden[:, 0] if is_step else hidden), states
 
 
 class StackedLSTM(nn.Module):
-    """LSTM cells stacked: each layer reads the hidden states of the layer below, with dropout in between.
+    """Stacked LSTM cells: each layer reads the hidden states of the layer below, with dropout in between.
 
     Args:
         num_layers: layers L.
         input_size: features F of a step.
-        hidden_size: units H of every layer.
-        dropout: the probability that a value passed up to the next layer is dropped; not after the last layer.
-        backend: as of `unroll`; what is dropped is drawn from the same distribution, but not the same.
-        memory_steps: as of LSTMCell.
+        hidden_size: units H of each layer.
+        dropout: the probability of dropping a value between two layers.
+        backend: as in `unroll`. The backends draw different dropout masks from the same distribution.
+        memory_steps: as in LSTMCell.
     """
 
     def __init__(
@@ -175,80 +175,75 @@ class StackedLSTM(nn.Module):
     ):
         super().__init__()
         self.hidden_size = hidden_size
-        self.backend = backend
+        self.backend: Backend = backend
         sizes = [input_size] + [hidden_size] * (num_layers - 1)
         self.layers = nn.ModuleList(LSTMCell(size, hidden_size, memory_steps) for size in sizes)
         self.dropout = nn.Dropout(dropout)
 
+    @property
+    def cells(self) -> Sequence[LSTMCell]:
+        """The layers, lowest first."""
+        return cast(Sequence[LSTMCell], self.layers)
+
+    @override
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Whatever moves or converts parameters comes through here, as in `nn.LSTM`."""
         super()._apply(fn, recurse)
-        fused.flatten_parameters(self.layers, "LSTM")
+        fused.flatten_parameters(self.cells, "LSTM")
         return self
 
     def forward(self, input: Tensor, initial_states: States | None = None) -> tuple[Tensor | list[Tensor], States]:
-        """A whole sequence or a single step.
+        """A whole sequence or one step.
 
         Args:
             input: `(B, T, F)`, or `(B, F)` for one step.
-            initial_states: `(hx, cx)`, each `(L, B, H)`; zeros when left out. Never changed in place.
+            initial_states: `(hx, cx)`, each `(L, B, H)`; default: zeros. Never changed in place.
 
         Returns:
-            `outputs, (hx, cx)`: the last layer's hidden states `(B, T, H)`, as `nn.LSTM(batch_first=True)` gives them
-            (for a single step: the list of every layer's output, `(B, H)` each), and the final states `(L, B, H)`.
+            `outputs, (hx, cx)`: the last layer's hidden states `(B, T, H)`, as `nn.LSTM(batch_first=True)` returns them
+            (for one step: a list of each layer's output `(B, H)`), and the final states `(L, B, H)`.
 
         Raises:
             ValueError: as `unroll`.
         """
-        shape = (len(self.layers), input.shape[0], self.hidden_size)
-        _check_input(self.layers[0], input)
+        shape = (len(self.cells), input.shape[0], self.hidden_size)
+        _check_input(self.cells[0], input)
         _check_states("initial_states", initial_states, input, shape, pair=True)
-        single_step = input.dim() == 2
-        if runs_fused(self.backend, self.layers, input, self.dropout):
-            sequence = input[:, None] if single_step else input
-            outputs, states = fused.lstm(self.layers, sequence, initial_states, self.dropout.p, self.dropout.training)
-            return (list(states[0].unbind(0)) if single_step else outputs), states
-        hx, cx = self._unstack(initial_states, input)
+        is_step = input.dim() == 2
+        if runs_fused(self.backend, self.cells, input, self.dropout):
+            sequence = input[:, None] if is_step else input
+            hidden, states = fused.lstm(self.cells, sequence, initial_states, self.dropout.p, self.dropout.training)
+            return (list(states[0].unbind(0)) if is_step else hidden), states
+        if initial_states is None:
+            zeros = input.new_zeros(shape)
+            initial_states = (zeros, zeros)
+        hx, cx = (list(state.unbind(0)) for state in initial_states)  # own lists: the caller's states stay unchanged
         outputs = []
-        for x in [input] if single_step else input.unbind(dim=1):
-            step_outputs = []
-            for index, cell in enumerate(self.layers):
-                if index > 0:
+        for x in [input] if is_step else input.unbind(dim=1):
+            for layer, cell in enumerate(self.cells):
+                if layer > 0:
                     x = self.dropout(x)
-                hx[index], cx[index] = cell(x, (hx[index], cx[index]))
-                x = hx[index]
-                step_outputs.append(x)
+                hx[layer], cx[layer] = cell(x, (hx[layer], cx[layer]))
+                x = hx[layer]
             outputs.append(x)
-        states = (torch.stack(hx), torch.stack(cx))
-        return (step_outputs if single_step else torch.stack(outputs, dim=1)), states
-
-    def _unstack(self, states: States | None, input: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """One tensor a layer, in lists of our own, so that a caller's states stay as they are."""
-        if states is None:
-            zeros = input.new_zeros(input.shape[0], self.hidden_size)
-            return [zeros] * len(self.layers), [zeros] * len(self.layers)
-        hx, cx = states
-        return list(hx.unbind(0)), list(cx.unbind(0))
+        return (hx if is_step else torch.stack(outputs, dim=1)), (torch.stack(hx), torch.stack(cx))
 
 
 def runs_fused(
     backend: Backend, cells: Sequence[RNNCell | LSTMCell], input: Tensor, dropout: nn.Module | None = None
 ) -> bool:
-    """Whether these cells run at once on this input, `(B, T, F)` or `(B, F)`, rather than step by step.
+    """Whether these cells run as one call on this input, `(B, T, F)` or `(B, F)`, rather than step by step.
 
     Raises:
         ValueError: for an unknown backend, and for `fused` where it cannot run.
     """
     if backend not in ("auto", "reference", "fused"):
         raise ValueError(f"backend: got {backend!r}, takes auto, reference or fused")
-    if backend == "reference":
+    if backend == "reference" or (backend == "auto" and input.dim() == 2):
         return False
-    if backend == "auto" and input.dim() == 2:
-        return False
-    reason = fused.why_not(cells, input, dropout)
-    if reason and backend == "fused":
-        raise ValueError(f"backend: fused cannot run {reason}; auto and reference can")
-    return reason is None
+    obstacle = fused.obstacle(cells, input, dropout)
+    if obstacle and backend == "fused":
+        raise ValueError(f"backend: fused cannot run {obstacle}; auto and reference can")
+    return obstacle is None
 
 
 def _check_input(cell: RNNCell | LSTMCell, input: Tensor) -> None:
@@ -260,7 +255,7 @@ def _check_input(cell: RNNCell | LSTMCell, input: Tensor) -> None:
         raise ValueError(f"input: got {tuple(input.shape)}, {what} of length 0")
 
 
-def _check_states(name: str, states: Tensor | States | None, input: Tensor, shape: tuple[int, ...], pair: bool) -> None:
+def _check_states(name: str, states: Any, input: Tensor, shape: tuple[int, ...], pair: bool) -> None:
     if states is None:
         return
     if isinstance(states, Tensor) == pair or (pair and len(states) != 2):

@@ -1,30 +1,34 @@
-"""Sequence models: a recurrent network over time, and a linear head on its last state or on every step."""
+"""Sequence models: a recurrent network over time, with a linear head on the last state or on every step.
+
+Shapes: B sequences in a batch, T steps, F input features, H hidden units, L layers; images `(B, C, height, width)`.
+"""
 
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
 
 from ..data.spec import DataSpec
 from ..options.types import Fraction, PositiveInt, Range
-from .recurrent import LSTMCell, RNNCell, StackedLSTM, States, unroll
+from .recurrent import Backend, LSTMCell, RNNCell, StackedLSTM, States, unroll
 
 
 class SequenceModel(nn.Module):
-    """What the three models below share: reading an image as rows, the head, streaming, and truncation.
+    """The base of the models below: images as rows, the head, streaming, and truncated back-propagation.
 
-    A subclass says in `unroll` how `(B, T, F)` becomes hidden states `(B, T, H)`.
+    A subclass defines `unroll`, from `(B, T, F)` to hidden states `(B, T, H)`.
 
     Args:
-        spec: of sequences, or of images, which are read row by row: `(C, H, W)` → H steps of C·W features.
+        spec: of sequences, or of images, which are read row by row: `(C, height, width)` → height steps of C·width
+            features.
         hidden_size: units of the recurrent state, which the head reads.
         backend: `reference` calls the cells step by step, `fused` runs whole sequences through torch's kernels with
             the same weights and results, `auto` takes the faster one that can run.
-        tbptt_steps: the steps that a gradient goes back through time; all of them when left out. States are carried
-            from window to window and detached in between (Williams & Peng 1990), and only one window's activations
-            exist at a time: what has no gradient keeps none, and where every step has one, a window is run again when
-            the backward pass comes to it.
+        tbptt_steps: the steps that a gradient goes back through time; None: all. States are detached between windows
+            of that length (Williams & Peng 1990), and only one window's activations exist at a time: windows without a
+            gradient keep none, and if every step has a target, the backward pass runs each window again.
     """
 
     accepts = ("image", "sequence")
@@ -37,31 +41,31 @@ class SequenceModel(nn.Module):
         tbptt_steps: PositiveInt | None = None,
     ):
         super().__init__()
-        self.backend = backend
+        self.backend: Backend = backend
         self.tbptt_steps = tbptt_steps
         self.every_step = spec.target == "class_per_step"
         self.head = nn.Linear(hidden_size, spec.num_outputs)
 
     def unroll(self, x: Tensor, states: Any = None) -> tuple[Tensor, Any]:
-        """`x: (B, T, F)` → hidden states `(B, T, H)`, or `(B, F)` → `(B, H)`; and the final states, to go on with."""
+        """`x: (B, T, F)` → hidden states `(B, T, H)`, or `(B, F)` → `(B, H)`; and the final states."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, states: Any = None) -> Tensor | tuple[Tensor, Any]:
-        """A whole input, or a step of a stream.
+        """A whole input, or one step of a stream.
 
         Args:
-            x: sequences `(B, T, F)`, images `(B, C, H, W)`, or one step `(B, F)`.
-            states: what came before: the states that an earlier call returned.
+            x: sequences `(B, T, F)`, images `(B, C, height, width)`, or one step `(B, F)`.
+            states: the states that an earlier call returned.
 
         Returns:
-            `(B, num_outputs)`, or `(B, T, num_outputs)` where every step has an output; of one step, and whenever
-            `states` are given, a pair of the output and the states to go on with.
+            `(B, num_outputs)`, or `(B, T, num_outputs)` if every step has an output. For one step, and if `states` are
+            given, a pair of this output and the new states.
 
         Raises:
-            ValueError: for an empty input and for states that do not fit it.
+            ValueError: for an empty input, and for states that do not fit.
         """
         if x.dim() == 4:
-            x = x.transpose(1, 2).flatten(start_dim=2)  # (B, C, H, W) -> (B, H, C·W)
+            x = x.transpose(1, 2).flatten(start_dim=2)  # (B, C, height, width) -> (B, height, C·width)
         if x.dim() == 2 or states is not None:
             return self.advance(x, states)
         if self.tbptt_steps and x.shape[1] > self.tbptt_steps and torch.is_grad_enabled():
@@ -69,29 +73,25 @@ class SequenceModel(nn.Module):
         return self.advance(x)[0]
 
     def advance(self, x: Tensor, states: Any = None) -> tuple[Tensor, Any]:
-        """The next steps of a stream, `(B, F)` or `(B, T, F)`: their output as of `forward`, and the states after."""
+        """The next steps of a stream, `(B, F)` or `(B, T, F)`: the output as in `forward`, and the new states."""
         hidden, states = self.unroll(x, states)
         return self.head(hidden if self.every_step or x.dim() == 2 else hidden[:, -1]), states
 
     def _truncated(self, x: Tensor, steps: int) -> Tensor:
-        """The output for `x: (B, T, F)`, whose gradient goes back to the beginning of its window of `steps` alone."""
-        first = x.shape[1] % steps or steps  # so that the last window, which may be all that matters, is a whole one
+        """The output for `x: (B, T, F)`; its gradient stays within windows of `steps`."""
+        first = x.shape[1] % steps or steps  # the first window is the short one: the last one often has the only target
         *before, last = x.split([first] + [steps] * ((x.shape[1] - first) // steps), dim=1)
         states, outputs = None, []
         for window in before:
             if self.every_step:
                 output, states = checkpoint(self.advance, window, states, use_reentrant=False)
-                states = _detached(states)
+                states = states.detach() if isinstance(states, Tensor) else tuple(s.detach() for s in states)
                 outputs.append(output)
             else:
                 with torch.no_grad():
                     _, states = self.unroll(window, states)
         output, _ = self.advance(last, states)
         return torch.cat([*outputs, output], dim=1) if self.every_step else output
-
-
-def _detached(states: Tensor | States) -> Tensor | States:
-    return states.detach() if isinstance(states, Tensor) else tuple(state.detach() for state in states)
 
 
 class RNNCellModel(SequenceModel):
@@ -101,6 +101,7 @@ class RNNCellModel(SequenceModel):
         super().__init__(spec, hidden_size, **kwargs)
         self.cell = RNNCell(spec.sequence_shape[1], hidden_size)
 
+    @override
     def unroll(self, x: Tensor, states: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`x: (B, T, F)` → `(B, T, H)`; the state is `(B, H)`."""
         return unroll(self.cell, x, states, self.backend)
@@ -111,8 +112,8 @@ class LSTMCellModel(SequenceModel):
 
     Args:
         spec, hidden_size: as SequenceModel.
-        memory_steps: how far back there is something to remember, if that is known: the forget gates start with
-            memories of all lengths up to it (Tallec & Ollivier 2018), and else with a bias of 1.
+        memory_steps: how many steps back the model has to remember, if that is known. The forget gates then start with
+            memories of all lengths up to it (Tallec & Ollivier 2018), and otherwise with a bias of 1.
         **kwargs: as SequenceModel.
     """
 
@@ -126,6 +127,7 @@ class LSTMCellModel(SequenceModel):
         super().__init__(spec, hidden_size, **kwargs)
         self.cell = LSTMCell(spec.sequence_shape[1], hidden_size, memory_steps)
 
+    @override
     def unroll(self, x: Tensor, states: States | None = None) -> tuple[Tensor, States]:
         """`x: (B, T, F)` → `(B, T, H)`; the states are `(hx, cx)`, each `(B, H)`."""
         return unroll(self.cell, x, states, self.backend)
@@ -155,6 +157,7 @@ class StackedLSTMModel(SequenceModel):
         features = spec.sequence_shape[1]
         self.lstm = StackedLSTM(num_layers, features, hidden_size, dropout, self.backend, memory_steps)
 
+    @override
     def unroll(self, x: Tensor, states: States | None = None) -> tuple[Tensor, States]:
         """`x: (B, T, F)` → `(B, T, H)`; the states are `(hx, cx)`, each `(L, B, H)`."""
         outputs, states = self.lstm(x, states)

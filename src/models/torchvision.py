@@ -1,10 +1,14 @@
-"""Any classification network of torchvision by name: the networks that give a large GPU something to do."""
+"""Any classification network of torchvision by name, for models that keep a large GPU busy.
+
+Shapes: B images in a batch, C channels, H height, W width.
+"""
 
 import contextlib
 import itertools
 import os
 import pickle
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torchvision
@@ -12,10 +16,9 @@ from torch import Tensor, nn
 
 from ..data.spec import DataSpec
 from ..errors import UserError, did_you_mean
-from ..options.types import Choice, PositiveInt
+from ..options.types import PositiveInt
 
-# What the networks were drawn for; images are enlarged to it for those that cannot run on smaller ones.
-NATIVE_SIZE = 224
+NATIVE_SIZE = 224  # the image size that the networks were designed for
 
 
 class TorchvisionModel(nn.Module):
@@ -23,10 +26,10 @@ class TorchvisionModel(nn.Module):
 
     Args:
         spec: of image data.
-        name: as in `torchvision.models.list_models`, `resnet18` for one.
-        weights: the name of pretrained weights (downloaded), or None to start from random ones.
-        image_size: height and width to which images are resized (bilinear) on their way in; None leaves them as they
-            are where the network can run on them, and enlarges them to 224 where it cannot (VGG and ViT on MNIST).
+        name: as in `torchvision.models.list_models`, for example `resnet18`.
+        weights: the name of pretrained weights, which are downloaded; None: random weights.
+        image_size: the height and width to which the model resizes images (bilinear). None: unchanged if the network
+            can run on them, and otherwise 224 (VGG and ViT on MNIST).
 
     Raises:
         UserError: for an unknown name, weights that the network does not have, or images too small for it.
@@ -35,11 +38,7 @@ class TorchvisionModel(nn.Module):
     accepts = ("image",)
 
     def __init__(
-        self,
-        spec: DataSpec,
-        name: Choice = "resnet18",
-        weights: str | None = None,
-        image_size: PositiveInt | None = None,
+        self, spec: DataSpec, name: str = "resnet18", weights: str | None = None, image_size: PositiveInt | None = None
     ):
         super().__init__()
         known = torchvision.models.list_models(module=torchvision.models)
@@ -53,7 +52,7 @@ class TorchvisionModel(nn.Module):
         elif not _runs(self.network, (spec.input_shape[0], image_size, image_size)):
             raise UserError(f"model.image_size: got {image_size}, which {name} cannot run on; it does on {NATIVE_SIZE}")
         size = self.image_size
-        self.input_shape = (spec.input_shape[0], size, size) if size else spec.input_shape  # as the network sees it
+        self.input_shape = (spec.input_shape[0], size, size) if size else spec.input_shape  # after resizing
 
     def forward(self, x: Tensor) -> Tensor:
         """Images `x: (B, C, H, W)` to class scores `(B, num_outputs)`."""
@@ -63,10 +62,8 @@ class TorchvisionModel(nn.Module):
 
 
 def _build(name: str, weights: str | None, spec: DataSpec) -> nn.Module:
-    """The network with its ends fitted."""
-    extra = {}
-    if name in ("googlenet", "inception_v3"):
-        # Their pretrained weights expect ImageNet's colours in another normalisation.
+    extra: dict[str, bool] = {}
+    if name in ("googlenet", "inception_v3"):  # whose pretrained weights expect another normalisation of colours
         extra = {"init_weights": True} if weights is None else {"transform_input": spec.input_shape[0] == 3}
     try:
         with _tensors_only():
@@ -90,9 +87,9 @@ def _build(name: str, weights: str | None, spec: DataSpec) -> nn.Module:
 
 @contextlib.contextmanager
 def _tensors_only() -> Iterator[None]:
-    """Have torch load pretrained weights without running code; torchvision asks for pickles of any kind.
+    """Make torch load pretrained weights without running code, although torchvision allows any pickle.
 
-    torch refuses the two variables together, so that the one which asks for pickles is unset meanwhile.
+    torch refuses both variables together, so the one that allows pickles is unset meanwhile.
     """
     force, force_no = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
     before = {name: os.environ.pop(name) for name in (force, force_no) if name in os.environ}
@@ -105,39 +102,39 @@ def _tensors_only() -> Iterator[None]:
 
 
 def _runs(network: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Whether the network takes images `(C, H, W)`, tried on tensors that have a shape but no memory."""
+    """Whether the network can run on images `(C, H, W)`; tried on meta tensors, which have no memory."""
     state = {n: t.to("meta") for n, t in itertools.chain(network.named_parameters(), network.named_buffers())}
     try:
         torch.func.functional_call(network, state, torch.empty(2, *shape, device="meta"))
-    except (RuntimeError, AssertionError, ValueError):  # a pooling or a patch that does not fit
+    except (RuntimeError, AssertionError, ValueError):  # for example a pooling window larger than its input
         return False
     return True
 
 
 def _remove_auxiliary_outputs(network: nn.Module) -> None:
-    """GoogLeNet and Inception return more than the class scores in training unless these are removed."""
+    """In training GoogLeNet and Inception return more than the class scores, unless these parts are removed."""
     if getattr(network, "aux_logits", False):
-        network.aux_logits = False
-        for name in ("aux1", "aux2", "AuxLogits"):
+        for name, value in {"aux_logits": False, "aux1": None, "aux2": None, "AuxLogits": None}.items():
             if hasattr(network, name):
-                setattr(network, name, None)
+                setattr(network, name, value)
 
 
 def _fit_first_convolution(network: nn.Module, channels: int) -> None:
     name, old = next((n, m) for n, m in network.named_modules() if isinstance(m, nn.Conv2d))
-    if old.in_channels == channels:
-        return
-    new = nn.Conv2d(
-        channels, old.out_channels, old.kernel_size, old.stride, old.padding, old.dilation, bias=old.bias is not None
-    )
-    network.set_submodule(name, new)
+    if old.in_channels != channels:
+        network.set_submodule(name, _like(old, channels, old.out_channels))
 
 
 def _fit_last_layer(network: nn.Module, classes: int) -> None:
-    """The classifier is the last layer that is linear, or a 1×1 convolution as in SqueezeNet."""
+    """Replace the classifier: the last linear layer, or a 1×1 convolution as in SqueezeNet."""
     name, old = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)][-1]
     if isinstance(old, nn.Linear):
-        new: nn.Module = nn.Linear(old.in_features, classes, bias=old.bias is not None)
+        network.set_submodule(name, nn.Linear(old.in_features, classes, bias=old.bias is not None))
     else:
-        new = nn.Conv2d(old.in_channels, classes, old.kernel_size, old.stride, old.padding)
-    network.set_submodule(name, new)
+        network.set_submodule(name, _like(old, old.in_channels, classes))
+
+
+def _like(old: nn.Conv2d, in_channels: int, out_channels: int) -> nn.Conv2d:
+    """A new convolution with other numbers of channels."""
+    window: dict[str, Any] = {n: getattr(old, n) for n in ("kernel_size", "stride", "padding", "dilation")}
+    return nn.Conv2d(in_channels, out_channels, **window, bias=old.bias is not None)

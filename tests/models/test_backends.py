@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from batchscope._torch import flatten_cudnn_weights
 from batchscope.data.spec import DataSpec
 from batchscope.distributed.sharding import shard
 from batchscope.models import fused
@@ -292,18 +293,35 @@ def test_compiled_models_leave_the_sequence_to_its_kernels(model_class):
 
 @pytest.fixture
 def cudnn(monkeypatch) -> list[tuple[Any, ...]]:
-    """Parameters on a CPU count as cuDNN's; every call that moves them into one block, with what it asks for."""
+    """Parameters on a CPU count as those on a GPU; lists the calls that move them into one block."""
     calls = []
 
-    def into_one_block(weights: list[Tensor], *shape: Any) -> None:
-        calls.append(shape)
+    def into_one_block(weights: list[Tensor], *arguments: Any) -> None:
+        calls.append((weights[0].shape[1], *arguments))
         block = torch.cat([weight.detach().flatten() for weight in weights])
         for weight, part in zip(weights, block.split([weight.numel() for weight in weights]), strict=True):
-            weight.set_(part.view_as(weight))
+            with torch.no_grad():
+                weight.set_(part.view_as(weight))
 
-    monkeypatch.setattr(torch, "_cudnn_rnn_flatten_weight", into_one_block)
-    monkeypatch.setattr(fused, "_runs_on_cudnn", lambda weight: True)
+    monkeypatch.setattr(fused, "flatten_cudnn_weights", into_one_block)
+    monkeypatch.setattr(fused, "_is_on_gpu", lambda weight: True)
     return calls
+
+
+def test_cudnn_is_asked_for_one_block_as_nn_lstm_asks(monkeypatch):
+    class OnGPU:
+        is_cuda = True
+        shape = (4 * HIDDEN, FEATURES)
+
+        def get_device(self) -> int:
+            return -1  # no device to switch to
+
+    calls = []
+    monkeypatch.setattr(torch, "_cudnn_rnn_flatten_weight", lambda weights, *arguments: calls.append(arguments))
+    monkeypatch.setattr(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda weight: True)
+    flatten_cudnn_weights([OnGPU()] * 8, "LSTM", HIDDEN, layers=2)
+    assert calls == [(4, FEATURES, 2, HIDDEN, 0, 2, True, False)]  # the first 2 is cuDNN's number of an LSTM
 
 
 def test_weights_that_are_moved_to_a_gpu_are_put_into_one_block_once(cudnn):
@@ -311,11 +329,8 @@ def test_weights_that_are_moved_to_a_gpu_are_put_into_one_block_once(cudnn):
     before = list(lstm.parameters())
     lstm.double()
     lstm.double()
-    one_layer, two_layers = (
-        (4, size, 2, HIDDEN, 0, layers, True, False) for size, layers in ((FEATURES, 1), (FEATURES, 2))
-    )
-    second_layer = (4, HIDDEN, *one_layer[2:])
-    assert cudnn == [one_layer, second_layer, two_layers]  # as nn.LSTM.flatten_parameters asks for it; 2 is an LSTM
+    first_layer, second_layer = ((size, "LSTM", HIDDEN, 1) for size in (FEATURES, HIDDEN))
+    assert cudnn == [first_layer, second_layer, (FEATURES, "LSTM", HIDDEN, 2)]
     assert len({parameter.untyped_storage().data_ptr() for parameter in lstm.parameters()}) == 1
     assert [id(parameter) for parameter in lstm.parameters()] == [id(parameter) for parameter in before]
 
