@@ -1,9 +1,10 @@
-"""The adding problem: remember two numbers over a long stretch of others, and add them."""
+"""The adding problem: add two marked numbers of a long sequence."""
 
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ..options.types import PositiveInt, Range
 from .datamodule import Split, TensorDataModule
@@ -11,14 +12,15 @@ from .spec import DataSpec
 
 
 class Adding(TensorDataModule):
-    """Hochreiter & Schmidhuber (1997), with numbers from U(0, 1) as Le, Jaitly & Hinton (2015) take them.
+    """Hochreiter & Schmidhuber (1997), with numbers from U(0, 1) as in Le, Jaitly & Hinton (2015).
 
-    Channel 0 is a number a step; channel 1 marks one step of the first half and one of the second. The target is the
-    sum of the two marked numbers. Always answering 1 gives a mean squared error of 1/6; below 0.01 counts as solved.
+    Channel 0 holds a number for each step. Channel 1 marks one step of the first half and one of the second. The target
+    is the sum of the two marked numbers. Always answering 1 gives a mean squared error of 1/6; below 0.01 counts as
+    solved.
 
     Args:
         sequence_length: steps T.
-        num_train, num_val, num_test: how many sequences are made.
+        num_train, num_val, num_test: how many sequences are generated.
         **kwargs: as TensorDataModule.
     """
 
@@ -38,10 +40,12 @@ class Adding(TensorDataModule):
         self.sizes = {"train": num_train, "val": num_val, "test": num_test}
 
     @property
+    @override
     def spec(self) -> DataSpec:
-        """One value a sequence of `(T, 2)`."""
+        """One value for a sequence `(T, 2)`."""
         return DataSpec(kind="sequence", input_shape=(self.sequence_length, 2), target="value", num_outputs=1)
 
+    @override
     def load(self, split: Split) -> tuple[Tensor, Tensor]:
         """`x: (N, T, 2)`, `y: (N,)`, both float32."""
         size, steps = self.sizes[split], self.sequence_length

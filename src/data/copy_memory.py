@@ -1,10 +1,11 @@
-"""The copy task: ten symbols, a long silence, and then the same ten symbols from memory."""
+"""Copy memory: repeat ten symbols after a delay."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from ..options.types import PositiveInt
 from .datamodule import Split, TensorDataModule
@@ -18,13 +19,13 @@ GO = SYMBOLS + 1  # the input that asks for the answer
 class CopyMemory(TensorDataModule):
     """Hochreiter & Schmidhuber (1997) in the form of Arjovsky, Shah & Bengio (2016).
 
-    The input is 10 symbols, `delay − 1` blanks, one "go" and 10 blanks; the target is blank until, after the "go", the
-    symbols are to be repeated. A model without memory can do no better than a loss of 10·ln 8 / (delay + 20) per step.
-    Accuracy counts the ten answers alone.
+    The input is 10 symbols, `delay − 1` blanks, one "go" and 10 blanks. The target is blank up to the "go", and then
+    the 10 symbols. The best loss without memory is 10·ln 8 / (delay + 20) per step. Accuracy counts only the ten
+    answers.
 
     Args:
         delay: steps between the last symbol and the first answer.
-        num_train, num_val, num_test: how many sequences are made.
+        num_train, num_val, num_test: how many sequences are generated.
         **kwargs: as TensorDataModule.
     """
 
@@ -44,8 +45,9 @@ class CopyMemory(TensorDataModule):
         self.sizes = {"train": num_train, "val": num_val, "test": num_test}
 
     @property
+    @override
     def spec(self) -> DataSpec:
-        """A class (blank or one of 8) for every one of `delay + 20` steps of 10 one-hot features."""
+        """A class (blank or one of 8) for each of `delay + 20` steps of 10 one-hot features."""
         return DataSpec(
             kind="sequence",
             input_shape=(self.delay + 2 * LENGTH, GO + 1),
@@ -54,11 +56,12 @@ class CopyMemory(TensorDataModule):
             blank_class=0,
         )
 
+    @override
     def load(self, split: Split) -> tuple[Tensor, Tensor]:
         """`x: (N, T, 10)` float32 one-hot, `y: (N, T)` int64."""
         size, steps = self.sizes[split], self.delay + 2 * LENGTH
         symbols = torch.randint(1, SYMBOLS + 1, (size, LENGTH), generator=self.generator(split))
-        inputs = torch.zeros(size, steps, GO + 1)  # no tensor of int64 one-hots: over a long delay it is gigabytes
+        inputs = torch.zeros(size, steps, GO + 1)  # F.one_hot would take 8 bytes a number: gigabytes with a long delay
         inputs[:, :, 0] = 1
         inputs[:, :LENGTH] = F.one_hot(symbols, GO + 1).float()
         inputs[:, LENGTH + self.delay - 1, 0] = 0

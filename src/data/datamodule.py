@@ -1,4 +1,4 @@
-"""TensorDataModule: what every dataset shares. A new one says what it is (`spec`) and where its tensors come from."""
+"""TensorDataModule, the base of every dataset: a subclass gives a `spec` and loads its tensors."""
 
 import hashlib
 import math
@@ -7,46 +7,49 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from multiprocessing import connection, parent_process
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import lightning
 import torch
+from lightning import LightningDataModule, LightningModule
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset, default_collate
+from typing_extensions import override
 
+from .._lightning import profiler_of
 from ..errors import UserError
-from ..options.types import NonNegativeInt, PositiveInt, Purpose, Seed
-from .loader import DeterministicBatchSampler, TensorLoader, rank_and_world
+from ..options.types import NonNegativeInt, PositiveInt, Seed
+from .loader import DeterministicBatchSampler, TensorLoader, rank_and_world_size
 from .spec import DataSpec
 
 Split = Literal["train", "val", "test"]
-# Evaluation gives the same numbers at any batch size, so it takes one at which devices are not idle, as far as its inputs
-# are small: what a network holds of a batch grows with them. 256 images of CIFAR-10 are 3 MiB, of 3×224×224 are 147 MiB.
+_STAGE_SPLITS: dict[str, tuple[Split, ...]] = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
+# Evaluation gives the same numbers at any batch size, so it takes one that keeps a device busy. MAX_EVAL_BYTES limits
+# the inputs, because activations grow with them: 256 images of CIFAR-10 are 3 MiB, of 3×224×224 they are 147 MiB.
 MIN_EVAL_BATCH_SIZE = 256
 MAX_EVAL_BYTES = 16 * 2**20
 
 
-class TensorDataModule(lightning.LightningDataModule):
+class TensorDataModule(LightningDataModule):
     """A dataset that fits in memory, served in whole batches of tensors.
 
-    A subclass sets `kind` and `name`, gives `spec`, and loads a split as `(x, y)` in `load`.
+    A subclass sets `kind` and `name`, gives `spec`, and returns a split as `(x, y)` from `load`.
 
     Args:
-        batch_size: samples a step, of one device.
-        pipeline: `memory` indexes the set as one tensor, pinned and copied ahead on a GPU; `device` keeps the set on
+        batch_size: samples a step, on each device.
+        pipeline: `memory` indexes one tensor in host memory, pinned and prefetched for a GPU; `device` keeps the set on
             the accelerator; `workers` is an ordinary per-sample DataLoader.
         num_workers: processes of the `workers` pipeline; 0 loads in the training process.
-        seed: of the order of samples, of the train/validation split and of what is generated.
+        seed: of the order of samples, of the train/validation split and of generated samples.
     """
 
     kind: ClassVar[str]
-    name: str
+    name: str  # pyrefly: ignore[bad-override-mutable-attribute]  # Lightning allows None
 
     def __init__(
         self,
         batch_size: PositiveInt = 128,
-        pipeline: Annotated[Literal["memory", "device", "workers"], Purpose.SPEED] = "memory",
-        num_workers: Annotated[NonNegativeInt, Purpose.SPEED] = 2,
+        pipeline: Literal["memory", "device", "workers"] = "memory",
+        num_workers: NonNegativeInt = 2,
         seed: Seed = 0,
     ):
         super().__init__()
@@ -54,8 +57,8 @@ class TensorDataModule(lightning.LightningDataModule):
         self.pipeline = pipeline
         self.num_workers = num_workers
         self.seed = seed
-        self._splits: dict[str, tuple[Tensor, Tensor]] = {}
-        self._begin = (0, 0)
+        self._splits: dict[Split, tuple[Tensor, Tensor]] = {}
+        self._start = (0, 0)
 
     @property
     def spec(self) -> DataSpec:
@@ -63,26 +66,22 @@ class TensorDataModule(lightning.LightningDataModule):
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise UserError for what can be seen to be wrong before the run starts. Writes nothing."""
+        """Raise UserError for mistakes that can be seen before the run starts. Writes nothing."""
 
     def load(self, split: Split) -> tuple[Tensor, Tensor]:
-        """The inputs `x: (N, …)` and targets `y: (N,)` or `(N, T)` of a split, ready to be trained on."""
+        """The inputs `x: (N, …)` and targets `y: (N,)` or `(N, T)` of a split, ready for training."""
         raise NotImplementedError
 
+    @override
     def setup(self, stage: str) -> None:
-        """Load the splits that the stage needs, once.
-
-        Raises:
-            UserError: if a label is none of the classes.
-        """
-        for split in {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}.get(stage, ()):
+        for split in _STAGE_SPLITS.get(stage, ()):
             if split not in self._splits:
                 x, y = self.load(split)
                 self._check_labels(split, y)
                 self._splits[split] = (x, y)
 
     def _check_labels(self, split: Split, y: Tensor) -> None:
-        """On a GPU a label out of range is an assertion without a name, many steps later."""
+        """Refuse labels out of range: on a GPU they raise an assertion many steps later, without a name."""
         if self.spec.target == "value" or not y.numel():
             return
         wrong = ((y < 0) | (y >= self.spec.num_outputs)).nonzero()
@@ -98,116 +97,114 @@ class TensorDataModule(lightning.LightningDataModule):
         return self._splits[split]
 
     def split_seed(self, split: Split) -> int:
-        """A seed of its own for each split of what is generated, so that none repeats another."""
+        """A different seed for each split, so that no split repeats generated samples of another."""
         return self.seed * 3 + ("train", "val", "test").index(split)
 
     def generator(self, split: Split) -> torch.Generator:
-        """A generator of random numbers for a split."""
+        """A random number generator for a split."""
         return torch.Generator().manual_seed(self.split_seed(split))
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the training and validation tensors: two runs with the same one saw the same data."""
+        """A hash of the training and validation tensors: runs with equal fingerprints saw the same data."""
         digest = hashlib.blake2b(digest_size=8)
-        for split in ("train", "val"):
+        for split in _STAGE_SPLITS["fit"]:
             for tensor in self._splits[split]:
                 digest.update(str((split, tensor.dtype, tuple(tensor.shape))).encode())
-                digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy())
+                digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
     def resume_at(self, epoch: int, batches: int) -> None:
-        """Have the training begin in an epoch of which the first `batches` batches have been trained."""
-        self._begin = (epoch, batches)
+        """Start training in `epoch`, after the first `batches` batches of it."""
+        self._start = (epoch, batches)
 
+    @override
     def train_dataloader(self) -> TensorLoader | DataLoader:
-        """Shuffled by (seed, epoch); the short last batch is kept.
+        """Batches shuffled by (seed, epoch); the short last batch is kept.
 
         Raises:
-            UserError: if there are not enough samples for every process.
+            UserError: if there are not enough samples for every rank.
         """
-        samples, processes = len(self._splits["train"][0]), rank_and_world()[1]
+        samples, world_size = len(self._splits["train"][0]), rank_and_world_size()[1]
         min_samples = getattr(self._module, "min_samples", 1)
         self.check_batch(min_samples)
-        if samples < processes * min_samples:
+        if samples < world_size * min_samples:
             needed = f", and a step of each takes {min_samples} at least" if min_samples > 1 else ""
             raise UserError(
-                f"trainer.devices: {processes} processes{needed}, and {self.name} has {samples} training samples"
+                f"trainer.devices: {world_size} processes{needed}, and {self.name} has {samples} training samples"
             )
-        batches = DeterministicBatchSampler(samples, self.batch_size, True, self.seed, self._begin, min_samples)
+        batches = DeterministicBatchSampler(samples, self.batch_size, True, self.seed, self._start, min_samples)
         return self._loader("train", batches)
 
     def check_batch(self, min_samples: int) -> None:
-        """See that a batch is large enough for the model to be trained on.
-
-        Args:
-            min_samples: as the model takes them in a step of one process.
-
-        Raises:
-            UserError: if it is not.
-        """
+        """Raise UserError if a batch has fewer than `min_samples` samples, which the model needs in training."""
         if self.batch_size < min_samples:
             raise UserError(
                 f"data.batch_size: got {self.batch_size}, takes {min_samples} or more with this model: in training its "
                 "batch normalisation needs more than one value a channel"
             )
 
+    @override
     def val_dataloader(self) -> TensorLoader | DataLoader:
-        """In the stored order."""
         return self._eval_loader("val")
 
+    @override
     def test_dataloader(self) -> TensorLoader | DataLoader:
-        """In the stored order."""
         return self._eval_loader("test")
 
     def _eval_loader(self, split: Split) -> TensorLoader | DataLoader:
+        """Batches in the stored order."""
         x = self._splits[split][0]
         sample_bytes = math.prod(getattr(self._module, "input_shape", x.shape[1:])) * x.element_size()
         batch_size = max(self.batch_size, min(MIN_EVAL_BATCH_SIZE, MAX_EVAL_BYTES // sample_bytes))
         return self._loader(split, DeterministicBatchSampler(len(x), batch_size, shuffle=False))
 
     @property
-    def _module(self) -> lightning.LightningModule | None:
-        """What is trained or evaluated, where that is known: the loaders are asked for by its trainer."""
+    def _module(self) -> LightningModule | None:
         return self.trainer.lightning_module if self.trainer else None
 
     def _loader(self, split: Split, batches: DeterministicBatchSampler) -> TensorLoader | DataLoader:
-        tensors = self._splits[split]
+        x, y = self._splits[split]
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
         if self.pipeline == "workers":
             return DataLoader(
-                TensorDataset(*tensors),
+                TensorDataset(x, y),
                 batch_sampler=batches,
-                collate_fn=partial(_collate, empty=[torch.empty_like(tensor[:0]) for tensor in tensors]),
-                generator=torch.Generator().manual_seed(self.seed),  # its own, so that no draw of the model's is taken
+                collate_fn=partial(_collate, empty=[torch.empty_like(tensor[:0]) for tensor in (x, y)]),
+                generator=torch.Generator().manual_seed(self.seed),  # a private one: the model's draws stay the same
                 num_workers=self.num_workers,
                 persistent_workers=self.num_workers > 0,
-                worker_init_fn=_end_with_the_training,
+                worker_init_fn=_exit_with_parent,
                 pin_memory=device.type == "cuda",
             )
         if self.pipeline == "device":
-            tensors = self._splits[split] = tuple(tensor.to(device) for tensor in tensors)
-        return TensorLoader(tensors, batches, device, self._waiting)
+            self._splits[split] = x, y = x.to(device), y.to(device)
+        return TensorLoader((x, y), batches, device, self._wait_context)
 
-    def _waiting(self) -> AbstractContextManager[object]:
-        """The wait for a batch that is copied ahead is called what Lightning calls moving a batch: the profiler, and
-        whoever measures by it, then counts it as transfer, although it happens in the loader's `next`."""
-        return self.trainer.profiler.profile("[TensorLoader].batch_to_device") if self.trainer else nullcontext()
+    def _wait_context(self) -> AbstractContextManager[object]:
+        """Report the wait for a prefetched batch to the profiler under Lightning's name for the transfer of a batch.
+
+        Whoever measures by the profiler then counts the wait as transfer, although the loader's `next` contains it.
+        """
+        return profiler_of(self.trainer).profile("[TensorLoader].batch_to_device") if self.trainer else nullcontext()
 
 
-def _end_with_the_training(worker: int) -> None:
-    """Have a worker end when the training process does, killed or not.
+def _exit_with_parent(worker: int) -> None:
+    """Have a worker exit when the training process ends, even if that is killed.
 
-    Torch's own workers look whether their parent still lives, which under the start method `forkserver` (the default
-    from Python 3.14 on) is the server, and not the training process: they would wait forever for a killed one.
+    torch's workers watch their parent process. Under the start method `forkserver` (the default from Python 3.14 on)
+    the parent is the server, so that the workers of a killed training process would wait forever.
     """
+    parent = parent_process()
+    assert parent is not None, "a worker has a parent process"
 
     def wait() -> None:
-        connection.wait([parent_process().sentinel])
+        connection.wait([parent.sentinel])
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
 
 
 def _collate(samples: list[tuple[Tensor, Tensor]], empty: list[Tensor]) -> list[Tensor]:
-    """Torch's own, which makes nothing of a process's empty share."""
+    """As torch's default, which cannot collate the empty batch of a rank."""
     return default_collate(samples) if samples else empty

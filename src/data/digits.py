@@ -1,7 +1,7 @@
-"""Digits rendered on this machine: MNIST's shape, as many as wanted, nothing to download.
+"""Digits rendered on this machine: any number of them, in MNIST's shape, without a download.
 
-Each is a digit of one of the fonts that matplotlib carries, stretched, turned, sheared, bent, thickened or thinned and
-made noisy at random. All of it happens in batches of tensors, so that 60,000 take seconds.
+Each is a digit in one of matplotlib's fonts, randomly stretched, rotated, sheared, bent, thickened or thinned, with
+noise. Digits are rendered in batches of tensors: 60,000 take seconds.
 """
 
 from contextlib import suppress
@@ -15,24 +15,25 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torch.nn import functional as F
 from torchvision.transforms.functional import pil_to_tensor
+from typing_extensions import override
 
 from ..files import atomic_write
 from ..options.types import PositiveInt, Purpose
 from .datamodule import Split, TensorDataModule
 from .spec import DataSpec
 
-VERSION = 2  # of the drawing; part of the cache's name
+VERSION = 2  # of the rendering; part of the cache's file name
 _FONTS = ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmb10", "cmr10", "cmss10", "cmti10", "cmtt10")
-_GLYPH = 64  # pixels a side of an undistorted digit
-_CHUNK = 4_096
+_GLYPH = 64  # side of an undistorted digit, in pixels
+_CHUNK = 4_096  # digits that are rendered at once
 
 
 class Digits(TensorDataModule):
     """Rendered digits in ten classes, `(1, 28, 28)`.
 
     Args:
-        root: where the rendered images are cached, under `digits/`; where it cannot be written to, they are not.
-        num_train, num_val, num_test: how many are rendered; a million or more is a matter of memory.
+        root: the images are cached in its folder `digits/`, if that is writable.
+        num_train, num_val, num_test: how many are rendered; memory is the limit.
         **kwargs: as TensorDataModule.
     """
 
@@ -52,8 +53,9 @@ class Digits(TensorDataModule):
         self.sizes = {"train": num_train, "val": num_val, "test": num_test}
 
     @property
+    @override
     def spec(self) -> DataSpec:
-        """Ten classes of `(1, 28, 28)`, centred so that the pixels are in [−1, 1]."""
+        """Ten classes of `(1, 28, 28)` with pixels in [−1, 1]."""
         return DataSpec(
             kind="image",
             input_shape=(1, 28, 28),
@@ -64,6 +66,7 @@ class Digits(TensorDataModule):
             std=(0.5,),
         )
 
+    @override
     def load(self, split: Split) -> tuple[Tensor, Tensor]:
         """`x: (N, 1, 28, 28)` float32, `y: (N,)` int64."""
         images, labels = cached_digits(self.root, self.sizes[split], self.split_seed(split))
@@ -71,8 +74,7 @@ class Digits(TensorDataModule):
 
 
 def cached_digits(root: Path, num: int, seed: int) -> tuple[Tensor, Tensor]:
-    """`render_digits`, kept in `root/digits`; a cache that cannot be read is rendered anew, one that cannot be
-    written is done without."""
+    """`render_digits` with a cache in `root/digits`. An unreadable cache is rendered again; an unwritable one is skipped."""
     file = root / "digits" / f"v{VERSION}-{num}-{seed}.pt"
     digits = _read_cache(file, num)
     if digits is None:
@@ -86,7 +88,7 @@ def _read_cache(file: Path, num: int) -> tuple[Tensor, Tensor] | None:
         images, labels = torch.load(file, weights_only=True)
         good = _is_plain(images, torch.uint8, (num, 1, 28, 28)) and _is_plain(labels, torch.int64, (num,))
         return (images, labels) if good and labels.min() >= 0 and labels.max() < 10 else None
-    except Exception:  # noqa: BLE001 - missing, torn or something else altogether
+    except Exception:  # noqa: BLE001 - missing, truncated or any other file
         return None
 
 
@@ -96,7 +98,7 @@ def _is_plain(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> boo
 
 
 def _write_cache(file: Path, digits: tuple[Tensor, Tensor]) -> None:
-    with suppress(OSError, RuntimeError):  # torch reports a full disk as the latter
+    with suppress(OSError, RuntimeError):  # torch reports a full disk as a RuntimeError
         file.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(file) as opened:
             torch.save(digits, opened)
@@ -120,7 +122,7 @@ def render_digits(num: int, seed: int) -> tuple[Tensor, Tensor]:
 
 @cache
 def _glyphs() -> Tensor:
-    """Every digit in every font, `(10, fonts, 64, 64)` in [0, 1], scaled to a height of 40 pixels and centred."""
+    """Each digit in each font, `(10, fonts, 64, 64)` in [0, 1], 40 pixels high and centred."""
     folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
     files = sorted(f for f in folder.glob("*.ttf") if f.stem.startswith(_FONTS) and not f.stem.endswith("Display"))
     return torch.stack([torch.stack([_glyph(str(digit), file) for file in files]) for digit in range(10)])
@@ -129,7 +131,7 @@ def _glyphs() -> Tensor:
 def _glyph(text: str, font_file: Path) -> Tensor:
     font = ImageFont.truetype(str(font_file), 80)
     left, top, right, bottom = font.getbbox(text)
-    drawn = Image.new("L", (right - left, bottom - top))
+    drawn = Image.new("L", (int(right - left), int(bottom - top)))
     ImageDraw.Draw(drawn).text((-left, -top), text, fill=255, font=font)
     width = max(1, round(drawn.width * 40 / drawn.height))
     canvas = Image.new("L", (_GLYPH, _GLYPH))
@@ -139,9 +141,9 @@ def _glyph(text: str, font_file: Path) -> Tensor:
 
 @cache
 def _warps() -> Tensor:
-    """What a grid is a weighted sum of, `(3 + 16, 56·56)`: x, y and 1, and a bump at each of 4×4 places.
+    """The basis of sampling grids, `(3 + 16, 56·56)`: x, y and 1, and a bump at each of 4×4 positions.
 
-    One matrix product makes the grids of a batch, several times faster than `affine_grid` and a bicubic `interpolate`.
+    A product with it makes the grids of a batch, several times faster than `affine_grid` and a bicubic `interpolate`.
     """
     plane = F.affine_grid(torch.eye(2, 3)[None], [1, 1, 56, 56], align_corners=False)[0].permute(2, 0, 1)
     places = torch.eye(16).view(16, 1, 4, 4)
@@ -159,15 +161,15 @@ def _distort(glyphs: Tensor, generator: torch.Generator) -> Tensor:
     angle, shear = uniform(-0.3, 0.3), uniform(-0.35, 0.25)
     width, height = uniform(0.8, 1.35), uniform(0.85, 1.15)
     cos, sin = angle.cos(), angle.sin()
-    # The grid says of an output place which place it is read from: a factor above 1 shrinks the digit.
+    # The grid maps an output position to the position that it is read from: a factor above 1 shrinks the digit.
     rows = [cos * width, (shear - sin) * height, uniform(-0.12, 0.12), sin * width, cos * height, uniform(-0.12, 0.12)]
     bend = torch.randn(batch, 2, 16, generator=generator) * 0.06
     weights = torch.cat([torch.stack(rows, dim=1).view(batch, 2, 3), bend], dim=2)
     grid = (weights @ _warps()).view(batch, 2, 56, 56).permute(0, 2, 3, 1)
-    # Drawn at twice the size and averaged down, so that thin strokes do not break.
+    # Rendered at twice the size and averaged, so that thin strokes do not break.
     image = F.avg_pool2d(F.grid_sample(glyphs, grid, align_corners=False), 2)
-    threshold = uniform(0.1, 0.5, 1, 1, 1)  # of the blurred stroke: a low one thickens it
-    softness = (2 * threshold).clamp_(max=0.35)  # of the stroke's edge; never so wide that the background turns grey
+    threshold = uniform(0.1, 0.5, 1, 1, 1)  # of the blurred stroke: a low threshold thickens it
+    softness = (2 * threshold).clamp_(max=0.35)  # of the stroke's edge; limited, so that the background stays black
     image = ((image - threshold) / softness + 0.5).clamp_(0, 1) * uniform(0.75, 1, 1, 1, 1)
     image += torch.randn(image.shape, generator=generator) * uniform(0, 0.08, 1, 1, 1)
     return image.clamp_(0, 1).mul_(255).round_().to(torch.uint8)

@@ -1,12 +1,13 @@
-"""From a set of tensors to batches, in an order that is a function of (seed, epoch) alone.
+"""From a set of tensors to batches, in an order that depends on (seed, epoch) alone.
 
-`DeterministicBatchSampler` says which samples make a batch; `TensorLoader` fetches a batch with one indexing operation a tensor;
-`prefetch_to_device` sends the next batch to a GPU while the current one is trained on.
+`DeterministicBatchSampler` chooses the samples of a batch, `TensorLoader` fetches a batch with one indexing operation
+per tensor, and `prefetch_to_device` copies the next batch to a GPU while the current one is trained on.
 """
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy
 import torch
@@ -15,24 +16,31 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 Tensors = tuple[Tensor, ...]
+WaitContext = Callable[[], AbstractContextManager[object]]
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """This process's rank, and the number of ranks."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
 
 
 class DeterministicBatchSampler(Sampler[list[int]]):
-    """The samples of each batch of an epoch, as a batch sampler.
+    """The sample indices of each batch of an epoch.
 
-    The order comes from a private generator seeded with (seed, epoch), so it depends on nothing that a run does, and
-    a resumed run continues it. Under distributed training a step's global batch is the same whatever the number of
-    processes, each of which takes an equal share of it; nothing is padded, and no sample is seen twice. Where there are
-    fewer samples than processes, some have an empty batch.
+    The order comes from a private generator seeded with (seed, epoch), so that a resumed run continues it. The global
+    batch of a step is the same for any number of ranks; each rank takes an equal part of it. Nothing is padded and no
+    sample is served twice. With fewer samples than ranks, some ranks get an empty batch.
 
     Args:
         num_samples: of the whole set.
-        batch_size: of one process.
+        batch_size: of one rank.
         shuffle: whether the order differs by epoch; otherwise it is the stored one.
         seed: of the order.
-        begin: the epoch that a resumed run begins in, and how many of its batches have been trained: they are not
-            served again, but count in its length.
-        min_samples: of one process's part of a batch. A rest too small for it joins the last full batch.
+        start: `(epoch, batches)` that a resumed run starts from. The first `batches` of that epoch are not served
+            again, but count in its length.
+        min_samples: the smallest batch of a rank. A smaller remainder joins the last full batch.
     """
 
     def __init__(
@@ -41,77 +49,79 @@ class DeterministicBatchSampler(Sampler[list[int]]):
         batch_size: int,
         shuffle: bool,
         seed: int = 0,
-        begin: tuple[int, int] = (0, 0),
+        start: tuple[int, int] = (0, 0),
         min_samples: int = 1,
     ):
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.seed = seed
-        self.begin = begin
+        self.start = start
         self.min_samples = min_samples
-        self.epoch = begin[0]
-        self.sampler = self  # where Lightning looks for the object whose set_epoch it calls
+        self.epoch = start[0]
+        self.sampler = self  # Lightning calls set_epoch on this attribute
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by Lightning with the number of epochs done."""
+        """Lightning calls this with the number of epochs done."""
         self.epoch = epoch
 
     def order(self) -> Tensor:
         """The indices of all samples `(N,)` in this epoch's order."""
         if not self.shuffle:
             return torch.arange(self.num_samples)
-        # Mixed into 32 bits, because torch's generator ignores all higher bits of its seed.
-        mixed = int(numpy.random.SeedSequence((self.seed, self.epoch)).generate_state(1)[0])
-        return torch.randperm(self.num_samples, generator=torch.Generator().manual_seed(mixed))
+        # Mixed into 32 bits: torch's generator ignores the higher bits of a seed.
+        seed = int(numpy.random.SeedSequence((self.seed, self.epoch)).generate_state(1)[0])
+        return torch.randperm(self.num_samples, generator=torch.Generator().manual_seed(seed))
 
-    def shares(self, order: Tensor) -> Iterator[Tensor]:
-        """This process's part of every batch of an order that is still to be served."""
-        first = self.begin[1] if self.epoch == self.begin[0] else 0
+    def rank_batches(self, order: Tensor) -> Iterator[Tensor]:
+        """This rank's indices of each batch that is still to be served, out of an `order()`."""
+        first = self.start[1] if self.epoch == self.start[0] else 0
         for batch in range(first, len(self)):
-            yield self._share(order, batch)
+            yield self._rank_batch(order, batch)
 
     def samples(self, batch: int) -> list[int]:
-        """The indices of the samples that this process finds in a batch of the present epoch."""
-        return self._share(self.order(), batch).tolist()
+        """The sample indices of one batch of this epoch on this rank."""
+        return self._rank_batch(self.order(), batch).tolist()
 
     def weight(self, batch: int) -> float:
-        """What this process's mean over its part of a batch counts for when the processes' means are averaged: its
-        samples over those of an equal share. 1 but for a last batch that does not divide."""
-        rank, world = rank_and_world()
-        whole = self._span(batch)
-        share, rest = divmod(len(whole), world)
-        return (share + (rank < rest)) * world / len(whole)
+        """This rank's samples in a batch over an equal share: the factor by which its mean enters the mean of all ranks.
 
-    def _span(self, batch: int) -> range:
-        """Where in the order a batch of all processes lies."""
-        step = self.batch_size * rank_and_world()[1]
-        return range(batch * step, self.num_samples if batch == len(self) - 1 else (batch + 1) * step)
+        1 unless the last batch does not divide evenly.
+        """
+        rank, world_size = rank_and_world_size()
+        whole = self._global_batch(batch)
+        share, rest = divmod(len(whole), world_size)
+        return (share + (rank < rest)) * world_size / len(whole)
 
-    def _share(self, order: Tensor, batch: int) -> Tensor:
-        rank, world = rank_and_world()
-        span = self._span(batch)
-        return order[span.start : span.stop].tensor_split(world)[rank]
+    def _global_batch(self, batch: int) -> range:
+        """The positions in the order that a batch of all ranks takes."""
+        size = self.batch_size * rank_and_world_size()[1]
+        return range(batch * size, self.num_samples if batch == len(self) - 1 else (batch + 1) * size)
+
+    def _rank_batch(self, order: Tensor, batch: int) -> Tensor:
+        rank, world_size = rank_and_world_size()
+        whole = self._global_batch(batch)
+        return order[whole.start : whole.stop].tensor_split(world_size)[rank]
 
     def __iter__(self) -> Iterator[list[int]]:
-        for samples in self.shares(self.order()):
+        for samples in self.rank_batches(self.order()):
             yield samples.tolist()
 
     def __len__(self) -> int:
-        world = rank_and_world()[1]
-        full, rest = divmod(self.num_samples, self.batch_size * world)
-        return full + (1 if rest >= world * self.min_samples or not full else 0)
+        world_size = rank_and_world_size()[1]
+        full, rest = divmod(self.num_samples, self.batch_size * world_size)
+        return full + (1 if rest >= world_size * self.min_samples or not full else 0)
 
 
 class TensorLoader:
-    """Batches of tensors that lie in memory (the host's or the accelerator's): one indexing operation a tensor.
+    """Batches of tensors that lie in the memory of the host or the accelerator.
 
     Args:
         tensors: of equal length N, all on one device.
         batches: which samples make a batch.
-        device: where the batches are needed; when that is a GPU and the tensors are not there, batches go through
-            pinned memory and are copied one step ahead.
-        waiting: gives the context in which the training stream waits for a copy, for who measures it.
+        device: where the batches are needed. If it is a GPU and the tensors are not on it, batches are copied one step
+            ahead through pinned memory.
+        wait_context: makes the context in which the training stream waits for a copy, for whoever measures the wait.
     """
 
     def __init__(
@@ -119,12 +129,12 @@ class TensorLoader:
         tensors: Tensors,
         batches: DeterministicBatchSampler,
         device: torch.device,
-        waiting: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+        wait_context: WaitContext = contextlib.nullcontext,
     ):
         self.tensors = tensors
         self.batch_sampler = batches
         self.device = device
-        self.waiting = waiting
+        self.wait_context = wait_context
         self._stream: torch.cuda.Stream | None = None
         self.pinned = device.type == "cuda" and tensors[0].device.type == "cpu"
 
@@ -134,13 +144,13 @@ class TensorLoader:
     def __iter__(self) -> Iterator[Tensors]:
         if not self.pinned:
             return self._batches()
-        if self._stream is None:  # one for all epochs: torch's allocator keeps the memory of each stream apart
+        if self._stream is None:  # one for all epochs, because torch's allocator keeps a memory pool per stream
             self._stream = torch.cuda.Stream(self.device)
-        return prefetch_to_device(self._batches(), self.device, self._stream, self.waiting)
+        return prefetch_to_device(self._batches(), self.device, self._stream, self.wait_context)
 
     def _batches(self) -> Iterator[Tensors]:
         order = self.batch_sampler.order().to(self.tensors[0].device)
-        for samples in self.batch_sampler.shares(order):
+        for samples in self.batch_sampler.rank_batches(order):
             yield tuple(self._take(tensor, samples) for tensor in self.tensors)
 
     def _take(self, tensor: Tensor, samples: Tensor) -> Tensor:
@@ -154,30 +164,28 @@ def prefetch_to_device(
     batches: Iterable[Tensors],
     device: torch.device,
     stream: torch.cuda.Stream,
-    waiting: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+    wait_context: WaitContext = contextlib.nullcontext,
 ) -> Iterator[Tensors]:
-    """Yield each batch on the GPU, the next one's copy already under way on a stream of its own.
+    """Yield each batch on the GPU while the next one is copied on a stream of its own.
 
-    The training stream waits for the copy on the device, never the host; `record_stream` keeps the memory from being
-    used again before the training stream is done with it. Pinned memory is kept by torch's allocator until the copy
-    out of it has ended.
+    The training stream waits for the copy on the device; the host never waits. `record_stream` keeps the memory until
+    the training stream is done with it. torch's allocator keeps pinned memory until the copy from it has ended.
 
     Args:
         batches: of pinned tensors.
         device: the GPU.
         stream: of the copies, on that GPU.
-        waiting: gives the context in which the training stream waits: an event recorded at its beginning and one at its
-            end have the wait between them.
+        wait_context: makes the context around the wait of the training stream. CUDA events recorded at its start and at
+            its end have the wait between them.
     """
 
-    def send(batch: Tensors) -> tuple[Tensors, torch.cuda.Event]:
+    def send(batch: Tensors) -> tuple[Tensors, Any]:
         with torch.cuda.stream(stream):
-            sent = tuple(tensor.to(device, non_blocking=True) for tensor in batch)
-            return sent, stream.record_event()
+            return tuple(tensor.to(device, non_blocking=True) for tensor in batch), stream.record_event()
 
-    def take(sent: Tensors, copied: torch.cuda.Event) -> Tensors:
+    def receive(sent: Tensors, copied: Any) -> Tensors:
         training = torch.cuda.current_stream(device)
-        with waiting():
+        with wait_context():
             training.wait_event(copied)
         for tensor in sent:
             tensor.record_stream(training)
@@ -187,14 +195,7 @@ def prefetch_to_device(
     for batch in batches:
         following = send(batch)
         if ahead is not None:
-            yield take(*ahead)
+            yield receive(*ahead)
         ahead = following
     if ahead is not None:
-        yield take(*ahead)
-
-
-def rank_and_world() -> tuple[int, int]:
-    """This process's number, and how many there are."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
+        yield receive(*ahead)

@@ -2,7 +2,7 @@
 
 from torchvision import datasets
 
-from .torchvision_images import Expected, TorchvisionImages
+from .torchvision_images import ExpectedFile, TorchvisionImages
 
 _MNIST_MD5 = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -19,7 +19,7 @@ _SIZES = {
 
 
 def _without_legacy(source: type[datasets.MNIST]) -> type[datasets.MNIST]:
-    """torchvision prefers a `processed` folder that its old versions left beside the files; nobody has verified that."""
+    """torchvision without its preference for a `processed` folder of old versions, whose files are not verified."""
     return type(source.__name__, (source,), {"_check_legacy_exist": lambda _: False})
 
 
@@ -28,7 +28,7 @@ class MNIST(TorchvisionImages):
 
     torchvision_name = "mnist"
     source = _without_legacy(datasets.MNIST)
-    files = {f"MNIST/raw/{name}": Expected(size, _MNIST_MD5[name]) for name, size in _SIZES.items()}
+    files = {f"MNIST/raw/{name}": ExpectedFile(size, _MNIST_MD5[name]) for name, size in _SIZES.items()}
     image_shape = (1, 28, 28)
     mean, std = (0.1307,), (0.3081,)
 
@@ -36,11 +36,11 @@ class MNIST(TorchvisionImages):
 class FashionMNIST(TorchvisionImages):
     """Articles of clothing (Xiao et al. 2017) in MNIST's format. Arguments as base class.
 
-    torchvision verifies the downloaded archives; of the files in them only the sizes and the labels' range are known.
+    torchvision verifies the downloaded archives. Of the files in them the sizes are verified, and the range of the labels.
     """
 
     torchvision_name = "fashion-mnist"
     source = _without_legacy(datasets.FashionMNIST)
-    files = {f"FashionMNIST/raw/{name}": Expected(size, None) for name, size in _SIZES.items()}
+    files = {f"FashionMNIST/raw/{name}": ExpectedFile(size, None) for name, size in _SIZES.items()}
     image_shape = (1, 28, 28)
     mean, std = (0.2860,), (0.3530,)

@@ -1,15 +1,16 @@
-"""MNIST read as a sequence: row by row, pixel by pixel, or pixel by pixel in a fixed shuffled order."""
+"""MNIST as a sequence of rows or pixels, also in a fixed random order."""
 
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from .datamodule import Split
 from .mnist import MNIST
 from .spec import DataSpec
 
-PERMUTATION_SEED = 92_916  # one permutation for every run, so that results compare
+PERMUTATION_SEED = 92_916  # the same permutation in all runs, so that results can be compared
 
 
 class SequentialMNIST(MNIST):
@@ -17,7 +18,7 @@ class SequentialMNIST(MNIST):
 
     Args:
         steps: `rows` gives `(28, 28)`, a row of pixels a step; `pixels` gives `(784, 1)`.
-        permute: whether the pixels come in one fixed random order, which takes nearness away as a help.
+        permute: put the pixels into a fixed random order, in which neighbours are far apart.
         **kwargs: as MNIST.
     """
 
@@ -29,17 +30,20 @@ class SequentialMNIST(MNIST):
         self.permute = permute
 
     @property
+    @override
     def spec(self) -> DataSpec:
-        """One class a sequence of `(28, 28)` or `(784, 1)`."""
+        """One class for a sequence `(28, 28)` or `(784, 1)`."""
         shape = (28, 28) if self.steps == "rows" else (784, 1)
         return DataSpec(kind="sequence", input_shape=shape, target="class", num_outputs=10)
 
     @property
+    @override
     def name(self) -> str:
         """`sequential-mnist-rows`, `sequential-mnist-pixels-permuted`, or the same of rendered digits."""
         digits = "" if super().name == self.torchvision_name else "-of-rendered-digits"
         return f"sequential-mnist-{self.steps}{'-permuted' if self.permute else ''}{digits}"
 
+    @override
     def load(self, split: Split) -> tuple[Tensor, Tensor]:
         """`x: (N, T, F)` float32, normalised; `y: (N,)` int64."""
         images, labels = super().load(split)

@@ -1,4 +1,4 @@
-"""DataSpec: what a dataset says of itself, and all that a model has to know of it."""
+"""DataSpec: all that a model has to know of a dataset."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,16 +6,17 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class DataSpec:
-    """The shapes and the question of a dataset.
+    """The shapes of a dataset and the kind of its targets.
 
     Attributes:
         kind: `image` or `sequence`.
         input_shape: of one sample, without the batch: `(C, H, W)` for an image, `(T, F)` for a sequence.
-        target: `class` (one label a sample), `class_per_step` (a label a step) or `value` (one number a sample).
-        num_outputs: how many numbers the model returns a sample (or a step): the classes, or 1 for a value.
-        blank_class: a class that only fills steps at which there is nothing to answer; accuracy leaves it out.
-        classes: the classes' names, for pictures; empty for their numbers.
-        mean, std: what a shown image was normalised with, one number a channel; empty where it was not.
+        target: `class` (a label for each sample), `class_per_step` (a label for each step) or `value` (a number for
+            each sample).
+        num_outputs: the size of the model's output for a sample (or a step): the number of classes, or 1 for a value.
+        blank_class: the class of steps without an answer; accuracy leaves it out.
+        classes: the names of the classes; empty: their numbers.
+        mean, std: the normalisation of images, one number a channel; empty if they are not normalised.
     """
 
     kind: Literal["image", "sequence"]

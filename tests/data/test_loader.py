@@ -213,7 +213,7 @@ def shares(
     """The batches of every process of a world, one list a process."""
     found = []
     for rank in range(world):
-        monkeypatch.setattr(loader, "rank_and_world", lambda rank=rank: (rank, world))
+        monkeypatch.setattr(loader, "rank_and_world_size", lambda rank=rank: (rank, world))
         batches = DeterministicBatchSampler(num, batch_size, shuffle=True, seed=1, **options)
         batches.set_epoch(2)
         found.append(list(batches))
@@ -266,7 +266,7 @@ def test_the_weighted_means_of_the_processes_average_to_that_of_the_batch(
 ) -> None:
     processes, weights = shares(monkeypatch, num, 8, 3), []
     for rank in range(3):
-        monkeypatch.setattr(loader, "rank_and_world", lambda rank=rank: (rank, 3))
+        monkeypatch.setattr(loader, "rank_and_world_size", lambda rank=rank: (rank, 3))
         batches = DeterministicBatchSampler(num, 8, shuffle=True)
         weights.append([batches.weight(batch) for batch in range(len(batches))])
     for batch, whole in enumerate(global_batches(processes)):
@@ -278,7 +278,7 @@ def test_the_weighted_means_of_the_processes_average_to_that_of_the_batch(
 def test_a_process_is_served_its_own_share(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     parts = []
     for rank in (0, 1):
-        monkeypatch.setattr(loader, "rank_and_world", lambda rank=rank: (rank, 2))
+        monkeypatch.setattr(loader, "rank_and_world_size", lambda rank=rank: (rank, 2))
         parts.append(samples(numbers(batch_size=4, **options).train_dataloader()))
     monkeypatch.undo()
     assert global_batches(parts) == samples(numbers(batch_size=8, **options).train_dataloader())
@@ -322,7 +322,7 @@ def test_a_batch_smaller_than_the_model_takes_is_one_line() -> None:
 
 
 def test_too_few_samples_for_the_processes_and_the_model_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datamodule, "rank_and_world", lambda: (0, 26))
+    monkeypatch.setattr(datamodule, "rank_and_world_size", lambda: (0, 26))
     with pytest.raises(UserError, match=r"^trainer\.devices: 26 processes, and a step of each takes 2 at least, and "):
         asked_by(numbers(), min_samples=2).train_dataloader()
 
@@ -487,7 +487,7 @@ def test_the_wait_for_a_copy_is_measured_as_transfer(monkeypatch: pytest.MonkeyP
 
         def __iter__(self) -> Iterator[loader.Tensors]:
             for batch in self._batches():
-                with self.waiting():
+                with self.wait_context():
                     time.sleep(0.02)
                 yield batch
 

@@ -22,7 +22,7 @@ from batchscope.data import torchvision_images as official
 from batchscope.data.cifar10 import CIFAR10
 from batchscope.data.mnist import MNIST, FashionMNIST
 from batchscope.data.sequential_mnist import SequentialMNIST
-from batchscope.data.torchvision_images import Expected, TorchvisionImages
+from batchscope.data.torchvision_images import ExpectedFile, TorchvisionImages
 from batchscope.errors import UserError
 
 RAW = Path("MNIST") / "raw"
@@ -451,7 +451,7 @@ def test_a_download_can_be_tried_again(mirror: Mirror, tmp_path: Path) -> None:
 def test_a_mirror_with_other_files_than_the_official_ones_is_refused(
     mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = {file: Expected(expected.size, "0" * 32) for file, expected in MNIST.files.items()}
+    files = {file: ExpectedFile(expected.size, "0" * 32) for file, expected in MNIST.files.items()}
     monkeypatch.setattr(MNIST, "files", files)
     assert "is corrupted" in message_of(MNIST(root=str(tmp_path / "data")).prepare_data)
     assert left_in(tmp_path / "data") == []
