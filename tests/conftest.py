@@ -1,21 +1,23 @@
-"""What tests share: one thread, and the real MNIST, where it lies beside the repository."""
+"""For all tests: one thread, a restored environment, and the real MNIST or a fabricated one."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-# Tests compute with small tensors: threads that wait for each other take ten times longer on a busy machine. Here for
-# the processes that tests start, and for this one, before torch reads it.
+# Tests compute with small tensors: on a busy machine several threads take ten times longer. Set before torch reads it,
+# for this process and for those that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
+
+from tests.support import fabricated_mnist
 
 SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 
 
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[None]:
-    """What a command that runs in this process sets, as HYDRA_FULL_ERROR, is gone for the next test."""
+    """Remove the variables that a command in this process has set, for example HYDRA_FULL_ERROR."""
     before = dict(os.environ)
     yield
     for name in os.environ.keys() - before.keys():
@@ -25,7 +27,19 @@ def environment() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of the real files; `data.root` of a run on them."""
-    if not (SHARED_DATA / "MNIST" / "raw").is_dir():
-        pytest.skip(f"the real MNIST files are not in {SHARED_DATA}")
+    """`data.root` of the real MNIST, for tests of its checksums, its statistics or the accuracy on it."""
+    if not _has_mnist():
+        pytest.skip(f"needs the real MNIST, which is not in {SHARED_DATA}")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def mnist_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with MNIST's files: the real ones, or fabricated ones where those are missing."""
+    if _has_mnist():
+        return SHARED_DATA
+    return fabricated_mnist.write(tmp_path_factory.mktemp("fabricated"), num_train=6_000, num_test=2_500)
+
+
+def _has_mnist() -> bool:
+    return (SHARED_DATA / "MNIST" / "raw").is_dir()

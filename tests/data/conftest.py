@@ -1,4 +1,4 @@
-"""Official datasets in small: files in torchvision's layout, written by the tests."""
+"""Small files in the layout of torchvision's datasets, written by the tests."""
 
 import hashlib
 import pickle
@@ -11,29 +11,14 @@ from torchvision import datasets
 
 from batchscope.data.cifar10 import CIFAR10
 from batchscope.data.mnist import MNIST, FashionMNIST
-from batchscope.data.torchvision_images import Expected, TorchvisionImages
+from batchscope.data.torchvision_images import ExpectedFile, TorchvisionImages
+from tests.support import fabricated_mnist
 
 NUM_TRAIN, NUM_TEST = 250, 60
 
 
-def idx(array: numpy.ndarray) -> bytes:
-    """An array of bytes in the format of MNIST's files."""
-    sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
-    return bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
-
-
-def small_mnist_files() -> dict[str, bytes]:
-    """MNIST's four files with few images of random pixels; every label in both sets."""
-    random = numpy.random.default_rng(0)
-    files = {}
-    for prefix, num in (("train", NUM_TRAIN), ("t10k", NUM_TEST)):
-        files[f"{prefix}-images-idx3-ubyte"] = idx(random.integers(0, 256, (num, 28, 28), dtype=numpy.uint8))
-        files[f"{prefix}-labels-idx1-ubyte"] = idx(numpy.arange(num, dtype=numpy.uint8) % 10)
-    return files
-
-
 def small_cifar10_files() -> dict[str, bytes]:
-    """CIFAR-10's pickles with few images of random pixels; `data` is red, green and blue in turn."""
+    """CIFAR-10's pickles with few images of random pixels."""
     random = numpy.random.default_rng(0)
     sizes = {name: NUM_TRAIN // 5 for name, _ in datasets.CIFAR10.train_list}
     sizes |= {name: NUM_TEST for name, _ in datasets.CIFAR10.test_list}
@@ -50,7 +35,7 @@ def md5(content: bytes) -> str:
 
 @pytest.fixture
 def small_official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[type[TorchvisionImages]], Path]:
-    """Call it with a dataset's class: it writes small files, has the class expect them, and gives their root."""
+    """A function of a dataset's class: it writes small files, makes the class expect them, and returns their root."""
 
     def write(kind: type[TorchvisionImages]) -> Path:
         root = tmp_path / "small"
@@ -62,7 +47,7 @@ def small_official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
             meta = {**datasets.CIFAR10.meta, "md5": md5(contents[datasets.CIFAR10.meta["filename"]])}
             monkeypatch.setattr(datasets.CIFAR10, "meta", meta)
         elif issubclass(kind, MNIST | FashionMNIST):
-            contents = small_mnist_files()
+            contents = fabricated_mnist.contents(NUM_TRAIN, NUM_TEST, fabricated_mnist.random_pixels)
         else:
             pytest.fail(f"{kind.__name__} reads official files: teach this fixture to write them in small")
         files = {}
@@ -70,7 +55,7 @@ def small_official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
             content = contents[Path(path).name]
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_bytes(content)
-            files[path] = Expected(expected.size and len(content), expected.md5 and md5(content))
+            files[path] = ExpectedFile(expected.size and len(content), expected.md5 and md5(content))
         monkeypatch.setattr(kind, "files", files)
         return root
 

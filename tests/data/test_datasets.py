@@ -320,11 +320,6 @@ def test_a_validation_set_that_leaves_nothing_to_train_on_is_refused(
 # --- the real MNIST --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def real_test_images(shared_data: Path) -> tuple[Tensor, Tensor]:
-    return MNIST(root=str(shared_data)).load("test")
-
-
 def test_the_real_mnist_is_split_55000_5000_10000(shared_data: Path) -> None:
     data = MNIST(root=str(shared_data))
     data.setup("fit")
@@ -340,14 +335,22 @@ def test_the_real_mnist_is_split_55000_5000_10000(shared_data: Path) -> None:
     assert data.tensors("test")[1].bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
 
 
-def sequences(shared_data: Path, **options: Any) -> tuple[Tensor, Tensor, SequentialMNIST]:
-    data = SequentialMNIST(root=str(shared_data), **options)
+# --- sequential MNIST ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stored_images(mnist_files: Path) -> tuple[Tensor, Tensor]:
+    return MNIST(root=str(mnist_files)).load("test")
+
+
+def sequences(mnist_files: Path, **options: Any) -> tuple[Tensor, Tensor, SequentialMNIST]:
+    data = SequentialMNIST(root=str(mnist_files), **options)
     return *data.load("test"), data
 
 
-def test_sequential_mnist_reads_a_row_a_step(shared_data: Path, real_test_images: tuple[Tensor, Tensor]) -> None:
-    images, labels = real_test_images
-    x, y, data = sequences(shared_data, steps="rows")
+def test_sequential_mnist_reads_a_row_a_step(mnist_files: Path, stored_images: tuple[Tensor, Tensor]) -> None:
+    images, labels = stored_images
+    x, y, data = sequences(mnist_files, steps="rows")
     assert data.spec.input_shape == (28, 28)
     assert data.name == "sequential-mnist-rows"
     assert torch.equal(y, labels)
@@ -355,9 +358,9 @@ def test_sequential_mnist_reads_a_row_a_step(shared_data: Path, real_test_images
         assert torch.equal(x[:, step], images[:, 0, step])
 
 
-def test_sequential_mnist_reads_a_pixel_a_step(shared_data: Path, real_test_images: tuple[Tensor, Tensor]) -> None:
-    images, labels = real_test_images
-    x, y, data = sequences(shared_data, steps="pixels")
+def test_sequential_mnist_reads_a_pixel_a_step(mnist_files: Path, stored_images: tuple[Tensor, Tensor]) -> None:
+    images, labels = stored_images
+    x, y, data = sequences(mnist_files, steps="pixels")
     assert data.spec.input_shape == (784, 1)
     assert data.name == "sequential-mnist-pixels"
     assert torch.equal(y, labels)
@@ -367,16 +370,16 @@ def test_sequential_mnist_reads_a_pixel_a_step(shared_data: Path, real_test_imag
 
 @pytest.mark.parametrize("steps", ["rows", "pixels"])
 def test_permuted_mnist_has_the_same_pixels_in_one_order_for_all_images_and_seeds(
-    steps: str, shared_data: Path, real_test_images: tuple[Tensor, Tensor]
+    steps: str, mnist_files: Path, stored_images: tuple[Tensor, Tensor]
 ) -> None:
-    images, labels = (tensor[:2_000] for tensor in real_test_images)
-    x, y, data = sequences(shared_data, steps=steps, permute=True, seed=0)
+    images, labels = (tensor[:2_000] for tensor in stored_images)
+    x, y, data = sequences(mnist_files, steps=steps, permute=True, seed=0)
     x = x.flatten(start_dim=1)
     assert data.name == f"sequential-mnist-{steps}-permuted"
     assert torch.equal(y[:2_000], labels)
     assert torch.equal(x[:2_000].sort(dim=1).values, images.flatten(start_dim=1).sort(dim=1).values)
     assert not torch.equal(x[:2_000], images.flatten(start_dim=1))
-    other = sequences(shared_data, steps="rows", permute=True, seed=1)[0].flatten(start_dim=1)
+    other = sequences(mnist_files, steps="rows", permute=True, seed=1)[0].flatten(start_dim=1)
     assert torch.equal(x, other)
 
 

@@ -1,0 +1,62 @@
+"""Files in MNIST's official IDX format that hold other images: random pixels, or digits rendered on this machine.
+
+    python -m tests.support.fabricated_mnist <root> --num-train 60000 --num-test 10000
+
+They are not MNIST: `data=mnist` verifies md5s and refuses them. Tests read them where the real files are not needed.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+
+Images = Callable[[int, int], tuple[numpy.ndarray, numpy.ndarray]]  # (num, seed) → images (N, 28, 28), labels (N,)
+
+
+def random_pixels(num: int, seed: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Images of random pixels; the labels go from 0 to 9 in turn."""
+    images = numpy.random.default_rng(seed).integers(0, 256, (num, 28, 28), dtype=numpy.uint8)
+    return images, numpy.arange(num, dtype=numpy.uint8) % 10
+
+
+def rendered(num: int, seed: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Rendered digits, which a model can learn."""
+    from batchscope.data.digits import render_digits
+
+    images, labels = render_digits(num, seed)
+    return images[:, 0].numpy(), labels.numpy().astype(numpy.uint8)
+
+
+def idx(array: numpy.ndarray) -> bytes:
+    """An array of bytes in the IDX format: two zeros, the type, the number of dimensions, their sizes, the content."""
+    sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
+
+
+def contents(num_train: int, num_test: int, images: Images = rendered) -> dict[str, bytes]:
+    """MNIST's four files by name."""
+    files = {}
+    for seed, (prefix, num) in enumerate((("train", num_train), ("t10k", num_test))):
+        pixels, labels = images(num, seed)
+        files[f"{prefix}-images-idx3-ubyte"] = idx(pixels)
+        files[f"{prefix}-labels-idx1-ubyte"] = idx(labels)
+    return files
+
+
+def write(root: Path, num_train: int, num_test: int, images: Images = rendered) -> Path:
+    """Write the four files to `root/MNIST/raw`; returns root."""
+    raw = root / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name, content in contents(num_train, num_test, images).items():
+        (raw / name).write_bytes(content)
+    return root
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", type=Path)
+    parser.add_argument("--num-train", type=int, default=60_000)
+    parser.add_argument("--num-test", type=int, default=10_000)
+    args = parser.parse_args()
+    write(args.root, args.num_train, args.num_test)
