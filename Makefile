@@ -19,7 +19,7 @@ train: $(VENV)/.installed ## train: make train ARGS="model=lstm_cell data=adding
 	@echo "         python train.py -m data.batch_size=64,128,256,512"
 
 test: $(VENV)/.installed-test ## the default tests, about 5 minutes on two cores
-	$(BIN)/python -m pytest -n auto --maxprocesses=8 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses=8 --dist worksteal $(ARGS)
 
 test-all: $(VENV)/.installed-test ## the long ones too, one after the other
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)

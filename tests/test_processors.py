@@ -1,4 +1,4 @@
-"""Every processor trains: decisive tests again, in a process whose libraries may use old instructions only."""
+"""Every processor trains: decisive tests again, in a process whose libraries use old instructions only."""
 
 import os
 import subprocess
@@ -14,9 +14,8 @@ DECISIVE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("onednn", "aten"), [("AVX2", "avx2"), pytest.param("SSE41", "default", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("onednn", "aten"), [("AVX2", "avx2"), ("SSE41", "default")])
 def test_models_and_calibration_run_without_the_newest_instructions(onednn, aten):
     limited = {**os.environ, "ONEDNN_MAX_CPU_ISA": onednn, "ATEN_CPU_CAPABILITY": aten}
     line = [sys.executable, "-m", "pytest", "-q", "-x", *(str(TESTS / name) for name in DECISIVE)]

@@ -1,7 +1,7 @@
-"""A SLURM of one machine, as far as submitit calls it: four programs that start, requeue and list jobs at once.
+"""A fake SLURM on one machine: the programs that submitit calls start, requeue and list jobs without a queue.
 
-A job is what it is on a cluster: its script in a process of its own, with SLURM's variables in its environment, whose
-task is told by a signal that its time is up, and which is started again, under the same number, when that is asked.
+A job is a real process: it runs its script with SLURM's variables in its environment. When it is requeued, the script
+starts again under the same job number.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 _SBATCH = '''
-"""sbatch <script> [<word> …]: start a job, or each of an array; the options of #SBATCH lines are kept for the test to read."""
+"""sbatch <script> [<word> …]: start a job, or every job of an array; keep the script, so that the test can read its #SBATCH lines."""
 import os, pathlib, re, subprocess, sys
 script = pathlib.Path(sys.argv[1]).resolve()
 options = dict(re.findall(r"^#SBATCH --([\\w-]+)(?:=(.*))?$", script.read_text(), re.MULTILINE))
@@ -29,7 +29,7 @@ for number in range(int(of_array[1]) + 1 if of_array else 1):
 print(f"Submitted batch job {first}")
 '''
 _KEEP_RUNNING = '''
-"""keep_running <script> <job> [<word> …]: run a job's script, and again as often as it is asked for."""
+"""keep_running <script> <job> [<word> …]: run a job's script, and again after every requeue."""
 import pathlib, subprocess, sys
 script, name, *words = sys.argv[1:]
 while True:
@@ -41,7 +41,7 @@ while True:
 (STATE / f"{name}.state").write_text("FAILED" if code else "COMPLETED")
 '''
 _SRUN = '''
-"""srun [--output <file>] [--error <file>] <command>: the task of a job, in its place."""
+"""srun [--output <file>] [--error <file>] <command>: replace this process by the command."""
 import os, sys
 words, names = sys.argv[1:], {"%t": "0", "%j": "SLURM_JOB_ID", "%A": "SLURM_ARRAY_JOB_ID", "%a": "SLURM_ARRAY_TASK_ID"}
 while words[0].startswith("--"):
@@ -71,7 +71,7 @@ for path in STATE.glob("*.state"):
 
 
 def install(folder: Path) -> dict[str, str]:
-    """Put the programs into a folder; the environment in which they are found, and not this machine's own."""
+    """Write the programs into a folder; returns the environment in which they hide this machine's own."""
     state, programs = folder / "state", folder / "bin"
     for made in (state, programs):
         made.mkdir(parents=True)
@@ -84,12 +84,12 @@ def install(folder: Path) -> dict[str, str]:
 
 
 def script(folder: Path) -> list[str]:
-    """The options of the first job that was submitted."""
+    """The #SBATCH options of the first submitted job."""
     lines = next((folder / "state").glob("*.sh")).read_text().splitlines()
     return [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
 
 
 def requeued(folder: Path) -> list[str]:
-    """The jobs that were asked to be started again."""
+    """The jobs that were requeued."""
     path = folder / "state" / "requeued"
     return path.read_text().split() if path.exists() else []

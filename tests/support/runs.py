@@ -36,7 +36,7 @@ _server.set_forkserver_preload(["tests.support.preload", "tests.support.runs"])
 # one that cannot import these modules forks processes that import everything themselves, without a word.
 forkserver.ensure_running()
 
-Fault = tuple[str, int, Callable[[], None]]  # at the n-th call of what (by its dotted name), and what happens there
+Fault = tuple[str, int, Callable[[], None]]  # (dotted name of a function, n, what happens before its n-th call)
 
 
 def kill_9() -> None:
@@ -44,14 +44,14 @@ def kill_9() -> None:
 
 
 class Run:
-    """One run of the program, `python train.py …`, in a process and a folder of its own.
+    """One run of the program, `python train.py …`, in its own process and folder.
 
     Args:
-        folder: where the process stands.
-        overrides: its command line.
+        folder: the working directory; its files `stdout` and `stderr` hold the output.
+        overrides: the command line.
         faults: what goes wrong.
-        module: the program, as `python -m` takes it.
-        environ: what its environment has besides the server's.
+        module: the program, as for `python -m`.
+        environ: additional environment variables.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Run:
         self.process.start()
 
     def end(self, timeout: float = 120) -> int:
-        """Wait for the end; the exit code, or minus the number of the signal."""
+        """Wait for the end; returns the exit code, or minus the number of the signal."""
         self.process.join(timeout)
         assert self.process.exitcode is not None, "the process hangs"
         return self.process.exitcode
@@ -82,20 +82,20 @@ class Run:
 
 
 def run(folder: Path, *overrides: str, **how: Any) -> Run:
-    """A run that has ended; `how` as Run takes it."""
+    """A run that has ended; arguments as Run."""
     done = Run(folder, *overrides, **how)
     done.end()
     return done
 
 
 def ranks(folder: Path, *overrides: str, faults: dict[int, list[Fault]] | None = None, **environ: str) -> list[Run]:
-    """The two processes of one run, as torchrun starts them, each in a folder of its own below `folder`.
+    """The two processes of one run, as torchrun starts them, each in its own folder below `folder`.
 
     Args:
-        folder: the run's own is its `out`.
-        overrides: the command line of both; with `resume=…` it is all that they are told.
+        folder: the run's folder is `out` in it.
+        overrides: the command line of both; `resume=…` gets no other options.
         faults: what goes wrong, by rank.
-        environ: what their environment has besides.
+        environ: additional environment variables.
     """
     count = 2
     with socket.socket() as one:
@@ -132,7 +132,7 @@ def _program(
 
 
 def _at_call(what: str, count: int, action: Callable[[], None]) -> None:
-    """Have something happen at the n-th call of a function or method, before it is called."""
+    """Make something happen before the n-th call of a function or method."""
     module, _, name = what.rpartition(".")
     try:
         owner = importlib.import_module(module)
@@ -159,7 +159,7 @@ def last(run_dir: Path) -> dict[str, Any]:
 
 
 def curves(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows of losses and metrics, without what depends on the clock."""
+    """TensorBoard's losses and metrics: `(step, value)` by key, without times and rates."""
     (folder,) = {path.parent for path in run_dir.glob("*/events.*")}
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     keys = [key for key in events.Tags()["scalars"] if key.startswith(("train/", "val/", "test/"))]
@@ -167,7 +167,7 @@ def curves(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def table(run_dir: Path) -> list[dict[str, str]]:
-    """The same of the CSV file: its rows without what depends on the clock."""
+    """The losses and metrics of the CSV file, by row, without times and rates."""
     with (run_dir / "csv" / "metrics.csv").open(newline="") as file:
         rows = [
             {k: v for k, v in row.items() if "/" not in k or "loss" in k or "acc" in k} for row in csv.DictReader(file)
@@ -176,7 +176,7 @@ def table(run_dir: Path) -> list[dict[str, str]]:
 
 
 def results(run_dir: Path) -> dict[str, Any]:
-    """All that must come out of two runs alike."""
+    """All that must be equal in two runs of the same training."""
     checkpoint, best = last(run_dir), run_dir / "checkpoints" / "best.ckpt"
     return {
         "weights": checkpoint["state_dict"],
