@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ..options.types import PositiveInt, Range
-from .datamodule import Split, TensorDataModule
+from ..options.types import Range
+from .datamodule import GeneratedDataModule, Split
 from .spec import DataSpec
 
 
-class Adding(TensorDataModule):
+class Adding(GeneratedDataModule):
     """Hochreiter & Schmidhuber (1997), with numbers from U(0, 1) as in Le, Jaitly & Hinton (2015).
 
     Channel 0 holds a number for each step. Channel 1 marks one step of the first half and one of the second. The target
@@ -20,24 +20,15 @@ class Adding(TensorDataModule):
 
     Args:
         sequence_length: steps T.
-        num_train, num_val, num_test: how many sequences are generated.
-        **kwargs: as TensorDataModule.
+        **kwargs: as GeneratedDataModule.
     """
 
     kind = "sequence"
     name = "adding"
 
-    def __init__(
-        self,
-        sequence_length: Annotated[int, Range(2)] = 100,
-        num_train: PositiveInt = 50_000,
-        num_val: PositiveInt = 2_000,
-        num_test: PositiveInt = 10_000,
-        **kwargs: Any,
-    ):
+    def __init__(self, sequence_length: Annotated[int, Range(2)] = 100, **kwargs: Any):
         super().__init__(**kwargs)
         self.sequence_length = sequence_length
-        self.sizes = {"train": num_train, "val": num_val, "test": num_test}
 
     @property
     @override

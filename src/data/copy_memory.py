@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from ..options.types import PositiveInt
-from .datamodule import Split, TensorDataModule
+from .datamodule import GeneratedDataModule, Split
 from .spec import DataSpec
 
 SYMBOLS = 8  # classes 1 to 8; class 0 is the blank
@@ -16,7 +16,7 @@ LENGTH = 10  # symbols to remember
 GO = SYMBOLS + 1  # the input that asks for the answer
 
 
-class CopyMemory(TensorDataModule):
+class CopyMemory(GeneratedDataModule):
     """Hochreiter & Schmidhuber (1997) in the form of Arjovsky, Shah & Bengio (2016).
 
     The input is 10 symbols, `delay − 1` blanks, one "go" and 10 blanks. The target is blank up to the "go", and then
@@ -25,24 +25,15 @@ class CopyMemory(TensorDataModule):
 
     Args:
         delay: steps between the last symbol and the first answer.
-        num_train, num_val, num_test: how many sequences are generated.
-        **kwargs: as TensorDataModule.
+        **kwargs: as GeneratedDataModule.
     """
 
     kind = "sequence"
     name = "copy-memory"
 
-    def __init__(
-        self,
-        delay: PositiveInt = 10,
-        num_train: PositiveInt = 50_000,
-        num_val: PositiveInt = 2_000,
-        num_test: PositiveInt = 10_000,
-        **kwargs: Any,
-    ):
+    def __init__(self, delay: PositiveInt = 10, **kwargs: Any):
         super().__init__(**kwargs)
         self.delay = delay
-        self.sizes = {"train": num_train, "val": num_val, "test": num_test}
 
     @property
     @override

@@ -7,7 +7,7 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from multiprocessing import connection, parent_process
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning import LightningDataModule, LightningModule
@@ -187,6 +187,25 @@ class TensorDataModule(LightningDataModule):
         Whoever measures by the profiler then counts the wait as transfer, although the loader's `next` contains it.
         """
         return profiler_of(self.trainer).profile("[TensorLoader].batch_to_device") if self.trainer else nullcontext()
+
+
+class GeneratedDataModule(TensorDataModule):
+    """A dataset that is generated, with any number of samples.
+
+    Args:
+        num_train, num_val, num_test: how many samples are generated; memory is the limit.
+        **kwargs: as TensorDataModule.
+    """
+
+    def __init__(
+        self,
+        num_train: PositiveInt = 50_000,
+        num_val: PositiveInt = 2_000,
+        num_test: PositiveInt = 10_000,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        self.sizes = {"train": num_train, "val": num_val, "test": num_test}
 
 
 def _exit_with_parent(worker: int) -> None:

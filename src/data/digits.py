@@ -7,7 +7,7 @@ noise. Digits are rendered in batches of tensors: 60,000 take seconds.
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import matplotlib
 import torch
@@ -18,8 +18,8 @@ from torchvision.transforms.functional import pil_to_tensor
 from typing_extensions import override
 
 from ..files import atomic_write
-from ..options.types import PositiveInt, Purpose
-from .datamodule import Split, TensorDataModule
+from ..options.types import PositiveInt
+from .datamodule import GeneratedDataModule, Split
 from .spec import DataSpec
 
 VERSION = 2  # of the rendering; part of the cache's file name
@@ -28,13 +28,12 @@ _GLYPH = 64  # side of an undistorted digit, in pixels
 _CHUNK = 4_096  # digits that are rendered at once
 
 
-class Digits(TensorDataModule):
+class Digits(GeneratedDataModule):
     """Rendered digits in ten classes, `(1, 28, 28)`.
 
     Args:
         root: the images are cached in its folder `digits/`, if that is writable.
-        num_train, num_val, num_test: how many are rendered; memory is the limit.
-        **kwargs: as TensorDataModule.
+        num_train, num_val, num_test, **kwargs: as GeneratedDataModule.
     """
 
     kind = "image"
@@ -42,15 +41,14 @@ class Digits(TensorDataModule):
 
     def __init__(
         self,
-        root: Annotated[str, Purpose.READ_FROM] = "data",
+        root: str = "data",
         num_train: PositiveInt = 55_000,
         num_val: PositiveInt = 5_000,
         num_test: PositiveInt = 10_000,
         **kwargs: Any,
     ):
-        super().__init__(**kwargs)
+        super().__init__(num_train, num_val, num_test, **kwargs)
         self.root = Path(root)
-        self.sizes = {"train": num_train, "val": num_val, "test": num_test}
 
     @property
     @override

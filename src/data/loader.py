@@ -7,6 +7,7 @@ per tensor, and `prefetch_to_device` copies the next batch to a GPU while the cu
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -26,6 +27,7 @@ def rank_and_world_size() -> tuple[int, int]:
     return 0, 1
 
 
+@dataclass(eq=False)
 class DeterministicBatchSampler(Sampler[list[int]]):
     """The sample indices of each batch of an epoch.
 
@@ -33,32 +35,18 @@ class DeterministicBatchSampler(Sampler[list[int]]):
     batch of a step is the same for any number of ranks; each rank takes an equal part of it. Nothing is padded and no
     sample is served twice. With fewer samples than ranks, some ranks get an empty batch.
 
-    Args:
-        num_samples: of the whole set.
-        batch_size: of one rank.
-        shuffle: whether the order differs by epoch; otherwise it is the stored one.
-        seed: of the order.
-        start: `(epoch, batches)` that a resumed run starts from. The first `batches` of that epoch are not served
-            again, but count in its length.
-        min_samples: the smallest batch of a rank. A smaller remainder joins the last full batch.
+    A resumed run starts at `start`: the first batches of that epoch are not served again, but count in its length.
     """
 
-    def __init__(
-        self,
-        num_samples: int,
-        batch_size: int,
-        shuffle: bool,
-        seed: int = 0,
-        start: tuple[int, int] = (0, 0),
-        min_samples: int = 1,
-    ):
-        self.num_samples = num_samples
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.seed = seed
-        self.start = start
-        self.min_samples = min_samples
-        self.epoch = start[0]
+    num_samples: int  # of the whole set
+    batch_size: int  # of one rank
+    shuffle: bool  # whether the order differs by epoch; otherwise it is the stored one
+    seed: int = 0  # of the order
+    start: tuple[int, int] = (0, 0)  # (epoch, batches of it that are done)
+    min_samples: int = 1  # the smallest batch of a rank; a smaller remainder joins the last full batch
+
+    def __post_init__(self) -> None:
+        self.epoch = self.start[0]
         self.sampler = self  # Lightning calls set_epoch on this attribute
 
     def set_epoch(self, epoch: int) -> None:
@@ -113,30 +101,22 @@ class DeterministicBatchSampler(Sampler[list[int]]):
         return full + (1 if rest >= world_size * self.min_samples or not full else 0)
 
 
+@dataclass(eq=False)
 class TensorLoader:
     """Batches of tensors that lie in the memory of the host or the accelerator.
 
-    Args:
-        tensors: of equal length N, all on one device.
-        batches: which samples make a batch.
-        device: where the batches are needed. If it is a GPU and the tensors are not on it, batches are copied one step
-            ahead through pinned memory.
-        wait_context: makes the context in which the training stream waits for a copy, for whoever measures the wait.
+    If the batches are needed on a GPU and the tensors are not on it, batches are copied one step ahead through pinned
+    memory.
     """
 
-    def __init__(
-        self,
-        tensors: Tensors,
-        batches: DeterministicBatchSampler,
-        device: torch.device,
-        wait_context: WaitContext = contextlib.nullcontext,
-    ):
-        self.tensors = tensors
-        self.batch_sampler = batches
-        self.device = device
-        self.wait_context = wait_context
+    tensors: Tensors  # of equal length N, all on one device
+    batch_sampler: DeterministicBatchSampler
+    device: torch.device  # where the batches are needed
+    wait_context: WaitContext = contextlib.nullcontext  # around the wait for a copy, for whoever measures it
+
+    def __post_init__(self) -> None:
+        self.pinned = self.device.type == "cuda" and self.tensors[0].device.type == "cpu"
         self._stream: torch.cuda.Stream | None = None
-        self.pinned = device.type == "cuda" and tensors[0].device.type == "cpu"
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
