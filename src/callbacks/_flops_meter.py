@@ -6,9 +6,10 @@ from typing import Any
 from lightning import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
-from ..hardware.calibrate import Calibration, cached_calibration, peak_flops_per_sec
-from ..hardware.calibrate_subprocess import calibrate_in_subprocess
+from ..hardware.calibration import Calibration, peak_flops_per_sec
+from ..hardware.calibration_cache import cached_calibration
 from ..hardware.flops import count_step
+from ..hardware.measure import calibrate_in_subprocess
 
 
 class FlopsMeter:

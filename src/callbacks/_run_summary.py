@@ -8,7 +8,7 @@ import torch.distributed
 from lightning import Trainer
 
 from ..hardware.bottleneck import Bottleneck, find_bottleneck
-from ..hardware.calibrate import Calibration, faster_precision
+from ..hardware.calibration import Calibration, faster_precision
 from ..hardware.devices import device_name
 from ..records.formatting import count, percent, significant, with_prefix
 from ._flops_meter import FlopsMeter

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from .. import ranks
 from ..checkpointing import resume
-from ..distributed import processes
+from ..distributed import launch, rendezvous
 from ..errors import UserError, exit_on_user_error, report, reraise_in_hydra
 from ..files import LOCK, NO_SPACE, WriteError, new_folder, why
 from ..options import trust
@@ -28,7 +28,7 @@ from ..options.check import check_config
 from ..options.compose import CommandLine, check_command_line, check_composition, compose_command_line
 from ..options.groups import CONFIGS
 from ..options.overrides import accept_null_groups
-from ..records.run_record import refuse_used
+from ..records.read import refuse_used
 from ..sweep import launchers
 from ..sweep.runner import Job, run_sweep
 from .arguments import is_for_show, is_resume, parse_arguments
@@ -105,7 +105,7 @@ def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: 
     """See that every run has its devices, if it runs on this machine; torch is imported only for `gpu` and the like."""
     wanted = []
     for trainer in (config["trainer"] for config in configs):
-        processes.check(trainer, multirun)
+        launch.check_processes(trainer, multirun)
         devices = (trainer.get("accelerator", "auto"), trainer.get("devices", "auto"))
         if here and devices[0] not in ("auto", "cpu") and devices not in wanted:
             wanted.append(devices)
@@ -114,7 +114,7 @@ def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: 
 
         check_accelerator(*devices)
     if not multirun:
-        processes.use_own_rendezvous_store()
+        rendezvous.use_own_rendezvous_store()
 
 
 def _run_one(train: Train, line: CommandLine) -> None:
@@ -135,7 +135,7 @@ def _run_one(train: Train, line: CommandLine) -> None:
                 refuse_used(run_dir)
             config.run_dir = os.path.relpath(run_dir)
             plain, choices = check_config(config), dict(hydra_config.runtime.choices)
-            processes.publish({"run_dir": plain["run_dir"], "choices": choices})
+            rendezvous.publish({"run_dir": plain["run_dir"], "choices": choices})
             return train(plain, run_dir, choices, list(hydra_config.overrides.task))
         except UserError as error:  # Hydra would print lines of its own around an exception
             report(error)
@@ -150,7 +150,7 @@ def _run_one(train: Train, line: CommandLine) -> None:
 
 def _join_first_rank(train: Train, overrides: list[str], config_dir: str | None) -> None:
     """One of the other ranks that torchrun or srun has started: the first rank has chosen the folder."""
-    run = processes.receive()
+    run = rendezvous.receive()
     (config,) = check_command_line(overrides, False, config_dir, run_dir=run["run_dir"])
     train(config, Path(run["run_dir"]), run["choices"], overrides)
 

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from ..checkpointing.resume import lock_run_dir
-from ..checkpointing.signals import STOPPING, forces_exit, handled_signals, leave_lost, terminals
+from ..checkpointing.signals import STOPPING, forces_exit, handled_signals, redirect_closed_terminals, terminal_streams
 from ..errors import UserError
 from ..records.run_record import Status, close_open, read
 
@@ -29,10 +29,10 @@ _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal
 
 def exit_on_signals() -> None:
     """From now on Ctrl-C, SIGTERM and SIGHUP raise SystemExit, with 128 more than the signal's number."""
-    opened = terminals()
+    opened = terminal_streams()
 
     def leave(number: int, frame: FrameType | None) -> None:
-        leave_lost(opened)
+        redirect_closed_terminals(opened)
         raise SystemExit(128 + number)
 
     for number in handled_signals():
@@ -77,7 +77,7 @@ class _RunProcess:
         self.stopped_by: int | None = None
         self._stopped_at = 0.0
         self._process: subprocess.Popen[bytes] | None = None
-        self._terminals = terminals()
+        self._terminals = terminal_streams()
 
     def run(self, command: list[str]) -> int:
         """Start the process and wait for its end; its exit code, or minus the number of a signal."""
@@ -118,7 +118,7 @@ class _RunProcess:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """Tell the run to end; a second signal kills it."""
-        leave_lost(self._terminals)
+        redirect_closed_terminals(self._terminals)
         if self._process is None:
             raise SystemExit(128 + number)
         if self.stopped_by is None:

@@ -24,7 +24,7 @@ from ..options.command_lines import program, resume_command
 from ..options.overrides import as_override
 from ..records.formatting import duration
 from ..records.rates import RATE
-from ..records.run_record import optimized
+from ..records.read import optimized
 from . import folder, launchers
 from .process import exit_on_signals, run_in_subprocess
 from .search import BatchSizeSearch

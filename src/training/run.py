@@ -15,9 +15,10 @@ from torch import nn
 from .._lightning import is_fast_dev_run
 from ..callbacks.learning_rate import LearningRateWatch
 from ..checkpointing.graceful_shutdown import GracefulShutdown
-from ..checkpointing.log_files import check_files, on_this_process
-from ..checkpointing.restore import Resumption, checkpoint_folder, newest_good
+from ..checkpointing.log_files import check_log_files, loggers_of_rank
+from ..checkpointing.restore import prepare_resume
 from ..checkpointing.resume import lock_run_dir
+from ..checkpointing.resume_point import ResumePoint, checkpoint_folder, find_resume_point
 from ..data.datamodule import TensorDataModule
 from ..distributed.agreement import Agreement, end_together
 from ..errors import UserError, warn
@@ -25,7 +26,8 @@ from ..hardware.allocator import keep_freed_memory
 from ..hardware.devices import describe
 from ..options import trust
 from ..options.command_lines import program
-from ..records.run_record import RunRecord, close_open, optimized, read, versions
+from ..records.read import optimized, read
+from ..records.run_record import RunRecord, close_open, versions
 from . import summary
 from .build import build, build_callbacks, build_loggers, build_trainer, folders_written_to, run_name
 from .failures import explain_failures
@@ -91,7 +93,7 @@ class _Run:
         self.model: nn.Module = build(config["model"], "model", spec=self.data.spec)
         self.optimizer = build(config["optimizer"], "optimizer")
         self.data.check_batch(min_samples(self.model, self.data.spec))
-        self.resumption: Resumption | None = None
+        self.resume_point: ResumePoint | None = None
 
     @contextlib.contextmanager
     def recorded(self, overrides: list[str]) -> Iterator[RunRecord]:
@@ -138,25 +140,25 @@ class _Run:
 
     def shared_facts(self) -> dict[str, Any]:
         """What has to be the same in every rank."""
-        steps = self.resumption.steps if self.resumption else 0
+        steps = self.resume_point.steps if self.resume_point else 0
         return {"config": self.config, "dataset": self.dataset, "versions": versions(), "steps": steps}
 
     def begin(self, record: RunRecord) -> None:
         """Begin the record, once it is known that the run can start or be resumed: until then no file is changed."""
         if self.config.get("resume"):
             folder = checkpoint_folder(self.trainer, self.run_dir)
-            self.resumption = newest_good(folder, self.trainer, self.task, self.run_dir)
-            self.resumption.check(self.trainer, self.dataset["fingerprint"])
-        check_files(on_this_process(self.trainer), self.folder_option)
+            self.resume_point = find_resume_point(folder, self.trainer, self.task, self.run_dir)
+            self.resume_point.check(self.trainer, self.dataset["fingerprint"])
+        check_log_files(loggers_of_rank(self.trainer), self.folder_option)
         record.facts |= {"name": self.name, "dataset": self.dataset, **self.batch}
-        record.begin(self.resumption.facts(self.run_dir) if self.resumption else None)
+        record.begin(self.resume_point.facts(self.run_dir) if self.resume_point else None)
 
     def fit(self, record: RunRecord) -> None:
         """Train, and record what came of it."""
         checkpoint = None
-        if self.resumption is not None:
-            self.resumption.prepare(self.trainer, self.data)
-            checkpoint = self.resumption.path
+        if self.resume_point is not None:
+            prepare_resume(self.trainer, self.data, self.resume_point)
+            checkpoint = self.resume_point.path
         started = time.perf_counter()
         self.trainer.fit(self.task, datamodule=self.data, ckpt_path=checkpoint, weights_only=True)
         facts = {
