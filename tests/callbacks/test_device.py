@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from batchscope.callbacks import device
 from batchscope.callbacks.device import LOGGED, MEMORY_ALLOCATED, MEMORY_PEAK, AllocatorProbe, DeviceMonitor
-from batchscope.hardware import telemetry
-from batchscope.hardware.telemetry import CPU, RSS, UTILIZATION, Sample
+from batchscope.hardware import probes, sampler
+from batchscope.hardware.probes import CPU, RSS, UTILIZATION
+from batchscope.hardware.sampler import Sample
 
 STEP_S = 0.01
 
@@ -66,9 +67,9 @@ class Kept(Logger):
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
     """Samples every 20 ms, so that runs can be short."""
-    monkeypatch.setattr(telemetry, "MIN_INTERVAL_S", 0.02)
-    monkeypatch.setattr(telemetry, "MIN_SPAN_S", 0.001)
-    monkeypatch.setattr(telemetry, "_warned", set())
+    monkeypatch.setattr(sampler, "MIN_INTERVAL_S", 0.02)
+    monkeypatch.setattr(probes, "MIN_SPAN_S", 0.001)
+    monkeypatch.setattr(probes, "_warned", set())
 
 
 def trainer_with(monitor, tmp_path, **options):
@@ -146,13 +147,13 @@ def test_validation_is_not_training_time(tmp_path, monkeypatch):
         DeviceMonitor, "on_validation_end", lambda self, trainer, module: validation.append(time.perf_counter())
     )
     samples = []
-    take = telemetry.Sampler._sample
+    take = sampler.Sampler._sample
 
     def sample(self, last=False):
         take(self, last)
         samples.extend(list(self._samples)[-1:])
 
-    monkeypatch.setattr(telemetry.Sampler, "_sample", sample)
+    monkeypatch.setattr(sampler.Sampler, "_sample", sample)
     trainer = trainer_with(monitor, tmp_path, logger=logger, limit_val_batches=12, val_check_interval=6)
 
     before = time.perf_counter()

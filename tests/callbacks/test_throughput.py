@@ -16,8 +16,8 @@ from batchscope.callbacks import _flops_meter, throughput
 from batchscope.callbacks._stopwatch import Clock
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
-from batchscope.hardware import calibrate
-from batchscope.hardware.calibrate import Calibration
+from batchscope.hardware import calibration
+from batchscope.hardware.calibration import Calibration
 from batchscope.models.recurrent import LSTMCell, unroll
 from batchscope.records.metrics import METRICS
 from batchscope.records.step_parts import PARTS
@@ -277,7 +277,7 @@ def test_the_peak_is_that_of_what_the_model_really_runs(
             return nn.functional.mse_loss(self.layer(unroll(self.cell, x[..., None])[0][:, -1]), y)
 
     formats = {"matmul": "none", "convolution": "tf32", "recurrent": "tf32"}
-    monkeypatch.setattr(calibrate, "_float32_formats", lambda device: formats)
+    monkeypatch.setattr(calibration, "float32_formats", lambda device: formats)
     measured = Calibration("cpu", "a device", None, torch.__version__, 2, {"fp32": 1e9, "tf32": 8e9})
     monkeypatch.setattr(_flops_meter, "cached_calibration", lambda device: measured)
     memory = fit(monitor, tmp_path, Recurrent())

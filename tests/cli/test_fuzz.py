@@ -17,7 +17,7 @@ import torch
 
 from batchscope.checkpointing import resume
 from batchscope.checkpointing.checkpoint_file import load_checkpoint, write_checkpoint
-from batchscope.checkpointing.restore import newest_good
+from batchscope.checkpointing.resume_point import find_resume_point
 from batchscope.cli.evaluate import evaluate
 from batchscope.options.compose import check_command_line
 from batchscope.records.run_record import read
@@ -106,7 +106,7 @@ def test_random_bytes_as_a_checkpoint(tmp_path: Path) -> None:
     for dice in budget("checkpoint"):
         path.write_bytes(damage(dice.choice((good, buffer.getvalue())), dice))
         refused_or_fine(lambda: load_checkpoint(path), "a damaged checkpoint")
-        refused_or_fine(lambda: newest_good(tmp_path), "a damaged checkpoint")
+        refused_or_fine(lambda: find_resume_point(tmp_path), "a damaged checkpoint")
         refused_or_fine(lambda: evaluate(path, []), "a damaged checkpoint")
     assert list(tmp_path.iterdir()) == [path]
 

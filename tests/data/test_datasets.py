@@ -23,7 +23,7 @@ from batchscope.data.mnist import MNIST, FashionMNIST
 from batchscope.data.sequential_mnist import SequentialMNIST
 from batchscope.data.torchvision_images import TorchvisionImages
 from batchscope.errors import UserError
-from batchscope.options import schema
+from batchscope.options import signatures
 from batchscope.options.config import CONFIGS, check_command_line
 from batchscope.training.build import build
 
@@ -118,7 +118,7 @@ def test_every_class_is_among_the_training_targets(option: str, make: Make) -> N
 @every_dataset
 def test_the_kind_is_known_without_importing_the_dataset(option: str, make: Make) -> None:
     data = make(option)
-    assert schema.class_attribute(node_of(option)["_target_"], "kind") == data.kind == data.spec.kind
+    assert signatures.class_attribute(node_of(option)["_target_"], "kind") == data.kind == data.spec.kind
 
 
 @every_dataset

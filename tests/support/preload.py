@@ -18,3 +18,4 @@ for _module in pkgutil.walk_packages(batchscope.__path__, "batchscope."):
     if not _module.name.endswith("__main__"):
         importlib.import_module(_module.name)
 OverridesParser.create().parse_override("key=value")
+importlib.import_module("tests.support.runs")

@@ -31,10 +31,12 @@ SMALL = [
 EVERY_4 = "callbacks.checkpoint.every_n_steps=4"
 
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["tests.support.preload", "tests.support.runs"])
+_server.set_forkserver_preload(["tests.support.preload"])
 # At import, while the working directory is the repository: Python before 3.12.4 gives a fork server no other path, and
-# one that cannot import these modules forks processes that import everything themselves, without a word.
-forkserver.ensure_running()
+# one that cannot import the module forks processes that import everything themselves, without a word. The server and
+# its children import this file, too: they start no server of their own.
+if "tests.support.preload" not in sys.modules:
+    forkserver.ensure_running()
 
 Fault = tuple[str, int, Callable[[], None]]  # (dotted name of a function, n, what happens before its n-th call)
 
