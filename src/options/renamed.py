@@ -9,7 +9,7 @@ OPTIONS = {"callbacks.pictures": "callbacks.prediction_images"}
 METRICS = {"samples_per_sec_median": "samples_per_sec"}
 TARGETS = {
     "batchscope.callbacks.checkpoint": "batchscope.checkpointing.callback",
-    "batchscope.callbacks.curve_files.WholeCSVLogger": "batchscope.checkpointing.log_files.AtomicCSVLogger",
+    "batchscope.callbacks.curve_files.WholeCSVLogger": "batchscope.checkpointing.csv_logger.AtomicCSVLogger",
     "batchscope.callbacks.pictures.TestPictures": "batchscope.callbacks.prediction_images.PredictionImages",
     "batchscope.data.official.OfficialImages": "batchscope.data.torchvision_images.TorchvisionImages",
     "batchscope.launch.search": "batchscope.sweep.search",

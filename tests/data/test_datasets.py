@@ -24,7 +24,8 @@ from batchscope.data.sequential_mnist import SequentialMNIST
 from batchscope.data.torchvision_images import TorchvisionImages
 from batchscope.errors import UserError
 from batchscope.options import signatures
-from batchscope.options.config import CONFIGS, check_command_line
+from batchscope.options.compose import check_command_line
+from batchscope.options.groups import CONFIGS
 from batchscope.training.build import build
 
 OPTIONS = sorted(file.stem for file in (CONFIGS / "data").glob("*.yaml"))
