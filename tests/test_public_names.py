@@ -1,10 +1,9 @@
 """The public face: which names the packages offer, and that importing them costs nothing until one is used."""
 
 import importlib
+import importlib.metadata
 import subprocess
 import sys
-import tomllib
-from pathlib import Path
 
 import pytest
 
@@ -81,5 +80,4 @@ def test_importing_the_packages_imports_neither_torch_nor_lightning() -> None:
 def test_the_version_is_that_of_the_project() -> None:
     import batchscope
 
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert batchscope.__version__ == project["version"]
+    assert batchscope.__version__ == importlib.metadata.version("batchscope")

@@ -30,6 +30,8 @@ class PredictionImages(Callback):
         num_samples: how many samples are drawn.
     """
 
+    observes_only = True
+
     def __init__(self, num_samples: PositiveInt = 16):
         self.num_samples = num_samples
         self._samples: list[tuple[bool, Tensor, Tensor, Tensor]] = []  # whether wrong, input, answer, target

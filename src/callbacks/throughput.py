@@ -68,6 +68,8 @@ class ThroughputMonitor(Callback):
         verbose: whether the summary is printed when training ends.
     """
 
+    observes_only = True
+
     def __init__(
         self,
         every_n_steps: NonNegativeInt = 1,

@@ -7,7 +7,7 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from multiprocessing import connection, parent_process
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from lightning import LightningDataModule, LightningModule
@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from .._lightning import profiler_of
 from ..errors import UserError
-from ..options.types import NonNegativeInt, PositiveInt, Seed
+from ..options.types import NonNegativeInt, PositiveInt, Purpose, Seed
 from .loader import DeterministicBatchSampler, TensorLoader, rank_and_world_size
 from .spec import DataSpec
 
@@ -48,8 +48,8 @@ class TensorDataModule(LightningDataModule):
     def __init__(
         self,
         batch_size: PositiveInt = 128,
-        pipeline: Literal["memory", "device", "workers"] = "memory",
-        num_workers: NonNegativeInt = 2,
+        pipeline: Annotated[Literal["memory", "device", "workers"], Purpose.SPEED] = "memory",
+        num_workers: Annotated[NonNegativeInt, Purpose.SPEED] = 2,
         seed: Seed = 0,
     ):
         super().__init__()

@@ -7,7 +7,7 @@ noise. Digits are rendered in batches of tensors: 60,000 take seconds.
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import matplotlib
 import torch
@@ -18,7 +18,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from typing_extensions import override
 
 from ..files import atomic_write
-from ..options.types import PositiveInt
+from ..options.types import PositiveInt, Purpose
 from .datamodule import GeneratedDataModule, Split
 from .spec import DataSpec
 
@@ -41,7 +41,7 @@ class Digits(GeneratedDataModule):
 
     def __init__(
         self,
-        root: str = "data",
+        root: Annotated[str, Purpose.READ_FROM] = "data",
         num_train: PositiveInt = 55_000,
         num_val: PositiveInt = 5_000,
         num_test: PositiveInt = 10_000,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..data.spec import DataSpec
 from ..errors import UserError, did_you_mean
-from ..options.types import PositiveInt
+from ..options.types import Choice, PositiveInt
 
 NATIVE_SIZE = 224  # the image size that the networks were designed for
 
@@ -38,7 +38,11 @@ class TorchvisionModel(nn.Module):
     accepts = ("image",)
 
     def __init__(
-        self, spec: DataSpec, name: str = "resnet18", weights: str | None = None, image_size: PositiveInt | None = None
+        self,
+        spec: DataSpec,
+        name: Choice = "resnet18",
+        weights: str | None = None,
+        image_size: PositiveInt | None = None,
     ):
         super().__init__()
         known = torchvision.models.list_models(module=torchvision.models)

@@ -277,7 +277,7 @@ def nothing_happened(canary: Path) -> bool:
 def test_hostile_records_are_refused(
     way: Callable[..., str], canary: Path, configs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job, "train", lambda *_: pytest.fail("the run has begun"))
+    monkeypatch.setattr("batchscope.training.run.train", lambda *_: pytest.fail("the run has begun"))
     path = Path("out/run.json")
     for dice in budget(f"hostile record {way.__name__}"):
         config = copy.deepcopy(dice.choice(configs))
@@ -285,7 +285,7 @@ def test_hostile_records_are_refused(
         status = dice.choice(("planned", "interrupted", "running", "finished"))
         path.write_text(json.dumps({"status": status, "config": config, "choices": {}}))
         refused(lambda: resume.configuration(read(Path("out")), Path("out"), []), what)
-        refused(lambda: job.do(Path("out"), "0" * 32), what)
+        refused(lambda: job.run_planned(Path("out"), "0" * 32), what)
         assert nothing_happened(canary), what
 
 

@@ -223,7 +223,7 @@ def test_a_folder_that_cannot_be_written_to_will_do_when_the_files_are_in_it(
     data = MNIST(root=str(real_copy()))
     monkeypatch.setattr(official.os, "access", lambda *_: False)
     monkeypatch.setattr(official.os, "replace", refuse)
-    monkeypatch.setattr(official, "FileLock", refuse)
+    monkeypatch.setattr(official, "wait_for_lock", refuse)
     monkeypatch.setattr(Path, "mkdir", refuse)
     data.check()
     data.prepare_data()
