@@ -58,7 +58,7 @@ def test_the_version_is_printed(monkeypatch, capsys) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["trian"], "trian: no such command. Did you mean 'train'? batchscope takes train, evaluate, report, hardware"),
+        (["trani"], "trani: no such command. Did you mean 'train'? batchscope takes train, evaluate, report, hardware"),
         (["--model", "cnn"], "--model: no such command. batchscope takes train, evaluate, report, hardware"),
         (["model=cnn"], "model=cnn: an option comes after a command; write batchscope train model=cnn"),
     ],
