@@ -17,23 +17,14 @@ FRACTION = "fraction"  # the unit of a share: between 0 and 1, shown as a percen
 
 @dataclass(frozen=True)
 class Metric:
-    """What is measured.
-
-    Attributes:
-        key: as it is logged.
-        unit: empty for a plain number.
-        meaning: one line.
-        higher_is_better: None where neither direction is better by itself.
-        text: how a value is shown.
-        heading: of its column in a table, with the unit of the column; the key by default.
-    """
+    """What is measured: its key as it is logged, and its meaning in one line."""
 
     key: str
-    unit: str = ""
+    unit: str = ""  # empty for a plain number
     meaning: str = ""
-    higher_is_better: bool | None = None
-    text: Callable[[float], str] = significant
-    heading: str = ""
+    higher_is_better: bool | None = None  # None where neither direction is better by itself
+    text: Callable[[float], str] = significant  # shows a value
+    heading: str = ""  # of its column in a table, with the unit of the column; the key by default
 
     def cell(self, value: float) -> str:
         """The value in a table, where the heading already has the percent sign."""

@@ -11,12 +11,7 @@ NEAR_BEST = 0.05  # a rate that is lower than the best by this fraction at most 
 
 
 def rate(samples: float, step_ms: float) -> float:
-    """Samples/s.
-
-    Args:
-        samples: of a step, over all devices.
-        step_ms: the median time of such a step.
-    """
+    """Samples/s, from the samples of a step over all devices and the median time of such a step."""
     return 1e3 * samples / step_ms
 
 

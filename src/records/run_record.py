@@ -16,14 +16,16 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from ..errors import PeerLostError, UserError
-from ..files import WriteError, atomic_write, remove_leftovers, set_aside, why
+from ..files import WriteError, remove_leftovers, set_aside, why, write_bytes
 from .read import FILE, DamagedRecordError, read, refuse_used
-from .status import OPEN, Status, ended_as, reason
 from .upgrade import SCHEMA
 
+# `interrupted`: stopped by a signal, or the system refused to write a file; `killed`: ended without a chance to report.
+Status = Literal["planned", "running", "finished", "failed", "out_of_memory", "interrupted", "killed"]
+_OPEN = ("planned", "running")  # the statuses of a run that has not ended, or has not reported its end
 _RESERVE = 64 * 2**10  # bytes of disk kept free for the final record
 _PACKAGES = ("batchscope", "torch", "torchvision", "lightning", "torchmetrics", "hydra-core")
 
@@ -81,10 +83,7 @@ class RunRecord:
         """Add facts, and write the record.
 
         An empty container does not replace a known value: a run that is resumed after its last step measures nothing.
-        None removes a known value.
-
-        Raises:
-            WriteError: if the record cannot be written.
+        None removes a known value. Raises WriteError if the record cannot be written.
         """
         for key, value in facts.items():
             if value is None:
@@ -123,20 +122,12 @@ class RunRecord:
 
 
 def plan(run_dir: Path, **facts: Any) -> None:
-    """Write the record of a run that has not started: `config`, `choices`, `overrides`, `command`.
-
-    Raises:
-        WriteError: if the record cannot be written.
-    """
+    """Write the record of a run that has not started: `config`, `choices`, `overrides`, `command`. Raises WriteError."""
     _replace(run_dir / FILE, {"schema": SCHEMA, "status": "planned", **facts})
 
 
 def close(run_dir: Path, status: Status, reason: str) -> None:
-    """Record the end of a run whose process could not record it.
-
-    Raises:
-        WriteError: if the record cannot be written.
-    """
+    """Record the end of a run whose process could not record it. Raises WriteError."""
     known = {"schema": SCHEMA, **_read_or_set_aside(run_dir)}
     _write_final(run_dir / FILE, {**known, "status": status, "error": reason[:1000]})
 
@@ -144,8 +135,24 @@ def close(run_dir: Path, status: Status, reason: str) -> None:
 def close_open(run_dir: Path, status: Status, reason: str) -> None:
     """`close` a run whose record has no end yet; a record that cannot be read or written is left as it is."""
     with contextlib.suppress(UserError):
-        if read(run_dir).get("status") in OPEN:
+        if read(run_dir).get("status") in _OPEN:
             close(run_dir, status, reason)
+
+
+def ended_as(error: BaseException | None) -> Status:
+    """The status of a run that ended with this exception, or with none."""
+    if error is None:
+        return "finished"
+    if "OutOfMemoryError" in type(error).__name__ or isinstance(error, MemoryError):
+        return "out_of_memory"
+    # Lightning turns Ctrl-C into SystemExit. After a WriteError the run can be resumed once there is room or permission.
+    return "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit | WriteError) else "failed"
+
+
+def reason(error: BaseException) -> str:
+    """The exception in one line; anything but a user's mistake with its type."""
+    text = " ".join(str(error).split())
+    return (text if isinstance(error, UserError) else f"{type(error).__name__}: {text}")[:1000]
 
 
 def versions() -> dict[str, str]:
@@ -161,8 +168,7 @@ def _replace(path: Path, facts: dict[str, Any]) -> None:
     text = json.dumps(_finite(facts), indent=2, ensure_ascii=False) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as file:
-            file.write(text.encode("utf-8", "backslashreplace"))  # a path that is not text becomes a JSON escape
+        write_bytes(path, text.encode("utf-8", "backslashreplace"))  # a path that is not text becomes a JSON escape
     except OSError as error:
         raise WriteError(f"{path} cannot be written: {why(error)}") from error
 
@@ -208,7 +214,7 @@ def _end_reported_by_another_rank(run_dir: Path) -> dict[str, Any]:
     """Status and error, if another rank has recorded the end: the error of this rank is then only a consequence."""
     with contextlib.suppress(UserError):
         record = read(run_dir)
-        if record.get("status") not in OPEN:
+        if record.get("status") not in _OPEN:
             return {key: record[key] for key in ("status", "error") if key in record}
     return {}
 

@@ -4,7 +4,7 @@ import csv
 import io
 from pathlib import Path
 
-from ..files import atomic_write
+from ..files import write_bytes
 
 
 def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
@@ -18,14 +18,9 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def write_rows(path: Path, names: list[str], rows: list[dict[str, str]]) -> None:
-    """Replace the file atomically.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """Replace the file atomically. Raises OSError if it cannot be written."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, names)
     writer.writeheader()
     writer.writerows(rows)
-    with atomic_write(path) as file:
-        file.write(text.getvalue().encode())
+    write_bytes(path, text.getvalue().encode())
