@@ -15,23 +15,17 @@ from .recommend import MAX_EXTRAPOLATION, Analysis
 class Crossover:
     """Two devices compared at the batch sizes that ran on both.
 
-    Attributes:
-        base: the model, and what else the two groups share.
-        small, large: the devices that are faster at small and at large sizes.
-        kind: `measured`, `extrapolated` (by fits, beyond the sizes that ran), `always` (`large` is faster at every size), or
-            `unclear` (the faster device changes several times).
-        between: the two sizes that ran on both and bracket the change, or the range of sizes that ran.
-        near: the size at which the devices are equally fast, interpolated from the rates or extrapolated by the fits.
-        ratio: the rate of the faster device over that of the other, at the size where the ratio is largest.
+    The kind is `measured`, `extrapolated` (by fits, beyond the sizes that ran), `always` (`large` is faster at every size),
+    or `unclear` (the faster device changes several times).
     """
 
-    base: str
-    small: str
-    large: str
+    base: str  # the model, and what else the two groups share
+    small: str  # the device that is faster at small sizes
+    large: str  # the device that is faster at large sizes
     kind: Literal["measured", "extrapolated", "always", "unclear"]
-    between: tuple[int, int]
-    near: float | None
-    ratio: float
+    between: tuple[int, int]  # the two sizes that ran on both and bracket the change, or the range of sizes that ran
+    near: float | None  # where the devices are equally fast, interpolated from the rates or extrapolated by the fits
+    ratio: float  # the rate of the faster device over that of the other, where it is largest
 
     @property
     def headline(self) -> str:

@@ -14,18 +14,11 @@ _Row = dict[str, float]
 
 @dataclass(frozen=True)
 class Curve:
-    """A validation metric in the course of training; the lists have the same length.
+    """A validation metric in the course of training; the lists have the same length."""
 
-    Attributes:
-        metric: such as `val/acc`.
-        seconds: training time, without validation and checkpoints.
-        samples: trained on by then.
-        values: of the metric.
-    """
-
-    metric: str
-    seconds: list[float]
-    samples: list[float]
+    metric: str  # such as `val/acc`
+    seconds: list[float]  # training time, without validation and checkpoints
+    samples: list[float]  # trained on by then
     values: list[float]
 
     @property

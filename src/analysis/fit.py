@@ -30,17 +30,11 @@ _PRECISION = 1e-3  # relative; smaller differences are noise
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted model.
+    """A fitted model."""
 
-    Attributes:
-        floor_ms: the time of a step without samples.
-        slope_ms: the time that a sample adds.
-        sharpness: p.
-    """
-
-    floor_ms: float
-    slope_ms: float
-    sharpness: float
+    floor_ms: float  # the time of a step without samples
+    slope_ms: float  # the time that a sample adds
+    sharpness: float  # p
 
     def step_ms(self, batch_size: float) -> float:
         """Predicted time of a step, in ms."""
@@ -65,15 +59,9 @@ class Fit:
 
 
 def fit_step_time(sizes: Sequence[float], step_ms: Sequence[float], serial: bool = True) -> Fit | None:
-    """The model that is nearest to the measured times, by relative error.
+    """The model that is nearest to the measured times, by relative error; None with fewer than three distinct sizes.
 
-    Args:
-        sizes: batch sizes.
-        step_ms: the measured time of a step at each size.
-        serial: True where the host waits for each operation, as on a CPU.
-
-    Returns:
-        None with fewer than three distinct sizes.
+    `serial` is True where the host waits for each operation, as on a CPU.
     """
     if len(set(sizes)) < MIN_SIZES:
         return None
@@ -90,11 +78,7 @@ def fit_step_time(sizes: Sequence[float], step_ms: Sequence[float], serial: bool
 
 
 def leave_one_out(sizes: Sequence[float], step_ms: Sequence[float], serial: bool = True) -> float | None:
-    """The median relative error of predicting each size from all others.
-
-    Returns:
-        None with fewer than four distinct sizes.
-    """
+    """The median relative error of predicting each size from all others; None with fewer than four distinct sizes."""
     errors = []
     for left_out in sorted(set(sizes)):
         rest = [(b, t) for b, t in zip(sizes, step_ms, strict=True) if b != left_out]

@@ -15,17 +15,11 @@ from .run import _CHOICES, _SCALES_ALONG, BATCH_SIZE, HARDWARE, SEED, Run
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in batch size and seed only, and in what was scaled along with the batch size.
+    """Runs that differ in batch size and seed only, and in what was scaled along with the batch size."""
 
-    Attributes:
-        label: short: `cnn`, `cnn · cpu`.
-        base: the label without the hardware; groups that share it are one model on several devices.
-        runs: all of them, failed ones too.
-    """
-
-    label: str
-    base: str
-    runs: list[Run]
+    label: str  # short: `cnn`, `cnn · cpu`
+    base: str  # the label without the hardware; groups that share it are one model on several devices
+    runs: list[Run]  # all of them, failed ones too
 
     @property
     def device(self) -> str:
@@ -65,19 +59,12 @@ class Group:
 
 @dataclass(frozen=True)
 class SweepResults:
-    """Runs compared with each other.
+    """Runs compared with each other."""
 
-    Attributes:
-        runs: in the order of their folders.
-        varied: the settings that differ, by dotted name.
-        groups: by what varied besides batch size and seed.
-        notes: what could not be read or compared, one line each.
-    """
-
-    runs: list[Run]
-    varied: list[str]
-    groups: list[Group]
-    notes: list[str]
+    runs: list[Run]  # in the order of their folders
+    varied: list[str]  # the settings that differ, by dotted name
+    groups: list[Group]  # by what varied besides batch size and seed
+    notes: list[str]  # what could not be read or compared, one line each
 
 
 def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:

@@ -51,28 +51,17 @@ class Analysis:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """For one group.
+    """For one group. Rate and memory are those at `batch_size`; memory is None where unknown."""
 
-    Attributes:
-        group: its label.
-        batch_size: the smallest size that ran within 5 % of the fastest.
-        samples_per_sec: at this size.
-        share_of_best: of the rate of the fastest size.
-        fastest: the size with the highest rate.
-        memory_peak_gib, memory_total_gib: at `batch_size`, where known.
-        try_up_to: a larger size that may still gain, if the sweep ended before the knee.
-        remarks: what else to know, one line each.
-    """
-
-    group: str
-    batch_size: int
+    group: str  # its label
+    batch_size: int  # the smallest size that ran within 5 % of the fastest
     samples_per_sec: float
-    share_of_best: float
-    fastest: int
+    share_of_best: float  # of the rate of the fastest size
+    fastest: int  # the size with the highest rate
     memory_peak_gib: float | None
     memory_total_gib: float | None
-    try_up_to: int | None
-    remarks: list[str]
+    try_up_to: int | None  # a larger size that may still gain, if the sweep ended before the knee
+    remarks: list[str]  # what else to know, one line each
 
     @property
     def headline(self) -> str:
@@ -91,9 +80,7 @@ class Recommendation:
 def recommend(analysis: Analysis, metrics: Iterable[str] = ()) -> Recommendation | None:
     """The smallest size that ran within 5 % of the fastest; None where fewer than two sizes were measured.
 
-    Args:
-        analysis: of a group.
-        metrics: of the test or validation, the most telling one first.
+    `metrics` are those of the test or validation, the most telling one first.
     """
     group, rates = analysis.group, analysis.group.rates
     if len(rates) < 2:

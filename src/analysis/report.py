@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, printable
-from ..files import atomic_write, refuse_links
+from ..files import refuse_links, write_text
 from ..records.formatting import count, percent, significant
 from ..records.rates import NEAR_BEST, RATE
 from . import plots, scaling, table, tensorboard
@@ -26,25 +26,15 @@ SCHEMA = 2  # of sweep.json
 
 @dataclass(frozen=True)
 class Report:
-    """What was found.
-
-    Attributes:
-        sweep: the runs.
-        analyses: one for each group.
-        recommendations: for every group with two batch sizes or more.
-        crossovers: for every model that ran on several devices.
-        others: lines on sweeps over another option than the batch size.
-        notes: what could not be read, compared, drawn or written.
-        files: everything that was written.
-    """
+    """What was found."""
 
     sweep: SweepResults
-    analyses: list[Analysis]
-    recommendations: list[Recommendation]
-    crossovers: list[Crossover]
-    others: list[str]
-    notes: list[str]
-    files: list[Path]
+    analyses: list[Analysis]  # one for each group
+    recommendations: list[Recommendation]  # for every group with two batch sizes or more
+    crossovers: list[Crossover]  # for every model that ran on several devices
+    others: list[str]  # lines on sweeps over another option than the batch size
+    notes: list[str]  # what could not be read, compared, drawn or written
+    files: list[Path]  # everything that was written
 
     @property
     def exit_code(self) -> int:
@@ -112,7 +102,6 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """`sweep.json`."""
-        fits = [(a, a.fit) for a in self.analyses if a.fit]
         return {
             "schema": SCHEMA,
             "varied": self.sweep.varied,
@@ -120,7 +109,8 @@ class Report:
             "crossovers": [{**_known(asdict(c)), "headline": c.headline} for c in self.crossovers],
             "fits": [
                 _known({"group": a.group.label, **asdict(fit), "knee": fit.knee, "leave_one_out_error": a.error})
-                for a, fit in fits
+                for a in self.analyses
+                if (fit := a.fit)
             ],
             "rows": table.rows(self.sweep),
             "notes": self.notes,
@@ -159,8 +149,7 @@ def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.Pa
         text = json.dumps(report.as_json(), indent=2, ensure_ascii=False)
         contents = (report.markdown, table.to_csv(sweep), f"{text}\n")
         for file, content in zip(report.files, contents, strict=False):  # the plots have been written
-            with atomic_write(file) as opened:
-                opened.write(content.encode("utf-8", "replace"))
+            write_text(file, content)
     except OSError as error:
         raise UserError(f"{out}: cannot be written: {error}") from error
     return report

@@ -43,15 +43,9 @@ _PATHS = {  # numbers above 0, by their name and their place in the record
 
 @dataclass(frozen=True)
 class Run:
-    """One record. A value that the record does not hold is None or left out, and never 0.
+    """One record. A value that the record does not hold is None or left out, and never 0."""
 
-    Attributes:
-        name: the folder of the run, relative to the folder that was searched: `3`, or `2026-01-01_12-00-00/3`.
-        folder: where the run left everything.
-        record: its run.json.
-    """
-
-    name: str
+    name: str  # the folder of the run, relative to the folder that was searched: `3`, or `2026-01-01_12-00-00/3`
     folder: Path
     record: dict[str, Any] = field(repr=False)
 
@@ -203,8 +197,6 @@ class Run:
             return
         yield "processes", self.processes
         yield "global_batch_size", self.global_batch_size
-        slowest, fastest = (
-            positive(at(self.record, f"throughput.{which}_step_ms")) for which in ("slowest", "fastest")
-        )
-        if slowest and fastest:
-            yield from (("fastest_step_ms_mean", fastest), ("slowest_step_ms_mean", slowest))
+        means = {end: positive(at(self.record, f"throughput.{end}_step_ms")) for end in ("fastest", "slowest")}
+        if all(means.values()):
+            yield from ((f"{end}_step_ms_mean", ms) for end, ms in means.items())

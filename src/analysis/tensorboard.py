@@ -14,10 +14,7 @@ SCALARS = [name for name, declared in RUN_METRICS.items() if declared.heading an
 def write(groups: list[Group], plots: list[Path], folder: Path) -> str:
     """Write a run for each group, and the plots as images into `<folder>/plots`; those of an earlier report are removed.
 
-    TensorBoard's own writer needs no torch.
-
-    Returns:
-        A note if TensorBoard is missing; else an empty string.
+    Returns a note if TensorBoard is missing, else an empty string. TensorBoard's own writer needs no torch.
     """
     try:
         from tensorboard.compat.proto.event_pb2 import Event
