@@ -21,9 +21,8 @@ def repeats(sweep: SweepResults) -> list[str]:
             continue
         facts = [_median_of(runs, name) for name in (RATE, *shown_metrics(sweep))]
         at = f" at batch size {runs[0].batch_size:,}" if runs[0].batch_size else ""
-        lines.append(
-            f"{group.label}: {count(len(runs), 'repeated run')}{at}, medians: {'; '.join(filter(None, facts))}."
-        )
+        medians = "; ".join(filter(None, facts))
+        lines.append(f"{group.label}: {count(len(runs), 'repeated run')}{at}, medians: {medians}.")
     return lines
 
 

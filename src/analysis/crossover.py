@@ -55,13 +55,12 @@ def crossovers(analyses: Iterable[Analysis]) -> list[Crossover]:
     for analysis in analyses:
         if analysis.group.device and analysis.group.rates:
             by_base.setdefault(analysis.group.base, []).append(analysis)
-    found = []
-    for base, members in by_base.items():
-        ordered = sorted(members, key=lambda a: a.group.device != "cpu")
-        for first, second in itertools.combinations(ordered, 2):
-            if first.group.device != second.group.device:
-                found.append(_crossover(base, first, second))
-    return [crossover for crossover in found if crossover]
+    return [
+        crossover
+        for base, members in by_base.items()
+        for first, second in itertools.combinations(sorted(members, key=lambda a: a.group.device != "cpu"), 2)
+        if first.group.device != second.group.device and (crossover := _crossover(base, first, second))
+    ]
 
 
 def _crossover(base: str, first: Analysis, second: Analysis) -> Crossover | None:

@@ -95,12 +95,8 @@ def _setting(key: str, value: Any) -> str:
     return f"{key.rpartition('.')[2]} {option_value(value)}"
 
 
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
-
-
 def _identity(run: Run, keys: Iterable[str]) -> str:
-    return _text([run.settings.get(key) for key in keys])
+    return json.dumps([run.settings.get(key) for key in keys], sort_keys=True, default=str)
 
 
 def _parent(key: str) -> str | None:
@@ -115,10 +111,9 @@ def _varied(runs: list[Run]) -> list[str]:
     """Settings with several values among the runs that share the choice they belong to; batch size comes last."""
     seen: dict[str, dict[str, set[str]]] = {}
     for run in runs:
-        for key, value in run.settings.items():
-            parent = _parent(key)
-            within = _text(run.settings.get(parent)) if parent else ""
-            seen.setdefault(key, {}).setdefault(within, set()).add(_text(value))
+        for key in run.settings:
+            within = _identity(run, filter(None, [_parent(key)]))
+            seen.setdefault(key, {}).setdefault(within, set()).add(_identity(run, [key]))
     varied = [key for key, values in seen.items() if any(len(found) > 1 for found in values.values())]
     first = [key for key in ("model", "data", *HARDWARE) if key in varied]
     rest = [key for key in varied if key not in (*first, BATCH_SIZE, SEED)]

@@ -87,13 +87,9 @@ def legend_below(figure: Figure, axes: Axes, title: str | None = None) -> None:
     """A legend of the axes below them, where it covers nothing; every name once."""
     handles, names = axes.get_legend_handles_labels()
     once = dict(zip(names, handles, strict=True))
+    texts = [textwrap.shorten(name, 100, placeholder=" …") for name in once]
     longest = max(12, *(len(name) + 5 for name in once))
-    legend = figure.legend(
-        list(once.values()),
-        [textwrap.shorten(name, 100, placeholder=" …") for name in once],
-        loc="outside lower center",
-        ncols=min(len(once), 8 if title else max(1, round(84 / longest))),
-        title=title,
-    )
+    columns = min(len(once), 8 if title else max(1, round(84 / longest)))
+    legend = figure.legend(list(once.values()), texts, loc="outside lower center", ncols=columns, title=title)
     for line in legend.get_lines():
         line.set_alpha(1)

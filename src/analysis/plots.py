@@ -33,15 +33,10 @@ _PART_COLOURS = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#BBBBBB
 _MAX_PANELS = 9
 _FEW = 4  # groups, for which there is room to draw everything
 _IDEAL = {"lw": 0.8, "ls": (0, (6, 4))}
-_Looks = dict[str, tuple[str, str]]
 
 
 def draw(analyses: Sequence[Analysis], folder: Path) -> tuple[list[Path], list[str]]:
-    """Write every plot that the runs have the numbers for.
-
-    Returns:
-        The PNG files, and a note for every plot that is missing or incomplete.
-    """
+    """Write every plot that has data; returns the PNG files, and a note for each plot that is missing or incomplete."""
     plots: list[tuple[str, Callable[[Sequence[Analysis]], Figure | None], str]] = [
         ("throughput", throughput, "needs two batch sizes"),
         ("step_time", step_time, "needs two batch sizes with the parts of their steps"),
@@ -151,12 +146,8 @@ def step_time(analyses: Sequence[Analysis]) -> Figure | None:
         axes.set_title(name if len(shown) > 1 else CAPTIONS["step_time"])
     for axes in panels[::columns]:
         axes.set_ylabel("share of the mean step, %")
-    figure.legend(
-        *panels[0].get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=len(PARTS),
-        title="above a bar: the median step",
-    )
+    names = panels[0].get_legend_handles_labels()
+    figure.legend(*names, loc="outside lower center", ncols=len(PARTS), title="above a bar: the median step")
     return figure
 
 
@@ -169,8 +160,7 @@ def _shares(analysis: Analysis) -> dict[int, list[float]]:
 
 def _draw_bars(axes: Axes, shares: dict[int, list[float]], medians: dict[int, float], labels: int) -> None:
     """A bar for each size; above the bar the median step, as in the table, although the shares are of the mean."""
-    at = np.arange(len(shares))
-    bottom = np.zeros(len(shares))
+    at, bottom = np.arange(len(shares)), np.zeros(len(shares))
     for part, colour, heights in zip(PARTS, _PART_COLOURS, zip(*shares.values(), strict=True), strict=True):
         label = part.replace("_", " ")
         axes.bar(at, heights, 0.82, bottom, color=colour, label=label, edgecolor="white", linewidth=0.5)
@@ -246,7 +236,7 @@ def validation(analyses: Sequence[Analysis]) -> Figure | None:
     return figure
 
 
-def _looks(analyses: Sequence[Analysis]) -> _Looks:
+def _looks(analyses: Sequence[Analysis]) -> dict[str, tuple[str, str]]:
     """A colour and a marker for each group, the same in all plots."""
     return {label: look_of(i) for i, label in enumerate(dict.fromkeys(a.group.label for a in analyses))}
 

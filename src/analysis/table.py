@@ -60,13 +60,11 @@ def to_text(sweep: SweepResults) -> str:
     header, cells = _cells(sweep)
     columns = list(zip(header, *cells, strict=True))
     widths = [max(map(len, column)) * (1 if _is_number_column(column[1:]) else -1) for column in columns]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if width > 0 else cell.ljust(-width) for cell, width in zip(line, widths, strict=True)
-        )
-        for line in (header, *cells)
+    lines = [zip(line, widths, strict=True) for line in (header, *cells)]
+    texts = [
+        "  ".join(cell.rjust(width) if width > 0 else cell.ljust(-width) for cell, width in line) for line in lines
     ]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    return "\n".join(text.rstrip() for text in texts) + "\n"
 
 
 def shown_metrics(sweep: SweepResults) -> list[str]:

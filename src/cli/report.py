@@ -29,15 +29,12 @@ def _main() -> None:
 
     from ..analysis import write_report
 
-    report = write_report(args.folders, args.out or _home(args.folders) / "report")
+    # A report does not create a folder that the user misspelt.
+    home = next((folder for folder in args.folders if folder.is_dir()), args.folders[0])
+    report = write_report(args.folders, args.out or home / "report")
     print(report.text)
     print(f"\nreport   {report.files[0]}", flush=True)
     sys.exit(report.exit_code)
-
-
-def _home(folders: list[Path]) -> Path:
-    """The first folder that exists: a report does not create a folder that the user misspelt."""
-    return next((folder for folder in folders if folder.is_dir()), folders[0])
 
 
 if __name__ == "__main__":
