@@ -84,8 +84,6 @@ def bottleneck_facts(summary: Mapping[str, Any], calibration: Calibration | None
         busy=None if busy is None else busy / 100,
         flops_per_sec=_mean_flops_per_sec(summary),
         peak_flops_per_sec=peak,
-        launch_us=calibration.launch_us if calibration else None,
-        copy_bytes_per_sec=calibration.copy_bytes_per_sec if calibration else None,
         batch_size=summary["batch_size"],
         faster_precision=faster_precision(calibration, summary["precision"], peak),
     )

@@ -5,29 +5,20 @@ The step is divided into shares of its wall time, and the largest share names th
 1. **Waiting for data** is `input`, **copying to the device** is `transfer`. Where the device's busy share is known, both
    count only up to the device's idle time: overlapped work is free.
 2. **The rest of the idle time**, where the busy share is known, is `host`: the device waits for launches. Elsewhere, on
-   CPU and CUDA, the time outside forward, backward and optimizer is `host`. On a CPU `host` also gets the time that
-   issuing the step's operations takes, if their number is known: `OP_COST` launch latencies each, but never the time
-   that the arithmetic needs at the peak.
+   CPU and CUDA, the time outside forward, backward and optimizer is `host`.
 3. **The work itself** (the busy time, or else forward, backward and optimizer) is
-   a. `compute`, if it reaches `COMPUTE_MFU` of the measured peak. A separately timed optimizer is then `memory`: it
-      passes over the weights and computes almost nothing.
-   b. `host`, on a GPU, if issuing the operations takes `ISSUE_BOUND` of the step and at least as long as moving its
-      bytes: events count the gaps between kernels as busy.
-   c. where the step's bytes are known: `memory` or `compute`, whichever reaches the larger fraction of its measured
-      roof; `host` if neither reaches `UNFILLED`, because such operations are too small to fill the device.
-   d. where the bytes are not known: `memory`, if the operations are known to be issued in less time than in (b), or if
-      the fraction of the peak is between `UNFILLED` and `COMPUTE_MFU`; below that `host`, if the work takes at most
-      `FLOOR_MS`, which a few hundred operations take however small they are.
+   - `compute`, if it reaches `COMPUTE_MFU` of the measured peak. A separately timed optimizer is then `memory`: it
+     passes over the weights and computes almost nothing.
+   - `memory`, if the fraction of the peak is between `UNFILLED` and `COMPUTE_MFU`;
+   - below that `host`, if the work takes at most `FLOOR_MS`, which a few hundred operations take however small they are.
 
 The answer is None
 - without both MFU and busy share, unless one of data wait, transfer and other is more than `MAJORITY` of the step on CPU
   or CUDA, where the parts follow one another and none hides behind another;
-- where the largest share is work of an unknown kind: a busy device of unknown MFU and unknown bytes, or a long step far
-  below the peak whose operations and bytes are unknown.
+- where the largest share is work of an unknown kind: a busy device of unknown MFU, or a long step far below the peak.
 
-Limits of the rule: the `memory` of 3d is a conclusion by elimination. The peak is that of one large product, of which
-small models reach half at best. Bytes that are counted without caches overstate `memory`. Threads that wait for a
-processor which other processes use look like `memory`, too.
+Limits of the rule: `memory` is a conclusion by elimination. The peak is that of one large product, of which small models
+reach half at best. Threads that wait for a processor which other processes use look like `memory`, too.
 """
 
 import math
@@ -41,26 +32,18 @@ from ..records.step_parts import PARTS
 Kind = Literal["input", "transfer", "host", "memory", "compute"]
 
 COMPUTE_MFU = 0.3  # well-fed convolutions and matrix products reach 25 to 70 % of a measured peak
-UNFILLED = 0.1  # below this fraction of both roofs neither resource is short
-OP_COST = 3.0  # an operation of a small model's step with its autograd, in latencies of the smallest operation
-ISSUE_BOUND = 0.7
+UNFILLED = 0.1  # below this fraction of the peak the operations may be too small to fill the device
 FLOOR_MS = 5.0  # Lightning's loop and a few hundred operations take 1 to 5 ms
 MAJORITY = 0.5
 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What limits a run.
-
-    Attributes:
-        kind: `input`, `transfer`, `host` (launches and the framework), `memory` (bandwidth) or `compute`.
-        share: of the step's wall time that is spent on it, 0 to 1.
-        advice: one sentence with what was seen and the options that may help.
-    """
+    """What limits a run."""
 
     kind: Kind
-    share: float
-    advice: str
+    share: float  # of the step's wall time, 0 to 1
+    advice: str  # one sentence with what was seen and the options that may help
 
 
 def find_bottleneck(
@@ -69,10 +52,6 @@ def find_bottleneck(
     busy: float | None = None,
     flops_per_sec: float | None = None,
     peak_flops_per_sec: float | None = None,
-    launch_us: float | None = None,
-    ops_per_step: float | None = None,
-    copy_bytes_per_sec: float | None = None,
-    bytes_per_step: float | None = None,
     batch_size: int | None = None,
     faster_precision: str | None = None,
 ) -> Bottleneck | None:
@@ -86,10 +65,6 @@ def find_bottleneck(
             utilisation is not: any kernel makes it 100 %. None on a CPU.
         flops_per_sec: achieved over the whole step.
         peak_flops_per_sec: measured on this device at this precision.
-        launch_us: time to issue one of the smallest operations, many in a row.
-        ops_per_step: operations of forward, backward and optimizer.
-        copy_bytes_per_sec: measured bandwidth of the device's memory, reads and writes both counted.
-        bytes_per_step: estimated memory traffic of a step.
         batch_size: of one device, for the advice.
         faster_precision: one at which this device was measured to be faster than at the run's, for the advice.
     """
@@ -100,8 +75,6 @@ def find_bottleneck(
     if device == "cpu":
         busy = None
     mfu = _ratio(flops_per_sec, peak_flops_per_sec)
-    issuing = _ratio(_product(launch_us, ops_per_step), step * 1000 / OP_COST)
-    moved = _ratio(bytes_per_step, _product(copy_bytes_per_sec, step / 1000))
     in_order = device in ("cpu", "cuda")  # elsewhere the host's times run ahead of the device's
     if not in_order and busy is None and mfu is not None and mfu >= COMPUTE_MFU:
         busy = 1.0  # the device was at work, whatever the host seemed to wait for
@@ -110,13 +83,8 @@ def find_bottleneck(
         return None
 
     shares, work, computing = _divide({part: ms / step for part, ms in parts.items()}, in_order, busy)
-    if device == "cpu" and issuing is not None:
-        launching = min(issuing, max(work - (mfu or 0.0), 0.0))
-        shares["host"] += launching
-        work -= launching
-        issuing = 0.0  # is taken out of the work
     reached = _ratio(mfu, computing)
-    kind = _kind_of_work(reached, issuing, moved, work, work * step)
+    kind = _kind_of_work(reached, work * step)
     if kind == "compute":
         shares["compute"] = min(computing, work)
         shares["memory"] = work - shares["compute"]
@@ -146,33 +114,13 @@ def _divide(parts: Mapping[str, float], in_order: bool, busy: float | None) -> t
     return {"input": waiting, "transfer": copying, "host": other}, work, computing
 
 
-def _kind_of_work(
-    reached: float | None, issuing: float | None, moved: float | None, work: float, work_ms: float
-) -> Kind | None:
-    """Step 3 of the rule; None where the kind is unknown.
-
-    Args:
-        reached: fraction of the peak while computing.
-        issuing: share of the step that issuing its operations takes.
-        moved: share of the step that moving its bytes takes at least.
-        work: share of the step that is work.
-        work_ms: its duration.
-    """
-    if work <= 0:
+def _kind_of_work(reached: float | None, work_ms: float) -> Kind | None:
+    """Step 3 of the rule, given the fraction of the peak while computing; None where the kind is unknown."""
+    if work_ms <= 0 or reached is None:
         return None
-    if reached is not None and reached >= COMPUTE_MFU:
+    if reached >= COMPUTE_MFU:
         return "compute"
-    if issuing is not None and issuing >= max(ISSUE_BOUND, moved or 0.0):
-        return "host"
-    if moved is not None:
-        if reached is None:
-            return "memory" if moved / work >= COMPUTE_MFU else None
-        if max(moved / work, reached) < UNFILLED:
-            return "host"
-        return "memory" if moved / work >= reached else "compute"
-    if reached is None:
-        return None
-    if issuing is not None or reached >= UNFILLED:
+    if reached >= UNFILLED:
         return "memory"
     return "host" if work_ms <= FLOOR_MS else None
 
@@ -205,10 +153,6 @@ def _advice(
     more = f"trainer.precision={precision}, or more trainer.devices," if precision else "more trainer.devices"
     faster = "trainer.accelerator=gpu" if cpu else more
     return f"{seen} is arithmetic{peak}: {faster} is the way to go faster, a larger data.batch_size{now} is not."
-
-
-def _product(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a * b
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:
