@@ -19,9 +19,7 @@ class DeferredScalars:
     CUDA: the copy into pinned memory is queued behind the work that computes the scalars; only `values` waits for it.
     CPU: there is nothing to wait for. MPS has no asynchronous copy, so the constructor waits for the device.
 
-    Args:
-        scalars: tensors of one element each, on one device.
-        combine: what is done on the device to all of them as one tensor, `(N,)` → `(N,)`.
+    `scalars` are tensors of one element each, on one device. `combine`, `(N,)` → `(N,)`, runs on the device.
     """
 
     def __init__(self, scalars: Sequence[Tensor], combine: Callable[[Tensor], Tensor] = lambda values: values):

@@ -13,11 +13,7 @@ from ..hardware.measure import calibrate_in_subprocess
 
 
 class FlopsMeter:
-    """Knows the FLOPs of a sample once they are counted, and the peak once the device is calibrated.
-
-    Args:
-        flops_per_sample: forward and backward; None to have them counted.
-    """
+    """Knows the FLOPs of a sample (given, or once counted), and the peak once the device is calibrated."""
 
     def __init__(self, flops_per_sample: float | None):
         self._given = flops_per_sample

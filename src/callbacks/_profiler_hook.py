@@ -15,12 +15,10 @@ _NOTHING = contextlib.nullcontext()
 
 
 def attach_profiler_hook(trainer: Trainer, endings: frozenset[str], started: Listener, stopped: Listener) -> None:
-    """Call the listeners when an action begins and ends, until `detach_profiler_hook`.
+    """Call the listeners with an action's ending when it begins and ends, until `detach_profiler_hook`.
 
-    Args:
-        trainer: its own profiler keeps working.
-        endings: of the action names to listen to: `training_step` for `[Strategy]….training_step`.
-        started, stopped: called with the ending.
+    An ending is the last part of the action's name: `training_step` of `[Strategy]….training_step`. The trainer's own
+    profiler keeps working.
     """
     set_profiler(trainer, ProfilerHook(profiler_of(trainer), endings, started, stopped))
 
@@ -54,15 +52,13 @@ class ProfilerHook(Profiler):
     def start(self, action_name: str) -> None:
         if self._forward:
             self.inner.start(action_name)
-        span = self._span(action_name)
-        if span is not None:
-            self._started(span.ending)
+        if span := self._span(action_name):
+            span.__enter__()
 
     @override
     def stop(self, action_name: str) -> None:
-        span = self._span(action_name)
-        if span is not None:
-            self._stopped(span.ending)
+        if span := self._span(action_name):
+            span.__exit__()
         if self._forward:
             self.inner.stop(action_name)
 
@@ -72,8 +68,7 @@ class ProfilerHook(Profiler):
         except KeyError:
             ending = action_name.rpartition(".")[2]
             span = _Span(ending, self._started, self._stopped) if ending in self._endings else None
-            self._spans[action_name] = span
-            return span
+            return self._spans.setdefault(action_name, span)
 
     @override
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
@@ -95,15 +90,15 @@ class ProfilerHook(Profiler):
 class _Span:
     """An action as a context manager. It has no state, so one object serves every step."""
 
-    __slots__ = ("_started", "_stopped", "ending")
+    __slots__ = ("_ending", "_started", "_stopped")
 
     def __init__(self, ending: str, started: Listener, stopped: Listener):
-        self.ending = ending
+        self._ending = ending
         self._started = started
         self._stopped = stopped
 
     def __enter__(self) -> None:
-        self._started(self.ending)
+        self._started(self._ending)
 
     def __exit__(self, *_: object) -> None:
-        self._stopped(self.ending)
+        self._stopped(self._ending)

@@ -33,14 +33,10 @@ def gather_step_ms(summary: Mapping[str, Any], world_size: int) -> list[float | 
 def run_summary(
     cost: Mapping[str, Any], trainer: Trainer, steps: Sequence[float], flops: FlopsMeter, sampled: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The cost of a run's steps, completed.
+    """The cost of this rank's steps, completed.
 
-    Args:
-        cost: of this rank's steps, by CostSummary.
-        trainer: of the run.
-        steps: the mean step of each rank in ms; empty for a single rank.
-        flops: what was counted.
-        sampled: the result of a DeviceMonitor; empty without one.
+    `steps` has the mean step of each rank in ms, and is empty for a single rank. `sampled` is the result of a
+    DeviceMonitor, and is empty without one.
     """
     module, device = trainer.lightning_module, trainer.strategy.root_device
     summary: dict[str, Any] = {**cost, "title": getattr(module, "title", type(module).__name__)}

@@ -104,10 +104,8 @@ class Step:
 class Stopwatch:
     """Marks the parts of one step after the other. Parts may be nested; time belongs to the innermost one.
 
-    Args:
-        clock: the source of marks.
-        on_running: called with True when training time begins and with False when it ends: at a step that does not
-            adjoin another, at either side of a pause, and at the end of a step. Its own time is excluded.
+    `on_running` is called with True when training time begins and with False when it ends: at a step that does not
+    adjoin another, at either side of a pause, and at the end of a step. Its own time is excluded.
     """
 
     def __init__(self, clock: Clock, on_running: Callable[[bool], None] = lambda running: None):
@@ -117,20 +115,16 @@ class Stopwatch:
         self._on_running = on_running
         self._running = False
         self._stack: list[str] = []
-        self._adjoins = False  # whether the next step may begin at the last one's end
 
     def begin_step(self) -> None:
         """Begin a step where the one before ends, so that no moment between them is lost."""
-        self._end()
+        adjoins = self._end()
         self._set_running(True)
-        border = self.finished[-1].end if self._adjoins else self.clock.mark()
-        self._adjoins = False
-        self.current = Step(marks=[("other", border)])
+        self.current = Step(marks=[("other", self.finished[-1].end if adjoins else self.clock.mark())])
 
     def end_step(self) -> None:
         """End the step without beginning another."""
         self._end()
-        self._adjoins = False
         self._set_running(False)
 
     def enter(self, part: str) -> None:
@@ -156,13 +150,15 @@ class Stopwatch:
         if part == PAUSE:
             self._set_running(False)
 
-    def _end(self) -> None:
-        self._adjoins = self.current is not None and self.current.marks[-1][0] != PAUSE
-        if self.current is not None:
-            self.current.marks.append((PAUSE, self.clock.mark()))
-            self.finished.append(self.current)
-        self.current = None
-        self._stack = []
+    def _end(self) -> bool:
+        """End the step. Returns whether the next one may begin at its end."""
+        step, self.current, self._stack = self.current, None, []
+        if step is None:
+            return False
+        adjoins = step.marks[-1][0] != PAUSE
+        step.marks.append((PAUSE, self.clock.mark()))
+        self.finished.append(step)
+        return adjoins
 
     def _set_running(self, running: bool) -> None:
         if running != self._running:

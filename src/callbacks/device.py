@@ -30,9 +30,8 @@ _GIB = 2**30
 class AllocatorProbe:
     """GiB of the device's memory that training holds, now and at most. Reading it waits for nothing.
 
-    CUDA and AMD: the tensors in torch's allocator, and their peak since the probe was made, validation included,
-    because that has to fit as well. MPS: the same tensors, and their highest sample. CPU: the memory of the process in
-    RAM, and its highest sample.
+    CUDA and AMD: the tensors in torch's allocator, and their peak since the probe was made, validation included. MPS:
+    the same tensors, and their highest sample. CPU: the process's memory in RAM, and its highest sample.
     """
 
     def __init__(self, device: torch.device):
@@ -60,18 +59,14 @@ class AllocatorProbe:
 class DeviceMonitor(Callback):
     """Samples the training device and the process in a thread, and logs each sample at the step nearest to it.
 
-    Logs `device/utilization_pct`, `device/sm_activity_pct`, `device/memory_peak_gib`, `device/memory_allocated_gib`,
-    `device/power_w`, `host/cpu_pct` and `host/rss_gib`, as far as the device offers them; docs/measuring.md has each
-    one's unit and meaning. Nothing is sampled during validation, nor between an epoch's end and the next one's start,
-    where checkpoints are written. Samples that share a step are logged as their mean. Each rank samples its own device,
-    and rank 0's samples are logged.
+    Logs the metrics in `LOGGED` as far as the device offers them; docs/measuring.md has their units and meanings.
+    Nothing is sampled during validation, nor between an epoch's end and the next one's start, where checkpoints are
+    written. Samples that share a step are logged as their mean. Rank 0's samples are logged.
 
-    A callback that times the steps may take over and say what is training time, by `follow`, `pause`, `resume` and
-    `restart`. ThroughputMonitor does, so that power and energy are those of the very steps that its summary counts.
+    A callback that times the steps may define the training time by `follow`, `pause`, `resume` and `restart`.
+    ThroughputMonitor does, so that power and energy are those of the steps in its summary.
 
-    After the fit `summary` (before its end: `result()`) has the mean over time of everything that is read
-    (`device/power_mean_w`, …), the maximum of memory (`host/rss_max_gib`, `device/memory_peak_gib`), the `seconds`
-    sampled, and where the device measures it `energy_j`, in joules, with `energy_source`: `counter` or `power_integral`.
+    After the fit `summary` (before its end: `result()`) has what `Sampler.summary` returns, and the memory's peak.
 
     Args:
         interval_s: seconds between samples; at least 0.1 s is used.
@@ -100,14 +95,13 @@ class DeviceMonitor(Callback):
             self.follow(True)
 
     @override
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any = None, batch_idx: int = 0
+    ) -> None:
         if not self._following:  # fetching the first batch is a part of training
             self.resume(trainer)
 
-    @override
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if not self._following:  # after a validation in mid-epoch
-            self.resume(trainer)
+    on_train_batch_start = on_train_epoch_start  # after a validation in mid-epoch
 
     @override
     @never_raise
@@ -123,18 +117,15 @@ class DeviceMonitor(Callback):
         if not self._following:
             self.pause(trainer)
 
-    @override
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._following:
-            self.pause(trainer)
+    on_train_epoch_end = on_validation_start
 
     @override
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException | None = None
+    ) -> None:
         self._finish(trainer)
 
-    @override
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._finish(trainer)
+    on_exception = on_train_end
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -149,9 +140,10 @@ class DeviceMonitor(Callback):
 
     def result(self) -> dict[str, float | str]:
         """The summary up to the last sample, also before the fit has ended."""
-        return self.summary if self._sampler is None else _tidy(self._sampler.summary())
-
-    # --- for a callback that times the steps -------------------------------------------------------------------------
+        if self._sampler is None:
+            return self.summary
+        peak = named(MEMORY_PEAK, "max")  # of a peak
+        return {MEMORY_PEAK if key == peak else key: value for key, value in self._sampler.summary().items()}
 
     @never_raise
     def follow(self, following: bool) -> None:
@@ -181,8 +173,6 @@ class DeviceMonitor(Callback):
         """Begin the summary anew; the samples so far are still logged."""
         if self._sampler is not None:
             self._sampler.restart()
-
-    # --- what is logged and summed up --------------------------------------------------------------------------------
 
     @never_raise
     def _finish(self, trainer: Trainer) -> None:
@@ -215,10 +205,3 @@ def _by_step(rows: list[Row]) -> Iterator[Row]:
         readings = [row for _, row in group]
         keys = dict.fromkeys(key for row in readings for key in row)
         yield step, {key: fmean(row[key] for row in readings if key in row) for key in keys}
-
-
-def _tidy(summary: dict[str, float | str]) -> dict[str, float | str]:
-    """Only the maximum of a peak has a meaning."""
-    summary.pop(named(MEMORY_PEAK, "mean"), None)
-    peak = summary.pop(named(MEMORY_PEAK, "max"), None)
-    return summary if peak is None else summary | {MEMORY_PEAK: peak}

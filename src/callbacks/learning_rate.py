@@ -16,13 +16,12 @@ class LearningRateWatch(Callback):
     """Compares the learning rate of every update with the schedule's, or without a schedule with the optimizer's own.
 
     A learning-rate finder and other callbacks write to the optimizer's parameter groups. The first group is read if its
-    rate is a number of the host; a tensor on a device is not read. The count is kept in checkpoints, so that it is of
-    the whole run.
+    rate is a number of the host; a tensor on a device is not read. Checkpoints keep the count for the whole run.
 
     Attributes:
-        changed: empty, or of the updates at another rate than expected: how many (`steps`), the number of the first one
-            (`first_step`), its rate (`to`) and the expected one (`from`).
-        last: the rate of the last update if it was such a one, else None.
+        changed: of the updates at an unexpected rate: how many (`steps`), the number of the first one (`first_step`),
+            its rate (`to`) and the expected one (`from`); empty if there is none.
+        last: the rate of the last update if it was unexpected, else None.
     """
 
     def __init__(self) -> None:
@@ -42,9 +41,9 @@ class LearningRateWatch(Callback):
 
     def summary_lines(self) -> list[str]:
         """For the run's last lines: what was changed."""
-        if not self.changed:
-            return []
         changed = self.changed
+        if not changed:
+            return []
         kept = [type(scheduler).__name__ for scheduler in self._schedulers.values() if changed["steps"] < self._steps]
         return [
             f"changed  the learning rate, by a callback, in {changed['steps']:,} of {count(self._steps, 'step')}: in "
@@ -94,9 +93,8 @@ class LearningRateWatch(Callback):
     @override
     def load_state_dict(self, state_dict: dict[str, int | float]) -> None:
         changed = {key: state_dict[key] for key in ("steps", "first_step", "from", "to")}
-        last = state_dict["last"]
-        self.last = None if math.isnan(last) else last
         self.changed = changed if changed["steps"] else {}
+        self.last = None if math.isnan(state_dict["last"]) else state_dict["last"]
 
     def disable(self) -> None:
         """Watch no more in this fit."""

@@ -49,13 +49,7 @@ class PredictionImages(Callback):
     @override
     @never_raise
     def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *indices: int
     ) -> None:
         if not self._active or not isinstance(outputs, dict) or not {"output", "target"} <= outputs.keys():
             return
@@ -68,7 +62,7 @@ class PredictionImages(Callback):
         else:
             answer = output.argmax(dim=-1) if output.dim() == 3 else output.squeeze(-1)
             wrong = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        if len([1 for mistake, *_ in self._samples if mistake]) < self.num_samples:
+        if sum(mistake for mistake, *_ in self._samples) < self.num_samples:
             for i in wrong.int().argsort(descending=True, stable=True)[: self.num_samples].tolist():
                 self._samples.append((bool(wrong[i]), x[i].cpu(), answer[i].cpu(), target[i].cpu()))
             self._samples = sorted(self._samples, key=lambda s: not s[0])[: self.num_samples]
@@ -91,10 +85,10 @@ class PredictionImages(Callback):
 
 def _draw_samples(samples: list[tuple[Tensor, Tensor, Tensor]], spec: Any) -> Figure:
     """One small picture a sample: `(x, answer, target)`."""
-    x, _, target = samples[0]
-    per_step = target.dim() == 1
+    target = samples[0][2]
     if target.is_floating_point():
         return _draw_values(samples)
+    per_step = target.dim() == 1
     columns = 1 if per_step else min(8, len(samples))
     rows = -(-len(samples) // columns)
     figure = Figure(
@@ -118,8 +112,7 @@ def _draw_samples(samples: list[tuple[Tensor, Tensor, Tensor]], spec: Any) -> Fi
 
 def _draw_values(samples: list[tuple[Tensor, Tensor, Tensor]]) -> Figure:
     """Answers against targets, and the line on which they agree."""
-    answers = [float(s[1]) for s in samples]
-    targets = [float(s[2]) for s in samples]
+    answers, targets = [float(s[1]) for s in samples], [float(s[2]) for s in samples]
     figure = Figure(figsize=(4, 4), layout="constrained", dpi=120)
     axes = figure.subplots()
     low, high = min(answers + targets), max(answers + targets)

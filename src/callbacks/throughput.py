@@ -13,12 +13,11 @@ from typing_extensions import override
 from .._lightning import callbacks_of
 from ..options.types import NonNegativeInt
 from ._batches import samples_in, timesteps_in
-from ._cost_summary import CostSummary
+from ._cost_summary import CostSummary, UpdateBuilder, step_metrics
 from ._flops_meter import FlopsMeter
 from ._never_raise import never_raise
 from ._profiler_hook import attach_profiler_hook, detach_profiler_hook
 from ._run_summary import gather_step_ms, report, run_summary
-from ._step_metrics import UpdateBuilder, step_metrics
 from ._step_writer import Row, write_steps
 from ._stopwatch import PAUSE, Step, Stopwatch, clock_for
 from .communication import CommunicationMonitor
@@ -43,11 +42,9 @@ _PARTS_OF_ACTIONS = {
 class ThroughputMonitor(Callback):
     """Times every training step and its parts, in any Lightning project, without touching the module.
 
-    Logs at every optimizer step `time/step_ms` and its parts (`time/<part>_ms` for `data_wait`, `transfer`, `forward`,
-    `backward`, `optimizer` and `other`; they add up), and `throughput/<rate>` for `samples_per_sec`,
-    `batches_per_sec`, `timesteps_per_sec`, `flops_per_sec` and `mfu`, as far as they are known; docs/measuring.md has
-    units and meanings. Validation, checkpoints and counting FLOPs are excluded from the step. With accumulated
-    gradients a step is an update of several batches.
+    Logs `time/step_ms`, its parts and `throughput/…` at every optimizer step; docs/measuring.md has units and meanings.
+    Validation, checkpoints and counting FLOPs are excluded from the step. With accumulated gradients a step is an
+    update of several batches.
 
     The times are the device's own on CUDA, read from events that have passed: no synchronisation, no `.item()`.
     Elsewhere they are the host's. On MPS the step and the wait for data are true, and the other parts are the times at
@@ -95,8 +92,6 @@ class ThroughputMonitor(Callback):
     def record_facts(self) -> dict[str, Any]:
         """For the run's record: the summary, as `throughput`."""
         return {"throughput": self.summary}
-
-    # --- a fit begins and ends ---------------------------------------------------------------------------------------
 
     @override
     @never_raise
@@ -149,8 +144,6 @@ class ThroughputMonitor(Callback):
             monitor.follow(False)
         self._device_monitors = []
 
-    # --- what is measured: the parts of a step -----------------------------------------------------------------------
-
     @never_raise
     def _on_action_start(self, action: str) -> None:
         if not self._active:
@@ -170,10 +163,7 @@ class ThroughputMonitor(Callback):
     def _sample_device(self, trainer: Trainer, running: bool) -> None:
         """Have the device sampled during training time only."""
         for monitor in self._device_monitors:
-            if running:
-                monitor.resume(trainer)
-            else:
-                monitor.pause(trainer)
+            (monitor.resume if running else monitor.pause)(trainer)
 
     def _leave_out_warm_up(self) -> None:
         """Drop the device samples of the first update, and at the end of the warm-up those of all before."""
@@ -249,8 +239,6 @@ class ThroughputMonitor(Callback):
         if self._active:  # the time between two epochs is in no step
             self._stopwatch.end_step()
 
-    # --- what is logged: one row an update ---------------------------------------------------------------------------
-
     def _flush(self, trainer: Trainer, wait: bool) -> None:
         """Turn marks into numbers, as far as they can be read without waiting, and write them."""
         clock, finished, rows = self._stopwatch.clock, self._stopwatch.finished, []
@@ -273,8 +261,6 @@ class ThroughputMonitor(Callback):
         if self._cost.updates == 1:  # it pays for one-time work: no rate is read from it
             return []
         return [(step.global_step, step_metrics(update, world_size, self._flops))]
-
-    # --- what is summed up -------------------------------------------------------------------------------------------
 
     @never_raise
     def _stop(self, trainer: Trainer) -> None:

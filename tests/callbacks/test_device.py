@@ -108,6 +108,7 @@ def test_a_fit_is_logged_and_summed_up(tmp_path):
 
     summary = monitor.summary
     assert summary["seconds"] >= 24 * STEP_S
+    assert summary["device/memory_allocated_max_gib"] <= summary[MEMORY_PEAK]
     assert summary[MEMORY_PEAK] == pytest.approx(psutil.Process().memory_info().rss / 2**30, rel=0.5)
     assert summary["device/utilization_mean_pct"] <= 100
     assert "energy_j" not in summary and "device/power_mean_w" not in summary
