@@ -16,9 +16,6 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-# --- modules ---------------------------------------------------------------------------------------------------------
-
-
 def is_batch_norm(module: nn.Module) -> bool:
     """Whether a module is a batch norm of any number of dimensions."""
     return isinstance(module, _BatchNorm)
@@ -51,14 +48,8 @@ def disable_dynamo(function: _F) -> _F:
 def flatten_cudnn_weights(weights: Sequence[nn.Parameter], mode: str, hidden_size: int, layers: int) -> bool:
     """Put the weights of a recurrent network on a GPU into one block of memory, as `nn.LSTM.flatten_parameters` does.
 
-    Args:
-        weights: four a layer, lowest layer first.
-        mode: what cuDNN calls the kind of cell: `LSTM` or `RNN_TANH`.
-        hidden_size: of every layer.
-        layers: how many.
-
-    Returns:
-        False, with nothing changed, where cuDNN does not run these weights.
+    `weights` are four a layer, lowest layer first. `mode` is cuDNN's name of the kind of cell: `LSTM` or `RNN_TANH`.
+    Returns False, with nothing changed, where cuDNN does not run these weights.
     """
     from torch.backends.cudnn import rnn
 
@@ -73,18 +64,11 @@ def flatten_cudnn_weights(weights: Sequence[nn.Parameter], mode: str, hidden_siz
     return True
 
 
-# --- gradient scalers ------------------------------------------------------------------------------------------------
-
-
 def non_finite_check(tensors: list[Tensor], flag: Tensor, one: Tensor) -> None:
     """Set `flag` to 1 on the device if any value is infinite or NaN, in one operation for each dtype among the tensors.
 
-    Gradient scalers do it with this operation while they unscale. A scale of 1 leaves the tensors as they are.
-
-    Args:
-        tensors: all on the device of the flag.
-        flag: a float32 scalar; it stays as it is where every value is finite.
-        one: a float32 scalar that is 1.
+    `flag` and `one` are float32 scalars on the tensors' device. Gradient scalers use this operation while they unscale;
+    a scale of `one` leaves the tensors as they are.
     """
     dtypes = {tensor.dtype for tensor in tensors}
     for dtype in dtypes:
@@ -95,9 +79,6 @@ def non_finite_check(tensors: list[Tensor], flag: Tensor, one: Tensor) -> None:
 def supports_found_inf(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer's `step` reads `found_inf` and `grad_scale` on the device: fused ones do."""
     return getattr(optimizer, "_step_supports_amp_scaling", False)
-
-
-# --- formats of float32 products -------------------------------------------------------------------------------------
 
 
 def float32_formats(device: str) -> dict[str, str]:

@@ -116,9 +116,6 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-# --- the comparison --------------------------------------------------------------------------------------------------
-
-
 def compare(kinds: Sequence[str], rows: int, columns: int, budget: float) -> Comparison:
     """Time `(A @ A.T).sum()` in float32, `A: (rows, columns)`, on each kind of device for `budget` seconds."""
     seconds = {}
@@ -134,9 +131,6 @@ def compare(kinds: Sequence[str], rows: int, columns: int, budget: float) -> Com
 def _product(device: torch.device, rows: int, columns: int) -> Callable[[], Tensor]:
     matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)).to(device)
     return lambda: (matrix @ matrix.T).sum()
-
-
-# --- what is printed -------------------------------------------------------------------------------------------------
 
 
 def as_json(

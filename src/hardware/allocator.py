@@ -13,15 +13,12 @@ _LARGEST = 2**30  # bytes; a single tensor above it is still mapped by itself, a
 def keep_freed_memory() -> bool:
     """Have the C library keep what this process frees.
 
-    glibc maps every allocation above a threshold (at most 32 MiB, adjusted at run time) by itself, unmaps it when it is
-    freed, and returns the free top of its heap. A training step frees what the last step allocated. Without this call
-    the SimpleCNN spends a sixth to a quarter of a step on page faults at batch 128, and half of a step at batch 2,048
+    glibc unmaps a large allocation when it is freed, and returns the free top of its heap. Without this call the
+    SimpleCNN spends a sixth to a quarter of a step on page faults at batch 128, and half of a step at batch 2,048
     (benchmarks/allocator.py). The price: the process keeps its peak until it ends, and the peak can be a third higher.
 
     Returns:
         Whether anything was changed: False without glibc, and where the user has set a `MALLOC_*_` variable.
-
-    Source: mallopt(3).
     """
     chosen = any(f"MALLOC_{name}_" in os.environ for name in ("MMAP_THRESHOLD", "TRIM_THRESHOLD", "MMAP_MAX"))
     if chosen or not sys.platform.startswith("linux"):

@@ -20,40 +20,27 @@ _CLEARLY_FASTER = 1.2  # a smaller gain is not worth another precision
 class Calibration:
     """What one device can do. None stands for what the device does not have or does not report.
 
-    Attributes:
-        device, device_name: the kind (`cpu`, `cuda`, `mps`) and the model.
-        driver: the driver's version; on a CPU the instruction sets that torch and oneDNN may use.
-        torch: torch's version.
-        threads: that torch computes with, on a CPU.
-        matmul_flops_per_sec: the highest FLOP/s seen in any product, by precision: `fp32`, `tf32` (CUDA only), `bf16`,
-            `fp16`, `fp64`. Convolutions are among the products. They have a library of their own, which is twice as fast
-            as the one for matrices on some CPUs, and without them a network could be faster than the peak.
-        copy_bytes_per_sec: of the device's memory, from one place to another, reads and writes both counted.
-        launch_us: time of one of the smallest operations when many are issued in a row.
-        h2d_bytes_per_sec, h2d_pinned_bytes_per_sec: from pageable or pinned memory of the host to the device.
-        d2h_bytes_per_sec, d2h_pinned_bytes_per_sec: from the device to the host.
-        host: the machine's name; several machines may share a home folder.
-        uuid: of a GPU.
-        power_limit_w: of an NVIDIA GPU; a lower limit makes it slower.
-        disturbed: what other processes did on the device during the measurement; the rates are then too low.
+    `matmul_flops_per_sec` has the highest FLOP/s seen in any product by precision: `fp32`, `tf32` (CUDA only), `bf16`,
+    `fp16`, `fp64`. Convolutions are among the products: on some CPUs their library is twice as fast as the one for
+    matrices, and without them a network could be faster than the peak.
     """
 
-    device: str
+    device: str  # the kind: `cpu`, `cuda`, `mps`
     device_name: str
-    driver: str | None
-    torch: str
-    threads: int | None
+    driver: str | None  # its version; on a CPU the instruction sets that torch and oneDNN may use
+    torch: str  # its version
+    threads: int | None  # that torch computes with, on a CPU
     matmul_flops_per_sec: Mapping[str, float]
-    copy_bytes_per_sec: float | None = None
-    launch_us: float | None = None
-    h2d_bytes_per_sec: float | None = None
+    copy_bytes_per_sec: float | None = None  # within the device's memory, reads and writes both counted
+    launch_us: float | None = None  # of one of the smallest operations when many are issued in a row
+    h2d_bytes_per_sec: float | None = None  # from pageable memory of the host to the device
     h2d_pinned_bytes_per_sec: float | None = None
     d2h_bytes_per_sec: float | None = None
     d2h_pinned_bytes_per_sec: float | None = None
-    host: str | None = None
-    uuid: str | None = None
-    power_limit_w: float | None = None
-    disturbed: str | None = None
+    host: str | None = None  # the machine's name; several machines may share a home folder
+    uuid: str | None = None  # of a GPU
+    power_limit_w: float | None = None  # of an NVIDIA GPU; a lower limit makes it slower
+    disturbed: str | None = None  # what other processes did on the device meanwhile; the rates are then too low
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers, without the values that are None."""
@@ -84,17 +71,15 @@ def peak_flops_per_sec(
 ) -> float | None:
     """The measured peak that a training step is compared with.
 
-    In 32 bits on CUDA the peak is that of TF32 wherever torch may use TF32: for matrices if
-    `torch.set_float32_matmul_precision` or `allow_tf32` allow it, and for convolutions and cuDNN's recurrent kernels by
-    default. The peak of a step with several kinds of products is the rate at which each FLOP is done at the peak of its
-    kind. Mixed precision computes in either format, so the faster of the two is its peak.
+    In 32 bits on CUDA the peak is that of TF32 wherever torch's switches allow TF32. The peak of a step with several
+    kinds of products is the rate at which each FLOP is done at the peak of its kind. Mixed precision computes in either
+    format, so the faster of the two is its peak.
 
     Args:
         calibration: of the device that trains.
         precision: as Lightning takes it: `32-true`, `bf16-mixed`, `16-true`, …; None is `32-true`.
         module: the module that trains; None stands for one with every kind of layer.
-        shares: fractions of the FLOPs in `matmul`, `convolution` and `recurrent` (`StepFlops.shares`). Without them the
-            peak is that of the fastest kind of layer in the module.
+        shares: `StepFlops.shares`. Without them the peak is that of the fastest kind of layer in the module.
 
     Returns:
         None for a precision that was not measured or is unknown.
@@ -115,11 +100,8 @@ def faster_precision(
     """The mixed precision, as Lightning takes it, at which this device was measured to be clearly faster; else None.
 
     Support for bf16 does not mean speed: a processor without instructions for it takes ten times as long as in float32.
-
-    Args:
-        calibration: of the device that trains, if there is one.
-        precision: of the run; only 32 bits have a faster one.
-        peak: FLOP/s that the run can reach, if known better than from the precision alone.
+    Only a `precision` of 32 bits has a faster one. `peak` is the FLOP/s that the run can reach, if known better than
+    from the precision alone.
     """
     if calibration is None or str(precision or "32-true").partition("-")[0] != "32":
         return None
@@ -147,8 +129,9 @@ def _float32_peak(
 
 
 def _kinds_of_layers(module: nn.Module | None) -> set[str]:
-    if module is None:
-        return {"matmul", "convolution", "recurrent"}
-    parts = list(module.modules())
-    found = {"convolution": any(map(is_convolution, parts)), "recurrent": any(isinstance(p, nn.RNNBase) for p in parts)}
-    return {"matmul", *(kind for kind, is_there in found.items() if is_there)}
+    found = {"matmul"}
+    if module is None or any(map(is_convolution, module.modules())):
+        found.add("convolution")
+    if module is None or any(isinstance(part, nn.RNNBase) for part in module.modules()):
+        found.add("recurrent")
+    return found

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..files import atomic_write
+from ..files import write_text
 from .calibration import IDENTITY, Calibration
 from .devices import device_name, nvml_handle
 
@@ -42,8 +42,7 @@ def store(calibration: Calibration) -> None:
         file = _cache_file({key: getattr(calibration, key) for key in IDENTITY})
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(file.parent)
-        with atomic_write(file) as opened:
-            opened.write(f"{json.dumps(calibration.to_dict(), indent=2)}\n".encode())
+        write_text(file, f"{json.dumps(calibration.to_dict(), indent=2)}\n")
 
 
 def identity(device: torch.device) -> dict[str, Any]:

@@ -22,18 +22,10 @@ WINDOW_S = 1.1  # NVML's utilisation is of the last 1/6 to 1 s
 
 
 class Contention:
-    """Watches a device from before a measurement until after it.
-
-        with Contention(device) as others:
-            ...
-        others.finding  # None, or what disturbed the measurement
-
-    Attributes:
-        finding: one clause; None where nothing was seen, and on a device that reports nothing.
-    """
+    """Watches a device from before a measurement until after it, as a context manager."""
 
     def __init__(self, device: torch.device):
-        self.finding: str | None = None
+        self.finding: str | None = None  # what disturbed the measurement; None on a device that reports nothing
         self._device = device
 
     def __enter__(self) -> Self:

@@ -18,12 +18,8 @@ _ALIASES = {"gpu": ("cuda", "mps"), "cuda": ("cuda",), "mps": ("mps",), "cpu": (
 
 def available() -> list[str]:
     """The kinds of device that torch can train on here: `cpu`, and `cuda` or `mps`."""
-    found = ["cpu"]
-    if torch.cuda.is_available():
-        found.append("cuda")
-    if torch.backends.mps.is_available():
-        found.append("mps")
-    return found
+    offered = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return [kind for kind, is_there in offered.items() if is_there]
 
 
 def check_accelerator(accelerator: str, devices: Any = "auto") -> None:
@@ -46,9 +42,7 @@ def check_accelerator(accelerator: str, devices: Any = "auto") -> None:
 
 def device_name(device: torch.device) -> str:
     """The model of a device: `NVIDIA H200`, or the processor's name, which on a Mac is that of the GPU as well."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return cpu_name()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
 @cache

@@ -30,11 +30,8 @@ def _convolution_backward(
     return sum(output_mask[:2]) * conv_flop_count(x, w, grad_out, transposed)
 
 
-def _matrix_vector(matrix: list[int], vector: list[int], **kwargs: Any) -> int:
-    return 2 * prod(matrix)
-
-
-def _dot(a: list[int], b: list[int], **kwargs: Any) -> int:
+def _product(a: list[int], b: list[int], **kwargs: Any) -> int:
+    """Of a matrix and a vector, or of two vectors."""
     return 2 * prod(a)
 
 
@@ -42,10 +39,10 @@ _aten = torch.ops.aten
 # Replace what torch counts wrongly, and add the products of vectors, which torch does not count.
 FORMULAS = {
     _aten.convolution_backward: _convolution_backward,
-    _aten.mv: _matrix_vector,
-    _aten.addmv: lambda bias, matrix, vector, **kwargs: _matrix_vector(matrix, vector),
-    _aten.dot: _dot,
-    _aten.vdot: _dot,
+    _aten.mv: _product,
+    _aten.addmv: lambda bias, matrix, vector, **kwargs: _product(matrix, vector),
+    _aten.dot: _product,
+    _aten.vdot: _product,
 }
 
 # Operations of torch's own that do more than a few FLOPs an element and have no formula.
@@ -65,14 +62,8 @@ _KINDS |= dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), "recurrent")
 class OperationGuard(DispatchMode):
     """Sees every operation after the counter, and ends a step that cannot be counted truly.
 
-    It also protects the original module: no operation on a tensor that has memory is let through.
-
-    Args:
-        formulas: of the operations that are counted.
-        most_operations: the limit of operations.
-
-    Raises:
-        NotCountableError, TooManyOperationsError: from the operation that breaks a rule.
+    It also protects the original module: no operation on a tensor that has memory is let through. The operation that
+    breaks a rule raises NotCountableError or TooManyOperationsError.
     """
 
     def __init__(self, formulas: Mapping[Any, Any], most_operations: int):
@@ -94,12 +85,10 @@ class OperationGuard(DispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _check(self, func: Any) -> None:
-        packet = func.overloadpacket
-        name = packet.__name__
-        if packet not in self._formulas and not _POINTWISE.fullmatch(name):
-            is_known = func.namespace in ("aten", "prim", "prims", "profiler") and not _UNKNOWN_WORK.fullmatch(name)
-            if not is_known:
-                raise NotCountableError(f"no formula for {func}")
+        name = func.overloadpacket.__name__
+        is_known = func.namespace in ("aten", "prim", "prims", "profiler") and not _UNKNOWN_WORK.fullmatch(name)
+        if not (is_known or func.overloadpacket in self._formulas or _POINTWISE.fullmatch(name)):
+            raise NotCountableError(f"no formula for {func}")
         self._checked.add(func)
 
 

@@ -47,18 +47,14 @@ _SHORTEST_SEQUENCE = 64
 class StepFlops:
     """FLOPs of one training step, per sample.
 
-    Attributes:
-        forward: of everything up to the loss.
-        backward: of the gradients; fewer than twice the forward pass, since the first layer passes none on.
-        convolution: of the forward pass, in convolutions.
-        recurrent: of the forward pass, in torch's functions for whole sequences (`torch.lstm`, …), which a GPU runs by
-            cuDNN. A network that is unrolled step by step consists of matrix products.
+    `recurrent` are those in torch's functions for whole sequences (`torch.lstm`, …), which a GPU runs by cuDNN. A network
+    that is unrolled step by step consists of matrix products.
     """
 
-    forward: float
-    backward: float
-    convolution: float = field(default=0.0, compare=False)
-    recurrent: float = field(default=0.0, compare=False)
+    forward: float  # everything up to the loss
+    backward: float  # fewer than twice the forward pass, since the first layer passes no gradient on
+    convolution: float = field(default=0.0, compare=False)  # of the forward pass, in convolutions
+    recurrent: float = field(default=0.0, compare=False)  # of the forward pass
 
     @property
     def total(self) -> float:
@@ -87,9 +83,8 @@ def count_step(module: LightningModule, batch: Any, batch_size: int | None = Non
         batch_size: the samples in it; by default Lightning's rule, the first dimension of the first tensor.
 
     Returns:
-        None where the number cannot be known: for a step that depends on the data (`.item()`, `nonzero`, an `if` on a
-        tensor), does work of unknown size (custom kernels, FFTs, decompositions) or cannot be copied. The first process
-        logs the reason at level INFO.
+        None for a step that depends on the data (`.item()`, `nonzero`, an `if` on a tensor), does work of unknown size
+        (custom kernels, FFTs, decompositions) or cannot be copied. Rank 0 logs the reason at level INFO.
     """
     with _without_side_effects():
         try:
@@ -142,9 +137,6 @@ def _count(module: LightningModule, batch: Any, most_operations: int, cut: tuple
     return counter.get_total_flops() - backward, *by_kind.flops.values()
 
 
-# --- long sequences --------------------------------------------------------------------------------------------------
-
-
 def _count_by_length(module: LightningModule, batch: Any, length: int) -> Flops | None:
     """Extend the counts at three short lengths to the real one, if the three are on a line; else None.
 
@@ -155,9 +147,8 @@ def _count_by_length(module: LightningModule, batch: Any, length: int) -> Flops 
         counts = [_count(module, batch, _MOST_OPERATIONS, (length, short)) for short in lengths]
     except Exception:  # noqa: BLE001 - a model that takes one length only
         return None
-    extended = [_extended(lengths, parts, length) for parts in zip(*counts, strict=True)]
-    known = tuple(count for count in extended if count is not None)
-    return known if len(known) == len(extended) else None
+    extended = tuple(_extended(lengths, parts, length) for parts in zip(*counts, strict=True))
+    return None if None in extended else cast(Flops, extended)
 
 
 def _sequence_length(batch: Any, batch_size: int) -> int | None:

@@ -67,9 +67,10 @@ def calibrate_in_subprocess(device: torch.device) -> Calibration:
     Where there can be no such process, or it cannot use the device beside this one, this process measures.
     """
     line = [sys.executable, "-c", _PROGRAM, str(device), str(torch.get_num_threads())]
-    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     try:
-        done = subprocess.run(line, check=True, timeout=_PATIENCE_S, **options)
+        done = subprocess.run(
+            line, check=True, timeout=_PATIENCE_S, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
         return Calibration.from_dict(json.loads(done.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, TypeError, IndexError):
         return load_or_measure(device)
@@ -117,9 +118,6 @@ def as_calibration(known: Mapping[str, Any], rates: Mapping[str, float], disturb
         d2h_pinned_bytes_per_sec=rates.get("device to host, pinned"),
         disturbed=disturbed,
     )
-
-
-# --- timing ----------------------------------------------------------------------------------------------------------
 
 
 def clock() -> float:
@@ -211,8 +209,6 @@ def _fastest(choices: Iterable[Work], effort: Effort) -> list[Work]:
             found = sorted([*found, work], key=lambda each: -each.rate)[:_FINALISTS]
     return found
 
-
-# --- what is measured ------------------------------------------------------------------------------------------------
 
 # (M, K) times (K, N): squares, and the linear layers of small and of large networks.
 _MATRICES = [(n, n, n) for n in (256, 512, 1024, 2048, 4096, 8192)]

@@ -76,11 +76,7 @@ def reason(error: Exception) -> str:
 
 
 class QueryProbe:
-    """Queries by key. One that fails is not asked again.
-
-    Args:
-        queries: key → a function that returns the reading, or None for no reading this time.
-    """
+    """Queries by key; a query returns None for no reading this time. One that fails is not asked again."""
 
     def __init__(self, queries: Mapping[str, Query]):
         self._queries = dict(queries)
@@ -105,10 +101,6 @@ class QueryProbe:
 
 class NvidiaProbe(QueryProbe):
     """An NVIDIA GPU or a MIG instance, through NVML.
-
-    Args:
-        device: as torch counts them.
-        clock: seconds, for the spacing of performance counters.
 
     Raises:
         ImportError: without nvidia-ml-py.
@@ -144,8 +136,7 @@ class _SmActivity:
             finalizer: Any = weakref.finalize(self, _free, nvml, sample)
             finalizer.atexit = False
         self._request = nvml.c_nvmlGpmMetricsGet_t()
-        self._request.version = nvml.NVML_GPM_METRICS_GET_VERSION
-        self._request.numMetrics = 1
+        self._request.version, self._request.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 1
         self._request.metrics[0].metricId = nvml.NVML_GPM_METRIC_SM_UTIL
         self._taken: float | None = None
 
@@ -172,9 +163,6 @@ class AmdProbe(QueryProbe):
 
     torch documents the power in mW, and its releases so far return W. No GPU draws more than 2 kW, so a larger number
     is in mW.
-
-    Args:
-        device: as torch counts them.
     """
 
     def __init__(self, device: torch.device):
@@ -186,11 +174,7 @@ class AmdProbe(QueryProbe):
 
 
 class ProcessProbe(QueryProbe):
-    """The training process: its CPU use and its memory.
-
-    Args:
-        clock: seconds.
-    """
+    """The training process: its CPU use and its memory."""
 
     def __init__(self, clock: Clock = time.perf_counter):
         process = psutil.Process()
@@ -203,9 +187,6 @@ class CpuProbe(QueryProbe):
 
     Children are looked up every 2 s, or less often where that takes long. The CPU time of a child before it is first
     seen and after it is last seen is not counted.
-
-    Args:
-        clock: seconds.
     """
 
     def __init__(self, clock: Clock = time.perf_counter):

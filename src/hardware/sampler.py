@@ -57,8 +57,8 @@ class Window:
             return {}
         result: dict[str, float | str] = {"seconds": self.seconds}
         for key, (total, weight, highest) in list(self._sums.items()):  # the thread may be adding
-            is_memory = key.endswith("_gib")
-            result[named(key, "max" if is_memory else "mean")] = highest if is_memory else total / weight
+            word, value = ("max", highest) if key.endswith("_gib") else ("mean", total / weight)
+            result[named(key, word)] = value
         joules, seconds = self._sums.get(POWER, (0.0, 0.0, 0.0))[:2]
         if self._counted[1] and self._counted[1] >= seconds:
             result |= {"energy_j": self._counted[0], "energy_source": "counter"}
@@ -74,13 +74,7 @@ def named(key: str, word: str) -> str:
 
 
 class Sampler:
-    """Reads probes at a steady pace in a daemon thread.
-
-    Args:
-        probes: what is read.
-        interval_s: seconds between samples, at least 0.1.
-        clock: seconds.
-    """
+    """Reads probes in a daemon thread, every `interval_s` seconds (at least 0.1 s)."""
 
     def __init__(self, probes: Sequence[Probe], interval_s: float = 0.25, clock: Clock = time.perf_counter):
         self.interval_s = max(interval_s, MIN_INTERVAL_S)
@@ -95,9 +89,8 @@ class Sampler:
             self._reset()
             self._pid = os.getpid()
             self.resume()
-            thread = threading.Thread(target=self._run, args=(self._ended,), name="telemetry", daemon=True)
-            thread.start()
-            self._thread = thread
+            self._thread = threading.Thread(target=self._run, args=(self._ended,), name="telemetry", daemon=True)
+            self._thread.start()
 
     def stop(self) -> None:
         """Take a last sample and end the thread; the readings stay. Can be called again, or without a start."""
