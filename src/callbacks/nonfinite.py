@@ -20,8 +20,6 @@ SHOWN = 8  # of a batch's samples, in the message
 
 
 class _Step(NamedTuple):
-    """What the message says of a step."""
-
     number: int
     epoch: int
     batch: int
@@ -31,10 +29,10 @@ class _Step(NamedTuple):
 class StopOnNonFinite(Callback):
     """Checks the loss and all gradients before every update, in one operation on the device.
 
-    On CUDA nothing waits for the answer: the device itself leaves a bad update out (by the optimizer's `found_inf`, made
-    for gradient scalers), and the host learns of it a step or so later. Elsewhere the answer is there at once. Either
-    way the weights stay as they were before the bad step. Under `16-mixed` precision the gradient scaler does all of
-    this, and infinite gradients are a part of its normal work: this callback then does nothing.
+    On CUDA nothing waits for the answer: the device leaves a bad update out (by the optimizer's `found_inf`, made for
+    gradient scalers), and the host learns of it a step or so later. Elsewhere the answer is there at once. Either way
+    the weights stay as they were before the bad step. Under `16-mixed` precision this callback does nothing, because the
+    gradient scaler does all of this, and infinite gradients are part of its normal work.
 
     Args:
         action: `stop` ends the run with one line; `skip` leaves the update out, counts it in `skipped`, and goes on.

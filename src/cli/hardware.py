@@ -38,7 +38,7 @@ _ABILITIES = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """Seconds that each device takes for 100 products of one size; `A @ A.T` is rows × rows."""
+    """Seconds that each device takes for 100 products `A @ A.T` of one size."""
 
     rows: int
     columns: int
@@ -47,7 +47,7 @@ class Comparison:
     @property
     def winner(self) -> str:
         """The fastest device."""
-        return min(self.seconds, key=lambda kind: self.seconds[kind])
+        return min(self.seconds, key=self.seconds.__getitem__)
 
     @property
     def size(self) -> str:
@@ -101,8 +101,7 @@ def _checked(given: str) -> str:
 
 def _calibration(kind: str, refresh: bool, quick: bool) -> Calibration:
     device = torch.device(kind)
-    found = None if refresh else cached_calibration(device)
-    if found is not None:
+    if not refresh and (found := cached_calibration(device)):
         return found
     found = calibrate(device, quick, _say)
     if found.disturbed:

@@ -72,8 +72,7 @@ def find_bottleneck(
     step = sum(parts.values())
     if not math.isfinite(step) or step <= 0 or min(parts.values()) < 0:
         return None
-    if device == "cpu":
-        busy = None
+    busy = None if device == "cpu" else busy
     mfu = _ratio(flops_per_sec, peak_flops_per_sec)
     in_order = device in ("cpu", "cuda")  # elsewhere the host's times run ahead of the device's
     if not in_order and busy is None and mfu is not None and mfu >= COMPUTE_MFU:

@@ -1,13 +1,13 @@
 """Detect other processes that compute on a device while it is measured: a peak that they lower must not be cached.
 
-A disturbance that comes and goes needs no detection: the best of many short blocks counts, and one undisturbed block is
-enough. A constant one lowers every block alike, so that only the load shows it:
+A short disturbance needs no detection, because the best of many short blocks counts. A constant one shows in the load:
 
 - On a CPU, the time that others used during the measurement. The hypervisor's time (steal) is part of it.
-- On a GPU, the utilisation right before and right after, when this process computes nothing there. The processes that
-  hold memory there tell less: an idle one disturbs nobody, and a container does not see its own process among them.
+- On a GPU, the utilisation right before and right after, when this process computes nothing there. The list of processes
+  is no measure: an idle one disturbs nobody, and a container does not see its own process in the list.
 """
 
+import contextlib
 import time
 from typing import Self
 
@@ -63,9 +63,7 @@ def cpu_seconds() -> tuple[float, float, float]:
 
 def utilization(device: torch.device) -> float | None:
     """The device's utilisation in %; None where it reports none."""
-    if device.type != "cuda":
-        return None
-    try:
-        return float(torch.cuda.utilization(device))
-    except Exception:  # noqa: BLE001 - a library that is missing, a driver that refuses, a MIG instance: each its own
-        return None
+    if device.type == "cuda":
+        with contextlib.suppress(Exception):  # a missing library, a refusing driver, a MIG instance: each has its own
+            return float(torch.cuda.utilization(device))
+    return None

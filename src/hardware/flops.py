@@ -71,11 +71,10 @@ class StepFlops:
 def count_step(module: LightningModule, batch: Any, batch_size: int | None = None) -> StepFlops | None:
     """Count the FLOPs of one training step of any LightningModule, with its present modes and frozen layers.
 
-    The whole batch is counted, not a sample or two of it. Meta tensors cost nothing, and only the whole batch is exact
-    for losses between samples, for batch norm, and for whatever else does not grow with the batch.
-
-    A step of thousands of operations (a Python loop over cells) is counted at three short lengths of the sequence. If
-    the three counts lie exactly on a line, the count of the full length is read off it. Otherwise the whole is counted.
+    The whole batch is counted: only that is exact for losses between samples, batch norm, and whatever else does not
+    grow with the batch. A step of thousands of operations (a Python loop over cells) is counted at three short lengths
+    of the sequence. If the three counts are exactly on a line, the line gives the count of the full length. Otherwise
+    the whole is counted.
 
     Args:
         module: attached to a trainer or not.

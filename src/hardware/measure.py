@@ -35,17 +35,11 @@ _PATIENCE_S = 600  # for a calibration in a subprocess, on a machine that is a h
 
 
 class Effort(NamedTuple):
-    """How much time a calibration takes.
+    """How much time a calibration takes."""
 
-    Attributes:
-        seconds: for the finals, after everything was tried once.
-        turn_s: of one quantity, before the next one's turn.
-        slowest_run_s: work that would take longer for one run is left out.
-    """
-
-    seconds: float
-    turn_s: float
-    slowest_run_s: float
+    seconds: float  # for the finals, after everything was tried once
+    turn_s: float  # of one quantity, before the next one's turn
+    slowest_run_s: float  # work that would take longer for one run is left out
 
 
 FULL = Effort(seconds=2.0, turn_s=0.03, slowest_run_s=0.15)
@@ -87,12 +81,8 @@ print(json.dumps(load_or_measure(torch.device(sys.argv[1])).to_dict()))
 def calibrate(device: torch.device, quick: bool = False, say: Say = lambda line: None) -> Calibration:
     """Measure what a device can do; takes a few seconds, and with `quick` less than two, at less accuracy.
 
-    torch's random states and its TF32 switches stay as they are; the peak of its memory statistics grows.
-
-    Args:
-        device: one of this machine.
-        quick: less time for each quantity, and none of the largest products.
-        say: is told what is being measured.
+    torch's random states and its TF32 switches stay as they are; the peak of its memory statistics grows. `say` is told
+    what is being measured.
     """
     known = identity(device)
     on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
@@ -123,8 +113,8 @@ def as_calibration(known: Mapping[str, Any], rates: Mapping[str, float], disturb
 def clock() -> float:
     """Seconds by the host's clock, read when the accelerator is idle.
 
-    torch.utils.benchmark has the same clock. Its import takes a third of a second, and prints a warning on a machine
-    with a CUDA toolkit and no GPU.
+    torch.utils.benchmark has the same clock. Its import takes a third of a second, and warns where there is a CUDA
+    toolkit and no GPU.
     """
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
@@ -140,26 +130,18 @@ def time_runs(run: Run, times: int) -> float:
 
 
 class Work:
-    """Something to be timed, and the best rate that was seen of it.
-
-    Args:
-        amount: what one run does, in FLOPs, bytes or operations.
-        make: allocates what a run needs, and returns the run.
-        form: what float32 is computed as meanwhile, `ieee` or `tf32`.
-    """
+    """Something to be timed, and the best rate that was seen of it. `make` allocates what a run needs."""
 
     def __init__(self, amount: float, make: Callable[[], Run], form: str = "ieee"):
-        self.amount = amount
+        self.amount = amount  # what one run does, in FLOPs, bytes or operations
         self.rate = 0.0  # amount per second
-        self._make, self._form = make, form
+        self._make = make
+        self._form = form  # what float32 is computed as meanwhile: `ieee` or `tf32`
         self._run: Run | None = None
         self._times = 1
 
     def take_turn(self, seconds: float) -> None:
-        """Time blocks of runs for so long, at least one block after the very first run.
-
-        The first run may start a library, which takes cuBLAS 30 ms; it does not count as time of the turn.
-        """
+        """Time blocks of runs for so long. The first run is extra: it may start a library, which takes cuBLAS 30 ms."""
         with float32_computed_as(self._form):
             if self._run is None:
                 self._run = self._make()
@@ -178,13 +160,8 @@ class Work:
 def best_rates(choices: Mapping[str, Iterable[Work]], effort: Effort, say: Say = lambda line: None) -> dict[str, float]:
     """The best rate seen for each quantity; a quantity of which no work runs on this device is left out.
 
-    Everything is tried once. Then the fastest works of all quantities take turns until the time is up, so that a
-    disturbance of a second costs each of them a turn and none of them its result.
-
-    Args:
-        choices: the works of each quantity, smallest first.
-        effort: how much time to take.
-        say: is told which quantity is being tried.
+    Everything is tried once, smallest first. Then the fastest works of all quantities take turns until the time is up,
+    so that a disturbance of a second costs each of them a turn and none of them its result.
     """
     finalists = {}
     for name, tried in choices.items():

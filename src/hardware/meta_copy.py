@@ -72,6 +72,7 @@ def _on_meta(tensor: Tensor) -> Tensor:
 
 def _mute(twin: LightningModule, optimizers: list[Any]) -> None:
     """Have the copy log nothing, step no optimizer and measure no metric."""
+    one_or_all = optimizers[0] if len(optimizers) == 1 else optimizers
     for optimizer in optimizers:
         optimizer.step = lambda closure=None: closure() if closure else None
     for part in twin.modules():
@@ -79,16 +80,12 @@ def _mute(twin: LightningModule, optimizers: list[Any]) -> None:
         if isinstance(part, LightningModule):
             silent = dict.fromkeys(("log", "log_dict", "print", "clip_gradients"), _nothing)
             vars(part).update(silent, lr_schedulers=_NoOp(), manual_backward=part.backward)
-            vars(part)["optimizers"] = partial(_one_or_all, optimizers)
+            vars(part)["optimizers"] = lambda use_pl_optimizer=True: one_or_all
         elif isinstance(part, MetricCollection):
             vars(part).update(forward=partial(_zeros, list(part.keys())), update=_nothing, compute=_nothing)
         elif isinstance(part, Metric) and not part.is_differentiable:
             # Most check or count values, which meta tensors do not have; no loss is made of them.
             vars(part).update(forward=_zero, update=_nothing, compute=_zero)
-
-
-def _one_or_all(optimizers: list[Any], use_pl_optimizer: bool = True) -> Any:
-    return optimizers[0] if len(optimizers) == 1 else optimizers
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

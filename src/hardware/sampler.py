@@ -128,12 +128,11 @@ class Sampler:
         return samples
 
     def summary(self) -> dict[str, float | str]:
-        """Sums up the time since `start` or `restart`, without paused time; empty before the first sample.
+        """Sums up the `seconds` since `start` or `restart`, without paused time; empty before the first sample.
 
-        Memory (`…_gib`) is summed up by its maximum, other readings by their mean over time: `host/rss_gib` becomes
-        `host/rss_max_gib`, and `device/power_w` becomes `device/power_mean_w`. `energy_j` is in joules, with
-        `energy_source` `counter` (the device's own) or `power_integral` (power by time); a device that offers neither
-        has none. `seconds` is the time covered.
+        Memory has its maximum (`host/rss_max_gib`), other readings have their mean over time (`device/power_mean_w`).
+        `energy_j` is in joules, with `energy_source` `counter` (the device's own) or `power_integral` (power by time),
+        where the device offers either.
         """
         return self._window.summary()
 
