@@ -17,6 +17,13 @@ COMMANDS = {
     "report": ("batchscope.report", "compare runs in a table, plots and a recommendation: batchscope report <sweep>"),
     "hardware": ("batchscope.hardware.__main__", "measure what this machine can do: batchscope hardware"),
 }
+_HELP = """usage: batchscope <command> …
+
+Train networks, and see what every step cost and why.
+
+{commands}
+
+batchscope <command> --help lists what a command takes; batchscope --version prints the version."""
 
 
 def main() -> None:
@@ -27,13 +34,17 @@ def main() -> None:
 def _main() -> None:
     word = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if word in ("-h", "--help"):
-        print(_help())
+        print(_HELP.format(commands="\n".join(f"  {name:10} {text}" for name, (_, text) in COMMANDS.items())))
     elif word == "--version":
         print(f"batchscope {__version__}")
     elif word in COMMANDS:
         _run(COMMANDS[word][0])
+    elif "=" in word and not word.startswith("-"):
+        message = f"{word}: an option comes after a command; write batchscope train {word}"
+        raise UserError(message, exit_code=2)
     else:
-        raise UserError(_unknown(word), exit_code=2)
+        near = did_you_mean(word, COMMANDS)
+        raise UserError(f"{word}: no such command.{near} batchscope takes {', '.join(COMMANDS)}", exit_code=2)
 
 
 def _run(module: str) -> None:
@@ -44,27 +55,6 @@ def _run(module: str) -> None:
     del sys.argv[1]
     sys.modules["__main__"].__spec__ = importlib.util.find_spec(module)
     importlib.import_module(module).main()
-
-
-def _help() -> str:
-    lines = [f"  {name:10} {purpose}" for name, (_, purpose) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: batchscope <command> …",
-            "",
-            "Train networks, and see what every step cost and why.",
-            "",
-            *lines,
-            "",
-            "batchscope <command> --help lists what a command takes; batchscope --version prints the version.",
-        ]
-    )
-
-
-def _unknown(word: str) -> str:
-    if "=" in word and not word.startswith("-"):
-        return f"{word}: an option comes after a command; write batchscope train {word}"
-    return f"{word}: no such command.{did_you_mean(word, COMMANDS)} batchscope takes {', '.join(COMMANDS)}"
 
 
 if __name__ == "__main__":

@@ -17,8 +17,6 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
-# --- what Lightning sets on a Trainer at run time --------------------------------------------------------------------
-
 
 def callbacks_of(trainer: Trainer) -> list[Callback]:
     """The trainer's callbacks, in the order in which they are called; the list itself."""
@@ -50,9 +48,6 @@ def child_processes(trainer: Trainer) -> list[Popen[bytes]]:
     return getattr(trainer.strategy.launcher, "procs", [])
 
 
-# --- what a module keeps private -------------------------------------------------------------------------------------
-
-
 def trainer_of(module: LightningModule) -> Trainer | None:
     """The trainer that a module is attached to; `module.trainer` raises an error where there is none."""
     return module._trainer
@@ -61,9 +56,6 @@ def trainer_of(module: LightningModule) -> Trainer | None:
 def compiler_context(module: LightningModule) -> dict[str, Any] | None:
     """What `from_compiled(torch.compile(module))` keeps in the module; None if the module is not compiled."""
     return getattr(module, "_compiler_ctx", None)
-
-
-# --- the training loop -----------------------------------------------------------------------------------------------
 
 
 def is_accumulating(trainer: Trainer) -> bool:
@@ -77,13 +69,10 @@ def disable_sigterm_broadcast(trainer: Trainer) -> None:
 
 
 def resume_after_last_batch(trainer: Trainer, restore: Callable[[], None]) -> None:
-    """Have `trainer.fit(ckpt_path=…)` continue after the last batch that the checkpoint's run has trained.
+    """Have `trainer.fit(ckpt_path=…)`, not yet called, continue after the last batch that the checkpoint's run trained.
 
-    Lightning on its own skips what follows that batch: a validation, or the end of the epoch.
-
-    Args:
-        trainer: not yet used.
-        restore: called after everything else has been restored, immediately before training continues.
+    Lightning on its own skips what follows that batch: a validation, or the end of the epoch. `restore` is called after
+    everything else has been restored, immediately before training continues.
     """
     trainer.fit_loop = _ResumedFitLoop(trainer, restore)
 
@@ -141,9 +130,6 @@ class _ResumedEpochLoop(_TrainingEpochLoop):
             self.is_resuming_batch = False
         else:
             super().advance(data_fetcher)
-
-
-# --- the CSV logger --------------------------------------------------------------------------------------------------
 
 
 class AppendingCSVWriter(ExperimentWriter):

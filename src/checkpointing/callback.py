@@ -14,8 +14,9 @@ from .._lightning import is_accumulating, is_fast_dev_run
 from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..distributed.sharding import full_tensor
 from ..errors import UserError, did_you_mean
+from ..files import remove_leftovers
 from ..options.types import PositiveFloat, PositiveInt, Purpose
-from .checkpoint_file import link_checkpoint, remove_leftovers
+from .checkpoint_file import link_checkpoint
 from .log_files import log_positions, loggers_of_rank
 from .random_state import random_state
 
@@ -86,7 +87,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         if self._is_fitting:
             self._resumed_positions = {}
             if trainer.is_global_zero:
-                remove_leftovers(self.folder)
+                remove_leftovers(self.folder, "*.ckpt")
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -148,17 +149,16 @@ class Checkpoints(SyncsRanks, Checkpoint):
         if not self._is_fitting:  # a test of the best checkpoint leaves the metrics of the last validation
             return
         self.best_model_score, self.metrics = state_dict["best"], state_dict["metrics"]
-        if self.best_model_score is None:
-            return
-        if (self.folder / "best.ckpt").is_file():  # in this run's folder, wherever the checkpoint was written
-            self.best_model_path = str(self.folder / "best.ckpt")
-        else:  # somebody has removed it: the best one is that of the validations to come
+        best = self.folder / "best.ckpt"  # in this run's folder, wherever the checkpoint was written
+        if not best.is_file():  # if somebody has removed it, the best one is that of the validations to come
             self.best_model_score = None
+        elif self.best_model_score is not None:
+            self.best_model_path = str(best)
 
     def _is_due(self, trainer: Trainer) -> bool:
-        if self.every_n_steps and trainer.global_step % self.every_n_steps == 0 and not is_accumulating(trainer):
-            return True
-        return bool(RankSync.of(trainer).agreed(_TOPIC))
+        steps = self.every_n_steps
+        by_steps = steps and trainer.global_step % steps == 0 and not is_accumulating(trainer)
+        return bool(by_steps or RankSync.of(trainer).agreed(_TOPIC))
 
     def _is_time_over(self) -> bool:
         return self.every_minutes is not None and time.monotonic() - self._saved_at >= 60 * self.every_minutes
@@ -170,7 +170,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
 
 
 def _accumulated_gradients(trainer: Trainer, module: LightningModule) -> dict[str, torch.Tensor]:
-    """The gradients that wait for the next optimizer step, by parameter; empty between updates."""
+    """Those that wait for the next optimizer step, by parameter."""
     if not is_accumulating(trainer):
         return {}
     return {name: full_tensor(p.grad) for name, p in module.named_parameters() if p.grad is not None}

@@ -50,11 +50,7 @@ class AtomicCheckpointIO(CheckpointIO):
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint atomically.
-
-    Raises:
-        WriteError: if it cannot be written; the one before it is left as it was.
-    """
+    """Write a checkpoint atomically; after a WriteError the one before it is as it was."""
     buffer = io.BytesIO()
     torch.save(checkpoint, buffer)
     data = buffer.getbuffer()
@@ -73,8 +69,7 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
 def link_checkpoint(source: Path, target: Path) -> None:
     """Make `target` the checkpoint that `source` is now: a hard link, or a copy where the file system has no links.
 
-    Raises:
-        WriteError: if it cannot be written; the one before it is left as it was.
+    After a WriteError the checkpoint before it is as it was.
     """
     try:
         if target.exists() and target.samefile(source):
@@ -91,11 +86,6 @@ def link_checkpoint(source: Path, target: Path) -> None:
     except OSError as error:
         size = source.stat().st_size if source.is_file() else 0
         raise WriteError(_cannot_write(target, size, error)) from error
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of runs that were killed while they wrote a checkpoint."""
-    files.remove_leftovers(folder, "*.ckpt")
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -63,8 +63,6 @@ class GracefulShutdown(SyncsRanks):
         # Lightning has just installed its handlers, which call collective operations from within a signal.
         self._install_handlers()
 
-    # --- training ----------------------------------------------------------------------------------------------------
-
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start_deferring(trainer)
@@ -85,9 +83,7 @@ class GracefulShutdown(SyncsRanks):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop_deferring(trainer)
 
-    # --- validation (a checkpoint was saved before it) and test ------------------------------------------------------
-
-    @override
+    @override  # a checkpoint was saved before the validation
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._is_deferring:
             self._start_evaluation(trainer, trainer.num_val_batches)
@@ -96,7 +92,8 @@ class GracefulShutdown(SyncsRanks):
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._start_evaluation_batch(trainer)
+        if self._is_deferring and self._common_batches:
+            RankSync.of(trainer).start(("evaluation", self._common_batches))
 
     @override
     def on_validation_batch_end(
@@ -108,7 +105,10 @@ class GracefulShutdown(SyncsRanks):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self._end_evaluation_batch(trainer)
+        if self._is_deferring and self._common_batches:
+            self._common_batches -= 1
+            if number := RankSync.of(trainer).agreed(_TOPIC):
+                raise Interrupted(number)
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -129,8 +129,6 @@ class GracefulShutdown(SyncsRanks):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._is_deferring:
             self._stop_deferring(trainer)
-
-    # --- the end -----------------------------------------------------------------------------------------------------
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -158,16 +156,6 @@ class GracefulShutdown(SyncsRanks):
         sync = RankSync.of(trainer)
         sync.restart()
         self._common_batches = -sync.maximum(-(unknown if own == float("inf") else int(own)))
-
-    def _start_evaluation_batch(self, trainer: Trainer) -> None:
-        if self._is_deferring and self._common_batches:
-            RankSync.of(trainer).start(("evaluation", self._common_batches))
-
-    def _end_evaluation_batch(self, trainer: Trainer) -> None:
-        if self._is_deferring and self._common_batches:
-            self._common_batches -= 1
-            if number := RankSync.of(trainer).agreed(_TOPIC):
-                raise Interrupted(number)
 
     def _install_handlers(self) -> None:
         for number in self._previous_handlers:

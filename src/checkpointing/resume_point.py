@@ -10,7 +10,7 @@ from lightning import LightningModule, Trainer
 
 from ..errors import UserError, warn
 from ..files import WriteError, is_inside, temporary_name, why
-from ..records.run_record import read
+from ..records.read import read
 from .callback import Checkpoints
 from .checkpoint_file import load_checkpoint
 from .validate import check_resumable

@@ -5,12 +5,11 @@ Everything is checked here, before anything of the run is changed. A checkpoint 
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 from lightning import LightningModule, Trainer
 from packaging.version import Version
 from torch import Tensor
-from torch.optim import Optimizer
 
 from .._lightning import callbacks_of
 from ..errors import UserError
@@ -26,23 +25,15 @@ class _InvalidError(Exception):
     """What is wrong, by its place in the checkpoint."""
 
 
-class _OptimizerRecipe(Protocol):
-    def build(self, parameters: Any) -> Optimizer: ...
-    def build_schedule(self, optimizer: Optimizer, steps: int) -> Any: ...
-
-
 def check_resumable(
     checkpoint: dict[str, Any], path: Path, trainer: Trainer | None = None, module: LightningModule | None = None
 ) -> None:
-    """Check that a run can be resumed from a checkpoint.
+    """Raise UserError, with what is missing or wrong, unless a run can be resumed from a checkpoint.
 
     Args:
         checkpoint: as `load_checkpoint` returns it.
         path: of the checkpoint, for the message.
         trainer, module: of the run, not yet used; without them the checkpoint is checked by itself.
-
-    Raises:
-        UserError: if it cannot, with what is missing or wrong.
     """
     try:
         _check_structure(checkpoint)
@@ -96,7 +87,7 @@ def _check_gradients(saved: dict[str, Any], module: LightningModule) -> None:
 
 def _check_optimizer(checkpoint: dict[str, Any], module: LightningModule) -> None:
     """Load the states into an optimizer and a schedule that are thrown away, and compare them with new ones."""
-    recipe = cast(_OptimizerRecipe, module.optimizer_recipe)
+    recipe = cast(Any, module.optimizer_recipe)  # of training/optimizer.py
     states, schedules = checkpoint["optimizer_states"], checkpoint["lr_schedulers"]
     optimizer = recipe.build(list(module.parameters()))
     schedule = recipe.build_schedule(optimizer, 100)
@@ -145,9 +136,6 @@ def _check_precision(checkpoint: dict[str, Any], trainer: Trainer) -> None:
     name = type(plugin).__qualname__
     if checkpoint.get(name) is not None:
         _check_like(plugin.state_dict(), checkpoint[name], name)
-
-
-# --- kinds of values --------------------------------------------------------------------------------------------------
 
 
 class _Kind(NamedTuple):

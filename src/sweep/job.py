@@ -15,7 +15,8 @@ from pathlib import Path
 
 from ..checkpointing import resume
 from ..errors import UserError, exit_on_user_error
-from ..records.run_record import close, ended_as, read, reason
+from ..records.read import read
+from ..records.run_record import close, ended_as, reason
 from .process import exit_on_signals
 
 

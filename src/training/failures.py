@@ -16,7 +16,7 @@ from ..files import NO_SPACE, WriteError, why
 from ..hardware.calibration import faster_precision
 from ..hardware.calibration_cache import cached_calibration
 from ..options.command_lines import resume_command
-from ..records.run_record import FILE
+from ..records.read import FILE
 
 _GIB = 2**30
 # Errors of a file system that is full, gone or read-only; an error while writing names no file.
