@@ -42,10 +42,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a file that becomes `path` when the block ends: at every moment `path` is the whole old or new file.
 
     The bytes go to a temporary file beside `path`, which is flushed to the disk and renamed. If the block or the system
-    fails, the temporary file is removed, and `path` is unchanged.
-
-    Raises:
-        OSError: from the system.
+    fails (OSError), the temporary file is removed, and `path` is unchanged.
     """
     temporary = temporary_name(path)
     try:
@@ -154,20 +151,17 @@ def _lock_file(descriptor: int, path: Path) -> None:
             raise Locked(str(path)) from None
         if error.errno not in _NO_LOCKS:
             raise
-        warning = (
-            f"{path.parent} is on a file system without locks ({error.strerror}): let no second process work there"
-        )
-        print(f"warning: {warning}", file=sys.stderr, flush=True)
+        where = f"{path.parent} is on a file system without locks ({error.strerror})"
+        print(f"warning: {where}: let no second process work there", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, option: str, busy: str) -> Iterator[None]:
-    """Hold the folder's lock file, `.lock`.
+    """Hold the lock file `.lock` of a folder, which is created if it is missing.
 
     Args:
-        folder: created if it is missing.
-        option: the one that names the folder.
-        busy: the message if another process holds it.
+        option: the one that names the folder, for errors.
+        busy: the message if another process holds the file.
 
     Raises:
         UserError: if another process holds it, or the folder or its lock file cannot be written.
@@ -193,10 +187,7 @@ def why(error: OSError) -> str:
 def new_folder(folder: Path) -> Path:
     """Take a folder that no other process has taken: the given one, or one with `-2`, `-3`, … at its end.
 
-    The folder is created if it is missing. It belongs to the process that creates its lock file.
-
-    Raises:
-        OSError: if the folder or the lock file cannot be created.
+    The folder is created if it is missing. It belongs to the process that creates its lock file. OSErrors pass.
     """
     return next(place for place in _numbered(folder) if _take(place))
 
@@ -217,12 +208,7 @@ def _numbered(path: Path) -> Iterator[Path]:
 
 
 def set_aside(path: Path, name: str | None = None) -> Path:
-    """Rename a file or folder to `….aside`, or the next free `….aside-2`; returns the new path.
-
-    Args:
-        path: what is renamed.
-        name: what comes before `.aside`; the present name by default.
-    """
+    """Rename a file or folder to `<name>.aside`, or the next free `<name>.aside-2`; returns the new path."""
     places = _numbered(path.with_name(f"{name or path.name}.aside"))
     return path.rename(next(place for place in places if not os.path.lexists(place)))
 

@@ -44,11 +44,7 @@ def log_positions(loggers: list[Logger], earlier: dict[str, int]) -> dict[str, i
 
 
 def check_log_files(loggers: list[Logger], option: str) -> None:
-    """Check that the log files can be written; nothing is changed.
-
-    Args:
-        loggers: of the run.
-        option: the one that names the run's folder.
+    """Check that the log files can be written; nothing is changed. `option` names the run's folder.
 
     Raises:
         UserError: if something else has the name of a folder or file, or the permission is missing.
@@ -74,11 +70,7 @@ def check_log_files(loggers: list[Logger], option: str) -> None:
 
 
 def append_to_logs(loggers: list[Logger]) -> list[Path]:
-    """Have unused loggers append to the files that are there.
-
-    Returns:
-        TensorBoard's files so far, for `truncate_logs`.
-    """
+    """Have unused loggers append to the files that are there; returns TensorBoard's, for `truncate_logs`."""
     for logger in loggers:
         if isinstance(logger, CSVLogger):
             append_to_file(logger)

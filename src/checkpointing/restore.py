@@ -5,12 +5,10 @@ data. From a checkpoint of an epoch's last batch it skips the validation that fo
 between a batch and what follows it (callback.py), and training continues from exactly there.
 """
 
-from pathlib import Path
 from typing import Protocol
 
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
-from typing_extensions import override
+from lightning.pytorch.callbacks import LambdaCallback
 
 from .._lightning import callbacks_of, resume_after_last_batch
 from ..distributed.sharding import shard_like
@@ -28,23 +26,16 @@ class SkipsTrained(Protocol):
 
 def prepare_resume(trainer: Trainer, data: SkipsTrained, point: ResumePoint) -> None:
     """Have `trainer.fit(…, ckpt_path=point.path)` continue at the resume point; the trainer is not yet used."""
-    callbacks_of(trainer).insert(0, _TruncateLogs(append_to_logs(loggers_of_rank(trainer)), point))
+    earlier, positions = append_to_logs(loggers_of_rank(trainer)), point.loop_state.get("log_positions", {})
+
+    def truncate(trainer: Trainer, module: LightningModule) -> None:
+        truncate_logs(loggers_of_rank(trainer), earlier, positions, point.steps)
+
+    # The first hook after everything has been restored; nothing has been logged by then.
+    callbacks_of(trainer).insert(0, LambdaCallback(on_train_start=truncate))
     if point.path is not None:
         data.resume_at(point.loop_state["epoch"], point.loop_state["batches"])
         resume_after_last_batch(trainer, lambda: _restore_gradients_and_random_state(trainer, point))
-
-
-class _TruncateLogs(Callback):
-    """Truncates the log files once everything else has been restored, before anything is logged."""
-
-    def __init__(self, earlier: list[Path], point: ResumePoint):
-        self.earlier = earlier
-        self.point = point
-
-    @override
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        positions = self.point.loop_state.get("log_positions", {})
-        truncate_logs(loggers_of_rank(trainer), self.earlier, positions, self.point.steps)
 
 
 def _restore_gradients_and_random_state(trainer: Trainer, point: ResumePoint) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +19,21 @@ RUNS = Path("outputs/runs")  # where hydra.run.dir puts them
 _PLANNED_FOR = ("trainer.max_epochs", "trainer.max_steps")  # a schedule of the learning rate ends with them
 
 
-@contextlib.contextmanager
-def lock_run_dir(run_dir: Path, enabled: bool = True, option: str = "resume") -> Iterator[None]:
-    """Lock a run's folder, so that no second process trains in it.
+def lock_run_dir(
+    run_dir: Path, enabled: bool = True, option: str = "resume"
+) -> contextlib.AbstractContextManager[None]:
+    """Lock a run's folder, so that no second process trains in it; the folder is created if it is missing.
 
     Args:
-        run_dir: created if it is missing.
+        run_dir: the run's.
         enabled: False on all ranks but the first.
         option: the one that names the folder.
 
     Raises:
         UserError: if another process holds the lock, or the folder cannot be written.
     """
-    if not enabled:
-        yield
-        return
-    with lock_folder(run_dir, option, f"{os.path.relpath(run_dir)} is being trained right now"):
-        yield
+    busy = f"{os.path.relpath(run_dir)} is being trained right now"
+    return lock_folder(run_dir, option, busy) if enabled else contextlib.nullcontext()
 
 
 def find(overrides: list[str]) -> tuple[Path, list[str]]:
@@ -57,7 +54,10 @@ def find(overrides: list[str]) -> tuple[Path, list[str]]:
             _refuse_neighbour(run_dir)
             raise UserError(f"resume: got '{named[0]}', which holds no run (no {FILE} in it)")
         return run_dir, others
-    started = [(str(record.get("started", "")), path) for path, record in _runs()]
+    started = []
+    for path in RUNS.glob(f"*/{FILE}"):
+        with contextlib.suppress(UserError):
+            started.append((str(read(path.parent).get("started", "")), path.parent))
     if not started:
         raise UserError(f"resume: got 'last', and there is no run in {RUNS}")
     return max(started)[1], others
@@ -104,8 +104,7 @@ def configuration(
         known: the digest of the configuration that the command line alone gives; a record with it is trusted as much.
 
     Raises:
-        UserError: for a record that asks for what only a command line may, or for the first option that would change the
-            result.
+        UserError: if the record asks for what only a command line may, or an option would change the result.
     """
     file = os.path.relpath(run_dir / FILE)
     before = check_config(recorded_config(record, run_dir))
@@ -150,12 +149,6 @@ def _refuse(key: str, old: Any, new: Any, config: dict[str, Any]) -> None:
             return
         why = f"would change the learning rate: optimizer.schedule={config['optimizer']['schedule']} ends with the run"
     raise UserError(f"resume: {key} is {old} in the run, and {new} {why}; start another run for it")
-
-
-def _runs() -> Iterator[tuple[Path, dict[str, Any]]]:
-    for path in RUNS.glob(f"*/{FILE}"):
-        with contextlib.suppress(UserError):
-            yield path.parent, read(path.parent)
 
 
 def with_run_dir(config: dict[str, Any], old: str, new: str) -> dict[str, Any]:

@@ -18,17 +18,11 @@ from .validate import check_resumable
 
 @dataclass
 class ResumePoint:
-    """Where a run continues.
-
-    Attributes:
-        path: of the checkpoint; None for a run that was killed before its first one, which starts again.
-        loop_state: the checkpoint's entry of that name.
-        provenance: what the checkpoint belongs to: its entry `batchscope`.
-    """
+    """The checkpoint from which a run continues; without a path the run was killed before its first, and starts again."""
 
     path: Path | None = None
     loop_state: dict[str, Any] = field(default_factory=dict)
-    provenance: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)  # the checkpoint's entry `batchscope`
 
     @property
     def steps(self) -> int:
@@ -40,7 +34,7 @@ class ResumePoint:
         return {"step": self.steps, "checkpoint": self.path and os.path.relpath(self.path, run_dir)}
 
     def check(self, trainer: Trainer, fingerprint: str) -> None:
-        """Check that the run can continue with these data, this length, this number of ranks, and new checkpoints.
+        """Check that the run can continue.
 
         Raises:
             UserError: if the data or the number of ranks differ from the run's, the run has trained more than is asked

@@ -27,10 +27,9 @@ def terminal_streams() -> list[int]:
 
 
 def redirect_closed_terminals(streams: list[int]) -> None:
-    """Redirect streams whose terminal was closed to /dev/null: writing to such a terminal is an error.
+    """Redirect streams to /dev/null that were terminals at the start of the program, and were closed since.
 
-    Args:
-        streams: what `terminal_streams` returned at the start of the program.
+    Writing to a closed terminal is an error.
     """
     for stream in set(streams) - set(terminal_streams()):
         null = os.open(os.devnull, os.O_WRONLY)

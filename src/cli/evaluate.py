@@ -26,9 +26,7 @@ def main() -> None:
 
 def _main() -> None:
     parser = argparse.ArgumentParser(
-        prog=shlex.join(program("evaluate")),
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog=shlex.join(program("evaluate")), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("overrides", nargs="*", metavar="option=value", help="ckpt=<file>, then any option to change")
     refuse_in_one_line(parser)
@@ -47,19 +45,12 @@ def _main() -> None:
 def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
     """Test a checkpoint on its own test set, or on that of another `data=`.
 
-    Args:
-        path: of the checkpoint.
-        overrides: options to change, as on the command line of batchscope train.
-
-    Returns:
-        The run's name with the data evaluated on, and the test metrics.
+    Returns the run's name with the data evaluated on, and the test metrics.
 
     Raises:
         UserError: for a checkpoint that cannot be read or does not fit the model, and for a wrong option.
     """
-    from ..checkpointing.checkpoint_file import (
-        load_checkpoint,  # torch, which takes seconds, after the words are parsed
-    )
+    from ..checkpointing.checkpoint_file import load_checkpoint  # torch takes seconds to import
 
     checkpoint = load_checkpoint(path)
     saved = checkpoint["batchscope"]

@@ -75,7 +75,9 @@ def run_command(train: Train) -> None:
         line = compose_command_line(overrides, False, config_dir)
         _check_devices(line.configs)
         if ranks.current().launcher and ranks.current().rank:
-            _join_first_rank(train, overrides, config_dir)
+            run = rendezvous.receive()  # the first rank has chosen the folder
+            (config,) = check_command_line(overrides, False, config_dir, run_dir=run["run_dir"])
+            train(config, Path(run["run_dir"]), run["choices"], overrides)
         else:
             _run_one(train, line)
 
@@ -146,13 +148,6 @@ def _run_one(train: Train, line: CommandLine) -> None:
     _start_hydra(job)
     if mistakes:
         raise mistakes[0]
-
-
-def _join_first_rank(train: Train, overrides: list[str], config_dir: str | None) -> None:
-    """One of the other ranks that torchrun or srun has started: the first rank has chosen the folder."""
-    run = rendezvous.receive()
-    (config,) = check_command_line(overrides, False, config_dir, run_dir=run["run_dir"])
-    train(config, Path(run["run_dir"]), run["choices"], overrides)
 
 
 def _run_sweep(line: CommandLine) -> None:

@@ -22,14 +22,11 @@ _GRACE_S = 10  # for what a process does after its last step
 
 
 class Agreement(Callback):
-    """Compares facts between all ranks before training starts.
+    """Compares facts between all ranks before training starts; a difference is a UserError on all ranks.
 
     Args:
         run_dir: where rank 0 has begun its record; the other ranks have to see it.
         facts: returns what all ranks have to share, in plain containers; called when training starts.
-
-    Raises:
-        UserError: on all ranks, with the first fact that differs and its rank; only rank 0 prints it.
     """
 
     def __init__(self, run_dir: Path, facts: Callable[[], dict[str, Any]]):
@@ -49,10 +46,9 @@ class Agreement(Callback):
         }
         known: list[Any] = [None] * trainer.world_size
         torch.distributed.all_gather_object(known, own)
-        difference = _first_difference(known, self.run_dir)
-        if difference:
+        if difference := _first_difference(known, self.run_dir):
             error = UserError(difference)
-            error.reported = not trainer.is_global_zero
+            error.reported = not trainer.is_global_zero  # rank 0 alone prints it
             raise error
 
 
@@ -90,15 +86,11 @@ def end_together(trainer: Trainer) -> Iterator[None]:
         grace_s = _GRACE_S
         raise
     finally:
-        _wait_or_kill(child_processes(trainer), grace_s)
-
-
-def _wait_or_kill(started: list[subprocess.Popen[bytes]], grace_s: float) -> None:
-    others = list(started)
-    started.clear()  # Lightning's watcher of this list kills this process when one of them fails
-    for process in others:
-        try:
-            process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        others = [*child_processes(trainer)]
+        child_processes(trainer).clear()  # Lightning's watcher of this list kills this process when one of them fails
+        for process in others:
+            try:
+                process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

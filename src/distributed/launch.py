@@ -1,5 +1,4 @@
-"""Whether `trainer`'s devices, machines and strategy fit the processes that were started: checked before torch is
-imported."""
+"""Whether `trainer`'s devices, machines and strategy fit the launched processes: checked before torch is imported."""
 
 import importlib.util
 import os
@@ -21,15 +20,9 @@ STRATEGIES = (
 def check_processes(
     trainer: Mapping[str, Any], multirun: bool = False, environ: Mapping[str, str] = os.environ
 ) -> None:
-    """Check that a trainer can have its devices and machines, as far as that is known without torch.
+    """Raise UserError unless a trainer can have its devices and machines, as far as that is known without torch.
 
-    Args:
-        trainer: its checked options.
-        multirun: whether the trainer is that of a sweep's run.
-        environ: of this process.
-
-    Raises:
-        UserError: naming the option.
+    `trainer` has its checked options; `multirun` says whether it is that of a sweep's run.
     """
     devices, nodes = trainer.get("devices", "auto"), trainer.get("num_nodes", 1)
     _check_devices(devices, trainer.get("accelerator", "auto"))

@@ -24,14 +24,8 @@ class RankSync:
     repeated at every exchange until somebody acts on it. Batches are counted instead of timed, because clocks differ
     between ranks, and one batch may take much longer than another.
 
-    A single process reads its own contributions at once.
-
-    Args:
-        world_size: the number of ranks. All ranks have to create the object, call `start` and `restart`, and read
-            results at the same places.
-
-    Raises:
-        UserError: if the ranks cannot connect.
+    A single process reads its own contributions at once. Several ranks have to create the object, call `start` and
+    `restart`, and read results at the same places. A UserError says that they cannot connect.
     """
 
     _of: ClassVar[WeakKeyDictionary[Trainer, "RankSync"]] = WeakKeyDictionary()

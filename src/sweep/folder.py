@@ -1,8 +1,7 @@
 """A sweep's folder: which sweep it holds, and which of its runs are kept when the sweep is started again."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,10 @@ UNFINISHED = ("running", "interrupted", "killed")
 _WRITTEN = ("[0-9]*", "report", LOCK, ".submitit", "multirun.yaml", "optimization_results.yaml")
 
 
-@contextmanager
-def lock_sweep_dir(sweep_dir: Path) -> Iterator[None]:
-    """Hold a sweep's folder, so that no second process runs the same sweep in it at the same time.
-
-    Raises:
-        UserError: if another process holds it, it cannot be made, or a link in it leads elsewhere.
-    """
+def lock_sweep_dir(sweep_dir: Path) -> AbstractContextManager[None]:
+    """Hold a sweep's folder against a second process; UserError if one holds it, or a link in it leads elsewhere."""
     refuse_links(sweep_dir, "the sweep's folder", written=_WRITTEN)
-    with lock_folder(sweep_dir, "hydra.sweep.dir", f"a sweep is being run in {sweep_dir} right now"):
-        yield
+    return lock_folder(sweep_dir, "hydra.sweep.dir", f"a sweep is being run in {sweep_dir} right now")
 
 
 def refuse_other(sweep_dir: Path, configs: list[dict[str, Any]]) -> None:
@@ -103,14 +96,11 @@ def _set_aside(run_dir: Path) -> None:
 
 def _refuse_different(run_dir: Path, record: dict[str, Any], config: dict[str, Any]) -> None:
     """Raise UserError if a folder's record has another configuration; an empty record has none."""
-    if not record:
-        return
     recorded = record.get("config")
+    difference = "cannot be compared"
     if isinstance(recorded, dict):
         difference = _difference(recorded, config, str(recorded.get("run_dir")))
-    else:
-        difference = "cannot be compared"
-    if difference:
+    if record and difference:
         raise UserError(
             f"hydra.sweep.dir: {os.path.relpath(run_dir)} holds a run of another sweep ({difference}); "
             f"choose another folder"

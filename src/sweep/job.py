@@ -32,12 +32,8 @@ def main() -> None:
 def run_planned(run_dir: Path, known: str | None = None) -> None:
     """Train as the folder's record plans, or resume a run that was killed or interrupted.
 
-    Args:
-        run_dir: the run's.
-        known: the digest of the configuration that the sweep has checked.
-
-    Raises:
-        UserError, or whatever else ends the run; its record says so, too.
+    `known` is the digest of the configuration that the sweep has checked. Whatever exception ends the run is in its
+    record, too.
     """
     record = read(run_dir)
     try:

@@ -1,4 +1,7 @@
-"""Hydra's launchers, which start a sweep's runs here or elsewhere: what they need is checked before any run starts."""
+"""Hydra's launchers, which start a sweep's runs here or elsewhere: what they need is checked before any run starts.
+
+A `launcher` is the node `hydra.launcher`, resolved.
+"""
 
 import importlib.util
 import shutil
@@ -13,25 +16,14 @@ _SLURM = ("sbatch", "srun", "scontrol", "sacct")  # all that submitit calls
 
 
 def runs_here(launcher: Mapping[str, Any]) -> bool:
-    """Whether runs see this machine's devices; a machine that submits jobs often has none.
-
-    Args:
-        launcher: the node `hydra.launcher`, resolved.
-    """
+    """Whether runs see this machine's devices; a machine that submits jobs often has none."""
     name = launcher["_target_"].rpartition(".")[2]
     is_local_ray = name == "RayLauncher" and not launcher["ray"]["init"].get("address")
     return is_local_ray or name in ("BasicLauncher", "JoblibLauncher", "LocalLauncher")
 
 
 def check_launcher(launcher: Mapping[str, Any]) -> None:
-    """See that a launcher can start the runs of a sweep.
-
-    Args:
-        launcher: the node `hydra.launcher`, resolved.
-
-    Raises:
-        UserError: if its plugin or SLURM is missing here, or a run would have more tasks than one.
-    """
+    """Raise UserError if a launcher's plugin or SLURM is missing here, or a run would have more tasks than one."""
     parts = launcher["_target_"].split(".")
     plugin = parts[1] if parts[0] == "hydra_plugins" else None
     if plugin in _EXTRAS and not _is_installed(f"hydra_plugins.{plugin}"):

@@ -42,14 +42,11 @@ def exit_on_signals() -> None:
 
 
 def run_in_subprocess(run_dir: Path, digest: str) -> dict[str, Any]:
-    """Do the run that a folder's record plans, and wait for its end.
+    """Do the run that a folder's record plans, and return its record, which says how the run ended in any case.
 
     Args:
         run_dir: the run's.
         digest: of the configuration that was checked for it (see trust.py).
-
-    Returns:
-        The record, which says how the run ended even if its process could not.
 
     Raises:
         SystemExit: once the run has ended, if this process was told to stop meanwhile.
@@ -69,14 +66,10 @@ def run_in_subprocess(run_dir: Path, digest: str) -> dict[str, Any]:
 
 
 class _RunProcess:
-    """The process of one run. Signals that end this process end the run first, so that it saves a checkpoint.
-
-    Attributes:
-        stopped_by: the signal that ended the run; None if it ended by itself.
-    """
+    """The process of one run. Signals that end this process end the run first, so that it saves a checkpoint."""
 
     def __init__(self) -> None:
-        self.stopped_by: int | None = None
+        self.stopped_by: int | None = None  # the signal that ended the run; None if it ended by itself
         self._stopped_at = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._terminals = terminal_streams()

@@ -84,16 +84,11 @@ def run_sweep(
 
 
 class SweepRunner:
-    """The runs of one command line. Some launchers call for them in processes of their own, and not in order.
-
-    Args:
-        sweep_dir: where all of them lie.
-        labels: what sets each run apart; empty where it is not known beforehand what will be run.
-    """
+    """The runs of one command line. Some launchers call for them in processes of their own, and not in order."""
 
     def __init__(self, sweep_dir: Path, labels: list[str]):
         self.sweep_dir = sweep_dir
-        self.labels = labels
+        self.labels = labels  # what sets each run apart; empty where it is not known beforehand what will be run
         self.expected = len(labels)
         self.durations: list[float] = []  # seconds, of the runs that were not kept
         self.program = program()  # of this process; a launcher may call for runs in others
@@ -103,8 +98,7 @@ class SweepRunner:
     def run_job(self, config: DictConfig) -> float | None:
         """What Hydra calls for each run: a run that is kept, or is done in a process of its own.
 
-        Returns:
-            The metric that `optimized_metric` names; of a search, the batch size that it found.
+        Returns the metric that `optimized_metric` names; of a search, the batch size that it found.
 
         Raises:
             RunFailed: so that a searching sweeper knows. A list of runs goes on with the next, and returns None.
@@ -136,11 +130,7 @@ class SweepRunner:
         return f"run {number + 1} of {self.expected}{left}: {self.labels[number]}"
 
     def _run(self, title: str, run_dir: Path, config: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-        """The record of a run that has finished.
-
-        Raises:
-            RunFailed: if the run ended in another way.
-        """
+        """The record of a run that has finished; RunFailed if it ended in another way."""
         record = folder.keep_or_plan(run_dir, config, command=shlex.join(self.command), **facts)
         kept = record is not None
         print(f"\n— {title}{' — kept' if kept else ''}", flush=True)

@@ -112,11 +112,7 @@ def _value(value: Any, path: str) -> Any:
 
 
 def _class_of(target: str, path: str) -> type:
-    """The class that a checked target names.
-
-    Raises:
-        UserError: if the imported object is not what its source text says: a subclass of the role's base.
-    """
+    """The class that a checked target names; UserError unless it is what its source text says, of the role's base."""
     role = role_of(path)
     cls = _imported(target)
     trusted = inspect.isclass(cls) and role is not None and cls.__module__.partition(".")[0] in role.packages

@@ -21,8 +21,16 @@ from ..records.read import FILE
 _GIB = 2**30
 # Errors of a file system that is full, gone or read-only; an error while writing names no file.
 _UNUSABLE = (*NO_SPACE, errno.EIO, errno.ESTALE, errno.EROFS)
-_LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")  # gloo's words
-_OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+# What torch raises: classes, and words in other RuntimeErrors. A lost peer is one that torch cannot reach when the
+# process group is made, or in a collective operation of gloo.
+_LOST_PEER = (
+    (torch.distributed.DistNetworkError, torch.distributed.DistStoreError),
+    ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed"),
+)
+_OUT_OF_MEMORY = (
+    (torch.OutOfMemoryError, MemoryError),
+    ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED"),
+)
 
 
 class RunOutOfMemoryError(UserError):
@@ -46,9 +54,9 @@ def explain_failures(config: dict[str, Any], device: torch.device, first: bool) 
     except UserError:
         raise
     except Exception as error:
-        if _is_out_of_memory(error):
+        if _is(error, *_OUT_OF_MEMORY):
             raise RunOutOfMemoryError(_out_of_memory(config, device)) from error
-        if _is_lost_peer(error):
+        if _is(error, *_LOST_PEER):
             raise PeerLostError("the connection to another process of the run is lost, and the run ends") from error
         refused = _refused_file(error, config["run_dir"])
         if refused is None:
@@ -105,17 +113,8 @@ def _lies_in(name: Any, folder: str) -> bool:
     return path == folder or path.startswith(folder + os.sep)
 
 
-def _is_lost_peer(error: BaseException) -> bool:
-    """Whether torch cannot reach another rank: when the process group is made, or in a collective operation."""
-    if isinstance(error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST_PEER)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+def _is(error: BaseException, classes: tuple[type[BaseException], ...], words: tuple[str, ...]) -> bool:
+    return isinstance(error, classes) or (isinstance(error, RuntimeError) and any(word in str(error) for word in words))
 
 
 def _out_of_memory(config: dict[str, Any], device: torch.device) -> str:

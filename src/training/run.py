@@ -46,8 +46,7 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
         choices: the option taken from each config group, by which people know the model and the data.
         overrides: the options of the command line.
 
-    Returns:
-        The metric named by `optimized_metric`, or None where the run has no such metric.
+    Returns the metric named by `optimized_metric`, or None where the run has no such metric.
     """
     with GracefulShutdown(lambda number: close_open(run_dir, "interrupted", f"signal {number}")) as shutdown:
         _set_up_process(config)
@@ -97,11 +96,9 @@ class _Run:
 
     @contextlib.contextmanager
     def recorded(self, overrides: list[str]) -> Iterator[RunRecord]:
-        """Hold the run's folder and record how the run ends, in one line where it fails in an expected way.
-
-        The other ranks end with this one.
-        """
+        """Hold the run's folder, record how the run ends, and end the other ranks with this one."""
         device, first = self.trainer.strategy.root_device, self.trainer.is_global_zero
+        parameters = sum(p.numel() for p in self.model.parameters())
         with (
             lock_run_dir(self.run_dir, enabled=first, option=self.folder_option),
             RunRecord(
@@ -113,7 +110,7 @@ class _Run:
                 config=self.config,
                 hardware=describe(device),
                 processes=self.trainer.world_size,
-                model=_facts_of(self.model),
+                model={"class": type(self.model).__name__, "parameters": parameters},
                 **_known_id(self.run_dir),
             ) as record,
             explain_failures(self.config, device, first),
@@ -179,10 +176,6 @@ class _Run:
         record.add(metrics={**record.facts["metrics"], **summary.last_metrics(self.trainer)})
 
 
-def _facts_of(model: nn.Module) -> dict[str, Any]:
-    return {"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())}
-
-
 def _known_id(run_dir: Path) -> dict[str, str]:
     """The `id` of the run that a folder holds: a run that is resumed, or that a sweep has planned, may have one."""
     with contextlib.suppress(UserError):
@@ -193,10 +186,8 @@ def _known_id(run_dir: Path) -> dict[str, str]:
 def limit_batch_size(data: TensorDataModule, train_samples: int, world_size: int) -> dict[str, int]:
     """Lower a rank's batch size that the training set cannot fill to what a batch will hold, with a warning.
 
-    The batches stay the same. The learning rate's scaling and every label then follow what they hold.
-
-    Returns:
-        The batch sizes for the record: that of all ranks and, where it was lowered, that of one.
+    The batches stay the same, and the learning rate and every label follow what they hold. Returns the batch sizes for
+    the record: that of all ranks and, where it was lowered, that of one.
     """
     asked, largest = data.batch_size, -(-train_samples // world_size)
     if asked <= largest:

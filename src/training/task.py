@@ -37,11 +37,6 @@ class Task(LightningModule):
         optimizer: builds torch's optimizer and schedule.
         channels_last: store images and convolutions channels-last on CPU and CUDA, where that layout is faster.
         provenance: kept in every checkpoint under `batchscope`; plain containers only.
-
-    Attributes:
-        min_samples: the fewest samples of one rank that a training step takes.
-        learning_rate: as scaled to the batch size, once the trainer is known. Lightning's LearningRateFinder needs an
-            attribute of this name.
     """
 
     def __init__(
@@ -55,9 +50,9 @@ class Task(LightningModule):
         super().__init__()
         self.model = model
         self.spec = spec
-        self.min_samples = min_samples(model, spec)  # now: a sharded model cannot be copied to be tried
+        self.min_samples = min_samples(model, spec)  # of a rank; now: a sharded model cannot be copied to be tried
         self.optimizer_recipe = optimizer
-        self.learning_rate: float | None = None
+        self.learning_rate: float | None = None  # scaled to the batch size; LearningRateFinder reads it by this name
         self.provenance = provenance
         self.channels_last = channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
         self.classifies = spec.target != "value"

@@ -10,16 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchscope.checkpointing.checkpoint_file import (
-    link_checkpoint,
-    load_checkpoint,
-    remove_leftovers,
-    write_checkpoint,
-)
+from batchscope.checkpointing.checkpoint_file import link_checkpoint, load_checkpoint, write_checkpoint
 from batchscope.checkpointing.random_state import random_state
 from batchscope.checkpointing.resume_point import find_resume_point
 from batchscope.errors import UserError
-from batchscope.files import WriteError
+from batchscope.files import WriteError, remove_leftovers
 from tests.support.runs import EVERY_4, SMALL, last, record, run
 
 
@@ -231,7 +226,7 @@ def test_the_best_one_is_kept_when_the_last_one_goes_on(
 def test_only_half_written_checkpoints_are_removed(path: Path) -> None:
     for name in (".last.ckpt.77.tmp", ".best.ckpt.1.tmp", "notes.tmp", ".hidden"):
         path.with_name(name).write_text("")
-    remove_leftovers(path.parent)
+    remove_leftovers(path.parent, "*.ckpt")
     assert sorted(p.name for p in path.parent.iterdir()) == [".hidden", "last.ckpt", "notes.tmp"]
 
 
