@@ -230,8 +230,8 @@ def refuse_links(
         written: glob patterns of what will be written directly in the folder; links beside it do no harm.
 
     Raises:
-        UserError: for a link that leads out of the folder, for anything but a file, folder or link, and for a folder that
-            cannot be listed: links in it work all the same.
+        UserError: for a link that leads out of the folder, for anything but a file, folder or link, and for a folder
+            that cannot be listed, because its links would still work.
     """
     if root is not None and not is_inside(folder, root):
         raise UserError(f"{folder}: is behind a link that leads out of {root}; replace it by what it leads to")

@@ -116,9 +116,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 def _what_else(path: Path) -> str:
     """What the user may have meant by a path that is not a file."""
-    own = next((p for p in (path / "checkpoints" / "best.ckpt", path / "best.ckpt") if p.is_file()), None)
-    if own:
-        return f"; write ckpt={own}"
+    for own in (path / "checkpoints" / "best.ckpt", path / "best.ckpt"):
+        if own.is_file():
+            return f"; write ckpt={own}"
     near = sorted(path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
     return f"; in that folder: {', '.join(p.name for p in near)}" if near else ""
 
@@ -139,9 +139,8 @@ def _is_ours(checkpoint: Any) -> bool:
 
 def is_dense(value: Any) -> bool:
     """Whether a value is a dense tensor in memory, as all of a checkpoint's are: not sparse, quantized or meta."""
-    if not isinstance(value, torch.Tensor):
-        return False
-    return value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
+    is_plain = isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized
+    return is_plain and value.device.type == "cpu"
 
 
 def _verify(data: bytes, path: Path) -> None:

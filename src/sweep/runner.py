@@ -62,8 +62,7 @@ def run_sweep(
     # The folder as it was checked: a folder named by the time could be another one by now.
     sys.argv.append(as_override("hydra.sweep.dir", str(sweep_dir)))
     _hydra.quiet_launcher()  # the sweep names each run itself
-    output = launchers.output_folder(launcher)
-    if output:
+    if output := launchers.output_folder(launcher):
         print(f"the runs are jobs, and write their output to {output}", flush=True)
     with folder.lock_sweep_dir(sweep_dir):
         try:
@@ -125,8 +124,7 @@ class SweepRunner:
             return f"run {number + 1}: {' '.join(overrides)}"
         left = ""
         if self.durations:  # if the remaining runs take as long as those before
-            seconds = statistics.mean(self.durations) * (self.expected - number)
-            left = f", about {duration(seconds)} left"
+            left = f", about {duration(statistics.mean(self.durations) * (self.expected - number))} left"
         return f"run {number + 1} of {self.expected}{left}: {self.labels[number]}"
 
     def _run(self, title: str, run_dir: Path, config: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:

@@ -88,8 +88,7 @@ def folders_written_to(config: dict[str, Any], trainer: Trainer) -> Iterator[tup
     for name, node in (config["callbacks"] or {}).items():
         if node and node.get("dirpath"):
             yield f"callbacks.{name}", node["dirpath"]
-    profile = getattr(profiler_of(trainer), "dirpath", None)
-    if profile:
+    if profile := getattr(profiler_of(trainer), "dirpath", None):
         yield "trainer.profiler", str(profile)
 
 

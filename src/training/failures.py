@@ -82,11 +82,10 @@ def _requeue(job: str) -> None:
     """Have SLURM start the job's script again, which resumes the run (docs/train.sbatch)."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     job = f"{array}_{task}" if array and task else job
-    try:
-        code = subprocess.run(["scontrol", "requeue", job], check=False).returncode
-    except OSError:
-        code = -1
-    print(f"requeue  {job}: {'asked for' if code == 0 else 'scontrol failed'}", flush=True)
+    done = False
+    with contextlib.suppress(OSError):
+        done = subprocess.run(["scontrol", "requeue", job], check=False).returncode == 0
+    print(f"requeue  {job}: {'asked for' if done else 'scontrol failed'}", flush=True)
 
 
 def _refused_file(error: BaseException | None, run_dir: str) -> OSError | None:
