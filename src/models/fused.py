@@ -40,16 +40,10 @@ def obstacle(cells: "Sequence[RNNCell | LSTMCell]", input: Tensor, dropout: nn.M
 def lstm(
     cells: "Sequence[LSTMCell]", input: Tensor, states: tuple[Tensor, Tensor] | None, dropout: float, training: bool
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Stacked LSTM cells over a sequence.
+    """L stacked LSTM cells, lowest first, over `input: (B, T, F)`, from `states: (hx, cx)` of `(L, B, H)`, default zeros.
 
-    Args:
-        cells: L cells, lowest first.
-        input: `(B, T, F)`.
-        states: `(hx, cx)`, each `(L, B, H)`; default: zeros.
-        dropout: the probability of dropping a value between two layers while `training`.
-
-    Returns:
-        The last layer's hidden states `(B, T, H)`, and the final `(hx, cx)`, each `(L, B, H)`.
+    Returns the last layer's hidden states `(B, T, H)`, and the final `(hx, cx)`. `dropout` is the probability of
+    dropping a value between two layers while `training`.
     """
     input = _as_autocast(input)
     if states is None:
@@ -85,11 +79,8 @@ def flatten_parameters(cells: "Sequence[RNNCell | LSTMCell]", mode: Literal["LST
 
     The parameters stay the same objects, as with `nn.LSTM.flatten_parameters`. Call it where a module's parameters are
     moved anyway, and never in a forward pass: under FSDP the parameters are gathered there, and the next all-gather
-    writes to the memory that they had before. Sharded parameters are left unchanged.
-
-    Args:
-        cells: as for `lstm`; several only with the mode `LSTM`.
-        mode: cuDNN's name for the kind of cell.
+    writes to the memory that they had before. Sharded parameters are left unchanged. `mode` is cuDNN's name for the
+    kind of cell; `RNN_TANH` takes one cell.
     """
     linears = [(cell.i2h, cell.h2h) for cell in cells]
     found = [linear._parameters.get(name) for pair in linears for name in ("weight", "bias") for linear in pair]
@@ -110,9 +101,8 @@ def _is_on_gpu(weight: Tensor) -> bool:
 def _as_autocast(tensor: Tensor) -> Tensor:
     """The tensor in the dtype in which autocast computes on a CPU; unchanged elsewhere.
 
-    torch chooses oneDNN's LSTM by the dtype of the input, and autocast converts the input afterwards. That raises an
-    error on a processor for which oneDNN has no LSTM of the converted dtype. With a converted input torch chooses by
-    the right dtype. Autocast leaves float64 unchanged.
+    torch chooses oneDNN's LSTM by the dtype of the input before autocast converts it, which raises an error on a
+    processor for which oneDNN has no LSTM of the converted dtype. Autocast leaves float64 unchanged.
     """
     if tensor.device.type != "cpu" or tensor.dtype == torch.float64 or not torch.is_autocast_enabled("cpu"):
         return tensor

@@ -23,10 +23,9 @@ Backend = Literal["auto", "reference", "fused"]
 
 
 def reset_recurrent_parameters(i2h: nn.Linear, h2h: nn.Linear, hidden_size: int) -> None:
-    """Initialize a cell so that it can learn over many steps.
+    """Initialize input weights and biases from U(−1/√H, 1/√H), as torch does, and recurrent weights orthogonally.
 
-    Input weights and biases come from U(−1/√H, 1/√H), as in torch. The recurrent weights of each gate are orthogonal,
-    so that the state neither vanishes nor explodes (Saxe, McClelland & Ganguli 2014).
+    A gate with orthogonal weights keeps the state from vanishing and exploding (Saxe, McClelland & Ganguli 2014).
     """
     bound = 1 / math.sqrt(hidden_size)
     for parameter in (i2h.weight, i2h.bias, h2h.bias):
@@ -120,12 +119,12 @@ def unroll(
     """Run a cell over a sequence, or over one step of it.
 
     Args:
-        cell: an RNNCell or an LSTMCell.
+        cell: read or called, as `backend` says.
         input: `(B, T, F)`, or `(B, F)` for one step.
         states: of an RNNCell `(B, H)`, of an LSTMCell `(hx, cx)` of `(B, H)` each; default: zeros.
         backend: `reference` calls the cell at every step; `fused` runs the whole sequence through kernels that read the
-            cell's parameters, with the same results; `auto` is `fused` for sequences that it can run, and `reference`
-            otherwise and for one step. Second derivatives need `reference`.
+            cell's parameters; `auto` is `fused` for sequences that it can run, and otherwise `reference`. The results
+            are the same. Second derivatives need `reference`.
 
     Returns:
         The hidden states `(B, T, H)`, or `(B, H)` for one step, and the final states in the form of `states`.
@@ -192,18 +191,10 @@ class StackedLSTM(nn.Module):
         return self
 
     def forward(self, input: Tensor, initial_states: States | None = None) -> tuple[Tensor | list[Tensor], States]:
-        """A whole sequence or one step.
+        """`input: (B, T, F)`, or `(B, F)` for one step; `initial_states: (hx, cx)` of `(L, B, H)` each, default zeros.
 
-        Args:
-            input: `(B, T, F)`, or `(B, F)` for one step.
-            initial_states: `(hx, cx)`, each `(L, B, H)`; default: zeros. Never changed in place.
-
-        Returns:
-            `outputs, (hx, cx)`: the last layer's hidden states `(B, T, H)`, as `nn.LSTM(batch_first=True)` returns them
-            (for one step: a list of each layer's output `(B, H)`), and the final states `(L, B, H)`.
-
-        Raises:
-            ValueError: as `unroll`.
+        Returns `outputs, (hx, cx)`: the last layer's hidden states `(B, T, H)`, as `nn.LSTM(batch_first=True)` returns
+        them (for one step: a list of each layer's output `(B, H)`), and the final states. Raises ValueError as `unroll`.
         """
         shape = (len(self.cells), input.shape[0], self.hidden_size)
         _check_input(self.cells[0], input)

@@ -18,20 +18,20 @@ from .recurrent import Backend, LSTMCell, RNNCell, StackedLSTM, States, unroll
 class SequenceModel(nn.Module):
     """The base of the models below: images as rows, the head, streaming, and truncated back-propagation.
 
-    A subclass defines `unroll`, from `(B, T, F)` to hidden states `(B, T, H)`.
+    A subclass sets a `cell`, or defines `unroll`, from `(B, T, F)` to hidden states `(B, T, H)`.
 
     Args:
-        spec: of sequences, or of images, which are read row by row: `(C, height, width)` → height steps of C·width
-            features.
+        spec: of sequences, or of images, which are read row by row: `height` steps of `C·width` features.
         hidden_size: units of the recurrent state, which the head reads.
         backend: `reference` calls the cells step by step, `fused` runs whole sequences through torch's kernels with
             the same weights and results, `auto` takes the faster one that can run.
         tbptt_steps: the steps that a gradient goes back through time; None: all. States are detached between windows
-            of that length (Williams & Peng 1990), and only one window's activations exist at a time: windows without a
-            gradient keep none, and if every step has a target, the backward pass runs each window again.
+            of that length (Williams & Peng 1990). Only one window's activations exist at a time: windows without a
+            gradient keep none; if every step has a target, the backward pass runs each window again.
     """
 
     accepts = ("image", "sequence")
+    cell: RNNCell | LSTMCell
 
     def __init__(
         self,
@@ -48,21 +48,13 @@ class SequenceModel(nn.Module):
 
     def unroll(self, x: Tensor, states: Any = None) -> tuple[Tensor, Any]:
         """`x: (B, T, F)` → hidden states `(B, T, H)`, or `(B, F)` → `(B, H)`; and the final states."""
-        raise NotImplementedError
+        return unroll(self.cell, x, states, self.backend)
 
     def forward(self, x: Tensor, states: Any = None) -> Tensor | tuple[Tensor, Any]:
-        """A whole input, or one step of a stream.
+        """Sequences `x: (B, T, F)`, images `(B, C, height, width)`, or one step `(B, F)` of a stream.
 
-        Args:
-            x: sequences `(B, T, F)`, images `(B, C, height, width)`, or one step `(B, F)`.
-            states: the states that an earlier call returned.
-
-        Returns:
-            `(B, num_outputs)`, or `(B, T, num_outputs)` if every step has an output. For one step, and if `states` are
-            given, a pair of this output and the new states.
-
-        Raises:
-            ValueError: for an empty input, and for states that do not fit.
+        Returns `(B, num_outputs)`, or `(B, T, num_outputs)` if every step has an output. For one step, and if an
+        earlier call's `states` are given, a pair of this output and the new states. Raises ValueError as `unroll`.
         """
         if x.dim() == 4:
             x = x.transpose(1, 2).flatten(start_dim=2)  # (B, C, height, width) -> (B, height, C·width)
@@ -78,7 +70,6 @@ class SequenceModel(nn.Module):
         return self.head(hidden if self.every_step or x.dim() == 2 else hidden[:, -1]), states
 
     def _truncated(self, x: Tensor, steps: int) -> Tensor:
-        """The output for `x: (B, T, F)`; its gradient stays within windows of `steps`."""
         first = x.shape[1] % steps or steps  # the first window is the short one: the last one often has the only target
         *before, last = x.split([first] + [steps] * ((x.shape[1] - first) // steps), dim=1)
         states, outputs = None, []
@@ -101,11 +92,6 @@ class RNNCellModel(SequenceModel):
         super().__init__(spec, hidden_size, **kwargs)
         self.cell = RNNCell(spec.sequence_shape[1], hidden_size)
 
-    @override
-    def unroll(self, x: Tensor, states: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """`x: (B, T, F)` → `(B, T, H)`; the state is `(B, H)`."""
-        return unroll(self.cell, x, states, self.backend)
-
 
 class LSTMCellModel(SequenceModel):
     """An LSTMCell unrolled over time.
@@ -126,11 +112,6 @@ class LSTMCellModel(SequenceModel):
     ):
         super().__init__(spec, hidden_size, **kwargs)
         self.cell = LSTMCell(spec.sequence_shape[1], hidden_size, memory_steps)
-
-    @override
-    def unroll(self, x: Tensor, states: States | None = None) -> tuple[Tensor, States]:
-        """`x: (B, T, F)` → `(B, T, H)`; the states are `(hx, cx)`, each `(B, H)`."""
-        return unroll(self.cell, x, states, self.backend)
 
 
 class StackedLSTMModel(SequenceModel):

@@ -139,6 +139,5 @@ def _fit_last_layer(network: nn.Module, classes: int) -> None:
 
 
 def _like(old: nn.Conv2d, in_channels: int, out_channels: int) -> nn.Conv2d:
-    """A new convolution with other numbers of channels."""
     window: dict[str, Any] = {n: getattr(old, n) for n in ("kernel_size", "stride", "padding", "dilation")}
     return nn.Conv2d(in_channels, out_channels, **window, bias=old.bias is not None)
