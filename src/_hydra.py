@@ -17,11 +17,7 @@ def args_parser() -> argparse.ArgumentParser:
 
 
 def apply_override(override: Override, config: DictConfig) -> None:
-    """Change a configuration as `option=value`, `+option=value`, `++option=value` or `~option` says.
-
-    Raises:
-        HydraException, OmegaConfBaseException: for an option that the configuration does not have, and the like.
-    """
+    """Change a configuration as an override says; HydraException or OmegaConfBaseException if that is impossible."""
     ConfigLoaderImpl._apply_overrides_to_config([override], config)
 
 

@@ -20,9 +20,7 @@ _LONGEST = 1000  # characters of a message; a longer one quotes a value that nob
 class UserError(Exception):
     """A mistake that the user can correct. Its message is one line: the option, what it got, what it takes.
 
-    Args:
-        message: the line, without a leading "error:".
-        exit_code: 1, or 2 for a command line that cannot be parsed.
+    `exit_code` is 2 for a command line that cannot be parsed, and otherwise 1.
     """
 
     def __init__(self, message: str, exit_code: int = 1):
@@ -45,12 +43,7 @@ class PeerLostError(UserError):
 
 
 class Interrupted(SystemExit):
-    """A signal has asked the run to end.
-
-    Args:
-        number: the signal's; the exit code is 128 + number, as in shells.
-        agreed: whether the other ranks end together with this one.
-    """
+    """A signal has asked the run to end, all ranks together if `agreed`. The exit code is 128 + number, as in shells."""
 
     def __init__(self, number: int, agreed: bool = True):
         super().__init__(128 + number)

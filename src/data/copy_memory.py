@@ -39,13 +39,7 @@ class CopyMemory(GeneratedDataModule):
     @override
     def spec(self) -> DataSpec:
         """A class (blank or one of 8) for each of `delay + 20` steps of 10 one-hot features."""
-        return DataSpec(
-            kind="sequence",
-            input_shape=(self.delay + 2 * LENGTH, GO + 1),
-            target="class_per_step",
-            num_outputs=SYMBOLS + 1,
-            blank_class=0,
-        )
+        return DataSpec("sequence", (self.delay + 2 * LENGTH, GO + 1), "class_per_step", SYMBOLS + 1, blank_class=0)
 
     @override
     def load(self, split: Split) -> tuple[Tensor, Tensor]:

@@ -120,11 +120,7 @@ class TensorDataModule(LightningDataModule):
 
     @override
     def train_dataloader(self) -> TensorLoader | DataLoader:
-        """Batches shuffled by (seed, epoch); the short last batch is kept.
-
-        Raises:
-            UserError: if there are not enough samples for every rank.
-        """
+        """Batches shuffled by (seed, epoch), the short last one included; UserError if a rank would get too few samples."""
         samples, world_size = len(self._splits["train"][0]), rank_and_world_size()[1]
         min_samples = getattr(self._module, "min_samples", 1)
         self.check_batch(min_samples)
@@ -153,7 +149,6 @@ class TensorDataModule(LightningDataModule):
         return self._eval_loader("test")
 
     def _eval_loader(self, split: Split) -> TensorLoader | DataLoader:
-        """Batches in the stored order."""
         x = self._splits[split][0]
         sample_bytes = math.prod(getattr(self._module, "input_shape", x.shape[1:])) * x.element_size()
         batch_size = max(self.batch_size, min(MIN_EVAL_BATCH_SIZE, MAX_EVAL_BYTES // sample_bytes))
@@ -182,10 +177,7 @@ class TensorDataModule(LightningDataModule):
         return TensorLoader((x, y), batches, device, self._wait_context)
 
     def _wait_context(self) -> AbstractContextManager[object]:
-        """Report the wait for a prefetched batch to the profiler under Lightning's name for the transfer of a batch.
-
-        Whoever measures by the profiler then counts the wait as transfer, although the loader's `next` contains it.
-        """
+        """Have the profiler count the wait for a prefetched batch as transfer, although the loader's `next` contains it."""
         return profiler_of(self.trainer).profile("[TensorLoader].batch_to_device") if self.trainer else nullcontext()
 
 
@@ -211,8 +203,8 @@ class GeneratedDataModule(TensorDataModule):
 def _exit_with_parent(worker: int) -> None:
     """Have a worker exit when the training process ends, even if that is killed.
 
-    torch's workers watch their parent process. Under the start method `forkserver` (the default from Python 3.14 on)
-    the parent is the server, so that the workers of a killed training process would wait forever.
+    torch's workers watch their parent process, which under the start method `forkserver` is the server: the workers of
+    a killed training process would wait forever.
     """
     parent = parent_process()
     assert parent is not None, "a worker has a parent process"
@@ -225,5 +217,4 @@ def _exit_with_parent(worker: int) -> None:
 
 
 def _collate(samples: list[tuple[Tensor, Tensor]], empty: list[Tensor]) -> list[Tensor]:
-    """As torch's default, which cannot collate the empty batch of a rank."""
-    return default_collate(samples) if samples else empty
+    return default_collate(samples) if samples else empty  # torch cannot collate the empty batch of a rank

@@ -54,15 +54,7 @@ class Digits(GeneratedDataModule):
     @override
     def spec(self) -> DataSpec:
         """Ten classes of `(1, 28, 28)` with pixels in [−1, 1]."""
-        return DataSpec(
-            kind="image",
-            input_shape=(1, 28, 28),
-            target="class",
-            num_outputs=10,
-            classes=tuple("0123456789"),
-            mean=(0.5,),
-            std=(0.5,),
-        )
+        return DataSpec("image", (1, 28, 28), "class", 10, classes=tuple("0123456789"), mean=(0.5,), std=(0.5,))
 
     @override
     def load(self, split: Split) -> tuple[Tensor, Tensor]:
@@ -72,12 +64,15 @@ class Digits(GeneratedDataModule):
 
 
 def cached_digits(root: Path, num: int, seed: int) -> tuple[Tensor, Tensor]:
-    """`render_digits` with a cache in `root/digits`. An unreadable cache is rendered again; an unwritable one is skipped."""
+    """`render_digits`, cached in `root/digits`. An unreadable file is rendered again; an unwritable folder is skipped."""
     file = root / "digits" / f"v{VERSION}-{num}-{seed}.pt"
     digits = _read_cache(file, num)
     if digits is None:
         digits = render_digits(num, seed)
-        _write_cache(file, digits)
+        with suppress(OSError, RuntimeError):  # torch reports a full disk as a RuntimeError
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(file) as opened:
+                torch.save(digits, opened)
     return digits
 
 
@@ -95,18 +90,8 @@ def _is_plain(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> boo
     return kind == (dtype, torch.strided, "cpu") and tensor.shape == shape
 
 
-def _write_cache(file: Path, digits: tuple[Tensor, Tensor]) -> None:
-    with suppress(OSError, RuntimeError):  # torch reports a full disk as a RuntimeError
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(file) as opened:
-            torch.save(digits, opened)
-
-
 def render_digits(num: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Render digits: images `(N, 1, 28, 28)` uint8, 0 the background, and labels `(N,)` int64.
-
-    The same (num, seed) gives the same digits.
-    """
+    """Images `(N, 1, 28, 28)` uint8, 0 the background, and labels `(N,)` int64; the same for the same (num, seed)."""
     generator = torch.Generator().manual_seed(seed)
     glyphs = _glyphs()  # (10, fonts, 64, 64)
     labels = torch.randint(0, 10, (num,), generator=generator)
@@ -141,7 +126,7 @@ def _glyph(text: str, font_file: Path) -> Tensor:
 def _warps() -> Tensor:
     """The basis of sampling grids, `(3 + 16, 56·56)`: x, y and 1, and a bump at each of 4×4 positions.
 
-    A product with it makes the grids of a batch, several times faster than `affine_grid` and a bicubic `interpolate`.
+    One product makes the grids of a batch, several times faster than `affine_grid` and a bicubic `interpolate`.
     """
     plane = F.affine_grid(torch.eye(2, 3)[None], [1, 1, 56, 56], align_corners=False)[0].permute(2, 0, 1)
     places = torch.eye(16).view(16, 1, 4, 4)

@@ -72,10 +72,7 @@ class DeterministicBatchSampler(Sampler[list[int]]):
         return self._rank_batch(self.order(), batch).tolist()
 
     def weight(self, batch: int) -> float:
-        """This rank's samples in a batch over an equal share: the factor by which its mean enters the mean of all ranks.
-
-        1 unless the last batch does not divide evenly.
-        """
+        """The weight of this rank's mean in the mean of all ranks: 1, unless the last batch does not divide evenly."""
         rank, world_size = rank_and_world_size()
         whole = self._global_batch(batch)
         share, rest = divmod(len(whole), world_size)
@@ -103,11 +100,7 @@ class DeterministicBatchSampler(Sampler[list[int]]):
 
 @dataclass(eq=False)
 class TensorLoader:
-    """Batches of tensors that lie in the memory of the host or the accelerator.
-
-    If the batches are needed on a GPU and the tensors are not on it, batches are copied one step ahead through pinned
-    memory.
-    """
+    """Batches of tensors; from host memory to a GPU they are copied one step ahead through pinned memory."""
 
     tensors: Tensors  # of equal length N, all on one device
     batch_sampler: DeterministicBatchSampler
@@ -146,17 +139,11 @@ def prefetch_to_device(
     stream: torch.cuda.Stream,
     wait_context: WaitContext = contextlib.nullcontext,
 ) -> Iterator[Tensors]:
-    """Yield each batch on the GPU while the next one is copied on a stream of its own.
+    """Yield each pinned batch on the GPU while the next one is copied on `stream`.
 
     The training stream waits for the copy on the device; the host never waits. `record_stream` keeps the memory until
-    the training stream is done with it. torch's allocator keeps pinned memory until the copy from it has ended.
-
-    Args:
-        batches: of pinned tensors.
-        device: the GPU.
-        stream: of the copies, on that GPU.
-        wait_context: makes the context around the wait of the training stream. CUDA events recorded at its start and at
-            its end have the wait between them.
+    the training stream is done with it. torch's allocator keeps pinned memory until the copy from it has ended. CUDA
+    events recorded at the start and at the end of `wait_context` have the training stream's wait between them.
     """
 
     def send(batch: Tensors) -> tuple[Tensors, Any]:

@@ -4,17 +4,11 @@ from torchvision import datasets
 
 from .torchvision_images import ExpectedFile, TorchvisionImages
 
-_MNIST_MD5 = {
-    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
-    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
-    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
-    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
-}
-_SIZES = {
-    "train-images-idx3-ubyte": 47_040_016,
-    "train-labels-idx1-ubyte": 60_008,
-    "t10k-images-idx3-ubyte": 7_840_016,
-    "t10k-labels-idx1-ubyte": 10_008,
+_FILES = {  # the sizes are those of both datasets, the md5 sums those of MNIST
+    "train-images-idx3-ubyte": ExpectedFile(47_040_016, "6bbc9ace898e44ae57da46a324031adb"),
+    "train-labels-idx1-ubyte": ExpectedFile(60_008, "a25bea736e30d166cdddb491f175f624"),
+    "t10k-images-idx3-ubyte": ExpectedFile(7_840_016, "2646ac647ad5339dbf082846283269ea"),
+    "t10k-labels-idx1-ubyte": ExpectedFile(10_008, "27ae3e4e09519cfbb04c329615203637"),
 }
 
 
@@ -28,7 +22,7 @@ class MNIST(TorchvisionImages):
 
     torchvision_name = "mnist"
     source = _without_legacy(datasets.MNIST)
-    files = {f"MNIST/raw/{name}": ExpectedFile(size, _MNIST_MD5[name]) for name, size in _SIZES.items()}
+    files = {f"MNIST/raw/{name}": file for name, file in _FILES.items()}
     image_shape = (1, 28, 28)
     mean, std = (0.1307,), (0.3081,)
 
@@ -41,6 +35,6 @@ class FashionMNIST(TorchvisionImages):
 
     torchvision_name = "fashion-mnist"
     source = _without_legacy(datasets.FashionMNIST)
-    files = {f"FashionMNIST/raw/{name}": ExpectedFile(size, None) for name, size in _SIZES.items()}
+    files = {f"FashionMNIST/raw/{name}": ExpectedFile(file.size, None) for name, file in _FILES.items()}
     image_shape = (1, 28, 28)
     mean, std = (0.2860,), (0.3530,)

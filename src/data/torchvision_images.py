@@ -70,22 +70,15 @@ class TorchvisionImages(TensorDataModule):
         self.root = Path(root)
         self.num_val = num_val
         self.offline = offline
-        # Whether the official files are used; None until the first call of prepare_data or load decides it. It is
-        # decided once: a later download, or files that appear later, must not change the data of a running training.
+        # Whether the official files are used. The first call of prepare_data or load decides: files that appear later
+        # must not change the data of a running training.
         self._official: bool | None = None
 
     @property
     @override
     def spec(self) -> DataSpec:
-        return DataSpec(
-            kind="image",
-            input_shape=self.image_shape,
-            target="class",
-            num_outputs=10,
-            classes=tuple(getattr(self.source, "classes", ())),
-            mean=self.mean,
-            std=self.std,
-        )
+        classes = tuple(getattr(self.source, "classes", ()))
+        return DataSpec("image", self.image_shape, "class", 10, classes=classes, mean=self.mean, std=self.std)
 
     @property
     def name(self) -> str:  # pyrefly: ignore[bad-override]  # Lightning declares an attribute

@@ -38,24 +38,13 @@ def program(command: str = "train") -> list[str]:
 
 
 def resume_command(config: dict[str, Any], run_dir: Path, started_as: Sequence[str] | None = None) -> str:
-    """The line that resumes a run, for a shell.
-
-    Args:
-        config: of the run, as its command line gives it.
-        run_dir: the run's.
-        started_as: the training program, where it is not this one.
-    """
+    """The line that resumes a run, for a shell. `started_as` is the training program, where it is not this one."""
     place = "./last" if str(run_dir) == "last" else str(run_dir)  # resume=last is the newest run
     return shlex.join([*(started_as or program()), f"resume={place}"]) + trust.words(config, run_dir)
 
 
 def evaluate_command(config: dict[str, Any], checkpoint: str) -> str:
-    """The line that evaluates a checkpoint of a run, for a shell.
-
-    Args:
-        config: of the run, as its command line gives it.
-        checkpoint: its path.
-    """
+    """The line that evaluates a checkpoint, given by its path, of a run with this configuration; for a shell."""
     return shlex.join([*program("evaluate"), f"ckpt={checkpoint}"]) + trust.words(for_evaluation(config), run_dir=None)
 
 

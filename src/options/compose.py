@@ -33,21 +33,16 @@ _HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError)
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The runs that a command line asks for.
+    """The runs that a command line asks for."""
 
-    Attributes:
-        configs: the checked configuration of each run.
-        folder: of the run, or of the sweep.
-        folder_chosen: whether a command line or a config names the folder; otherwise it is named by the time.
-        labels: for each run of a sweep, the overrides that set it apart; empty if a sweeper that searches decides them.
-        launcher: the options of Hydra's launcher, which starts the runs of a sweep.
-    """
-
-    configs: list[dict[str, Any]]
-    folder: Path
-    folder_chosen: bool
+    configs: list[dict[str, Any]]  # checked, one for each run
+    folder: Path  # of the run, or of the sweep
+    folder_chosen: bool  # whether a command line or a config names the folder; otherwise it is named by the time
+    # For each run of a sweep, the overrides that set it apart; empty if a sweeper that searches decides them.
     labels: list[str] = field(default_factory=list)
-    launcher: dict[str, Any] = field(default_factory=dict)
+    launcher: dict[str, Any] = field(
+        default_factory=dict
+    )  # the options of Hydra's launcher, which starts a sweep's runs
 
 
 def compose_command_line(
@@ -90,11 +85,7 @@ def check_command_line(
 
 
 def check_composition(overrides: list[str], config_dir: str | None = None) -> None:
-    """Compose one configuration that is only shown: its values may be wrong.
-
-    Raises:
-        UserError: for what Hydra cannot compose.
-    """
+    """Compose one configuration that is only shown: raise UserError if Hydra cannot; its values may be wrong."""
     refuse_several_values(parse(overrides), _SEVERAL)
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         _compose([*overrides, *_search_path(config_dir)])
@@ -128,17 +119,15 @@ def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
 
 def _choose(config: DictConfig, one: Override) -> None:
     """Take another choice of a config group: `data=mnist`; `logger=null` and `~logger` leave a collection out."""
-    group = one.key_or_group
     chosen = None
     if not is_null_group(one) and not one.is_delete():
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            chosen = _compose([text_of(one)]).get(group)
+            chosen = _compose([text_of(one)]).get(one.key_or_group)
     with open_dict(config):
-        config[group] = chosen
+        config[one.key_or_group] = chosen
 
 
 def _compose(overrides: list[str]) -> DictConfig:
-    """A configuration with Hydra's own section."""
     try:
         return hydra_compose("train", overrides, return_hydra_config=True)
     except MissingConfigException as error:
@@ -181,11 +170,7 @@ def _fixed(parsed: list[Override]) -> list[str]:
 
 
 def _runs_of_sweep(parsed: list[Override], base: DictConfig) -> list[list[str]]:
-    """The overrides of each run of a sweep.
-
-    Only the runs of Hydra's basic sweeper are known beforehand. A search over a range is checked without its options:
-    its sweeper decides the values later.
-    """
+    """The overrides of each run of a sweep; of a search over a range, whose values are decided later, those without it."""
     if any(one.is_sweep_override() and not one.is_discrete_sweep() for one in parsed):
         return [_fixed(parsed)]
     from_file = [f"{key}={value}" for key, value in (base.hydra.sweeper.get("params") or {}).items()]

@@ -46,12 +46,7 @@ def chooses(override: Override) -> bool:
 
 
 def wrong_key(config: dict[str, Any], one: Override) -> UserError | None:
-    """What is wrong with the option's name in `option=value`, `+option=value` or `~option`; None if nothing is.
-
-    Args:
-        config: the configuration that the override was applied to, in plain containers.
-        one: the override.
-    """
+    """What is wrong with the option's name in an override of `config`, in plain containers; None if nothing is."""
     key = one.key_or_group
     wrong = _unknown_part(config, key)
     if wrong and not one.is_add() and not one.is_force_add():

@@ -22,14 +22,8 @@ class Role:
 
 def role_of(path: str) -> Role | None:
     """What the node at a path may build; None if it may build nothing."""
-    section, *names = path.split(".")
-    return _roles().get(path) or (_roles().get(f"{section}.*") if len(names) == 1 else None)
-
-
-def _roles() -> dict[str, Role]:
-    """The nodes that may have a `_target_`, by their path; `*` is any one name. No other node may."""
     lightning = (*TRUSTED_PACKAGES, "lightning")
-    return {
+    roles = {  # `*` is any one name
         "model": Role("torch.nn.Module", TRUSTED_PACKAGES),
         "data": Role("batchscope.data.datamodule.TensorDataModule", TRUSTED_PACKAGES),
         "optimizer": Role("batchscope.training.optimizer.Optimizer", TRUSTED_PACKAGES),
@@ -40,6 +34,8 @@ def _roles() -> dict[str, Role]:
         "callbacks.*": Role("lightning.pytorch.callbacks.callback.Callback", lightning),
         "logger.*": Role("lightning.fabric.loggers.logger.Logger", lightning),
     }
+    section, *names = path.split(".")
+    return roles.get(path) or (roles.get(f"{section}.*") if len(names) == 1 else None)
 
 
 def check_node(node: Any, path: str) -> None:
@@ -68,7 +64,6 @@ def check_node(node: Any, path: str) -> None:
 
 
 def _check_option(name: str, key: Any, value: Any, node: dict[str, Any], path: str) -> None:
-    """Check the name and the value of one option of a node with a target."""
     signature = signature_of(node[_TARGET])
     if signature is None:
         return

@@ -14,11 +14,7 @@ from .tree import flatten
 
 
 def parse(overrides: list[str]) -> list[Override]:
-    """The overrides in Hydra's terms.
-
-    Raises:
-        UserError: for a text that cannot be parsed, with exit code 2.
-    """
+    """The overrides in Hydra's terms; UserError with exit code 2 for a text that cannot be parsed."""
     try:
         parsed = OverridesParser.create().parse_overrides(overrides)
     except OverrideParseException as error:
@@ -42,11 +38,7 @@ def is_null_group(override: Override) -> bool:
 
 
 def accept_null_groups(overrides: list[str]) -> list[str]:
-    """Write `logger=null` as `logger=[]`, Hydra's spelling of a group without a choice.
-
-    Raises:
-        UserError: for a text that cannot be parsed.
-    """
+    """Write `logger=null` as `logger=[]`, Hydra's spelling of a group without a choice. Raises UserError as `parse`."""
     pairs = zip(overrides, parse(overrides), strict=True)
     return [f"{one.key_or_group}=[]" if is_null_group(one) else text for text, one in pairs]
 
@@ -59,14 +51,10 @@ def refuse_several_values(parsed: list[Override], hint: str) -> None:
 
 
 def set_by(overrides: Iterable[str]) -> tuple[set[str], set[str]]:
-    """What a command line decides.
+    """The full names of the options that a command line sets, and the groups that it chooses for.
 
-    Returns:
-        The full names of the options that get a value, and the groups that get a choice. A value in braces is merged
-        into its node, so it gives a value only to the options that it names; a choice replaces the group's node.
-
-    Raises:
-        UserError: for a text that cannot be parsed.
+    A value in braces is merged into its node, so it sets only the options that it names; a choice replaces the group's
+    node. Raises UserError as `parse`.
     """
     options: set[str] = set()
     groups: set[str] = set()
@@ -97,7 +85,6 @@ def quoted(text: str) -> str:
 
 
 def _literal(value: Any) -> str:
-    """A plain value in Hydra's grammar."""
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, list):

@@ -33,18 +33,13 @@ _TABLES = {"trainer": TRAINER, "callbacks": CALLBACK, "logger": LOGGER}
 def annotation_of(option: str, target: Any) -> Any:
     """How an option is declared: in a table for Lightning's classes, else in the constructor that takes it.
 
-    Args:
-        option: its full name, `data.batch_size`.
-        target: the `_target_` of the node that the option belongs to.
-
-    Returns:
-        The annotation; None if there is none, or none that can be read.
+    `option` is its full name, `data.batch_size`, and `target` the `_target_` of its node. None if no annotation can be
+    read.
     """
     section, *above, name = option.split(".")
     if len(above) == (section in ("callbacks", "logger")) and name in _TABLES.get(section, {}):
         return _TABLES[section][name]
-    is_trusted = isinstance(target, str) and target.startswith((*(f"{p}." for p in TRUSTED_PACKAGES), "lightning."))
-    signature = signature_of(target) if is_trusted else None
+    signature = signature_of(target) if _is_of(target, *TRUSTED_PACKAGES, "lightning") else None
     return signature.parameters.get(name) if signature else None
 
 
@@ -54,11 +49,9 @@ def marks(annotation: Any) -> set[Any]:
 
 
 def purpose_of(option: str, config: Mapping[str, Any]) -> Purpose:
-    """What an option is for; `Purpose.RESULT` where nothing says it.
+    """What an option of a configuration is for; `Purpose.RESULT` where nothing says it.
 
-    Args:
-        option: its full name.
-        config: the configuration that it belongs to, in plain containers. It may be an old one, or from a stranger.
+    `option` is its full name. `config` is in plain containers; it may be an old one, or from a stranger.
     """
     section, *names = option.split(".")
     if not names or section in TOP_LEVEL:
@@ -80,10 +73,13 @@ def only_observes(target: Any) -> bool:
     if not isinstance(target, str):
         return False
     target = new_name(target, TARGETS) or target
-    if target.startswith("lightning."):
-        return target in OBSERVERS
-    trusted = target.startswith(tuple(f"{package}." for package in TRUSTED_PACKAGES))
-    return trusted and class_attribute(target, "observes_only") is True
+    return target in OBSERVERS or (
+        _is_of(target, *TRUSTED_PACKAGES) and class_attribute(target, "observes_only") is True
+    )
+
+
+def _is_of(target: Any, *packages: str) -> bool:
+    return isinstance(target, str) and target.startswith(tuple(f"{package}." for package in packages))
 
 
 def _declared(annotation: Any) -> Purpose:

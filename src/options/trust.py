@@ -31,11 +31,7 @@ _EXPANDED = re.compile(r"[$:%]|(^|[/\\])(~|\.\.([/\\]|$))")
 
 
 def plain(node: Any, where: str) -> Any:
-    """A copy of a configuration from a file, in plain containers.
-
-    Args:
-        node: what the file holds.
-        where: the file, for the error.
+    """A copy of a configuration, in plain containers, from the file `where`.
 
     Raises:
         UserError: if it holds anything but dicts, lists and plain values, an interpolation, or too much of anything.
@@ -75,9 +71,8 @@ def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_di
     """Refuse what a file must not decide, unless the command line says it as well.
 
     Args:
-        config: the checked configuration of a file, with the overrides applied.
+        config: the checked configuration of the file `where`, with the overrides applied.
         overrides: the command line, without the option that names the file.
-        where: the file, for the error.
         run_dir: the folder that the run may write to; None if it writes nothing.
 
     Raises:
@@ -114,12 +109,8 @@ def refuse_outside(config: dict[str, Any], run_dir: Path, places: Iterable[tuple
     `confirm` judges texts; this function judges the folders that libraries make of them.
 
     Args:
-        config: the confirmed configuration: the command line has said all that leads outside.
-        run_dir: the run's folder.
+        config: as confirmed: the command line has said all that leads outside.
         places: the option that an object was built from, and the folder that the object writes to.
-
-    Raises:
-        UserError: for the first such folder.
     """
     said = [key for key, _ in outside(config, run_dir)]
     for option, place in places:
@@ -134,8 +125,7 @@ def digest(config: dict[str, Any]) -> str:
     """A checksum by which a process recognizes, in a file, the configuration that another process has checked."""
     same = {key: value for key, value in config.items() if key != "resume"}
     read = json.loads(json.dumps(same, default=str))  # as from a file: every key is a text and can be sorted
-    text = json.dumps(read, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(json.dumps(read, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _outside(node: Any, key: str, takes: Any, run_dir: Path | None, known: frozenset = frozenset()) -> Iterator:
