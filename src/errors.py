@@ -14,6 +14,7 @@ from . import ranks
 
 _WAIT_FOR_RANK_0_S = 3
 _SIGPIPE_EXIT_CODE = 141  # 128 + SIGPIPE, as a shell shows it
+_SET_BY_US = "BATCHSCOPE_SET_FULL_ERROR"
 _LONGEST = 1000  # characters of a message; a longer one quotes a value that nobody wants to read
 
 
@@ -43,7 +44,7 @@ class PeerLostError(UserError):
 
 
 class Interrupted(SystemExit):
-    """A signal has asked the run to end, all ranks together if `agreed`. The exit code is 128 + number, as in shells."""
+    """A signal has asked the run to end, all ranks together if `agreed`; exit code 128 + number, as in shells."""
 
     def __init__(self, number: int, agreed: bool = True):
         super().__init__(128 + number)
@@ -87,9 +88,6 @@ def refuse_in_one_line(parser: argparse.ArgumentParser) -> None:
         raise UserError(message, exit_code=2)
 
     parser.error = refuse
-
-
-_SET_BY_US = "BATCHSCOPE_SET_FULL_ERROR"
 
 
 def reraise_in_hydra() -> None:

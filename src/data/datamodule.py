@@ -120,7 +120,7 @@ class TensorDataModule(LightningDataModule):
 
     @override
     def train_dataloader(self) -> TensorLoader | DataLoader:
-        """Batches shuffled by (seed, epoch), the short last one included; UserError if a rank would get too few samples."""
+        """Batches shuffled by (seed, epoch), also a short last one; UserError if a rank would get too few samples."""
         samples, world_size = len(self._splits["train"][0]), rank_and_world_size()[1]
         min_samples = getattr(self._module, "min_samples", 1)
         self.check_batch(min_samples)
@@ -177,7 +177,7 @@ class TensorDataModule(LightningDataModule):
         return TensorLoader((x, y), batches, device, self._wait_context)
 
     def _wait_context(self) -> AbstractContextManager[object]:
-        """Have the profiler count the wait for a prefetched batch as transfer, although the loader's `next` contains it."""
+        """Have the profiler count the wait for a prefetched batch as transfer, although `next(loader)` contains it."""
         return profiler_of(self.trainer).profile("[TensorLoader].batch_to_device") if self.trainer else nullcontext()
 
 

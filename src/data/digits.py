@@ -64,7 +64,7 @@ class Digits(GeneratedDataModule):
 
 
 def cached_digits(root: Path, num: int, seed: int) -> tuple[Tensor, Tensor]:
-    """`render_digits`, cached in `root/digits`. An unreadable file is rendered again; an unwritable folder is skipped."""
+    """`render_digits`, cached in `root/digits`. An unreadable file is replaced; an unwritable folder is skipped."""
     file = root / "digits" / f"v{VERSION}-{num}-{seed}.pt"
     digits = _read_cache(file, num)
     if digits is None:

@@ -40,7 +40,7 @@ def obstacle(cells: "Sequence[RNNCell | LSTMCell]", input: Tensor, dropout: nn.M
 def lstm(
     cells: "Sequence[LSTMCell]", input: Tensor, states: tuple[Tensor, Tensor] | None, dropout: float, training: bool
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """L stacked LSTM cells, lowest first, over `input: (B, T, F)`, from `states: (hx, cx)` of `(L, B, H)`, default zeros.
+    """Stacked LSTM cells, lowest first, over `input: (B, T, F)`; `states: (hx, cx)` of `(L, B, H)` each, default zeros.
 
     Returns the last layer's hidden states `(B, T, H)`, and the final `(hx, cx)`. `dropout` is the probability of
     dropping a value between two layers while `training`.

@@ -194,7 +194,7 @@ class StackedLSTM(nn.Module):
         """`input: (B, T, F)`, or `(B, F)` for one step; `initial_states: (hx, cx)` of `(L, B, H)` each, default zeros.
 
         Returns `outputs, (hx, cx)`: the last layer's hidden states `(B, T, H)`, as `nn.LSTM(batch_first=True)` returns
-        them (for one step: a list of each layer's output `(B, H)`), and the final states. Raises ValueError as `unroll`.
+        them (for one step: each layer's output `(B, H)` in a list), and the final states. ValueError as `unroll`.
         """
         shape = (len(self.cells), input.shape[0], self.hidden_size)
         _check_input(self.cells[0], input)

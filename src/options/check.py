@@ -19,7 +19,8 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     """Check one composed configuration and return it in plain containers, its interpolations resolved.
 
     Raises:
-        UserError: for an option that is unknown, of the wrong kind or out of range, and for a pair that cannot work.
+        UserError: for an option that is unknown, of the wrong kind or out of range, and for a model that cannot read
+            the data.
     """
     try:
         plain = to_plain(config if isinstance(config, DictConfig) else OmegaConf.create(config), resolve=True)
@@ -56,7 +57,6 @@ def _check_top_level(plain: dict[str, Any]) -> None:
 
 
 def _check_collection(nodes: Any, name: str) -> None:
-    """Check a collection: each part is an object to build, or null for none."""
     if not isinstance(nodes, dict):
         raise UserError(f"{name}: got {nodes!r}, takes names, each with a _target_")
     for part, node in nodes.items():
@@ -81,9 +81,7 @@ def _check_model_fits_data(model: dict[str, Any], data: dict[str, Any]) -> None:
     accepts = class_attribute(model["_target_"], "accepts")
     if kind and accepts and kind not in accepts:
         name = model["_target_"].rpartition(".")[2]
-        targets = {
-            choice: str(load(CONFIGS / "model" / f"{choice}.yaml").get("_target_")) for choice in choices_of("model")
-        }
+        targets = {one: str(load(CONFIGS / "model" / f"{one}.yaml").get("_target_")) for one in choices_of("model")}
         fits = [choice for choice, target in targets.items() if kind in (class_attribute(target, "accepts") or ())]
         raise UserError(
             f"model: {name} reads {' or '.join(accepts)} data, and data={data['_target_'].rpartition('.')[2]} serves "

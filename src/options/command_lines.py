@@ -1,7 +1,6 @@
 """How this program was started, and the command lines that it prints: to resume a run, to evaluate a checkpoint.
 
-Whoever copies such a line gets what it says: it names the program as this one was started, and holds the words that a
-file alone cannot decide (trust.py).
+A line names the program as this one was started, and holds the words that a file alone cannot decide (trust.py).
 """
 
 import os
@@ -20,8 +19,7 @@ _PROGRAM = "batchscope"
 def program(command: str = "train") -> list[str]:
     """The words that start a command, in the way in which this process was started.
 
-    `batchscope train`, `python -m batchscope train`, `batchscope-train`, `python -m batchscope.train` or
-    `python train.py`. In a process that no user started, such as that of a sweep's run: `python -m batchscope.train`.
+    In a process that no user started, such as that of a sweep's run: `python -m batchscope.train`.
     """
     path, name = sys.argv[0], os.path.basename(sys.argv[0])
     spec = getattr(sys.modules["__main__"], "__spec__", None)
@@ -49,10 +47,7 @@ def evaluate_command(config: dict[str, Any], checkpoint: str) -> str:
 
 
 def for_evaluation(config: dict[str, Any]) -> dict[str, Any]:
-    """What an evaluation takes of a run's configuration.
-
-    The device is this machine's choice, whatever the training ran on; nothing is watched, logged or kept.
-    """
+    """A run's configuration as an evaluation takes it: on a device of this machine, nothing watched, logged or kept."""
     trainer = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
     trainer |= {"profiler": None, "default_root_dir": None}
     parts = {"callbacks": {}, "logger": {}, "search": None, "run_dir": None}

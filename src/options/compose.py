@@ -170,7 +170,7 @@ def _fixed(parsed: list[Override]) -> list[str]:
 
 
 def _runs_of_sweep(parsed: list[Override], base: DictConfig) -> list[list[str]]:
-    """The overrides of each run of a sweep; of a search over a range, whose values are decided later, those without it."""
+    """The overrides of each run of a sweep; a search decides its values later, so its ranges are left out."""
     if any(one.is_sweep_override() and not one.is_discrete_sweep() for one in parsed):
         return [_fixed(parsed)]
     from_file = [f"{key}={value}" for key, value in (base.hydra.sweeper.get("params") or {}).items()]

@@ -114,10 +114,9 @@ def refuse_outside(config: dict[str, Any], run_dir: Path, places: Iterable[tuple
     """
     said = [key for key, _ in outside(config, run_dir)]
     for option, place in places:
-        if any(key == option or key.startswith(f"{option}.") for key in said):
-            continue
+        confirmed = any(key == option or key.startswith(f"{option}.") for key in said)
         is_url = "://" in str(place) or "::" in str(place)
-        if is_url or not is_inside(Path(place), run_dir):
+        if not confirmed and (is_url or not is_inside(Path(place), run_dir)):
             raise UserError(f"{option}: would write to {str(place)!r}, which is not in the run's folder {run_dir}")
 
 
