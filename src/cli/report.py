@@ -35,7 +35,3 @@ def _main() -> None:
     print(report.text)
     print(f"\nreport   {report.files[0]}", flush=True)
     sys.exit(report.exit_code)
-
-
-if __name__ == "__main__":
-    main()

@@ -19,8 +19,7 @@ from ..checkpointing.resume import lock_run_dir
 from ..checkpointing.signals import STOPPING, forces_exit, handled_signals, redirect_closed_terminals, terminal_streams
 from ..errors import UserError
 from ..records.read import read
-from ..records.run_record import close_open
-from ..records.status import Status
+from ..records.run_record import Status, close_open
 
 _GROUP_TIMEOUT_S = 5
 # SLURM sends one of these to submitit when the time of its job is up.
