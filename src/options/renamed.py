@@ -10,6 +10,7 @@ METRICS = {"samples_per_sec_median": "samples_per_sec"}
 TARGETS = {
     "batchscope.callbacks.checkpoint": "batchscope.checkpointing.callback",
     "batchscope.callbacks.curve_files.WholeCSVLogger": "batchscope.checkpointing.csv_logger.AtomicCSVLogger",
+    "batchscope.callbacks.interrupt.Interrupts": "batchscope.checkpointing.graceful_shutdown.GracefulShutdown",
     "batchscope.callbacks.pictures.TestPictures": "batchscope.callbacks.prediction_images.PredictionImages",
     "batchscope.data.official.OfficialImages": "batchscope.data.torchvision_images.TorchvisionImages",
     "batchscope.launch.search": "batchscope.sweep.search",

@@ -33,7 +33,7 @@ TRAINER: dict[str, Any] = {
     "max_time": Annotated[Choice | dict | None, Purpose.LENGTH],
     "limit_train_batches": _BatchesOrFraction | None,
     "limit_val_batches": _BatchesOrFraction | None,
-    "limit_test_batches": Annotated[_BatchesOrFraction | None, Purpose.OBSERVATION],
+    "limit_test_batches": Annotated[_BatchesOrFraction | None, Purpose.LENGTH],
     "limit_predict_batches": Annotated[_BatchesOrFraction | None, Purpose.OBSERVATION],
     "overfit_batches": _BatchesOrFraction,
     "val_check_interval": PositiveInt | _PositiveFraction | Choice | dict | None,  # a text is a time: DD:HH:MM:SS

@@ -13,7 +13,7 @@ class Purpose(Enum):
     """What an option is for. An option without a purpose changes the result."""
 
     RESULT = auto()
-    LENGTH = auto()  # how long the training takes
+    LENGTH = auto()  # how long the training, or the test, takes
     SPEED = auto()  # hardware and speed; the result stays the same
     READ_FROM = auto()  # a place on this machine that is read
     WRITTEN_TO = auto()  # a place on this machine that is written to

@@ -27,7 +27,13 @@ PURPOSES = {
         *("callbacks.checkpoint.monitor", "callbacks.checkpoint.mode", "callbacks.checkpoint._target_"),
         *("callbacks.mine.patience", "callbacks.mine._target_", "nothing", "nothing.at.all", "", "."),
     ],
-    Purpose.LENGTH: ["trainer.max_epochs", "trainer.max_steps", "trainer.max_time.hours", "trainer.min_steps"],
+    Purpose.LENGTH: [
+        "trainer.limit_test_batches",
+        "trainer.max_epochs",
+        "trainer.max_steps",
+        "trainer.max_time.hours",
+        "trainer.min_steps",
+    ],
     Purpose.SPEED: [
         *("trainer.accelerator", "trainer.profiler", "trainer.profiler.dirpath", "data.pipeline", "data.num_workers"),
         "keep_freed_memory",
@@ -39,7 +45,7 @@ PURPOSES = {
     ],
     Purpose.OBSERVATION: [
         *("test", "optimized_metric", "search", "search.start", "logger", "logger.csv", "logger.csv.name"),
-        *("logger.csv._target_", "trainer.enable_progress_bar", "trainer.limit_test_batches"),
+        *("logger.csv._target_", "trainer.enable_progress_bar"),
         *("callbacks.checkpoint.every_minutes", "callbacks.checkpoint.every_n_steps"),
         *(f"callbacks.{name}.{option}" for name in WATCHERS for option in ("_target_", "every_n_steps", "anything")),
     ],
