@@ -79,6 +79,12 @@ class RunRecord:
         self._begun = True
         _reserve(self.path)
 
+    def begin_unless_begun(self) -> None:
+        """Begin the record of a new run that ends early, so that it says how; a folder that refuses it stays as it is."""
+        if self.enabled and not self._begun:
+            with contextlib.suppress(UserError):
+                self.begin()
+
     def add(self, **facts: Any) -> None:
         """Add facts, and write the record.
 

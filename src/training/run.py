@@ -118,7 +118,12 @@ class _Run:
         ):
             if first:
                 summary.print_start(record.facts, self.data.name)
-            yield record
+            try:
+                yield record
+            except BaseException as error:
+                if not self.config.get("resume") and not isinstance(error, UserError):
+                    record.begin_unless_begun()  # a new run that ended while its data were loaded
+                raise
 
     def load_data(self, run_id: str) -> None:
         """Load the training data, and name the run after them; loggers and checkpoints are told the name."""

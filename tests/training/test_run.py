@@ -217,6 +217,10 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+def exhaust_memory() -> None:
+    raise MemoryError
+
+
 def test_data_that_cannot_be_loaded_leave_no_run(tmp_path: Path) -> None:
     done = forked(tmp_path, *SMALL, "hydra.run.dir=out", faults=[(LOAD, 1, fail)])
     assert done.end() == 1
@@ -224,12 +228,18 @@ def test_data_that_cannot_be_loaded_leave_no_run(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == SAID
 
 
-def test_a_run_that_is_stopped_while_data_are_loaded_offers_nothing_to_resume(tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_while_data_are_loaded_is_recorded_and_can_be_resumed(tmp_path: Path) -> None:
     done = forked(tmp_path, *SMALL, "hydra.run.dir=out", faults=[(LOAD, 1, interrupt)])
     assert done.end() == 130
     assert "stopped by SIGINT" in done.said
-    assert "resume" not in done.said
-    assert not (tmp_path / "out" / "run.json").exists()
+    assert "resume   python train.py resume=out" in done.said
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "interrupted"
+
+
+def test_a_run_that_runs_out_of_memory_while_data_are_loaded_is_recorded(tmp_path: Path) -> None:
+    done = forked(tmp_path, *SMALL, "hydra.run.dir=out", faults=[(LOAD, 1, exhaust_memory)])
+    assert done.end() == 1
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "out_of_memory"
 
 
 def test_a_sweep_runs_every_value(tmp_path: Path, shared_data: Path) -> None:
