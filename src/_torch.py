@@ -109,3 +109,19 @@ def float32_computed_as(form: str) -> Iterator[None]:
     finally:
         for switch, value in zip(switches, before, strict=True):
             switch.fp32_precision = value
+
+
+def next_autograd_number() -> int:
+    """The number that autograd gives to the next operation of this thread; the one that runs has the number before."""
+    return torch._C._autograd._get_sequence_nr()
+
+
+def running_autograd_number() -> int | None:
+    """The number of the forward operation whose gradient this thread computes now; None outside of a backward pass."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
+
+
+def storage_id(storage: torch.UntypedStorage) -> int:
+    """What tells a storage from others that exist at the same time."""
+    return storage._cdata

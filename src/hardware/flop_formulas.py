@@ -35,14 +35,23 @@ def _product(a: list[int], b: list[int], **kwargs: Any) -> int:
     return 2 * prod(a)
 
 
+def _recurrent(x: list[int], *weights: list[int], **kwargs: Any) -> int:
+    """Of a fused kernel over a whole sequence: each time step of each sample meets each weight of a matrix once."""
+    return 2 * prod(x[:-1]) * sum(prod(weight) for weight in weights if len(weight) == 2)
+
+
 _aten = torch.ops.aten
-# Replace what torch counts wrongly, and add the products of vectors, which torch does not count.
+# Replace what torch counts wrongly, and add what it does not count: products of vectors, and fused recurrent kernels.
 FORMULAS = {
     _aten.convolution_backward: _convolution_backward,
     _aten.mv: _product,
     _aten.addmv: lambda bias, matrix, vector, **kwargs: _product(matrix, vector),
     _aten.dot: _product,
     _aten.vdot: _product,
+    _aten.mkldnn_rnn_layer: lambda x, *rest, **kwargs: _recurrent(x, *rest[:4]),
+    _aten.mkldnn_rnn_layer_backward: lambda x, *rest, **kwargs: 2 * _recurrent(x, *rest[:4]),
+    _aten._cudnn_rnn: lambda x, weights, *rest, **kwargs: _recurrent(x, *weights),
+    _aten._cudnn_rnn_backward: lambda x, weights, *rest, **kwargs: 2 * _recurrent(x, *weights),
 }
 
 # Operations of torch's own that do more than a few FLOPs an element and have no formula.

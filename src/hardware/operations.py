@@ -1,0 +1,249 @@
+"""What a training step does: the operations that torch dispatches in it, what each computes and moves, and its time.
+
+`OperationRecorder` passes every operation of a real step through, on the device that trains, and notes it. So a fused
+LSTM is one operation, and an optimizer that updates all parameters at once is one, too.
+
+Bytes are those of the tensors that an operation reads and writes. A view moves nothing and is no operation. A look-up of
+rows (`embedding`, `index`, `gather`) reads as many bytes as it returns. `cold_bytes` are those that move through main
+memory, by the rule of `cache_model.py`.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+from typing_extensions import override
+
+from .._torch import DispatchMode, next_autograd_number, running_autograd_number, storage_id
+from .cache_model import CacheModel
+from .flop_formulas import FORMULAS
+
+_FORMULAS = FlopCounterMode(display=False, custom_mapping=FORMULAS).flop_registry
+_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+# Operations that touch some rows of their first argument: as much of it as they return, or as they are given to write.
+_LOOK_UPS = ("embedding", "index", "index_select", "gather", "take")
+_ROW_UPDATES = ("index_put", "_index_put_impl", "index_add", "index_copy", "scatter", "scatter_add", "scatter_reduce")
+# In-place operations that do not read what they overwrite.
+_OVERWRITES = ("copy", "zero", "fill", "normal", "uniform", "bernoulli", "random", "exponential")
+_OVERWRITES += ("_foreach_zero", "_foreach_copy")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Calls of one operation in a training step, added up. Numbers are those of all calls in one step."""
+
+    name: str  # `aten.addmm`
+    part: str  # of the step: `forward`, `backward`, `optimizer`, `other`
+    module: str  # the path of the innermost module in the LightningModule; empty for its own code
+    dtype: str  # of the numbers that it computes with: `fp32`, `bf16`, `fp16`, `fp64`, `other`
+    calls: float = 1
+    flops: float = 0.0  # of products, convolutions, attention and recurrent kernels; a multiply-add is two
+    bytes: float = 0.0  # read and written
+    cold_bytes: float = 0.0  # of these, through main memory
+    seconds: float = 0.0  # in the call; on an asynchronous device the host's time only
+
+    def plus(self, other: "Operation") -> "Operation":
+        """Both together, under this one's name, part, module and dtype."""
+        return replace(
+            self,
+            calls=self.calls + other.calls,
+            flops=self.flops + other.flops,
+            bytes=self.bytes + other.bytes,
+            cold_bytes=self.cold_bytes + other.cold_bytes,
+            seconds=self.seconds + other.seconds,
+        )
+
+
+def merge(operations: Iterable[Operation], key: Callable[[Operation], Any]) -> dict[Any, Operation]:
+    """Operations added up by a key. The sum has the name, part, module and dtype of the group's first operation."""
+    sums: dict[Any, Operation] = {}
+    for operation in operations:
+        group = key(operation)
+        sums[group] = sums[group].plus(operation) if group in sums else operation
+    return sums
+
+
+class _Kind(NamedTuple):
+    """What is known of an operation before it is called."""
+
+    name: str
+    arguments: tuple[str, ...]  # their names, in order
+    written: frozenset[str]  # the arguments that it writes
+    overwrites: bool  # whether it leaves their old values unread
+    in_rows: bool  # whether it touches some rows of its first argument only
+    writes_results: bool  # whether new tensors that it returns hold values
+    formula: Callable[..., int] | None  # of its FLOPs
+
+
+class OperationRecorder(DispatchMode):
+    """Notes every operation while it is active, as a context manager. It changes no operation and no tensor.
+
+    One recorder watches several steps, since a step finds in the cache what the one before has left there: call
+    `next_step` before each. An error of its own ends the recording, and never the step; `error` has it.
+
+    Args:
+        module: whose parts give the paths; None for none.
+        cache_bytes: of the device; None counts all bytes as cold.
+        part: returns the part of the step that runs now.
+    """
+
+    def __init__(
+        self, module: nn.Module | None = None, cache_bytes: int | None = None, part: Callable[[], str] = lambda: "other"
+    ):
+        super().__init__()
+        self.error: Exception | None = None
+        self.steps: list[list[Operation]] = []
+        self._cache = CacheModel(cache_bytes)
+        self._part = part
+        self._kinds: dict[Any, _Kind] = {}
+        self._paths = {id(each): path for path, each in module.named_modules()} if module is not None else {}
+        self._running: list[str] = [""]  # the paths of the modules that run now, outermost first
+        self._made_in: dict[int, str] = {}  # autograd's number of an operation → the module that it ran in
+        self._hooks: list[Any] = []
+
+    def next_step(self) -> None:
+        """Begin a step."""
+        self.steps.append([])
+        self._made_in.clear()
+
+    def operations(self) -> list[Operation]:
+        """The operations of a step, alike ones added up: their work in the last step, their median time over all steps.
+
+        Operations are alike if they have the same name, part, module and dtype, and a call of each does as much. Empty
+        after an error.
+        """
+        steps = [merge(step, _alike) for step in self.steps if step]
+        if self.error is not None or not steps:
+            return []
+        return [
+            replace(last, seconds=median(step[key].seconds for step in steps if key in step))
+            for key, last in steps[-1].items()
+        ]
+
+    @override
+    def __enter__(self) -> "OperationRecorder":
+        if not self.steps:
+            self.next_step()
+        self._hooks = [
+            nn.modules.module.register_module_forward_pre_hook(self._enter_module),
+            nn.modules.module.register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+        super().__enter__()
+        return self
+
+    @override
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        for hook in self._hooks:
+            hook.remove()
+        self._running = [""]
+
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
+        self._running.append(self._paths.get(id(module), self._running[-1]))
+
+    def _leave_module(self, module: nn.Module, args: Any, result: Any) -> None:
+        if len(self._running) > 1:
+            self._running.pop()
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        start = time.perf_counter()
+        result = func(*args, **kwargs)
+        seconds = time.perf_counter() - start
+        if self.error is None:
+            try:
+                self._note(func, args, kwargs, result, seconds)
+            except Exception as error:  # noqa: BLE001 - anybody's operation, and the training must not end for it
+                self.error = error
+        return result
+
+    def _note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, seconds: float) -> None:
+        kind = self._kinds.get(func)
+        if kind is None:
+            kind = self._kinds[func] = _kind_of(func)
+        module = self._module()
+        inputs = dict(zip(kind.arguments, args, strict=False)) | dict(kwargs)
+        outputs = list(_tensors(result))
+        moved, cold = self._traffic(kind, inputs, outputs)
+        if not moved:  # a view, or memory that is reserved and not written
+            return
+        flops = kind.formula(*args, **kwargs, out_val=result) if kind.formula else 0
+        dtypes = (_DTYPES.get(tensor.dtype) for tensor in (*outputs, *_tensors(list(inputs.values()))))
+        dtype = next(filter(None, dtypes), "other")
+        self.steps[-1].append(Operation(kind.name, self._part(), module, dtype, 1, flops, moved, cold, seconds))
+
+    def _traffic(self, kind: _Kind, inputs: Mapping[str, Any], outputs: list[Tensor]) -> tuple[int, int]:
+        """The bytes that a call reads and writes, and how many of them move through main memory."""
+        given = {name: list(_tensors(value)) for name, value in inputs.items()}
+        places = {_place(tensor) for tensors in given.values() for tensor in tensors}
+        results = [tensor for tensor in outputs if _place(tensor) not in places] if kind.writes_results else []
+        if not results and not kind.written:
+            return 0, 0
+        total = cold = 0
+        for position, (name, tensors) in enumerate(given.items()):
+            uses = 2 if name in kind.written and not kind.overwrites else 1  # read and write
+            for tensor in tensors:
+                size = _size(tensor)
+                if kind.in_rows and position == 0:
+                    touched = results or [each for other in list(given)[1:] for each in given[other]]
+                    size = min(size, sum(map(_size, touched)))
+                total += uses * size
+                cold += uses * self._cache.use(*_place(tensor), size)
+        for tensor in results:
+            total += _size(tensor)
+            cold += self._cache.use(*_place(tensor), _size(tensor))
+        return total, cold
+
+    def _module(self) -> str:
+        """The module that runs now; in the backward pass the one whose forward operation made the running node."""
+        number = running_autograd_number()
+        if number is not None:
+            return self._made_in.get(number, "")
+        self._made_in.setdefault(next_autograd_number() - 1, self._running[-1])
+        return self._running[-1]
+
+
+def _alike(operation: Operation) -> tuple[Any, ...]:
+    return operation.name, operation.part, operation.module, operation.dtype, operation.flops, operation.bytes
+
+
+def _kind_of(func: Any) -> _Kind:
+    schema, packet = func._schema, func.overloadpacket
+    name = packet.__name__
+    written = frozenset(each.name for each in schema.arguments if each.alias_info and each.alias_info.is_write)
+    base = name.removesuffix("_")
+    return _Kind(
+        name=f"{func.namespace}.{name}",
+        arguments=tuple(each.name for each in schema.arguments),
+        written=written,
+        overwrites=base in _OVERWRITES or written == {"out"},
+        in_rows=base in _LOOK_UPS or base in _ROW_UPDATES,
+        writes_results=not name.removeprefix("new_").startswith(("empty", "_empty")),
+        formula=_FORMULAS.get(packet),
+    )
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors among arguments or results, also those in lists."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _size(tensor: Tensor) -> int:
+    """Bytes that reading the tensor touches; an expanded one repeats the same."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def _place(tensor: Tensor) -> tuple[int, int, int]:
+    """The address of the storage, the offset in it, and its size, in bytes; meta tensors have no address but an identity."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() or storage_id(storage), tensor.storage_offset() * tensor.element_size(), storage.nbytes()
