@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -126,7 +126,7 @@ class OperationRecorder(DispatchMode):
         ]
 
     @override
-    def __enter__(self) -> "OperationRecorder":
+    def __enter__(self) -> Self:
         if not self.steps:
             self.next_step()
         self._hooks = [
@@ -137,7 +137,7 @@ class OperationRecorder(DispatchMode):
         return self
 
     @override
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: Any) -> None:  # noqa: PYI036 - as its base class has it
         super().__exit__(*exception)
         for hook in self._hooks:
             hook.remove()

@@ -1,0 +1,85 @@
+"""Divide the work of a step into `host`, `memory` and `compute`.
+
+On a CPU every operation of a few steps was timed. The time between the operations (Python, autograd, the framework) is
+`host`. So is an operation of less than `SMALL_S`, unless its work needs a good part of that at the measured roofs. Any other
+operation is `memory` or `compute`, by the one that needs more time at the roofs; where both need about as much, its time is
+divided between them.
+
+An asynchronous device does not tell how long an operation took. Where the share of the step is known in which it is busy,
+the rest is `host`. Elsewhere the floors decide: if the operations need a good part of the step at the roofs, the device
+limits the step, and if launching them does, the host. Otherwise only the floors themselves are known.
+"""
+
+from collections.abc import Sequence
+
+from .floor import Roofs, step_floor
+from .operations import Operation
+
+SMALL_S = 30e-6  # a call of a shorter operation is mostly overhead
+_NEEDED = 0.3  # of its time, by an operation that is short and yet not overhead
+_EVEN = 2.0  # two needs are alike within this factor
+_FILLS = 0.25  # well-fed networks reach 25 to 70 % of the roofs
+# Of no device in particular: for machines that are not calibrated, where only the ratio between the roofs matters.
+TYPICAL = Roofs(asynchronous=False, flops_per_sec={"fp32": 1e11}, bytes_per_sec=2e10, launch_s=2e-6)
+
+
+def divide(
+    operations: Sequence[Operation], roofs: Roofs | None, device: str, work: float, busy_ms: float | None = None
+) -> dict[str, float]:
+    """Milliseconds of `host`, `memory` and `compute` among the `work`; the rest of it is not known.
+
+    Args:
+        operations: of one step.
+        roofs: of the device; None if it is not calibrated.
+        device: torch's type of it.
+        work: milliseconds of the step without waiting for data, copies and other ranks.
+        busy_ms: in which the device computes, if it tells.
+    """
+    if work <= 0 or not operations:
+        return {}
+    if device == "cpu":
+        return _measured(operations, roofs or TYPICAL, work)
+    return _estimated(operations, roofs, work, busy_ms)
+
+
+def _measured(operations: Sequence[Operation], roofs: Roofs, work: float) -> dict[str, float]:
+    spent = {"memory": 0.0, "compute": 0.0}
+    timed = 0.0
+    for operation in operations:
+        timed += 1e3 * operation.seconds
+        for kind, share in share_of_kinds(operation, roofs).items():
+            if kind in spent:
+                spent[kind] += 1e3 * operation.seconds * share
+    if timed > work:  # they were timed in a slower moment than the mean step
+        spent = {kind: ms * work / timed for kind, ms in spent.items()}
+    return spent | {"host": work - sum(spent.values())}
+
+
+def share_of_kinds(operation: Operation, roofs: Roofs) -> dict[str, float]:
+    """How the time of a CPU's operation divides into `host`, `memory` and `compute`; the shares add up to 1."""
+    memory, compute = roofs.memory_seconds(operation), roofs.compute_seconds(operation)
+    if operation.seconds < SMALL_S * operation.calls and max(memory, compute) < _NEEDED * operation.seconds:
+        return {"host": 1.0}
+    if memory > _EVEN * compute:
+        return {"memory": 1.0}
+    if compute >= _EVEN * memory:
+        return {"compute": 1.0}
+    return {"memory": memory / (memory + compute), "compute": compute / (memory + compute)}
+
+
+def _estimated(
+    operations: Sequence[Operation], roofs: Roofs | None, work: float, busy_ms: float | None
+) -> dict[str, float]:
+    if roofs is None:
+        return {} if busy_ms is None else {"host": work - min(busy_ms, work)}
+    floor = step_floor(operations, roofs)
+    memory, compute, launch = 1e3 * floor.memory, 1e3 * floor.compute, 1e3 * floor.launch
+    device = memory + compute
+    if busy_ms is None and device >= _FILLS * work:
+        busy_ms = work
+    if busy_ms is None and launch >= _FILLS * work:
+        return {"host": max(launch, work - 2 * device), "memory": memory, "compute": compute}
+    if busy_ms is None or not device:
+        return {"host": launch, "memory": memory, "compute": compute}
+    busy = min(busy_ms, work)
+    return {"host": work - busy, "memory": busy * memory / device, "compute": busy * compute / device}
