@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 DispatchMode = TorchDispatchMode  # sees every operation after autograd
 PRODUCT_KINDS = ("matmul", "convolution", "recurrent")  # each has a switch of its own for TF32
@@ -24,6 +24,16 @@ def is_batch_norm(module: nn.Module) -> bool:
 def is_convolution(module: nn.Module) -> bool:
     """Whether a module is a convolution of any number of dimensions, transposed or not."""
     return isinstance(module, _ConvNd)
+
+
+def is_innermost(mode: DispatchMode) -> bool:
+    """Whether no other mode has begun within this one, which has to end before it."""
+    return _get_current_dispatch_mode() is mode
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `module.compile()` or `torch.compile(module)` has compiled this module itself."""
+    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
 
 
 def hook_dicts(module: nn.Module) -> list[dict[int, Any]]:

@@ -23,7 +23,7 @@ class UpdateBuilder:
     def add(self, step: Step, clock: Clock) -> dict[str, float] | None:
         """Add a batch. Returns the update, its parts in ms and what it holds, if this was its last batch."""
         update = step.parts_ms(clock)
-        update |= {"samples": step.samples, "timesteps": step.timesteps, "batches": 1}
+        update |= {"samples": step.samples, "timesteps": step.timesteps, "batches": 1, "watched": step.watched}
         if self._open:
             update = {key: value + self._open[key] for key, value in update.items()}
         if step.global_step == self._last_step:
@@ -58,15 +58,18 @@ class CostSummary:
         self.warmup = warmup
         self.updates = 0
         self._kept: list[Mapping[str, float]] = []  # the warm-up, for runs that are no longer than it
+        self._watched: list[Mapping[str, float]] = []
         self._sums: dict[str, float] = {}
         self._step_ms = array("d")
         self._samples = array("d")  # of each of these steps
         self._batches: dict[float, float] = {}  # by the samples of a step
 
     def add(self, update: Mapping[str, float]) -> None:
-        """Add an update: its parts in ms, and its `samples`, `timesteps` and `batches`."""
+        """Add an update: its parts in ms, its `samples`, `timesteps` and `batches`, and whether it was `watched`."""
         self.updates += 1
-        if self.updates <= self.warmup:
+        if update.get("watched"):
+            self._watched.append(dict(update))
+        elif self.updates <= self.warmup:
             self._kept.append(dict(update))
         else:
             self._count(update)
@@ -79,7 +82,7 @@ class CostSummary:
         their time. `step_ms` and the parts are means, which add up. Samples/s and time steps/s are those of all ranks.
         """
         if not self._step_ms:  # no longer than the warm-up: all but the first update, which pays for one-time work
-            for update in self._kept[1:] or self._kept:
+            for update in self._kept[1:] or self._watched or self._kept:
                 self._count(update)
             self._kept = []
         steps, sums = len(self._step_ms), self._sums

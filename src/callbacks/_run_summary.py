@@ -2,16 +2,21 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import torch.distributed
 from lightning import Trainer
 
-from ..hardware.bottleneck import Bottleneck, find_bottleneck
-from ..hardware.calibration import Calibration, faster_precision
+from ..hardware.advice import Setting, advise
+from ..hardware.bottleneck import Bottleneck, Step, find_bottleneck
+from ..hardware.calibration import Calibration
 from ..hardware.devices import device_name
+from ..hardware.floor import roofs_of, step_floor
+from ..hardware.operations import Operation
 from ..records.formatting import count, percent, significant, with_prefix
 from ._flops_meter import FlopsMeter
+from ._setting import setting_of
 
 _DEVICE_FACTS = {  # what DeviceMonitor sums up → its name in the run's summary
     "device/utilization_mean_pct": "utilization_pct",
@@ -23,6 +28,13 @@ _DEVICE_FACTS = {  # what DeviceMonitor sums up → its name in the run's summar
 }
 
 
+class Seen(NamedTuple):
+    """What was seen of a run besides its times."""
+
+    operations: Sequence[Operation] = ()  # of one step; empty where none was recorded
+    disturbed: str | None = None  # what other processes did meanwhile
+
+
 def gather_step_ms(summary: Mapping[str, Any], world_size: int) -> list[float | None]:
     """The mean step of each rank in ms, gathered by all ranks; None for a rank that has stopped measuring."""
     steps: list[Any] = [None] * world_size
@@ -31,7 +43,12 @@ def gather_step_ms(summary: Mapping[str, Any], world_size: int) -> list[float | 
 
 
 def run_summary(
-    cost: Mapping[str, Any], trainer: Trainer, steps: Sequence[float], flops: FlopsMeter, sampled: Mapping[str, Any]
+    cost: Mapping[str, Any],
+    trainer: Trainer,
+    steps: Sequence[float],
+    flops: FlopsMeter,
+    sampled: Mapping[str, Any],
+    seen: Seen,
 ) -> dict[str, Any]:
     """The cost of this rank's steps, completed.
 
@@ -44,7 +61,8 @@ def run_summary(
     summary |= rank_facts(steps) if steps else {}
     summary |= flops.facts(summary["samples_per_sec"] / trainer.world_size)
     summary |= device_facts(sampled, summary)
-    return summary | bottleneck_facts(summary, flops.calibration)
+    summary |= operation_facts(seen.operations, flops.calibration)
+    return summary | bottleneck_facts(summary, flops.calibration, seen, setting_of(trainer, summary, flops.calibration))
 
 
 def rank_facts(steps: Sequence[float]) -> dict[str, Any]:
@@ -71,30 +89,45 @@ def device_facts(sampled: Mapping[str, Any], summary: Mapping[str, Any]) -> dict
     return facts
 
 
-def bottleneck_facts(summary: Mapping[str, Any], calibration: Calibration | None) -> dict[str, Any]:
-    """The bottleneck of a run; empty where it cannot be told."""
-    busy, peak = summary.get("sm_activity_pct"), summary.get("peak_flops_per_sec")
+def operation_facts(operations: Sequence[Operation], calibration: Calibration | None) -> dict[str, Any]:
+    """How many operations a step has, what they move, and the least time that they take on a calibrated device."""
+    if not operations:
+        return {}
+    facts: dict[str, Any] = {
+        "operations": round(sum(each.calls for each in operations)),
+        "bytes": round(sum(each.bytes for each in operations)),
+        "memory_bytes": round(sum(each.cold_bytes for each in operations)),
+    }
+    if calibration is not None:
+        floor = step_floor(operations, roofs_of(calibration))
+        facts["floor_ms"] = {key: 1e3 * seconds for key, seconds in asdict(floor).items()}
+    return {"step": facts}
+
+
+def bottleneck_facts(
+    summary: Mapping[str, Any], calibration: Calibration | None, seen: Seen, setting: Setting
+) -> dict[str, Any]:
+    """The bottleneck of a run, the evidence for it, and advice."""
+    busy, median = summary.get("sm_activity_pct"), summary["step_ms_median"]
     found = find_bottleneck(
-        summary["parts_ms"],
-        device=summary["device"],
-        busy=None if busy is None else busy / 100,
-        flops_per_sec=_mean_flops_per_sec(summary),
-        peak_flops_per_sec=peak,
-        batch_size=summary["batch_size"],
-        faster_precision=faster_precision(calibration, summary["precision"], peak),
+        Step(
+            summary["parts_ms"],
+            device=summary["device"],
+            steps=summary["updates"],
+            operations=seen.operations,
+            roofs=roofs_of(calibration) if calibration else None,
+            communication_ms=summary.get("communication_ms", 0.0),
+            busy=None if busy is None else busy / 100,
+            disturbed=seen.disturbed,
+            spread=summary["step_ms_p90"] / median if median else 1.0,
+        )
     )
     if found is None:
         return {}
-    facts: dict[str, Any] = {"kind": found.kind, "share": found.share, "advice": found.advice}
-    knee = predicted_knee(found, summary["batch_size"], summary["device"])
-    return {"bottleneck": facts | ({"predicted_knee": knee} if knee else {})}
-
-
-def _mean_flops_per_sec(summary: Mapping[str, Any]) -> float | None:
-    """FLOP/s over the mean step, as the parts are: at the median step's, arithmetic could seem to exceed the peak."""
-    if "flops_per_sec" not in summary or not summary["samples_per_sec"]:
-        return None
-    return summary["flops_per_sec"] * summary["samples_per_sec_mean"] / summary["samples_per_sec"]
+    facts: dict[str, Any] = asdict(found)
+    extra = {"advice": advise(found.kind, setting), "predicted_knee": None}
+    extra["predicted_knee"] = predicted_knee(found, summary["batch_size"], summary["device"])
+    return {"bottleneck": facts | {key: value for key, value in extra.items() if value}}
 
 
 def predicted_knee(found: Bottleneck, batch_size: int, device: str) -> int | None:
@@ -137,7 +170,10 @@ def report(summary: Mapping[str, Any]) -> str:
     if "bottleneck" in summary:
         found = summary["bottleneck"]
         knee = f" The knee is predicted near {found['predicted_knee']:,}." if "predicted_knee" in found else ""
-        lines.append(f"bottleneck: {found['kind']}. {found['advice']}{knee}")
+        certainty = "probably " if found["certainty"] == "probable" else ""
+        lines.append(f"bottleneck: {certainty}{found['kind']}: {found['evidence']}.{knee}")
+        if "advice" in found:
+            lines.append(found["advice"])
     return "\n".join(lines)
 
 

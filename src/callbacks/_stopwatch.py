@@ -86,6 +86,7 @@ class Step:
     timesteps: int = 0
     global_step: int = 0
     trained: bool = False  # whether on_train_batch_end was reached
+    watched: bool = False  # whether its operations were recorded, which makes it slower
 
     @property
     def end(self) -> Any:
@@ -116,6 +117,11 @@ class Stopwatch:
         self._running = False
         self._stack: list[str] = []
 
+    @property
+    def part(self) -> str:
+        """The part of the step that runs now."""
+        return PAUSE if PAUSE in self._stack else (self._stack[-1] if self._stack else "other")
+
     def begin_step(self) -> None:
         """Begin a step where the one before ends, so that no moment between them is lost."""
         adjoins = self._end()
@@ -141,7 +147,7 @@ class Stopwatch:
     def _mark(self) -> None:
         if self.current is None:
             return
-        part = PAUSE if PAUSE in self._stack else (self._stack[-1] if self._stack else "other")
+        part = self.part
         if self.current.marks[-1][0] == part:
             return
         if part != PAUSE:

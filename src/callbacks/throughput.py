@@ -11,13 +11,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from .._lightning import callbacks_of
+from ..hardware.contention import cpu_seconds, disturbance
 from ..options.types import NonNegativeInt
 from ._batches import samples_in, timesteps_in
 from ._cost_summary import CostSummary, UpdateBuilder, step_metrics
 from ._flops_meter import FlopsMeter
 from ._never_raise import never_raise
 from ._profiler_hook import attach_profiler_hook, detach_profiler_hook
-from ._run_summary import gather_step_ms, report, run_summary
+from ._run_summary import Seen, gather_step_ms, report, run_summary
+from ._step_watch import StepWatch
 from ._step_writer import Row, write_steps
 from ._stopwatch import PAUSE, Step, Stopwatch, clock_for
 from .communication import CommunicationMonitor
@@ -62,6 +64,8 @@ class ThroughputMonitor(Callback):
         flops_per_sample: forward and backward, for modules whose FLOPs cannot be counted.
         calibrate: whether the device's peak may be measured (once, for some seconds; the result is cached). Without
             a measured peak there is no MFU.
+        record_operations: whether the operations of the updates 2 to 4 are recorded, as evidence for the bottleneck. These
+            updates are slower, and no rate is read from them.
         verbose: whether the summary is printed when training ends.
     """
 
@@ -75,6 +79,7 @@ class ThroughputMonitor(Callback):
         timesteps_fn: Callable[[Any], int] | None = None,
         flops_per_sample: float | None = None,
         calibrate: bool = True,
+        record_operations: bool = True,
         verbose: bool = True,
     ):
         self.every_n_steps = every_n_steps
@@ -83,6 +88,7 @@ class ThroughputMonitor(Callback):
         self.timesteps_fn = timesteps_fn
         self.flops_per_sample = flops_per_sample
         self.calibrate = calibrate
+        self.record_operations = record_operations
         self.verbose = verbose
         self.summary: dict[str, Any] = {}
         self._active = False
@@ -114,6 +120,9 @@ class ThroughputMonitor(Callback):
         self._updates, self._last_update = 0, trainer.global_step
         self._restart_after = {min(1, self.warmup_steps), self.warmup_steps} - {0}  # updates
         self._flops.restart()
+        cache = getattr(self._flops.calibration, "cache_bytes", None)
+        self._watch = StepWatch(trainer, pl_module, cache, lambda: self._stopwatch.part, wanted=self.record_operations)
+        self._cpu_before = cpu_seconds()
         self._validating = False
         detach_profiler_hook(trainer)
         attach_profiler_hook(trainer, frozenset(_PARTS_OF_ACTIONS), self._on_action_start, self._on_action_end)
@@ -139,7 +148,9 @@ class ThroughputMonitor(Callback):
 
     def disable(self) -> None:
         """Measure no more in this fit."""
-        self._active = False
+        if self._active:
+            self._active = False
+            self._watch.stop()
         for monitor in self._device_monitors:
             monitor.follow(False)
         self._device_monitors = []
@@ -184,6 +195,8 @@ class ThroughputMonitor(Callback):
                 self._stopwatch.enter(PAUSE)
                 self._flops.count(trainer, pl_module, batch, step.samples)
                 self._stopwatch.leave(PAUSE)
+            self._watch.start(self._updates + 1)
+            step.watched = self._watch.active
 
     @override
     @never_raise
@@ -202,6 +215,8 @@ class ThroughputMonitor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if self._active:
+            self._watch.stop()
         if self._active and self._stopwatch.current is not None:
             self._stopwatch.current.global_step = trainer.global_step
             self._stopwatch.current.trained = True
@@ -258,13 +273,14 @@ class ThroughputMonitor(Callback):
         if update is None:
             return []
         self._cost.add(update)
-        if self._cost.updates == 1:  # it pays for one-time work: no rate is read from it
+        if self._cost.updates == 1 or update["watched"]:  # it pays for other work: no rate is read from it
             return []
         return [(step.global_step, step_metrics(update, world_size, self._flops))]
 
     @never_raise
     def _stop(self, trainer: Trainer) -> None:
         if self._active:
+            self._watch.stop()
             self._stopwatch.end_step()
             self._flush(trainer, wait=True)
             self._active = False
@@ -281,6 +297,7 @@ class ThroughputMonitor(Callback):
             monitors = [c for c in callbacks_of(trainer) if isinstance(c, CommunicationMonitor)]
             communication = monitors[0].result() if monitors else {}
             sampled = self._device_monitors[0].result() if self._device_monitors else {}
-            self.summary = run_summary(cost | communication, trainer, measured, self._flops, sampled)
+            seen = Seen(self._watch.operations(), disturbance(self._cpu_before, cpu_seconds()))
+            self.summary = run_summary(cost | communication, trainer, measured, self._flops, sampled, seen)
             if self.verbose and trainer.is_global_zero:
                 print("\n" + report(self.summary), flush=True)

@@ -8,6 +8,7 @@ A short disturbance needs no detection, because the best of many short blocks co
 """
 
 import contextlib
+import os
 import time
 from typing import Self
 
@@ -53,12 +54,26 @@ class Contention:
             self.finding = f"other processes kept the {self._device.type} busy {percent(busy / 100)} of the time"
 
 
+def disturbance(before: tuple[float, float, float], after: tuple[float, float, float]) -> str | None:
+    """What others did on the CPU between two calls of `cpu_seconds`; None if they left the cores free that they had."""
+    total, busy, own = (late - early for early, late in zip(before, after, strict=True))
+    if total <= 0 or busy - own <= MAX_CPU_SHARE * total or total - busy > MAX_CPU_SHARE * total:
+        return None
+    return f"other processes used {percent((busy - own) / total)} of the CPU meanwhile"
+
+
 def cpu_seconds() -> tuple[float, float, float]:
-    """Seconds of all cores: in all, busy, and busy for this process."""
+    """Seconds of all cores: in all, busy, and busy for this process and its children."""
     times = psutil.cpu_times()
     # Linux counts the time of guests in `user` and in `nice`, too.
     total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-    return total, total - times.idle - getattr(times, "iowait", 0.0), time.process_time()
+    ended = os.times()
+    own = time.process_time() + ended.children_user + ended.children_system
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            used = child.cpu_times()
+            own += used.user + used.system
+    return total, total - times.idle - getattr(times, "iowait", 0.0), own
 
 
 def utilization(device: torch.device) -> float | None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
-from .._torch import DispatchMode, next_autograd_number, running_autograd_number, storage_id
+from .._torch import DispatchMode, is_innermost, next_autograd_number, running_autograd_number, storage_id
 from .cache_model import CacheModel
 from .flop_formulas import FORMULAS
 
@@ -110,6 +110,11 @@ class OperationRecorder(DispatchMode):
         """Begin a step."""
         self.steps.append([])
         self._made_in.clear()
+
+    @property
+    def is_innermost(self) -> bool:
+        """Whether no other mode of torch's dispatcher has begun within this one."""
+        return is_innermost(self)
 
     def operations(self) -> list[Operation]:
         """The operations of a step, alike ones added up: their work in the last step, their median time over all steps.

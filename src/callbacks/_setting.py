@@ -1,0 +1,72 @@
+"""What a run has set, for the advice: from its options, or from the Trainer and the DataLoader of any other project."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning import Trainer
+from torch.utils.data import DataLoader
+
+from ..hardware.advice import Setting
+from ..hardware.calibration import Calibration, faster_precision
+from ..hardware.devices import available
+from ..hardware.probes import usable_cores
+
+_ACCELERATORS = {"cuda": "gpu", "mps": "mps"}
+
+
+def setting_of(trainer: Trainer, summary: Mapping[str, Any], calibration: Calibration | None) -> Setting:
+    """What a trainer's run has set, given its summary."""
+    device = trainer.strategy.root_device.type
+    config = (getattr(trainer.lightning_module, "provenance", None) or {}).get("config")
+    common = {
+        "device": device,
+        "batch_size": summary["batch_size"],
+        "precision": str(trainer.precision),
+        "threads": torch.get_num_threads() if device == "cpu" else None,
+        "cores": int(usable_cores()),
+        "accumulate_grad_batches": int(trainer.accumulate_grad_batches),
+        "devices": trainer.world_size,
+        "devices_here": torch.cuda.device_count() if device == "cuda" else 1,
+        "accelerators": tuple(_ACCELERATORS[kind] for kind in available() if kind in _ACCELERATORS and kind != device),
+        "faster_precision": faster_precision(calibration, trainer.precision, summary.get("peak_flops_per_sec")),
+    }
+    return Setting(**common, **(_of_options(config, trainer) if config else _of_loader(trainer)))
+
+
+def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
+    """What only this project's options can set."""
+    data, model = config["data"], config["model"]
+    pipeline = data.get("pipeline")
+    samples = getattr(trainer.train_dataloader, "dataset", None)
+    return {
+        "own": True,
+        "pipeline": pipeline,
+        "num_workers": data.get("num_workers") if pipeline == "workers" else None,
+        "backend": model.get("backend"),
+        "channels_last": config.get("channels_last")
+        if getattr(trainer.lightning_module, "has_convolutions", False)
+        else None,
+        "keep_freed_memory": config.get("keep_freed_memory"),
+        "train_samples": _length(samples),
+    }
+
+
+def _of_loader(trainer: Trainer) -> dict[str, Any]:
+    """What a DataLoader tells of itself; any other iterable tells nothing."""
+    loader = trainer.train_dataloader
+    if not isinstance(loader, DataLoader):
+        return {"own": False}
+    return {
+        "own": False,
+        "num_workers": loader.num_workers,
+        "pin_memory": loader.pin_memory,
+        "train_samples": _length(loader.dataset),
+    }
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):  # a stream
+        return None

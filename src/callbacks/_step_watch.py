@@ -1,0 +1,61 @@
+"""Record the operations of a few training steps, in the run itself, as the evidence for its bottleneck."""
+
+from collections.abc import Callable, Sequence
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+from .._lightning import compiler_context
+from .._torch import is_compiled
+from ..hardware.operations import Operation, OperationRecorder
+
+FIRST, LAST = 2, 4  # the updates that are watched: the first one pays for one-time work
+
+
+class StepWatch:
+    """Watches the updates `FIRST` to `LAST` of a fit. A watched step is slower, and no rate is read from it.
+
+    A compiled module is not watched, because torch.compile runs nothing compiled under a recorder. Nor is a module whose
+    parameters are sharded.
+    """
+
+    def __init__(
+        self, trainer: Trainer, module: LightningModule, cache_bytes: int | None, part: Callable[[], str], wanted: bool
+    ):
+        self._recorder = OperationRecorder(module, cache_bytes, part)
+        self._watches = wanted and _can_be_watched(trainer, module)
+        self._update = 0  # the last that was begun
+        self._active = False
+
+    @property
+    def active(self) -> bool:
+        """Whether operations are being recorded."""
+        return self._active
+
+    def start(self, update: int) -> None:
+        """Begin to record a batch, if it is of an update that is watched; the first update is 1."""
+        if not self._watches or self._active or not FIRST <= update <= LAST:
+            return
+        if update != self._update:
+            self._recorder.next_step()
+            self._update = update
+        self._recorder.__enter__()
+        self._active = True
+
+    def stop(self) -> None:
+        """End the recording of a batch."""
+        if self._active and self._recorder.is_innermost:  # otherwise another recorder began within it, and ends later
+            self._active = False
+            self._recorder.__exit__(None, None, None)
+
+    def operations(self) -> Sequence[Operation]:
+        """The operations of a step; none where no step was watched, or where the recorder failed."""
+        return self._recorder.operations()
+
+
+def _can_be_watched(trainer: Trainer, module: LightningModule) -> bool:
+    return (
+        type(trainer.strategy) in (SingleDeviceStrategy, DDPStrategy)
+        and compiler_context(module) is None
+        and not any(map(is_compiled, module.modules()))
+    )

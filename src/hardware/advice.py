@@ -1,0 +1,200 @@
+"""Advice on a bottleneck: one sentence with an option that exists, is not set already, and is not known to hurt here.
+
+A run by this project's own options is advised in those options. Any other Lightning project is advised in arguments of
+its `Trainer` and its `DataLoader`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+_MOST = 2  # suggestions in a sentence
+_BATCH_FACTOR = 4  # between the present batch and the suggested one
+# How a change is written: in this project's options, and in another project's calls. None: it does not exist there.
+_WRITTEN: dict[str, tuple[str | None, str | None]] = {
+    "accelerator": ("trainer.accelerator", "Trainer"),
+    "accumulate_grad_batches": ("trainer.accumulate_grad_batches", "Trainer"),
+    "devices": ("trainer.devices", "Trainer"),
+    "precision": ("trainer.precision", "Trainer"),
+    "batch_size": ("data.batch_size", "DataLoader"),
+    "num_workers": ("data.num_workers", "DataLoader"),
+    "pin_memory": (None, "DataLoader"),
+    "pipeline": ("data.pipeline", None),
+    "backend": ("model.backend", None),
+    "channels_last": ("channels_last", None),
+    "keep_freed_memory": ("keep_freed_memory", None),
+    "experiment": ("experiment", None),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a run has set, and what its machine offers. None stands for what is unknown, or has no effect in the run."""
+
+    device: str = "cpu"  # torch's type: `cpu`, `cuda`, `mps`
+    batch_size: int | None = None  # of one device
+    precision: str = "32-true"
+    num_workers: int | None = None  # of the training set's DataLoader, where it has one
+    pin_memory: bool | None = None  # of the same
+    threads: int | None = None  # that torch computes with, on a CPU
+    cores: int | None = None  # physical ones that the process may use
+    accumulate_grad_batches: int = 1
+    devices: int = 1  # that train together
+    devices_here: int = 1  # of this kind, in this machine
+    accelerators: tuple[str, ...] = ()  # what `trainer.accelerator` could be instead: `gpu`, `mps`
+    train_samples: int | None = None
+    largest_batch: int | None = None  # that fits into the device's memory
+    faster_precision: str | None = None  # one at which this device was measured to be faster
+    own: bool = True  # whether the options below exist
+    pipeline: str | None = None  # `data.pipeline`
+    backend: str | None = None  # `model.backend`
+    channels_last: bool | None = None
+    keep_freed_memory: bool | None = None
+
+    @property
+    def batch_limit(self) -> int | None:
+        """The largest batch of one device that the training set fills and the memory holds."""
+        of_set = None if self.train_samples is None else -(-self.train_samples // self.devices)
+        return min((size for size in (of_set, self.largest_batch) if size is not None), default=None)
+
+
+@dataclass(frozen=True)
+class _Change:
+    options: dict[str, Any]  # name in `_WRITTEN` → value
+    effect: str
+
+
+def advise(kind: str, setting: Setting) -> str | None:
+    """One sentence on what may help against a bottleneck; None where no option is known that would.
+
+    Args:
+        kind: `input`, `transfer`, `host`, `memory`, `compute`, `communication` or `unclear`.
+        setting: of the run.
+    """
+    rule = _RULES.get(kind)
+    found = islice((one for one in rule(setting) if _applies(one, setting)), _MOST) if rule else ()
+    sentences = [f"{_written(change, setting)}, which {change.effect}" for change in found]
+    return f"Try {'; or '.join(sentences)}." if sentences else None
+
+
+def _applies(change: _Change, setting: Setting) -> bool:
+    """Whether every option exists in this project, and one at least differs from what is set."""
+    exists = all(_WRITTEN[name][0 if setting.own else 1] for name in change.options)
+    return exists and any(getattr(setting, name, None) != value for name, value in change.options.items())
+
+
+def _written(change: _Change, setting: Setting) -> str:
+    """`data.batch_size=512 (now 128)`, or `DataLoader(batch_size=512) (now 128)`."""
+    texts = []
+    for name, value in change.options.items():
+        option, call = _WRITTEN[name]
+        shown = str(value).lower() if isinstance(value, bool) else value
+        text = f"{option}={shown}" if setting.own else f"{call}({name}={value!r})"
+        now = getattr(setting, name, None)
+        texts.append(text if now is None or isinstance(now, bool) else f"{text} (now {now})")
+    return " with ".join(texts)
+
+
+def _input(setting: Setting) -> Iterator[_Change]:
+    if setting.pipeline == "workers":
+        yield _Change({"pipeline": "memory"}, "takes each batch from tensors in memory at once")
+    elif setting.pipeline == "memory" and setting.device != "cpu":
+        yield _Change({"pipeline": "device"}, "keeps the whole set on the device")
+    if setting.num_workers is not None and setting.pipeline in (None, "workers"):
+        more = max(2, 2 * setting.num_workers)
+        more = more if setting.cores is None else min(more, setting.cores)
+        # Without free cores, more workers take time from the training.
+        if more > setting.num_workers and (setting.cores is not None or setting.num_workers == 0) and more > 1:
+            yield _Change({"num_workers": more}, "prepares more batches at the same time")
+    if setting.pipeline in ("memory", "device"):
+        yield from _larger_batch(setting, "needs fewer requests for the same samples")
+
+
+def _transfer(setting: Setting) -> Iterator[_Change]:
+    if setting.device == "cpu":
+        return
+    if setting.pipeline in ("memory", "workers"):
+        yield _Change({"pipeline": "device"}, "keeps the whole set on the device")
+    if setting.pipeline == "workers":
+        yield _Change({"pipeline": "memory"}, "copies each batch one step ahead")
+    if setting.device == "cuda" and setting.pin_memory is False:
+        yield _Change({"pin_memory": True}, "copies batches from page-locked memory")
+
+
+def _host(setting: Setting) -> Iterator[_Change]:
+    if setting.backend == "reference":
+        yield _Change({"backend": "fused"}, "runs a whole sequence in one call")
+    batch, accumulated = setting.batch_size, setting.accumulate_grad_batches
+    whole = (batch or 0) * accumulated
+    if accumulated > 1 and batch and (setting.batch_limit is None or whole <= setting.batch_limit):
+        options = {"batch_size": whole, "accumulate_grad_batches": 1}
+        yield _Change(options, "computes the same update with fewer operations")
+    larger = list(_larger_batch(setting, "launches as many operations for more samples"))
+    yield from larger
+    if not larger and setting.device != "cpu" and setting.devices == 1:
+        yield _Change({"accelerator": "cpu"}, "may be as fast for operations of this size")
+
+
+def _memory(setting: Setting) -> Iterator[_Change]:
+    if setting.device == "cpu" and setting.keep_freed_memory is False:
+        yield _Change({"keep_freed_memory": True}, "spares the page faults of memory that is freed and taken again")
+    yield from _channels_last(setting)
+    yield from _precision(setting, "moves fewer bytes")
+    yield from _accelerator(setting, "has more bandwidth")
+    yield from _larger_batch(setting, "reads the weights less often for the same samples")
+
+
+def _compute(setting: Setting) -> Iterator[_Change]:
+    yield from _channels_last(setting)
+    yield from _precision(setting, "was measured to compute faster here")
+    yield from _accelerator(setting, "computes faster")
+    if setting.device == "cuda" and setting.devices_here > setting.devices:
+        yield _Change({"devices": setting.devices_here}, "divides the arithmetic")
+
+
+def _communication(setting: Setting) -> Iterator[_Change]:
+    yield from _larger_batch(setting, "exchanges gradients less often for the same samples")
+    more = 2 * setting.accumulate_grad_batches
+    samples = (setting.batch_size or 1) * setting.devices * more
+    if setting.train_samples is None or samples <= setting.train_samples:
+        yield _Change({"accumulate_grad_batches": more}, "exchanges gradients half as often")
+
+
+def _unclear(setting: Setting) -> Iterator[_Change]:
+    yield _Change({"experiment": "diagnose"}, "tries the changes that may help, one at a time")
+
+
+def _larger_batch(setting: Setting, effect: str) -> Iterator[_Change]:
+    if setting.batch_size is not None:
+        larger = _BATCH_FACTOR * setting.batch_size
+        larger = larger if setting.batch_limit is None else min(larger, setting.batch_limit)
+        if larger > setting.batch_size:
+            yield _Change({"batch_size": larger}, effect)
+
+
+def _channels_last(setting: Setting) -> Iterator[_Change]:
+    if setting.device in ("cpu", "cuda") and setting.channels_last is False:
+        yield _Change({"channels_last": True}, "is the faster layout for convolutions")
+
+
+def _precision(setting: Setting, effect: str) -> Iterator[_Change]:
+    if setting.faster_precision is not None:
+        yield _Change({"precision": setting.faster_precision}, effect)
+
+
+def _accelerator(setting: Setting, effect: str) -> Iterator[_Change]:
+    better = [one for one in setting.accelerators if one != "cpu"] if setting.device == "cpu" else []
+    for accelerator in better[:1]:
+        yield _Change({"accelerator": accelerator}, effect)
+
+
+_RULES: dict[str, Callable[[Setting], Iterator[_Change]]] = {
+    "input": _input,
+    "transfer": _transfer,
+    "host": _host,
+    "memory": _memory,
+    "compute": _compute,
+    "communication": _communication,
+    "unclear": _unclear,
+}
