@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-import torch.distributed
 from lightning import Trainer
 
 from ..hardware.advice import Setting, advise
@@ -33,13 +32,6 @@ class Seen(NamedTuple):
 
     operations: Sequence[Operation] = ()  # of one step; empty where none was recorded
     disturbed: str | None = None  # what other processes did meanwhile
-
-
-def gather_step_ms(summary: Mapping[str, Any], world_size: int) -> list[float | None]:
-    """The mean step of each rank in ms, gathered by all ranks; None for a rank that has stopped measuring."""
-    steps: list[Any] = [None] * world_size
-    torch.distributed.all_gather_object(steps, summary.get("step_ms"))
-    return steps
 
 
 def run_summary(

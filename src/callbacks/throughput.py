@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from .._lightning import callbacks_of
+from ..distributed.gather import gather
 from ..hardware.contention import cpu_seconds, disturbance
 from ..options.types import NonNegativeInt
 from ._batches import samples_in, timesteps_in
@@ -18,7 +19,7 @@ from ._cost_summary import CostSummary, UpdateBuilder, step_metrics
 from ._flops_meter import FlopsMeter
 from ._never_raise import never_raise
 from ._profiler_hook import attach_profiler_hook, detach_profiler_hook
-from ._run_summary import Seen, gather_step_ms, report, run_summary
+from ._run_summary import Seen, report, run_summary
 from ._step_watch import StepWatch
 from ._step_writer import Row, write_steps
 from ._stopwatch import PAUSE, Step, Stopwatch, clock_for
@@ -131,8 +132,8 @@ class ThroughputMonitor(Callback):
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop(trainer)
-        # A rank that has stopped measuring takes part, because the others wait for it.
-        steps = gather_step_ms(self.summary, trainer.world_size) if trainer.world_size > 1 else []
+        # A rank that has stopped measuring gives None; the others wait for it.
+        steps = gather(self.summary.get("step_ms"), trainer.world_size) if trainer.world_size > 1 else []
         self._sum_up(trainer, steps)
 
     @override

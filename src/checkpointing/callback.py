@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from typing_extensions import override
 
 from .._lightning import is_accumulating, is_fast_dev_run
+from ..distributed.gather import gather
 from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..distributed.sharding import full_tensor
 from ..errors import UserError, did_you_mean
@@ -131,7 +132,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
                 "epoch": trainer.current_epoch,
                 "batches": trainer.fit_loop.epoch_loop.batch_progress.current.ready,
                 "steps": trainer.global_step,
-                "random": _gather_from_ranks(trainer, random_state()),
+                "random": gather(random_state(), trainer.world_size),
                 "gradients": _accumulated_gradients(trainer, pl_module),
                 "log_positions": log_positions(loggers_of_rank(trainer), self._resumed_positions),
             }
@@ -174,12 +175,3 @@ def _accumulated_gradients(trainer: Trainer, module: LightningModule) -> dict[st
     if not is_accumulating(trainer):
         return {}
     return {name: full_tensor(p.grad) for name, p in module.named_parameters() if p.grad is not None}
-
-
-def _gather_from_ranks(trainer: Trainer, state: dict[str, Any]) -> list[dict[str, Any]]:
-    """The states of all ranks, in the order of the ranks."""
-    if trainer.world_size == 1:
-        return [state]
-    states: list[Any] = [None] * trainer.world_size
-    torch.distributed.all_gather_object(states, state)
-    return states

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch.distributed
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
@@ -17,6 +16,7 @@ from ..errors import Interrupted, UserError
 from ..options.purpose import PLACES, purpose_of
 from ..options.tree import flatten
 from ..records.read import FILE
+from .gather import gather
 
 _GRACE_S = 10  # for what a process does after its last step
 
@@ -44,9 +44,7 @@ class Agreement(Callback):
             "sees_record": (self.run_dir / FILE).is_file(),
             "facts": {key: value for key, value in flatten(facts) if not _is_place(key, facts["config"])},
         }
-        known: list[Any] = [None] * trainer.world_size
-        torch.distributed.all_gather_object(known, own)
-        if difference := _first_difference(known, self.run_dir):
+        if difference := _first_difference(gather(own, trainer.world_size), self.run_dir):
             error = UserError(difference)
             error.reported = not trainer.is_global_zero  # rank 0 alone prints it
             raise error
