@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from ..errors import Interrupted, PeerLostError, UserError
-from ..files import NO_SPACE, WriteError, why
+from ..files import NO_SPACE, WriteError, is_inside, why
 from ..hardware.calibration import faster_precision
 from ..hardware.calibration_cache import cached_calibration
 from ..options.command_lines import resume_command
@@ -96,20 +96,14 @@ def _refused_file(error: BaseException | None, run_dir: str) -> OSError | None:
     """
     is_cause = True
     while error is not None:
-        named = is_cause and not isinstance(error, FileNotFoundError)  # to read a missing file is a bug
-        if isinstance(error, OSError) and (error.errno in _UNUSABLE or (named and _lies_in(error.filename, run_dir))):
-            return error
+        if isinstance(error, OSError):
+            name = error.filename if is_cause and not isinstance(error, FileNotFoundError) else None  # that is a bug
+            named = isinstance(name, str | bytes) and is_inside(Path(os.fsdecode(name)), Path(run_dir))
+            if named or error.errno in _UNUSABLE:
+                return error
         is_cause = is_cause and error.__cause__ is not None
         error = error.__cause__ or error.__context__
     return None
-
-
-def _lies_in(name: Any, folder: str) -> bool:
-    """Whether a file name, as an error has it, is that of a folder or of a file in it."""
-    if not isinstance(name, str | bytes):
-        return False
-    path, folder = os.path.abspath(os.fsdecode(name)), os.path.abspath(folder)
-    return path == folder or path.startswith(folder + os.sep)
 
 
 def _is(error: BaseException, classes: tuple[type[BaseException], ...], words: tuple[str, ...]) -> bool:
