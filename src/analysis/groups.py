@@ -1,6 +1,7 @@
 """What varied between runs, and the groups of runs that differ in batch size alone."""
 
 import json
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from typing import Any
 from ..records.formatting import count, option_value
 from ..records.rates import RATE
 from ..records.values import at, number
-from .run import _CHOICES, _SCALES_ALONG, BATCH_SIZE, HARDWARE, SEED, Run
+from .run import BATCH_SIZE, CHOICES, HARDWARE, SEED, Run
+
+_SCALES_ALONG = re.compile(r"optimizer\.|trainer\.(max|limit)_")  # what people change together with the batch size
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ def _parent(key: str) -> str | None:
     if key in ("device_name", "threads"):
         return "device"
     group, dot, _ = key.partition(".")
-    return group if dot and group in _CHOICES else None
+    return group if dot and group in CHOICES else None
 
 
 def _varied(runs: list[Run]) -> list[str]:

@@ -1,27 +1,23 @@
 """Run: one record, with its settings and its numbers by name."""
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..options.purpose import PLACES, purpose_of
+from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
-from ..options.types import Purpose
 from ..records.rates import MEAN_RATE, RATE
 from ..records.step_parts import PARTS
 from ..records.values import at, number, positive, table
 
 BATCH_SIZE, SEED = "data.batch_size", "seed"
+CHOICES = ("model", "data", "optimizer")  # groups of the configuration, as settings
 HARDWARE = ("device", "device_name", "threads")  # settings that come from the machine, not from the config
 
-_NO_SETTINGS = (*PLACES, Purpose.OBSERVATION)
 _SAID_ELSEWHERE = ("data.seed", "trainer.accelerator")  # as `seed` and as the hardware's device
-_CHOICES = ("model", "data", "optimizer")
-_SCALES_ALONG = re.compile(r"optimizer\.|trainer\.(max|limit)_")  # what people change together with the batch size
 
 _DEVICE_NAMES = {"cuda": "gpu"}  # as trainer.accelerator calls it
 _REASONS = {
@@ -55,7 +51,7 @@ class Run:
         config, choices, hardware = (table(self.record.get(key)) for key in ("config", "choices", "hardware"))
         run_dir = config.get("run_dir")
         flat: dict[str, Any] = {}
-        for group in _CHOICES:
+        for group in CHOICES:
             target = str(table(config.get(group)).get("_target_", "")).rpartition(".")[2]
             if choices.get(group) or target:
                 flat[group] = str(choices.get(group) or target)
@@ -65,7 +61,7 @@ class Run:
         for key, value in flatten(config):
             derived = isinstance(value, str) and run_dir and str(run_dir) in value
             skipped = derived or key in _SAID_ELSEWHERE or key.endswith("_target_")
-            if not skipped and purpose_of(key, config) not in _NO_SETTINGS:
+            if not skipped and purpose_of(key, config) not in CHOOSES_NOTHING:
                 flat[key] = value
         return flat
 

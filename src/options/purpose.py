@@ -16,6 +16,7 @@ from .values import alternatives
 # Packages whose models, datasets, optimizers and callbacks a `_target_` may name. The one place to trust another.
 TRUSTED_PACKAGES = ("batchscope",)
 PLACES = (Purpose.READ_FROM, Purpose.WRITTEN_TO)
+CHOOSES_NOTHING = (*PLACES, Purpose.OBSERVATION)  # left out of tables, of HPARAMS, and of what divides groups of runs
 TOP_LEVEL: dict[str, Any] = {
     "seed": Seed,
     "test": Annotated[bool, Purpose.OBSERVATION],

@@ -17,13 +17,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from .._lightning import callbacks_of
 from ..options.command_lines import evaluate_command
-from ..options.purpose import PLACES, purpose_of
+from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
-from ..options.types import Purpose
 from ..records.formatting import count
-
-# Options that choose nothing would fill the HPARAMS tab.
-_NOT_CHOICES = (*PLACES, Purpose.OBSERVATION)
 
 
 def last_metrics(trainer: Trainer) -> dict[str, float]:
@@ -51,7 +47,7 @@ def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
     """One row in TensorBoard's HPARAMS tab: what was chosen, what came of it, and how fast."""
     config = record["config"]
     chosen = {section: config[section] for section in ("model", "data", "optimizer", "trainer")}
-    named = [(key, value) for key, value in flatten(chosen) if purpose_of(key, config) not in _NOT_CHOICES]
+    named = [(key, value) for key, value in flatten(chosen) if purpose_of(key, config) not in CHOOSES_NOTHING]
     named = [(key, value) for key, value in named if key != "data.seed" and not key.endswith("_target_")]
     row = {k: v if isinstance(v, int | float | str) else str(v) for k, v in named if v is not None}
     row |= {"model": record["choices"].get("model", ""), "dataset": record["dataset"]["name"], "seed": config["seed"]}
