@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from harness import machine, write_result
+from harness import write_result
 
 from batchscope.records.read import read
 
@@ -40,7 +40,7 @@ def main() -> None:
             facts = f"{record['dataset']['name']} | {record['epochs']} | {record['metrics']['test/acc']:.2%}"
             lines.append(f"| {name} | {seed} | {facts} | {record['fit_seconds']:.1f} |")
             print(lines[-1], flush=True)
-    write_result("accuracy", "\n".join(lines), {"runs": records, "machine": machine()})
+    write_result("accuracy", "\n".join(lines), {"runs": records})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sys
 import time
 
 import torch
-from harness import machine, median, write_result
+from harness import median, write_result
 from torch.nn import functional as F
 
 from batchscope.data.spec import DataSpec
@@ -106,7 +106,7 @@ def main() -> None:
             f"| {_median(default, 'faults'):,.0f} | {_median(kept, 'faults'):,.0f} "
             f"| {_median(default, 'peak_gib'):.2f} | {_median(kept, 'peak_gib'):.2f} |"
         )
-    write_result("allocator", "\n".join(rows), {"results": results, "machine": machine(), "rounds": args.rounds})
+    write_result("allocator", "\n".join(rows), {"results": results, "rounds": args.rounds})
 
 
 def _median(runs: list[dict[str, float]], key: str) -> float:

@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from harness import machine, median, write_result
+from harness import median, write_result
 
 from batchscope.data.digits import cached_digits, render_digits
 
@@ -30,7 +30,7 @@ def main() -> None:
             cached.append(time.perf_counter() - started)
     lines = ["| 60,000 digits | median s | min s |", "| --- | ---: | ---: |"]
     lines += [f"| {n} | {median(v):.2f} | {min(v):.2f} |" for n, v in (("rendered", rendered), ("from cache", cached))]
-    write_result("digits", "\n".join(lines), {"rendered": rendered, "cached": cached, "machine": machine()})
+    write_result("digits", "\n".join(lines), {"rendered": rendered, "cached": cached})
 
 
 if __name__ == "__main__":

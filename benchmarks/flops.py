@@ -6,7 +6,7 @@ python benchmarks/flops.py
 import sys
 from pathlib import Path
 
-from harness import machine, write_result
+from harness import write_result
 
 from batchscope.hardware.flops import count_step
 
@@ -25,7 +25,7 @@ def main() -> None:
         shown = " | ".join(f"{number:,.0f}" for number in numbers)
         lines.append(f"| {name} | {shape} | {shown} | {counted.total / counted.forward:.2f} |")
         data[f"{name} {shape}"] = {"counted": [counted.forward, counted.backward], "on_paper": [forward, backward]}
-    write_result("flops", "\n".join(lines), {"flops_per_sample": data, "machine": machine()})
+    write_result("flops", "\n".join(lines), {"flops_per_sample": data})
 
 
 if __name__ == "__main__":

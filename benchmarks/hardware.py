@@ -1,4 +1,4 @@
-"""Measure this machine anew, and keep the report of `python -m batchscope.hardware` with the date.
+"""Measure this machine again, and keep the report of `batchscope hardware` with the date.
 
 python benchmarks/hardware.py
 """
@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 
-from harness import machine, write_result
+from harness import write_result
 
 COMMAND = [sys.executable, "-m", "batchscope.hardware"]
 
@@ -15,7 +15,7 @@ COMMAND = [sys.executable, "-m", "batchscope.hardware"]
 def main() -> None:
     text = subprocess.run([*COMMAND, "--refresh"], check=True, capture_output=True, text=True).stdout
     data = json.loads(subprocess.run([*COMMAND, "--json"], check=True, capture_output=True, text=True).stdout)
-    write_result("hardware", f"```\n{text.strip()}\n```", {"measured": data, "machine": machine()})
+    write_result("hardware", f"```\n{text.strip()}\n```", {"measured": data})
 
 
 if __name__ == "__main__":

@@ -40,9 +40,13 @@ def machine() -> str:
 
 
 def write_result(name: str, table: str, data: dict[str, Any]) -> None:
-    """Print a table and write it to `results/<name>.md`, with the raw numbers as JSON beside it."""
+    """Print a table and write it to `results/<name>.md`, with the raw numbers as JSON beside it.
+
+    `data["machine"]` says on which machine and when the numbers were measured. Without it they were measured just now.
+    """
     RESULTS.mkdir(exist_ok=True)
-    text = f"{table}\n\n{machine()}\n"
+    data = {**data, "machine": data.get("machine") or machine()}
+    text = f"{table}\n\n{data['machine']}\n"
     print("\n" + text, flush=True)
     (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
     (RESULTS / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

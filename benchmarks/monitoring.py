@@ -18,7 +18,7 @@ from typing import Any
 
 import lightning
 import torch
-from harness import machine, median, middle_half, write_result
+from harness import median, middle_half, write_result
 from lightning.pytorch.callbacks import Callback, DeviceStatsMonitor
 from lightning.pytorch.callbacks import ThroughputMonitor as LightningThroughputMonitor
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -149,7 +149,7 @@ def main() -> None:
     small = compare(linear, names, args.linear_steps, args.linear_rounds)
     large = compare(cnn, [names[0], *names[-2:]], args.cnn_steps, args.cnn_rounds)
     lines = [*table("SimpleCNN, batch 128", large), "", *table("one linear layer, batch 8", small)]
-    write_result("monitoring", "\n".join(lines), {"cnn": large, "linear": small, "machine": machine()})
+    write_result("monitoring", "\n".join(lines), {"cnn": large, "linear": small})
 
 
 if __name__ == "__main__":

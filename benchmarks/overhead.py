@@ -22,7 +22,7 @@ from pathlib import Path
 
 import lightning
 import torch
-from harness import machine, median, middle_half, write_result
+from harness import median, middle_half, write_result
 from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.nn import functional as F
@@ -140,7 +140,7 @@ def main() -> None:
         print(f"round {round_}", {name: [round(s, 2) for s in times[name][-1]] for name in EPOCHS}, flush=True)
     columns = ["epoch of", "wall s", "processor s", "train.py ÷ it: wall (median, middle half)", "processor"]
     lines = [f"| {' | '.join(columns)} |", "| --- | ---: | ---: | --- | --- |", *(row(name, times) for name in EPOCHS)]
-    write_result("overhead", "\n".join(lines), {"seconds": times, "machine": machine(), "rounds": args.rounds})
+    write_result("overhead", "\n".join(lines), {"seconds": times, "rounds": args.rounds})
 
 
 if __name__ == "__main__":

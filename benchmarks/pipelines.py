@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
-from harness import machine, median, spread, write_result
+from harness import median, spread, write_result
 from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import MNIST as TorchvisionMNIST
@@ -80,7 +80,7 @@ def main() -> None:
     for name, values in rates.items():
         ratios = [a / b for a, b in zip(rates["memory"], values, strict=True)]
         lines.append(f"| {name} | {median(values):,.0f} | {median(ratios):.2f} ({spread(ratios)}) |")
-    write_result("pipelines", "\n".join(lines), {"samples_per_sec": rates, "machine": machine()})
+    write_result("pipelines", "\n".join(lines), {"samples_per_sec": rates})
 
 
 if __name__ == "__main__":

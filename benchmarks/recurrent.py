@@ -28,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from harness import machine, median, middle_half, write_result
+from harness import median, middle_half, write_result
 from torch import Tensor, nn
 
 from batchscope.hardware.allocator import keep_freed_memory
@@ -219,7 +219,7 @@ def main() -> None:
         print(kind, shape, json.dumps(shown), {way: round(mib) for way, mib in peaks.items()}, flush=True)
     tables = [table(results, what) for what in ("forward", "forward+backward")] + [memory_table(results)]
     name = "recurrent" if args.device == "cpu" else f"recurrent-{args.device}"
-    write_result(name, "\n\n".join(tables), {"results": results, "machine": machine(), "rounds": args.rounds})
+    write_result(name, "\n\n".join(tables), {"results": results, "rounds": args.rounds})
 
 
 if __name__ == "__main__":

@@ -227,6 +227,7 @@ def main() -> None:
     data = json.loads(before.read_text()) if options.only and before.exists() else {}
     for part in [options.only] if options.only else parts:
         data[part] = {**parts[part](), "machine": machine()}
+    data["machine"] = " and ".join(dict.fromkeys(data[part]["machine"] for part in parts if part in data))
     write_result("reliability", table(data), data)
 
 

@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from harness import machine, median, write_result
+from harness import median, write_result
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 LINES = ["modle=cnn", "data.batch_sise=3", "model=cnn data=adding", "-m data.batch_size=64,128,256,0"]
@@ -35,7 +35,7 @@ def main() -> None:
                 values.append(seconds(line, folder))
     lines = ["| python train.py … | median s | max s |", "| --- | ---: | ---: |"]
     lines += [f"| `{line}` | {median(values):.2f} | {max(values):.2f} |" for line, values in times.items()]
-    write_result("start", "\n".join(lines), {"seconds": times, "machine": machine()})
+    write_result("start", "\n".join(lines), {"seconds": times})
 
 
 if __name__ == "__main__":

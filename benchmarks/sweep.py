@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness import RESULTS, machine, write_result
+from harness import RESULTS, write_result
 
 from batchscope.records.read import FILE, read
 
@@ -74,7 +74,7 @@ def main() -> None:
     write_result(
         "sweep",
         "\n".join([header, "| --- | ---: | ---: | --- | ---: | ---: |", *rows]),
-        {"models": data, "sizes": SIZES, "machine": machine()},
+        {"models": data, "sizes": SIZES},
     )
 
 
