@@ -1,1 +1,13 @@
 """The commands behind `batchscope`, one a file: they parse, call, and print."""
+
+import argparse
+
+from ..errors import refuse_in_one_line
+
+
+def command_parser(command: str, description: str | None) -> argparse.ArgumentParser:
+    """The parser of `batchscope <command>`. The description is printed as it is; a mistake is one line."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(f"batchscope {command}", description=description, formatter_class=formatter)
+    refuse_in_one_line(parser)
+    return parser

@@ -1,22 +1,21 @@
 """`batchscope evaluate`: a checkpoint → its test metrics.
 
     batchscope evaluate ckpt=outputs/runs/<run>/checkpoints/best.ckpt
-    batchscope evaluate ckpt=<…> data.root=../shared/data trainer.accelerator=cpu
+    batchscope evaluate ckpt=<file> data.root=../shared/data trainer.accelerator=cpu
 
-The checkpoint says which model and data it is of; further options change how it is evaluated, as in batchscope train.
+The checkpoint names its model and data. Further options, as of batchscope train, change how the checkpoint is evaluated.
 What a file alone cannot decide, such as a `data.root` other than `data`, has to be typed again (docs/security.md).
 """
 
-import argparse
-import shlex
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, exit_on_user_error, refuse_in_one_line
+from ..errors import UserError, exit_on_user_error
 from ..options import trust
 from ..options.check import check_config
-from ..options.command_lines import for_evaluation, program
+from ..options.command_lines import for_evaluation
 from ..options.compose import apply_overrides
+from . import command_parser
 
 
 def main() -> None:
@@ -25,11 +24,8 @@ def main() -> None:
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(
-        prog=shlex.join(program("evaluate")), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("evaluate", __doc__)
     parser.add_argument("overrides", nargs="*", metavar="option=value", help="ckpt=<file>, then any option to change")
-    refuse_in_one_line(parser)
     overrides = parser.parse_args().overrides
     paths = [word.removeprefix("ckpt=") for word in overrides if word.startswith("ckpt=")]
     if len(paths) != 1 or not paths[0]:

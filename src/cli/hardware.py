@@ -1,5 +1,8 @@
 """`batchscope hardware`: measure every device of this machine, and compare the devices.
 
+    batchscope hardware
+    batchscope hardware --device cpu --json
+
 The comparison is a product of a matrix with its own transpose, summed up, 100 times. A GPU shows its speed on the large
 matrix and not on the small one. Between them is the size at which the fastest device changes.
 """
@@ -16,12 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import UserError, did_you_mean, exit_on_user_error, refuse_in_one_line
+from ..errors import UserError, did_you_mean, exit_on_user_error
 from ..hardware.calibration import PRECISIONS, Calibration
 from ..hardware.calibration_cache import cached_calibration, store
 from ..hardware.devices import available
 from ..hardware.measure import Work, calibrate
 from ..records.formatting import duration, with_prefix
+from . import command_parser
 
 KINDS = ("cpu", "cuda", "mps")
 REPETITIONS = 100
@@ -79,9 +83,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    purpose = "Measure every device of this machine, and compare the devices."
-    parser = argparse.ArgumentParser(prog="batchscope hardware", description=purpose)
-    refuse_in_one_line(parser)
+    parser = command_parser("hardware", __doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.add_argument("--device", help="cpu, cuda or mps; by default every device of this machine")
     parser.add_argument("--refresh", action="store_true", help="measure again, and replace what is in the cache")

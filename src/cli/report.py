@@ -1,16 +1,16 @@
-"""A report on runs: a table, plots and a recommendation.
+"""`batchscope report`: a table, plots and a recommendation, of one or several folders of runs.
 
-    python -m batchscope.report outputs/sweeps/<sweep>
-    python -m batchscope.report outputs/sweeps/<one> outputs/sweeps/<another> --out outputs/compared
+    batchscope report outputs/sweeps/<sweep>
+    batchscope report outputs/sweeps/<one> outputs/sweeps/<another> --out outputs/compared
 
 Every run.json in and below the folders is read. The report is written to <first folder>/report.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
-from ..errors import exit_on_user_error, refuse_in_one_line
+from ..errors import exit_on_user_error
+from . import command_parser
 
 
 def main() -> None:
@@ -19,10 +19,7 @@ def main() -> None:
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m batchscope.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    refuse_in_one_line(parser)
+    parser = command_parser("report", __doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="folder", help="of a sweep or a run")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report")
     args = parser.parse_args()

@@ -88,6 +88,14 @@ def test_a_command_gets_the_words_after_it(command: str, monkeypatch, capsys) ->
     assert err.startswith("error: ") and command not in err
 
 
+@pytest.mark.parametrize("command", ["evaluate", "report", "hardware"])
+def test_help_names_the_command_as_the_program_does(command: str, monkeypatch, capsys) -> None:
+    code, out, err = answer(monkeypatch, capsys, command, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"usage: batchscope {command} ")
+    assert f"\n    batchscope {command}" in out  # an example
+
+
 @pytest.mark.slow
 def test_a_run_on_two_devices_is_trained_and_its_printed_commands_name_the_program(
     batchscope: list[str], tmp_path: Path

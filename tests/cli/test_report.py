@@ -1,4 +1,4 @@
-"""`python -m batchscope.report`: the program around sweep.write_report."""
+"""`batchscope report`: the program around `write_report`."""
 
 import json
 import sys
