@@ -123,11 +123,12 @@ def _run_one(train: Train, line: CommandLine) -> None:
     """One run, in this process."""
     if line.configs[0]["search"]:
         raise UserError("search: takes several runs; write python train.py -m …")
-    mistakes = []
+    mistakes, begun = [], []
 
     def job(config: DictConfig) -> float | None:
         hydra_config: Any = HydraConfig.get()
         run_dir = Path(hydra_config.runtime.output_dir)
+        begun.append(run_dir)
         try:
             if not ranks.current().rank:  # the other ranks find the first one's record
                 if not line.folder_chosen:
@@ -145,7 +146,12 @@ def _run_one(train: Train, line: CommandLine) -> None:
             mistakes.append(error)
             return None
 
-    _start_hydra(job)
+    try:
+        _start_hydra(job)
+    except OSError as error:
+        if begun:
+            raise
+        raise _refused(line.folder, "hydra.run.dir", error) from error
     if mistakes:
         raise mistakes[0]
 
@@ -185,7 +191,11 @@ def _new_folder(folder: Path, option: str) -> Path:
     try:
         return new_folder(folder)
     except OSError as error:
-        raise WriteError(f"{option}: {folder} cannot be written: {why(error)}") from error
+        raise _refused(folder, option, error) from error
+
+
+def _refused(folder: Path, option: str, error: OSError) -> WriteError:
+    return WriteError(f"{option}: {folder} cannot be written: {why(error)}")
 
 
 def _remove_empty(folder: Path) -> None:

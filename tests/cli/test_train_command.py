@@ -215,6 +215,22 @@ def test_the_program_says_it_in_one_line(line: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("hydra.run.dir=file", "File exists"),
+        ("hydra.run.dir=file/x", "Not a directory"),
+        ("-m hydra.sweep.dir=file/x", "Not a directory"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_one_line(line: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = forked(tmp_path, *line.split(), *SMALL)
+    assert done.end() == 1
+    option, _, place = line.removeprefix("-m ").partition("=")
+    assert done.complained == f"error: {option}: {place} cannot be written: {why}\n"
+
+
 def test_a_run_without_loggers_and_callbacks_is_trained(tmp_path: Path) -> None:
     bare = [word for word in SMALL if not word.lstrip("+").startswith("callbacks.")]
     done = forked(tmp_path, *bare, "logger=null", "callbacks=null", "hydra.run.dir=out")
