@@ -15,6 +15,7 @@ from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_evaluation
 from ..options.compose import apply_overrides
+from ..options.renamed import refuse_older_version
 from . import command_parser
 
 
@@ -52,7 +53,9 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
     saved = checkpoint["batchscope"]
     if not isinstance(saved, dict) or not isinstance(name := saved.get("name"), str) or not name.isprintable():
         raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote")
-    recorded = for_evaluation(check_config(trust.plain(saved.get("config"), f"ckpt: {path}")))
+    recorded = trust.plain(saved.get("config"), f"ckpt: {path}")
+    refuse_older_version(recorded, f"ckpt: {path}")
+    recorded = for_evaluation(check_config(recorded))
     config = check_config(apply_overrides(recorded, overrides))
     trust.confirm(config, overrides, str(path), run_dir=None)
     return _test(config, checkpoint["state_dict"], name, path)

@@ -1,8 +1,10 @@
 """Old names of options, metrics and classes: each is answered with its new name in one line."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from ..errors import UserError
+from .tree import flatten
 
 # Old name → new name. An option stands for everything below it, and a module for everything in it.
 OPTIONS = {"callbacks.pictures": "callbacks.prediction_images"}
@@ -33,3 +35,13 @@ def refuse_old_name(option: str, value: object, names: Mapping[str, str]) -> Non
     new = new_name(value, names) if isinstance(value, str) else None
     if new:
         raise UserError(f"{option}: {value} is called {new} now")
+
+
+def refuse_older_version(config: dict[str, Any], file: str, version: object = None) -> None:
+    """Raise UserError if a recorded configuration has an old `_target_`: only an older version can have written it."""
+    for key, value in flatten(config):
+        if key.endswith("_target_") and isinstance(value, str) and new_name(value, TARGETS):
+            writer = f"batchscope {version}" if version else "an older batchscope"
+            raise UserError(
+                f"{file}: was written by {writer}, whose names differ; use that version, or start another run"
+            )
