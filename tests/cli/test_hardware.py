@@ -11,24 +11,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from batchscope.cli import hardware as program
 from batchscope.errors import UserError
 from batchscope.hardware import measure
-from batchscope.hardware.calibration import Calibration
 from batchscope.hardware.calibration_cache import cached_calibration, identity
 from batchscope.hardware.measure import as_calibration
+from tests.support.devices import GPU, HOST
 
 CPU = torch.device("cpu")
-GPU = Calibration(
-    device="cuda",
-    device_name="NVIDIA H200",
-    driver="570.1",
-    torch="2.15.0",
-    threads=None,
-    matmul_flops_per_sec={"fp32": 50e12, "tf32": 400e12, "bf16": 790e12, "fp16": 780e12, "fp64": 60e12},
-    copy_bytes_per_sec=4e12,
-    launch_us=3.5,
-    h2d_bytes_per_sec=10e9,
-    h2d_pinned_bytes_per_sec=50e9,
-)
-HOST = Calibration("cpu", "AMD EPYC", "AVX512", "2.15.0", 2, {"fp32": 450e9, "bf16": 900e9}, 40e9, 1.75)
 
 
 def comparison(rows: int, cpu: float, cuda: float) -> program.Comparison:

@@ -9,20 +9,7 @@ import torch
 from torch import nn
 
 from batchscope.hardware.calibration import Calibration, faster_precision, peak_flops_per_sec
-
-GPU = Calibration(
-    device="cuda",
-    device_name="NVIDIA H200",
-    driver="570.1",
-    torch="2.15.0",
-    threads=None,
-    matmul_flops_per_sec={"fp32": 50e12, "tf32": 400e12, "bf16": 790e12, "fp16": 780e12, "fp64": 60e12},
-    copy_bytes_per_sec=4e12,
-    launch_us=3.5,
-    h2d_bytes_per_sec=10e9,
-    h2d_pinned_bytes_per_sec=50e9,
-)
-HOST = Calibration("cpu", "AMD EPYC", "AVX512", "2.15.0", 2, {"fp32": 450e9, "bf16": 900e9}, 40e9, 1.75)
+from tests.support.devices import GPU, HOST
 
 
 def test_a_calibration_survives_its_dict():

@@ -28,25 +28,10 @@ from batchscope.hardware.probes import (
     probes_for,
     usable_cores,
 )
+from tests.support.devices import Clock
 
 CUDA = torch.device("cuda", 0)
 UUIDS = ["11111111-aaaa-0000-0000-000000000000", "22222222-bbbb-0000-0000-000000000000"]
-
-
-@pytest.fixture(autouse=True)
-def nothing_warned(monkeypatch):
-    """Warnings are given once a process; here a test counts as one."""
-    monkeypatch.setattr(probes, "_warned", set())
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 class FakeNvml(types.ModuleType):

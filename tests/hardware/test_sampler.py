@@ -6,26 +6,10 @@ import time
 
 import pytest
 
-from batchscope.hardware import probes
 from batchscope.hardware import sampler as sampling
 from batchscope.hardware.probes import CPU, ENERGY, POWER, RSS, SM_ACTIVITY, ProcessProbe
 from batchscope.hardware.sampler import Sampler, named
-
-
-@pytest.fixture(autouse=True)
-def nothing_warned(monkeypatch):
-    """Warnings are given once a process; here a test counts as one."""
-    monkeypatch.setattr(probes, "_warned", set())
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
+from tests.support.devices import Clock
 
 
 class Script:

@@ -161,6 +161,12 @@ def test_a_typed_option_confirms_itself_alone(run_dir: Path) -> None:
     assert refusal(resumed, config, run_dir, "callbacks.checkpoint.dirpath=/b").startswith("data.root: is '/a'")
 
 
+@pytest.fixture
+def elsewhere(run_dir: Path) -> dict[str, Any]:
+    """The configuration of a run whose checkpoints lie outside its folder."""
+    return changed(config_of(run_dir), "callbacks.checkpoint.dirpath", "/elsewhere")
+
+
 @pytest.mark.parametrize(
     "word",
     [
@@ -174,9 +180,8 @@ def test_a_typed_option_confirms_itself_alone(run_dir: Path) -> None:
         "data=mnist",
     ],
 )
-def test_an_option_in_braces_confirms_what_it_spells_out_alone(word: str, run_dir: Path) -> None:
-    config = changed(config_of(run_dir), "callbacks.checkpoint.dirpath", "/elsewhere")
-    assert refusal(resumed, config, run_dir, word).startswith("callbacks.checkpoint.dirpath: is '/elsewhere'")
+def test_an_option_in_braces_confirms_what_it_spells_out_alone(word: str, elsewhere: dict, run_dir: Path) -> None:
+    assert refusal(resumed, elsewhere, run_dir, word).startswith("callbacks.checkpoint.dirpath: is '/elsewhere'")
 
 
 @pytest.mark.parametrize(
@@ -190,9 +195,10 @@ def test_an_option_in_braces_confirms_what_it_spells_out_alone(word: str, run_di
         "callbacks=null",
     ],
 )
-def test_a_value_that_is_spelled_out_and_a_node_that_is_replaced_are_confirmed(word: str, run_dir: Path) -> None:
-    config = changed(config_of(run_dir), "callbacks.checkpoint.dirpath", "/elsewhere")
-    trust.confirm(check_config(apply_overrides(config, [word])), [word], "f", run_dir)
+def test_a_value_that_is_spelled_out_and_a_node_that_is_replaced_are_confirmed(
+    word: str, elsewhere: dict, run_dir: Path
+) -> None:
+    trust.confirm(check_config(apply_overrides(elsewhere, [word])), [word], "f", run_dir)
 
 
 def test_a_list_is_confirmed_as_a_whole(run_dir: Path) -> None:
