@@ -2,7 +2,7 @@
 
     python benchmarks/allocator.py
 
-Every measurement is a process of its own, because an allocator cannot be reset. The two ways take turns. In each process
+Every measurement has its own process, because an allocator cannot be reset. The two ways take turns. In each process
 the best of five stretches counts. The table has medians over rounds, and the median of the ratios within a round.
 """
 

@@ -4,7 +4,7 @@
 
 Two models train on the CPU: the SimpleCNN at batch 128, whose steps are long enough for a ratio, and one linear layer,
 whose steps are so short that the microseconds of the callbacks show. The variants take turns in one process, in another
-order in every round. A turn is timed by a callback of its own, from the start of one batch to the start of another some
+order in every round. A separate callback times a turn, from the start of one batch to the start of another some
 hundred steps later, with everything that is written meanwhile. Lightning's monitor logs every step, as ours does.
 """
 

@@ -5,7 +5,7 @@
 All train the SimpleCNN on MNIST at batch 128 with AdamW and one-cycle, then validate on 5,000 images. train.py has its
 defaults (loggers, curves of every step, progress bar, checkpoints). Three loops are written by hand: `plain loop` is
 what a tutorial shows, `tuned loop` has the framework's optimisations inside a step (channels-last, fused optimizer,
-index_select), and `tuned loop, memory kept` also has its setting of the allocator. Every epoch is a process of its own.
+index_select), and `tuned loop, memory kept` also has its setting of the allocator. Every epoch has its own process.
 They take turns, and the result is the median over rounds of the ratio within a round. The processor time of the whole
 process with all its threads is given beside the wall time; on a shared machine it is the steadier one.
 """
@@ -105,7 +105,7 @@ def _validate(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def epoch(name: str, root: str) -> tuple[float, float]:
-    """Seconds of one of EPOCHS, in a process of its own."""
+    """Seconds of one of EPOCHS, in a new process."""
     line = [sys.executable, __file__, "--root", root, "--epoch", name]
     wall, processor = subprocess.run(line, capture_output=True, text=True, check=True).stdout.split()[-2:]
     return float(wall), float(processor)

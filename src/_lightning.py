@@ -88,7 +88,7 @@ class _ResumedFitLoop(_FitLoop):
     @property
     @override
     def done(self) -> bool:
-        # What follows the last batch is still to come, also where no training step is left.
+        # What follows the last batch remains to be done, also where no training step is left.
         return not cast(_ResumedEpochLoop, self.epoch_loop).is_resuming_batch and super().done
 
     @override

@@ -11,7 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 DispatchMode = TorchDispatchMode  # sees every operation after autograd
-PRODUCT_KINDS = ("matmul", "convolution", "recurrent")  # each has a switch of its own for TF32
+PRODUCT_KINDS = ("matmul", "convolution", "recurrent")  # each has its own switch for TF32
 _F = TypeVar("_F", bound=Callable[..., Any])
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

@@ -15,7 +15,7 @@ from . import ranks
 _WAIT_FOR_RANK_0_S = 3
 _SIGPIPE_EXIT_CODE = 141  # 128 + SIGPIPE, as a shell shows it
 _SET_BY_US = "BATCHSCOPE_SET_FULL_ERROR"
-_LONGEST = 1000  # characters of a message; a longer one quotes a value that nobody wants to read
+_LONGEST = 1000  # characters of a message; a longer one quotes a long value
 
 
 class UserError(Exception):
@@ -119,7 +119,7 @@ def exit_on_user_error(program: Callable[[], None]) -> None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more
         sys.exit(_SIGPIPE_EXIT_CODE)
-    except KeyboardInterrupt:  # there is no run yet that could end in order
+    except KeyboardInterrupt:  # no run has started that would save a checkpoint
         sys.exit(130)
 
 

@@ -1,4 +1,4 @@
-"""Atomic writes, locks, and folders: whose they are, and which links in them are refused."""
+"""Atomic writes, locks, and folders: which process owns one, and which links in it are refused."""
 
 import contextlib
 import errno
@@ -108,7 +108,7 @@ def lock(path: Path) -> Iterator[None]:
     """Hold a lock file; it is created if it is missing, and stays.
 
     The lock is a POSIX record lock: the system releases it however the process ends, and worker processes do not
-    inherit it. On a file system without locks a warning is printed, and nothing is held; nor is it on Windows.
+    inherit it. On a file system without locks a warning is printed, and nothing is held. On Windows nothing is held.
 
     Raises:
         Locked: if it is held already, by another process or by this one.
@@ -117,7 +117,7 @@ def lock(path: Path) -> Iterator[None]:
     name = str(path.resolve())
     if name in _held:
         raise Locked(name)
-    if path.is_symlink():  # whoever made the folder may have it create a file elsewhere
+    if path.is_symlink():  # the author of the folder may direct the new file elsewhere
         raise OSError(errno.ELOOP, "it is a link", str(path))
     with path.open("a") as file:
         _lock_file(file.fileno(), path)
@@ -152,7 +152,7 @@ def _lock_file(descriptor: int, path: Path) -> None:
         if error.errno not in _NO_LOCKS:
             raise
         where = f"{path.parent} is on a file system without locks ({error.strerror})"
-        print(f"warning: {where}: let no second process work there", file=sys.stderr, flush=True)
+        print(f"warning: {where}: do not start a second process there", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ the other and add up (p = 1). A GPU works while the host prepares the next opera
 (p → ∞ is their maximum); measurements lie in between. p is fitted only to five sizes or more, and only if it explains them
 clearly better than the usual p of the device: three parameters would fit any three points and predict nothing.
 
-The model does not know that throughput falls at sizes that no longer fit a cache, nor that large batches reach kernels which
-use the device better. `leave_one_out` measures how far off it is.
+The model does not know that throughput falls at sizes that no longer fit a cache, or that large batches reach kernels which
+use the device better. `leave_one_out` measures its error.
 """
 
 import math
@@ -51,7 +51,7 @@ class Fit:
 
     @property
     def knee(self) -> float | None:
-        """The smallest batch size whose predicted rate is near the asymptote; None where no slope was seen."""
+        """The smallest batch size with a predicted rate near the asymptote; None where no slope was seen."""
         if not self.slope_ms:
             return None
         p = self.sharpness

@@ -1,6 +1,6 @@
 """Which batch size to take, and whether a larger one may be worth trying.
 
-Measurements decide. A fit only tells what lies beyond them, and the text says where it does.
+Measurements decide. A fit only extrapolates beyond them, and the text says where it does.
 """
 
 import math
@@ -134,7 +134,7 @@ def _target(analysis: Analysis, largest: int) -> tuple[int, str]:
     """How far to go by the fit, and why no further. Without a fit it is one doubling."""
     fit, error = analysis.trusted, analysis.error
     if fit is None:
-        return 2 * largest, "the sizes that ran do not tell how far"
+        return 2 * largest, "the sizes that ran do not show how far"
     why = "by the fit" if error is None else f"by the fit, with an error of {percent(error)} on sizes left out"
     cap = MAX_EXTRAPOLATION * largest
     if fit.knee is not None and fit.knee < cap:

@@ -68,7 +68,7 @@ def to_text(sweep: SweepResults) -> str:
 
 
 def shown_metrics(sweep: SweepResults) -> list[str]:
-    """The metrics that tell how good the runs became: of the test, or of the validation where no run was tested.
+    """The metrics of quality: of the test, or of the validation where no run was tested.
 
     Losses are shown only if a run has nothing else.
     """

@@ -1,4 +1,4 @@
-"""Hear from a trainer's profiler when the parts of a step begin and end, in any Lightning project."""
+"""Observe through a trainer's profiler when the parts of a step begin and end, in any Lightning project."""
 
 import contextlib
 from collections.abc import Callable

@@ -134,7 +134,7 @@ class Stopwatch:
         self._set_running(False)
 
     def enter(self, part: str) -> None:
-        """Begin a part; within a pause the pause goes on."""
+        """Begin a part; within a pause the pause continues."""
         self._stack.append(part)
         self._mark()
 

@@ -1,4 +1,4 @@
-"""CommunicationMonitor: how long a step under DDP does nothing but wait for gradients."""
+"""CommunicationMonitor: how long a step under DDP only waits for gradients."""
 
 from collections import Counter, deque
 from typing import Any
@@ -23,7 +23,7 @@ class CommunicationMonitor(Callback):
     `time/backward_ms`. On CUDA both ends are events of the device.
 
     DDP itself is not changed. In the first steps a hook on every parameter notes when its gradient comes; from then on
-    only the parameter whose gradient comes last has one.
+    only the parameter with the last gradient has one.
 
     Args:
         warmup_steps: how many exchanges find the gradient that comes last; they are left out of the result.

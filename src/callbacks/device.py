@@ -60,8 +60,7 @@ class DeviceMonitor(Callback):
     """Samples the training device and the process in a thread, and logs each sample at the step nearest to it.
 
     Logs the metrics in `LOGGED` as far as the device offers them; docs/measuring.md has their units and meanings.
-    Nothing is sampled during validation, nor between an epoch's end and the next one's start, where checkpoints are
-    written. Samples that share a step are logged as their mean. Rank 0's samples are logged.
+    Nothing is sampled during validation, or between two epochs, where checkpoints are written. Samples that share a step are logged as their mean. Rank 0's samples are logged.
 
     A callback that times the steps may define the training time by `follow`, `pause`, `resume` and `restart`.
     ThroughputMonitor does, so that power and energy are those of the steps in its summary.
@@ -133,7 +132,7 @@ class DeviceMonitor(Callback):
         self._following = False
 
     def disable(self) -> None:
-        """Measure no more in this fit; leave no thread behind."""
+        """Stop measuring in this fit, and end the thread."""
         sampler, self._sampler = self._sampler, None
         if sampler is not None:
             sampler.stop()
@@ -147,7 +146,7 @@ class DeviceMonitor(Callback):
 
     @never_raise
     def follow(self, following: bool) -> None:
-        """Until the fit ends, sample only between `resume` and `pause`; with False, on the monitor's own again."""
+        """Until the fit ends, sample only between `resume` and `pause`; with False, sample by the monitor's own hooks again."""
         self._following = following
         if following and self._sampler is not None:
             self._sampler.pause()
@@ -163,14 +162,14 @@ class DeviceMonitor(Callback):
 
     @never_raise
     def resume(self, trainer: Trainer) -> None:
-        """Sample again: training time goes on."""
+        """Sample again: training time continues."""
         if self._sampler is not None and self._sampler.paused:
             self._sampler.resume()
             self._last = (time.perf_counter(), trainer.global_step)
 
     @never_raise
     def restart(self) -> None:
-        """Begin the summary anew; the samples so far are still logged."""
+        """Start a new summary; the samples so far are still logged."""
         if self._sampler is not None:
             self._sampler.restart()
 

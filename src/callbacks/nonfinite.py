@@ -35,7 +35,7 @@ class StopOnNonFinite(Callback):
     gradient scaler does all of this, and infinite gradients are part of its normal work.
 
     Args:
-        action: `stop` ends the run with one line; `skip` leaves the update out, counts it in `skipped`, and goes on.
+        action: `stop` ends the run with one line; `skip` leaves the update out, counts it in `skipped`, and continues.
     """
 
     observes_only = True
@@ -66,7 +66,7 @@ class StopOnNonFinite(Callback):
 
     @override
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        # Of several ranks only gradients are checked: a rank that sees a bad loss of its own would stop alone.
+        # With several ranks only gradients are checked: a rank that stops for its own bad loss would stop alone.
         self._loss = loss.detach() if trainer.world_size == 1 else None
 
     @override
@@ -155,7 +155,7 @@ def _what_is_bad(module: LightningModule, loss: Tensor | None, at_once: bool) ->
 
 
 def _samples(trainer: Trainer, step: _Step) -> str:
-    """Which samples the batch holds, where the loader can tell."""
+    """The indices of the samples in the batch, where the loader knows them."""
     sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
     if not hasattr(sampler, "samples") or step.epoch != trainer.current_epoch:
         return ""

@@ -28,7 +28,7 @@ from .device import DeviceMonitor
 
 FLUSH_EVERY = 100  # steps computed and written together
 
-# The first action of a validation that the profiler hears of. The validation ends with on_validation_end.
+# The first profiled action of a validation, which ends with on_validation_end.
 _VALIDATION = "on_validation_model_zero_grad"
 # The endings of Lightning's profiler actions → the part of the step that the action is.
 _PARTS_OF_ACTIONS = {
@@ -59,7 +59,7 @@ class ThroughputMonitor(Callback):
     Args:
         every_n_steps: write every n-th step to the loggers; all are measured. 0 writes none, with a warning.
         warmup_steps: left out of the summary, as far as the run is longer.
-        batch_size_fn: the samples of a batch, for batches in which the first tensor does not tell.
+        batch_size_fn: the samples of a batch, for batches in which the length of the first tensor is another number.
         timesteps_fn: the time steps of a batch, all samples together. Without it a module whose `spec.kind` is
             `sequence` has `spec.input_shape[0]` time steps a sample.
         flops_per_sample: forward and backward, for modules whose FLOPs cannot be counted.

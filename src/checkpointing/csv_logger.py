@@ -1,4 +1,4 @@
-"""AtomicCSVLogger: Lightning's CSV logger, whose file is complete at every moment."""
+"""AtomicCSVLogger: Lightning's CSV logger with a file that is complete at every moment."""
 
 from pathlib import Path
 

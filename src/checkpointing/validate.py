@@ -17,7 +17,7 @@ from .callback import Checkpoints
 from .checkpoint_file import is_dense
 from .random_state import check_random_state
 
-_OLDEST = Version("2.0")  # of Lightning; it migrates older checkpoints by rules of its own
+_OLDEST = Version("2.0")  # of Lightning; it migrates older checkpoints
 _MAX_COUNT = 2**53  # TensorBoard's steps are in 64 bits
 
 

@@ -14,7 +14,7 @@ from ..options.purpose import TOP_LEVEL
 _REFUSED_FLAGS = {
     "config-path": "the configuration is this program's own; --config-dir=<folder> adds YAML files of yours to it",
     "config-name": "the configuration is always train.yaml; experiment=<name> lays another over it",
-    "experimental-rerun": "a pickle can run code, and is not loaded; resume=<run folder> goes on with a run",
+    "experimental-rerun": "a pickle can run code, and is not loaded; resume=<run folder> resumes a run",
 }
 
 

@@ -64,7 +64,9 @@ def run_command(train: Train) -> None:
         _show(args.hydra_help)
     elif is_resume(args):
         if args.multirun:
-            raise UserError("resume: takes a single run; a sweep goes on with hydra.sweep.dir=<its folder>")
+            raise UserError(
+                "resume: takes a single run; a sweep is resumed by its own command and hydra.sweep.dir=<its folder>"
+            )
         _resume(train, overrides, config_dir)
     elif args.multirun:
         line = compose_command_line(overrides, True, config_dir)
@@ -84,7 +86,7 @@ def run_command(train: Train) -> None:
 
 def _show(hydra_help: bool) -> None:
     """Print help, the composed configuration and the like."""
-    if hydra_help:  # Hydra's alone: this program's options have no part in it
+    if hydra_help:  # Hydra's own help refuses options of this program
         sys.argv[1:] = ["--hydra-help"]
     logging.raiseExceptions = False  # --info prints log records; `exit_on_user_error` deals with a closed pipe
     try:
@@ -140,7 +142,7 @@ def _run_one(train: Train, line: CommandLine) -> None:
             plain, choices = check_config(config), dict(hydra_config.runtime.choices)
             rendezvous.publish({"run_dir": plain["run_dir"], "choices": choices})
             return train(plain, run_dir, choices, list(hydra_config.overrides.task))
-        except UserError as error:  # Hydra would print lines of its own around an exception
+        except UserError as error:  # Hydra would add its own lines to an exception
             report(error)
             _remove_empty(run_dir)
             mistakes.append(error)
@@ -157,13 +159,13 @@ def _run_one(train: Train, line: CommandLine) -> None:
 
 
 def _run_sweep(line: CommandLine) -> None:
-    """Several runs, each in a process of its own."""
+    """Several runs, each in its own process."""
     sweep_dir = line.folder if line.folder_chosen else _new_folder(line.folder, "hydra.sweep.dir")
     run_sweep(sweep_dir, line.configs, line.labels, line.launcher, _start_hydra)
 
 
 def _resume(train: Train, overrides: list[str], config_dir: str | None) -> None:
-    """Resume a run in its folder, as its record says, with the options that change."""
+    """Resume a run in its folder, as recorded, with the options that change."""
     run_dir, others = resume.find(overrides)
     record = resume.recorded(run_dir)
     known = _digest_of_new_run(others, config_dir, run_dir) if others else None
@@ -199,7 +201,7 @@ def _refused(folder: Path, option: str, error: OSError) -> WriteError:
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove the folders that Hydra made for a run that never began, up to the one that the user stands in."""
+    """Remove the folders that Hydra made for a run that never began, up to the working directory."""
     here = Path.cwd()
     with contextlib.suppress(OSError):  # not empty: the run had begun, or other runs are beside it
         if os.listdir(folder) == [LOCK]:

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST, whose files share names and sizes, as images."""
+"""MNIST and Fashion-MNIST as images; the files of both have the same names and sizes."""
 
 from torchvision import datasets
 
@@ -13,7 +13,7 @@ _FILES = {  # the sizes are those of both datasets, the md5 sums those of MNIST
 
 
 def _without_legacy(source: type[datasets.MNIST]) -> type[datasets.MNIST]:
-    """torchvision without its preference for a `processed` folder of old versions, whose files are not verified."""
+    """torchvision without its preference for a `processed` folder of old versions: files in it are not verified."""
     return type(source.__name__, (source,), {"_check_legacy_exist": lambda _: False})
 
 

@@ -1,4 +1,4 @@
-"""RankSync: all ranks learn at the same batch what one rank knows, without waiting for an accelerator."""
+"""RankSync: all ranks learn at the same batch what any rank contributes, without waiting for an accelerator."""
 
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, cast
@@ -19,7 +19,7 @@ class RankSync:
     """Agrees between ranks on integers, such as the signal that a rank has received, or whether it wants a checkpoint.
 
     An exchange starts before every second batch, and its result is read after the batch. It runs on CPU tensors in a
-    gloo group of its own while the batch is computed, so that no accelerator waits. All ranks read the same result at
+    separate gloo group while the batch is computed, so that no accelerator waits. All ranks read the same result at
     the same batch: by topic, the maximum of all contributions. A contribution is a state and not an event: it is
     repeated at every exchange until somebody acts on it. Batches are counted instead of timed, because clocks differ
     between ranks, and one batch may take much longer than another.
@@ -57,7 +57,7 @@ class RankSync:
         self._topics[topic] = number
 
     def restart(self) -> None:
-        """Start counting batches anew, so that the next one has an exchange."""
+        """Restart the count of batches, so that the next one has an exchange."""
         self._finish()
         self._batches = 0
 

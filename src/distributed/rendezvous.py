@@ -29,7 +29,7 @@ def receive() -> dict[str, Any]:
 
 
 def use_own_rendezvous_store() -> None:
-    """Give the processes of a torchrun restart (`--max-restarts`) a rendezvous store of their own.
+    """Give the processes of a torchrun restart (`--max-restarts`) a separate rendezvous store.
 
     The store of torchrun's agent outlives an attempt. It still holds the addresses of the failed processes, and torch's
     process group does not start from those.

@@ -69,7 +69,7 @@ _KINDS |= dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), "recurrent")
 
 
 class OperationGuard(DispatchMode):
-    """Sees every operation after the counter, and ends a step that cannot be counted truly.
+    """Sees every operation after the counter, and ends a step that cannot be counted exactly.
 
     It also protects the original module: no operation on a tensor that has memory is let through. The operation that
     breaks a rule raises NotCountableError or TooManyOperationsError.

@@ -81,8 +81,8 @@ print(json.dumps(load_or_measure(torch.device(sys.argv[1])).to_dict()))
 def calibrate(device: torch.device, quick: bool = False, say: Say = lambda line: None) -> Calibration:
     """Measure what a device can do; takes a few seconds, and with `quick` less than two, at less accuracy.
 
-    torch's random states and its TF32 switches stay as they are; the peak of its memory statistics grows. `say` is told
-    what is being measured.
+    torch's random states and its TF32 switches stay as they are; the peak of its memory statistics grows. `say` is called
+    with what is being measured.
     """
     known = identity(device)
     on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -37,7 +37,7 @@ def meta_copy(module: LightningModule, batch: Any) -> tuple[LightningModule, Any
     optimizers = trainer.optimizers if trainer is not None and not module.automatic_optimization else []
     with _CopyOnMeta():
         twin, batch, optimizers = copy.deepcopy((module, batch, list(optimizers)), memo)
-        for hook in hooks:  # a function only watches; a hook that computes weights is an object of a class of its own
+        for hook in hooks:  # a function only watches; a hook that computes weights is an object with a state
             working = {k: h for k, h in hook.items() if not isinstance(h, FunctionType | MethodType)}
             memo[id(hook)].update(copy.deepcopy(working, memo))
     if compiled is not None:  # trainer.fit(torch.compile(module)) puts the original's methods here

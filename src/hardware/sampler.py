@@ -1,4 +1,4 @@
-"""Sampler: reads probes in a thread of its own, and sums up what they read over a window of time."""
+"""Sampler: reads probes in a thread, and sums up what they read over a window of time."""
 
 import contextlib
 import os
@@ -106,7 +106,7 @@ class Sampler:
         self._sample(last=True)
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         with self._locked() as locked:
             if locked and self.paused:
                 self._window.open(self._read())

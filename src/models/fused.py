@@ -84,7 +84,7 @@ def flatten_parameters(cells: "Sequence[RNNCell | LSTMCell]", mode: Literal["LST
     """
     linears = [(cell.i2h, cell.h2h) for cell in cells]
     found = [linear._parameters.get(name) for pair in linears for name in ("weight", "bias") for linear in pair]
-    # The exact type: a sharded parameter is a DTensor, and other subclasses have rules of their own.
+    # The exact type: a sharded parameter is a DTensor, and other subclasses have their own rules.
     weights = [weight for weight in found if type(weight) is nn.Parameter and _is_on_gpu(weight)]
     if len(weights) < len(found) or len({weight.dtype for weight in weights}) > 1:
         return

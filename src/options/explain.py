@@ -1,4 +1,4 @@
-"""Which option Hydra stumbles over, and what it may have been meant to be, in one line."""
+"""Which option Hydra refuses, and what the user may have meant, in one line."""
 
 import difflib
 import re

@@ -1,4 +1,4 @@
-"""How an option is declared, and what it is for: asked by all who treat options differently.
+"""How an option is declared, and what it is for: the one place for every part that treats options differently.
 
 Resuming asks whether an option may change, reports whether it divides groups of runs, ranks whether it may differ
 between machines, and trust whether a file may set it. Nothing here needs Hydra or OmegaConf.
@@ -24,7 +24,7 @@ TOP_LEVEL: dict[str, Any] = {
     "channels_last": bool,
     "flush_denormals": bool,
     "keep_freed_memory": Annotated[bool, Purpose.SPEED],
-    "search": Annotated[dict | None, Purpose.OBSERVATION],  # which runs there are, and nothing about each
+    "search": Annotated[dict | None, Purpose.OBSERVATION],  # it decides which runs there are, and changes none of them
     "resume": Annotated[str | None, Purpose.READ_FROM],
     "run_dir": Annotated[str | None, Purpose.WRITTEN_TO],
 }

@@ -1,6 +1,6 @@
 """The metrics: name, unit, meaning, direction and format, declared once for logging, tables, plots and docs.
 
-`METRICS` are logged while a run goes on. A key is `<group>/<name>` in lower case, with its unit as suffix. `RUN_METRICS` are
+`METRICS` are logged during a run. A key is `<group>/<name>` in lower case, with its unit as suffix. `RUN_METRICS` are
 the numbers of a whole run, by their names in `sweep.csv` and in the order of its columns. A metric that is declared in
 neither, such as one of a user's callback, is described by its name (see `metric`).
 """
@@ -97,7 +97,7 @@ RUN_METRICS: dict[str, Metric] = {
 
 
 def metric(key: str) -> Metric:
-    """The declaration of a metric. The name tells of an undeclared one: `…acc` is a fraction that rises, `…loss` falls."""
+    """The declaration of a metric. An undeclared one is described by its name: `…acc` is a fraction that rises, `…loss` falls."""
     declared = METRICS.get(key) or RUN_METRICS.get(key)
     if declared:
         return declared
@@ -108,6 +108,6 @@ def metric(key: str) -> Metric:
 
 
 def best_first(keys: Iterable[str]) -> list[str]:
-    """Metrics of quality in the order in which they tell how good a model is: accuracies, losses, unknown directions."""
+    """Metrics of quality, the most telling first: accuracies, losses, then those of unknown direction."""
     order = {True: 0, False: 1, None: 2}
     return sorted(dict.fromkeys(keys), key=lambda key: order[metric(key).higher_is_better])

@@ -104,7 +104,7 @@ class RunRecord:
         if not self._begun:
             return
         if not self.enabled:
-            # The first rank may only notice that this one is gone. Ranks that agreed to end do not write at once.
+            # The first rank may know only that this rank is lost. Ranks that have agreed to end leave the record to the first.
             alone = isinstance(error, UserError) or not getattr(error, "agreed", True)
             if error is not None and alone and not isinstance(error, PeerLostError):
                 close_open(self.path.parent, ended_as(error), reason(error))

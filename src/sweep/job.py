@@ -2,7 +2,7 @@
 
 The folder's run.json says what to do. The digest is that of the configuration on the sweep's command line; whatever
 else a file says is not trusted. The sweep, or the launcher's job that it is in, holds the other end of standard input.
-When that closes, the run is told to stop, however the sweep ended.
+When the sweep ends in any way, that end closes, and the run stops.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ def main() -> None:
 def run_planned(run_dir: Path, known: str | None = None) -> None:
     """Train as the folder's record plans, or resume a run that was killed or interrupted.
 
-    `known` is the digest of the configuration that the sweep has checked. Whatever exception ends the run is in its
-    record, too.
+    `known` is the digest of the configuration that the sweep has checked. An exception that ends the run is also in
+    its record.
     """
     record = read(run_dir)
     try:
@@ -45,7 +45,7 @@ def run_planned(run_dir: Path, known: str | None = None) -> None:
         train(config, run_dir, record.get("choices", {}), record.get("overrides", []))
     except Exception as error:
         with contextlib.suppress(UserError), resume.lock_run_dir(run_dir):  # unless another process does this run
-            if read(run_dir).get("status") == "planned":  # it ended before it kept a record of its own
+            if read(run_dir).get("status") == "planned":  # it ended before it wrote its own record
                 close(run_dir, ended_as(error), reason(error))
         raise
 

@@ -41,14 +41,14 @@ def exit_on_signals() -> None:
 
 
 def run_in_subprocess(run_dir: Path, digest: str) -> dict[str, Any]:
-    """Do the run that a folder's record plans, and return its record, which says how the run ended in any case.
+    """Do the run that a folder's record plans, and return its record, which always says how the run ended.
 
     Args:
         run_dir: the run's.
         digest: of the configuration that was checked for it (see trust.py).
 
     Raises:
-        SystemExit: once the run has ended, if this process was told to stop meanwhile.
+        SystemExit: once the run has ended, if a signal has asked this process to stop meanwhile.
     """
     kills_before = _kills_for_memory()
     process = _RunProcess()
@@ -76,8 +76,8 @@ class _RunProcess:
     def run(self, command: list[str]) -> int:
         """Start the process and wait for its end; its exit code, or minus the number of a signal."""
         with self._forwarded_signals():
-            # When the pipe closes, the run knows that this process is gone, however it ended (see job.py). In a session
-            # of its own the run gets Ctrl-C through this process alone, and all that it starts can be ended with it.
+            # The pipe closes when this process ends in any way, which stops the run (see job.py). A new session keeps the
+            # terminal's Ctrl-C from the run, and makes a group of the run and all that it starts.
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
             try:
                 return self._process.wait()
@@ -111,7 +111,7 @@ class _RunProcess:
                 signal.signal(number, handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Tell the run to end; a second signal kills it."""
+        """Ask the run to end; a second signal kills it."""
         redirect_closed_terminals(self._terminals)
         if self._process is None:
             raise SystemExit(128 + number)

@@ -48,7 +48,7 @@ def run_sweep(
     launcher: Mapping[str, Any],
     start_hydra: Callable[[Job], None],
 ) -> None:
-    """Run every job of a sweep, each in a process of its own, and report on them.
+    """Run every job of a sweep, each in its own process, and report on them.
 
     The labels say what sets each run apart; they are empty where a searching sweeper decides which runs there are.
 
@@ -83,7 +83,7 @@ def run_sweep(
 
 
 class SweepRunner:
-    """The runs of one command line. Some launchers call for them in processes of their own, and not in order."""
+    """The runs of one command line. Some launchers call for them in other processes, and not in order."""
 
     def __init__(self, sweep_dir: Path, labels: list[str]):
         self.sweep_dir = sweep_dir
@@ -95,12 +95,12 @@ class SweepRunner:
         self.refused = False  # whether a job failed without a record that says so
 
     def run_job(self, config: DictConfig) -> float | None:
-        """What Hydra calls for each run: a run that is kept, or is done in a process of its own.
+        """What Hydra calls for each run: a run that is kept, or that a subprocess does.
 
         Returns the metric that `optimized_metric` names; of a search, the batch size that it found.
 
         Raises:
-            RunFailed: so that a searching sweeper knows. A list of runs goes on with the next, and returns None.
+            RunFailed: so that a searching sweeper knows. A list of runs continues with the next, and returns None.
         """
         job = HydraConfig.get()
         run_dir = Path(job.runtime.output_dir)
@@ -141,8 +141,8 @@ class SweepRunner:
             lines = [printable(f"  {record['status'].replace('_', ' ')}: {reason}")]
             if kept and record["status"] == "failed":
                 place = os.path.relpath(run_dir)
-                lines.append(f"  to go on with it: {resume_command(config, Path(place), self.program)}")
-                lines.append(f"  to have it run anew with the sweep: {shlex.join(['mv', place, f'{place}.aside'])}")
+                lines.append(f"  to resume it: {resume_command(config, Path(place), self.program)}")
+                lines.append(f"  to run it again with the sweep: {shlex.join(['mv', place, f'{place}.aside'])}")
             print("\n".join(lines), file=sys.stderr, flush=True)
             raise RunFailed(f"{run_dir}: {reason}", status=record["status"])
         return record
@@ -202,13 +202,13 @@ class SweepRunner:
         print(f"\n{text}", flush=True)
 
     def print_remaining(self) -> None:
-        """After an interruption: which runs are left, and the command that goes on with the sweep."""
+        """After an interruption: which runs are left, and the command that resumes the sweep."""
         left = [label for number, label in enumerate(self.labels) if not _has_ended(self.sweep_dir / str(number))]
         if left:
             print(f"\nnot run  {len(left)} of {self.expected}: " + " · ".join(left))
         line = [word for word in self.command if not word.lstrip("+").startswith("hydra.sweep.dir=")]
         line.append(as_override("hydra.sweep.dir", str(self.sweep_dir)))
-        print(f"go on    {shlex.join(line)}", flush=True)
+        print(f"resume   {shlex.join(line)}", flush=True)
 
     @property
     def exit_code(self) -> int:

@@ -34,7 +34,7 @@ _OUT_OF_MEMORY = (
 
 
 class RunOutOfMemoryError(UserError):
-    """The device or the host has no more memory. The record tells the status by this name."""
+    """The device or the host has no more memory. The record derives the status from this name."""
 
 
 @contextlib.contextmanager
@@ -89,7 +89,7 @@ def _requeue(job: str) -> None:
 
 
 def _refused_file(error: BaseException | None, run_dir: str) -> OSError | None:
-    """The system's error behind an exception, if it is of the disk or of a file in the run's folder.
+    """The OSError that caused an exception, if it concerns the disk or a file in the run's folder.
 
     Lightning wraps the errors of its loggers, so causes are followed. An error that was being handled when another one
     occurred is not its cause: of those only an error of the disk counts.
@@ -97,7 +97,9 @@ def _refused_file(error: BaseException | None, run_dir: str) -> OSError | None:
     is_cause = True
     while error is not None:
         if isinstance(error, OSError):
-            name = error.filename if is_cause and not isinstance(error, FileNotFoundError) else None  # that is a bug
+            name = (
+                error.filename if is_cause and not isinstance(error, FileNotFoundError) else None
+            )  # a missing file is a bug
             named = isinstance(name, str | bytes) and is_inside(Path(os.fsdecode(name)), Path(run_dir))
             if named or error.errno in _UNUSABLE:
                 return error

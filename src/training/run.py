@@ -34,11 +34,11 @@ from .failures import explain_failures
 from .quiet import quiet_libraries
 from .task import Task, min_samples
 
-NAMED_GROUPS = ("model", "data", "optimizer", "trainer")  # whose choices are names that people know a run by
+NAMED_GROUPS = ("model", "data", "optimizer", "trainer")  # their choices name a run
 
 
 def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overrides: list[str]) -> float | None:
-    """Train, test and record one model; Ctrl-C, SIGTERM and SIGHUP end it in good order.
+    """Train, test and record one model; Ctrl-C, SIGTERM and SIGHUP end it after a checkpoint.
 
     Args:
         config: checked and resolved; where it has `resume`, the run that `run_dir` holds is resumed.
@@ -96,7 +96,7 @@ class _Run:
 
     @contextlib.contextmanager
     def recorded(self, overrides: list[str]) -> Iterator[RunRecord]:
-        """Hold the run's folder, record how the run ends, and end the other ranks with this one."""
+        """Lock the run's folder, record how the run ends, and end the other ranks with this one."""
         device, first = self.trainer.strategy.root_device, self.trainer.is_global_zero
         parameters = sum(p.numel() for p in self.model.parameters())
         with (
@@ -126,7 +126,7 @@ class _Run:
                 raise
 
     def load_data(self, run_id: str) -> None:
-        """Load the training data, and name the run after them; loggers and checkpoints are told the name."""
+        """Load the training data, and name the run, its loggers and its checkpoints after them."""
         self.data.setup("fit")
         samples = len(self.data.tensors("train")[0])
         fingerprint = self.data.fingerprint

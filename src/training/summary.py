@@ -1,6 +1,6 @@
 """What is left of a run: facts for its record, its first and last lines in the terminal, its row in HPARAMS.
 
-A callback adds to the first two by methods of its own:
+A callback adds to the first two by these methods:
 
 - `record_facts() -> dict[str, Any]` is merged into run.json when training has ended; None takes a fact back.
 - `summary_lines() -> list[str]` is printed among the run's last lines.
@@ -53,8 +53,8 @@ def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
     row |= {"model": record["choices"].get("model", ""), "dataset": record["dataset"]["name"], "seed": config["seed"]}
     row["data.batch_size"] = record.get("batch_size", config["data"]["batch_size"])  # what a batch held
     speed = {key: record["throughput"].get(key) for key in ("samples_per_sec", "step_ms_median", "mfu")}
-    # Names and a step of their own: a curve that goes back to step 0 is cut there by TensorBoard. Sorted, because it
-    # shows the first metric only until more are ticked: test/acc, or test/loss.
+    # Not the names of the curves, and the last step: TensorBoard cuts a curve that goes back to step 0. Sorted, because
+    # TensorBoard shows only the first metric until the user selects more: test/acc, or test/loss.
     metrics = dict(sorted(record["metrics"].items()))
     metrics |= {f"summary/{key}": value for key, value in speed.items() if value is not None}
     for logger in trainer.loggers:
@@ -71,7 +71,7 @@ def print_start(record: Mapping[str, Any], dataset: str) -> None:
 
 
 def print_summary(trainer: Trainer, record: Mapping[str, Any]) -> None:
-    """How well the run went, where its result is, and how to go on."""
+    """How well the run went, where its result is, and the commands to use next."""
     metrics, best = record["metrics"], record["checkpoints"].get("best")
     test = {key.removeprefix("test/"): value for key, value in metrics.items() if key.startswith("test/")}
     before = record["resumed"][-1]["step"] if record.get("resumed") else 0

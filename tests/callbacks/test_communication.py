@@ -1,4 +1,4 @@
-"""What the exchange of gradients adds to a step: told apart from arithmetic, in real processes."""
+"""What the exchange of gradients adds to a step, separated from arithmetic, in real processes."""
 
 import json
 import os

@@ -9,7 +9,7 @@ from batchscope.records.step_parts import PARTS
 
 
 def update(ms: float, samples: int = 10, **parts: float) -> dict[str, float]:
-    """An update of so many ms, all of it forward unless told otherwise."""
+    """An update of so many ms, all of it forward by default."""
     return {**dict.fromkeys(PARTS, 0.0), "forward": ms, **parts, "samples": samples, "timesteps": 0, "batches": 1}
 
 

@@ -79,7 +79,7 @@ def test_a_run_resumed_after_its_last_step_knows_what_was_changed(tmp_path: Path
     assert (watch.changed["steps"], watch.last) == (2, 0.7)
 
 
-def test_a_watch_that_is_used_again_for_a_new_run_begins_anew(tmp_path: Path) -> None:
+def test_a_watch_that_is_used_again_for_a_new_run_starts_from_zero(tmp_path: Path) -> None:
     watch = watched(tmp_path, Stranger(), Meddler())
     watched(tmp_path, Stranger(), watch=watch)
     assert (watch.changed, watch.last) == ({}, None)

@@ -10,7 +10,7 @@ from batchscope.callbacks._stopwatch import PAUSE, Clock, CudaClock, Stopwatch, 
 
 
 class FakeClock(Clock):
-    """Moves when told; in seconds."""
+    """Moves when a test moves it; in seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -114,7 +114,7 @@ def test_the_listener_hears_when_training_time_begins_and_ends_and_acts_outside_
     watch = Stopwatch(clock, listener)
     watch.begin_step()
     clock.now += 0.001
-    watch.begin_step()  # adjoins: nothing to hear
+    watch.begin_step()  # adjoins: no call
     clock.now += 0.002
     watch.enter(PAUSE)
     clock.now += 5

@@ -36,7 +36,7 @@ def fit(
     callbacks: tuple[Callback, ...] = (),
     **options: Any,
 ) -> Memory:
-    """Train for two epochs of five steps of four samples, unless told otherwise."""
+    """Train for two epochs of five steps of four samples, by default."""
     memory = Memory()
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
     options = {"max_epochs": 2, "accelerator": "cpu", **quiet, **options}
@@ -196,7 +196,7 @@ def test_the_warm_up_is_left_out_of_the_summary(tmp_path: Path) -> None:
     assert monitor.summary["samples"] == 12
 
 
-def test_fitting_twice_starts_anew(monitor: ThroughputMonitor, tmp_path: Path) -> None:
+def test_a_second_fit_starts_a_new_summary(monitor: ThroughputMonitor, tmp_path: Path) -> None:
     first = fit(monitor, tmp_path)
     second = fit(monitor, tmp_path)
     assert first.steps("time/step_ms") == second.steps("time/step_ms")

@@ -120,7 +120,7 @@ def test_a_checkpoint_of_another_model_is_named_and_the_best_one_used(killed: Pa
     assert_alike(results(killed / "out"), results(unstopped))
 
 
-def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(killed: Path) -> None:
+def test_a_run_whose_checkpoints_are_gone_is_not_started_again(killed: Path) -> None:
     facts = record(killed / "out")
     (killed / "out" / "run.json").write_text(json.dumps({**facts, "resumed": [{"step": 8}]}))
     (killed / "out" / "checkpoints").rename(killed / "unmounted")

@@ -1,6 +1,6 @@
 """Whatever is typed, and whatever lies in a file: one line that says what is wrong, and nothing written.
 
-`FUZZ_SECONDS=600 python -m pytest tests/test_fuzz.py` goes on for longer than the few seconds of the default tests;
+`FUZZ_SECONDS=600 python -m pytest tests/test_fuzz.py` runs for longer than the few seconds of the default tests;
 `FUZZ_SEED` repeats a run that found something: the seed stands in the failure.
 """
 

@@ -113,7 +113,7 @@ def test_a_run_on_two_devices_is_trained_and_its_printed_commands_name_the_progr
 
 
 @pytest.mark.slow
-def test_a_sweep_is_reported_and_goes_on_by_the_program_that_started_it(batchscope: list[str], tmp_path: Path) -> None:
+def test_a_sweep_is_reported_and_resumed_by_the_program_that_started_it(batchscope: list[str], tmp_path: Path) -> None:
     words = [*batchscope, "train", "-m", *SMALL, "seed=1,2", "hydra.sweep.dir=s"]
     assert start(words, tmp_path).returncode == 0
     again = start(words, tmp_path)

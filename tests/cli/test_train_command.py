@@ -241,13 +241,13 @@ def test_a_run_without_loggers_and_callbacks_is_trained(tmp_path: Path) -> None:
 # --- printed commands ------------------------------------------------------------------------------------------------
 
 
-def test_the_line_to_go_on_with_starts_the_same_sweep(
+def test_the_printed_resume_command_starts_the_same_sweep(
     start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["data.root='my data, here'", "model=mlp", "model.hidden_sizes=[8,8],[4]", "++hydra.sweep.dir=before"]
     monkeypatch.setattr(sys, "argv", ["train.py", "--multirun", *options])
     SweepRunner(Path("it's {my} sweep, a=b"), ["a", "b"]).print_remaining()
-    printed = shlex.split(capsys.readouterr().out.splitlines()[-1].removeprefix("go on"))
+    printed = shlex.split(capsys.readouterr().out.splitlines()[-1].removeprefix("resume"))
     lines = []
     monkeypatch.setattr(command, "_run_sweep", lines.append)
     assert printed[:2] == ["python", "train.py"]
@@ -268,13 +268,13 @@ def test_the_line_to_go_on_with_starts_the_same_sweep(
         (None, "/usr/bin/batchscope-train", "/usr/bin/batchscope-train --multirun"),
     ],
 )
-def test_the_line_to_go_on_with_names_the_program_as_it_was_started(
+def test_the_printed_resume_command_names_the_program_as_it_was_started(
     module: Any, script: str, begins: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", module)
     monkeypatch.setattr(sys, "argv", [script, "--multirun", "seed=1,2"])
     SweepRunner(Path("s"), ["a"]).print_remaining()
-    assert capsys.readouterr().out.splitlines()[-1].startswith(f"go on    {begins}")
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"resume   {begins}")
 
 
 # --- anything at all -------------------------------------------------------------------------------------------------

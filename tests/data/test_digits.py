@@ -117,7 +117,7 @@ def test_what_is_cached_is_what_was_rendered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"PK\x03\x04 torn", pytest.param(None, id="half of it"), pytest.param({"a": 1}, id="other data")]
 )
-def test_a_cache_that_cannot_be_read_is_rendered_anew(content: bytes | dict | None, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_read_is_rendered_again(content: bytes | dict | None, tmp_path: Path) -> None:
     expected = cached_digits(tmp_path, 20, seed=3)
     file = cache_of(tmp_path)
     whole = file.read_bytes()
@@ -141,7 +141,7 @@ def test_code_in_a_cache_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_cache_of_the_wrong_size_is_rendered_anew(tmp_path: Path) -> None:
+def test_a_cache_of_the_wrong_size_is_rendered_again(tmp_path: Path) -> None:
     cached_digits(tmp_path, 20, seed=3)
     torch.save(render_digits(10, seed=3), cache_of(tmp_path))
     assert len(cached_digits(tmp_path, 20, seed=3)[0]) == 20
@@ -159,7 +159,7 @@ def test_a_cache_of_the_wrong_size_is_rendered_anew(tmp_path: Path) -> None:
     ],
     ids=["other pixels", "other labels", "label 10", "label -1", "no pixels", "sparse pixels"],
 )
-def test_a_cache_of_something_else_is_rendered_anew(cached: tuple, tmp_path: Path) -> None:
+def test_a_cache_of_something_else_is_rendered_again(cached: tuple, tmp_path: Path) -> None:
     expected = cached_digits(tmp_path, 20, seed=3)
     torch.save(cached, cache_of(tmp_path))
     assert all(map(torch.equal, cached_digits(tmp_path, 20, seed=3), expected))

@@ -54,7 +54,7 @@ def test_a_device_is_measured_once(measured):
     assert measured == [CPU]
 
 
-def test_another_torch_or_number_of_threads_is_measured_anew(measured, monkeypatch):
+def test_another_torch_or_number_of_threads_is_measured_again(measured, monkeypatch):
     load_or_measure(CPU)
     monkeypatch.setattr(torch, "__version__", "9.9")
     assert cached_calibration(CPU) is None
@@ -121,7 +121,7 @@ def test_a_processor_that_may_use_fewer_instructions_is_another_one(measured, mo
     assert cached_calibration(CPU) is None
 
 
-def test_another_machine_with_the_same_home_is_measured_anew(measured, monkeypatch):
+def test_another_machine_with_the_same_home_is_measured_again(measured, monkeypatch):
     load_or_measure(CPU)
     monkeypatch.setattr(calibration_cache.platform, "node", lambda: "another")
     assert cached_calibration(CPU) is None

@@ -13,7 +13,7 @@ from tests.support.devices import Clock
 
 
 class Script:
-    """A probe that reads what it is told to, one reading after another."""
+    """A probe with given readings, one after another."""
 
     def __init__(self, *readings):
         self.readings = iter(readings)
@@ -85,7 +85,7 @@ def test_paused_time_is_not_in_the_summary():
     sampler.pause()
     clock.now += 50
     sampler._sample()  # does nothing
-    sampler.pause()  # nor does this
+    sampler.pause()  # this has no effect either
     sampler.resume()
     clock.now += 1
     sampler.pause()

@@ -86,7 +86,7 @@ def test_a_failed_run_of_a_sweep_is_resumed_by_the_line_that_the_sweep_prints(tm
     (tmp_path / "s/0/run.json").write_text(json.dumps({**record(tmp_path / "s/0"), "error": "\x1b]0;the loss is odd"}))
     again = run(tmp_path, "-m", *options, "hydra.sweep.dir=s")
     assert "\x1b" not in again.complained + again.said
-    words = printed(again.complained, "to go on with it: ")
+    words = printed(again.complained, "to resume it: ")
     assert words[:3] == ["python", "train.py", "resume=s/0"]
     done = started(tmp_path, words)
     assert done.end() == 0, done.complained

@@ -1,4 +1,4 @@
-"""A sweep's folder: what has ended is kept, what was ended goes on or begins anew, and nothing is ever removed."""
+"""A sweep's folder: a run that ended is kept, a run that was stopped is resumed or started again, and nothing is removed."""
 
 import json
 import subprocess
@@ -38,7 +38,7 @@ def test_a_run_that_ended_by_itself_is_kept_and_not_run_again(tmp_path, status):
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted", "killed"])
-def test_a_run_that_ended_from_outside_without_a_checkpoint_is_set_aside_and_begins_anew(tmp_path, status):
+def test_a_run_that_ended_from_outside_without_a_checkpoint_is_set_aside_and_starts_again(tmp_path, status):
     leave(tmp_path / "0", status)
     before = everything(tmp_path / "0")
     assert folder.keep_or_plan(tmp_path / "0", CONFIG, overrides=["data.batch_size=4"]) is None

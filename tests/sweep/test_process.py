@@ -1,4 +1,4 @@
-"""How a run ended that could not say it itself: told for certain, or called killed."""
+"""How a run ended that could not record it: known for certain, or called killed."""
 
 import json
 import os

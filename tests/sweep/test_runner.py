@@ -20,7 +20,7 @@ TINY = [
     *("data.sequence_length=5", "trainer.max_epochs=1", "test=false", "callbacks.throughput.calibrate=false"),
     *("callbacks.progress=null", "callbacks.prediction_images=null", "hydra.sweep.dir=s"),
 ]
-ENDLESS = "trainer.max_epochs=1,1000000"  # the second run goes on until it is stopped
+ENDLESS = "trainer.max_epochs=1,1000000"  # the second run continues until it is stopped
 
 
 def start(cwd: Path, *options: str) -> subprocess.Popen:
@@ -81,10 +81,10 @@ def test_a_killed_sweep_ends_its_run_and_resumed_keeps_what_was_finished(tmp_pat
     resumed = start(tmp_path, ENDLESS)
     deadline = time.monotonic() + 60
     while not record(tmp_path, "1").get("resumed"):
-        assert time.monotonic() < deadline, "the run is not gone on with"
+        assert time.monotonic() < deadline, "the run is not resumed"
         time.sleep(0.1)
     assert (tmp_path / "s/0/run.json").read_bytes() == before
-    resumed.terminate()  # and a sweep that is told to stop says what it has
+    resumed.terminate()  # a sweep that a signal stops reports its results
     out, _ = resumed.communicate(timeout=120)
     assert resumed.returncode == 143
     assert re.search(r"— run 1 of 2: trainer.max_epochs=1 — kept", out), out
@@ -130,7 +130,7 @@ def test_a_run_that_fails_stops_no_other_and_is_exit_code_1(tmp_path: Path) -> N
     code, out, err = sweep(tmp_path, "trainer.max_epochs=-1,1")  # it would fail again
     assert code == 1
     assert out.count(" — kept") == 2
-    assert "to have it run anew with the sweep: mv s/0 s/0.aside" in err
+    assert "to run it again with the sweep: mv s/0 s/0.aside" in err
 
 
 def test_a_folder_of_another_sweep_is_refused_before_anything_runs(tmp_path: Path) -> None:

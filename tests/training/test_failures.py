@@ -1,4 +1,4 @@
-"""A run that cannot go on ends with one line that says why, and keeps what it had."""
+"""A run that cannot continue ends with one line that says why, and keeps what it had."""
 
 import errno
 import os
