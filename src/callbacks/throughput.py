@@ -173,7 +173,6 @@ class ThroughputMonitor(Callback):
             self._stopwatch.leave(_PARTS_OF_ACTIONS[action])
 
     def _sample_device(self, trainer: Trainer, running: bool) -> None:
-        """Have the device sampled during training time only."""
         for monitor in self._device_monitors:
             (monitor.resume if running else monitor.pause)(trainer)
 

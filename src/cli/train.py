@@ -85,7 +85,6 @@ def run_command(train: Train) -> None:
 
 
 def _show(hydra_help: bool) -> None:
-    """Print help, the composed configuration and the like."""
     if hydra_help:  # Hydra's own help refuses options of this program
         sys.argv[1:] = ["--hydra-help"]
     logging.raiseExceptions = False  # --info prints log records; `exit_on_user_error` deals with a closed pipe
@@ -122,7 +121,6 @@ def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: 
 
 
 def _run_one(train: Train, line: CommandLine) -> None:
-    """One run, in this process."""
     if line.configs[0]["search"]:
         raise UserError("search: takes several runs; write python train.py -m …")
     mistakes, begun = [], []
@@ -159,13 +157,11 @@ def _run_one(train: Train, line: CommandLine) -> None:
 
 
 def _run_sweep(line: CommandLine) -> None:
-    """Several runs, each in its own process."""
     sweep_dir = line.folder if line.folder_chosen else _new_folder(line.folder, "hydra.sweep.dir")
     run_sweep(sweep_dir, line.configs, line.labels, line.launcher, _start_hydra)
 
 
 def _resume(train: Train, overrides: list[str], config_dir: str | None) -> None:
-    """Resume a run in its folder, as recorded, with the options that change."""
     run_dir, others = resume.find(overrides)
     record = resume.recorded(run_dir)
     known = _digest_of_new_run(others, config_dir, run_dir) if others else None

@@ -47,7 +47,6 @@ class BatchSizeSearch:
         return self._smallest(rates)
 
     def _smallest(self, rates: dict[int, float]) -> int:
-        """The smallest measured size within `within` of the fastest."""
         enough = (1 - self.within) * max(rates.values())
         return min(size for size, rate in rates.items() if rate >= enough)
 

@@ -102,7 +102,6 @@ def _build(node: dict[str, Any], path: str, arguments: dict[str, Any]) -> Any:
 
 
 def _value(value: Any, path: str) -> Any:
-    """An option's value, with every node in it built."""
     if isinstance(value, list):
         return [_value(child, f"{path}.{index}") for index, child in enumerate(value)]
     if not isinstance(value, dict):
