@@ -1,0 +1,70 @@
+"""Whether a verdict is right, and whether it contradicts its own numbers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+SLACK = 0.02  # shares are rounded, and parts of a step are means
+IDLE_PEAK = 0.02  # below this part of the peak a step is not arithmetic
+FULL_PEAK = 0.8  # above it nothing else can limit a step
+IDLE_BANDWIDTH = 0.1
+
+
+def is_right(expected: tuple[str, ...], found: Mapping[str, Any] | None) -> bool:
+    """Whether the kind is an expected one; "unclear" is right for a mixed case alone, and no verdict is never right."""
+    if not found:
+        return False
+    return found["kind"] in expected or (found["kind"] == "unclear" and len(expected) > 1)
+
+
+def contradictions(
+    found: Mapping[str, Any] | None, summary: Mapping[str, Any], bandwidth: float | None, paper: float | None = None
+) -> list[str]:
+    """What in a run's own numbers speaks against its verdict.
+
+    Args:
+        found: the summary's `bottleneck`, or None.
+        summary: of the run.
+        bandwidth: bytes/s measured on this machine.
+        paper: bytes that pass through memory in a step; used where the summary has no `cold_bytes_per_step`.
+    """
+    if not found or found["kind"] == "unclear":
+        return []
+    kind, share, shares = found["kind"], found["share"], found.get("shares") or {}
+    said = _against_shares(kind, share, shares)
+    parts = summary["parts_ms"]
+    step_ms = sum(parts.values())
+    for named, part in (("input", "data_wait"), ("transfer", "transfer")):
+        if kind == named and share > parts[part] / step_ms + SLACK:
+            said.append(f"{named} is {share:.0%}, the step's {part} only {parts[part] / step_ms:.0%}")
+    return said + _against_rates(kind, summary, step_ms / 1e3, bandwidth, paper)
+
+
+def _against_shares(kind: str, share: float, shares: Mapping[str, float]) -> list[str]:
+    said = []
+    if not 0 <= share <= 1:
+        said.append(f"a share of {share}")
+    if not shares:
+        return said
+    largest = max(shares, key=shares.__getitem__)
+    if shares.get(kind, 0.0) < shares[largest] - SLACK:
+        said.append(f"{kind} has {shares.get(kind, 0.0):.0%}, {largest} {shares[largest]:.0%}")
+    if abs(shares.get(kind, 0.0) - share) > SLACK:
+        said.append(f"the share is {share:.0%}, among the shares {shares.get(kind, 0.0):.0%}")
+    if sum(shares.values()) > 1 + SLACK:
+        said.append(f"the shares add up to {sum(shares.values()):.0%}")
+    return said
+
+
+def _against_rates(
+    kind: str, summary: Mapping[str, Any], step_s: float, bandwidth: float | None, paper: float | None
+) -> list[str]:
+    said = []
+    mfu = summary.get("mfu")
+    if kind == "compute" and mfu is not None and mfu < IDLE_PEAK:
+        said.append(f"compute at {mfu:.1%} of the peak")
+    if kind in ("memory", "host", "input") and mfu is not None and mfu > FULL_PEAK:
+        said.append(f"{kind} at {mfu:.0%} of the peak")
+    moved = summary.get("cold_bytes_per_step", paper)
+    if kind == "memory" and bandwidth and moved is not None and moved / step_s < IDLE_BANDWIDTH * bandwidth:
+        said.append(f"memory at {moved / step_s / bandwidth:.0%} of the bandwidth")
+    return said
