@@ -7,6 +7,7 @@ from .floor import Roofs
 from .operations import Operation, merge
 from .step_shares import TYPICAL, share_of_kinds
 
+_MANY_FAULTS = 1000  # a step
 _SLIGHT = 0.02  # of a peak: what reaches less is not described as arithmetic
 
 
@@ -77,7 +78,9 @@ def _memory(operations: Sequence[Operation], roofs: Roofs | None, spent: float) 
         if roofs is None or not roofs.bytes_per_sec
         else f" of the {with_prefix(roofs.bytes_per_sec, 'B/s')} measured here"
     )
-    return f"moving {with_prefix(moved, 'B')} through memory, at {with_prefix(rate, 'B/s')}{roof}{_most(chosen)}"
+    faults = sum(each.page_faults for each in chosen)
+    fresh = f", with {count(round(faults), 'page fault')} for freshly allocated memory" if faults > _MANY_FAULTS else ""
+    return f"moving {with_prefix(moved, 'B')} through memory, at {with_prefix(rate, 'B/s')}{roof}{fresh}{_most(chosen)}"
 
 
 def _compute(operations: Sequence[Operation], roofs: Roofs | None, spent: float) -> str:

@@ -23,10 +23,15 @@ from .._torch import DispatchMode, is_innermost, next_autograd_number, running_a
 from .cache_model import CacheModel
 from .flop_formulas import FORMULAS
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
 _FORMULAS = FlopCounterMode(display=False, custom_mapping=FORMULAS).flop_registry
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 # Operations that touch some rows of their first argument: as much of it as they return, or as they are given to write.
-_LOOK_UPS = ("embedding", "index", "index_select", "gather", "take")
+LOOK_UPS = ("embedding", "index", "index_select", "gather", "take")
 _ROW_UPDATES = ("index_put", "_index_put_impl", "index_add", "index_copy", "scatter", "scatter_add", "scatter_reduce")
 # In-place operations that do not read what they overwrite.
 _OVERWRITES = ("copy", "zero", "fill", "normal", "uniform", "bernoulli", "random", "exponential")
@@ -46,6 +51,7 @@ class Operation:
     bytes: float = 0.0  # read and written
     cold_bytes: float = 0.0  # of these, through main memory
     seconds: float = 0.0  # in the call; on an asynchronous device the host's time only
+    page_faults: float = 0.0  # in the call: pages of freshly allocated memory, which the system clears one by one
 
     def plus(self, other: "Operation") -> "Operation":
         """Both together, under this one's name, part, module and dtype."""
@@ -56,6 +62,7 @@ class Operation:
             bytes=self.bytes + other.bytes,
             cold_bytes=self.cold_bytes + other.cold_bytes,
             seconds=self.seconds + other.seconds,
+            page_faults=self.page_faults + other.page_faults,
         )
 
 
@@ -126,7 +133,11 @@ class OperationRecorder(DispatchMode):
         if self.error is not None or not steps:
             return []
         return [
-            replace(last, seconds=median(step[key].seconds for step in steps if key in step))
+            replace(
+                last,
+                seconds=median(step[key].seconds for step in steps if key in step),
+                page_faults=median(step[key].page_faults for step in steps if key in step),
+            )
             for key, last in steps[-1].items()
         ]
 
@@ -158,17 +169,17 @@ class OperationRecorder(DispatchMode):
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        start = time.perf_counter()
+        faults, start = page_faults(), time.perf_counter()
         result = func(*args, **kwargs)
         seconds = time.perf_counter() - start
         if self.error is None:
             try:
-                self._note(func, args, kwargs, result, seconds)
+                self._note(func, args, kwargs, result, (seconds, page_faults() - faults))
             except Exception as error:  # noqa: BLE001 - anybody's operation, and the training must not end for it
                 self.error = error
         return result
 
-    def _note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, seconds: float) -> None:
+    def _note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, cost: tuple[float, int]) -> None:
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = _kind_of(func)
@@ -181,7 +192,7 @@ class OperationRecorder(DispatchMode):
         flops = kind.formula(*args, **kwargs, out_val=result) if kind.formula else 0
         dtypes = (_DTYPES.get(tensor.dtype) for tensor in (*outputs, *_tensors(list(inputs.values()))))
         dtype = next(filter(None, dtypes), "other")
-        self.steps[-1].append(Operation(kind.name, self._part(), module, dtype, 1, flops, moved, cold, seconds))
+        self.steps[-1].append(Operation(kind.name, self._part(), module, dtype, 1, flops, moved, cold, *cost))
 
     def _traffic(self, kind: _Kind, inputs: Mapping[str, Any], outputs: list[Tensor]) -> tuple[int, int]:
         """The bytes that a call reads and writes, and how many of them move through main memory."""
@@ -214,6 +225,11 @@ class OperationRecorder(DispatchMode):
         return self._running[-1]
 
 
+def page_faults() -> int:
+    """The page faults of this process so far that needed no disk; 0 on a system that does not tell."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
+
+
 def _alike(operation: Operation) -> tuple[Any, ...]:
     return operation.name, operation.part, operation.module, operation.dtype, operation.flops, operation.bytes
 
@@ -228,7 +244,7 @@ def _kind_of(func: Any) -> _Kind:
         arguments=tuple(each.name for each in schema.arguments),
         written=written,
         overwrites=base in _OVERWRITES or written == {"out"},
-        in_rows=base in _LOOK_UPS or base in _ROW_UPDATES,
+        in_rows=base in LOOK_UPS or base in _ROW_UPDATES,
         writes_results=not name.removeprefix("new_").startswith(("empty", "_empty")),
         formula=_FORMULAS.get(packet),
     )

@@ -3,7 +3,8 @@
 On a CPU every operation of a few steps was timed. The time between the operations (Python, autograd, the framework) is
 `host`. So is an operation of less than `SMALL_S`, unless its work needs a good part of that at the measured roofs. Any other
 operation is `memory` or `compute`, by the one that needs more time at the roofs; where both need about as much, its time is
-divided between them.
+divided between them. An operation whose traffic needs less than a fifth of its time is not limited by memory: it is
+`compute` even if it has no products, because the cores are busy with it. Page faults count as memory.
 
 An asynchronous device does not tell how long an operation took. Where the share of the step is known in which it is busy,
 the rest is `host`. Elsewhere the floors decide: if the operations need a good part of the step at the roofs, the device
@@ -13,11 +14,15 @@ limits the step, and if launching them does, the host. Otherwise only the floors
 from collections.abc import Sequence
 
 from .floor import Roofs, step_floor
-from .operations import Operation
+from .operations import LOOK_UPS, Operation
 
 SMALL_S = 30e-6  # a call of a shorter operation is mostly overhead
 _NEEDED = 0.3  # of its time, by an operation that is short and yet not overhead
 _EVEN = 2.0  # two needs are alike within this factor
+_MOVES = (
+    0.2  # of its time, by an operation that memory can limit; strided and mixed traffic reaches a third of the roof
+)
+_FAULT_S = 0.7e-6  # a page fault takes at least so long: the trap, and clearing 4 KiB
 _FILLS = 0.25  # well-fed networks reach 25 to 70 % of the roofs
 # Of no device in particular: for machines that are not calibrated, where only the ratio between the roofs matters.
 TYPICAL = Roofs(asynchronous=False, flops_per_sec={"fp32": 1e11}, bytes_per_sec=2e10, launch_s=2e-6)
@@ -57,14 +62,19 @@ def _measured(operations: Sequence[Operation], roofs: Roofs, work: float) -> dic
 
 def share_of_kinds(operation: Operation, roofs: Roofs) -> dict[str, float]:
     """How the time of a CPU's operation divides into `host`, `memory` and `compute`; the shares add up to 1."""
-    memory, compute = roofs.memory_seconds(operation), roofs.compute_seconds(operation)
-    if operation.seconds < SMALL_S * operation.calls and max(memory, compute) < _NEEDED * operation.seconds:
+    seconds = operation.seconds or 1e-9
+    faults = min(_FAULT_S * operation.page_faults / seconds, 1.0)
+    compute, memory = roofs.compute_seconds(operation) / seconds, roofs.memory_seconds(operation) / seconds
+    rest = 1 - faults
+    if seconds < SMALL_S * operation.calls and max(memory, compute, faults) < _NEEDED:
         return {"host": 1.0}
+    if operation.name.removeprefix("aten.") in LOOK_UPS and operation.cold_bytes:
+        return {"memory": 1.0}  # rows at any place of a large table: the time is that of waiting for them
+    if compute >= _EVEN * memory or memory < _MOVES * rest:
+        return {"memory": faults, "compute": rest}
     if memory > _EVEN * compute:
         return {"memory": 1.0}
-    if compute >= _EVEN * memory:
-        return {"compute": 1.0}
-    return {"memory": memory / (memory + compute), "compute": compute / (memory + compute)}
+    return {"memory": faults + rest * memory / (memory + compute), "compute": rest * compute / (memory + compute)}
 
 
 def _estimated(
