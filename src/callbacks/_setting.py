@@ -7,6 +7,7 @@ import torch
 from lightning import Trainer
 from torch.utils.data import DataLoader
 
+from .._torch import is_convolution
 from ..hardware.advice import Setting
 from ..hardware.calibration import Calibration, faster_precision
 from ..hardware.devices import available
@@ -38,15 +39,14 @@ def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
     """What only this project's options can set."""
     data, model = config["data"], config["model"]
     pipeline = data.get("pipeline")
+    has_convolutions = any(map(is_convolution, trainer.lightning_module.modules()))
     samples = getattr(trainer.train_dataloader, "dataset", None)
     return {
         "own": True,
         "pipeline": pipeline,
         "num_workers": data.get("num_workers") if pipeline == "workers" else None,
         "backend": model.get("backend"),
-        "channels_last": config.get("channels_last")
-        if getattr(trainer.lightning_module, "has_convolutions", False)
-        else None,
+        "channels_last": config.get("channels_last") if has_convolutions else None,
         "keep_freed_memory": config.get("keep_freed_memory"),
         "train_samples": _length(samples),
     }
