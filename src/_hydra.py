@@ -2,8 +2,9 @@
 
 import argparse
 import logging
+import os
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
@@ -19,6 +20,26 @@ def args_parser() -> argparse.ArgumentParser:
 def apply_override(override: Override, config: DictConfig) -> None:
     """Change a configuration as an override says; HydraException or OmegaConfBaseException if that is impossible."""
     ConfigLoaderImpl._apply_overrides_to_config([override], config)
+
+
+def set_options(config: DictConfig, options: list[Override], overrides: list[Override]) -> None:
+    """Finish a configuration that was composed of its choices alone, as Hydra finishes a composition.
+
+    Args:
+        config: composed with Hydra's section; it is changed.
+        options: the overrides that set options; the others are choices.
+        overrides: all overrides of the command line.
+
+    Raises:
+        HydraException or OmegaConfBaseException: if an option cannot be set.
+    """
+    ConfigLoaderImpl._apply_overrides_to_config(options, config)
+    hydra = config.hydra
+    of_run = [one for one in overrides if not one.is_hydra_override()]
+    hydra.overrides.task = [one.input_line for one in of_run]
+    hydra.overrides.hydra = [one.input_line for one in overrides if one.is_hydra_override()]
+    hydra.job.override_dirname = get_overrides_dirname(of_run, **hydra.job.config.override_dirname)
+    hydra.runtime.cwd = os.getcwd()
 
 
 def runs_of_sweep(overrides: list[Override]) -> list[list[str]]:

@@ -1,5 +1,6 @@
 """From a command line to the runs that it asks for: Hydra composes each of them once, and each is checked."""
 
+import functools
 import os
 import re
 import warnings
@@ -7,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
@@ -19,6 +19,7 @@ from yaml import YAMLError
 from .. import _hydra
 from ..errors import UserError
 from .check import check_config
+from .compositions import compose
 from .explain import chooses, first_line, missing_choice, wrong_choice, wrong_key
 from .groups import CONFIGS, GROUPS, load, to_plain
 from .overrides import is_null_group, parse, quoted, refuse_several_values, text_of
@@ -67,10 +68,12 @@ def compose_command_line(
         base = _compose([*_fixed(parsed), *extra])
         runs = _runs_of_sweep(parsed, base) if multirun else []
         composed = [_compose([*run, *extra]) for run in runs] if multirun else [base]
-    configs = [check_config(_without_hydra(config, multirun, run_dir)) for config in composed]
+    for config in composed:
+        _check_hydra(config, multirun)
     hydra, kind = base.hydra, "sweep" if multirun else "run"
-    chosen = to_plain(hydra[kind])["dir"] != load(CONFIGS / "hydra" / "default.yaml")[kind]["dir"]
-    line = CommandLine(configs, Path(hydra[kind].dir), chosen)
+    folder, chosen = Path(hydra[kind].dir), to_plain(hydra[kind])["dir"] != _named_by_time(kind)
+    configs = [check_config(_of_run(config, run_dir)) for config in composed]
+    line = CommandLine(configs, folder, chosen)
     if not multirun:
         return line
     is_list = hydra.sweeper._target_.endswith(".BasicSweeper")
@@ -129,7 +132,7 @@ def _choose(config: DictConfig, one: Override) -> None:
 
 def _compose(overrides: list[str]) -> DictConfig:
     try:
-        return hydra_compose("train", overrides, return_hydra_config=True)
+        return compose(overrides)
     except MissingConfigException as error:
         raise missing_choice(error) from error
     except YAMLError as error:
@@ -148,7 +151,7 @@ def _explain(overrides: list[str], error: Exception) -> UserError:
     if wrong := wrong_choice(parsed):
         return wrong
     try:
-        base = to_plain(hydra_compose("train", [text_of(o) for o in parsed if chooses(o)], return_hydra_config=True))
+        base = to_plain(compose([text_of(one) for one in parsed if chooses(one)]))
     except _HYDRA_ERRORS:
         return UserError(first_line(error))
     found = (wrong_key(base, one) for one in parsed if one.key_or_group not in GROUPS)
@@ -169,6 +172,12 @@ def _fixed(parsed: list[Override]) -> list[str]:
     return [text_of(one) for one in parsed if not one.is_sweep_override()]
 
 
+@functools.cache
+def _named_by_time(kind: str) -> str:
+    """The folder of a run or a sweep that no option names, before its time is filled in."""
+    return load(CONFIGS / "hydra" / "default.yaml")[kind]["dir"]
+
+
 def _runs_of_sweep(parsed: list[Override], base: DictConfig) -> list[list[str]]:
     """The overrides of each run of a sweep; a search decides its values later, so its ranges are left out."""
     if any(one.is_sweep_override() and not one.is_discrete_sweep() for one in parsed):
@@ -182,17 +191,21 @@ def _labels(runs: list[list[str]]) -> list[str]:
     return [label or "the run" for label in labels]
 
 
-def _without_hydra(config: DictConfig, multirun: bool, run_dir: str | None) -> DictConfig:
-    """A run's configuration alone, once it is clear that Hydra's section keeps its files together."""
+def _check_hydra(config: DictConfig, multirun: bool) -> None:
+    """See that Hydra's section keeps the files of a run together."""
     mode = config.hydra.mode
     if mode not in (None, RunMode.MULTIRUN if multirun else RunMode.RUN):
         raise UserError(f"hydra.mode: got {mode.name}; write python train.py -m … for several runs, without -m for one")
-    config = config.copy()
-    with open_dict(config):
-        if multirun:
+    if multirun:
+        with open_dict(config):
             config.hydra.job.num = config.hydra.job.id = 0
-        for name in ("sweep.dir", "sweep.subdir") if multirun else ("run.dir",):
-            _check_folder(config.hydra, name)
+    for name in ("sweep.dir", "sweep.subdir") if multirun else ("run.dir",):
+        _check_folder(config.hydra, name)
+
+
+def _of_run(config: DictConfig, run_dir: str | None) -> DictConfig:
+    """Take Hydra's section out of a configuration, and set the run's folder where it is known."""
+    with open_dict(config):
         del config["hydra"]
         if run_dir is not None:
             config.run_dir = run_dir
