@@ -6,6 +6,7 @@ import os
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.hydra import Hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
@@ -48,6 +49,11 @@ def runs_of_sweep(overrides: list[Override]) -> list[list[str]]:
         override.config_loader = GlobalHydra.instance().config_loader()  # it knows the choices that glob(*) names
     batches = BasicSweeper.split_arguments(overrides, max_batch_size=None)
     return [list(run) for batch in batches for run in batch]
+
+
+def take_mode_from_flags() -> None:
+    """Keep hydra.main from composing a configuration only to read `hydra.mode`: `--multirun` alone decides."""
+    Hydra.get_mode = lambda *_, **__: None
 
 
 def quiet_launcher() -> None:

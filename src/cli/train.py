@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from .. import ranks
+from .. import _hydra, ranks
 from ..checkpointing import resume
 from ..distributed import launch, rendezvous
 from ..errors import UserError, exit_on_user_error, report, reraise_in_hydra
@@ -96,6 +96,7 @@ def _show(hydra_help: bool) -> None:
 
 def _start_hydra(job: Job) -> None:
     """Have Hydra do what `sys.argv` says: call the job, or call it for each run of a sweep, or print something."""
+    _hydra.take_mode_from_flags()
     try:
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(job)()
     except OSError as error:  # of a folder or file that Hydra makes itself

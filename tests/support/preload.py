@@ -1,4 +1,4 @@
-"""Import everything that a run imports, so that a process forked afterwards starts in a fraction of a second.
+"""Import everything that a run imports, and check one, so that a process forked afterwards starts at once.
 
 Nothing here may compute with tensors: a forked process does not inherit the threads of a product.
 """
@@ -9,13 +9,15 @@ import pkgutil
 import fsspec.implementations.local  # noqa: F401
 import tensorboard.backend.event_processing.event_accumulator  # noqa: F401
 from hydra._internal.hydra import Hydra  # noqa: F401
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch.utils.tensorboard.writer import SummaryWriter  # noqa: F401
 
 import batchscope
+from batchscope.options.compose import check_command_line
 
 for _module in pkgutil.walk_packages(batchscope.__path__, "batchscope."):
     if not _module.name.endswith("__main__"):
         importlib.import_module(_module.name)
-OverridesParser.create().parse_override("key=value")
-importlib.import_module("tests.support.runs")
+runs = importlib.import_module("tests.support.runs")
+# A process composes the same choices once, parses the source of a class once, and its grammars become faster with use.
+check_command_line([*runs.SMALL, runs.EVERY_4, "hydra.run.dir='a b'", "seed=1"], multirun=False)
+check_command_line([*runs.SMALL, "seed=1,2"], multirun=True)

@@ -242,22 +242,17 @@ def test_a_run_that_runs_out_of_memory_while_data_are_loaded_is_recorded(tmp_pat
     assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "out_of_memory"
 
 
-def test_a_sweep_runs_every_value(tmp_path: Path, shared_data: Path) -> None:
-    done = run(
-        "-m",
-        *[o for o in SHORT if "batch_size" not in o],
-        "data.batch_size=4,8",
-        f"data.root={shared_data}",
-        "hydra.sweep.dir=s",
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
+def test_a_sweep_runs_every_value(tmp_path: Path) -> None:
+    small = ["data=adding", "model=rnn_cell", "data.num_train=64", "data.num_val=8", "data.num_test=8"]
+    swept = [*(o for o in SHORT if "batch_size" not in o), *small, "data.batch_size=4,8"]
+    done = forked(tmp_path, "-m", *swept, "hydra.sweep.dir=s")
+    assert done.end() == 0, done.complained
     records = [json.loads((tmp_path / "s" / str(i) / "run.json").read_text()) for i in range(2)]
     assert [r["config"]["data"]["batch_size"] for r in records] == [4, 8]
     assert [r["status"] for r in records] == ["finished", "finished"]
-    assert re.search(r"^— run 2 of 2, about [\d.]+ s left: data.batch_size=8$", done.stdout, re.MULTILINE), done.stdout
-    said = done.stdout.splitlines()
-    assert any(line.startswith("2 runs: 2 finished") for line in said), done.stdout
+    assert re.search(r"^— run 2 of 2, about [\d.]+ s left: data.batch_size=8$", done.said, re.MULTILINE), done.said
+    said = done.said.splitlines()
+    assert any(line.startswith("2 runs: 2 finished") for line in said), done.said
     assert {"report.md", "sweep.csv", "sweep.json", "throughput.png"} <= {
         p.name for p in (tmp_path / "s/report").iterdir()
     }
