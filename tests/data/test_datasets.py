@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 from torch import Tensor
@@ -25,6 +25,7 @@ from batchscope.data.torchvision_images import TorchvisionImages
 from batchscope.errors import UserError
 from batchscope.options import signatures
 from batchscope.options.compose import check_command_line
+from batchscope.options.compositions import compose
 from batchscope.options.groups import CONFIGS
 from batchscope.training.build import build
 
@@ -62,8 +63,8 @@ def make(small_official: Callable[[type[TorchvisionImages]], Path], tmp_path: Pa
 
 def node_of(option: str) -> dict[str, Any]:
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        config = compose("train", [f"data={option}"])
-    return OmegaConf.to_container(config, resolve=True)["data"]
+        config = compose([f"data={option}"])
+    return OmegaConf.to_container(config.data, resolve=True)
 
 
 def rows(x: Tensor) -> set[bytes]:

@@ -244,7 +244,12 @@ def test_a_run_that_runs_out_of_memory_while_data_are_loaded_is_recorded(tmp_pat
 
 def test_a_sweep_runs_every_value(tmp_path: Path) -> None:
     small = ["data=adding", "model=rnn_cell", "data.num_train=64", "data.num_val=8", "data.num_test=8"]
-    swept = [*(o for o in SHORT if "batch_size" not in o), *small, "data.batch_size=4,8"]
+    swept = [
+        *(o for o in SHORT if "batch_size" not in o),
+        *small,
+        "+callbacks.throughput.flops_per_sample=1",
+        "data.batch_size=4,8",
+    ]
     done = forked(tmp_path, "-m", *swept, "hydra.sweep.dir=s")
     assert done.end() == 0, done.complained
     records = [json.loads((tmp_path / "s" / str(i) / "run.json").read_text()) for i in range(2)]
