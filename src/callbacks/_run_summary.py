@@ -110,6 +110,7 @@ def bottleneck_facts(
             roofs=roofs_of(calibration) if calibration else None,
             communication_ms=summary.get("communication_ms", 0.0),
             busy=None if busy is None else busy / 100,
+            mfu=summary.get("mfu"),
             disturbed=seen.disturbed,
             spread=summary["step_ms_p90"] / median if median else 1.0,
         )

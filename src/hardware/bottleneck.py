@@ -26,6 +26,7 @@ UNCLEAR = "unclear"  # in place of a kind
 LEAST = 0.35
 MARGIN = 0.1  # of the step, between the largest share and the next one
 FEW_STEPS = 10
+WELL_USED = 0.25  # of the peak: at least so much of it is reached by networks that arithmetic limits
 UNSTEADY = 1.5  # the 90th percentile of the steps ÷ their median
 
 
@@ -40,6 +41,7 @@ class Step:
     roofs: Roofs | None = None  # None without a calibration
     communication_ms: float = 0.0  # the part of `backward` that waits for gradients of other ranks
     busy: float | None = None  # share of the step in which the device computes (SM activity); None on a CPU
+    mfu: float | None = None  # of the mean step; asked only where the operations are not known
     disturbed: str | None = None  # what other processes did meanwhile
     spread: float = 1.0  # the 90th percentile of the steps ÷ their median
 
@@ -61,12 +63,14 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     total = sum(parts.values())
     if not math.isfinite(total) or total <= 0 or min(parts.values()) < 0:
         return None
-    communication = min(step.communication_ms, parts["backward"])
-    spent = {"input": parts["data_wait"], "transfer": parts["transfer"], "communication": communication}
+    spent = _waiting(step, parts, total)
     work = total - sum(spent.values())
-    spent |= divide(
-        step.operations, step.roofs, step.device, work, busy_ms=None if step.busy is None else step.busy * total
-    )
+    if step.operations:
+        spent |= divide(
+            step.operations, step.roofs, step.device, work, None if step.busy is None else step.busy * total
+        )
+    else:
+        spent |= _without_operations(step, parts, work)
     shares = {kind: max(ms, 0.0) / total for kind, ms in spent.items()}
     largest, second = sorted(shares, key=shares.__getitem__, reverse=True)[:2]
     share, unknown = min(shares[largest], 1.0), 1 - sum(shares.values())
@@ -76,6 +80,31 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     doubts = _doubts(step, shares[largest], second, shares[second], unknown)
     line = evidence if not doubts else f"{evidence}; {'; '.join(doubts)}"
     return Bottleneck(largest, share, "probable" if doubts else "clear", line, shares)
+
+
+def _waiting(step: Step, parts: Mapping[str, float], total: float) -> dict[str, float]:
+    """Milliseconds of waiting for data, copies and other ranks, as far as the device idles: overlapped work is free."""
+    waits = {
+        "input": parts["data_wait"],
+        "transfer": parts["transfer"],
+        "communication": min(step.communication_ms, parts["backward"]),
+    }
+    idle = total if step.busy is None or step.device == "cpu" else total * (1 - min(step.busy, 1.0))
+    for kind, ms in waits.items():
+        waits[kind] = min(ms, idle)
+        idle -= waits[kind]
+    return waits
+
+
+def _without_operations(step: Step, parts: Mapping[str, float], work: float) -> dict[str, float]:
+    """What the parts alone tell of the work: the busy share, or the framework's own part and a well-used peak."""
+    if step.device != "cpu" and step.busy is not None:
+        return {"host": work - min(step.busy * sum(parts.values()), work)}
+    known = {} if step.device == "mps" else {"host": parts["other"]}  # on MPS any part may wait for the device
+    computing = parts["forward"] + parts["backward"]
+    if step.mfu is not None and step.mfu >= WELL_USED and computing > 0:
+        known["compute"] = computing
+    return known
 
 
 def _doubts(step: Step, share: float, second: str, second_share: float, unknown: float) -> list[str]:

@@ -197,8 +197,8 @@ class OperationRecorder(DispatchMode):
     def _traffic(self, kind: _Kind, inputs: Mapping[str, Any], outputs: list[Tensor]) -> tuple[int, int]:
         """The bytes that a call reads and writes, and how many of them move through main memory."""
         given = {name: list(_tensors(value)) for name, value in inputs.items()}
-        places = {_place(tensor) for tensors in given.values() for tensor in tensors}
-        results = [tensor for tensor in outputs if _place(tensor) not in places] if kind.writes_results else []
+        storages = {_place(tensor)[0] for tensors in given.values() for tensor in tensors}
+        results = [tensor for tensor in outputs if _place(tensor)[0] not in storages] if kind.writes_results else []
         if not results and not kind.written:
             return 0, 0
         total = cold = 0

@@ -3,8 +3,8 @@
 On a CPU every operation of a few steps was timed. The time between the operations (Python, autograd, the framework) is
 `host`. So is an operation of less than `SMALL_S`, unless its work needs a good part of that at the measured roofs. Any other
 operation is `memory` or `compute`, by the one that needs more time at the roofs; where both need about as much, its time is
-divided between them. An operation whose traffic needs less than a fifth of its time is not limited by memory: it is
-`compute` even if it has no products, because the cores are busy with it. Page faults count as memory.
+divided between them. An operation without products whose traffic needs less than an eighth of its time is `compute`: the
+cores are busy with it. Page faults count as memory.
 
 An asynchronous device does not tell how long an operation took. Where the share of the step is known in which it is busy,
 the rest is `host`. Elsewhere the floors decide: if the operations need a good part of the step at the roofs, the device
@@ -70,7 +70,7 @@ def share_of_kinds(operation: Operation, roofs: Roofs) -> dict[str, float]:
         return {"host": 1.0}
     if operation.name.removeprefix("aten.") in LOOK_UPS and operation.cold_bytes:
         return {"memory": 1.0}  # rows at any place of a large table: the time is that of waiting for them
-    if compute >= _EVEN * memory or memory < _MOVES * rest:
+    if compute >= _EVEN * memory or (not compute and memory < _MOVES * rest):
         return {"memory": faults, "compute": rest}
     if memory > _EVEN * compute:
         return {"memory": 1.0}
@@ -88,8 +88,10 @@ def _estimated(
     if busy_ms is None and device >= _FILLS * work:
         busy_ms = work
     if busy_ms is None and launch >= _FILLS * work:
-        return {"host": max(launch, work - 2 * device), "memory": memory, "compute": compute}
-    if busy_ms is None or not device:
+        busy_ms = min(device / _FILLS, work - launch)
+    if busy_ms is None:
         return {"host": launch, "memory": memory, "compute": compute}
     busy = min(busy_ms, work)
+    if not device:
+        return {"host": work - busy}
     return {"host": work - busy, "memory": busy * memory / device, "compute": busy * compute / device}

@@ -1,195 +1,185 @@
-"""What limits a run: the rule, on steps as they are measured."""
+"""What limits a run: the shares of a step, the verdict, its certainty and its evidence."""
 
 import math
-import re
-from typing import get_args
 
 import pytest
 
-from batchscope.hardware.bottleneck import COMPUTE_MFU, Kind, find_bottleneck
+from batchscope.hardware.bottleneck import Step, find_bottleneck
+from batchscope.hardware.floor import Roofs, step_floor
+from batchscope.hardware.operations import Operation
 
-CPU_PEAK, GPU_PEAK = 150e9, 50e12
-
-
-def at(fraction: float, device: str = "cpu") -> dict:
-    """An achieved FLOP/s over the whole step, and its peak."""
-    peak = CPU_PEAK if device == "cpu" else GPU_PEAK
-    return {"flops_per_sec": fraction * peak, "peak_flops_per_sec": peak}
+MS = 1e-3
+CPU = Roofs(asynchronous=False, flops_per_sec={"fp32": 100e9}, bytes_per_sec=20e9, launch_s=2e-6)
+GPU = Roofs(asynchronous=True, flops_per_sec={"fp32": 50e12, "bf16": 500e12}, bytes_per_sec=2e12, launch_s=5e-6)
 
 
-CASES = {
-    # --- a CPU: one part follows the other ---
-    "cnn, batch 128": (
-        {"data_wait": 0.2, "transfer": 0.01, "forward": 12, "backward": 25, "optimizer": 2, "other": 1},
-        {"device": "cpu", **at(0.4)},
-        ("compute", 37 / 40.21),
-    ),
-    "mlp, batch 8: near the floor": (
-        {"data_wait": 0.05, "forward": 0.1, "backward": 0.2, "optimizer": 0.3, "other": 0.6},
-        {"device": "cpu", **at(0.01)},
-        ("host", 1.2 / 1.25),
-    ),
-    "a long step far below the peak": (
-        {"data_wait": 0.5, "forward": 20, "backward": 30, "optimizer": 1, "other": 1.5},
-        {"device": "cpu", **at(0.02)},
-        None,
-    ),
-    "compute, but the optimizer takes longest": (
-        {"forward": 10, "backward": 10, "optimizer": 30},
-        {"device": "cpu", **at(0.2)},
-        ("memory", 0.6),
-    ),
-    "middling, by elimination": (
-        {"forward": 10, "backward": 20, "optimizer": 5, "other": 1},
-        {"device": "cpu", **at(0.2)},
-        ("memory", 35 / 36),
-    ),
-    "a per-sample loader in the training process": (
-        {"data_wait": 30, "forward": 5, "backward": 10, "optimizer": 1, "other": 1},
-        {"device": "cpu", **at(0.15)},
-        ("input", 30 / 47),
-    ),
-    "the same at an unknown MFU": (
-        {"data_wait": 30, "forward": 5, "backward": 10, "optimizer": 1, "other": 1},
-        {"device": "cpu"},
-        ("input", 30 / 47),
-    ),
-    "data 40 %, work 60 % at an unknown MFU": (
-        {"data_wait": 40, "forward": 20, "backward": 40},
-        {"device": "cpu"},
-        None,
-    ),
-    "callbacks that take longer than the model": (
-        {"forward": 1, "backward": 1, "optimizer": 1, "other": 9},
-        {"device": "cpu"},
-        ("host", 0.75),
-    ),
-    "a busy share means nothing on a CPU": ({"forward": 1, "backward": 1}, {"device": "cpu", "busy": 1.0}, None),
-    # --- CUDA: parts are times in the stream ---
-    "a GPU at 12 %, small batch": (
-        {"data_wait": 0.1, "transfer": 0.1, "forward": 1, "backward": 1.5, "optimizer": 0.8, "other": 0.5},
-        {"device": "cuda", "busy": 0.12, **at(0.004, "cuda")},
-        ("host", 0.95),
-    ),
-    "a GPU at 12 %, waiting for workers": (
-        {"data_wait": 15, "transfer": 0.5, "forward": 1, "backward": 1.5, "optimizer": 1, "other": 1},
-        {"device": "cuda", "busy": 0.12, **at(0.04, "cuda")},
-        ("input", 0.75),
-    ),
-    "a GPU waiting for unpinned copies": (
-        {"data_wait": 1, "transfer": 6, "forward": 1, "backward": 1, "optimizer": 0.5, "other": 0.5},
-        {"device": "cuda", "busy": 0.3, **at(0.1, "cuda")},
-        ("transfer", 0.6),
-    ),
-    "the host waits for data, the device does not": (
-        {"data_wait": 12, "transfer": 1, "forward": 2, "backward": 3, "optimizer": 1, "other": 1},
-        {"device": "cuda", "busy": 0.97, **at(0.45, "cuda")},
-        ("compute", 0.97),
-    ),
-    "busy with what is unknown": (
-        {"data_wait": 1, "forward": 30, "backward": 60, "optimizer": 9},
-        {"device": "cuda", "busy": 0.98},
-        None,
-    ),
-    "mostly idle, MFU unknown": (
-        {"data_wait": 0.1, "forward": 1, "backward": 1.5, "optimizer": 1, "other": 0.4},
-        {"device": "cuda", "busy": 0.2},
-        ("host", 0.775),
-    ),
-    "CUDA of an unknown busy share, well filled": (
-        {"data_wait": 1, "transfer": 1, "forward": 30, "backward": 60, "optimizer": 8},
-        {"device": "cuda", **at(0.45, "cuda")},
-        ("compute", 0.9),
-    ),
-    "CUDA of an unknown busy share, framework overhead": (
-        {"data_wait": 0.2, "forward": 0.5, "backward": 0.7, "optimizer": 0.4, "other": 1.2},
-        {"device": "cuda", **at(0.005, "cuda")},
-        ("host", 2.8 / 3),
-    ),
-    "CUDA of which nothing is known, waiting for data": (
-        {"data_wait": 30, "forward": 5, "backward": 10, "optimizer": 1, "other": 1},
-        {"device": "cuda"},
-        ("input", 30 / 47),
-    ),
-    "CUDA of which nothing is known, at work": (
-        {"data_wait": 1, "forward": 5, "backward": 10, "optimizer": 1, "other": 1},
-        {"device": "cuda"},
-        None,
-    ),
-    # --- MPS: asynchronous, and no events ---
-    "asynchronous, nothing known": ({"data_wait": 30, "forward": 5, "backward": 10}, {"device": "mps"}, None),
-    "asynchronous, well filled whatever the host waits for": (
-        {"data_wait": 30, "forward": 5, "backward": 10},
-        {"device": "mps", **at(0.5)},
-        ("compute", 1.0),
-    ),
-    "asynchronous, near the floor": (
-        {"data_wait": 0.2, "forward": 1, "backward": 1.5, "optimizer": 0.8, "other": 0.5},
-        {"device": "mps", **at(0.01)},
-        ("host", 0.95),
-    ),
-    # --- nothing to divide ---
-    "no time": ({}, {"device": "cpu", **at(0.5)}, None),
-    "no number": ({"forward": math.nan, "other": 1}, {"device": "cpu", **at(0.5)}, None),
-    "a clock that went backward": ({"forward": 10, "data_wait": -1}, {"device": "cpu", **at(0.5)}, None),
-    "a peak of 0": ({"forward": 10, "backward": 20}, {"device": "cpu", **at(0.5) | {"peak_flops_per_sec": 0}}, None),
+def product(ms: float, gflop: float = 1.0, cold: float = 0.0, **others) -> Operation:
+    return Operation("aten.mm", "forward", "net", "fp32", 1, gflop * 1e9, cold, cold, ms * MS, **others)
+
+
+def elementwise(ms: float, cold: float = 0.0, name: str = "mul", **others) -> Operation:
+    return Operation(f"aten.{name}", "forward", "net", "fp32", 1, 0.0, max(cold, 4e6), cold, ms * MS, **others)
+
+
+def tiny(calls: int, us: float = 5.0) -> Operation:
+    return Operation("aten.add", "backward", "net", "fp32", calls, 0.0, 100.0 * calls, 0.0, calls * us * 1e-6)
+
+
+def verdict(operations=(), parts=None, roofs=CPU, device="cpu", **others):
+    return find_bottleneck(Step(parts or {"forward": 10}, device, operations=operations, roofs=roofs, **others))
+
+
+CASES = {  # the operations of a step on a CPU of 10 ms, unless the parts say otherwise → the kind and its share
+    "products near the peak": ([product(9, gflop=0.6)], {}, "compute", 0.9),
+    "products far from the peak are arithmetic, too": ([product(9, gflop=0.05)], {}, "compute", 0.9),
+    "a matrix times a vector": ([product(9, gflop=0.08, cold=160e6)], {}, "memory", 0.9),
+    "elementwise work on large tensors": ([elementwise(9, cold=128e6)], {}, "memory", 0.9),
+    "elementwise work in the cache": ([elementwise(9)], {}, "compute", 0.9),
+    "look-ups in a large table": ([elementwise(9, cold=1e6, name="embedding")], {}, "memory", 0.9),
+    "page faults of fresh memory": ([elementwise(9, page_faults=12_000)], {}, "memory", 0.84),
+    "many small operations": ([tiny(1000)], {}, "host", 1.0),
+    "a wait in Python": ([product(1)], {}, "host", 0.9),
+    "a loader that is slow": ([product(3)], {"data_wait": 7, "forward": 3}, "input", 0.7),
+    "other ranks": ([product(3)], {"forward": 3, "backward": 7}, "communication", 0.7),
+    "copies": ([product(3)], {"transfer": 7, "forward": 3}, "transfer", 0.7),
 }
 
 
-@pytest.mark.parametrize("parts, facts, expected", CASES.values(), ids=CASES.keys())
-def test_the_bottleneck_is_where_the_rule_puts_it(parts, facts, expected):
-    found = find_bottleneck(parts, batch_size=32, **facts)
-
-    if expected is None:
-        assert found is None
-    else:
-        assert (found.kind, found.share) == (expected[0], pytest.approx(expected[1]))
-
-
-def test_every_kind_is_covered():
-    assert {expected[0] for _, _, expected in CASES.values() if expected} == set(get_args(Kind))
+@pytest.mark.parametrize("case", CASES)
+def test_the_largest_share_of_a_step_on_a_cpu_is_its_bottleneck(case):
+    operations, parts, kind, share = CASES[case]
+    waiting = 7.0 if kind == "communication" else 0.0
+    found = verdict(operations, parts, communication_ms=waiting)
+    assert (found.kind, found.certainty) == (kind, "clear")
+    assert found.share == pytest.approx(share, abs=0.005)
+    assert sum(found.shares.values()) == pytest.approx(1)
 
 
-def test_a_larger_share_of_the_peak_never_turns_from_compute():
-    parts = {"data_wait": 0.1, "forward": 10, "backward": 20, "optimizer": 2, "other": 1}
-
-    kinds = [find_bottleneck(parts, **at(fraction)).kind for fraction in (0.15, COMPUTE_MFU, 0.6, 1.1)]
-
-    assert kinds == ["memory", "compute", "compute", "compute"]
+def test_time_is_divided_between_memory_and_compute_where_both_need_as_much():
+    found = verdict([product(10, gflop=0.5, cold=100e6)])  # 5 ms at either roof
+    assert found.shares["memory"] == found.shares["compute"] == pytest.approx(0.5)
+    assert found.certainty == "probable"
 
 
-@pytest.mark.parametrize(
-    "case, words",
-    [
-        ("cnn, batch 128", ["92 % of a step", "43 % of the measured peak", "trainer.accelerator=gpu", "(now 32)"]),
-        ("a GPU at 12 %, small batch", ["95 % of a step", "data.batch_size (now 32)", "trainer.accelerator=cpu"]),
-        ("a GPU at 12 %, waiting for workers", ["data.pipeline=device or memory", "data.num_workers"]),
-        ("a per-sample loader in the training process", ["data.pipeline=memory", "data.num_workers"]),
-        ("a GPU waiting for unpinned copies", ["data.pipeline=device"]),
-        ("middling, by elimination", ["trainer.accelerator=gpu", "a larger data.batch_size (now 32)", "measured peak"]),
-    ],
-)
-def test_advice_is_one_sentence_that_names_options(case, words):
-    parts, facts, _ = CASES[case]
-
-    advice = find_bottleneck(parts, batch_size=32, **facts).advice
-
-    assert all(word in advice for word in words), advice
-    assert advice.endswith(".") and "\n" not in advice and ". " not in advice
+def test_a_short_operation_that_needs_its_time_at_the_roofs_is_no_overhead():
+    short = Operation("aten.mm", "forward", "", "fp32", 100, 100 * 1e6, 0, 0, 100 * 20e-6)  # 10 of 20 µs each
+    assert verdict([short], {"forward": 2}).kind == "compute"
 
 
-@pytest.mark.parametrize("precision", [None, "bf16-mixed", "16-mixed"])
-@pytest.mark.parametrize("fraction", [0.15, 0.6], ids=["memory", "compute"])
-def test_advice_names_a_precision_only_where_one_is_faster(fraction, precision):
-    parts = {"forward": 10, "backward": 20}
-    advice = find_bottleneck(parts, device="cuda", **at(fraction, "cuda"), faster_precision=precision).advice
-    assert re.findall(r"trainer\.precision=([\w-]+)", advice) == ([precision] if precision else [])
+def test_operations_that_were_timed_in_a_slower_moment_are_scaled_to_the_step():
+    found = verdict([product(20), elementwise(20, cold=128e6)])
+    assert found.shares["memory"] == found.shares["compute"] == pytest.approx(0.5)
 
 
-def test_without_a_faster_precision_only_more_gpus_compute_faster():
-    advice = find_bottleneck({"forward": 10, "backward": 20}, device="cuda", **at(0.6, "cuda")).advice
-    assert "measured peak: more trainer.devices is the way to go faster, a larger data.batch_size is not." in advice
+GPU_CASES = {  # operations, parts, busy share → kind, certainty
+    "arithmetic that fills the device": ([product(0.1, gflop=250)], {"forward": 10}, None, "compute", "clear"),
+    "traffic that fills the device": ([elementwise(0.1, cold=10e9)], {"forward": 10}, None, "memory", "clear"),
+    "launches": ([tiny(1500)], {"forward": 10}, None, "host", "clear"),
+    "busy, by its counters": ([product(0.1, gflop=50)], {"forward": 10}, 0.95, "compute", "clear"),
+    "idle, by its counters": ([product(0.1, gflop=50)], {"forward": 10}, 0.12, "host", "clear"),
+    "neither floor explains the step": ([product(0.1, gflop=5)], {"forward": 10}, None, "unclear", "unclear"),
+    "the host waits for data, the device does not": (
+        [product(0.1, gflop=200)], {"data_wait": 12, "forward": 8}, 0.97, "compute", "clear",
+    ),
+    "the device waits for data": ([product(0.1, gflop=20)], {"data_wait": 15, "forward": 5}, 0.12, "input", "clear"),
+}  # fmt: skip
 
 
-def test_advice_without_a_batch_size():
-    assert "now" not in find_bottleneck({"other": 9, "forward": 1}).advice
+@pytest.mark.parametrize("case", GPU_CASES)
+def test_an_asynchronous_device_is_judged_by_its_busy_share_or_by_the_floors(case):
+    operations, parts, busy, kind, certainty = GPU_CASES[case]
+    found = verdict(operations, parts, GPU, "cuda", busy=busy)
+    assert (found.kind, found.certainty) == (kind, certainty)
+
+
+def test_waiting_and_copying_count_up_to_the_devices_idle_time():
+    found = verdict([product(0.1, gflop=200)], {"data_wait": 12, "forward": 8}, GPU, "cuda", busy=0.97)
+    assert found.shares["input"] == pytest.approx(0.03)
+
+
+DOUBTS = {
+    "only 3 steps measured": {"steps": 3},
+    "other processes used 35 % of the CPU meanwhile": {"disturbed": "other processes used 35 % of the CPU meanwhile"},
+    "one step in ten takes 2.1 times the median": {"spread": 2.1},
+    "the device is not calibrated": {"roofs": None},
+}
+
+
+@pytest.mark.parametrize("doubt", DOUBTS)
+def test_thin_evidence_makes_the_verdict_probable_and_says_why(doubt):
+    found = verdict([product(8, gflop=0.6), elementwise(2, cold=40e6)], **DOUBTS[doubt])
+    assert (found.kind, found.certainty) == ("compute", "probable")
+    assert found.evidence.endswith(f"; {doubt}")
+
+
+def test_two_causes_that_are_nearly_as_large_are_both_named():
+    found = verdict([product(5.2, gflop=0.3), elementwise(4.8, cold=80e6)])
+    assert (found.kind, found.certainty) == ("compute", "probable")
+    assert "memory is nearly as much (48 %)" in found.evidence
+
+
+def test_three_even_causes_are_unclear_and_the_shares_are_said():
+    parts = {"data_wait": 3.4, "forward": 6.6}
+    found = verdict([product(3.3, gflop=0.2), elementwise(3.3, cold=60e6)], parts)
+    assert (found.kind, found.certainty) == ("unclear", "unclear")
+    assert found.evidence == "of the step input 34 %, memory 33 %, compute 33 %"
+
+
+def test_without_operations_the_work_is_unknown_and_the_verdict_says_so():
+    found = verdict(parts={"forward": 9, "other": 1})
+    assert found.kind == "unclear"
+    assert found.evidence == "of the step host 10 %, not known 90 %, because no step's operations were recorded"
+
+
+def test_without_operations_the_parts_may_still_tell():
+    assert verdict(parts={"data_wait": 8, "forward": 2}).kind == "input"
+    assert verdict(parts={"forward": 2, "other": 8}).kind == "host"
+    assert verdict(parts={"forward": 4, "backward": 5, "other": 1}, mfu=0.4).kind == "compute"
+    assert verdict(parts={"forward": 5}, device="cuda", busy=0.1).kind == "host"
+    assert verdict(parts={"forward": 2, "other": 8}, device="mps").kind == "unclear"
+
+
+@pytest.mark.parametrize("parts", [{}, {"forward": 0.0}, {"forward": math.nan}, {"forward": 2, "backward": -1}])
+def test_a_step_without_a_time_has_no_bottleneck(parts):
+    assert find_bottleneck(Step(parts, operations=[tiny(5)])) is None
+
+
+EVIDENCE = {
+    "80 % of the step is waiting for data: 8 ms of 10 ms": ([product(1)], {"data_wait": 8, "forward": 2}),
+    "90 % of the step is arithmetic: 600 MFLOP, at 67 % of the peak measured here, most of it in mm of net": (
+        [product(9, gflop=0.6)],
+        {},
+    ),
+    "80 % of the step is moving 128 MB through memory, at 16 GB/s of the 20 GB/s measured here, most of it in mul of net": (
+        [elementwise(8, cold=128e6)],
+        {},
+    ),
+    "90 % of the step is computing on data that the cache holds, other than in products and convolutions, most of it in "
+    "exp of net": ([elementwise(9, name="exp")], {}),
+    "90 % of the step is overhead: 9 ms of Python, autograd and framework between 1 operation": ([product(1)], {}),
+    "100 % of the step is overhead: 5 ms of Python, autograd and framework between 1,000 operations, and 1,000 small "
+    "operations of 5 µs each": ([tiny(1000)], {}),
+}
+
+
+@pytest.mark.parametrize("line", EVIDENCE)
+def test_the_evidence_is_one_line_with_the_numbers_of_the_verdict(line):
+    operations, parts = EVIDENCE[line]
+    assert verdict(operations, parts).evidence == line
+
+
+def test_the_floor_of_a_cpu_is_the_sum_of_the_largest_needs():
+    floor = step_floor([product(9, gflop=0.5), elementwise(9, cold=40e6), tiny(100)], CPU)
+    assert (floor.compute, floor.memory, floor.launch) == pytest.approx((5 * MS, 2 * MS, 0.2 * MS))
+    assert floor.total == pytest.approx(7.2 * MS)
+
+
+def test_the_floor_of_an_asynchronous_device_is_the_larger_of_its_own_and_the_hosts():
+    work = [product(0.1, gflop=50), elementwise(0.1, cold=4e9)]
+    assert step_floor(work, GPU).total == pytest.approx(3 * MS)
+    assert step_floor([*work, tiny(1000)], GPU).total == pytest.approx(1002 * 5e-6)
+
+
+def test_an_operation_of_a_type_without_a_peak_is_held_against_the_highest():
+    odd = Operation("aten.mm", "forward", "", "other", 1, 100e9, 0, 0, 1.0)
+    assert CPU.compute_seconds(odd) == pytest.approx(1.0)

@@ -1,0 +1,182 @@
+"""What the recorder notes of a real step: operations, FLOPs and bytes by closed forms, parts, modules, the cache."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from batchscope.hardware.operations import Operation, OperationRecorder, merge
+
+B, IN, OUT = 8, 32, 16
+FLOAT = 4  # bytes
+
+
+def recorded(step, module=None, cache_bytes=None, steps=1, part=lambda: "other") -> list[Operation]:
+    recorder = OperationRecorder(module, cache_bytes, part)
+    for _ in range(steps):
+        recorder.next_step()
+        with recorder:
+            step()
+    assert recorder.error is None
+    return recorder.operations()
+
+
+def only(operations: list[Operation], name: str) -> Operation:
+    return merge([each for each in operations if each.name == f"aten.{name}"], lambda each: each.name)[f"aten.{name}"]
+
+
+def test_a_linear_layer_reads_its_input_weight_and_bias_and_writes_its_output():
+    layer, x = nn.Linear(IN, OUT), torch.randn(B, IN)
+    found = only(recorded(lambda: layer(x)), "addmm")
+    assert (found.calls, found.flops) == (1, 2 * B * IN * OUT)
+    assert found.bytes == FLOAT * (B * IN + IN * OUT + OUT + B * OUT)
+
+
+def test_a_linear_layers_backward_pass_is_two_products():
+    layer, x = nn.Linear(IN, OUT), torch.randn(B, IN, requires_grad=True)
+    found = only(recorded(lambda: layer(x).sum().backward()), "mm")
+    assert (found.calls, found.flops) == (2, 2 * 2 * B * IN * OUT)
+
+
+def test_a_convolution_moves_images_and_weights_once():
+    layer, x = nn.Conv2d(3, 8, 3, padding=1), torch.randn(B, 3, 10, 10)
+    found = only(recorded(lambda: layer(x)), "convolution")
+    assert found.flops == 2 * B * 8 * 100 * 3 * 9
+    assert found.bytes == FLOAT * (B * 3 * 100 + 8 * 3 * 9 + 8 + B * 8 * 100)
+
+
+def test_a_fused_lstm_is_one_operation_a_layer():
+    length, hidden = 5, 12
+    lstm, x = nn.LSTM(IN, hidden, num_layers=2), torch.randn(length, B, IN)
+    found = only(recorded(lambda: lstm(x)), "mkldnn_rnn_layer")
+    products = 2 * length * B * 4 * hidden * (IN + hidden) + 2 * length * B * 4 * hidden * (hidden + hidden)
+    assert (found.calls, found.flops) == (2, products)
+
+
+def test_the_backward_pass_of_a_fused_lstm_does_twice_the_work():
+    lstm, x = nn.LSTM(IN, 12), torch.randn(5, B, IN)
+    operations = recorded(lambda: lstm(x)[0].sum().backward())
+    forward, backward = only(operations, "mkldnn_rnn_layer"), only(operations, "mkldnn_rnn_layer_backward")
+    assert (backward.calls, backward.flops) == (1, 2 * forward.flops)
+
+
+def test_an_elementwise_operation_reads_and_writes():
+    x = torch.randn(1000)
+    assert only(recorded(lambda: x * x), "mul").bytes == FLOAT * 3 * 1000
+    assert only(recorded(lambda: x + 1), "add").bytes == FLOAT * 2 * 1000
+
+
+def test_an_operation_in_place_reads_and_writes_the_same_memory():
+    x = torch.randn(1000)
+    assert only(recorded(lambda: x.mul_(2)), "mul_").bytes == FLOAT * 2 * 1000
+
+
+def test_what_is_overwritten_is_not_read():
+    x, y = torch.randn(1000), torch.randn(1000)
+    assert only(recorded(lambda: x.zero_()), "zero_").bytes == FLOAT * 1000
+    assert only(recorded(lambda: x.copy_(y)), "copy_").bytes == FLOAT * 2 * 1000
+
+
+def test_a_view_and_reserved_memory_are_no_operations():
+    x = torch.randn(10, 10)
+    assert recorded(lambda: (x.t(), x[2:], x.view(-1), x.detach(), torch.empty(100), torch.empty_like(x))) == []
+
+
+def test_an_expanded_tensor_is_read_once():
+    x, row = torch.randn(1000, 10), torch.randn(1, 10).expand(1000, 10)
+    assert only(recorded(lambda: x + row), "add").bytes == FLOAT * (2 * 10_000 + 10)
+
+
+def test_a_look_up_reads_the_rows_that_it_returns():
+    table, rows = nn.Embedding(10_000, 16), torch.arange(50)
+    assert only(recorded(lambda: table(rows)), "embedding").bytes == FLOAT * 2 * 50 * 16 + 8 * 50
+
+
+def test_fused_adam_passes_over_weights_gradients_and_both_moments():
+    weights = 10_000
+    parameter = nn.Parameter(torch.randn(weights))
+    parameter.grad = torch.randn(weights)
+    optimizer = torch.optim.AdamW([parameter], fused=True)
+    optimizer.step()
+    found = only(recorded(optimizer.step), "_fused_adamw_")
+    assert found.calls == 1
+    assert found.bytes == pytest.approx(FLOAT * weights * (2 + 2 * 3), abs=8)  # parameter, moments: read and written
+
+
+def test_bytes_that_the_cache_holds_are_not_cold():
+    x = torch.randn(1000)
+    found = only(recorded(lambda: x.mul_(2), cache_bytes=10_000, steps=2), "mul_")
+    assert (found.bytes, found.cold_bytes) == (8000, 0)
+
+
+def test_bytes_of_tensors_larger_than_the_cache_are_cold():
+    x = torch.randn(1000)
+    assert only(recorded(lambda: x.mul_(2), cache_bytes=1000, steps=2), "mul_").cold_bytes == 8000
+
+
+def test_an_operation_belongs_to_its_module_in_both_passes():
+    net = nn.Sequential(nn.Linear(IN, IN), nn.Sequential(nn.ReLU(), nn.Linear(IN, OUT)))
+    x = torch.randn(B, IN)
+    operations = recorded(lambda: net(x).sum().backward(), net)
+    assert {each.module for each in operations if "addmm" in each.name} == {"0", "1.1"}
+    assert {each.module for each in operations if each.name == "aten.mm"} == {"0", "1.1"}
+    assert {each.module for each in operations if each.name == "aten.threshold_backward"} == {"1.0"}
+
+
+def test_an_operation_belongs_to_the_part_that_runs():
+    x, parts = torch.randn(10), iter(["forward", "backward"])
+    found = recorded(lambda: (x + 1, x * 2), part=lambda: next(parts))
+    assert {each.name: each.part for each in found} == {"aten.add": "forward", "aten.mul": "backward"}
+
+
+def test_the_type_is_that_of_the_numbers():
+    a, b = torch.randn(4, 4, dtype=torch.bfloat16), torch.randn(4, 4, dtype=torch.float64)
+    found = {each.name: each.dtype for each in recorded(lambda: (a @ a, b + b, torch.arange(4) * 2))}
+    assert (found["aten.mm"], found["aten.add"], found["aten.mul"]) == ("bf16", "fp64", "other")
+
+
+def test_alike_operations_are_added_up_and_have_their_time():
+    x = torch.randn(10)
+    (found,) = recorded(lambda: [x + 1 for _ in range(5)])
+    assert found.calls == 5
+    assert found.seconds > 0
+
+
+def test_steps_may_depend_on_the_data():
+    x = torch.tensor([1.0, -1.0, 2.0])
+    operations = recorded(lambda: x[x > 0].sum().item())
+    assert {"aten.gt", "aten.index", "aten.sum"} <= {each.name for each in operations}
+
+
+def test_recording_changes_no_bit_of_a_training():
+    def trained(watch: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(144, 5)
+        )
+        optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+        recorder = OperationRecorder(net)
+        for _ in range(3):
+            with recorder if watch else torch.enable_grad():
+                optimizer.zero_grad()
+                F.cross_entropy(net(torch.randn(8, 1, 8, 8)), torch.randint(5, (8,))).backward()
+                optimizer.step()
+        return torch.cat([each.flatten() for each in net.parameters()])
+
+    assert torch.equal(trained(True), trained(False))
+
+
+def test_an_error_of_the_recorder_ends_the_recording_and_not_the_step(monkeypatch):
+    recorder = OperationRecorder()
+    monkeypatch.setattr(recorder, "_traffic", lambda *args: 1 / 0)
+    with recorder:
+        assert torch.ones(2).add(1).tolist() == [2, 2]
+    assert isinstance(recorder.error, ZeroDivisionError)
+    assert recorder.operations() == []
+
+
+def test_an_error_of_the_step_is_the_steps_own_and_leaves_no_hook():
+    hooks = len(nn.modules.module._global_forward_hooks)
+    with pytest.raises(RuntimeError, match="size"), OperationRecorder():
+        torch.ones(2) + torch.ones(3)
+    assert len(nn.modules.module._global_forward_hooks) == hooks
