@@ -28,6 +28,11 @@ class StepWatch:
         self._active = False
 
     @property
+    def last(self) -> int:
+        """The last update that is watched; 0 if none is."""
+        return LAST if self._watches else 0
+
+    @property
     def active(self) -> bool:
         """Whether operations are being recorded."""
         return self._active

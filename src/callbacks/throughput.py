@@ -116,13 +116,13 @@ class ThroughputMonitor(Callback):
         for monitor in self._device_monitors:
             monitor.follow(True)
         self._stopwatch = Stopwatch(clock_for(trainer.strategy.root_device), partial(self._sample_device, trainer))
+        cache = getattr(self._flops.calibration, "cache_bytes", None)
+        self._watch = StepWatch(trainer, pl_module, cache, lambda: self._stopwatch.part, wanted=self.record_operations)
         self._cost = CostSummary(self.warmup_steps)
         self._builder = UpdateBuilder(trainer.global_step)
         self._updates, self._last_update = 0, trainer.global_step
-        self._restart_after = {min(1, self.warmup_steps), self.warmup_steps} - {0}  # updates
+        self._restart_after = {min(1, self.warmup_steps), self.warmup_steps, self._watch.last} - {0}  # updates
         self._flops.restart()
-        cache = getattr(self._flops.calibration, "cache_bytes", None)
-        self._watch = StepWatch(trainer, pl_module, cache, lambda: self._stopwatch.part, wanted=self.record_operations)
         self._cpu_before = cpu_seconds()
         self._validating = False
         detach_profiler_hook(trainer)

@@ -117,7 +117,10 @@ def test_energy_is_that_of_the_counted_steps(
     world: World, tmp_path: Path, warmup: int, options: dict[str, Any], counted: range, device_first: bool
 ) -> None:
     # A minute between samples: none but those at the borders of the measured time.
-    monitors = [DeviceMonitor(interval_s=60), ThroughputMonitor(warmup_steps=warmup, verbose=False, calibrate=False)]
+    monitors = [
+        DeviceMonitor(interval_s=60),
+        ThroughputMonitor(warmup_steps=warmup, verbose=False, calibrate=False, record_operations=False),
+    ]
     fit(world, tmp_path, monitors if device_first else monitors[::-1], **options)
     sampled, summary = monitors[0].summary, monitors[1].summary
     assert summary["updates"] == len(counted)
@@ -129,7 +132,7 @@ def test_energy_is_that_of_the_counted_steps(
 @pytest.mark.filterwarnings("ignore")
 def test_reading_the_device_is_no_steps_time(world: World, tmp_path: Path) -> None:
     world.reading_takes = 3.0
-    monitor = ThroughputMonitor(verbose=False, calibrate=False)
+    monitor = ThroughputMonitor(verbose=False, calibrate=False, record_operations=False)
     fit(world, tmp_path, [DeviceMonitor(interval_s=60), monitor])
     assert monitor.summary["seconds"] == step_seconds(range(6, 11))
 
@@ -138,7 +141,10 @@ def test_reading_the_device_is_no_steps_time(world: World, tmp_path: Path) -> No
 def test_a_device_monitor_goes_on_alone_where_the_steps_are_no_longer_timed(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monitor, timer = DeviceMonitor(interval_s=60), ThroughputMonitor(verbose=False, calibrate=False, warmup_steps=0)
+    monitor, timer = (
+        DeviceMonitor(interval_s=60),
+        ThroughputMonitor(verbose=False, calibrate=False, record_operations=False, warmup_steps=0),
+    )
     monkeypatch.setattr(throughput, "timesteps_in", lambda *_: 1 / 0)  # disabled in the first step
     fit(world, tmp_path, [monitor, timer], val_check_interval=None)
     assert monitor.summary["energy_j"] >= step_joules(range(1, 11))
@@ -147,6 +153,6 @@ def test_a_device_monitor_goes_on_alone_where_the_steps_are_no_longer_timed(
 @pytest.mark.filterwarnings("ignore")
 def test_a_device_monitor_follows_only_while_it_is_led(world: World, tmp_path: Path) -> None:
     monitor = DeviceMonitor(interval_s=60)
-    fit(world, tmp_path, [monitor, ThroughputMonitor(verbose=False, calibrate=False)])
+    fit(world, tmp_path, [monitor, ThroughputMonitor(verbose=False, calibrate=False, record_operations=False)])
     fit(world, tmp_path, [monitor])
     assert monitor.summary["energy_j"] >= step_joules(range(1, 11))

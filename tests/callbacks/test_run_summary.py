@@ -38,11 +38,11 @@ def test_energy_is_by_the_samples_trained_on_while_it_was_measured() -> None:
     ],
 )
 def test_the_knee_is_predicted_where_the_host_limits(kind: str, share: float, device: str, knee: int | None) -> None:
-    assert predicted_knee(Bottleneck(kind, share, ""), 64, device) == knee
+    assert predicted_knee(Bottleneck(kind, share, "clear", ""), 64, device) == knee
 
 
 def test_the_report_says_all_that_is_known() -> None:
-    run, step, rates, bottleneck = report(
+    run, step, rates, bottleneck, advice = report(
         summary(
             title="cnn · mnist",
             device="cuda",
@@ -53,7 +53,14 @@ def test_the_report_says_all_that_is_known() -> None:
             sm_activity_pct=41.0,
             memory_peak_gib=0.4,
             joules_per_sample=0.9e-3,
-            bottleneck={"kind": "host", "share": 0.52, "advice": "Raise it.", "predicted_knee": 2048},
+            bottleneck={
+                "kind": "host",
+                "share": 0.52,
+                "certainty": "probable",
+                "evidence": "52 % of the step is overhead",
+                "advice": "Raise it.",
+                "predicted_knee": 2048,
+            },
         )
     ).splitlines()
     assert run == "cnn · mnist · batch 512 · cuda (NVIDIA H200) · 32-true · 1 step measured"
@@ -68,7 +75,8 @@ def test_the_report_says_all_that_is_known() -> None:
         "peak 0.400 GiB",
         "900 µJ/sample",
     ]
-    assert bottleneck == "bottleneck: host. Raise it. The knee is predicted near 2,048."
+    assert bottleneck == "bottleneck: probably host: 52 % of the step is overhead. The knee is predicted near 2,048."
+    assert advice == "Raise it."
 
 
 def test_what_is_not_known_is_left_out_of_the_report() -> None:

@@ -52,7 +52,7 @@ def nothing_measured_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def monitor() -> ThroughputMonitor:
-    return ThroughputMonitor(calibrate=False, verbose=False)
+    return ThroughputMonitor(calibrate=False, verbose=False, record_operations=False)
 
 
 def test_every_step_from_the_second_on_has_all_that_can_be_known(monitor: ThroughputMonitor, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_run_shorter_than_the_warm_up_has_a_summary(steps: int, monitor: Throu
 
 
 def test_the_warm_up_is_left_out_of_the_summary(tmp_path: Path) -> None:
-    monitor = ThroughputMonitor(warmup_steps=7, calibrate=False, verbose=False)
+    monitor = ThroughputMonitor(warmup_steps=7, calibrate=False, verbose=False, record_operations=False)
     fit(monitor, tmp_path)
     assert monitor.summary["updates"] == 3
     assert monitor.summary["samples"] == 12
@@ -241,7 +241,9 @@ def test_any_batch_that_lightning_can_size(sample: Any, monitor: ThroughputMonit
 
 
 def test_a_batch_size_of_ones_own(tmp_path: Path) -> None:
-    monitor = ThroughputMonitor(batch_size_fn=lambda batch: 100, calibrate=False, verbose=False)
+    monitor = ThroughputMonitor(
+        batch_size_fn=lambda batch: 100, calibrate=False, verbose=False, record_operations=False
+    )
     fit(monitor, tmp_path)
     assert monitor.summary["batch_size"] == 100
 
@@ -301,20 +303,22 @@ def test_a_module_that_cannot_be_counted_has_no_flops(monitor: ThroughputMonitor
 
 
 def test_flops_may_be_given(tmp_path: Path) -> None:
-    monitor = ThroughputMonitor(flops_per_sample=1000, calibrate=False, verbose=False)
+    monitor = ThroughputMonitor(flops_per_sample=1000, calibrate=False, verbose=False, record_operations=False)
     fit(monitor, tmp_path)
     assert monitor.summary["flops_per_sample"] == 1000
 
 
 def test_every_nth_step_is_written_and_all_are_measured(tmp_path: Path) -> None:
-    monitor = ThroughputMonitor(every_n_steps=3, warmup_steps=0, calibrate=False, verbose=False)
+    monitor = ThroughputMonitor(
+        every_n_steps=3, warmup_steps=0, calibrate=False, verbose=False, record_operations=False
+    )
     memory = fit(monitor, tmp_path)
     assert memory.steps("time/step_ms") == [3, 6, 9]
     assert monitor.summary["updates"] == 10
 
 
 def test_every_0th_step_is_a_warning_and_the_run_goes_on(tmp_path: Path) -> None:
-    monitor = ThroughputMonitor(every_n_steps=0, calibrate=False, verbose=False)
+    monitor = ThroughputMonitor(every_n_steps=0, calibrate=False, verbose=False, record_operations=False)
     with pytest.warns(UserWarning, match="every_n_steps=0"):
         memory = fit(monitor, tmp_path)
     assert memory.steps("time/step_ms") == []
@@ -404,7 +408,7 @@ def test_the_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_energy_and_memory_come_from_the_device_monitor_in_either_order(tmp_path: Path) -> None:
     for order in (lambda m, d: (m, d), lambda m, d: (d, m)):
-        monitor, device = ThroughputMonitor(calibrate=False, verbose=False), DeviceMonitor()
+        monitor, device = ThroughputMonitor(calibrate=False, verbose=False, record_operations=False), DeviceMonitor()
         first, second = order(monitor, device)
         trainer = lightning.Trainer(
             default_root_dir=tmp_path, accelerator="cpu", max_epochs=1, logger=False, callbacks=[first, second],

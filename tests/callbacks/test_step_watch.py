@@ -1,0 +1,147 @@
+"""The operations of three steps are recorded in the run itself: which steps, what becomes of their times, and when not."""
+
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from lightning import LightningModule
+from lightning.pytorch.callbacks import Callback
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from batchscope.callbacks import ThroughputMonitor
+from batchscope.hardware import operations
+
+BATCH, STEPS = 4, 12
+
+
+class Net(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.net(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(module: LightningModule, *callbacks: Callback, steps: int = STEPS, **options: Any) -> ThroughputMonitor:
+    monitor = ThroughputMonitor(calibrate=False, verbose=False)
+    data = DataLoader(TensorDataset(torch.ones(BATCH * 40, 8)), batch_size=BATCH)
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    lightning.Trainer(accelerator="cpu", max_steps=steps, callbacks=[monitor, *callbacks], **quiet, **options).fit(
+        module, data
+    )
+    return monitor
+
+
+@pytest.fixture
+def recorded_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The name of every operation that is noted, in order."""
+    seen: list[str] = []
+    note = operations.OperationRecorder._note
+
+    def noted(self: Any, func: Any, *args: Any) -> None:
+        seen.append(func.overloadpacket.__name__)
+        note(self, func, *args)
+
+    monkeypatch.setattr(operations.OperationRecorder, "_note", noted)
+    return seen
+
+
+def test_three_updates_are_recorded_after_the_first(recorded_in):
+    fit(Net())
+    assert recorded_in.count("addmm") == 3 * 2
+
+
+def test_every_batch_of_an_update_is_recorded(recorded_in):
+    fit(Net(), accumulate_grad_batches=3)
+    assert recorded_in.count("addmm") == 3 * 3 * 2
+
+
+def test_recorded_steps_are_in_no_rate():
+    assert fit(Net(), steps=12).summary["updates"] == 12 - 5  # the warm-up holds them
+    assert fit(Net(), steps=5).summary["updates"] == 1  # the fifth
+
+
+def test_a_run_of_recorded_steps_alone_is_summed_up_from_them():
+    assert fit(Net(), steps=4).summary["updates"] == 3
+
+
+def test_the_summary_has_the_operations_of_a_step():
+    step = fit(Net()).summary["step"]
+    assert step["operations"] >= 2 + 1 + 1 + 3  # forward, loss, activation, backward
+    assert 0 < step["memory_bytes"] <= step["bytes"]
+
+
+def test_operations_are_of_the_part_in_which_they_ran(monkeypatch):
+    found = {}
+
+    class Keep(Callback):
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            monitor = next(each for each in trainer.callbacks if isinstance(each, ThroughputMonitor))
+            found.update({each.name: each.part for each in monitor._watch.operations()})
+
+    fit(Net(), Keep())
+    assert (found["aten.addmm"], found["aten.mm"]) == ("forward", "backward")
+    assert "optimizer" in found.values()
+
+
+def test_a_compiled_module_is_not_recorded_and_the_verdict_says_so(recorded_in):
+    module = Net()
+    module.net._compiled_call_impl = module.net._call_impl  # what module.compile() sets, without a compiler
+    found = fit(module).summary["bottleneck"]
+    assert recorded_in == []
+    assert found["certainty"] == "unclear" or found["kind"] in ("host", "input")
+
+
+def test_a_step_that_fails_while_it_is_recorded_leaves_no_recorder_behind(recorded_in):
+    class Failing(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if batch_idx == 2:
+                raise ValueError("the user's own")
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(ValueError, match="the user's own"):
+        fit(Failing())
+    seen = len(recorded_in)
+    torch.ones(2).add(1)
+    assert len(recorded_in) == seen
+
+
+def test_a_recorder_that_a_callback_begins_within_a_step_ends_properly(recorded_in):
+    class Counting(Callback):
+        def on_train_batch_start(self, *args: Any) -> None:
+            self.counter = operations.OperationRecorder()
+            self.counter.__enter__()
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.counter.__exit__(None, None, None)
+
+    fit(Net(), Counting())
+    seen = len(recorded_in)
+    torch.ones(2).add(1)
+    assert len(recorded_in) == seen
+
+
+def test_recording_changes_no_bit_of_the_training():
+    def weights(record: bool) -> torch.Tensor:
+        lightning.seed_everything(0, verbose=False)
+        module = Net()
+        monitor = ThroughputMonitor(calibrate=False, verbose=False, record_operations=record)
+        data = DataLoader(TensorDataset(torch.randn(BATCH * 10, 8)), batch_size=BATCH, shuffle=True)
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        lightning.Trainer(
+            accelerator="cpu", max_epochs=1, callbacks=[monitor], enable_checkpointing=False, **quiet
+        ).fit(module, data)
+        return torch.cat([each.flatten() for each in module.parameters()])
+
+    assert torch.equal(weights(True), weights(False))
