@@ -108,7 +108,7 @@ def bottleneck_facts(
             steps=summary["updates"],
             operations=seen.operations,
             roofs=roofs_of(calibration) if calibration else None,
-            communication_ms=summary.get("communication_ms", 0.0),
+            communication_ms=summary.get("communication_ms", None if "processes" in summary else 0.0),
             busy=None if busy is None else busy / 100,
             mfu=summary.get("mfu"),
             disturbed=seen.disturbed,
@@ -118,8 +118,10 @@ def bottleneck_facts(
     if found is None:
         return {}
     facts: dict[str, Any] = asdict(found)
-    extra = {"advice": advise(found.kind, setting), "predicted_knee": None}
-    extra["predicted_knee"] = predicted_knee(found, summary["batch_size"], summary["device"])
+    extra = {
+        "advice": advise(found.kind, setting),
+        "predicted_knee": predicted_knee(found, summary["batch_size"], summary["device"]),
+    }
     return {"bottleneck": facts | {key: value for key, value in extra.items() if value}}
 
 

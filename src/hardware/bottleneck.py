@@ -39,7 +39,7 @@ class Step:
     steps: int = 1000  # that were measured
     operations: Sequence[Operation] = ()  # of one step; empty where they are not known
     roofs: Roofs | None = None  # None without a calibration
-    communication_ms: float = 0.0  # the part of `backward` that waits for gradients of other ranks
+    communication_ms: float | None = 0.0  # of `backward`, waiting for gradients of other ranks; None if not measured
     busy: float | None = None  # share of the step in which the device computes (SM activity); None on a CPU
     mfu: float | None = None  # of the mean step; asked only where the operations are not known
     disturbed: str | None = None  # what other processes did meanwhile
@@ -87,7 +87,7 @@ def _waiting(step: Step, parts: Mapping[str, float], total: float) -> dict[str, 
     waits = {
         "input": parts["data_wait"],
         "transfer": parts["transfer"],
-        "communication": min(step.communication_ms, parts["backward"]),
+        "communication": min(step.communication_ms or 0.0, parts["backward"]),
     }
     idle = total if step.busy is None or step.device == "cpu" else total * (1 - min(step.busy, 1.0))
     for kind, ms in waits.items():
@@ -118,6 +118,8 @@ def _doubts(step: Step, share: float, second: str, second_share: float, unknown:
         doubts.append(f"only {count(step.steps, 'step')} measured")
     if step.roofs is None and second in ("memory", "compute"):
         doubts.append("the device is not calibrated")
+    if step.communication_ms is None:
+        doubts.append("waiting for other ranks is not measured without CommunicationMonitor")
     if step.disturbed:
         doubts.append(step.disturbed)
     elif step.spread > UNSTEADY:

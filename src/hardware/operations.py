@@ -153,8 +153,8 @@ class OperationRecorder(DispatchMode):
         return self
 
     @override
-    def __exit__(self, *exception: Any) -> None:  # noqa: PYI036 - as its base class has it
-        super().__exit__(*exception)
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        super().__exit__(exc_type, exc_val, exc_tb)
         for hook in self._hooks:
             hook.remove()
         self._running = [""]
@@ -267,4 +267,4 @@ def _size(tensor: Tensor) -> int:
 def _place(tensor: Tensor) -> tuple[int, int, int]:
     """The address of the storage, the offset in it, and its size, in bytes; meta tensors have no address but an identity."""
     storage = tensor.untyped_storage()
-    return storage.data_ptr() or storage_id(storage), tensor.storage_offset() * tensor.element_size(), storage.nbytes()
+    return storage.data_ptr() or storage_id(storage), int(tensor.storage_offset()) * tensor.element_size(), storage.nbytes()

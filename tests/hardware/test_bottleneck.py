@@ -102,6 +102,7 @@ DOUBTS = {
     "other processes used 35 % of the CPU meanwhile": {"disturbed": "other processes used 35 % of the CPU meanwhile"},
     "one step in ten takes 2.1 times the median": {"spread": 2.1},
     "the device is not calibrated": {"roofs": None},
+    "waiting for other ranks is not measured without CommunicationMonitor": {"communication_ms": None},
 }
 
 
