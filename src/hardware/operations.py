@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
+from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -153,7 +154,9 @@ class OperationRecorder(DispatchMode):
         return self
 
     @override
-    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> None:
         super().__exit__(exc_type, exc_val, exc_tb)
         for hook in self._hooks:
             hook.remove()
@@ -267,4 +270,8 @@ def _size(tensor: Tensor) -> int:
 def _place(tensor: Tensor) -> tuple[int, int, int]:
     """The address of the storage, the offset in it, and its size, in bytes; meta tensors have no address but an identity."""
     storage = tensor.untyped_storage()
-    return storage.data_ptr() or storage_id(storage), int(tensor.storage_offset()) * tensor.element_size(), storage.nbytes()
+    return (
+        storage.data_ptr() or storage_id(storage),
+        int(tensor.storage_offset()) * tensor.element_size(),
+        storage.nbytes(),
+    )
