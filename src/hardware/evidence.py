@@ -59,7 +59,7 @@ def _host(operations: Sequence[Operation], roofs: Roofs | None, work: float) -> 
     if roofs is not None and roofs.asynchronous:
         return f"the host's: {count(round(calls), 'launch').replace('launchs', 'launches')} of at least {duration(roofs.launch_s)} each"
     timed = 1e3 * sum(operation.seconds for operation in operations)
-    small = [each for each in operations if "host" in share_of_kinds(each, roofs or TYPICAL)]
+    small = [each for each in operations if share_of_kinds(each, roofs or TYPICAL)["host"] > 0.5]
     number, seconds = sum(each.calls for each in small), sum(each.seconds for each in small)
     between = f"{duration(max(work - timed, 0) / 1e3)} of Python, autograd and framework between {count(round(calls), 'operation')}"
     if number and 1e3 * seconds > 0.1 * work:

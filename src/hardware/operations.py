@@ -125,22 +125,18 @@ class OperationRecorder(DispatchMode):
         return is_innermost(self)
 
     def operations(self) -> list[Operation]:
-        """The operations of a step, alike ones added up: their work in the last step, their median time over all steps.
+        """The operations of a step, alike ones added up: their work in the last step, their calls × the median call's time.
 
-        Operations are alike if they have the same name, part, module and dtype, and a call of each does as much. Empty
-        after an error.
+        Operations are alike if they have the same name, part, module and dtype, and a call of each does as much. The
+        median leaves out calls that other processes have interrupted. Empty after an error.
         """
-        steps = [merge(step, _alike) for step in self.steps if step]
-        if self.error is not None or not steps:
+        if self.error is not None or not any(self.steps):
             return []
-        return [
-            replace(
-                last,
-                seconds=median(step[key].seconds for step in steps if key in step),
-                page_faults=median(step[key].page_faults for step in steps if key in step),
-            )
-            for key, last in steps[-1].items()
-        ]
+        calls: dict[Any, list[Operation]] = {}
+        for operation in (each for step in self.steps for each in step):
+            calls.setdefault(_alike(operation), []).append(operation)
+        last = merge(next(step for step in reversed(self.steps) if step), _alike)
+        return [_typical(work, calls[key]) for key, work in last.items()]
 
     @override
     def __enter__(self) -> Self:
@@ -231,6 +227,15 @@ class OperationRecorder(DispatchMode):
 def page_faults() -> int:
     """The page faults of this process so far that needed no disk; 0 on a system that does not tell."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
+
+
+def _typical(work: Operation, calls: list[Operation]) -> Operation:
+    """The work of a step, with the typical time and page faults of these calls."""
+    return replace(
+        work,
+        seconds=work.calls * median(call.seconds for call in calls),
+        page_faults=work.calls * median(call.page_faults for call in calls),
+    )
 
 
 def _alike(operation: Operation) -> tuple[Any, ...]:

@@ -1,10 +1,10 @@
 """Divide the work of a step into `host`, `memory` and `compute`.
 
 On a CPU every operation of a few steps was timed. The time between the operations (Python, autograd, the framework) is
-`host`. So is an operation of less than `SMALL_S`, unless its work needs a good part of that at the measured roofs. Any other
-operation is `memory` or `compute`, by the one that needs more time at the roofs; where both need about as much, its time is
-divided between them. An operation without products whose traffic needs less than an eighth of its time is `compute`: the
-cores are busy with it. Page faults count as memory.
+`host`. So is what an operation takes longer than its work needs at a well-used roof, up to `OVERHEAD_S` a call: of a small
+operation it is nearly everything. The rest is `memory` or `compute`, by the one that needs more time at the roofs; where
+both need about as much, it is divided between them. An operation without products whose traffic needs less than an eighth
+of its time is `compute`: the cores are busy with it. Page faults count as memory.
 
 An asynchronous device does not tell how long an operation took. Where the share of the step is known in which it is busy,
 the rest is `host`. Elsewhere the floors decide: if the operations need a good part of the step at the roofs, the device
@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from .floor import Roofs, step_floor
 from .operations import LOOK_UPS, Operation
 
-SMALL_S = 30e-6  # a call of a shorter operation is mostly overhead
-_NEEDED = 0.3  # of its time, by an operation that is short and yet not overhead
+OVERHEAD_S = 30e-6  # of a call, at most: dispatching it, allocating its result, waking threads
 _EVEN = 2.0  # two needs are alike within this factor
 _MOVES = (
     0.2  # of its time, by an operation that memory can limit; strided and mixed traffic reaches a third of the roof
 )
+_MOVES_AT_LEAST = 0.05  # the same, of an operation with products
 _FAULT_S = 0.7e-6  # a page fault takes at least so long: the trap, and clearing 4 KiB
-_FILLS = 0.25  # well-fed networks reach 25 to 70 % of the roofs
+_FILLS = 0.25  # of a roof: well-fed networks reach 25 to 70 %
 # Of no device in particular: for machines that are not calibrated, where only the ratio between the roofs matters.
 TYPICAL = Roofs(asynchronous=False, flops_per_sec={"fp32": 1e11}, bytes_per_sec=2e10, launch_s=2e-6)
 
@@ -49,32 +49,35 @@ def divide(
 
 def _measured(operations: Sequence[Operation], roofs: Roofs, work: float) -> dict[str, float]:
     spent = {"memory": 0.0, "compute": 0.0}
-    timed = 0.0
     for operation in operations:
-        timed += 1e3 * operation.seconds
-        for kind, share in share_of_kinds(operation, roofs).items():
-            if kind in spent:
-                spent[kind] += 1e3 * operation.seconds * share
-    if timed > work:  # they were timed in a slower moment than the mean step
-        spent = {kind: ms * work / timed for kind, ms in spent.items()}
+        shares = share_of_kinds(operation, roofs)
+        for kind in spent:
+            spent[kind] += 1e3 * operation.seconds * shares.get(kind, 0.0)
+    busy = sum(spent.values())
+    if busy > work:  # they were timed in a slower moment than the mean step
+        spent = {kind: ms * work / busy for kind, ms in spent.items()}
     return spent | {"host": work - sum(spent.values())}
 
 
 def share_of_kinds(operation: Operation, roofs: Roofs) -> dict[str, float]:
     """How the time of a CPU's operation divides into `host`, `memory` and `compute`; the shares add up to 1."""
     seconds = operation.seconds or 1e-9
-    faults = min(_FAULT_S * operation.page_faults / seconds, 1.0)
     compute, memory = roofs.compute_seconds(operation) / seconds, roofs.memory_seconds(operation) / seconds
-    rest = 1 - faults
-    if seconds < SMALL_S * operation.calls and max(memory, compute, faults) < _NEEDED:
-        return {"host": 1.0}
-    if operation.name.removeprefix("aten.") in LOOK_UPS and operation.cold_bytes:
-        return {"memory": 1.0}  # rows at any place of a large table: the time is that of waiting for them
-    if compute >= _EVEN * memory or (not compute and memory < _MOVES * rest):
-        return {"memory": faults, "compute": rest}
-    if memory > _EVEN * compute:
-        return {"memory": 1.0}
-    return {"memory": faults + rest * memory / (memory + compute), "compute": rest * compute / (memory + compute)}
+    faults = min(_FAULT_S * operation.page_faults / seconds, 1.0)
+    looks_up = operation.name.removeprefix("aten.") in LOOK_UPS and operation.cold_bytes > 0
+    explained = 1.0 if looks_up else min(max(compute, memory) / _FILLS + faults, 1.0)
+    host = min(1 - explained, OVERHEAD_S * operation.calls / seconds)
+    rest = 1 - host - faults
+    if looks_up:  # of rows at any place of a large table: the time is that of waiting for them
+        shares = {"memory": 1.0}
+    elif compute >= _EVEN * memory or memory < (_MOVES_AT_LEAST if compute else _MOVES):
+        shares = {"compute": 1.0}
+    elif memory > _EVEN * compute:
+        shares = {"memory": 1.0}
+    else:
+        shares = {"memory": memory / (memory + compute), "compute": compute / (memory + compute)}
+    found = {kind: rest * share for kind, share in shares.items()} | {"host": host}
+    return found | {"memory": found.get("memory", 0.0) + faults}
 
 
 def _estimated(
