@@ -5,9 +5,10 @@ import errno
 import itertools
 import os
 import secrets
+import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import BinaryIO
@@ -190,6 +191,29 @@ def new_folder(folder: Path) -> Path:
     The folder is created if it is missing. It belongs to the process that creates its lock file. OSErrors pass.
     """
     return next(place for place in _numbered(folder) if _take(place))
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """Write a new folder that is there with all of its files, or not at all: the given one, or one with `-2`, … at its end.
+
+    Returns the folder that was written. OSErrors pass; nothing is left behind then.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_name(folder)
+    temporary.mkdir()
+    try:
+        for name, data in files.items():
+            write_bytes(temporary / name, data)
+        for place in _numbered(folder):
+            if not os.path.lexists(place):
+                with contextlib.suppress(FileExistsError, NotADirectoryError):
+                    temporary.rename(place)
+                    sync_folder(place.parent)
+                    return place
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    raise AssertionError("unreachable: there is always another number")
 
 
 def _take(folder: Path) -> bool:

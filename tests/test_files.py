@@ -182,3 +182,20 @@ def test_a_folder_that_cannot_be_listed_is_refused(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(UserError, match="cannot be listed, so that links in it cannot be seen: Permission denied"):
         files.refuse_links(tmp_path)
+
+
+def test_a_folder_is_there_with_all_its_files_and_takes_the_next_free_name(tmp_path: Path) -> None:
+    whole = {"a.json": b"1", "b.gz": b"2"}
+    for name in ("made", "made-2", "made-3"):
+        assert files.write_folder(tmp_path / "new" / "made", whole) == tmp_path / "new" / name
+        assert {path.name: path.read_bytes() for path in (tmp_path / "new" / name).iterdir()} == whole
+    assert len(list((tmp_path / "new").iterdir())) == 3
+
+
+def test_a_folder_whose_files_cannot_all_be_written_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", refusing(errno.ENOSPC))
+    with pytest.raises(OSError, match="No space left"):
+        files.write_folder(tmp_path / "made", {"a.json": b"1"})
+    assert not list(tmp_path.iterdir())
