@@ -106,6 +106,11 @@ def float32_formats(device: str) -> dict[str, str]:
     return {kind: switch.fp32_precision for kind, switch in zip(PRODUCT_KINDS, switches, strict=True)}
 
 
+def is_profiler_active() -> bool:
+    """Whether a profiler of torch records this thread."""
+    return torch.autograd._profiler_enabled()
+
+
 @contextlib.contextmanager
 def float32_computed_as(form: str) -> Iterator[None]:
     """Have torch compute float32 matrix products and convolutions as `ieee` or `tf32`, on every device."""
