@@ -1,0 +1,171 @@
+"""An explanation of a training step: what each operation of each module costs, and what this device could do.
+
+`batchscope explain` and the callback OperationProfiler write it as `explain.json`; tables and plots are made of it alone.
+Times are seconds and traffic is bytes, of one step (one update of the weights).
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+SCHEMA = 1
+FILE = "explain.json"
+TRACE = "trace.json.gz"
+ROOFLINE = "roofline.png"
+OWN_CODE = "own code"  # the name of the LightningModule itself in tables
+_SUMS = ("calls", "flops", "bytes", "cold_bytes", "seconds", "floor_seconds")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the calls of one operation in one module cost in a step, or the sum over several operations."""
+
+    module: str  # the path in the LightningModule; empty for its own code
+    part: str  # `forward`, `backward`, `optimizer`, `other`
+    name: str  # `aten.addmm`
+    dtype: str  # `fp32`, `bf16`, …
+    calls: float = 0.0
+    flops: float = 0.0
+    bytes: float = 0.0  # read and written
+    cold_bytes: float = 0.0  # of these, through main memory
+    seconds: float = 0.0  # measured
+    floor_seconds: float = 0.0  # no device with these roofs takes less
+
+    @property
+    def of_floor(self) -> float | None:
+        """Floor ÷ measured time; None without either."""
+        return self.floor_seconds / self.seconds if self.seconds > 0 and self.floor_seconds > 0 else None
+
+    def plus(self, other: "Cost") -> "Cost":
+        """Both together, under this one's names."""
+        return replace(self, **{key: getattr(self, key) + getattr(other, key) for key in _SUMS})
+
+
+def add_up(costs: Iterable[Cost], key: Callable[[Cost], Any]) -> list[Cost]:
+    """Costs added up by a key, the longest first."""
+    sums: dict[Any, Cost] = {}
+    for cost in costs:
+        group = key(cost)
+        sums[group] = sums[group].plus(cost) if group in sums else cost
+    return sorted(sums.values(), key=lambda cost: (-cost.seconds, -cost.floor_seconds, cost.module, cost.name))
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """What the device was measured to be able to do; None where it was not measured."""
+
+    flops_per_sec: Mapping[str, float] = field(default_factory=dict)  # by precision
+    bytes_per_sec: float | None = None  # of main memory
+    cache_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Time in which no kernel ran, between two operations; added up over the places where it occurs in a step."""
+
+    after: str  # the operation whose kernel ended
+    before: str  # the operation whose kernel was awaited
+    seconds: float  # a step
+    calls: float  # a step
+    longest_seconds: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A training step, taken apart.
+
+    On a CPU the seconds of an operation are those of its call. On a GPU they are those of its kernels.
+    """
+
+    title: str  # `cnn · mnist`, or the module's class
+    device: str  # `cpu`, `cuda`, `mps`
+    device_name: str
+    precision: str
+    batch_size: int | None  # samples of a batch on this device
+    step_seconds: float  # with nothing else measured
+    between_seconds: float  # of it, from the end of a batch to the start of the next: loading, transfer, callbacks
+    steps: int  # that `step_seconds` is of
+    is_timed: bool  # whether the operations have seconds
+    roofs: Roofs
+    operations: Sequence[Cost]
+    threads: int | None = None
+    bottleneck: Mapping[str, Any] | None = None  # kind, share, certainty, evidence; on a CPU
+    idle_share: float | None = None  # of the step, in which no kernel ran
+    gaps: Sequence[Gap] = field(default_factory=list)
+    profiled_seconds: float | None = None  # of the same operations by torch's profiler, on a CPU
+    trace_steps: int = 0  # in the trace; 0 without one
+    notes: Sequence[str] = field(default_factory=list)  # what is missing, and why
+
+    @property
+    def total(self) -> Cost:
+        """All operations together."""
+        return _sum(self.operations)
+
+    @property
+    def outside_seconds(self) -> float:
+        """The time of a step in no operation, nor between batches."""
+        return max(0.0, self.step_seconds - self.between_seconds - self.total.seconds)
+
+    def modules(self, depth: int | None = None, most: int | None = None) -> list[Cost]:
+        """The costs by module, and those of the optimizer as one.
+
+        Args:
+            depth: cut the paths to so many names; None for the whole paths.
+            most: with more rows, cut the paths further, to the depth that gives at most so many.
+        """
+        deepest = max((cost.module.count(".") + 1 for cost in self.operations), default=1)
+        for levels in range(min(depth or deepest, deepest), 0, -1):
+            rows = add_up(self.operations, lambda cost: _place(cost, levels))  # noqa: B023 - called at once
+            rows = [replace(row, module=_place(row, levels), name="") for row in rows]
+            if most is None or len(rows) <= most:
+                break
+        return rows
+
+    def costliest(self, most: int = 10) -> list[Cost]:
+        """The operations that take longest, each in its module and its part of the step."""
+        return add_up(self.operations, lambda cost: (cost.name, cost.module, cost.part, cost.dtype))[:most]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers, with the sums by module and the costliest operations beside the facts they come from."""
+        derived = {
+            "modules": [_rounded(row) for row in self.modules()],
+            "costliest": [_rounded(row) for row in self.costliest()],
+            "outside_seconds": self.outside_seconds,
+        }
+        return {"schema": SCHEMA, **dataclasses.asdict(self), **derived}
+
+    @classmethod
+    def from_dict(cls, known: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError, TypeError, KeyError: if it is not an explanation of this schema.
+        """
+        if known.get("schema") != SCHEMA:
+            raise ValueError(f"schema {known.get('schema')}, and this version reads {SCHEMA}")
+        names = {each.name for each in dataclasses.fields(cls)}
+        facts = {key: value for key, value in known.items() if key in names}
+        facts["roofs"] = Roofs(**known["roofs"])
+        facts["operations"] = [Cost(**cost) for cost in known["operations"]]
+        facts["gaps"] = [Gap(**gap) for gap in known.get("gaps", ())]
+        made = cls(**facts)
+        if not math.isfinite(made.step_seconds) or made.step_seconds <= 0:
+            raise ValueError(f"a step of {made.step_seconds} s")
+        return made
+
+
+def _place(cost: Cost, levels: int) -> str:
+    if cost.part == "optimizer":
+        return "optimizer"
+    return ".".join(cost.module.split(".")[:levels]) or OWN_CODE
+
+
+def _sum(costs: Iterable[Cost]) -> Cost:
+    rows = add_up(costs, lambda cost: None)
+    return replace(rows[0], module="", part="", name="") if rows else Cost("", "", "", "other")
+
+
+def _rounded(cost: Cost) -> dict[str, Any]:
+    return {**dataclasses.asdict(cost), "of_floor": cost.of_floor}
