@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .callbacks.learning_rate import LearningRateWatch as LearningRateWatch
     from .callbacks.nonfinite import StopOnNonFinite as StopOnNonFinite
     from .callbacks.prediction_images import PredictionImages as PredictionImages
+    from .callbacks.profile import OperationProfiler as OperationProfiler
     from .callbacks.progress import ProgressBar as ProgressBar
     from .callbacks.throughput import ThroughputMonitor as ThroughputMonitor
 else:

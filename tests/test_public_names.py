@@ -11,6 +11,7 @@ CALLBACKS = [
     "CommunicationMonitor",
     "DeviceMonitor",
     "LearningRateWatch",
+    "OperationProfiler",
     "PredictionImages",
     "ProgressBar",
     "StopOnNonFinite",

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .learning_rate import LearningRateWatch as LearningRateWatch
     from .nonfinite import StopOnNonFinite as StopOnNonFinite
     from .prediction_images import PredictionImages as PredictionImages
+    from .profile import OperationProfiler as OperationProfiler
     from .progress import ProgressBar as ProgressBar
     from .throughput import ThroughputMonitor as ThroughputMonitor
 else:

@@ -23,7 +23,7 @@ class StepWatch:
         self, trainer: Trainer, module: LightningModule, cache_bytes: int | None, part: Callable[[], str], wanted: bool
     ):
         self._recorder = OperationRecorder(module, cache_bytes, part)
-        self._watches = wanted and _can_be_watched(trainer, module)
+        self._watches = wanted and can_be_watched(trainer, module)
         self._update = 0  # the last that was begun
         self._active = False
 
@@ -58,7 +58,8 @@ class StepWatch:
         return self._recorder.operations()
 
 
-def _can_be_watched(trainer: Trainer, module: LightningModule) -> bool:
+def can_be_watched(trainer: Trainer, module: LightningModule) -> bool:
+    """Whether a recorder sees the operations that would run without it: neither compiled nor sharded ones."""
     return (
         type(trainer.strategy) in (SingleDeviceStrategy, DDPStrategy)
         and compiler_context(module) is None

@@ -1,0 +1,160 @@
+"""From what was recorded of some steps to an Explanation: operations with their times and floors, gaps, and notes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ..hardware.bottleneck import Step, find_bottleneck
+from ..hardware.calibration import Calibration
+from ..hardware.devices import device_name
+from ..hardware.floor import Roofs, roofs_of
+from ..hardware.operations import Operation, OperationRecorder
+from ..hardware.trace import Event, calls, device_seconds, idle, step_spans
+from ..records import explanation as records
+from ..records.explanation import Cost, Explanation, Gap
+from ..records.formatting import duration
+
+MOST_GAPS = 5
+_TOO_LONG = 1.1  # the operations' time ÷ that of the step they are in; less is the scatter between steps
+_NO_ROOFS = Roofs(asynchronous=False, flops_per_sec={})
+
+
+@dataclass
+class Measured:
+    """What the steps of a training have shown."""
+
+    title: str
+    device: torch.device
+    precision: str
+    batch_size: int | None
+    step_seconds: float
+    between_seconds: float
+    steps: int
+    recorder: OperationRecorder | None
+    events: Sequence[Event] = ()
+    trace_steps: int = 0
+    calibration: Calibration | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def explain(measured: Measured) -> Explanation:
+    """The explanation of a step."""
+    device, calibration, notes = measured.device, measured.calibration, list(measured.notes)
+    roofs = roofs_of(calibration) if calibration else _NO_ROOFS
+    if calibration is None:
+        notes.append("the device was not measured: no floors (batchscope hardware measures it)")
+    operations = measured.recorder.operations() if measured.recorder else []
+    if measured.recorder and measured.recorder.error is not None:
+        notes.append(f"the operations could not be counted: {measured.recorder.error}")
+    is_timed = device.type == "cpu"
+    extra: dict[str, Any] = {}
+    if device.type == "cuda" and operations:
+        operations, is_timed = _timed_by_device(measured)
+        if not is_timed:
+            notes.append("the trace has no kernel, so the operations are counted and not timed")
+        extra = _idle(measured)
+    elif not is_timed:
+        operations = [replace(each, seconds=0.0) for each in operations]
+        notes.append(f"on {device.type} the operations are counted and not timed")
+    elif measured.events and operations:
+        extra = {"profiled_seconds": _profiled(measured.events, operations)}
+    if is_timed and device.type == "cpu":
+        notes += _disturbed(measured, sum(each.seconds for each in operations))
+    return Explanation(
+        title=measured.title,
+        device=device.type,
+        device_name=device_name(device),
+        precision=measured.precision,
+        batch_size=measured.batch_size,
+        step_seconds=measured.step_seconds,
+        between_seconds=measured.between_seconds,
+        steps=measured.steps,
+        is_timed=is_timed and bool(operations),
+        roofs=records.Roofs(dict(roofs.flops_per_sec), roofs.bytes_per_sec, getattr(calibration, "cache_bytes", None)),
+        operations=records.add_up((_cost(each, roofs) for each in operations), _group),
+        threads=torch.get_num_threads() if device.type == "cpu" else None,
+        bottleneck=_bottleneck(measured, operations, roofs if calibration else None) if device.type == "cpu" else None,
+        trace_steps=measured.trace_steps,
+        notes=notes,
+        **extra,
+    )
+
+
+def _disturbed(measured: Measured, recorded: float) -> list[str]:
+    """A note if the operations took longer than the step that they are a part of."""
+    room = measured.step_seconds - measured.between_seconds
+    if recorded <= _TOO_LONG * room:
+        return []
+    note = (
+        f"the operations took {duration(recorded)} while they were recorded, and a step that is not recorded has "
+        f"{duration(room)} for them: the machine was busy with something else, and the shares are too high"
+    )
+    return [note]
+
+
+def _bottleneck(measured: Measured, operations: Sequence[Operation], roofs: Roofs | None) -> dict[str, Any] | None:
+    """What limits the step, by the rule that every run is judged by."""
+    between = 1e3 * measured.between_seconds
+    parts = {"data_wait": between, "forward": 1e3 * measured.step_seconds - between}
+    found = find_bottleneck(Step(parts, "cpu", steps=measured.steps, operations=operations, roofs=roofs))
+    if found is None:
+        return None
+    return {"kind": found.kind, "share": found.share, "certainty": found.certainty, "evidence": found.evidence}
+
+
+def _group(cost: Cost) -> Any:
+    return cost.name, cost.module, cost.part, cost.dtype
+
+
+def _cost(operation: Operation, roofs: Roofs) -> Cost:
+    """An operation with its floor: on an asynchronous device that of the device's work, else also that of the calls."""
+    floor = max(roofs.compute_seconds(operation), roofs.memory_seconds(operation))
+    if not roofs.asynchronous:
+        floor = max(floor, roofs.launch_seconds(operation))
+    return Cost(
+        operation.module,
+        operation.part,
+        operation.name,
+        operation.dtype,
+        operation.calls,
+        operation.flops,
+        operation.bytes,
+        operation.cold_bytes,
+        operation.seconds,
+        floor,
+    )
+
+
+def _timed_by_device(measured: Measured) -> tuple[list[Operation], bool]:
+    """The operations of the last recorded step with the device's time instead of the host's."""
+    step = measured.recorder.steps[-1] if measured.recorder else []
+    seconds, others = device_seconds(measured.events, [each.name for each in step])
+    timed = [replace(each, seconds=value) for each, value in zip(step, seconds, strict=True)]
+    if others > 0:
+        timed.append(Operation("other kernels", "other", "", "other", 0, seconds=others))
+    return timed, any(seconds)
+
+
+def _idle(measured: Measured) -> dict[str, Any]:
+    """The share of a step in which no kernel ran, and the gaps that were longest in the traced steps.
+
+    The share compares the busy time with a step that nothing traces: tracing makes the host slower.
+    """
+    found, steps = idle(measured.events), len(step_spans(measured.events))
+    if found is None or not steps:
+        return {}
+    busy = found.busy_us / 1e6 / steps
+    gaps = [
+        Gap(after, before, sum(each) / 1e6 / steps, len(each) / steps, max(each) / 1e6)
+        for (after, before), each in found.gaps.items()
+    ]
+    gaps.sort(key=lambda gap: -gap.seconds)
+    return {"idle_share": max(0.0, 1 - busy / measured.step_seconds), "gaps": gaps[:MOST_GAPS]}
+
+
+def _profiled(events: Sequence[Event], operations: Sequence[Operation]) -> float:
+    """The time of a step in these operations, by torch's profiler."""
+    found = calls(events, sorted({each.name for each in operations}))
+    return sum(call.end - call.start for call in found) / 1e6 / max(1, len(step_spans(events)))

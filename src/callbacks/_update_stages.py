@@ -1,0 +1,102 @@
+"""Which updates of a training are left out, timed as they are, recorded, and profiled, and how long those as they are take."""
+
+import time
+from enum import Enum, auto
+from statistics import mean, median
+
+import torch
+
+_RECORDED = 3  # updates whose operations are noted; a time is the median of them
+_FEWEST_WARMUP = 4
+_LONGEST_WARMUP_S = 15
+_MOST_EVENTS = 300_000  # operations in a profile: reading one takes some seconds and 1 GiB
+
+
+class Stage(Enum):
+    """What is done with an update."""
+
+    WARMUP = auto()
+    PLAIN = auto()
+    RECORDED = auto()
+    PROFILED = auto()
+    DONE = auto()
+
+
+class UpdateStages:
+    """Gives each update its stage, and times the plain ones from the start of one to the start of the next.
+
+    An asynchronous device is awaited before the first plain update and after the last one.
+
+    Args:
+        warmup: updates to leave out.
+        steps: plain updates, and at most profiled ones.
+    """
+
+    def __init__(self, warmup: int, steps: int, device: torch.device):
+        self.stage = Stage.WARMUP
+        self._left = {Stage.WARMUP: warmup, Stage.PLAIN: steps, Stage.RECORDED: _RECORDED, Stage.PROFILED: steps}
+        self._warmup, self._device = warmup, device
+        self._began = time.perf_counter()
+        self._start = self._batch_end = self._between = 0.0
+        self._interrupted = False
+        self.intervals: list[tuple[float, float]] = []  # seconds of a plain update, and of it between batches
+
+    def begin(self, operations: int) -> None:
+        """An update begins, where a recorded one has so many operations (0 if unknown)."""
+        before = self.stage
+        self._choose(operations)
+        if Stage.PLAIN in (before, self.stage) and before is not self.stage:
+            synchronize(self._device)
+        now = time.perf_counter()
+        if before is Stage.PLAIN:
+            end = self._batch_end if self._interrupted else now
+            self.intervals.append((end - self._start, self._between + end - self._batch_end))
+        self._start, self._between, self._batch_end, self._interrupted = now, 0.0, now, False
+
+    def begin_batch(self) -> None:
+        """A batch of the update is there."""
+        self._between += time.perf_counter() - self._batch_end
+
+    def end_batch(self, is_last: bool) -> None:
+        """A batch has been trained; the last one of an update has changed the weights."""
+        self._batch_end = time.perf_counter()
+        if is_last:
+            self._left[self.stage] -= 1
+
+    def leave_out(self) -> None:
+        """Something else than training happens before the next update begins: this one ended with its batch."""
+        self._interrupted = True
+
+    def skip_profile(self) -> None:
+        """Profile no update."""
+        self._left[Stage.PROFILED] = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no update is left to be measured."""
+        return self._left[Stage.PROFILED] <= 0
+
+    def step_seconds(self) -> tuple[float, float]:
+        """The time of a plain update, and of it the time between batches."""
+        average = (
+            median if self._device.type == "cpu" else mean
+        )  # of a device that is awaited at the end, the sum is true
+        total, between = zip(*self.intervals, strict=True)
+        return average(total), average(between)
+
+    def _choose(self, operations: int) -> None:
+        done = self._warmup - self._left[Stage.WARMUP]
+        if done >= _FEWEST_WARMUP and time.perf_counter() - self._began > _LONGEST_WARMUP_S:
+            self._left[Stage.WARMUP] = 0
+        if operations:
+            most = max(1, _MOST_EVENTS // operations)
+            self._left[Stage.PROFILED] = min(self._left[Stage.PROFILED], most)
+        self.stage = next((stage for stage, left in self._left.items() if left > 0), Stage.DONE)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for an asynchronous device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()

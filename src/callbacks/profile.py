@@ -1,0 +1,278 @@
+"""OperationProfiler: what each operation of a training step costs, in which module, and how near it is to its floor."""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from typing_extensions import override
+
+from ..files import why, write_folder
+from ..hardware.calibration_cache import cached_calibration
+from ..hardware.measure import calibrate_in_subprocess
+from ..hardware.operations import OperationRecorder
+from ..hardware.trace import MAX_BYTES, ProfilerUnavailableError, StepProfiler, compressed
+from ..options.types import NonNegativeInt, PositiveInt
+from ..records.explanation import FILE, TRACE, Explanation
+from ._batches import samples_in
+from ._explanation import Measured, explain
+from ._never_raise import never_raise
+from ._operation_table import as_text
+from ._step_watch import can_be_watched
+from ._update_stages import Stage, UpdateStages
+
+
+class OperationProfiler(Callback):
+    """Takes some training steps apart, in any Lightning project, without touching the module.
+
+    After a warm-up, it measures some steps as they are, notes the operations of some more, and records some with
+    `torch.profiler`. The recorded steps take longer, so the profiler belongs into a run that is about speed.
+
+    On a CPU an operation's time is that of its call. On a GPU it is that of its kernels; the host waits for the device
+    four times in all. After that, `explanation` has the result. Of several ranks the first one measures.
+
+    Args:
+        dirpath: a folder for `explain.json` and `trace.json.gz` (https://ui.perfetto.dev), written at once when both are
+            known; a number is appended if the folder exists. None writes nothing.
+        warmup_steps: updates that are left out; fewer, but 4, if they take more than 15 s.
+        steps: updates that are measured as they are, and at most recorded with `torch.profiler`.
+        calibrate: whether the device's peaks may be measured (once, for some seconds; the result is cached). Without
+            them there are no floors.
+        stop: end the training when all is known.
+        verbose: print the tables when all is known.
+    """
+
+    observes_only = True
+
+    def __init__(
+        self,
+        dirpath: str | None = None,
+        warmup_steps: NonNegativeInt = 10,
+        steps: PositiveInt = 5,
+        calibrate: bool = True,
+        stop: bool = False,
+        verbose: bool = True,
+    ):
+        self.dirpath = dirpath
+        self.warmup_steps = warmup_steps
+        self.steps = steps
+        self.calibrate = calibrate
+        self.stop = stop
+        self.verbose = verbose
+        self.explanation: Explanation | None = None
+        self.files: dict[str, bytes] = {}  # the explanation and the trace, by name
+        self.folder: Path | None = None  # that was written
+        self._stages: UpdateStages | None = None
+        self._open = contextlib.ExitStack()
+
+    def summary_lines(self) -> list[str]:
+        """For the end of a run: where the explanation is."""
+        return [f"explain  {os.path.relpath(self.folder)}"] if self.folder else []
+
+    @override
+    @never_raise
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and trainer.is_global_zero:
+            device = trainer.strategy.root_device
+            self._calibration = cached_calibration(device)
+            if self._calibration is None and self.calibrate:
+                print(f"measuring what this {device.type} can do; once, some seconds …", flush=True)
+                self._calibration = calibrate_in_subprocess(device)
+
+    @override
+    @never_raise
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        self.explanation = self.folder = None
+        self.files = {}
+        self._device = trainer.strategy.root_device
+        self._stages = UpdateStages(self.warmup_steps, self.steps, self._device)
+        self._records = can_be_watched(trainer, pl_module)
+        self._recorder = OperationRecorder(pl_module, getattr(self._calibration, "cache_bytes", None), self._part_now)
+        self._profiler: StepProfiler | None = None
+        self._trace: dict[str, Any] = {"traceEvents": []}
+        self._batch_size: int | None = None
+        self._notes: list[str] = []
+        if not self._records:
+            self._notes.append("the operations of compiled or sharded modules are not counted")
+        self._part = "forward"
+        self._update = trainer.global_step
+        self._in_update = False
+
+    def _part_now(self) -> str:
+        return self._part
+
+    @override
+    @never_raise
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        stages = self._stages
+        if stages is None:
+            return
+        if not self._in_update:
+            self._in_update = True
+            stages.begin(len(self._recorder.steps[-1]) if self._recorder.steps else 0)
+            if stages.stage is Stage.DONE:
+                self._finish(trainer, pl_module)
+                return
+            self._begin_update(stages)
+        if stages.stage is Stage.RECORDED and self._records:
+            # After a step of manual optimisation the module may go on with another forward pass.
+            self._open.callback(register_optimizer_step_post_hook(lambda *_: self._set_part("forward")).remove)
+            self._open.enter_context(self._recorder)
+        self._batch_size = self._batch_size or samples_in(batch)
+        stages.begin_batch()
+        self._part = "forward"
+
+    def _begin_update(self, stages: UpdateStages) -> None:
+        if stages.stage is Stage.RECORDED:
+            self._recorder.next_step()
+        elif stages.stage is Stage.PROFILED:
+            if self._profiler is None:
+                self._start_profiler(stages)
+            if self._profiler is not None:
+                self._profiler.begin_step()
+
+    def _start_profiler(self, stages: UpdateStages) -> None:
+        try:
+            profiler = StepProfiler(self._device)
+            profiler.start()
+        except ProfilerUnavailableError as error:
+            self._notes.append(f"torch.profiler cannot be used, so there is no trace: {error}")
+            stages.skip_profile()
+        else:
+            self._profiler = profiler
+
+    @override
+    @never_raise
+    def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        self._set_part("optimizer")
+
+    @override
+    @never_raise
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        self._set_part("backward")
+
+    @override
+    @never_raise
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._set_part("other")
+
+    @override
+    @never_raise
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        self._set_part("optimizer")
+
+    def _set_part(self, part: str) -> None:
+        self._part = part
+
+    @override
+    @never_raise
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        stages = self._stages
+        if stages is None:
+            return
+        self._part = "other"
+        self._open.close()
+        is_last = trainer.global_step != self._update  # otherwise the gradients are kept for a later batch
+        if is_last:
+            self._update, self._in_update = trainer.global_step, False
+            if stages.stage is Stage.PROFILED and self._profiler is not None:
+                self._profiler.end_step()
+        stages.end_batch(is_last)
+        if is_last and stages.is_complete:
+            self._finish(trainer, pl_module)
+
+    @override
+    @never_raise
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._leave_out_interval()
+
+    @override
+    @never_raise
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._leave_out_interval()
+
+    @override
+    @never_raise
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._leave_out_interval()
+
+    def _leave_out_interval(self) -> None:
+        """The time until the next update begins is not that of a step."""
+        if self._stages is not None:
+            self._stages.leave_out()
+
+    @override
+    @never_raise
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish(trainer, pl_module)
+
+    @override
+    @never_raise
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.disable()
+
+    @override
+    @never_raise
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.disable()
+
+    def disable(self) -> None:
+        """Measure no more in this fit."""
+        if self._stages is None:
+            return
+        self._stages = None
+        self._open.close()
+        if self._profiler is not None:
+            self._profiler.stop()
+
+    def _finish(self, trainer: Trainer, module: LightningModule) -> None:
+        """Make the explanation of what was measured, and write it."""
+        stages = self._stages
+        if stages is None:
+            return
+        if self._profiler is not None:
+            self._trace = self._profiler.stop()
+        self.disable()
+        if self.stop:
+            trainer.should_stop = True
+        if not stages.intervals:
+            rank_zero_warn(f"OperationProfiler has measured no step: it needs {self.warmup_steps + 2} updates")
+            return
+        seconds, between = stages.step_seconds()
+        measured = Measured(
+            title=getattr(module, "title", type(module).__name__),
+            device=self._device,
+            precision=str(trainer.precision),
+            batch_size=self._batch_size,
+            step_seconds=seconds,
+            between_seconds=between,
+            steps=len(stages.intervals),
+            recorder=self._recorder if self._records else None,
+            events=self._trace["traceEvents"],
+            calibration=self._calibration,
+            notes=self._notes,
+        )
+        data, measured.trace_steps = compressed(self._trace) if self._trace["traceEvents"] else (b"", 0)
+        self._trace = {}
+        if measured.events and not data:
+            measured.notes.append(f"no trace is kept: one step takes more than {MAX_BYTES / 1e6:.0f} MB")
+        self.explanation = explain(measured)
+        text = json.dumps(self.explanation.to_dict(), indent=1)
+        self.files = {FILE: text.encode(), **({TRACE: data} if data else {})}
+        if self.dirpath is not None:
+            try:
+                self.folder = write_folder(Path(self.dirpath), self.files)
+            except OSError as error:
+                rank_zero_warn(f"OperationProfiler: {self.dirpath} cannot be written: {why(error)}")
+        if self.verbose:
+            print("\n" + as_text(self.explanation), flush=True)

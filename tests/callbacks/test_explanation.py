@@ -1,0 +1,108 @@
+"""An explanation of what was recorded, on fabricated operations and traces: times by device, gaps, floors and notes."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from batchscope.callbacks import _explanation
+from batchscope.callbacks._explanation import Measured, explain
+from batchscope.callbacks._operation_table import as_text
+from batchscope.hardware.calibration import Calibration
+from batchscope.hardware.operations import Operation, OperationRecorder
+from tests.hardware.test_trace import two_steps
+
+STEP = [
+    Operation("aten.addmm", "forward", "layer", "fp32", 1, 2e6, 1e6, 1e6, 5e-6),
+    Operation("aten.mm", "backward", "layer", "fp32", 1, 2e6, 1e6, 0, 5e-6),
+    Operation("aten.mm", "backward", "head", "fp32", 1, 2e6, 1e6, 0, 5e-6),
+    Operation("aten._fused_adamw_", "optimizer", "", "fp32", 1, 0, 4e6, 4e6, 5e-6),
+]
+GPU = Calibration(
+    device="cuda",
+    device_name="NVIDIA X",
+    driver="1",
+    torch="2",
+    threads=None,
+    matmul_flops_per_sec={"fp32": 1e11},
+    copy_bytes_per_sec=1e11,
+    launch_us=5.0,
+)
+
+
+@pytest.fixture(autouse=True)
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        _explanation, "device_name", lambda device: "NVIDIA X" if device.type == "cuda" else "Processor"
+    )
+
+
+def measured(device: str, **changes: Any) -> Measured:
+    recorder = OperationRecorder()
+    recorder.steps = [list(STEP)]
+    known = {"title": "net", "device": torch.device(device), "precision": "32-true", "batch_size": 8}
+    known |= {"step_seconds": 1e-3, "between_seconds": 1e-4, "steps": 5, "recorder": recorder, "calibration": GPU}
+    return Measured(**{**known, **changes})
+
+
+def test_on_a_gpu_an_operation_has_the_time_of_its_kernels_and_the_floor_of_its_work() -> None:
+    step = explain(measured("cuda", events=two_steps(), trace_steps=2))
+    found = {(cost.module, cost.name): cost for cost in step.operations}
+    assert found["layer", "aten.addmm"].seconds == pytest.approx(200e-6)
+    assert found["layer", "aten.mm"].seconds == pytest.approx(100e-6)
+    assert found["head", "aten.mm"].seconds == pytest.approx(50e-6)
+    assert found["layer", "aten.addmm"].floor_seconds == pytest.approx(2e-5)  # of 2 MFLOP, not of a launch
+    assert found["", "aten._fused_adamw_"].floor_seconds == pytest.approx(4e-5)  # of 4 MB
+    assert step.bottleneck is None
+
+
+def test_on_a_gpu_the_idle_share_is_that_of_a_step_which_is_not_traced() -> None:
+    step = explain(measured("cuda", events=two_steps(), trace_steps=2))
+    assert step.idle_share == pytest.approx(1 - 450e-6 / 1e-3)
+    first = step.gaps[0]
+    assert (first.after, first.before, first.calls) == ("aten.mm", "aten._fused_adamw_", 1)
+    assert first.seconds == first.longest_seconds == pytest.approx(300e-6)
+    text = as_text(step)
+    assert "no kernel runs in 55 % of a step" in text
+    assert "\nno kernel runs after  until" in text
+
+
+def test_a_gpu_whose_kernels_the_profiler_may_not_see_has_counted_operations_and_a_note() -> None:
+    events = [event for event in two_steps() if event["cat"] != "kernel"]
+    step = explain(measured("cuda", events=events))
+    assert not step.is_timed
+    assert step.idle_share is None
+    assert step.total.flops == 6e6
+    assert any("no kernel" in note for note in step.notes)
+    text = as_text(step)
+    assert "share" not in text
+    assert "layer" in text
+
+
+def test_on_another_device_operations_are_counted_and_not_timed() -> None:
+    step = explain(measured("mps"))
+    assert not step.is_timed
+    assert step.total.seconds == 0
+    assert any("on mps" in note for note in step.notes)
+
+
+def test_on_a_cpu_an_operation_takes_at_least_a_launch() -> None:
+    step = explain(measured("cpu", calibration=Calibration.from_dict({**GPU.to_dict(), "device": "cpu"})))
+    assert {cost.floor_seconds for cost in step.operations} == {2e-5, 4e-5}
+    assert step.notes == []
+    assert step.bottleneck is not None
+
+
+def test_operations_that_take_longer_than_their_step_are_one_note() -> None:
+    step = explain(measured("cpu", step_seconds=1e-4, between_seconds=9e-5))
+    assert any("the shares are too high" in note for note in step.notes)
+
+
+def test_operations_that_could_not_be_counted_are_one_note() -> None:
+    found = measured("cpu")
+    assert found.recorder is not None
+    found.recorder.error = ValueError("a tensor of a kind of its own")
+    step = explain(found)
+    assert step.operations == []
+    assert "the operations could not be counted: a tensor of a kind of its own" in step.notes
+    assert as_text(step).startswith("net, batches of 8")

@@ -1,0 +1,250 @@
+"""OperationProfiler in strangers' projects: what it says of a step, and that it neither changes nor ends a training."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from batchscope.callbacks import profile
+from batchscope.callbacks._operation_table import as_text
+from batchscope.callbacks.profile import OperationProfiler
+from batchscope.hardware.calibration import Calibration
+from batchscope.records.explanation import FILE, TRACE, Cost, Explanation
+from tests.support.runs import SMALL, run
+from tests.support.third_party_modules import Stranger, loader
+
+CALIBRATION = Calibration(
+    device="cpu",
+    device_name="Processor",
+    driver=None,
+    torch="2",
+    threads=1,
+    matmul_flops_per_sec={"fp32": 1e11},
+    copy_bytes_per_sec=1e10,
+    launch_us=1.0,
+)
+
+
+@pytest.fixture(autouse=True)
+def measured_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "cached_calibration", lambda device: CALIBRATION)
+
+
+def profiler(**options: Any) -> OperationProfiler:
+    return OperationProfiler(**{"warmup_steps": 1, "steps": 2, "stop": True, "verbose": False, **options})
+
+
+def fit(
+    callback: OperationProfiler, module: lightning.LightningModule | None = None, samples: int = 20, **options: Any
+) -> lightning.Trainer:
+    """Train epochs of five steps of four samples, by default."""
+    quiet = {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "logger": False,
+    }
+    trainer = lightning.Trainer(**{"max_epochs": 10, "accelerator": "cpu", "callbacks": [callback], **quiet, **options})
+    trainer.fit(module or Stranger(), loader(samples))
+    return trainer
+
+
+def explained(module: lightning.LightningModule | None = None, **options: Any) -> Explanation:
+    callback = profiler()
+    fit(callback, module, **options)
+    assert callback.explanation is not None
+    return callback.explanation
+
+
+def only(step: Explanation, name: str) -> Cost:
+    (found,) = [cost for cost in step.operations if cost.name == name]
+    return found
+
+
+def test_every_operation_has_its_part_module_work_time_and_floor() -> None:
+    step = explained()
+    forward = only(step, "aten.addmm")
+    assert (forward.part, forward.module, forward.dtype, forward.calls) == ("forward", "layer", "fp32", 1)
+    assert forward.flops == 2 * 4 * 4 * 1
+    assert forward.bytes == 4 * (4 * 4 + 4 + 1 + 4)
+    assert forward.seconds > 0
+    assert forward.floor_seconds == pytest.approx(1e-6)  # a launch takes longer than its work
+    assert {cost.part for cost in step.operations if cost.name == "aten.mm"} == {"backward"}
+    assert {cost.part for cost in step.operations if cost.name.startswith("aten._foreach")} <= {"optimizer"}
+    assert "optimizer" in {cost.part for cost in step.operations}
+
+
+def test_the_step_is_that_of_updates_which_nothing_else_measures() -> None:
+    class Slow(Stranger):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            time.sleep(0.02)
+            return super().training_step(batch, batch_idx)
+
+    step = explained(Slow())
+    assert (step.device, step.batch_size, step.steps, step.is_timed) == ("cpu", 4, 2, True)
+    assert step.step_seconds >= 0.02
+    assert step.outside_seconds >= 0.015
+
+
+def test_waiting_for_data_is_between_batches() -> None:
+    class Waiting(Stranger):
+        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            time.sleep(0.02)
+            return batch
+
+    step = explained(Waiting())
+    assert step.between_seconds >= 0.02
+    assert step.bottleneck is not None
+    assert step.bottleneck["kind"] == "input"
+
+
+def test_with_accumulated_gradients_a_step_is_an_update_of_several_batches() -> None:
+    step = explained(samples=16, accumulate_grad_batches=2)
+    assert only(step, "aten.addmm").calls == 2
+    assert step.batch_size == 4
+
+
+def test_the_training_ends_when_all_is_known() -> None:
+    assert fit(profiler(warmup_steps=4, steps=3)).global_step == 4 + 3 + 3 + 3
+
+
+def test_without_stop_the_training_goes_on_and_is_bit_for_bit_the_same() -> None:
+    weights = []
+    for callbacks in ([], [profiler(stop=False)]):
+        lightning.seed_everything(0, verbose=False)
+        module = Stranger()
+        fit(profiler(), module, callbacks=callbacks, max_epochs=4)
+        weights.append(module.layer.weight.detach().clone())
+    assert torch.equal(*weights)
+
+
+def test_it_works_with_manual_optimisation() -> None:
+    class Manual(Stranger):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            for _ in range(2):
+                optimizer.zero_grad()
+                self.manual_backward(super().training_step(batch, batch_idx))
+                optimizer.step()
+
+    step = explained(Manual())
+    assert only(step, "aten.addmm").part == "forward"
+    assert only(step, "aten.addmm").calls == 2
+
+
+def test_the_folder_is_whole_and_an_earlier_one_stays(tmp_path: Path) -> None:
+    for name in ("explain", "explain-2"):
+        callback = profiler(dirpath=str(tmp_path / "explain"))
+        fit(callback)
+        assert callback.folder == tmp_path / name
+        assert {path.name for path in callback.folder.iterdir()} == {FILE, TRACE}
+        assert Explanation.from_dict(json.loads((callback.folder / FILE).read_text())) == callback.explanation
+    assert {path.name for path in tmp_path.iterdir()} == {"explain", "explain-2"}
+
+
+def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    callback = profiler(dirpath=str(tmp_path / "file" / "explain"))
+    with pytest.warns(UserWarning, match="cannot be written"):
+        fit(callback)
+    assert callback.explanation is not None
+
+
+def test_a_training_that_is_too_short_is_one_warning() -> None:
+    callback = profiler(warmup_steps=10)
+    with pytest.warns(UserWarning, match="has measured no step: it needs 12 updates"):
+        fit(callback, max_epochs=1)
+    assert callback.explanation is None
+
+
+def test_a_training_that_ends_early_is_explained_as_far_as_it_went() -> None:
+    callback = profiler(warmup_steps=1, steps=2)
+    fit(callback, max_steps=5)
+    assert callback.explanation is not None
+    assert callback.explanation.operations
+    assert callback.explanation.trace_steps == 0
+
+
+def test_where_another_profiler_is_active_one_line_says_so_and_the_rest_is_there() -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        step = explained()
+    assert any("no trace: another profiler is active" in note for note in step.notes)
+    assert step.operations
+    assert step.trace_steps == 0
+
+
+def test_without_a_calibration_there_is_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "cached_calibration", lambda device: None)
+    callback = profiler(calibrate=False)
+    fit(callback)
+    assert callback.explanation is not None
+    assert callback.explanation.total.floor_seconds == 0
+    assert any("no floors" in note for note in callback.explanation.notes)
+
+
+def test_an_error_in_a_recorded_step_passes_and_leaves_nothing_behind() -> None:
+    class Failing(Stranger):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            if self.global_step == 5:
+                raise RuntimeError("the step fails")
+            return super().training_step(batch, batch_idx)
+
+    for plain in (1, 3):  # the failing step is recorded, or profiled
+        with pytest.raises(RuntimeError, match="the step fails"):
+            fit(profiler(warmup_steps=1, steps=plain), Failing())
+        assert _get_current_dispatch_mode() is None
+        assert not torch.autograd._profiler_enabled()
+
+
+def test_a_failing_measurement_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(profile, "explain", fail)
+    with pytest.warns(UserWarning, match="OperationProfiler stopped measuring: ZeroDivisionError"):
+        trainer = fit(profiler(stop=False), max_epochs=3)
+    assert trainer.global_step == 15
+
+
+def test_the_tables_name_modules_operations_and_what_is_outside(capsys: pytest.CaptureFixture[str]) -> None:
+    callback = profiler(verbose=True)
+    fit(callback)
+    text = capsys.readouterr().out
+    assert callback.explanation is not None
+    assert as_text(callback.explanation) in text
+    heading, took, *_ = text.strip().splitlines()
+    assert heading.startswith("Stranger, batches of 4, 32-true, on cpu (")
+    assert took.startswith("a step takes ")
+    for row in ("layer", "optimizer", "between batches", "host: Python, autograd", "the step", "addmm"):
+        assert f"\n{row}" in text
+
+
+def test_a_compiled_module_is_timed_and_traced_but_not_counted() -> None:
+    class Compiled(Stranger):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+            self.layer._compiled_call_impl = self.layer._call_impl  # as `compile()` leaves it, without its minutes
+
+    step = explained(Compiled())
+    assert not step.operations
+    assert any("compiled" in note for note in step.notes)
+    assert step.trace_steps == 2
+
+
+def test_an_option_adds_it_to_a_run(tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, "callbacks=explain", "test=false", "hydra.run.dir=out")
+    assert done.end() == 0, done.complained
+    assert "explain  out/explain" in done.said
+    assert "costliest operations" in done.said
+    assert {path.name for path in (tmp_path / "out" / "explain").iterdir()} == {FILE, TRACE}
