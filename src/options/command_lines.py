@@ -14,6 +14,7 @@ from typing import Any
 from . import trust
 
 _PROGRAM = "batchscope"
+_PART_OF_A_STEP = ("batchscope.callbacks.nonfinite.StopOnNonFinite",)  # it checks every loss and gradient
 
 
 def program(command: str = "train") -> list[str]:
@@ -51,6 +52,22 @@ def for_evaluation(config: dict[str, Any]) -> dict[str, Any]:
     trainer = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
     trainer |= {"profiler": None, "default_root_dir": None}
     parts = {"callbacks": {}, "logger": {}, "search": None, "run_dir": None}
+    return {**config, "trainer": {**config["trainer"], **trainer}, **parts}
+
+
+def for_explanation(config: dict[str, Any]) -> dict[str, Any]:
+    """A run's configuration as its explanation takes it: some training steps on one device, nothing logged or kept.
+
+    Of the callbacks only those stay that have a part in a training step.
+    """
+    trainer = {"devices": 1, "num_nodes": 1, "strategy": "auto", "profiler": None, "default_root_dir": None}
+    trainer |= {"min_epochs": None, "max_epochs": -1, "min_steps": None, "max_steps": -1, "max_time": None}
+    trainer |= {"limit_val_batches": 0, "val_check_interval": None, "num_sanity_val_steps": 0, "fast_dev_run": False}
+    trainer |= {"enable_progress_bar": False, "enable_checkpointing": False, "enable_model_summary": False}
+    callbacks = {
+        name: node for name, node in (config["callbacks"] or {}).items() if node and node["_target_"] in _PART_OF_A_STEP
+    }
+    parts = {"callbacks": callbacks, "logger": {}, "search": None, "resume": None, "run_dir": None}
     return {**config, "trainer": {**config["trainer"], **trainer}, **parts}
 
 

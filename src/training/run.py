@@ -49,7 +49,7 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
     Returns the metric named by `optimized_metric`, or None where the run has no such metric.
     """
     with GracefulShutdown(lambda number: close_open(run_dir, "interrupted", f"signal {number}")) as shutdown:
-        _set_up_process(config)
+        set_up_process(config)
         run = _Run(config, run_dir, choices, shutdown)
         run.data.prepare_data()
         with run.recorded(overrides) as record:
@@ -63,7 +63,8 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
     return optimized(record.facts)
 
 
-def _set_up_process(config: dict[str, Any]) -> None:
+def set_up_process(config: dict[str, Any]) -> None:
+    """Set what holds for the whole process: messages, numbers below 1e-38, freed memory, the seed."""
     quiet_libraries()
     torch.set_flush_denormal(config["flush_denormals"])  # before any thread is started, which inherits it
     if config["keep_freed_memory"]:

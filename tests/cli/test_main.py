@@ -58,8 +58,11 @@ def test_the_version_is_printed(monkeypatch, capsys) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["trani"], "trani: no such command. Did you mean 'train'? batchscope takes train, evaluate, report, hardware"),
-        (["--model", "cnn"], "--model: no such command. batchscope takes train, evaluate, report, hardware"),
+        (
+            ["trani"],
+            "trani: no such command. Did you mean 'train'? batchscope takes train, evaluate, report, explain, hardware",
+        ),
+        (["--model", "cnn"], "--model: no such command. batchscope takes train, evaluate, report, explain, hardware"),
         (["model=cnn"], "model=cnn: an option comes after a command; write batchscope train model=cnn"),
     ],
 )

@@ -1,0 +1,182 @@
+"""`batchscope explain`: where the time of a training step goes, operation by operation.
+
+    batchscope explain outputs/runs/<run>                # as the run's record says
+    batchscope explain outputs/runs/<run> data.batch_size=64
+    batchscope explain model=cnn data=mnist              # without a run
+
+A new training of some steps is measured; the run's weights are not needed, and nothing is tested, logged or kept. The
+folder `explain` in the run's folder gets explain.json, a roofline plot, and a trace for https://ui.perfetto.dev.
+What a record alone cannot decide, such as a `data.root` other than `data`, has to be typed (docs/security.md).
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..checkpointing import resume
+from ..errors import UserError, exit_on_user_error, reraise_in_hydra, warn
+from ..files import refuse_links, why, write_folder
+from ..options import trust
+from ..options.check import check_config
+from ..options.command_lines import for_explanation
+from ..options.compose import apply_overrides, check_command_line
+from ..options.overrides import accept_null_groups, parse
+from ..records.explanation import FILE, ROOFLINE, TRACE, Explanation
+from ..records.read import FILE as RECORD
+from ..records.read import read
+from . import command_parser
+
+_NAME = "explain"  # of the folder
+_OWN = Path("outputs") / _NAME  # without a run
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What is to be explained."""
+
+    config: dict[str, Any]  # checked
+    choices: dict[str, str]
+    folder: Path  # to write to
+    notes: tuple[str, ...] = ()
+
+
+def main() -> None:
+    """The program: parse, measure, write, print."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reads it when torch is imported
+    exit_on_user_error(_main)
+
+
+def _main() -> None:
+    args = _parser().parse_intermixed_args()
+    task = _task(args)
+    from ..callbacks._operation_table import as_text
+    from ..training.explain import explain
+
+    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+        found, files = explain(task.config, task.choices, str(task.folder), args.warmup, args.steps)
+    found = replace(found, notes=[*task.notes, *found.notes])
+    files = _complete(found, files)
+    folder = _write(task.folder, files)
+    if args.json:
+        print(json.dumps({**found.to_dict(), "folder": folder and str(folder)}, indent=1))
+        return
+    print(as_text(found, args.depth))
+    if folder is not None:
+        print(f"\nexplain  {folder / FILE}")
+        print(f"plot     {folder / ROOFLINE}" if ROOFLINE in files else "plot     none: the roofs were not measured")
+        if TRACE in files:
+            steps = f"{found.trace_steps} step{'s' if found.trace_steps > 1 else ''}"
+            print(f"trace    {folder / TRACE} ({steps}, {len(files[TRACE]) / 1e6:.1f} MB; for https://ui.perfetto.dev)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser("explain", __doc__)
+    words = "a run's folder, and options as in batchscope train"
+    parser.add_argument("words", nargs="*", metavar="folder or option=value", help=words)
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write to this folder")
+    parser.add_argument(
+        "--depth", type=_positive, metavar="N", help="show modules to this depth, with what they contain"
+    )
+    parser.add_argument("--steps", type=_positive, default=5, metavar="N", help="measure so many steps (5)")
+    parser.add_argument("--warmup", type=_positive, default=10, metavar="N", help="leave out so many steps before (10)")
+    parser.add_argument("--config-dir", metavar="DIR", help="adds YAML files of your own; without a run's folder")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)  # argparse has words for a ValueError
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"got {number}, takes a number of at least 1")
+    return number
+
+
+def _task(args: argparse.Namespace) -> _Task:
+    """What the command line asks for. Raises UserError; nothing has been written by then, and torch is not imported."""
+    reraise_in_hydra()
+    folders = [word for word in args.words if _is_folder(word)]
+    overrides = [word for word in args.words if word not in folders]
+    if len(folders) > 1:
+        raise UserError(f"explain: takes one run; got {' and '.join(folders)}", exit_code=2)
+    if folders:
+        if args.config_dir is not None:
+            raise UserError("--config-dir: is for an explanation without a run's folder", exit_code=2)
+        return _of_run(Path(folders[0]), overrides, args.out)
+    overrides = accept_null_groups(overrides)
+    (config,) = check_command_line(overrides, False, args.config_dir)
+    folder = args.out or _OWN / time.strftime("%Y-%m-%d_%H-%M-%S")
+    return _Task(check_config(for_explanation(config)), _choices(overrides), folder)
+
+
+def _is_folder(word: str) -> bool:
+    """Whether a word is a run's folder and no option. The name of a folder may hold an equals sign."""
+    return Path(word).exists() or ("=" not in word and not word.startswith("~"))
+
+
+def _of_run(run_dir: Path, overrides: list[str], out: Path | None) -> _Task:
+    """The task that a run's record describes, with the options that change it."""
+    if run_dir.name == RECORD:
+        run_dir = run_dir.parent
+    if not (run_dir / RECORD).is_file():
+        raise UserError(f"explain: {_no_run(run_dir)}")
+    file = os.path.relpath(run_dir / RECORD)
+    record = read(run_dir)
+    if "config" not in record:
+        raise UserError(f"explain: {file} holds no configuration")
+    recorded = check_config(resume.recorded_config(record, run_dir))
+    config = check_config(for_explanation(check_config(apply_overrides(recorded, overrides))))
+    trust.confirm(config, overrides, file, run_dir=None)
+    if out is None:
+        refuse_links(run_dir, written=(f"{_NAME}*", f".{_NAME}*"))
+    choices = {key: value for key, value in record.get("choices", {}).items() if value is not None}
+    return _Task(config, choices | _choices(overrides), out or run_dir / _NAME, tuple(_differences(record)))
+
+
+def _no_run(path: Path) -> str:
+    """Why a path is no run, and what may have been meant."""
+    if not path.exists():
+        return f"{path} does not exist; write a run's folder, or options such as model=cnn data=mnist"
+    inside = next((parent for parent in path.resolve().parents if (parent / RECORD).is_file()), None)
+    if inside is not None:
+        return f"takes the folder of a run; write {os.path.relpath(inside)}"
+    if below := next(path.glob(f"*/{RECORD}"), None):
+        return f"{path} holds several runs; take one of them: {below.parent}"
+    return f"{path} holds no run (no {RECORD} in it)"
+
+
+def _differences(record: dict[str, Any]) -> list[str]:
+    """In what this explanation differs from the run."""
+    notes = []
+    processes = record.get("processes")
+    if isinstance(processes, int) and processes > 1:
+        notes.append(f"the run used {processes} processes; one of them is explained, without communication")
+    return notes
+
+
+def _choices(overrides: list[str]) -> dict[str, str]:
+    """The choices of groups that a command line names."""
+    return {one.key_or_group: str(one.value()) for one in parse(overrides) if one.key_or_group in ("model", "data")}
+
+
+def _complete(found: Explanation, files: dict[str, bytes]) -> dict[str, bytes]:
+    """The files of an explanation with all notes, and with the plot where there are roofs."""
+    from ..analysis.roofline import roofline_png
+
+    plot = roofline_png(found)
+    text = json.dumps(found.to_dict(), indent=1).encode()
+    return {**files, FILE: text, **({ROOFLINE: plot} if plot else {})}
+
+
+def _write(folder: Path, files: dict[str, bytes]) -> Path | None:
+    """Write the folder; where it cannot be written, one line says so and the tables are printed alone."""
+    try:
+        return write_folder(folder, files)
+    except OSError as error:
+        warn(f"{folder} cannot be written ({why(error)}): nothing is kept but what is printed here")
+        return None

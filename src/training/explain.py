@@ -1,0 +1,68 @@
+"""Some training steps of a configuration, taken apart: no validation, no test, nothing logged and nothing kept."""
+
+from typing import Any
+
+from lightning import Trainer
+
+from ..callbacks.profile import OperationProfiler
+from ..data.datamodule import TensorDataModule
+from ..errors import UserError
+from ..hardware.devices import check_accelerator
+from ..records.explanation import Explanation
+from .build import build, build_all
+from .failures import explain_failures
+from .run import limit_batch_size, set_up_process
+from .task import Task, min_samples
+
+_RECORDED = 3  # updates beside those that are plain or profiled
+
+
+def explain(
+    config: dict[str, Any], choices: dict[str, str], place: str, warmup: int, steps: int
+) -> tuple[Explanation, dict[str, bytes]]:
+    """Train some steps, and say what they cost.
+
+    Args:
+        config: checked, and reduced by `for_explanation`.
+        choices: the option taken from each config group, for the title.
+        place: where the explanation will lie, for errors.
+        warmup: updates that are left out.
+        steps: updates that are measured as they are, and at most profiled.
+
+    Returns the explanation, and the files that hold it with the trace.
+
+    Raises:
+        UserError: for a device that this machine does not have, data that cannot be had, a step that fails, and steps
+            that cannot be measured.
+    """
+    set_up_process(config)
+    check_accelerator(config["trainer"].get("accelerator", "auto"))
+    data: TensorDataModule = build(config["data"], "data")
+    data.check()
+    profiler = OperationProfiler(warmup_steps=warmup, steps=steps, stop=True, verbose=False)
+    callbacks = [profiler, *build_all(config["callbacks"], "callbacks")]
+    limit = {"max_steps": warmup + _RECORDED + 2 * steps}
+    trainer = build(config["trainer"], "trainer", callbacks=callbacks, logger=False, **limit)
+    model = build(config["model"], "model", spec=data.spec)
+    optimizer = build(config["optimizer"], "optimizer")
+    data.check_batch(min_samples(model, data.spec))
+    data.prepare_data()
+    data.setup("fit")
+    limit_batch_size(data, len(data.tensors("train")[0]), world_size=1)
+    provenance = {"choices": choices, "dataset": data.name}
+    task = Task(model, data.spec, optimizer, config["channels_last"], provenance)
+    _fit(trainer, task, data, {**config, "run_dir": place})
+    if profiler.explanation is None:
+        raise UserError(f"explain: no step of {task.title} could be measured")
+    return profiler.explanation, profiler.files
+
+
+def _fit(trainer: Trainer, task: Task, data: TensorDataModule, config: dict[str, Any]) -> None:
+    try:
+        with explain_failures(config, trainer.strategy.root_device, first=True):
+            trainer.fit(task, datamodule=data)
+    except UserError:
+        raise
+    except Exception as error:
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        raise UserError(f"explain: a training step of {task.title} fails: {type(error).__name__}: {first}") from error

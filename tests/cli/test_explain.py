@@ -1,0 +1,259 @@
+"""`batchscope explain`: of a run's folder and of options; what it writes, and what it refuses in one line."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchscope.cli import explain
+from batchscope.options.compose import check_command_line
+from batchscope.records.explanation import FILE, ROOFLINE, TRACE, Explanation
+from batchscope.training.run import train
+
+SIZES = ["data.num_train=64", "data.num_val=32", "data.num_test=16", "data.batch_size=16"]
+QUICK = ["--steps", "2", "--warmup", "1"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short finished run on rendered digits."""
+    folder = tmp_path_factory.mktemp("explain")
+    line = ["data=digits", f"data.root={folder}", *SIZES, "trainer.max_epochs=1", "callbacks.progress=null"]
+    line += ["callbacks.throughput.calibrate=false", "trainer.accelerator=cpu", f"run_dir={folder / 'run'}"]
+    config = check_command_line(line, multirun=False)[0]
+    train(config, folder / "run", {"model": "cnn", "data": "digits"}, line)
+    return folder / "run"
+
+
+@pytest.fixture
+def run_dir(finished: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+@pytest.fixture
+def root(finished: Path) -> str:
+    """The run's own `data.root=…`, which a record alone does not decide."""
+    return f"data.root={finished.parent}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("batchscope.callbacks.profile.calibrate_in_subprocess", lambda device: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["batchscope", *map(str, words)])
+    explain.main()
+
+
+def refusal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *words: str | Path) -> str:
+    """The one line that a command ends with."""
+    with pytest.raises(SystemExit) as end:
+        call(monkeypatch, *words)
+    said = capfd.readouterr()
+    lines = [line for line in said.err.splitlines() if line.startswith("error: ")]
+    assert end.value.code in (1, 2)
+    assert len(lines) == 1
+    assert "Traceback" not in said.err
+    return lines[0].removeprefix("error: ")
+
+
+def snapshot(folder: Path) -> dict[str, Any]:
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {str(path.relative_to(folder)): data for path, data in files.items()}
+
+
+def test_a_run_is_explained_and_nothing_else_in_its_folder_changes(
+    run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = snapshot(run_dir)
+    call(monkeypatch, run_dir, root, *QUICK)
+    said = capfd.readouterr()
+    after = snapshot(run_dir)
+    assert {name: data for name, data in after.items() if not name.startswith("explain/")} == before
+    assert set(after) - set(before) == {f"explain/{FILE}", f"explain/{TRACE}"}
+    step = Explanation.from_dict(json.loads(after[f"explain/{FILE}"]))
+    assert (step.title, step.batch_size, step.trace_steps) == ("cnn · rendered-digits", 16, 2)
+    assert {"model.features.0", "model.classifier.1"} <= {row.module for row in step.modules()}
+    assert "costliest operations" in said.out
+    assert "Kineto" not in said.err
+    assert "Profiler" not in said.err
+
+
+def test_options_change_what_is_explained(
+    run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    call(monkeypatch, run_dir, root, "data.batch_size=8", *QUICK, "--json", "--out", run_dir.parent / "out")
+    found = json.loads(capfd.readouterr().out)
+    assert found["batch_size"] == 8
+    assert found["folder"] == str(run_dir.parent / "out")
+    assert (run_dir.parent / "out" / FILE).is_file()
+    assert not (run_dir / "explain").exists()
+
+
+def test_without_a_run_options_are_enough(
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    call(monkeypatch, "model=mlp", "data=digits", root, *SIZES, "trainer.accelerator=cpu", *QUICK)
+    assert "mlp · rendered-digits, batches of 16" in capfd.readouterr().out
+    (folder,) = (tmp_path / "outputs" / "explain").iterdir()
+    assert {path.name for path in folder.iterdir()} == {FILE, TRACE}
+    assert {path.name for path in tmp_path.iterdir()} == {"outputs"}
+
+
+def test_with_roofs_there_is_a_plot(
+    run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from tests.callbacks.test_profile import CALIBRATION
+
+    monkeypatch.setattr("batchscope.callbacks.profile.cached_calibration", lambda device: CALIBRATION)
+    call(monkeypatch, run_dir, root, *QUICK)
+    assert (run_dir / "explain" / ROOFLINE).read_bytes().startswith(b"\x89PNG")
+    assert "floor/time" in capfd.readouterr().out
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="a superuser may write everywhere")
+def test_a_folder_that_cannot_be_written_is_explained_in_print(
+    run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_dir.chmod(0o555)
+    call(monkeypatch, run_dir, root, *QUICK)
+    run_dir.chmod(0o755)
+    _check_print_only(capfd)
+
+
+def test_a_read_only_disk_is_explained_in_print(
+    run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(folder: Path, files: dict[str, bytes]) -> Path:
+        raise OSError(30, "Read-only file system", str(folder))
+
+    monkeypatch.setattr(explain, "write_folder", refuse)
+    call(monkeypatch, run_dir, root, *QUICK)
+    _check_print_only(capfd)
+
+
+def _check_print_only(capfd: pytest.CaptureFixture[str]) -> None:
+    said = capfd.readouterr()
+    assert "costliest operations" in said.out
+    assert "trace.json.gz" not in said.out
+    assert "cannot be written" in said.err
+
+
+def test_a_place_that_only_the_command_line_decides_has_to_be_typed(
+    run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(monkeypatch, capfd, run_dir)
+    assert said.startswith("data.root: is ")
+    assert root in said
+
+
+def test_what_is_no_run_is_answered_with_what_was_meant(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    cases = {
+        tmp_path / "missing": "does not exist; write a run's folder, or options such as model=cnn data=mnist",
+        empty: "holds no run (no run.json in it)",
+        tmp_path: f"holds several runs; take one of them: {run_dir}",
+        run_dir / "checkpoints" / "best.ckpt": "takes the folder of a run; write ",
+    }
+    for path, answer in cases.items():
+        assert answer in refusal(monkeypatch, capfd, path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"config": None}, "holds no configuration"),
+        ({"config": {"model": {"_target_": "os.system"}}}, "is missing"),
+        ({"config": [1]}, "holds no configuration"),
+    ],
+)
+def test_a_record_without_a_configuration_is_refused(
+    change: dict[str, Any],
+    said: str,
+    run_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    record = json.loads((run_dir / "run.json").read_text()) | change
+    (run_dir / "run.json").write_text(json.dumps({key: value for key, value in record.items() if value is not None}))
+    assert said in refusal(monkeypatch, capfd, run_dir)
+
+
+def test_a_run_of_an_older_version_is_refused_with_that_version(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    record = json.loads((run_dir / "run.json").read_text())
+    record["config"]["optimizer"]["_target_"] = "batchscope.optimizer.AdamW"
+    record["versions"]["batchscope"] = "0.1.0"
+    (run_dir / "run.json").write_text(json.dumps(record))
+    assert "was written by batchscope 0.1.0" in refusal(monkeypatch, capfd, run_dir)
+
+
+def test_a_damaged_record_is_refused(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (run_dir / "run.json").write_text("{")
+    assert "run.json: cannot be read" in refusal(monkeypatch, capfd, run_dir)
+
+
+def test_a_link_out_of_the_runs_folder_is_refused(
+    run_dir: Path, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (run_dir / "explain").symlink_to(tmp_path)
+    assert "is a link that leads out" in refusal(monkeypatch, capfd, run_dir, root)
+
+
+def test_a_step_that_fails_is_one_line(
+    run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(self: Any, *args: Any) -> None:
+        raise RuntimeError("shapes (3) and (4) differ\nat the second line")
+
+    monkeypatch.setattr("batchscope.training.task.Task.training_step", fail)
+    said = refusal(monkeypatch, capfd, run_dir, root, *QUICK)
+    assert said.endswith("a training step of cnn · rendered-digits fails: RuntimeError: shapes (3) and (4) differ")
+    assert not (run_dir / "explain").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["a", "b"], "takes one run; got a and b"),
+        (["--depth", "0", "model=cnn"], "takes a number of at least 1"),
+        (["--steps", "x", "model=cnn"], "invalid"),
+        (["modle=cnn"], "modle: no such option"),
+        (["model=cnnn"], "Did you mean 'cnn'?"),
+        (["data.batch_size=0"], "data.batch_size"),
+        (["data.batch_size=1,2"], "got several values"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_a_wrong_word_is_one_line(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in refusal(monkeypatch, capfd, *words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_word_is_answered_without_torch(tmp_path: Path) -> None:
+    program = "import sys; sys.argv[1:] = ['modle=cnn']; from batchscope.cli.explain import main\n"
+    program += "try:\n    main()\nexcept SystemExit:\n    print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
