@@ -26,7 +26,7 @@ from built_in.cases import CASES
 from built_in.verdicts import contradictions, is_right
 from harness import machine, write_result
 
-PATIENCE_S = 300
+PATIENCE_S = 600
 LEAST_OF_ROOF = 0.3  # a cause by FLOPs or bytes reaches this part of the rate of a plain operation
 Result = dict[str, Any]
 
