@@ -246,6 +246,8 @@ def _kind_of(func: Any) -> _Kind:
     schema, packet = func._schema, func.overloadpacket
     name = packet.__name__
     written = frozenset(each.name for each in schema.arguments if each.alias_info and each.alias_info.is_write)
+    if name.startswith("_fused_"):
+        written -= {"grads"}  # an optimizer's, which it only unscales, and only under a gradient scaler
     base = name.removesuffix("_")
     return _Kind(
         name=f"{func.namespace}.{name}",
