@@ -5,15 +5,15 @@ from typing import Any
 
 SLACK = 0.02  # shares are rounded, and parts of a step are means
 IDLE_PEAK = 0.02  # below this part of the peak a step is not arithmetic
-FULL_PEAK = 0.8  # above it nothing else can limit a step
-IDLE_BANDWIDTH = 0.1
+IDLE_BANDWIDTH = 0.1  # below this part of the bandwidth a step does not move data
+UNCLEAR = "unclear"
 
 
 def is_right(expected: tuple[str, ...], found: Mapping[str, Any] | None) -> bool:
     """Whether the kind is an expected one; "unclear" is right for a mixed case alone, and no verdict is never right."""
     if not found:
         return False
-    return found["kind"] in expected or (found["kind"] == "unclear" and len(expected) > 1)
+    return found["kind"] in expected or (found["kind"] == UNCLEAR and len(expected) > 1)
 
 
 def contradictions(
@@ -25,18 +25,17 @@ def contradictions(
         found: the summary's `bottleneck`, or None.
         summary: of the run.
         bandwidth: bytes/s measured on this machine.
-        paper: bytes that pass through memory in a step; used where the summary has no `cold_bytes_per_step`.
+        paper: bytes that pass through memory in a step, for a summary that has not counted them.
     """
-    if not found or found["kind"] == "unclear":
+    if not found or found["kind"] == UNCLEAR:
         return []
-    kind, share, shares = found["kind"], found["share"], found.get("shares") or {}
-    said = _against_shares(kind, share, shares)
     parts = summary["parts_ms"]
     step_ms = sum(parts.values())
-    for named, part in (("input", "data_wait"), ("transfer", "transfer")):
-        if kind == named and share > parts[part] / step_ms + SLACK:
-            said.append(f"{named} is {share:.0%}, the step's {part} only {parts[part] / step_ms:.0%}")
-    return said + _against_rates(kind, summary, step_ms / 1e3, bandwidth, paper)
+    said = _against_shares(found["kind"], found["share"], found.get("shares") or {})
+    for kind, part in (("input", "data_wait"), ("transfer", "transfer")):
+        if found["kind"] == kind and found["share"] > parts[part] / step_ms + SLACK:
+            said.append(f"{kind} is {found['share']:.0%}, the step's {part} only {parts[part] / step_ms:.0%}")
+    return said + _against_work(found["kind"], found["share"], summary, step_ms, bandwidth, paper)
 
 
 def _against_shares(kind: str, share: float, shares: Mapping[str, float]) -> list[str]:
@@ -46,7 +45,7 @@ def _against_shares(kind: str, share: float, shares: Mapping[str, float]) -> lis
     if not shares:
         return said
     largest = max(shares, key=shares.__getitem__)
-    if shares.get(kind, 0.0) < shares[largest] - SLACK:
+    if shares.get(kind, 0.0) < shares[largest]:
         said.append(f"{kind} has {shares.get(kind, 0.0):.0%}, {largest} {shares[largest]:.0%}")
     if abs(shares.get(kind, 0.0) - share) > SLACK:
         said.append(f"the share is {share:.0%}, among the shares {shares.get(kind, 0.0):.0%}")
@@ -55,16 +54,21 @@ def _against_shares(kind: str, share: float, shares: Mapping[str, float]) -> lis
     return said
 
 
-def _against_rates(
-    kind: str, summary: Mapping[str, Any], step_s: float, bandwidth: float | None, paper: float | None
+def _against_work(
+    kind: str, share: float, summary: Mapping[str, Any], step_ms: float, bandwidth: float | None, paper: float | None
 ) -> list[str]:
     said = []
     mfu = summary.get("mfu")
     if kind == "compute" and mfu is not None and mfu < IDLE_PEAK:
         said.append(f"compute at {mfu:.1%} of the peak")
-    if kind in ("memory", "host", "input") and mfu is not None and mfu > FULL_PEAK:
-        said.append(f"{kind} at {mfu:.0%} of the peak")
-    moved = summary.get("cold_bytes_per_step", paper)
-    if kind == "memory" and bandwidth and moved is not None and moved / step_s < IDLE_BANDWIDTH * bandwidth:
-        said.append(f"memory at {moved / step_s / bandwidth:.0%} of the bandwidth")
+    counted = summary.get("step", {})
+    moved = counted.get("memory_bytes", paper)
+    if kind == "memory" and bandwidth and moved is not None:
+        of_bandwidth = moved / (step_ms / 1e3) / bandwidth
+        if of_bandwidth < IDLE_BANDWIDTH:
+            said.append(f"memory at {of_bandwidth:.0%} of the bandwidth")
+    for other in {"memory", "compute"} - {kind}:
+        least = counted.get("floor_ms", {}).get(other, 0.0) / step_ms
+        if least > share + SLACK:
+            said.append(f"{kind} is {share:.0%}, but {other} at least {least:.0%}")
     return said
