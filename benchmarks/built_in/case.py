@@ -11,6 +11,7 @@ A case is checked in one or both of two ways, in the process in which the verdic
 A case with several expected kinds is a mixed one, for which "unclear" is a right answer.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -78,14 +79,28 @@ def step_of(network: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callabl
     return make
 
 
-def activations(function: Callable, mib: int, width: int) -> Callable[..., Parts]:
+def activations(function: Callable, mib: int, *sample: int) -> Callable[..., Parts]:
     """A function of `mib` MiB of activations; with `pieces` an update takes them in so many batches."""
 
     def make(pieces: int = 1) -> Parts:
-        rows = mib * MI // 4 // width // pieces
-        return Plain(Apply(function)), same(torch.randn(rows, width)), {"accumulate_grad_batches": pieces}
+        samples = mib * MI // 4 // math.prod(sample) // pieces
+        return Plain(Apply(function)), same(torch.randn(samples, *sample)), {"accumulate_grad_batches": pieces}
 
     return make
+
+
+def in_the_cache(function: Callable, simple: Callable) -> Callable[..., Parts]:
+    """A function of 1 MiB of positive activations; with `simplified` another function of them."""
+
+    def make(simplified: bool = False) -> Parts:
+        return Plain(Apply(simple if simplified else function)), same(torch.rand(256, 1024) + 0.5), {}
+
+    return make
+
+
+def cholesky(size: int = 768) -> Parts:
+    root = torch.randn(size, size)
+    return Plain(Apply(torch.linalg.cholesky)), same(root @ root.t() + size * torch.eye(size)), {}
 
 
 IN_PIECES = Ablation("the same samples an update, in 32 batches that the cache holds", {"pieces": 32}, most=0.75)

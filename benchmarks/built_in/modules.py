@@ -9,6 +9,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import numpy
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -111,6 +112,13 @@ def python_loop(times: int, _: Any = None) -> int:
     return total
 
 
+def histograms(times: int, _: Any = None) -> None:
+    """Statistics in NumPy, of which torch knows nothing."""
+    values = numpy.linspace(-3, 3, 100_000)
+    for _ in range(times):
+        numpy.histogram(numpy.tanh(values), bins=100)
+
+
 def spectrum(times: int, sample: Tensor) -> Tensor:
     """An augmentation in torch: noise, spectrum and back."""
     for _ in range(times):
@@ -175,6 +183,12 @@ class Apply(nn.Module):
 def chain(x: Tensor) -> Tensor:
     for _ in range(4):
         x = torch.relu(x * 0.99 + 0.01)
+    return x
+
+
+def special(x: Tensor) -> Tensor:
+    for _ in range(3):
+        x = torch.lgamma(x).abs() + 0.5
     return x
 
 

@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from built_in import verdicts
 from built_in.cases import CASES
-from causes import holds, judge
+from causes import holds, in_a_process, judge
 
 KINDS = {"input", "host", "memory", "compute"}
 PARTS = {"data_wait": 1.0, "transfer": 0.0, "forward": 4.0, "backward": 4.0, "optimizer": 0.5, "other": 0.5}  # 10 ms
@@ -93,3 +93,12 @@ def test_a_check_holds_within_its_limits():
     assert not holds(case, "ablation", 0.1)
     assert holds(CASES["square products"], "of torch.mm", 0.5)
     assert not holds(CASES["square products"], "of torch.mm", 0.05)
+
+
+@pytest.mark.slow
+def test_a_case_runs_in_a_process_of_its_own(tmp_path: Path):
+    found = in_a_process("sleep in training_step", threads=1, steps=12, checks=1, folder=str(tmp_path))
+    judged = judge(CASES["sleep in training_step"], found)
+    assert judged["right"], judged
+    assert judged["contradictions"] == []
+    assert judged["checks"]["ablation"] < 0.5
