@@ -32,6 +32,7 @@ from batchscope.hardware.operations import Operation, OperationRecorder
 BATCHES = (1, 8, 64, 512, 2048)
 MOST_FLOPS = 6e10  # of a step; larger ones take too long
 MOST = 1.05  # floor ÷ step: a product by Winograd's algorithm takes fewer FLOPs than are counted
+FEW = 8  # samples: every model takes so many, and no such step is long
 TURN_S, TURN_STEPS = 0.5, 3
 PARTS = ("forward", "backward", "optimizer")
 RECURRENT = ("rnn_cell", "lstm_cell", "stacked_lstm")
@@ -129,7 +130,7 @@ def best_of(a: Calibration, b: Calibration) -> Calibration:
 
 
 def prepare(name: str, batch: int, calibration: Calibration) -> Measured | None:
-    """A step, run twice and then recorded for three steps; None where it takes too long."""
+    """A step, run twice and then recorded for three steps; None where it takes too long or the model takes no such batch."""
     model, *options = VARIANTS[name]
     task = zoo_task(model, *options)
     if task.channels_last:
@@ -146,23 +147,19 @@ def prepare(name: str, batch: int, calibration: Calibration) -> Measured | None:
         enter("optimizer")
         optimizer.step()
 
-    if batch > 8 and flops_of(step_of_one(name, calibration)) * batch > MOST_FLOPS:
+    too_long = batch > FEW and flops_of(step_of_few(name, calibration)) * batch / FEW > MOST_FLOPS
+    if too_long or batch < task.min_samples:
         return None
     for _ in range(2):
         step(lambda part: None)
     return Measured(step, record(step, task, calibration))
 
 
-_ONES: dict[str, list[Operation]] = {}
-
-
-def step_of_one(name: str, calibration: Calibration) -> list[Operation]:
+def step_of_few(name: str, calibration: Calibration) -> list[Operation]:
     """The operations of a step of few samples, by which the FLOPs of a larger one are guessed."""
-    if name not in _ONES:
-        few = prepare(name, 1, calibration)
-        assert few is not None
-        _ONES[name] = few.operations
-    return _ONES[name]
+    few = prepare(name, FEW, calibration)
+    assert few is not None
+    return few.operations
 
 
 def flops_of(operations: list[Operation]) -> float:

@@ -166,11 +166,11 @@ def zoo(model: str, batch: int, *options: str) -> Parts:
     return zoo_task(model, *options), same(zoo_batch(model, batch)), {}
 
 
-def zoo_case(expected: str, why: str, model: str, batch: int, *options: str, **checks: Any) -> Case:
+def zoo_case(expected: tuple[str, ...], why: str, model: str, batch: int, *options: str, **checks: Any) -> Case:
     def make(samples: int = batch) -> Parts:
         return zoo(model, samples, *options)
 
-    return Case((expected,), why, make, **checks)
+    return Case(expected, why, make, **checks)
 
 
 def wider(batch: int) -> Ablation:

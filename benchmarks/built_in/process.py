@@ -93,14 +93,14 @@ HOST = {
         sizes={"times": 100_000},
     ),
     "zoo: mlp, batch 1": zoo_case(
-        "host",
+        ("host",),
         "0.5 M weights (2 MB) lie in the cache; 3 MFLOP",
         "mlp",
         1,
         ablation=Ablation("four times the samples", {"samples": 4}, most=2.0),
     ),
     "zoo: lstm_cell, reference, batch 4": zoo_case(
-        "host",
+        ("host",),
         "the readable cell, unrolled for 28 steps",
         "lstm_cell",
         4,
@@ -143,6 +143,12 @@ MIXED = {
     "half input, half compute": mixed("input", "compute"),
     "half host, half compute": mixed("host", "compute"),
     "half input, half memory": mixed("input", "memory"),
+    "zoo: cnn, batch 512": zoo_case(
+        ("compute", "memory"),
+        "25 MFLOP a sample, and ReLU and pooling of 51 MB of activations, which no cache holds",
+        *("cnn", 512),
+        flops=512 * 25.0e6,
+    ),
     "dropout, 64 MB": Case(
         ("memory", "compute"),
         "64 MB pass, and 16 M random numbers are drawn, which may take longer",
