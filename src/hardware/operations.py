@@ -196,6 +196,7 @@ class OperationRecorder(DispatchMode):
     def _traffic(self, kind: _Kind, inputs: Mapping[str, Any], outputs: list[Tensor]) -> tuple[int, int]:
         """The bytes that a call reads and writes, and how many of them move through main memory."""
         given = {name: list(_tensors(value)) for name, value in inputs.items()}
+        in_rows = kind.in_rows or any(isinstance(each, Tensor) and each.is_sparse for each in inputs.values())
         storages = {_place(tensor)[0] for tensors in given.values() for tensor in tensors}
         results = [tensor for tensor in outputs if _place(tensor)[0] not in storages] if kind.writes_results else []
         if not results and not kind.written:
@@ -205,7 +206,7 @@ class OperationRecorder(DispatchMode):
             uses = 2 if name in kind.written and not kind.overwrites else 1  # read and write
             for tensor in tensors:
                 size = _size(tensor)
-                if kind.in_rows and position == 0:
+                if in_rows and position == 0:
                     touched = results or [each for other in list(given)[1:] for each in given[other]]
                     size = min(size, sum(map(_size, touched)))
                 total += uses * size
@@ -261,8 +262,10 @@ def _kind_of(func: Any) -> _Kind:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors among arguments or results, also those in lists."""
-    if isinstance(value, Tensor):
+    """The tensors among arguments or results, also those in lists; a sparse one is its indices and its values."""
+    if isinstance(value, Tensor) and value.layout == torch.sparse_coo:
+        yield from (value._indices(), value._values())
+    elif isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for each in value:
