@@ -23,7 +23,8 @@ from ..errors import UserError, did_you_mean, exit_on_user_error
 from ..hardware.calibration import PRECISIONS, Calibration
 from ..hardware.calibration_cache import cached_calibration, store
 from ..hardware.devices import available
-from ..hardware.measure import Work, calibrate
+from ..hardware.measure import calibrate
+from ..hardware.timing import Work
 from ..records.formatting import duration, with_prefix
 from . import command_parser
 
@@ -32,6 +33,7 @@ REPETITIONS = 100
 LARGE, SMALL = (7000, 3000), (70, 30)
 SIZES = [(SMALL[0] * 2**k, SMALL[1] * 2**k) for k in range(6)]  # 70×30 to 2240×960
 _ABILITIES = {
+    "memory_bytes_per_sec": "main memory, read + write",
     "copy_bytes_per_sec": "memory copy, read + write",
     "h2d_bytes_per_sec": "host to device",
     "h2d_pinned_bytes_per_sec": "host to device, pinned",
@@ -179,6 +181,8 @@ def _abilities(calibrations: Sequence[Calibration]) -> list[list[str]]:
         for name in PRECISIONS
     ]
     rows += [row(label, "B/s", [getattr(each, key) for each in calibrations]) for key, label in _ABILITIES.items()]
+    caches = (each.cache_bytes for each in calibrations)
+    rows.append(["caches", *("–" if size is None else f"{size / 2**20:.3g} MiB" for size in caches)])
     launches = [each.launch_us for each in calibrations]
     rows.append(row("one small operation", "s", [None if us is None else us / 1e6 for us in launches]))
     return [row for row in rows if any(cell != "–" for cell in row[1:])]

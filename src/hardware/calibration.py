@@ -32,7 +32,7 @@ class Calibration:
     threads: int | None  # that torch computes with, on a CPU
     matmul_flops_per_sec: Mapping[str, float]
     copy_bytes_per_sec: float | None = None  # within the device's memory, reads and writes both counted
-    launch_us: float | None = None  # of one of the smallest operations when many are issued in a row
+    launch_us: float | None = None  # of the smallest operation when many are issued in a row
     h2d_bytes_per_sec: float | None = None  # from pageable memory of the host to the device
     h2d_pinned_bytes_per_sec: float | None = None
     d2h_bytes_per_sec: float | None = None
@@ -41,6 +41,8 @@ class Calibration:
     uuid: str | None = None  # of a GPU
     power_limit_w: float | None = None  # of an NVIDIA GPU; a lower limit makes it slower
     disturbed: str | None = None  # what other processes did on the device meanwhile; the rates are then too low
+    memory_bytes_per_sec: float | None = None  # of main memory: the best of a copy and other traffic; reads + writes
+    cache_bytes: int | None = None  # of the caches in front of main memory, as the device reports them
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers, without the values that are None."""

@@ -13,6 +13,8 @@ import torch
 from ..errors import UserError, did_you_mean
 from ..records import formatting
 
+_CPUS = Path("/sys/devices/system/cpu")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _ALIASES = {"gpu": ("cuda", "mps"), "cuda": ("cuda",), "mps": ("mps",), "cpu": ("cpu",)}
 
 
@@ -54,6 +56,34 @@ def cpu_name() -> str:
     except OSError:
         names = []
     return (names or [platform.processor() or platform.machine()])[0]
+
+
+def cache_bytes(device: torch.device, cpus: Path = _CPUS) -> int | None:
+    """The most bytes that a device's caches hold in front of its main memory; None where the device does not say.
+
+    Of a GPU it is the L2 cache. Of a CPU it is what the threads that torch computes with can reach: each uses one core of
+    those that the process may run on, and the L2 and the L3 cache of that core. The two add up, since the L3 of most
+    processors holds what the L2 does not. A virtual machine reports the L3 of its host, which it shares with others.
+
+    Args:
+        device: that trains.
+        cpus: the folder in which Linux describes the cores.
+    """
+    if device.type == "cuda":
+        return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", None) or None
+    if device.type != "cpu" or not hasattr(os, "sched_getaffinity"):
+        return None
+    sizes: dict[str, dict[str, int]] = {"2": {}, "3": {}}  # level → cores that share a cache → its bytes
+    for core in os.sched_getaffinity(0):
+        for folder in (cpus / f"cpu{core}" / "cache").glob("index*"):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                level, kind, size, shared = (
+                    (folder / name).read_text().strip() for name in ("level", "type", "size", "shared_cpu_list")
+                )
+                if kind != "Instruction":
+                    sizes[level][shared] = int(size[:-1]) * _UNITS[size[-1]]
+    threads = torch.get_num_threads()
+    return sum(sum(sorted(of_level.values(), reverse=True)[:threads]) for of_level in sizes.values()) or None
 
 
 def nvml_handle(nvml: Any, device: torch.device) -> Any:

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from batchscope.cli import hardware as program
 from batchscope.errors import UserError
-from batchscope.hardware import measure
+from batchscope.hardware import timing
 from batchscope.hardware.calibration_cache import cached_calibration, identity
 from batchscope.hardware.measure import as_calibration
 from tests.support.devices import GPU, HOST
@@ -52,7 +52,7 @@ def busy(measured: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_products_are_timed_for_the_budget_and_the_best_block_counts_100_times(monkeypatch):
     left = [4.0, 0.5, 0.25, 1.0]  # seconds of blocks of one product; the first starts a library
-    monkeypatch.setattr(measure, "time_runs", lambda run, times: left.pop(0))
+    monkeypatch.setattr(timing, "time_runs", lambda run, times: left.pop(0))
     assert program.compare(["cpu"], 7, 3, budget=1.5) == program.Comparison(7, 3, {"cpu": 100 * 0.25})
     assert left == []
 
@@ -75,9 +75,11 @@ def test_the_text_is_two_aligned_tables_and_a_conclusion():
         "products in bf16           900 GFLOP/s  790 TFLOP/s",
         "products in fp16                     –  780 TFLOP/s",
         "products in fp64                     –   60 TFLOP/s",
+        "main memory, read + write            –     4.4 TB/s",
         "memory copy, read + write      40 GB/s       4 TB/s",
         "host to device                       –      10 GB/s",
         "host to device, pinned               –      50 GB/s",
+        "caches                               –       50 MiB",
         "one small operation            1.75 µs       3.5 µs",
         "",
         "100 products A @ A.T in float32, summed up",
