@@ -19,7 +19,7 @@ from .devices import cache_bytes
 from .timing import Effort, Say, best_rates
 from .works import works
 
-FULL = Effort(seconds=2.0, turn_s=0.03, slowest_run_s=0.15)
+FULL = Effort(seconds=1.5, turn_s=0.02, slowest_run_s=0.06)
 QUICK = Effort(seconds=0.3, turn_s=0.01, slowest_run_s=0.03)
 _PATIENCE_S = 600  # for a calibration in a subprocess, on a machine that is a hundred times slower than usual
 

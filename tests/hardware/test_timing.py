@@ -38,6 +38,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     fake = FakeDevice()
     monkeypatch.setattr(timing, "clock", fake.clock)
     monkeypatch.setattr(timing, "_BLOCK_S", 0.5)
+    monkeypatch.setattr(timing, "_ALWAYS_TRIED", 1)
     return fake
 
 
@@ -74,6 +75,16 @@ def test_short_work_is_timed_in_blocks_that_the_clock_can_resolve(device, monkey
 def test_the_start_of_a_library_in_the_first_run_hides_no_larger_work(device):
     first = device.work(0.1, 5.0, 0.125)  # 40 times slower than it is: what follows would seem to take 50 s
     assert best_rates({"a": [first, device.work(1, 0.5)]}, EFFORT) == {"a": 2.0}
+
+
+def test_a_disturbed_start_hides_no_larger_work(device):
+    first = device.work(1, 100.0, 100.0, 100.0, 0.125)  # the second work would seem to take 1600 s
+    assert best_rates({"a": [first, device.work(16, 1.0)]}, EFFORT) == {"a": 16.0}
+
+
+def test_some_works_are_tried_however_slow_the_first_ones_are(device, monkeypatch):
+    monkeypatch.setattr(timing, "_ALWAYS_TRIED", 2)
+    assert best_rates({"a": [device.work(1, 100.0), device.work(16, 1.0)]}, EFFORT) == {"a": 16.0}
 
 
 def test_work_that_would_take_too_long_is_not_begun(device):
