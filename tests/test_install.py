@@ -25,11 +25,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(out.glob("batchscope-*.whl"))
 
 
-def test_the_wheel_holds_every_config_and_module(wheel: Path) -> None:
+def test_the_wheel_holds_every_config_module_and_data_file(wheel: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
     configs = {f"batchscope/configs/{path.relative_to(CONFIGS)}" for path in CONFIGS.rglob("*.yaml")}
-    modules = {f"batchscope/{path.relative_to(ROOT / 'src')}" for path in (ROOT / "src").rglob("*.py")}
-    assert configs | modules <= held
+    sources = (path for kind in ("*.py", "*.yaml") for path in (ROOT / "src").rglob(kind))
+    assert configs | {f"batchscope/{path.relative_to(ROOT / 'src')}" for path in sources} <= held
 
 
 def test_the_wheel_installs_the_program_and_its_aliases(wheel: Path) -> None:
