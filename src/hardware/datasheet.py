@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 from torch import nn
@@ -61,6 +62,6 @@ def datasheet_peak(
 @cache
 def datasheets() -> dict[str, Datasheet]:
     """Every card, by each of its names."""
-    entries = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
-    cards = [Datasheet(**{**entry, "names": tuple(entry["names"])}) for entry in entries]
+    entries: list[dict[str, Any]] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    cards = [Datasheet(**(entry | {"names": tuple(entry["names"])})) for entry in entries]
     return {name: card for card in cards for name in card.names}
