@@ -40,7 +40,7 @@ def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
     data, model = config["data"], config["model"]
     pipeline = data.get("pipeline")
     has_convolutions = any(map(is_convolution, trainer.lightning_module.modules()))
-    samples = getattr(trainer.train_dataloader, "dataset", None)
+    sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
     return {
         "own": True,
         "pipeline": pipeline,
@@ -48,7 +48,7 @@ def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
         "backend": model.get("backend"),
         "channels_last": config.get("channels_last") if has_convolutions else None,
         "keep_freed_memory": config.get("keep_freed_memory"),
-        "train_samples": _length(samples),
+        "train_samples": getattr(sampler, "num_samples", None),
     }
 
 

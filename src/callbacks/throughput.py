@@ -13,6 +13,7 @@ from typing_extensions import override
 from .._lightning import callbacks_of
 from ..distributed.gather import gather
 from ..hardware.contention import cpu_seconds, disturbance
+from ..hardware.devices import cache_bytes
 from ..options.types import NonNegativeInt
 from ._batches import samples_in, timesteps_in
 from ._cost_summary import CostSummary, UpdateBuilder, step_metrics
@@ -116,7 +117,7 @@ class ThroughputMonitor(Callback):
         for monitor in self._device_monitors:
             monitor.follow(True)
         self._stopwatch = Stopwatch(clock_for(trainer.strategy.root_device), partial(self._sample_device, trainer))
-        cache = getattr(self._flops.calibration, "cache_bytes", None)
+        cache = cache_bytes(trainer.strategy.root_device)
         self._watch = StepWatch(trainer, pl_module, cache, lambda: self._stopwatch.part, wanted=self.record_operations)
         self._cost = CostSummary(self.warmup_steps)
         self._builder = UpdateBuilder(trainer.global_step)
