@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpointing": {"options", "records", "distributed", "callbacks"},
     "training": {"options", "records", "data", "hardware", "distributed", "callbacks", "checkpointing"},
     "analysis": {"options", "records"},
-    "sweep": {"options", "records", "distributed", "checkpointing", "training", "analysis"},
+    "sweep": {"options", "records", "hardware", "distributed", "checkpointing", "training", "analysis"},
 }
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
 # The programs, and the public names.

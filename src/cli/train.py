@@ -30,7 +30,8 @@ from ..options.groups import CONFIGS
 from ..options.overrides import accept_null_groups
 from ..records.read import refuse_used
 from ..sweep import launchers
-from ..sweep.runner import Job, run_sweep
+from ..sweep.runner import Job, SweepRunner, run_sweep
+from ..sweep.search import is_diagnosis
 from .arguments import is_for_show, is_resume, parse_arguments
 
 # (config, run_dir, choices, overrides) → the optimized metric
@@ -70,11 +71,18 @@ def run_command(train: Train) -> None:
         _resume(train, overrides, config_dir)
     elif args.multirun:
         line = compose_command_line(overrides, True, config_dir)
-        launchers.check_launcher(line.launcher)
-        _check_devices(line.configs, multirun=True, here=launchers.runs_here(line.launcher))
-        _run_sweep(line)
+        if any(map(is_diagnosis, line.configs)):
+            raise UserError(
+                "experiment=diagnose: tries changes of one run, and -m is for several; write "
+                "python train.py experiment=diagnose … without -m"
+            )
+        _start_sweep(line)
     else:
         line = compose_command_line(overrides, False, config_dir)
+        if is_diagnosis(line.configs[0]):  # for Hydra, a sweep of one job
+            sys.argv.insert(1, "--multirun")
+            _start_sweep(compose_command_line(overrides, True, config_dir))
+            return
         _check_devices(line.configs)
         if ranks.current().launcher and ranks.current().rank:
             run = rendezvous.receive()  # the first rank has chosen the folder
@@ -157,9 +165,19 @@ def _run_one(train: Train, line: CommandLine) -> None:
         raise mistakes[0]
 
 
+def _start_sweep(line: CommandLine) -> None:
+    """Check what a sweep needs, and run it."""
+    launchers.check_launcher(line.launcher)
+    _check_devices(line.configs, multirun=True, here=launchers.runs_here(line.launcher))
+    _run_sweep(line)
+
+
 def _run_sweep(line: CommandLine) -> None:
     sweep_dir = line.folder if line.folder_chosen else _new_folder(line.folder, "hydra.sweep.dir")
-    run_sweep(sweep_dir, line.configs, line.labels, line.launcher, _start_hydra)
+    runner = SweepRunner
+    if any(map(is_diagnosis, line.configs)):
+        from ..sweep.diagnose import DiagnosisRunner as runner  # brings matplotlib, which takes a second to import
+    run_sweep(sweep_dir, line.configs, line.labels, line.launcher, _start_hydra, runner)
 
 
 def _resume(train: Train, overrides: list[str], config_dir: str | None) -> None:

@@ -130,6 +130,7 @@ def _host(setting: Setting) -> Iterator[_Change]:
     if accumulated > 1 and batch and (setting.batch_limit is None or whole <= setting.batch_limit):
         options = {"batch_size": whole, "accumulate_grad_batches": 1}
         yield _Change(options, "computes the same update with fewer operations")
+        return
     larger = list(_larger_batch(setting, "launches as many operations for more samples"))
     yield from larger
     if not larger and setting.device != "cpu" and setting.devices == 1:

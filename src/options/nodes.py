@@ -27,7 +27,7 @@ def role_of(path: str) -> Role | None:
         "model": Role("torch.nn.Module", TRUSTED_PACKAGES),
         "data": Role("batchscope.data.datamodule.TensorDataModule", TRUSTED_PACKAGES),
         "optimizer": Role("batchscope.training.optimizer.Optimizer", TRUSTED_PACKAGES),
-        "search": Role("batchscope.sweep.search.BatchSizeSearch", TRUSTED_PACKAGES),
+        "search": Role("batchscope.sweep.search.Search", TRUSTED_PACKAGES),
         "trainer": Role("lightning.pytorch.trainer.trainer.Trainer", lightning),
         "trainer.strategy": Role("lightning.pytorch.strategies.strategy.Strategy", lightning),
         "trainer.profiler": Role("lightning.pytorch.profilers.profiler.Profiler", lightning),

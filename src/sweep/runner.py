@@ -47,17 +47,19 @@ def run_sweep(
     labels: list[str],
     launcher: Mapping[str, Any],
     start_hydra: Callable[[Job], None],
+    runner: "type[SweepRunner]",
 ) -> None:
     """Run every job of a sweep, each in its own process, and report on them.
 
     The labels say what sets each run apart; they are empty where a searching sweeper decides which runs there are.
+    `runner` runs the jobs and reports on them.
 
     Raises:
         SystemExit: 1 if a run failed for another reason than memory; 129, 130 or 143 if a signal ended the sweep.
         UserError: if the folder holds another sweep or cannot be written, or a launcher lost a job.
     """
     folder.refuse_other(sweep_dir, configs if labels else [])
-    sweep = SweepRunner(sweep_dir, labels)
+    sweep = runner(sweep_dir, labels)
     exit_on_signals()
     # The folder as it was checked: a folder named by the time could be another one by now.
     sys.argv.append(as_override("hydra.sweep.dir", str(sweep_dir)))
@@ -110,8 +112,8 @@ class SweepRunner:
         try:
             plain = check_config(config)
             if plain["search"]:
-                return self._search(number, run_dir, plain, facts)
-            return optimized(self._run(self._title(number, facts["overrides"]), run_dir, plain, facts))
+                return self.search(number, run_dir, plain, facts)
+            return optimized(self.run(self._title(number, facts["overrides"]), run_dir, plain, facts))
         except UserError as error:
             report(error)
             self.refused |= not isinstance(error, RunFailed)
@@ -127,7 +129,7 @@ class SweepRunner:
             left = f", about {duration(statistics.mean(self.durations) * (self.expected - number))} left"
         return f"run {number + 1} of {self.expected}{left}: {self.labels[number]}"
 
-    def _run(self, title: str, run_dir: Path, config: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    def run(self, title: str, run_dir: Path, config: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
         """The record of a run that has finished; RunFailed if it ended in another way."""
         record = folder.keep_or_plan(run_dir, config, command=shlex.join(self.command), **facts)
         kept = record is not None
@@ -147,7 +149,7 @@ class SweepRunner:
             raise RunFailed(f"{run_dir}: {reason}", status=record["status"])
         return record
 
-    def _search(self, number: int, run_dir: Path, config: dict[str, Any], facts: dict[str, Any]) -> float | None:
+    def search(self, number: int, run_dir: Path, config: dict[str, Any], facts: dict[str, Any]) -> float | None:
         """Search for a batch size, with a run for each size in a folder below the job's own.
 
         A run that fails for another reason than memory ends the search, and so does one without a rate.
@@ -165,7 +167,7 @@ class SweepRunner:
             sized = with_run_dir(sized, config["run_dir"], of_size)
             known = {**facts, "overrides": [*facts["overrides"], f"data.batch_size={batch_size}"]}
             try:
-                record = self._run(title, run_dir / str(batch_size), sized, known)
+                record = self.run(title, run_dir / str(batch_size), sized, known)
             except RunFailed as failed:
                 if failed.status == "out_of_memory":
                     return None

@@ -1,12 +1,33 @@
-"""The batch size that fills a device, found in a few runs instead of a list of all sizes."""
+"""Searches: the batch size that fills a device, found in a few runs, and the changes that a diagnosis tries."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ..options.types import Fraction, PositiveInt
 from ..records.rates import NEAR_BEST
 
 
-class BatchSizeSearch:
+class Search:
+    """What a configuration's `search` may be: it decides which runs there are."""
+
+
+class Diagnosis(Search):
+    """Changes of one run are tried, each alone, and the two best together (see diagnose.py).
+
+    Args:
+        batch_factors: by which the batch is to grow, one run for each.
+    """
+
+    def __init__(self, batch_factors: tuple[PositiveInt, ...] = (2, 4)):
+        self.batch_factors = batch_factors
+
+
+def is_diagnosis(config: Mapping[str, Any]) -> bool:
+    """Whether a checked configuration asks for a diagnosis."""
+    return bool(config["search"]) and config["search"].get("_target_") == f"{__name__}.{Diagnosis.__name__}"
+
+
+class BatchSizeSearch(Search):
     """Grows the batch until throughput stops rising or memory ends, then tries one size between the last two.
 
     The batch grows by a factor of four, so that eight runs reach from 8 to 8,192 samples. The last run tries the power

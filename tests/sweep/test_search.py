@@ -131,7 +131,7 @@ def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Callable[[int],
         "data": {"batch_size": 1},
         "run_dir": str(tmp_path),
     }
-    sweep.SweepRunner(tmp_path, ["the run"])._search(0, tmp_path, config, {"choices": {}, "overrides": []})
+    sweep.SweepRunner(tmp_path, ["the run"]).search(0, tmp_path, config, {"choices": {}, "overrides": []})
     return sizes
 
 

@@ -1,0 +1,172 @@
+"""Which changes a diagnosis tries: each names options that exist, differ from what is set, and can have an effect."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..analysis.run import Run
+from ..options.groups import CONFIGS, load
+from ..options.overrides import as_override, set_by
+from ..options.signatures import class_attribute
+from ..options.tree import flatten
+from ..records.formatting import significant
+from ..records.values import at
+
+_MIXED = {"cpu": ("bf16-mixed",), "cuda": ("bf16-mixed", "16-mixed"), "mps": ("16-mixed",)}
+_FORMATS = {"bf16-mixed": "bf16", "16-mixed": "fp16"}  # Lightning's name → the name in a calibration
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change: the options that it sets. An empty change is the baseline."""
+
+    options: Mapping[str, Any]
+
+    @property
+    def overrides(self) -> list[str]:
+        """The options as a command line has them."""
+        return [as_override(name, value) for name, value in self.options.items()]
+
+    @property
+    def folder(self) -> str:
+        """A name for the run's folder: `batch_size-256`."""
+        parts = (f"{name.rpartition('.')[2]}-{value}" for name, value in self.options.items())
+        return re.sub(r"[^\w.+-]+", "_", "+".join(parts))
+
+    def __or__(self, other: "Change") -> "Change":
+        return Change({**self.options, **other.options})
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine offers to a run on one of its devices."""
+
+    accelerators: Sequence[str] = ("cpu",)  # kinds of device, as torch names them
+    devices: int = 1  # of the kind that the run uses
+    cores: int = 1  # that the process may use
+    slow_formats: Mapping[str, float] | None = None  # measured peak over that of float32, where it is below 1
+
+
+def this_machine(device: str) -> Machine:
+    """What this machine offers to a run on a kind of device. Imports torch."""
+    import torch
+
+    from ..hardware.calibration_cache import cached_calibration
+    from ..hardware.devices import available
+
+    found = cached_calibration(torch.device(device))
+    peaks = dict(found.matmul_flops_per_sec) if found else {}
+    ratios = {name: peak / peaks["fp32"] for name, peak in peaks.items() if "fp32" in peaks}
+    return Machine(
+        accelerators=available(),
+        devices=torch.cuda.device_count() if device == "cuda" else 1,
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        slow_formats={name: ratio for name, ratio in ratios.items() if ratio < 1},
+    )
+
+
+def fixed_options(overrides: Sequence[str], choices: Mapping[str, str]) -> set[str]:
+    """The options that a command line sets, also by its choice of a trainer: `trainer=cpu` sets the accelerator."""
+    options, groups = set_by(overrides)
+    chosen = CONFIGS / "trainer" / f"{choices.get('trainer')}.yaml"
+    if "trainer" in groups and chosen.stem != "default" and chosen.is_file():
+        node = {key: value for key, value in load(chosen).items() if key != "defaults"}
+        options |= {name if "._target_" not in name else "trainer.strategy" for name, _ in flatten(node, "trainer.")}
+    return options
+
+
+def changes_to_try(
+    config: Mapping[str, Any], baseline: Run, machine: Machine, fixed: set[str], batch_factors: Sequence[int]
+) -> tuple[list[Change], list[str]]:
+    """The changes, and a line on each that is left out although it may help.
+
+    Args:
+        config: the baseline's, checked.
+        baseline: the finished run.
+        machine: as `this_machine`.
+        fixed: options that the user has set on the command line, which stay as they are.
+        batch_factors: by which the batch is to grow.
+    """
+    tried: list[Change] = []
+    left_out: list[str] = []
+    for change, why_not in _candidates(config, baseline, machine, batch_factors):
+        set_by_user = [name for name in change.options if name in fixed]
+        if set_by_user:
+            why_not = f"{' and '.join(set_by_user)} is set on the command line"
+        if why_not:
+            left_out.append(f"{' '.join(change.overrides)}: {why_not}")
+        elif change not in tried:
+            tried.append(change)
+    return tried, left_out
+
+
+def _candidates(
+    config: Mapping[str, Any], baseline: Run, machine: Machine, batch_factors: Sequence[int]
+) -> Iterator[tuple[Change, str]]:
+    """Each change that can have an effect, with the reason for leaving it out; no reason: it is tried."""
+    yield from _batches(config, baseline, batch_factors)
+    yield from _precisions(config, baseline, machine)
+    yield from ((change, "") for change in _pipelines(config, baseline, machine))
+    yield from ((change, "") for change in _layouts(config, baseline))
+    yield from ((change, "") for change in _devices(config, baseline, machine))
+
+
+def _batches(config: Mapping[str, Any], baseline: Run, factors: Sequence[int]) -> Iterator[tuple[Change, str]]:
+    size, samples = baseline.batch_size or config["data"]["batch_size"], baseline.train_samples
+    limit = -(-samples // baseline.processes) if samples else None
+    sizes = dict.fromkeys(size * factor if limit is None else min(size * factor, limit) for factor in factors)
+    if limit is not None and size >= limit and factors:
+        yield Change({"data.batch_size": size * max(factors)}), f"{size:,} is the whole training set of a device"
+    yield from ((Change({"data.batch_size": larger}), "") for larger in sizes if larger > size)
+    accumulated = config["trainer"].get("accumulate_grad_batches", 1)
+    if accumulated > 1 and (limit is None or size * accumulated <= limit):
+        options = {"data.batch_size": size * accumulated, "trainer.accumulate_grad_batches": 1}
+        yield Change(options), ""
+
+
+def _precisions(config: Mapping[str, Any], baseline: Run, machine: Machine) -> Iterator[tuple[Change, str]]:
+    now = str(config["trainer"].get("precision") or "32-true")
+    device = _torch_device(baseline)
+    for precision in _MIXED.get(device, ()) if now in ("32", "32-true") else ("32-true",):
+        ratio = (machine.slow_formats or {}).get(_FORMATS.get(precision, ""))
+        measured = f"this {device} was measured to reach {significant(ratio or 0)} of its float32 rate at it"
+        yield Change({"trainer.precision": precision}), measured if ratio else ""
+
+
+def _pipelines(config: Mapping[str, Any], baseline: Run, machine: Machine) -> Iterator[Change]:
+    now, workers = config["data"].get("pipeline"), config["data"].get("num_workers") or 0
+    choices = ("memory", "workers") if baseline.device == "cpu" else ("memory", "device", "workers")
+    if now in ("memory", "device", "workers"):  # on a CPU `device` is `memory`
+        same = "memory" if baseline.device == "cpu" and now == "device" else now
+        yield from (Change({"data.pipeline": pipeline}) for pipeline in choices if pipeline != same)
+    more = min(max(2, 2 * workers), machine.cores)
+    if now == "workers" and more > workers:
+        yield Change({"data.num_workers": more})
+
+
+def _layouts(config: Mapping[str, Any], baseline: Run) -> Iterator[Change]:
+    """How tensors lie in memory, and how sequences are unrolled."""
+    images_alone = class_attribute(config["model"]["_target_"], "accepts") in (("image",), ["image"])
+    if images_alone and baseline.device in ("cpu", "gpu"):
+        yield Change({"channels_last": not config["channels_last"]})
+    if baseline.device == "cpu" and sys.platform.startswith("linux"):
+        yield Change({"keep_freed_memory": not config["keep_freed_memory"]})
+    if config["model"].get("backend") == "reference":
+        yield Change({"model.backend": "fused"})
+
+
+def _devices(config: Mapping[str, Any], baseline: Run, machine: Machine) -> Iterator[Change]:
+    if baseline.device == "cpu":
+        names = {"cuda": "gpu", "mps": "mps"}
+        yield from (Change({"trainer.accelerator": names[kind]}) for kind in machine.accelerators if kind in names)
+    elif at(baseline.record, "throughput.bottleneck.kind") == "host" and baseline.processes == 1:
+        yield Change({"trainer.accelerator": "cpu"})
+    if machine.devices > baseline.processes and config["trainer"].get("strategy", "auto") == "auto":
+        yield Change({"trainer.devices": machine.devices})
+
+
+def _torch_device(baseline: Run) -> str:
+    return {"gpu": "cuda"}.get(baseline.device, baseline.device)

@@ -1,0 +1,206 @@
+"""Advice names options that exist and are not set already: for every bottleneck, in every setting."""
+
+import inspect
+import itertools
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+from lightning import Trainer
+from torch.utils.data import DataLoader
+
+from batchscope.hardware.advice import Setting, advise
+from batchscope.options.check import check_config
+from batchscope.options.compose import apply_overrides, check_command_line
+from batchscope.options.tree import flatten
+
+KINDS = ("input", "transfer", "host", "memory", "compute", "communication", "unclear")
+ALTERNATIVES: dict[str, tuple[Any, ...]] = {
+    "device": ("cpu", "cuda", "mps"),
+    "batch_size": (None, 8, 1000),
+    "precision": ("32-true", "bf16-mixed"),
+    "accumulate_grad_batches": (1, 2, 64),
+    "train_samples": (None, 1000, 50_000),
+    "faster_precision": (None, "bf16-mixed"),
+    "accelerators": ((), ("gpu",)),
+    "devices,devices_here": ((1, 1), (1, 4), (4, 4)),
+}
+# What only a run by this project's own options has, and what only another project's loader has.
+OWN: dict[str, tuple[Any, ...]] = {
+    "pipeline,num_workers": (("memory", None), ("device", None), ("workers", 0), ("workers", 2), ("workers", 8)),
+    "cores": (None, 1, 4),
+    "backend": (None, "auto", "reference", "fused"),
+    "channels_last": (None, True, False),
+    "keep_freed_memory": (None, True, False),
+}
+STRANGER: dict[str, tuple[Any, ...]] = {
+    "num_workers,cores": ((None, 4), (0, None), (0, 1), (0, 4), (2, 4), (4, 4), (8, None)),
+    "pin_memory": (None, True, False),
+}
+
+
+def settings(table: dict[str, tuple[Any, ...]], **fixed: Any) -> Iterator[Setting]:
+    """Every combination of the alternatives."""
+    for values in itertools.product(*table.values()):
+        facts: dict[str, Any] = {}
+        for names, value in zip(table, values, strict=True):
+            facts |= dict(zip(names.split(","), value, strict=True)) if "," in names else {names: value}
+        yield Setting(**facts, **fixed)
+
+
+def shared(kind: str) -> dict[str, tuple[Any, ...]]:
+    """The alternatives without those that `kind` does not depend on, of which there would be millions."""
+    left_out = {
+        "input": ("precision", "faster_precision", "accelerators", "accumulate_grad_batches"),
+        "transfer": ("precision", "faster_precision", "accelerators", "accumulate_grad_batches", "train_samples"),
+        "host": ("precision", "faster_precision"),
+    }
+    return {name: values for name, values in ALTERNATIVES.items() if name not in left_out.get(kind, ())}
+
+
+def own_settings(kind: str) -> Iterator[Setting]:
+    yield from settings(shared(kind) | {"pipeline,num_workers": OWN["pipeline,num_workers"], "cores": OWN["cores"]})
+    yield from settings(shared(kind) | {name: OWN[name] for name in ("backend", "channels_last", "keep_freed_memory")})
+
+
+def others_settings(kind: str) -> Iterator[Setting]:
+    yield from settings(shared(kind) | STRANGER, own=False)
+
+
+@cache
+def config_of_a_run() -> dict[str, Any]:
+    (config,) = check_command_line(["model=stacked_lstm"], multirun=False, run_dir="x")
+    return config
+
+
+@cache
+def accepts(option: str, value: str) -> bool:
+    """Whether a command line takes it: it is in the composed configuration, and the value is allowed."""
+    if option == "experiment":
+        (config,) = check_command_line([f"experiment={value}"], multirun=False, run_dir="x")
+        return bool(config["search"])
+    assert option in dict(flatten(config_of_a_run()))
+    return bool(check_config(apply_overrides(config_of_a_run(), [f"{option}={value}"])))
+
+
+OPTION = re.compile(r"(?<![\w.(])((?:[a-z_]+\.)?[a-z_]+)=([\w-]+)")
+CALL = re.compile(r"(Trainer|DataLoader)\((\w+)=([^)]+)\)")
+CALLS = {"Trainer": Trainer, "DataLoader": DataLoader}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_own_run_is_advised_in_options_that_exist_and_differ_from_what_is_set(kind: str) -> None:
+    seen = set()
+    for setting in own_settings(kind):
+        text = advise(kind, setting)
+        if text is None:
+            continue
+        found = OPTION.findall(text)
+        assert found and "(" not in re.sub(r" \(now [^)]*\)", "", text), text
+        assert text.endswith(".") and text.count(". ") == 0, text
+        changed = []
+        for option, value in found:
+            assert accepts(option, value)
+            now = getattr(setting, option.rpartition(".")[2], None)
+            changed.append(str(now).lower() != value)
+            if option == "data.batch_size":
+                assert setting.train_samples is None or int(value) <= setting.train_samples
+        assert any(changed) and all(changed), f"{text} {setting}"
+        seen |= {option for option, _ in found}
+    assert seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_project_is_advised_in_arguments_of_its_trainer_and_its_loader(kind: str) -> None:
+    seen = set()
+    for setting in others_settings(kind):
+        text = advise(kind, setting)
+        if text is None:
+            continue
+        found = CALL.findall(text)
+        assert found, text
+        assert not OPTION.search(text) and "pipeline" not in text and "data." not in text, text
+        for owner, argument, value in found:
+            assert argument in inspect.signature(CALLS[owner]).parameters
+            assert repr(getattr(setting, argument, None)) != value, f"{text} {setting}"
+            if argument == "batch_size":
+                assert setting.train_samples is None or int(value) <= setting.train_samples
+        seen |= {argument for _, argument, _ in found}
+    assert seen or kind == "unclear"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_precision_is_named_only_where_it_was_measured_to_be_faster(kind: str) -> None:
+    for setting in itertools.chain(own_settings(kind), others_settings(kind)):
+        if setting.faster_precision is None:
+            assert "precision" not in (advise(kind, setting) or "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gpu_is_named_only_where_there_is_one(kind: str) -> None:
+    for setting in itertools.chain(own_settings(kind), others_settings(kind)):
+        text = advise(kind, setting) or ""
+        if not setting.accelerators:
+            assert "gpu" not in text
+        if setting.devices_here <= setting.devices:
+            assert "devices" not in text
+
+
+CASES = {
+    "input: workers": (
+        "input",
+        Setting(pipeline="workers", num_workers=0, cores=4),
+        (
+            "Try data.pipeline=memory (now workers), which takes each batch from tensors in memory at once; or "
+            "data.num_workers=2 (now 0), which prepares more batches at the same time."
+        ),
+    ),
+    "input: nothing is left to change": ("input", Setting(pipeline="memory", batch_size=50, train_samples=50), None),
+    "input: one core has no room for workers": ("input", Setting(own=False, num_workers=0, cores=1), None),
+    "input: another project's loader": (
+        "input",
+        Setting(own=False, num_workers=0, cores=4),
+        "Try DataLoader(num_workers=2) (now 0), which prepares more batches at the same time.",
+    ),
+    "transfer: unpinned": (
+        "transfer",
+        Setting(own=False, device="cuda", pin_memory=False, num_workers=2),
+        "Try DataLoader(pin_memory=True), which copies batches from page-locked memory.",
+    ),
+    "transfer: the data are on the device": ("transfer", Setting(device="cuda", pipeline="device"), None),
+    "host: a larger batch": (
+        "host",
+        Setting(batch_size=8, train_samples=50_000, pipeline="memory"),
+        "Try data.batch_size=32 (now 8), which launches as many operations for more samples.",
+    ),
+    "host: the batch is the training set": ("host", Setting(batch_size=600, train_samples=600), None),
+    "host: accumulated batches": (
+        "host",
+        Setting(own=False, batch_size=16, accumulate_grad_batches=4, train_samples=64),
+        (
+            "Try DataLoader(batch_size=64) (now 16) with Trainer(accumulate_grad_batches=1) (now 4), which computes the "
+            "same update with fewer operations."
+        ),
+    ),
+    "memory: what fits bounds the batch": (
+        "memory",
+        Setting(device="cuda", batch_size=64, train_samples=50_000, largest_batch=128),
+        "Try data.batch_size=128 (now 64), which reads the weights less often for the same samples.",
+    ),
+    "compute: more devices": (
+        "compute",
+        Setting(device="cuda", devices=1, devices_here=4, batch_size=64),
+        "Try trainer.devices=4 (now 1), which divides the arithmetic.",
+    ),
+    "compute: a CPU alone": ("compute", Setting(batch_size=512, train_samples=50_000), None),
+    "unclear": ("unclear", Setting(), "Try experiment=diagnose, which tries the changes that may help, one at a time."),
+    "a bottleneck that is not known": ("magic", Setting(), None),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_sentence(name: str) -> None:
+    kind, setting, expected = CASES[name]
+    assert advise(kind, setting) == expected
