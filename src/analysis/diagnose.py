@@ -68,7 +68,7 @@ class Findings:
     @cached_property
     def baselines(self) -> list[float]:
         """The rates of the baseline: at the beginning, and at the end if the diagnosis came that far."""
-        return [trial.rate for trial in self.trials if not trial.options and trial.rate]
+        return [trial.rate for trial in self.trials if trial.role in (BASELINE, AGAIN) and trial.rate]
 
     def ratio(self, trial: Trial) -> float | None:
         """A run's rate over the mean rate of the baseline."""
@@ -77,9 +77,11 @@ class Findings:
         return trial.rate * len(self.baselines) / sum(self.baselines)
 
     def helps(self, trial: Trial) -> bool:
-        """Whether a run is clearly faster than the faster one of the baselines, so that no drift explains it."""
-        enough = (1 + NEAR_BEST) * max(self.baselines, default=0.0)
-        return bool(trial.options and self.baselines and trial.rate and trial.rate > enough)
+        """Whether a run is faster than the faster baseline by 5 %, and by more than separates the two baselines."""
+        if trial.role in (BASELINE, AGAIN) or not trial.rate or not self.baselines:
+            return False
+        fastest, slowest = max(self.baselines), min(self.baselines)
+        return trial.rate > fastest + max(NEAR_BEST * fastest, fastest - slowest)
 
     @property
     def best(self) -> Trial | None:
@@ -93,10 +95,8 @@ class Findings:
         if not self.baselines:
             return "The baseline was not measured, so there is nothing to compare."
         if best is None:
-            which = "The change was" if len(changes) == 1 else f"None of the {count(len(changes), 'change')} was"
-            which = "No change was" if not changes else which
-            negated = "not " if len(changes) == 1 else ""
-            return f"{which} {negated}more than {percent(NEAR_BEST)} faster than the baseline."
+            tried = count(len(changes), "change")
+            return f"No change helps: of {tried} tried, none is clearly faster than the baseline."
         gain = significant(self.ratio(best) or 0.0)
         others = [trial for trial in self.trials if trial.role == TOGETHER and trial is not best and trial.rate]
         also = f"; {others[0].name} together give {significant(self.ratio(others[0]) or 0.0)} times" if others else ""

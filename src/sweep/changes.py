@@ -12,7 +12,7 @@ from ..options.groups import CONFIGS, load
 from ..options.overrides import as_override, set_by
 from ..options.signatures import class_attribute
 from ..options.tree import flatten
-from ..records.formatting import significant
+from ..records.formatting import option_value, significant
 from ..records.values import at
 
 _MIXED = {"cpu": ("bf16-mixed",), "cuda": ("bf16-mixed", "16-mixed"), "mps": ("16-mixed",)}
@@ -33,7 +33,7 @@ class Change:
     @property
     def folder(self) -> str:
         """A name for the run's folder: `batch_size-256`."""
-        parts = (f"{name.rpartition('.')[2]}-{value}" for name, value in self.options.items())
+        parts = (f"{name.rpartition('.')[2]}-{option_value(value)}" for name, value in self.options.items())
         return re.sub(r"[^\w.+-]+", "_", "+".join(parts))
 
     def __or__(self, other: "Change") -> "Change":

@@ -160,6 +160,7 @@ LINES = (
     ["data=digits", "model=torchvision", "trainer=fsdp"],
     ["data=sequential_mnist", "model=stacked_lstm", "optimizer=sgd", "+trainer.max_time={hours:1}"],
     ["experiment=find_batch_size", "+trainer.check_val_every_n_epoch=2"],
+    ["experiment=diagnose", "search.batch_factors=[3]"],
 )
 SECTIONS = ("model", "data", "optimizer", "trainer", "callbacks", "logger", "search")
 

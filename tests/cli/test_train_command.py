@@ -70,6 +70,10 @@ def test_a_flag_may_stand_anywhere(start: Callable[..., Started], line: str) -> 
     assert start(*line.split()) == [("sweep", 2, ["--multirun", "data.batch_size=8,16", "seed=1"])]
 
 
+def test_a_diagnosis_is_a_sweep_of_one_job(start: Callable[..., Started]) -> None:
+    assert start("seed=1", "experiment=diagnose") == [("sweep", 1, ["--multirun", "seed=1", "experiment=diagnose"])]
+
+
 @pytest.mark.parametrize("line", ["--config-dir {} model=mine -m seed=1,2", "model=mine -m --config-dir={} seed=1,2"])
 def test_a_flag_with_a_value_may_stand_anywhere(start: Callable[..., Started], line: str, tmp_path: Path) -> None:
     folder = tmp_path / "my configs, and more" / "model"  # which Hydra's grammar would split

@@ -152,6 +152,7 @@ def exported(module: str) -> list[str]:
         ("trainer", "lightning.Trainer"),
         ("trainer", "lightning.pytorch.Trainer"),
         ("search", "batchscope.sweep.search.BatchSizeSearch"),
+        ("search", "batchscope.sweep.search.Diagnosis"),
         *(("callbacks.mine", name) for name in exported("lightning.pytorch.callbacks")),
         *(("logger.mine", name) for name in exported("lightning.pytorch.loggers")),
         *(("trainer.strategy", name) for name in exported("lightning.pytorch.strategies") if "Registry" not in name),

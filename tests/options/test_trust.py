@@ -225,6 +225,7 @@ def test_a_typed_value_takes_the_place_of_the_files(run_dir: Path) -> None:
         ["+trainer.val_check_interval='00:00:10:00'", "+trainer.check_val_every_n_epoch=null"],
         ["+trainer.max_time={hours:1}", "+trainer.check_val_every_n_epoch=2", "+trainer.profiler=simple"],
         ["experiment=find_batch_size", "hydra.sweep.dir=x"],
+        ["experiment=diagnose", "search.batch_factors=[8]"],
     ],
     ids=" ".join,
 )

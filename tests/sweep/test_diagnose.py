@@ -1,0 +1,175 @@
+"""A diagnosis: its runs in their order, what is kept when it is started again, and the command line that it ends with."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchscope.options.compose import check_command_line
+from batchscope.records.read import read
+from batchscope.sweep import diagnose, runner
+from batchscope.sweep.changes import Machine
+from batchscope.sweep.diagnose import DiagnosisRunner, command_with
+from tests.support.runs import run as forked
+
+WORDS = ["experiment=diagnose", "model=mlp", "data.num_workers=2"]
+Rate = Callable[[dict[str, Any]], float | str]  # of a configuration: samples/s, or the status of a run that failed
+
+
+class Diagnosed:
+    """A diagnosis whose runs take no time."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, rate: Rate):
+        self.folder, self.ran, self.rate = folder, [], rate
+        monkeypatch.setattr(runner, "run_in_subprocess", self._run)
+        monkeypatch.setattr(diagnose, "this_machine", lambda device: Machine(cores=2))
+        monkeypatch.setattr(sys, "argv", ["train.py", "--multirun", *WORDS])
+        monkeypatch.setattr("sys.platform", "linux")
+
+    def _run(self, run_dir: Path, digest: str) -> dict[str, Any]:
+        record = read(run_dir)
+        self.ran.append(run_dir.name)
+        found = self.rate(record["config"])
+        record |= {"hardware": {"device": "cpu"}, "dataset": {"name": "mnist", "train_samples": 55_000}}
+        record |= {"choices": {"model": "mlp"}, "started": f"2026-01-01T00:00:{len(self.ran):02d}"}
+        if isinstance(found, str):
+            record |= {"status": found, "error": "trainer: a reason"}
+        else:
+            size = record["config"]["data"]["batch_size"]
+            throughput = {"samples_per_sec": found, "step_ms_median": 1e3 * size / found, "batch_size": size}
+            record |= {"status": "finished", "throughput": throughput}
+        (run_dir / "run.json").write_text(json.dumps(record))
+        return record
+
+    def start(self) -> DiagnosisRunner:
+        """Run it, as far as it goes, and report."""
+        self.ran.clear()
+        (config,) = check_command_line(WORDS, multirun=False, run_dir=str(self.folder / "0"))
+        done = DiagnosisRunner(self.folder, [])
+        with contextlib.suppress(runner.RunFailed):
+            done.search(0, self.folder / "0", config, {"choices": {"model": "mlp"}, "overrides": WORDS})
+        done.report()
+        return done
+
+
+def faster_with_a_larger_batch(config: dict[str, Any]) -> float:
+    rate = 10.0 * config["data"]["batch_size"]
+    return rate * (1.5 if config["trainer"]["precision"] == "bf16-mixed" else 1.0)
+
+
+def test_a_baseline_each_change_the_baseline_again_and_the_two_best_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    diagnosed = Diagnosed(tmp_path, monkeypatch, faster_with_a_larger_batch)
+    done = diagnosed.start()
+    assert diagnosed.ran == [
+        *("baseline", "batch_size-256", "batch_size-512", "precision-bf16-mixed", "pipeline-workers"),
+        *("channels_last-false", "keep_freed_memory-false", "baseline_again", "batch_size-512+precision-bf16-mixed"),
+    ]
+    out = capsys.readouterr().out
+    assert "— run 1: baseline\n" in out and "— run 2 of at most 9: data.batch_size=256\n" in out
+    assert out.splitlines()[-2:] == [
+        "Best: data.batch_size=512 trainer.precision=bf16-mixed, 6.00 times the baseline.",
+        "python train.py model=mlp data.num_workers=2 data.batch_size=512 trainer.precision=bf16-mixed",
+    ]
+    assert done.exit_code == 0
+
+
+def test_started_again_it_keeps_what_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    diagnosed = Diagnosed(tmp_path, monkeypatch, faster_with_a_larger_batch)
+
+    def stop(run_dir: Path, digest: str) -> dict[str, Any]:
+        if len(diagnosed.ran) == 2:
+            record = read(run_dir)
+            (run_dir / "run.json").write_text(json.dumps(record | {"status": "interrupted"}))
+            raise SystemExit(130)
+        return diagnosed._run(run_dir, digest)
+
+    monkeypatch.setattr(runner, "run_in_subprocess", stop)
+    with pytest.raises(SystemExit):
+        diagnosed.start()
+    monkeypatch.setattr(runner, "run_in_subprocess", diagnosed._run)
+    diagnosed.start()
+    assert diagnosed.ran[:2] == ["batch_size-512", "precision-bf16-mixed"]
+    diagnosed.start()
+    assert diagnosed.ran == []
+
+
+def test_a_refused_change_is_a_result_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rate(config: dict[str, Any]) -> float | str:
+        return "failed" if config["trainer"]["precision"] == "bf16-mixed" else 100.0
+
+    diagnosed = Diagnosed(tmp_path, monkeypatch, rate)
+    assert diagnosed.start().exit_code == 0
+    assert diagnosed.ran[-1] == "baseline_again"
+    out = capsys.readouterr().out
+    assert "refused: trainer: a reason" in out
+    assert out.rstrip().endswith("No change helps: of 6 changes tried, none is clearly faster than the baseline.")
+
+
+def test_a_baseline_that_fails_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    diagnosed = Diagnosed(tmp_path, monkeypatch, lambda config: "out_of_memory")
+    assert diagnosed.start().exit_code == 1
+    assert diagnosed.ran == ["baseline"]
+    assert "The baseline was not measured, so there is nothing to compare." in capsys.readouterr().out
+
+
+def test_what_the_user_has_set_is_left_out_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(f"{__name__}.WORDS", [*WORDS, "data.batch_size=128", "data.pipeline=memory"])
+    diagnosed = Diagnosed(tmp_path, monkeypatch, lambda config: 100.0)
+    diagnosed.start()
+    assert not any("batch_size" in name or "pipeline" in name for name in diagnosed.ran)
+    line = "left out: data.pipeline=workers: data.pipeline is set on the command line"
+    assert capsys.readouterr().out.count(line) == 2  # when the changes are chosen, and below the table
+
+
+LINES = {
+    "python train.py experiment=diagnose model=cnn": "python train.py model=cnn a=1",
+    "python train.py experiment=[mnist_99,diagnose] seed=3": "python train.py experiment=mnist_99 seed=3 a=1",
+    "python train.py experiment=[a,diagnose,b]": "python train.py 'experiment=[a,b]' a=1",
+    "python train.py experiment=diagnose trainer.max_time.seconds=3 trainer.min_steps=5": "python train.py a=1",
+    "python train.py --config-dir=mine experiment=diagnose search.batch_factors=[8] hydra.sweep.dir=s data.root=x": (
+        "python train.py --config-dir=mine data.root=x a=1"
+    ),
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_command_line_is_that_of_an_ordinary_run(line: str) -> None:
+    (config,) = check_command_line(["experiment=diagnose"], multirun=False, run_dir="x")
+    assert command_with(line.split(), ["a=1"], config) == LINES[line]
+
+
+def test_it_takes_one_configuration(tmp_path: Path) -> None:
+    done = forked(tmp_path, "-m", "experiment=diagnose", "data.batch_size=8,16")
+    assert done.process.exitcode == 1
+    assert done.complained == (
+        "error: experiment=diagnose: tries changes of one run, and -m is for several; write "
+        "python train.py experiment=diagnose … without -m\n"
+    )
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.slow
+def test_a_real_diagnosis(tmp_path: Path) -> None:
+    small = [*("data=adding", "model=rnn_cell", "data.num_train=400", "data.num_val=16", "data.num_test=16")]
+    small += ["data.sequence_length=5", "trainer.max_time.seconds=1", "trainer.min_steps=10", "hydra.sweep.dir=s"]
+    small += ["trainer.accelerator=cpu", "callbacks.throughput.calibrate=false", "callbacks.progress=null"]
+    small += ["trainer.precision=32-true", "data.pipeline=memory"]
+    done = forked(tmp_path, "experiment=diagnose", *small, environ={"OMP_NUM_THREADS": "1"})
+    assert done.process.exitcode == 0, done.complained
+    assert "left out: data.pipeline=workers: data.pipeline is set on the command line" in done.said
+    assert "÷ baseline" in done.said
+    written = json.loads((tmp_path / "s/report/diagnosis.json").read_text())
+    assert [row["role"] for row in written["rows"]][:2] == ["baseline", "baseline_again"]
+    assert {row["status"] for row in written["rows"]} == {"finished"}
