@@ -45,11 +45,11 @@ class Trial:
 
     @property
     def bottleneck(self) -> str:
-        """`memory 61 %`, `probably host 40 %`, or empty if unknown."""
+        """`memory 61 %`, `probably host 40 %`, `unclear`, or empty if the record does not say."""
         found = table(at(self.run.record, "throughput.bottleneck"))
-        share, probable = number(found.get("share")), found.get("certainty") == "probable"
-        words = ["probably" if probable else "", str(found.get("kind") or ""), "" if share is None else percent(share)]
-        return " ".join(filter(None, words))
+        kind, share = str(found.get("kind") or ""), number(found.get("share"))
+        probably = "probably " if found.get("certainty") == "probable" else ""
+        return kind if share is None or kind in ("", "unclear") else f"{probably}{kind} {percent(share)}"
 
     @property
     def why_not(self) -> str:

@@ -119,7 +119,7 @@ def test_both_together_are_named_where_they_are_less_than_one_alone(tmp_path: Pa
     [
         ({"kind": "memory", "share": 0.61}, "memory 61 %"),
         ({"kind": "host", "share": 0.4, "certainty": "probable"}, "probably host 40 %"),
-        ({"kind": "unclear", "certainty": "unclear"}, "unclear"),
+        ({"kind": "unclear", "share": 0.4, "certainty": "unclear"}, "unclear"),
         (None, ""),
     ],
 )
