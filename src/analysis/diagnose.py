@@ -94,6 +94,8 @@ class Findings:
         best, changes = self.best, [trial for trial in self.trials if trial.role == CHANGE]
         if not self.baselines:
             return "The baseline was not measured, so there is nothing to compare."
+        if not changes:
+            return "No change has been tried."
         if best is None:
             tried = count(len(changes), "change")
             return f"No change helps: of {tried} tried, none is clearly faster than the baseline."

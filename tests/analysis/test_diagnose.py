@@ -96,6 +96,10 @@ def test_without_a_baseline_nothing_is_compared(tmp_path: Path) -> None:
     assert found.headline == "The baseline was not measured, so there is nothing to compare."
 
 
+def test_of_a_baseline_alone_nothing_is_concluded(tmp_path: Path) -> None:
+    assert diagnose(tmp_path, at_end=None).headline == "No change has been tried."
+
+
 def test_the_two_best_changes_set_different_options(tmp_path: Path) -> None:
     found = diagnose(tmp_path, (2200.0, BATCH), (3000.0, "data.batch_size=512"), (1500.0, PIPELINE), (900.0, PRECISION))
     assert [trial.options for trial in best_pair(found)] == [("data.batch_size=512",), (PIPELINE,)]
