@@ -1,11 +1,16 @@
 """The overhead of measuring: without callbacks, with these callbacks, and with Lightning's own monitors.
 
     python benchmarks/monitoring.py --cnn-rounds 25 --linear-rounds 9
+    python benchmarks/monitoring.py --cnn-rounds 0 --only "all of ours"     # a short look; writes no result
 
 Two models train on the CPU: the SimpleCNN at batch 128, whose steps are long enough for a ratio, and one linear layer,
 whose steps are so short that the microseconds of the callbacks show. The variants take turns in one process, in another
 order in every round. A separate callback times a turn, from the start of one batch to the start of another some
 hundred steps later, with everything that is written meanwhile. Lightning's monitor logs every step, as ours does.
+
+Two clocks: the wall time, and the processor time of the process with all its threads. Other processes lengthen the wall
+time of a step and hardly its processor time, so on a machine that is not idle the second is the better figure. It also
+counts what a writer thread does beside the training.
 """
 
 import argparse
@@ -29,7 +34,7 @@ from batchscope.data.loader import DeterministicBatchSampler, TensorLoader
 from batchscope.data.spec import DataSpec
 from batchscope.models.cnn import SimpleCNN
 from batchscope.training.optimizer import AdamW
-from batchscope.training.summary import quiet_libraries
+from batchscope.training.quiet import quiet_libraries
 from batchscope.training.task import Task
 
 WARM_UP = 20
@@ -50,16 +55,17 @@ class Linear(lightning.LightningModule):
 
 
 class Clock(Callback):
-    """Seconds a step, independent of what is measured."""
+    """Wall and processor seconds a step, independent of what is measured."""
 
     def __init__(self, steps: int):
         self.steps = steps
 
     def on_train_batch_start(self, trainer: lightning.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == WARM_UP:
-            self.started = time.perf_counter()
+            self.started = time.perf_counter(), time.process_time()
         elif batch_idx == self.steps:
-            self.per_step = (time.perf_counter() - self.started) / (self.steps - WARM_UP)
+            ended, steps = (time.perf_counter(), time.process_time()), self.steps - WARM_UP
+            self.per_step = [(end - start) / steps for start, end in zip(self.started, ended, strict=True)]
 
 
 def linear(steps: int) -> tuple[lightning.LightningModule, TensorLoader]:
@@ -77,7 +83,7 @@ def cnn(steps: int) -> tuple[lightning.LightningModule, TensorLoader]:
     )
 
 
-def turn(make: Callable, steps: int, callbacks: list[Callback], logs: bool) -> float:
+def turn(make: Callable, steps: int, callbacks: list[Callback], logs: bool) -> list[float]:
     module, loader = make(steps)
     clock = Clock(steps)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -112,10 +118,14 @@ VARIANTS = {
 }
 
 
-def compare(make: Callable, names: list[str], steps: int, rounds: int) -> dict[str, list[float]]:
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+LONG = list(VARIANTS)[-2:]  # the variants that train the longer steps, too
+
+
+def compare(make: Callable, names: list[str], steps: int, rounds: int) -> dict[str, list[list[float]]]:
+    """Of each variant the wall and the processor seconds a step, in every round but the first."""
+    seconds: dict[str, list[list[float]]] = {name: [] for name in names}
     order = list(names)
-    for round_ in range(rounds + 1):
+    for round_ in range(rounds + 1 if rounds else 0):
         random.Random(round_).shuffle(order)
         for name in order:
             callbacks, logs = VARIANTS[name]
@@ -126,14 +136,20 @@ def compare(make: Callable, names: list[str], steps: int, rounds: int) -> dict[s
     return seconds
 
 
-def table(title: str, seconds: dict[str, list[float]]) -> list[str]:
-    lines = [f"**{title}**", "", "| callbacks | median step | it ÷ off (median, middle half) | it − off (median) |"]
-    lines.append("| --- | ---: | --- | ---: |")
+def table(title: str, seconds: dict[str, list[list[float]]]) -> list[str]:
+    lines = [f"**{title}**", ""]
+    lines += [
+        "| callbacks | median step | it ÷ off (median, middle half) | it − off, wall | it − off, processor time |"
+    ]
+    lines += ["| --- | ---: | --- | ---: | ---: |"]
     for name, values in seconds.items():
-        ratios = [a / b for a, b in zip(values, seconds["off"], strict=True)]
-        added = median([a - b for a, b in zip(values, seconds["off"], strict=True)]) * 1e6
-        step = median(values) * 1e3
-        lines.append(f"| {name} | {step:.3f} ms | {median(ratios):.3f} ({middle_half(ratios)}) | {added:+,.0f} µs |")
+        pairs = list(zip(values, seconds["off"], strict=True))
+        ratios = [a[0] / b[0] for a, b in pairs]
+        wall, processor = (median([a[clock] - b[clock] for a, b in pairs]) * 1e6 for clock in (0, 1))
+        step = median([wall for wall, _ in values]) * 1e3
+        lines.append(
+            f"| {name} | {step:.3f} ms | {median(ratios):.3f} ({middle_half(ratios)}) | {wall:+,.0f} µs | {processor:+,.0f} µs |"
+        )
     return lines
 
 
@@ -143,13 +159,22 @@ def main() -> None:
     parser.add_argument("--cnn-steps", type=int, default=120)
     parser.add_argument("--linear-rounds", type=int, default=9)
     parser.add_argument("--linear-steps", type=int, default=2020)
+    parser.add_argument(
+        "--only", nargs="*", help="beginnings of the variants to compare with `off`; prints, writes nothing"
+    )
     args = parser.parse_args()
     quiet_libraries()
     names = list(VARIANTS)
+    if args.only is not None:
+        names = [name for name in names if name == "off" or name.startswith(tuple(args.only))]
     small = compare(linear, names, args.linear_steps, args.linear_rounds)
-    large = compare(cnn, [names[0], *names[-2:]], args.cnn_steps, args.cnn_rounds)
-    lines = [*table("SimpleCNN, batch 128", large), "", *table("one linear layer, batch 8", small)]
-    write_result("monitoring", "\n".join(lines), {"cnn": large, "linear": small})
+    large = compare(cnn, [name for name in names if name in (*LONG, "off")], args.cnn_steps, args.cnn_rounds)
+    lines = [*(table("SimpleCNN, batch 128", large) if args.cnn_rounds > 1 else []), ""]
+    lines += table("one linear layer, batch 8", small)
+    if args.only is None and args.cnn_rounds > 1:
+        write_result("monitoring", "\n".join(lines), {"cnn": large, "linear": small})
+    else:
+        print("\n".join(["", *lines, "", machine()]))
 
 
 if __name__ == "__main__":
