@@ -1,16 +1,21 @@
 """What the steps of a run cost: the metrics of each update, and their sums, means and median over the run."""
 
-import statistics
 from array import array
 from collections.abc import Mapping
 from typing import Any
 
 import numpy
 
-from ..records.rates import rate
+from ..records.rates import FIT_RATE, rate
 from ..records.step_parts import PARTS
 from ._flops_meter import FlopsMeter
-from ._stopwatch import Clock, Step
+from ._stopwatch import WRITING, Clock, Step
+
+# A stall is a step that takes more than STALL_RATIO × the median and more than STALL_MS longer than it. The ratio lets
+# pass what belongs to a model, such as sequences of different lengths. The 50 ms let pass what a scheduler or a garbage
+# collector does to a short step: such hiccups are many, and the p99 shows them. A rule by standard deviations would
+# raise its own threshold with every stall; one by the median does not.
+STALL_RATIO, STALL_MS = 3.0, 50.0
 
 
 class UpdateBuilder:
@@ -25,7 +30,7 @@ class UpdateBuilder:
         update = step.parts_ms(clock)
         update |= {"samples": step.samples, "timesteps": step.timesteps, "batches": 1, "watched": step.watched}
         if self._open:
-            update = {key: value + self._open[key] for key, value in update.items()}
+            update = {key: update.get(key, 0.0) + self._open.get(key, 0.0) for key in {**self._open, **update}}
         if step.global_step == self._last_step:
             self._open = update
             return None
@@ -57,6 +62,7 @@ class CostSummary:
     def __init__(self, warmup: int):
         self.warmup = warmup
         self.updates = 0
+        self._trained = 0.0  # samples of all updates, warm-up included
         self._kept: list[Mapping[str, float]] = []  # the warm-up, for runs that are no longer than it
         self._watched: list[Mapping[str, float]] = []
         self._sums: dict[str, float] = {}
@@ -67,6 +73,7 @@ class CostSummary:
     def add(self, update: Mapping[str, float]) -> None:
         """Add an update: its parts in ms, its `samples`, `timesteps` and `batches`, and whether it was `watched`."""
         self.updates += 1
+        self._trained += update["samples"]
         if update.get("watched"):
             self._watched.append(dict(update))
         elif self.updates <= self.warmup:
@@ -74,12 +81,17 @@ class CostSummary:
         else:
             self._count(update)
 
-    def summary(self, world_size: int = 1) -> dict[str, Any]:
+    def summary(self, world_size: int = 1, fit_seconds: float | None = None) -> dict[str, Any]:
         """The cost over the counted updates of this rank; empty if there is none.
 
-        `batch_size` is that of a whole batch, and `step_ms_median`, `_p10` and `_p90` are of the steps that held one.
-        `samples_per_sec` is the run's rate (see records/rates.py), and `samples_per_sec_mean` all samples over all of
-        their time. `step_ms` and the parts are means, which add up. Samples/s and time steps/s are those of all ranks.
+        `batch_size` is that of a whole batch, and `step_ms_median`, `_p10`, `_p90` and `_p99` are of the steps that held
+        one. `samples_per_sec` is the run's rate (see records/rates.py), and `samples_per_sec_mean` all samples over all
+        of their time. `step_ms` and the parts are means, which add up. Samples/s and time steps/s are those of all ranks.
+
+        Args:
+            world_size: the number of ranks.
+            fit_seconds: wall time of the whole fit, for `samples_per_sec_fit`: every sample that was trained, those of
+                the warm-up included, over it.
         """
         if not self._step_ms:  # no longer than the warm-up: all but the first update, which pays for one-time work
             for update in self._kept[1:] or self._watched or self._kept:
@@ -89,9 +101,9 @@ class CostSummary:
         seconds = sum(self._step_ms) / 1e3
         if not steps or seconds <= 0:
             return {}
-        held, ordered = self._whole_steps()
+        held, whole = self._whole_steps()
         batches = self._batches.get(held, sums["batches"] / steps)
-        median, (low, high) = statistics.median(ordered), numpy.quantile(ordered, (0.1, 0.9))
+        low, median, high, highest = (float(ms) for ms in numpy.quantile(whole, (0.1, 0.5, 0.9, 0.99)))
         if median <= 0:
             return {}
         result = {
@@ -104,16 +116,28 @@ class CostSummary:
             "samples_per_sec_mean": sums["samples"] * world_size / seconds,
             "step_ms": 1e3 * seconds / steps,
             "step_ms_median": median,
-            "step_ms_p10": float(low),
-            "step_ms_p90": float(high),
+            "step_ms_p10": low,
+            "step_ms_p90": high,
+            "step_ms_p99": highest,
             "parts_ms": {part: sums[part] / steps for part in PARTS},
+            **self._stalls(median),
         }
+        if fit_seconds:
+            result |= {"fit_seconds": fit_seconds, FIT_RATE: self._trained * world_size / fit_seconds}
+        if WRITING in sums:
+            result["writing_ms"] = sums[WRITING] / steps
         if sums["timesteps"] and sums["samples"]:
             result["timesteps_per_sec"] = result["samples_per_sec"] * sums["timesteps"] / sums["samples"]
         return result
 
+    def _stalls(self, median: float) -> dict[str, float]:
+        """How many steps were stalls, and the seconds that they took beyond the median."""
+        step_ms = numpy.frombuffer(self._step_ms)
+        stalled = step_ms[step_ms > max(STALL_RATIO * median, median + STALL_MS)]
+        return {"stalls": len(stalled), "stall_seconds": float((stalled - median).sum()) / 1e3}
+
     def _whole_steps(self) -> tuple[float, list[float]]:
-        """The samples of a whole step, and the times of the whole steps in order.
+        """The samples of a whole step, and the times of the whole steps in ms.
 
         It is the size with which most of the samples were trained. If that is less than half of them, sizes vary by
         design: then it is the mean size, and all steps count.
@@ -123,9 +147,9 @@ class CostSummary:
             trained[samples] = trained.get(samples, 0.0) + samples
         held = max(trained, key=lambda samples: (trained[samples], samples))
         if 2 * trained[held] < self._sums["samples"]:
-            return self._sums["samples"] / len(self._samples), sorted(self._step_ms)
+            return self._sums["samples"] / len(self._samples), list(self._step_ms)
         pairs = zip(self._samples, self._step_ms, strict=True)
-        return held, sorted(ms for samples, ms in pairs if samples == held)
+        return held, [ms for samples, ms in pairs if samples == held]
 
     def _count(self, update: Mapping[str, float]) -> None:
         for key, value in update.items():

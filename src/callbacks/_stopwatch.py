@@ -5,9 +5,10 @@ mark is an event in the stream, and nothing waits for it. Every moment of a step
 add up to the step by construction.
 """
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from typing_extensions import override
 from ..records.step_parts import PARTS
 
 PAUSE = "pause"  # validation, checkpoints and the like: excluded from the step
+WRITING = "writing"  # computing and writing the curves of many steps: excluded, while the device is sampled on
 
 
 class Clock:
@@ -94,11 +96,11 @@ class Step:
         return self.marks[-1][1]
 
     def parts_ms(self, clock: Clock) -> dict[str, float]:
-        """Milliseconds of every part; their sum is the step's time without pauses."""
+        """Milliseconds of every part; their sum is the step's time. `WRITING` is beside them if there was any."""
         parts = dict.fromkeys(PARTS, 0.0)
         for (part, start), (_, end) in zip(self.marks, self.marks[1:], strict=False):
             if part != PAUSE:
-                parts[part] += clock.elapsed_ms(start, end)
+                parts[part] = parts.get(part, 0.0) + clock.elapsed_ms(start, end)
         return parts
 
 
@@ -143,6 +145,15 @@ class Stopwatch:
         if self._stack and self._stack[-1] == part:
             self._stack.pop()
             self._mark()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Exclude what happens within; it may be nested, and may lie within a pause."""
+        self.enter(WRITING)
+        try:
+            yield
+        finally:
+            self.leave(WRITING)
 
     def _mark(self) -> None:
         if self.current is None:

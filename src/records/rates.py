@@ -2,11 +2,12 @@
 
 A run has one rate: the samples of a whole batch of all devices over the median time of a step. A few slow steps do not
 change it; the short last batch of an epoch does not either. Time steps/s, FLOP/s and MFU are derived from it.
-`samples_per_sec_mean` is another number: all samples over the time of all steps. The parts of a step are means as well,
-because only means add up, to the mean step `step_ms`.
+`samples_per_sec_mean` is another number: all samples over the time of all steps. `samples_per_sec_fit` is a third one:
+all samples, those of the warm-up included, over the wall time of the fit with its validations, checkpoints and the time
+between epochs. The parts of a step are means as well, because only means add up, to the mean step `step_ms`.
 """
 
-RATE, MEAN_RATE = "samples_per_sec", "samples_per_sec_mean"
+RATE, MEAN_RATE, FIT_RATE = "samples_per_sec", "samples_per_sec_mean", "samples_per_sec_fit"
 NEAR_BEST = 0.05  # a rate that is lower than the best by this fraction at most counts as reaching it
 
 

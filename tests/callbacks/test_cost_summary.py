@@ -34,6 +34,43 @@ def test_a_few_slow_steps_leave_the_rate_alone() -> None:
     assert summary_of((10, 40), (10, 40), (1000, 40))["samples_per_sec"] == pytest.approx(4000)
 
 
+def test_a_stall_takes_three_times_the_median_and_50_ms_more() -> None:
+    def stalls(*slow: float, usual: float) -> tuple[int, float]:
+        summary = summary_of(*[(usual, 10)] * 9, *((ms, 10) for ms in slow))
+        return summary["stalls"], summary["stall_seconds"]
+
+    assert stalls(51, 60, 3, usual=2) == (1, pytest.approx((60 - 2) / 1e3))  # three times is not enough for short steps
+    assert stalls(299, 301, 900, usual=100) == (2, pytest.approx((201 + 800) / 1e3))  # nor 50 ms for long ones
+    assert stalls(usual=2) == (0, 0)
+
+
+def test_a_stall_in_a_short_last_batch_counts_as_well() -> None:
+    assert summary_of(*[(10, 100)] * 8, (2, 20), (500, 20))["stalls"] == 1
+
+
+def test_the_p99_is_of_the_steps_with_a_whole_batch() -> None:
+    summary = summary_of(*[(10 + i / 100, 100) for i in range(101)], (500, 7))
+    assert summary["step_ms_p99"] == pytest.approx(10.99)
+
+
+def test_the_rate_of_the_fit_has_every_sample_over_the_wall_time_of_the_fit() -> None:
+    cost = CostSummary(warmup=2)
+    for _ in range(5):
+        cost.add(update(10, samples=40))
+    summary = cost.summary(world_size=2, fit_seconds=4.0)
+    assert (summary["samples_per_sec_fit"], summary["fit_seconds"]) == (2 * 5 * 40 / 4.0, 4.0)
+    assert summary["samples"] == 3 * 40
+    assert "samples_per_sec_fit" not in cost.summary()
+
+
+def test_writing_is_beside_the_step_and_not_in_it() -> None:
+    cost = CostSummary(warmup=0)
+    cost.add(update(10))
+    assert "writing_ms" not in cost.summary()
+    cost.add({**update(10), "writing": 4.0})
+    assert (cost.summary()["writing_ms"], cost.summary()["step_ms"]) == (2.0, 10.0)
+
+
 def test_the_spread_lies_around_the_median_however_few_the_steps() -> None:
     two = summary_of((30, 10), (52, 10))
     assert (two["step_ms_p10"], two["step_ms_median"], two["step_ms_p90"]) == pytest.approx((32.2, 41, 49.8))

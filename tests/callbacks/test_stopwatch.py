@@ -84,6 +84,33 @@ def test_a_pause_is_excluded_whatever_happens_in_it(watch: Stopwatch, clock: Fak
     )
 
 
+def test_writing_is_excluded_and_the_device_is_sampled_on(clock: FakeClock) -> None:
+    heard: list[bool] = []
+    watch = Stopwatch(clock, heard.append)
+    watch.begin_step()
+    clock.now += 0.001
+    with watch.writing():
+        clock.now += 0.004
+        with watch.writing():
+            clock.now += 0.004
+        watch.enter(PAUSE)
+        clock.now += 1
+        watch.leave(PAUSE)
+    clock.now += 0.002
+    watch.end_step()
+    parts = watch.finished[0].parts_ms(clock)
+    assert (parts.pop("writing"), sum(parts.values())) == pytest.approx((8, 3))
+    assert heard == [True, False, True, False]  # only the pause is heard
+
+
+def test_steps_adjoin_after_writing(watch: Stopwatch, clock: FakeClock) -> None:
+    watch.begin_step()
+    with watch.writing():
+        clock.now += 0.004
+    watch.begin_step()
+    assert watch.finished[0].marks[-1][1] is watch.current.marks[0][1]
+
+
 def test_what_lies_between_two_epochs_is_no_steps(watch: Stopwatch, clock: FakeClock) -> None:
     watch.begin_step()
     clock.now += 0.001
