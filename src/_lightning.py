@@ -160,3 +160,14 @@ def has_csv_writer(logger: CSVLogger) -> bool:
 def set_csv_writer(logger: CSVLogger, writer: ExperimentWriter) -> None:
     """Have the logger write its file by this writer."""
     logger._experiment = writer
+
+
+def add_csv_rows(logger: CSVLogger, rows: list[dict[str, float]]) -> None:
+    """Add rows of numbers, each with its `step`, to those that `logger.save()` writes.
+
+    `log_metrics` for each row would copy it three times, and look for tensors in it.
+    """
+    writer = cast(Any, logger.experiment)
+    if logger._prefix:
+        rows = [{key if key == "step" else f"{logger._prefix}-{key}": row[key] for key in row} for row in rows]
+    writer.metrics.extend(rows)

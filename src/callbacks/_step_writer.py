@@ -1,28 +1,81 @@
 """Write many steps' scalars to a trainer's loggers at once, each at its own step."""
 
-from collections.abc import Iterable, Mapping
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
 
+import numpy
 from lightning import Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from tensorboard.compat.proto.summary_pb2 import Summary
+
+from .._lightning import add_csv_rows
+from .._tensorboard import append_to_event_file
+from ._event_records import event_records
 
 Row = tuple[int, Mapping[str, float]]
 
+_exclusions: WeakKeyDictionary[Trainer, Callable[[], AbstractContextManager[Any]]] = WeakKeyDictionary()
+
+
+def exclude_writing(trainer: Trainer, exclusion: Callable[[], AbstractContextManager[Any]] | None) -> None:
+    """Have every `writing(trainer)` happen within `exclusion()`; None ends this."""
+    if exclusion is None:
+        _exclusions.pop(trainer, None)
+    else:
+        _exclusions[trainer] = exclusion
+
+
+def writing(trainer: Trainer) -> AbstractContextManager[Any]:
+    """The time in which a callback computes and writes many steps at once; whoever times the steps excludes it.
+
+    Otherwise every hundredth step would be longer than the others. May be nested.
+    """
+    exclusion = _exclusions.get(trainer)
+    return exclusion() if exclusion else nullcontext()
+
 
 def write_steps(trainer: Trainer, rows: Iterable[Row]) -> None:
-    """Write `(step, {key: value})` rows on rank 0.
+    """Write `(step, {key: value})` rows on rank 0. After the call the files of TensorBoard and CSV hold them.
 
     TensorBoard gets one event a step that holds all values: several times cheaper than an `add_scalar` for each, and
-    shown the same. A writer that an earlier fit has closed has no file; Lightning's own `log_metrics` opens a new one.
+    shown the same.
     """
     if not trainer.is_global_zero:
         return
     rows = list(rows)
-    for logger in trainer.loggers:
-        file_writer = logger.experiment.file_writer if isinstance(logger, TensorBoardLogger) else None
+    if not rows:
+        return
+    with writing(trainer):
+        for logger in trainer.loggers:
+            _write(logger, rows)
+
+
+def _write(logger: Logger, rows: Sequence[Row]) -> None:
+    if isinstance(logger, CSVLogger) and type(logger).log_metrics is CSVLogger.log_metrics:
+        add_csv_rows(logger, [{**scalars, "step": step} for step, scalars in rows])
+        logger.save()
+        return
+    # A writer that an earlier fit has closed has no file; Lightning's own `log_metrics` opens a new one.
+    file_writer = logger.experiment.file_writer if isinstance(logger, TensorBoardLogger) else None
+    if file_writer is None:
         for step, scalars in rows:
-            if file_writer is None:
-                logger.log_metrics(dict(scalars), step)
-            else:
-                values = [Summary.Value(tag=key, simple_value=value) for key, value in scalars.items()]
-                file_writer.add_summary(Summary(value=values), step)
+            logger.log_metrics(dict(scalars), step)
+        return
+    for keys, steps, values in _alike(rows):
+        if not append_to_event_file(file_writer, event_records(keys, steps, values, time.time())):
+            for step, row in zip(steps, values.tolist(), strict=True):
+                scalars = [Summary.Value(tag=key, simple_value=value) for key, value in zip(keys, row, strict=True)]
+                file_writer.add_summary(Summary(value=scalars), step)
+
+
+def _alike(rows: Iterable[Row]) -> Iterator[tuple[tuple[str, ...], list[int], Any]]:
+    """Successive rows with the same keys: the keys (K,), the steps (N,) and the values (N, K)."""
+    for keys, group in itertools.groupby(rows, key=lambda row: tuple(row[1])):
+        pairs = list(group)
+        with numpy.errstate(over="ignore"):  # a number that float32 cannot hold is infinite there
+            values = numpy.array([list(scalars.values()) for _, scalars in pairs], numpy.float64).astype(numpy.float32)
+        yield keys, [step for step, _ in pairs], values

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from ..options.types import PositiveInt
 from ._deferred_scalars import DeferredScalars
-from ._step_writer import write_steps
+from ._step_writer import write_steps, writing
 
 FLUSH_EVERY = 100  # steps read from the device and written together
 
@@ -53,8 +53,9 @@ class TrainCurves(Callback):
         scalars = outputs if isinstance(outputs, dict) else {"loss": outputs}
         self._steps.append((step, {k: v for k, v in scalars.items() if isinstance(v, Tensor) and v.numel() == 1}))
         if len(self._steps) >= FLUSH_EVERY:
-            self._start_read()
-            self._write(trainer, only_ready=True)
+            with writing(trainer):
+                self._start_read()
+                self._write(trainer, only_ready=True)
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

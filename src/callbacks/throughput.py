@@ -1,6 +1,8 @@
 """ThroughputMonitor: what every training step costs, in which part, and how much it gets done."""
 
+import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,7 +24,7 @@ from ._never_raise import never_raise
 from ._profiler_hook import attach_profiler_hook, detach_profiler_hook
 from ._run_summary import Seen, report, run_summary
 from ._step_watch import StepWatch
-from ._step_writer import Row, write_steps
+from ._step_writer import Row, exclude_writing, write_steps, writing
 from ._stopwatch import PAUSE, Step, Stopwatch, clock_for
 from .communication import CommunicationMonitor
 from .device import DeviceMonitor
@@ -129,6 +131,11 @@ class ThroughputMonitor(Callback):
         detach_profiler_hook(trainer)
         attach_profiler_hook(trainer, frozenset(_PARTS_OF_ACTIONS), self._on_action_start, self._on_action_end)
         self._active = True
+        exclude_writing(trainer, self._excluded)
+        self._started = time.perf_counter()
+
+    def _excluded(self) -> AbstractContextManager[None]:
+        return self._stopwatch.writing() if self._active else nullcontext()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -146,6 +153,7 @@ class ThroughputMonitor(Callback):
     @never_raise
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         detach_profiler_hook(trainer)
+        exclude_writing(trainer, None)
         self.disable()
 
     def disable(self) -> None:
@@ -257,16 +265,17 @@ class ThroughputMonitor(Callback):
 
     def _flush(self, trainer: Trainer, wait: bool) -> None:
         """Turn marks into numbers, as far as they can be read without waiting, and write them."""
-        clock, finished, rows = self._stopwatch.clock, self._stopwatch.finished, []
-        if wait and finished:
-            clock.wait(finished[-1].end)
-        while finished and clock.ready(finished[0].end):
-            step = finished.popleft()
-            if step.trained:
-                rows += self._row(step, trainer.world_size)
-            for _, mark in step.marks[:-1]:  # the last mark is the next step's first
-                clock.reuse(mark)
-        write_steps(trainer, [row for row in rows if self.every_n_steps and row[0] % self.every_n_steps == 0])
+        with writing(trainer):
+            clock, finished, rows = self._stopwatch.clock, self._stopwatch.finished, []
+            if wait and finished:
+                clock.wait(finished[-1].end)
+            while finished and clock.ready(finished[0].end):
+                step = finished.popleft()
+                if step.trained:
+                    rows += self._row(step, trainer.world_size)
+                for _, mark in step.marks[:-1]:  # the last mark is the next step's first
+                    clock.reuse(mark)
+            write_steps(trainer, [row for row in rows if self.every_n_steps and row[0] % self.every_n_steps == 0])
 
     def _row(self, step: Step, world_size: int) -> list[Row]:
         """The row of an update at its last batch; none before, and none of the first update."""
@@ -285,7 +294,7 @@ class ThroughputMonitor(Callback):
             self._stopwatch.end_step()
             self._flush(trainer, wait=True)
             self._active = False
-            self.summary = self._cost.summary(trainer.world_size)
+            self.summary = self._cost.summary(trainer.world_size, time.perf_counter() - self._started)
 
     @never_raise
     def _sum_up(self, trainer: Trainer, steps: list[float | None]) -> None:

@@ -9,9 +9,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from batchscope.callbacks._step_writer import write_steps
 
 
+class FakeTrainer(SimpleNamespace):
+    """A trainer as far as writing goes; unlike a SimpleNamespace it can be referred to weakly."""
+
+    __slots__ = ("__weakref__",)
+    __hash__ = object.__hash__
+
+
 def test_a_writer_that_was_closed_is_opened_again(tmp_path: Path) -> None:
     logger = TensorBoardLogger(tmp_path, name="", version="")
-    trainer = SimpleNamespace(is_global_zero=True, loggers=[logger])
+    trainer = FakeTrainer(is_global_zero=True, loggers=[logger])
     write_steps(trainer, [(1, {"a": 1.0, "b": 2.0})])
     logger.experiment.close()
     write_steps(trainer, [(2, {"a": 3.0})])
@@ -22,4 +29,4 @@ def test_a_writer_that_was_closed_is_opened_again(tmp_path: Path) -> None:
 
 
 def test_other_ranks_write_nothing() -> None:
-    write_steps(SimpleNamespace(is_global_zero=False, loggers=[object()]), [(1, {"a": 1.0})])
+    write_steps(FakeTrainer(is_global_zero=False, loggers=[object()]), [(1, {"a": 1.0})])

@@ -1,0 +1,41 @@
+"""Records of TensorBoard's event files are byte for byte those of TensorBoard's own writer."""
+
+import io
+
+import numpy
+import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from batchscope.callbacks._event_records import event_records
+
+NOW = 1_795_000_000.123456
+
+
+def by_tensorboard(keys: list[str], steps: list[int], values: numpy.ndarray) -> bytes:
+    file = io.BytesIO()
+    writer = RecordWriter(file)
+    for step, row in zip(steps, values, strict=True):
+        scalars = [Summary.Value(tag=key, simple_value=value) for key, value in zip(keys, row, strict=True)]
+        writer.write(Event(wall_time=NOW, step=step, summary=Summary(value=scalars)).SerializeToString())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("steps", [[1], [126, 127, 128, 129], [16383, 16384, 16385], [2**31, 2**40], [5, 3, 5]])
+@pytest.mark.parametrize("keys", [["a"], ["time/step_ms", "größe", "x" * 200], [f"device/{i}" for i in range(30)]])
+def test_records_are_those_of_tensorboards_own_writer(steps: list[int], keys: list[str]) -> None:
+    values = numpy.random.default_rng(0).normal(0, 1e3, (len(steps), len(keys))).astype(numpy.float32)
+    assert event_records(keys, steps, values, NOW) == by_tensorboard(keys, steps, values)
+
+
+def test_numbers_that_are_no_numbers_are_written_as_they_are() -> None:
+    values = numpy.array([[0.0, -0.0, numpy.inf, -numpy.inf, numpy.nan]], numpy.float32)
+    keys = list("abcde")
+    assert event_records(keys, [7], values, NOW) == by_tensorboard(keys, [7], values)
+
+
+def test_step_0_has_a_number_too() -> None:
+    record = event_records(["a"], [0], numpy.ones((1, 1), numpy.float32), NOW)
+    event = Event.FromString(record[12:-4])
+    assert (event.step, event.summary.value[0].simple_value) == (0, 1.0)
