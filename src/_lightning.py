@@ -4,7 +4,8 @@ Lightning sets some attributes of a Trainer at run time, so that type checkers d
 their types. A new release of Lightning has to be compared with this file alone.
 """
 
-from collections.abc import Callable
+import csv
+from collections.abc import Callable, Sequence
 from subprocess import Popen
 from typing import Any, cast
 
@@ -162,12 +163,20 @@ def set_csv_writer(logger: CSVLogger, writer: ExperimentWriter) -> None:
     logger._experiment = writer
 
 
-def add_csv_rows(logger: CSVLogger, rows: list[dict[str, float]]) -> None:
-    """Add rows of numbers, each with its `step`, to those that `logger.save()` writes.
+def append_csv_rows(logger: CSVLogger, keys: Sequence[str], rows: Sequence[Sequence[float]]) -> None:
+    """Write rows with the columns `keys`, one of which is `step`, behind what the logger was given before.
 
-    `log_metrics` for each row would copy it three times, and look for tensors in it.
+    `log_metrics` copies each row three times and looks for tensors in it, and `save` looks every row up by name.
     """
     writer = cast(Any, logger.experiment)
     if logger._prefix:
-        rows = [{key if key == "step" else f"{logger._prefix}-{key}": row[key] for key in row} for row in rows]
-    writer.metrics.extend(rows)
+        keys = [key if key == "step" else f"{logger._prefix}-{key}" for key in keys]
+    if writer.metrics or not set(keys).issubset(writer.metrics_keys) or not writer._fs.isfile(writer.metrics_file_path):
+        writer.metrics.extend(dict(zip(keys, row, strict=True)) for row in rows)
+        logger.save()
+        return
+    place = {key: i for i, key in enumerate(keys)}
+    places = [place.get(column, -1) for column in writer.metrics_keys]
+    with writer._fs.open(writer.metrics_file_path, "a", newline="") as file:
+        lines = ((*row, "") for row in rows)  # the last cell stands for the columns that the rows do not have
+        csv.writer(file).writerows([line[place] for place in places] for line in lines)

@@ -12,7 +12,7 @@ from lightning import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from .._lightning import add_csv_rows
+from .._lightning import append_csv_rows
 from .._tensorboard import append_to_event_file
 from ._event_records import event_records
 
@@ -56,8 +56,9 @@ def write_steps(trainer: Trainer, rows: Iterable[Row]) -> None:
 
 def _write(logger: Logger, rows: Sequence[Row]) -> None:
     if isinstance(logger, CSVLogger) and type(logger).log_metrics is CSVLogger.log_metrics:
-        add_csv_rows(logger, [{**scalars, "step": step} for step, scalars in rows])
-        logger.save()
+        for keys, steps, values in _alike(rows):
+            lines = [[*row, step] for step, row in zip(steps, values, strict=True)]
+            append_csv_rows(logger, [*keys, "step"], lines)
         return
     # A writer that an earlier fit has closed has no file; Lightning's own `log_metrics` opens a new one.
     file_writer = logger.experiment.file_writer if isinstance(logger, TensorBoardLogger) else None
@@ -66,16 +67,17 @@ def _write(logger: Logger, rows: Sequence[Row]) -> None:
             logger.log_metrics(dict(scalars), step)
         return
     for keys, steps, values in _alike(rows):
-        if not append_to_event_file(file_writer, event_records(keys, steps, values, time.time())):
-            for step, row in zip(steps, values.tolist(), strict=True):
+        with numpy.errstate(over="ignore"):  # a number that float32 cannot hold is infinite there
+            numbers = numpy.array(values).astype(numpy.float32)
+        if not append_to_event_file(file_writer, event_records(keys, steps, numbers, time.time())):
+            for step, row in zip(steps, values, strict=True):
                 scalars = [Summary.Value(tag=key, simple_value=value) for key, value in zip(keys, row, strict=True)]
                 file_writer.add_summary(Summary(value=scalars), step)
 
 
-def _alike(rows: Iterable[Row]) -> Iterator[tuple[tuple[str, ...], list[int], Any]]:
-    """Successive rows with the same keys: the keys (K,), the steps (N,) and the values (N, K)."""
+def _alike(rows: Iterable[Row]) -> Iterator[tuple[tuple[str, ...], list[int], list[list[float]]]]:
+    """Successive rows with the same keys: the keys (K,), the steps (N,) and the values (N, K); K is at least 1."""
     for keys, group in itertools.groupby(rows, key=lambda row: tuple(row[1])):
-        pairs = list(group)
-        with numpy.errstate(over="ignore"):  # a number that float32 cannot hold is infinite there
-            values = numpy.array([list(scalars.values()) for _, scalars in pairs], numpy.float64).astype(numpy.float32)
-        yield keys, [step for step, _ in pairs], values
+        if keys:
+            pairs = list(group)
+            yield keys, [step for step, _ in pairs], [list(scalars.values()) for _, scalars in pairs]

@@ -1,12 +1,19 @@
-"""Steps are written to TensorBoard at their own numbers, also by a writer that an earlier fit has closed."""
+"""Steps are written to TensorBoard and CSV at their own numbers, in order, behind what was logged before."""
 
+import contextlib
+import csv
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
-from lightning.pytorch.loggers import TensorBoardLogger
+import pytest
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from batchscope.callbacks._step_writer import write_steps
+from batchscope.callbacks import _step_writer
+from batchscope.callbacks._step_writer import exclude_writing, write_steps
+from batchscope.checkpointing.csv_logger import AtomicCSVLogger
 
 
 class FakeTrainer(SimpleNamespace):
@@ -30,3 +37,91 @@ def test_a_writer_that_was_closed_is_opened_again(tmp_path: Path) -> None:
 
 def test_other_ranks_write_nothing() -> None:
     write_steps(FakeTrainer(is_global_zero=False, loggers=[object()]), [(1, {"a": 1.0})])
+
+
+def read(logger: CSVLogger) -> list[dict[str, str]]:
+    with (Path(logger.log_dir) / "metrics.csv").open(newline="") as file:
+        return [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("kind", [CSVLogger, AtomicCSVLogger])
+def test_rows_of_a_csv_file_keep_their_order_and_their_columns(tmp_path: Path, kind: type[CSVLogger]) -> None:
+    logger = kind(tmp_path, name="", version="")
+    trainer = FakeTrainer(is_global_zero=True, loggers=[logger])
+    write_steps(trainer, [(1, {"b": 1.5, "a": 0.1}), (2, {"b": 2.5, "a": 0.2}), (2, {"c": 7.0})])
+    assert len(read(logger)) == 3  # without a call of save()
+    write_steps(trainer, [(3, {"a": 0.3})])
+    logger.log_metrics({"a": 0.35, "d": 9.0}, 3)
+    write_steps(trainer, [(4, {"c": float("nan"), "a": 0.4})])
+    assert read(logger) == [
+        {"step": "1", "a": "0.1", "b": "1.5"},
+        {"step": "2", "a": "0.2", "b": "2.5"},
+        {"step": "2", "c": "7.0"},
+        {"step": "3", "a": "0.3"},
+        {"step": "3", "a": "0.35", "d": "9.0"},
+        {"step": "4", "a": "0.4", "c": "nan"},
+    ]
+
+
+def test_the_prefix_of_a_logger_is_in_its_columns(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, name="", version="", prefix="mine")
+    for step in (1, 2):
+        write_steps(FakeTrainer(is_global_zero=True, loggers=[logger]), [(step, {"a": 1.0})])
+    assert read(logger) == [{"step": "1", "mine-a": "1.0"}, {"step": "2", "mine-a": "1.0"}]
+
+
+def test_a_logger_that_overrides_log_metrics_is_asked_for_every_step(tmp_path: Path) -> None:
+    class Own(CSVLogger):
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            seen.append((step, metrics))
+
+    seen: list[Any] = []
+    write_steps(FakeTrainer(is_global_zero=True, loggers=[Own(tmp_path)]), [(1, {"a": 1.0}), (2, {"a": 2.0})])
+    assert seen == [(1, {"a": 1.0}), (2, {"a": 2.0})]
+
+
+def test_events_follow_those_that_were_logged_before(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    trainer = FakeTrainer(is_global_zero=True, loggers=[logger])
+    for step in range(1, 60, 2):
+        logger.log_metrics({"a": float(step)}, step)
+        write_steps(trainer, [(step + 1, {"a": step + 1.0})])
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("a")  # in the files without a call of flush()
+    assert [(event.step, event.value) for event in events] == [(i, i) for i in range(1, 61)]
+
+
+def test_a_writer_of_another_kind_gets_event_by_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    monkeypatch.setattr(_step_writer, "append_to_event_file", lambda *_: False)
+    write_steps(FakeTrainer(is_global_zero=True, loggers=[logger]), [(1, {"a": 1.0}), (2, {"a": 2.0})])
+    logger.experiment.flush()
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("a")
+    assert [(event.step, event.value) for event in events] == [(1, 1.0), (2, 2.0)]
+
+
+def test_what_is_no_number_for_tensorboard_is_infinite(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    write_steps(FakeTrainer(is_global_zero=True, loggers=[logger]), [(1, {"a": 1e300})])
+    assert EventAccumulator(str(tmp_path)).Reload().Scalars("a")[0].value == float("inf")
+
+
+def test_writing_happens_within_the_exclusion(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    class Listening(CSVLogger):
+        def log_metrics(self, *_: Any, **__: Any) -> None:
+            heard.append("written")
+
+    @contextlib.contextmanager
+    def exclusion() -> Iterator[None]:
+        heard.append("begins")
+        yield
+        heard.append("ends")
+
+    trainer = FakeTrainer(is_global_zero=True, loggers=[Listening(tmp_path)])
+    exclude_writing(trainer, exclusion)
+    write_steps(trainer, [(1, {"a": 1.0})])
+    write_steps(trainer, [])
+    exclude_writing(trainer, None)
+    write_steps(trainer, [(2, {"a": 1.0})])
+    assert heard == ["begins", "written", "ends", "written"]
