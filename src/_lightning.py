@@ -6,6 +6,7 @@ their types. A new release of Lightning has to be compared with this file alone.
 
 import csv
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from subprocess import Popen
 from typing import Any, cast
 
@@ -164,19 +165,22 @@ def set_csv_writer(logger: CSVLogger, writer: ExperimentWriter) -> None:
 
 
 def append_csv_rows(logger: CSVLogger, keys: Sequence[str], rows: Sequence[Sequence[float]]) -> None:
-    """Write rows with the columns `keys`, one of which is `step`, behind what the logger was given before.
+    """Write rows of numbers with the columns `keys`, the last of which is `step`, behind what the logger got before.
 
-    `log_metrics` copies each row three times and looks for tensors in it, and `save` looks every row up by name.
+    A number has 9 digits, which tell any float32 from every other. That takes a quarter of the time of `log_metrics`
+    and `save`, which copy each row three times and write up to 17 digits.
     """
     writer = cast(Any, logger.experiment)
-    if logger._prefix:
-        keys = [key if key == "step" else f"{logger._prefix}-{key}" for key in keys]
-    if writer.metrics or not set(keys).issubset(writer.metrics_keys) or not writer._fs.isfile(writer.metrics_file_path):
-        writer.metrics.extend(dict(zip(keys, row, strict=True)) for row in rows)
+    keys = [f"{logger._prefix}-{key}" if logger._prefix else key for key in keys[:-1]] + ["step"]
+    known = not writer.metrics and set(keys) <= set(writer.metrics_keys)
+    if not known or not writer._fs.isfile(writer.metrics_file_path):
+        number = "%.9g"
+        writer.metrics += [dict(zip(keys, [*(number % n for n in row[:-1]), row[-1]], strict=True)) for row in rows]
         logger.save()
         return
-    place = {key: i for i, key in enumerate(keys)}
-    places = [place.get(column, -1) for column in writer.metrics_keys]
+    columns = [column for column in writer.metrics_keys if column in keys]
+    values = itemgetter(*(keys.index(column) for column in columns))
+    kinds = {column: "%d" if column == "step" else "%.9g" for column in columns}
+    line = ",".join(kinds.get(column, "") for column in writer.metrics_keys) + csv.excel.lineterminator
     with writer._fs.open(writer.metrics_file_path, "a", newline="") as file:
-        lines = ((*row, "") for row in rows)  # the last cell stands for the columns that the rows do not have
-        csv.writer(file).writerows([line[place] for place in places] for line in lines)
+        file.write("".join([line % values(row) for row in rows]))

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -56,18 +57,27 @@ def test_rows_of_a_csv_file_keep_their_order_and_their_columns(tmp_path: Path, k
     assert read(logger) == [
         {"step": "1", "a": "0.1", "b": "1.5"},
         {"step": "2", "a": "0.2", "b": "2.5"},
-        {"step": "2", "c": "7.0"},
+        {"step": "2", "c": "7"},
         {"step": "3", "a": "0.3"},
         {"step": "3", "a": "0.35", "d": "9.0"},
         {"step": "4", "a": "0.4", "c": "nan"},
     ]
 
 
+def test_every_float32_is_told_from_its_neighbours(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, name="", version="")
+    numbers = numpy.random.default_rng(0).normal(0, 100, 1000).astype(numpy.float32)
+    rows = [(step, {"a": float(number)}) for step, number in enumerate(numbers)]
+    for part in (rows[:10], rows[10:]):  # the first rows bring the column
+        write_steps(FakeTrainer(is_global_zero=True, loggers=[logger]), part)
+    assert [numpy.float32(row["a"]) for row in read(logger)] == numbers.tolist()
+
+
 def test_the_prefix_of_a_logger_is_in_its_columns(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, name="", version="", prefix="mine")
     for step in (1, 2):
         write_steps(FakeTrainer(is_global_zero=True, loggers=[logger]), [(step, {"a": 1.0})])
-    assert read(logger) == [{"step": "1", "mine-a": "1.0"}, {"step": "2", "mine-a": "1.0"}]
+    assert read(logger) == [{"step": "1", "mine-a": "1"}, {"step": "2", "mine-a": "1"}]
 
 
 def test_a_logger_that_overrides_log_metrics_is_asked_for_every_step(tmp_path: Path) -> None:
