@@ -23,7 +23,7 @@ from typing import Any
 
 import lightning
 import torch
-from harness import median, middle_half, write_result
+from harness import machine, median, middle_half, write_result
 from lightning.pytorch.callbacks import Callback, DeviceStatsMonitor
 from lightning.pytorch.callbacks import ThroughputMonitor as LightningThroughputMonitor
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger

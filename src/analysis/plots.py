@@ -26,7 +26,7 @@ from .run import Run
 CAPTIONS = {
     "throughput": "Samples per second against batch size",
     "step_time": "Where the time of a step goes",
-    "device": "How busy the device is, and the memory it needs",
+    "device": "How much of its time the device works, and the memory it needs",
     "validation": "The validation metric against time and against samples",
 }
 _PART_COLOURS = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#BBBBBB")
@@ -178,8 +178,13 @@ def _draw_bars(axes: Axes, shares: dict[int, list[float]], medians: dict[int, fl
 
 
 def device(analyses: Sequence[Analysis]) -> Figure | None:
-    """How busy the device is, and the memory it needs, against batch size."""
-    titles = {"busy_pct": "device busy, %", "memory_peak_gib": "peak memory, GiB"}
+    """How much of its time the device works, and the memory it needs, against batch size."""
+    titles = {
+        "processor_time_pct": "CPU: processor time, %",
+        "utilization_pct": "GPU: time in which a kernel ran, %",
+        "sm_activity_pct": "GPU: SM activity, %",
+        "memory_peak_gib": "peak memory, GiB",
+    }
     found = {name: {a.group.label: a.group.medians(name) for a in analyses} for name in titles}
     found = {name: {label: s for label, s in series.items() if len(s) > 1} for name, series in found.items()}
     shown = {name: series for name, series in found.items() if series}
@@ -193,7 +198,7 @@ def device(analyses: Sequence[Analysis]) -> Figure | None:
             axes.plot(*_xy(series), color=colour, marker=marker, ms=5, lw=1.2, label=label)
         size_axis(axes, itertools.chain(*groups.values()), most=6)
         axes.set_title(titles[name])
-        if name == "busy_pct":
+        if name.endswith("_pct"):
             axes.set_ylim(0, 105)
         else:
             values = [value for series in groups.values() for value in series.values()]

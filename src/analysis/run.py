@@ -9,7 +9,7 @@ from typing import Any
 
 from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
-from ..records.rates import MEAN_RATE, RATE
+from ..records.rates import FIT_RATE, MEAN_RATE, RATE
 from ..records.step_parts import PARTS
 from ..records.values import at, number, positive, table
 
@@ -28,9 +28,12 @@ _REASONS = {
 }
 _PATHS = {  # numbers above 0, by their name and their place in the record
     MEAN_RATE: f"throughput.{MEAN_RATE}",
+    FIT_RATE: f"throughput.{FIT_RATE}",
     "step_ms_median": "throughput.step_ms_median",
+    "step_ms_p99": "throughput.step_ms_p99",
     "step_ms": "throughput.step_ms",
     "memory_peak_gib": "throughput.memory_peak_gib",
+    "memory_reserved_gib": "throughput.memory_reserved_gib",
     "joules_per_sample": "throughput.joules_per_sample",
     "learning_rate": "learning_rate",
     "seconds": "seconds",
@@ -179,8 +182,13 @@ class Run:
             ms = positive(at(self.record, f"throughput.step_ms_{slow}"))
             yield f"{RATE}_{name}", rate * median / ms if rate and median and ms else None
         yield "batch_ms", median / self.accumulated if median else None
-        activity = number(at(self.record, "throughput.sm_activity_pct"))
-        yield "busy_pct", number(at(self.record, "throughput.utilization_pct")) if activity is None else activity
+        # Records from before `processor_time_pct` have the processor time of a CPU as `utilization_pct`.
+        utilization = number(at(self.record, "throughput.utilization_pct"))
+        processor_time = number(at(self.record, "throughput.processor_time_pct"))
+        yield "utilization_pct", None if self.device == "cpu" else utilization
+        yield "processor_time_pct", utilization if processor_time is None and self.device == "cpu" else processor_time
+        for name in ("sm_activity_pct", "throttled_pct", "stalls", "stall_seconds"):
+            yield name, number(at(self.record, f"throughput.{name}"))
         yield "mfu", number(at(self.record, "throughput.mfu"))
         waiting = number(at(self.record, "throughput.communication_ms"))
         step_ms = known.get("step_ms")

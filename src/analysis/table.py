@@ -97,13 +97,15 @@ def _columns(sweep: SweepResults) -> list[_Column]:
     if "device" in varied:  # which says less, but enough
         varied = [key for key in varied if key != "device_name"]
     scaled = any(run.settings.get("optimizer.lr_scaling", "none") != "none" for run in sweep.runs)
-    measured = ["scaling_efficiency", "communication_share", "busy_pct", "mfu", "memory_peak_gib", "joules_per_sample"]
+    measured = ["scaling_efficiency", "communication_share", "processor_time_pct", "utilization_pct", "sm_activity_pct"]
+    measured += ["throttled_pct", "mfu", "memory_peak_gib", "joules_per_sample"]
     measured += [*(["learning_rate"] if scaled else []), *shown_metrics(sweep), "seconds"]
     return [
         ("run", [row["run"] for row in table]),
         *((key.rpartition(".")[2], [_setting(run, key) for run in sweep.runs]) for key in varied),
         *(_numbers(table, name) for name in ("batch_size", "global_batch_size", "samples_per_sec")),
         _ranges(table, "p10–p90", "samples_per_sec_p10", "samples_per_sec_p90"),
+        _numbers(table, "samples_per_sec_fit"),
         _numbers(table, "step_ms_median"),
         _ranges(table, "fastest–slowest mean ms", "fastest_step_ms_mean", "slowest_step_ms_mean"),
         (f"mean {'/'.join(SHORT_NAMES)} %", [_shares(row) for row in table]),

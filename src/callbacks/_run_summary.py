@@ -12,19 +12,29 @@ from ..hardware.bottleneck import Bottleneck, Step, find_bottleneck
 from ..hardware.calibration import Calibration
 from ..hardware.devices import device_name
 from ..hardware.floor import roofs_of, step_floor
+from ..hardware.nvml_readings import THROTTLED_BY
 from ..hardware.operations import Operation
+from ..hardware.probes import usable_cores
 from ..records.formatting import count, percent, significant, with_prefix
 from ._flops_meter import FlopsMeter
 from ._setting import setting_of
 
 _DEVICE_FACTS = {  # what DeviceMonitor sums up → its name in the run's summary
     "device/utilization_mean_pct": "utilization_pct",
+    "device/processor_time_mean_pct": "processor_time_pct",
     "device/sm_activity_mean_pct": "sm_activity_pct",
+    "device/sm_clock_mean_mhz": "sm_clock_mhz",
+    "device/throttled_mean_pct": "throttled_pct",
+    "device/throttled_power_mean_pct": "throttled_power_pct",
+    "device/throttled_thermal_mean_pct": "throttled_thermal_pct",
+    "device/throttled_hardware_mean_pct": "throttled_hardware_pct",
     "device/memory_peak_gib": "memory_peak_gib",
+    "device/memory_reserved_gib": "memory_reserved_gib",
     "device/power_mean_w": "power_w",
     "host/cpu_mean_pct": "host_cpu_pct",
     "host/rss_max_gib": "host_rss_gib",
 }
+MIN_THROTTLED_PCT = 1.0  # of the time; less is not worth a word
 
 
 class Seen(NamedTuple):
@@ -74,6 +84,8 @@ def device_facts(sampled: Mapping[str, Any], summary: Mapping[str, Any]) -> dict
     time begins and ends a few steps before that of the counted steps, which does not change the mean.
     """
     facts = {name: sampled[key] for key, name in _DEVICE_FACTS.items() if key in sampled}
+    if "processor_time_pct" in facts:
+        facts["cores"] = usable_cores()
     if "energy_j" in sampled and sampled.get("seconds"):
         watts = sampled["energy_j"] / sampled["seconds"]
         facts["joules_per_sample"] = watts * summary["seconds"] / summary["samples"]
@@ -175,6 +187,12 @@ def report(summary: Mapping[str, Any]) -> str:
 def _rates(summary: Mapping[str, Any]) -> list[str]:
     rate, mean = significant(summary["samples_per_sec"]), significant(summary["samples_per_sec_mean"])
     rates = [f"{rate} samples/s at the median step, {mean} over all steps"]
+    if "samples_per_sec_fit" in summary:
+        rates[0] += f", {significant(summary['samples_per_sec_fit'])} over the whole fit"
+    if "step_ms_p99" in summary:
+        rates.append(f"p99 step {significant(summary['step_ms_p99'])} ms")
+    if summary.get("stalls"):
+        rates.append(f"{count(summary['stalls'], 'stall')} took {significant(summary['stall_seconds'])} s")
     if "timesteps_per_sec" in summary:
         rates.append(f"{significant(summary['timesteps_per_sec'])} time steps/s")
     if "flops_per_sec" in summary:
@@ -183,11 +201,28 @@ def _rates(summary: Mapping[str, Any]) -> list[str]:
             peak = with_prefix(summary["peak_flops_per_sec"], "FLOP/s")
             flops += f", MFU {percent(summary['mfu'], digits=1)} of the {peak} measured here"
         rates.append(flops)
-    busy = summary.get("sm_activity_pct", summary.get("utilization_pct"))
-    if busy is not None:
-        rates.append(f"device busy {percent(busy / 100)}")
-    if "memory_peak_gib" in summary:
-        rates.append(f"peak {significant(summary['memory_peak_gib'])} GiB")
+    rates += _device_words(summary)
     if "joules_per_sample" in summary:
         rates.append(f"{with_prefix(summary['joules_per_sample'], 'J')}/sample")
     return rates
+
+
+def _device_words(summary: Mapping[str, Any]) -> list[str]:
+    """What the device did and held, in the words of who measured it: NVML's utilisation says nothing of how much ran."""
+    words = []
+    if "processor_time_pct" in summary:
+        share, cores = percent(summary["processor_time_pct"] / 100), summary["cores"]
+        words.append(f"processor time {share} of {cores:g} core{'' if cores == 1 else 's'}")
+    if "utilization_pct" in summary:
+        words.append(f"a kernel ran in {percent(summary['utilization_pct'] / 100)} of the time")
+    if "sm_activity_pct" in summary:
+        words.append(f"SM activity {percent(summary['sm_activity_pct'] / 100)}")
+    if summary.get("throttled_pct", 0.0) >= MIN_THROTTLED_PCT:
+        causes = {cause: summary.get(f"throttled_{cause}_pct", 0.0) for cause in THROTTLED_BY}
+        shares = ", ".join(f"{cause} {percent(pct / 100)}" for cause, pct in causes.items() if pct >= MIN_THROTTLED_PCT)
+        words.append(f"clocks lowered in {percent(summary['throttled_pct'] / 100)} of the time ({shares})")
+    if "memory_peak_gib" in summary:
+        reserved = summary.get("memory_reserved_gib")
+        words.append(f"peak {significant(summary['memory_peak_gib'])} GiB")
+        words[-1] += f" ({significant(reserved)} reserved)" if reserved is not None else ""
+    return words

@@ -13,15 +13,29 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
-from ..hardware.probes import CPU, POWER, RSS, SM_ACTIVITY, UTILIZATION, probes_for
+from ..hardware.nvml_readings import THROTTLED, THROTTLED_BY
+from ..hardware.probes import (
+    CPU,
+    POWER,
+    PROCESSOR_TIME,
+    RSS,
+    SM_ACTIVITY,
+    SM_CLOCK,
+    UTILIZATION,
+    probes_for,
+)
 from ..hardware.sampler import Sampler, named
 from ..options.types import PositiveFloat
 from ._never_raise import never_raise
 from ._step_writer import Row, write_steps
 
 MEMORY_PEAK = "device/memory_peak_gib"
+MEMORY_RESERVED = "device/memory_reserved_gib"
 MEMORY_ALLOCATED = "device/memory_allocated_gib"
-LOGGED = (UTILIZATION, SM_ACTIVITY, MEMORY_PEAK, MEMORY_ALLOCATED, POWER, CPU, RSS)
+LOGGED = (
+    *(UTILIZATION, PROCESSOR_TIME, SM_ACTIVITY, SM_CLOCK, THROTTLED, *THROTTLED_BY.values()),
+    *(MEMORY_PEAK, MEMORY_RESERVED, MEMORY_ALLOCATED, POWER, CPU, RSS),
+)
 
 FLUSH_EVERY = 20  # samples written together
 _GIB = 2**30
@@ -30,8 +44,9 @@ _GIB = 2**30
 class AllocatorProbe:
     """GiB of the device's memory that training holds, now and at most. Reading it waits for nothing.
 
-    CUDA and AMD: the tensors in torch's allocator, and their peak since the probe was made, validation included. MPS:
-    the same tensors, and their highest sample. CPU: the process's memory in RAM, and its highest sample.
+    CUDA and AMD: the tensors in torch's allocator, their peak since the probe was made, validation included, and the peak
+    of what the allocator has reserved for them on the device. MPS: the same tensors, and their highest sample. CPU: the
+    process's memory in RAM, and its highest sample.
     """
 
     def __init__(self, device: torch.device):
@@ -45,7 +60,8 @@ class AllocatorProbe:
         """The readings by metric; empty for any other device."""
         if self._device.type == "cuda":
             held, peak = torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
-            return {MEMORY_ALLOCATED: held / _GIB, MEMORY_PEAK: peak / _GIB}
+            reserved = torch.cuda.max_memory_reserved(self._device)
+            return {MEMORY_ALLOCATED: held / _GIB, MEMORY_PEAK: peak / _GIB, MEMORY_RESERVED: reserved / _GIB}
         if self._device.type == "mps":
             held = torch.mps.current_allocated_memory() / _GIB
         elif self._device.type == "cpu":
@@ -141,8 +157,8 @@ class DeviceMonitor(Callback):
         """The summary up to the last sample, also before the fit has ended."""
         if self._sampler is None:
             return self.summary
-        peak = named(MEMORY_PEAK, "max")  # of a peak
-        return {MEMORY_PEAK if key == peak else key: value for key, value in self._sampler.summary().items()}
+        peaks = {named(key, "max"): key for key in (MEMORY_PEAK, MEMORY_RESERVED)}  # the maximum of a peak is the peak
+        return {peaks.get(key, key): value for key, value in self._sampler.summary().items()}
 
     @never_raise
     def follow(self, following: bool) -> None:

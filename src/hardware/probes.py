@@ -8,7 +8,6 @@ import contextlib
 import os
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,25 +16,28 @@ import psutil
 import torch
 
 from .devices import nvml_handle
+from .nvml_readings import THROTTLED, SmActivity, Throttling
 
-# GPU: share of a window of 1/6 to 1 s in which any kernel ran, however small. CPU: share of the usable cores that the
-# process and its children kept busy.
-UTILIZATION = "device/utilization_pct"
+UTILIZATION = (
+    "device/utilization_pct"  # of a GPU: share of a window of 1/6 to 1 s in which any kernel ran, however small
+)
 SM_ACTIVITY = "device/sm_activity_pct"  # share of the multiprocessors that were busy; NVIDIA Hopper and later
+SM_CLOCK = "device/sm_clock_mhz"  # NVIDIA
+# Of a CPU as the training device: processor time of the process and its children, of that of the usable cores.
+PROCESSOR_TIME = "device/processor_time_pct"
 POWER = "device/power_w"  # of the whole device; newer NVIDIA devices report the mean of the last second
 ENERGY = "device/energy_j"  # a counter of the whole device that only grows; NVIDIA Volta and later
 CPU = "host/cpu_pct"  # of the process; 100 is one core fully busy
 RSS = "host/rss_gib"  # memory of the process that is in RAM
 
 MIN_SPAN_S = 0.05  # CPU times of other processes tick at 10 ms: a rate over less time is mostly rounding
-MIN_GPM_SPAN_S = 0.1  # that NVML wants between two samples of its performance counters
 CHILDREN_EVERY_S = 2.0
 MAX_WATTS = 2000  # see AmdProbe
 _LOST = (15, 16)  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
 _GIB = 2**30
 
 Clock = Callable[[], float]
-Query = Callable[[], float | None]
+Query = Callable[[], float | Mapping[str, float] | None]
 _warned: set[str] = set()
 
 
@@ -76,7 +78,10 @@ def reason(error: Exception) -> str:
 
 
 class QueryProbe:
-    """Queries by key; a query returns None for no reading this time. One that fails is not asked again."""
+    """Queries by key. A query returns a reading, or several by their own keys, or None for no reading this time.
+
+    One that fails is not asked again.
+    """
 
     def __init__(self, queries: Mapping[str, Query]):
         self._queries = dict(queries)
@@ -87,7 +92,9 @@ class QueryProbe:
         for key, query in list(self._queries.items()):
             try:
                 value = query()
-                if value is not None:
+                if isinstance(value, Mapping):
+                    readings |= value
+                elif value is not None:
                     readings[key] = float(value)
             except Exception as error:  # noqa: BLE001 - every library has its own, and none may end a run
                 if getattr(error, "value", None) in _LOST:
@@ -120,42 +127,16 @@ class NvidiaProbe(QueryProbe):
                 ENERGY: lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
             }
         )
-        # An older binding does not know the counters, and an older driver or device does not offer them.
-        with contextlib.suppress(nvml.NVMLError, AttributeError):
+        # An older binding does not know these, and an older driver or device, or a MIG instance, does not offer them.
+        unknown = (nvml.NVMLError, AttributeError)
+        with contextlib.suppress(*unknown):
+            nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
+            self._queries[SM_CLOCK] = lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
+        with contextlib.suppress(*unknown):
+            self._queries[THROTTLED] = Throttling(nvml, handle)
+        with contextlib.suppress(*unknown):
             if nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
-                self._queries[SM_ACTIVITY] = _SmActivity(nvml, handle, clock)
-
-
-class _SmActivity:
-    """The SM activity between two calls, by NVML's performance counters (GPM)."""
-
-    def __init__(self, nvml: Any, handle: Any, clock: Clock):
-        self._nvml, self._handle, self._clock = nvml, handle, clock
-        self._earlier, self._later = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
-        for sample in (self._earlier, self._later):
-            finalizer: Any = weakref.finalize(self, _free, nvml, sample)
-            finalizer.atexit = False
-        self._request = nvml.c_nvmlGpmMetricsGet_t()
-        self._request.version, self._request.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 1
-        self._request.metrics[0].metricId = nvml.NVML_GPM_METRIC_SM_UTIL
-        self._taken: float | None = None
-
-    def __call__(self) -> float | None:
-        before, now = self._taken, self._clock()
-        self._taken = now
-        self._earlier, self._later = self._later, self._earlier
-        self._nvml.nvmlGpmSampleGet(self._handle, self._later)
-        if before is None or now - before < MIN_GPM_SPAN_S:
-            return None
-        self._request.sample1, self._request.sample2 = self._earlier, self._later
-        self._nvml.nvmlGpmMetricsGet(self._request)
-        metric = self._request.metrics[0]
-        return metric.value if metric.nvmlReturn == 0 else None
-
-
-def _free(nvml: Any, sample: Any) -> None:
-    with contextlib.suppress(nvml.NVMLError):  # of a device that was lost
-        nvml.nvmlGpmSampleFree(sample)
+                self._queries[SM_ACTIVITY] = SmActivity(nvml, handle, clock)
 
 
 class AmdProbe(QueryProbe):
@@ -183,7 +164,7 @@ class ProcessProbe(QueryProbe):
 
 
 class CpuProbe(QueryProbe):
-    """The CPU as the training device: the share of its usable cores that the process and its children kept busy.
+    """The CPU as the training device: the processor time of the process and its children, in % of the usable cores'.
 
     Children are looked up every 2 s, or less often where that takes long. The CPU time of a child before it is first
     seen and after it is last seen is not counted.
@@ -196,9 +177,9 @@ class CpuProbe(QueryProbe):
         self._of_children = 0.0  # CPU seconds
         self._look_at = -float("inf")
         self._busy = _CpuPercent(self._cpu_seconds, clock, usable_cores())
-        super().__init__({UTILIZATION: self._utilization})
+        super().__init__({PROCESSOR_TIME: self._processor_time})
 
-    def _utilization(self) -> float | None:
+    def _processor_time(self) -> float | None:
         busy = self._busy()
         return None if busy is None else min(busy, 100.0)  # clocks that tick differently may show a little more
 

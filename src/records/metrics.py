@@ -40,7 +40,16 @@ def _millijoules(value: float) -> str:
 
 
 _ACCURACY, _LOSS = "fraction of correct answers", "the task's loss"
-_BUSY = "share of the time in which the device is busy"
+_RAN = "share of the time in which a kernel ran, however small"
+_SM = "share of the multiprocessors that were busy (NVIDIA Hopper and later)"
+_PROCESSOR = "processor time of the process and its children, of that of the usable cores"
+_THROTTLED = "share of the time in which the clocks were lowered"
+_CAUSES = {
+    "power": "by the power limit or the power brake",
+    "thermal": "by the temperature",
+    "hardware": "by the hardware for another reason",
+}
+_RESERVED = "most memory that torch's allocator held on the device, in use or not"
 
 METRICS: dict[str, Metric] = {
     metric.key: metric
@@ -58,11 +67,16 @@ METRICS: dict[str, Metric] = {
         Metric("throughput/mfu", FRACTION, "of the peak measured on this device at this precision", True, _percent_1),
         Metric("time/step_ms", "ms", "wall time of a step, from its batch being requested to the next request", False),
         *(Metric(f"time/{part}_ms", "ms", f"{part.replace('_', ' ')}: a part of the step", False) for part in PARTS),
-        Metric("device/utilization_pct", "%", f"GPU: {_BUSY}; CPU: share of its cores", None, _whole),
-        Metric("device/sm_activity_pct", "%", "share of the multiprocessors that are busy (NVIDIA Hopper and later)"),
+        Metric("device/utilization_pct", "%", f"GPU: {_RAN}", None, _whole),
+        Metric("device/processor_time_pct", "%", f"CPU: {_PROCESSOR}", None, _whole),
+        Metric("device/sm_activity_pct", "%", _SM),
+        Metric("device/sm_clock_mhz", "MHz", "clock of the multiprocessors (NVIDIA)", True, _whole),
+        Metric("device/throttled_pct", "%", f"{_THROTTLED} (NVIDIA)", False, _whole),
+        *(Metric(f"device/throttled_{c}_pct", "%", f"{_THROTTLED} {why}", False, _whole) for c, why in _CAUSES.items()),
         Metric(
             "device/memory_peak_gib", "GiB", "highest allocated memory since training began, with validation", False
         ),
+        Metric("device/memory_reserved_gib", "GiB", f"CUDA: {_RESERVED}", False),
         Metric("device/memory_allocated_gib", "GiB", "tensors in torch's allocator; on a CPU host/rss_gib", False),
         Metric("device/power_w", "W", "of the whole device"),
         Metric("host/cpu_pct", "%", "CPU time of the process; 100 is one busy core", None, _whole),
@@ -82,13 +96,27 @@ RUN_METRICS: dict[str, Metric] = {
         Metric("samples_per_sec_p10", "samples/s", "exceeded by nine of ten steps", True),
         Metric("samples_per_sec_p90", "samples/s", "exceeded by one of ten steps", True),
         Metric("samples_per_sec_mean", "samples/s", "all samples over the time of all steps", True),
+        Metric(
+            "samples_per_sec_fit",
+            "samples/s",
+            "all samples over the wall time of the fit",
+            True,
+            heading="fit samples/s",
+        ),
         Metric("step_ms_median", "ms", "of the steps with a whole batch", False, heading="median step ms"),
+        Metric("step_ms_p99", "ms", "exceeded by one of 100 steps with a whole batch", False),
+        Metric("stalls", "", "steps over 3 × the median and 50 ms longer than it", False, _whole),
+        Metric("stall_seconds", "s", "time of the stalls beyond the median", False),
         *(Metric(f"{part}_ms_mean", "ms", "a part of the mean step", False) for part in PARTS),
         Metric("scaling_efficiency", FRACTION, "of n single devices", True, percent, "scaling efficiency %"),
         Metric("communication_share", FRACTION, "of the mean step, waiting for gradients", False, percent, "comm %"),
-        Metric("busy_pct", "%", _BUSY, None, _whole, "busy %"),
+        Metric("utilization_pct", "%", f"GPU: {_RAN}", None, _whole, "kernel ran %"),
+        Metric("sm_activity_pct", "%", _SM, None, _whole, "SM activity %"),
+        Metric("processor_time_pct", "%", f"CPU: {_PROCESSOR}", None, _whole, "processor time %"),
+        Metric("throttled_pct", "%", _THROTTLED, False, _whole, "throttled %"),
         Metric("mfu", FRACTION, "of the peak measured on this device", True, _percent_1, "MFU %"),
         Metric("memory_peak_gib", "GiB", "of the device; on a CPU of the process", False, heading="peak GiB"),
+        Metric("memory_reserved_gib", "GiB", f"CUDA: {_RESERVED}", False, heading="reserved GiB"),
         Metric("joules_per_sample", "J", "energy of the device", False, _millijoules, "mJ/sample"),
         Metric("learning_rate", "", "as scaled to the batch size", None, _learning_rate, "scaled lr"),
         Metric("seconds", "s", "from the start of the run to its end", None, _whole, "seconds"),

@@ -68,7 +68,7 @@ def test_tensorboard_has_the_batch_size_as_step_and_is_replaced_by_the_next_repo
     events = EventAccumulator(str(out / "tensorboard" / "cnn-cpu")).Reload()
     tags = {
         f"sweep/{name}"
-        for name in ("samples_per_sec", "step_ms_median", "busy_pct", "mfu", "memory_peak_gib", "seconds")
+        for name in ("samples_per_sec", "step_ms_median", "processor_time_pct", "mfu", "memory_peak_gib", "seconds")
     }
     assert set(events.Tags()["scalars"]) == tags
     points = events.Scalars("sweep/step_ms_median")

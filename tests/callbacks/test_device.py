@@ -14,9 +14,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.data import DataLoader, TensorDataset
 
 from batchscope.callbacks import device
-from batchscope.callbacks.device import LOGGED, MEMORY_ALLOCATED, MEMORY_PEAK, AllocatorProbe, DeviceMonitor
+from batchscope.callbacks.device import (
+    LOGGED,
+    MEMORY_ALLOCATED,
+    MEMORY_PEAK,
+    MEMORY_RESERVED,
+    AllocatorProbe,
+    DeviceMonitor,
+)
 from batchscope.hardware import probes, sampler
-from batchscope.hardware.probes import CPU, RSS, UTILIZATION
+from batchscope.hardware.probes import CPU, PROCESSOR_TIME, RSS
 from batchscope.hardware.sampler import Sample
 
 STEP_S = 0.01
@@ -97,20 +104,20 @@ def test_a_fit_is_logged_and_summed_up(tmp_path):
     trainer.fit(Stranger())
 
     events = EventAccumulator(logger.log_dir).Reload()
-    tags = {UTILIZATION, MEMORY_PEAK, MEMORY_ALLOCATED, CPU, RSS}
+    tags = {PROCESSOR_TIME, MEMORY_PEAK, MEMORY_ALLOCATED, CPU, RSS}
     assert tags <= set(events.Tags()["scalars"]) <= tags | set(LOGGED) | {"epoch"}
     steps = [event.step for event in events.Scalars(RSS)]
     assert steps == sorted(set(steps))  # at most one value a step
     assert len(steps) >= 3 and steps[0] >= 0 and steps[-1] <= 24
     peaks = [event.value for event in events.Scalars(MEMORY_PEAK)]
     assert peaks == sorted(peaks)
-    assert all(0 <= event.value <= 100 for event in events.Scalars(UTILIZATION))
+    assert all(0 <= event.value <= 100 for event in events.Scalars(PROCESSOR_TIME))
 
     summary = monitor.summary
     assert summary["seconds"] >= 24 * STEP_S
     assert summary["device/memory_allocated_max_gib"] <= summary[MEMORY_PEAK]
     assert summary[MEMORY_PEAK] == pytest.approx(psutil.Process().memory_info().rss / 2**30, rel=0.5)
-    assert summary["device/utilization_mean_pct"] <= 100
+    assert summary["device/processor_time_mean_pct"] <= 100
     assert "energy_j" not in summary and "device/power_mean_w" not in summary
     assert threads() == []
 
@@ -268,9 +275,10 @@ def test_memory_of_a_gpu_is_the_allocators(monkeypatch):
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2**30)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**30)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 4 * 2**30)
     cuda = torch.device("cuda", 1)
 
-    assert AllocatorProbe(cuda).read() == {MEMORY_ALLOCATED: 1.0, MEMORY_PEAK: 3.0}
+    assert AllocatorProbe(cuda).read() == {MEMORY_ALLOCATED: 1.0, MEMORY_PEAK: 3.0, MEMORY_RESERVED: 4.0}
     assert reset == [cuda]
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from batchscope.callbacks._run_summary import device_facts, predicted_knee, rank_facts, report
 from batchscope.hardware.bottleneck import Bottleneck
+from batchscope.hardware.probes import usable_cores
 
 PARTS_MS = {"data_wait": 0.05, "transfer": 0.02, "forward": 0.31, "backward": 0.52, "optimizer": 0.21, "other": 0.13}
 
@@ -71,12 +72,44 @@ def test_the_report_says_all_that_is_known() -> None:
     assert rates.split(" · ") == [
         "413,000 samples/s at the median step, 413,000 over all steps",
         "10.3 TFLOP/s, MFU 19.4 % of the 53 TFLOP/s measured here",
-        "device busy 41 %",
+        "SM activity 41 %",
         "peak 0.400 GiB",
         "900 µJ/sample",
     ]
     assert bottleneck == "bottleneck: probably host: 52 % of the step is overhead. The knee is predicted near 2,048."
     assert advice == "Raise it."
+
+
+def test_the_report_has_the_whole_fit_the_slow_steps_and_what_the_device_did() -> None:
+    whole = {"samples_per_sec_fit": 390_123.0, "step_ms_p99": 2.5, "stalls": 2, "stall_seconds": 0.412}
+    gpu = {"device": "cuda", "utilization_pct": 98.0, "sm_activity_pct": 41.0}
+    gpu |= {"memory_peak_gib": 0.4, "memory_reserved_gib": 0.6}
+    lowered = {"throttled_pct": 34.0, "throttled_power_pct": 33.0, "throttled_thermal_pct": 2.0}
+    line = report(summary(**whole, **gpu, **lowered, throttled_hardware_pct=0.0)).splitlines()[-1]
+    assert line.split(" · ") == [
+        "413,000 samples/s at the median step, 413,000 over all steps, 390,000 over the whole fit",
+        "p99 step 2.50 ms",
+        "2 stalls took 0.412 s",
+        "a kernel ran in 98 % of the time",
+        "SM activity 41 %",
+        "clocks lowered in 34 % of the time (power 33 %, thermal 2 %)",
+        "peak 0.400 GiB (0.600 reserved)",
+    ]
+
+
+@pytest.mark.parametrize(("cores", "words"), [(2, "2 cores"), (1, "1 core"), (1.5, "1.5 cores")])
+def test_a_cpu_has_processor_time(cores: float, words: str) -> None:
+    line = report(summary(processor_time_pct=96.4, cores=cores)).splitlines()[-1]
+    assert line.endswith(f" · processor time 96 % of {words}")
+
+
+def test_processor_time_comes_with_the_cores_that_it_is_of() -> None:
+    facts = device_facts({"device/processor_time_mean_pct": 96.0, "device/throttled_mean_pct": 3.0}, {})
+    assert facts == {"processor_time_pct": 96.0, "cores": usable_cores(), "throttled_pct": 3.0}
+
+
+def test_clocks_that_are_hardly_ever_lowered_are_not_worth_a_word() -> None:
+    assert "clocks" not in report(summary(throttled_pct=0.5, throttled_power_pct=0.5))
 
 
 def test_what_is_not_known_is_left_out_of_the_report() -> None:

@@ -13,12 +13,15 @@ import pytest
 import torch
 
 from batchscope.hardware import probes
+from batchscope.hardware.nvml_readings import THROTTLED, THROTTLED_BY
 from batchscope.hardware.probes import (
     CPU,
     ENERGY,
     POWER,
+    PROCESSOR_TIME,
     RSS,
     SM_ACTIVITY,
+    SM_CLOCK,
     UTILIZATION,
     AmdProbe,
     CpuProbe,
@@ -38,6 +41,10 @@ class FakeNvml(types.ModuleType):
     """The part of pynvml that is in use, for two GPUs and a MIG instance; `refuse` maps a function to an error code."""
 
     NVML_GPM_METRIC_SM_UTIL, NVML_GPM_METRICS_GET_VERSION = 2, 1
+    NVML_CLOCK_SM = 1
+    nvmlClocksEventReasonSwPowerCap, nvmlClocksEventReasonHwPowerBrakeSlowdown = 0x4, 0x80
+    nvmlClocksEventReasonSwThermalSlowdown, nvmlClocksEventReasonHwThermalSlowdown = 0x20, 0x40
+    nvmlClocksEventReasonHwSlowdown = 0x8
 
     class NVMLError(Exception):
         def __init__(self, value):
@@ -59,6 +66,8 @@ class FakeNvml(types.ModuleType):
         self.energy_mj = {0: 1_000_000, 1: 5_000_000}
         self.busy = 0.0  # what the counters of SM activity have added up to
         self.freed = []
+        self.reasons = 0  # why the clocks are lowered
+        self.reasons_known = 0x1FF
 
     def _asked(self, name):
         self.calls.append(name)
@@ -85,6 +94,19 @@ class FakeNvml(types.ModuleType):
     def nvmlDeviceGetTotalEnergyConsumption(self, handle):
         self._asked("energy")
         return self.energy_mj[handle]
+
+    def nvmlDeviceGetClockInfo(self, handle, kind):
+        self._asked("clock")
+        assert kind == self.NVML_CLOCK_SM
+        return 1_980
+
+    def nvmlDeviceGetSupportedClocksEventReasons(self, handle):
+        self._asked("throttling")
+        return self.reasons_known
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
+        self._asked("throttling")
+        return self.reasons
 
     def nvmlGpmQueryDeviceSupport(self, handle):
         self._asked("gpm support")
@@ -134,7 +156,8 @@ def test_nvidia_readings_and_units(nvml):
     clock.now += 0.25
     nvml.busy = 37.5
 
-    assert first == {UTILIZATION: 40.0, POWER: 250.0, ENERGY: 1000.0}
+    not_throttled = dict.fromkeys([THROTTLED, *THROTTLED_BY.values()], 0.0)
+    assert first == {UTILIZATION: 40.0, POWER: 250.0, ENERGY: 1000.0, SM_CLOCK: 1980.0} | not_throttled
     assert probe.read() == first | {SM_ACTIVITY: 37.5}
     assert all(isinstance(value, float) for value in first.values())
 
@@ -211,12 +234,65 @@ def test_a_query_refused_in_mid_run_leaves_the_others(nvml):
     assert POWER not in probe.read()
 
 
+@pytest.mark.parametrize(
+    ("reasons", "causes"),
+    {
+        0x0: "",
+        0x1: "",  # idle
+        0x2: "",  # clocks that a user has set
+        0x4: "power",
+        0x88: "power",  # the power supply's brake, which is a slowdown by the hardware
+        0x20: "thermal",
+        0x48: "thermal",
+        0x8: "hardware",  # which does not say why
+        0x24: "power thermal",
+    }.items(),
+)
+def test_why_the_clocks_are_lowered(nvml, reasons, causes):
+    probe = NvidiaProbe(CUDA)
+    nvml.reasons = reasons
+
+    reading = probe.read()
+
+    assert {cause for cause, key in THROTTLED_BY.items() if reading[key] == 100.0} == set(causes.split())
+    assert reading[THROTTLED] == (100.0 if causes else 0.0)
+
+
+def test_causes_that_the_device_does_not_report_are_left_out(nvml):
+    nvml.reasons_known = 0x1 | 0x4
+    assert {key for key in NvidiaProbe(CUDA).read() if "throttled" in key} == {THROTTLED, THROTTLED_BY["power"]}
+    nvml.reasons_known = 0x1
+    assert not [key for key in NvidiaProbe(CUDA).read() if "throttled" in key]
+
+
+def test_a_driver_from_before_535_calls_them_throttle_reasons(nvml, monkeypatch):
+    for name in [name for name in vars(FakeNvml) if "ClocksEvent" in name]:
+        monkeypatch.setattr(
+            FakeNvml, name.replace("ClocksEvent", "ClocksThrottle"), getattr(FakeNvml, name), raising=False
+        )
+        monkeypatch.delattr(FakeNvml, name)
+    nvml.reasons = 0x4
+
+    assert NvidiaProbe(CUDA).read()[THROTTLED_BY["power"]] == 100.0
+
+
+@pytest.mark.parametrize("refused", ["throttling", "clock"])
+def test_what_a_device_refuses_from_the_start_is_left_out_in_silence(nvml, refused):
+    nvml.refuse[refused] = 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reading = NvidiaProbe(CUDA).read()
+
+    assert (THROTTLED in reading, SM_CLOCK in reading) == (refused == "clock", refused == "throttling")
+    assert UTILIZATION in reading
+
+
 @pytest.mark.parametrize("code", [15, 16])
 def test_a_lost_gpu_ends_its_readings(nvml, code):
     probe = NvidiaProbe(CUDA)
     assert POWER in probe.read()
 
-    nvml.refuse = dict.fromkeys(["utilization", "power", "energy", "gpm"], code)
+    nvml.refuse = dict.fromkeys(["utilization", "power", "energy", "clock", "throttling", "gpm"], code)
     with pytest.warns(RuntimeWarning, match="no longer answers") as caught:
         assert [probe.read(), probe.read()] == [{}, {}]
     assert len(caught) == 1
@@ -310,7 +386,7 @@ def test_process_cpu_and_memory(monkeypatch):
 
 
 @pytest.mark.parametrize("cores, expected", [(4, 50.0), (2, 100.0), (1, 100.0)])
-def test_cpu_utilization_is_the_share_of_usable_cores(monkeypatch, cores, expected):
+def test_processor_time_is_that_of_the_usable_cores(monkeypatch, cores, expected):
     clock, used = Clock(), iter([1.0, 1.5])
     monkeypatch.setattr(probes, "usable_cores", lambda: cores)
     monkeypatch.setattr(time, "process_time", lambda: next(used))
@@ -318,10 +394,10 @@ def test_cpu_utilization_is_the_share_of_usable_cores(monkeypatch, cores, expect
 
     assert probe.read() == {}
     clock.now += 0.25
-    assert probe.read() == {UTILIZATION: pytest.approx(expected)}
+    assert probe.read() == {PROCESSOR_TIME: pytest.approx(expected)}
 
 
-def test_cpu_utilization_counts_children(monkeypatch):
+def test_processor_time_has_that_of_children(monkeypatch):
     clock, seconds = Clock(), {"a": 10.0, "b": 7.0}
     monkeypatch.setattr(probes, "usable_cores", lambda: 4)
     monkeypatch.setattr(time, "process_time", lambda: 1.0)
@@ -340,7 +416,7 @@ def test_cpu_utilization_counts_children(monkeypatch):
     def read(pause, **times):
         clock.now += pause
         seconds.update(times)
-        return probe.read().get(UTILIZATION)
+        return probe.read().get(PROCESSOR_TIME)
 
     assert read(0) is None
     assert read(1, a=11.0) == pytest.approx(25)
@@ -364,7 +440,7 @@ def test_a_real_child_is_seen():
         before = probes.cpu_seconds_of(process)
         while probes.cpu_seconds_of(process) < before + 0.1 and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert probe.read()[UTILIZATION] > 0
+        assert probe.read()[PROCESSOR_TIME] > 0
         assert process in probe._children
     finally:
         child.kill()
