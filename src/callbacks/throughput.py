@@ -153,7 +153,6 @@ class ThroughputMonitor(Callback):
     @never_raise
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         detach_profiler_hook(trainer)
-        exclude_writing(trainer, None)
         self.disable()
 
     def disable(self) -> None:
@@ -289,6 +288,7 @@ class ThroughputMonitor(Callback):
 
     @never_raise
     def _stop(self, trainer: Trainer) -> None:
+        exclude_writing(trainer, None)
         if self._active:
             self._watch.stop()
             self._stopwatch.end_step()

@@ -1,5 +1,6 @@
 """TrainCurves writes what every training step returned at that step, in a stranger's project as in this one."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from batchscope.callbacks import curves
+from batchscope.callbacks import curves, throughput
 from batchscope.callbacks.curves import TrainCurves
 from tests.support.third_party_modules import Memory, Stranger, loader
 
@@ -99,6 +100,24 @@ def test_tensorboard_and_csv_hold_the_same_numbers(tmp_path: Path) -> None:
     csv = {int(r["step"]): float(r["train/loss"]) for r in rows if r["train/loss"]}
     assert {e.step: e.value for e in events} == pytest.approx(csv)
     assert sorted(csv) == list(range(1, 11))
+
+
+def test_writing_lengthens_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Memory):
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            time.sleep(0.02)
+            super().log_metrics(metrics, step)
+
+    for module in (curves, throughput):
+        monkeypatch.setattr(module, "FLUSH_EVERY", 20)
+    memory, monitor = Slow(), throughput.ThroughputMonitor(calibrate=False, verbose=False)
+    callbacks = [TrainCurves(), monitor]
+    trainer(tmp_path, memory, callbacks=callbacks).fit(Stranger(), loader(samples=60, batch_size=1))
+    steps = [row["time/step_ms"] for _, row in memory.rows if "time/step_ms" in row]
+    assert len(steps) > 100 and max(steps) < 400  # writing 20 steps takes 400 ms
+    assert monitor.summary["writing_ms"] > 20
+    assert monitor.summary["fit_seconds"] > 240 * 0.02 > monitor.summary["seconds"]
+    assert monitor.summary["samples_per_sec_fit"] == pytest.approx(120 / monitor.summary["fit_seconds"])
 
 
 def test_the_mean_of_all_ranks_is_taken_without_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
