@@ -93,10 +93,7 @@ class CostSummary:
             fit_seconds: wall time of the whole fit, for `samples_per_sec_fit`: every sample that was trained, those of
                 the warm-up included, over it.
         """
-        if not self._step_ms:  # no longer than the warm-up: all but the first update, which pays for one-time work
-            for update in self._kept[1:] or self._watched or self._kept:
-                self._count(update)
-            self._kept = []
+        self._count_short_run()
         steps, sums = len(self._step_ms), self._sums
         seconds = sum(self._step_ms) / 1e3
         if not steps or seconds <= 0:
@@ -106,7 +103,7 @@ class CostSummary:
         low, median, high, highest = (float(ms) for ms in numpy.quantile(whole, (0.1, 0.5, 0.9, 0.99)))
         if median <= 0:
             return {}
-        result = {
+        result: dict[str, Any] = {
             "updates": steps,
             "samples": int(sums["samples"]),
             "seconds": seconds,
@@ -129,6 +126,13 @@ class CostSummary:
         if sums["timesteps"] and sums["samples"]:
             result["timesteps_per_sec"] = result["samples_per_sec"] * sums["timesteps"] / sums["samples"]
         return result
+
+    def _count_short_run(self) -> None:
+        """Count a run that is no longer than the warm-up: all but the first update, which pays for one-time work."""
+        if not self._step_ms:
+            for update in self._kept[1:] or self._watched or self._kept:
+                self._count(update)
+            self._kept = []
 
     def _stalls(self, median: float) -> dict[str, float]:
         """How many steps were stalls, and the seconds that they took beyond the median."""

@@ -29,10 +29,9 @@ def event_records(keys: Sequence[str], steps: Sequence[int], values: NDArray[num
         wall_time: seconds since 1970, for all of them.
     """
     lengths = numpy.array([_varint_length(step) for step in steps])  # a step of more digits makes a longer event
-    starts = numpy.flatnonzero(numpy.diff(lengths, prepend=0))
-    ends = [*starts[1:], len(steps)]
-    stretches = [slice(start, end) for start, end in zip(starts, ends, strict=True)]
-    return b"".join(_records(tuple(keys), numpy.array(steps[s]), values[s], wall_time) for s in stretches)
+    borders = numpy.flatnonzero(numpy.diff(lengths)) + 1
+    parts = zip(numpy.split(numpy.array(steps), borders), numpy.split(values, borders), strict=True)
+    return b"".join(_records(tuple(keys), of_part, values_of_part, wall_time) for of_part, values_of_part in parts)
 
 
 def _records(keys: tuple[str, ...], steps: NDArray, values: NDArray[numpy.float32], wall_time: float) -> bytes:
@@ -102,4 +101,4 @@ def _terms(size: int) -> NDArray[numpy.uint32]:
 
 
 def _masked(crc: NDArray[numpy.uint32]) -> NDArray[numpy.uint32]:
-    return (crc >> 15 | crc << 17) + numpy.uint32(_MASK)
+    return numpy.add(crc >> 15 | crc << 17, _MASK, dtype=numpy.uint32)
