@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).resolve().parents[1] / "src"
-GROUND = {"errors", "files", "ranks", "_hydra", "_lazy", "_lightning", "_tensorboard", "_torch"}  # modules beside the folders
+# The modules beside the folders.
+GROUND = {"errors", "files", "ranks", "_hydra", "_lazy", "_lightning", "_tensorboard", "_torch"}
 # What a folder may import, besides itself and GROUND. Each line names only folders of the lines above it.
 MAY_IMPORT: dict[str, set[str]] = {
     "options": set(),
