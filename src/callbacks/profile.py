@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from ..files import why, write_folder
 from ..hardware.calibration_cache import cached_calibration
+from ..hardware.devices import cache_bytes
 from ..hardware.measure import calibrate_in_subprocess
 from ..hardware.operations import OperationRecorder
 from ..hardware.trace import MAX_BYTES, ProfilerUnavailableError, StepProfiler, compressed
@@ -95,7 +96,7 @@ class OperationProfiler(Callback):
         self._device = trainer.strategy.root_device
         self._stages = UpdateStages(self.warmup_steps, self.steps, self._device)
         self._records = can_be_watched(trainer, pl_module)
-        self._recorder = OperationRecorder(pl_module, getattr(self._calibration, "cache_bytes", None), self._part_now)
+        self._recorder = OperationRecorder(pl_module, cache_bytes(self._device), self._part_now)
         self._profiler: StepProfiler | None = None
         self._trace: dict[str, Any] = {"traceEvents": []}
         self._batch_size: int | None = None
