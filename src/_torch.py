@@ -140,3 +140,14 @@ def running_autograd_number() -> int | None:
 def storage_id(storage: torch.UntypedStorage) -> int:
     """What tells a storage from others that exist at the same time."""
     return storage._cdata
+
+
+def fake_tensors() -> contextlib.AbstractContextManager[Any]:
+    """Have torch make and compute tensors that have a device, shapes and types, and no memory.
+
+    Unlike meta tensors they take the kernels and the autocast of their device. A tensor with memory that an operation
+    meets is replaced by a fake one, and stays as it is. The import takes seconds where nobody has imported torch._dynamo.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)

@@ -85,7 +85,7 @@ def count_step(module: LightningModule, batch: Any, batch_size: int | None = Non
         None for a step that depends on the data (`.item()`, `nonzero`, an `if` on a tensor), does work of unknown size
         (custom kernels, FFTs, decompositions) or cannot be copied. Rank 0 logs the reason at level INFO.
     """
-    with _without_side_effects():
+    with without_side_effects():
         try:
             size = batch_size or extract_batch_size(batch)
             counts = _count_quickly(module, batch, size)
@@ -97,7 +97,7 @@ def count_step(module: LightningModule, batch: Any, batch_size: int | None = Non
 
 
 @contextlib.contextmanager
-def _without_side_effects() -> Iterator[None]:
+def without_side_effects() -> Iterator[None]:
     """Restore the random states, hide warnings about meta tensors, compile nothing."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(isolate_rng(include_cuda=torch.cuda.is_initialized()))
@@ -109,7 +109,7 @@ def _without_side_effects() -> Iterator[None]:
 
 
 def _count_quickly(module: LightningModule, batch: Any, batch_size: int) -> Flops:
-    length = _sequence_length(batch, batch_size)
+    length = sequence_length(batch, batch_size)
     if length is None:
         return _count(module, batch, _MOST_OPERATIONS)
     try:
@@ -122,7 +122,7 @@ def _count(module: LightningModule, batch: Any, most_operations: int, cut: tuple
     """Run one step of a copy; `cut=(T, t)` shortens sequences from T to t steps."""
     twin, batch = meta_copy(module, batch)
     if cut:
-        batch = apply_to_collection(batch, Tensor, _shortened, *cut)
+        batch = apply_to_collection(batch, Tensor, shortened, *cut)
     counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
     cast(Any, counter).mod_tracker = NoModules()
     by_kind = FlopsByKind(counter)
@@ -146,11 +146,11 @@ def _count_by_length(module: LightningModule, batch: Any, length: int) -> Flops 
         counts = [_count(module, batch, _MOST_OPERATIONS, (length, short)) for short in lengths]
     except Exception:  # noqa: BLE001 - a model that takes one length only
         return None
-    extended = tuple(_extended(lengths, parts, length) for parts in zip(*counts, strict=True))
+    extended = tuple(extrapolated(lengths, parts, length) for parts in zip(*counts, strict=True))
     return None if None in extended else cast(Flops, extended)
 
 
-def _sequence_length(batch: Any, batch_size: int) -> int | None:
+def sequence_length(batch: Any, batch_size: int) -> int | None:
     """The longest of the first two dimensions of the batch's tensors, if it can only be time."""
     lengths: list[int] = []
     apply_to_collection(batch, Tensor, lambda tensor: lengths.extend(tensor.shape[:2] if tensor.dim() > 1 else ()))
@@ -158,14 +158,15 @@ def _sequence_length(batch: Any, batch_size: int) -> int | None:
     return longest if longest >= _SHORTEST_SEQUENCE else None
 
 
-def _shortened(tensor: Tensor, length: int, short: int) -> Tensor:
+def shortened(tensor: Tensor, length: int, short: int) -> Tensor:
+    """A tensor of the batch, with `short` steps in place of `length`."""
     for dim in range(min(2, tensor.dim())):
         if tensor.shape[dim] == length:
             tensor = tensor.narrow(dim, 0, short)
     return tensor
 
 
-def _extended(lengths: list[int], counts: tuple[int, ...], length: int) -> int | None:
+def extrapolated(lengths: list[int], counts: tuple[int, ...], length: int) -> int | None:
     """The count at `length` of the line through three points; None if they are on none."""
     (first, second, third), (a, b, c) = lengths, counts
     slope, remainder = divmod(b - a, second - first)

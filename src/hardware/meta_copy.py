@@ -2,6 +2,7 @@
 
 import copy
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, cast
@@ -17,10 +18,29 @@ from .._torch import drop_compiled_call, hook_dicts
 from .flop_formulas import NotCountableError
 
 
-def meta_copy(module: LightningModule, batch: Any) -> tuple[LightningModule, Any]:
+def on_meta(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape, strides and type on the meta device.
+
+    Raises:
+        NotCountableError: for a sparse tensor or a subclass of Tensor.
+    """
+    return empty_copy(tensor, torch.device("meta"))
+
+
+def empty_copy(tensor: Tensor, device: torch.device) -> Tensor:
+    """As `on_meta`, on any device; its values are not set."""
+    if type(tensor) is not Tensor or tensor.layout != torch.strided:
+        raise NotCountableError(f"a {type(tensor).__name__} of layout {tensor.layout} among the tensors")
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+
+
+def meta_copy(
+    module: LightningModule, batch: Any, copy_tensor: Callable[[Tensor], Tensor] = on_meta
+) -> tuple[LightningModule, Any]:
     """Copy a module and a batch; every tensor of the copies is on the meta device. The originals stay as they are.
 
     The copied module logs nothing, steps no optimizer, measures no metric, and sees the plain values of its trainer.
+    `copy_tensor` may put the copies elsewhere.
 
     Raises:
         NotCountableError: for a sparse tensor or a subclass of Tensor; and whatever copying an attribute raises.
@@ -35,7 +55,7 @@ def meta_copy(module: LightningModule, batch: Any) -> tuple[LightningModule, Any
     for hook in hooks:
         memo[id(hook)] = OrderedDict()
     optimizers = trainer.optimizers if trainer is not None and not module.automatic_optimization else []
-    with _CopyOnMeta():
+    with CopyTensors(copy_tensor):
         twin, batch, optimizers = copy.deepcopy((module, batch, list(optimizers)), memo)
         for hook in hooks:  # a function only watches; a hook that computes weights is an object with a state
             working = {k: h for k, h in hook.items() if not isinstance(h, FunctionType | MethodType)}
@@ -43,31 +63,30 @@ def meta_copy(module: LightningModule, batch: Any) -> tuple[LightningModule, Any
     if compiled is not None:  # trainer.fit(torch.compile(module)) puts the original's methods here
         for name in ("forward", "training_step"):
             vars(twin).pop(name, None)
-    twin.to("meta")  # no tensor moves; `self.device` does
+    if copy_tensor is on_meta:
+        twin.to("meta")  # no tensor moves; `self.device` does
     if trainer is not None:
         twin.trainer, stand_in.optimizers = cast(Any, stand_in), optimizers
     _mute(twin, optimizers or [_NoOp()])
     return twin, batch
 
 
-class _CopyOnMeta(TorchFunctionMode):
-    """While it is active, `copy.deepcopy` copies a tensor's shape, strides and type, and no values."""
+class CopyTensors(TorchFunctionMode):
+    """While it is active, `copy.deepcopy` copies tensors by this function, in place of their values."""
+
+    def __init__(self, copy_tensor: Callable[[Tensor], Tensor] = on_meta):
+        super().__init__()
+        self._copy_tensor = copy_tensor
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__deepcopy__:
             tensor, memo = args
             if id(tensor) not in memo:
-                memo[id(tensor)] = _on_meta(tensor).requires_grad_(tensor.requires_grad)
+                memo[id(tensor)] = self._copy_tensor(tensor).requires_grad_(tensor.requires_grad)
             return memo[id(tensor)]
         if func is Tensor.clone:  # a Parameter copies itself with it
-            return _on_meta(args[0])
+            return self._copy_tensor(args[0])
         return func(*args, **(kwargs or {}))
-
-
-def _on_meta(tensor: Tensor) -> Tensor:
-    if type(tensor) is not Tensor or tensor.layout != torch.strided:
-        raise NotCountableError(f"a {type(tensor).__name__} of layout {tensor.layout} among the tensors")
-    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _mute(twin: LightningModule, optimizers: list[Any]) -> None:

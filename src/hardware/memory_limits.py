@@ -1,0 +1,84 @@
+"""What memory there is for training, what training has taken of it, and what an error says of its end."""
+
+import contextlib
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+_OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # in any other RuntimeError
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the device or the host has no more memory."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that training may still allocate on a device; None where the device does not tell.
+
+    CUDA: free on the device, and what torch's allocator holds without a tensor in it. CPU: the least of the machine's
+    available memory, the limit of the control group, and the limit of the process's address space.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    if device.type != "cpu":
+        return None
+    return max(0, min([psutil.virtual_memory().available, *_limits()]))
+
+
+def _limits() -> Iterable[int]:
+    with contextlib.suppress(OSError, ValueError):  # no control group of version 2, or no limit ("max")
+        yield int((_CGROUP / "memory.max").read_text()) - int((_CGROUP / "memory.current").read_text())
+    with contextlib.suppress(ImportError):  # Windows
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            yield limit - psutil.Process().memory_info().vms
+
+
+def peak_rss() -> int:
+    """The most bytes that this process has had in RAM so far; what it has now where the system does not keep the most."""
+    with contextlib.suppress(ImportError):  # Windows
+        import resource
+
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
+    return psutil.Process().memory_info().rss
+
+
+def measured_bytes(device: torch.device) -> dict[str, int]:
+    """What the device itself tells of its memory; empty for a device that tells nothing.
+
+    CUDA: `allocated`, the most that tensors have held, and `reserved`, the most that torch's allocator has taken from the
+    device for them. MPS: what they hold now. CPU: `process_peak`, the most that the process has had in RAM.
+    """
+    if device.type == "cuda":
+        return {
+            "allocated": torch.cuda.max_memory_allocated(device),
+            "reserved": torch.cuda.max_memory_reserved(device),
+        }
+    if device.type == "mps":
+        return {"allocated": torch.mps.current_allocated_memory(), "reserved": torch.mps.driver_allocated_memory()}
+    return {"process_peak": peak_rss()} if device.type == "cpu" else {}
+
+
+def bytes_of(tensors: Iterable[object]) -> int:
+    """Bytes of the storages of tensors, each storage once; of a sharded tensor those of this rank."""
+    sizes: dict[int, int] = {}
+    for tensor in tensors:
+        if isinstance(tensor, Tensor):
+            storage = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
