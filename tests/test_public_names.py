@@ -11,6 +11,7 @@ CALLBACKS = [
     "CommunicationMonitor",
     "DeviceMonitor",
     "LearningRateWatch",
+    "MemoryMonitor",
     "OperationProfiler",
     "PredictionImages",
     "ProgressBar",

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .curves import TrainCurves as TrainCurves
     from .device import DeviceMonitor as DeviceMonitor
     from .learning_rate import LearningRateWatch as LearningRateWatch
+    from .memory import MemoryMonitor as MemoryMonitor
     from .nonfinite import StopOnNonFinite as StopOnNonFinite
     from .prediction_images import PredictionImages as PredictionImages
     from .profile import OperationProfiler as OperationProfiler

@@ -1,0 +1,147 @@
+"""MemoryMonitor: what takes the memory at the peak of a training step, and which batch size would fit."""
+
+from typing import Any
+
+import psutil
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from torch.utils._pytree import tree_leaves
+from typing_extensions import override
+
+from ..hardware.memory import PARTS, MemoryCounter, StepMemory
+from ..hardware.memory_limits import bytes_of, free_bytes, is_out_of_memory, measured_bytes
+from ..records.formatting import memory
+from ._batches import samples_in
+from ._never_raise import never_raise
+
+# Of the free memory a step may take so much by the count: kernels' workspaces and fragmentation are not counted.
+USABLE = 0.9
+
+
+class MemoryMonitor(Callback):
+    """Counts, before the first step of a fit, what the memory at the peak of a step consists of.
+
+    The step is counted on tensors without memory (docs/measuring.md, Memory), in some tenths of a second. Nothing of the
+    module, its optimizers or the random states changes, and no later step is touched.
+
+    After the fit `facts` has the result. When the fit runs out of memory, `facts["out_of_memory"]` says which part takes
+    most, and the largest power of two of samples that would have fitted.
+    """
+
+    observes_only = True
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self.facts: dict[str, Any] = {}
+        self._counter: MemoryCounter | None = None
+        self._free: int | None = None
+        self._held = self._rss = 0
+        self._active = False
+
+    def record_facts(self) -> dict[str, Any]:
+        """For the run's record: the facts, as `memory`."""
+        return {"memory": self.facts}
+
+    def summary_lines(self) -> list[str]:
+        """For the run's last lines: the peak and its parts."""
+        if "peak_bytes" not in self.facts:
+            return []
+        measured = self.facts.get("measured_bytes", {})
+        counted = memory(self.facts["peak_bytes"], self.facts["parts_bytes"])
+        line = f"memory   at the peak of a step {counted} (counted)"
+        if "allocated" in measured:
+            line += f"; measured {memory(measured['allocated'])}, reserved {memory(measured['reserved'])}"
+        return [line]
+
+    @override
+    @never_raise
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._reset()
+        self._free = free_bytes(trainer.strategy.root_device)
+        self._rss = psutil.Process().memory_info().rss
+        self._held = bytes_of((*pl_module.parameters(), *pl_module.buffers()))
+        self._active = True
+
+    @override
+    @never_raise
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if not self._active or self._counter is not None:
+            return
+        self._counter = MemoryCounter(pl_module, batch, samples_in(batch) or None)
+        counted = self._counter.at()
+        self.facts = _facts_of(counted) if counted else {"batch_size": self._counter.batch_size}
+        if counted is None or self._counter.optimizer_reason:
+            self.facts["uncounted"] = self._counter.reason or self._counter.optimizer_reason
+
+    @override
+    @never_raise
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # After the second update the optimizer has its states, and a step is as every later one.
+        if self._active and trainer.global_step >= 2 * max(1, len(trainer.optimizers)) and self.facts:
+            self._active = False
+            self._measure(trainer, pl_module)
+
+    @override
+    @never_raise
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._active and self.facts:
+            self._measure(trainer, pl_module)
+
+    @override
+    @never_raise
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if is_out_of_memory(exception) and trainer.training and self._counter is not None:
+            self.facts["out_of_memory"] = self._explanation(self._counter)
+
+    @override
+    @never_raise
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.disable()
+
+    def disable(self) -> None:
+        """Measure no more in this fit."""
+        self._active, self._counter = False, None
+
+    def _measure(self, trainer: Trainer, module: LightningModule) -> None:
+        """Add what the device tells, and the parts that exist, where they could not be counted."""
+        measured = measured_bytes(trainer.strategy.root_device)
+        if "process_peak" in measured:
+            measured["process_growth"] = max(0, measured["process_peak"] - self._rss)
+        self.facts["measured_bytes"] = measured
+        if "uncounted" in self.facts:
+            parameters = list(module.parameters())
+            states = [state for optimizer in trainer.optimizers for state in optimizer.state.values()]
+            known = self.facts.setdefault("parts_bytes", {})
+            known["parameters"] = bytes_of(parameters)
+            known["optimizer"] = bytes_of(tree_leaves(states))
+            # An update leaves its gradients until the next `zero_grad`, unless the module frees them itself.
+            known["gradients"] = bytes_of(p.grad for p in parameters) or bytes_of(
+                p for p in parameters if p.requires_grad
+            )
+            if "peak_bytes" in self.facts:
+                self.facts["peak_bytes"] = sum(known.values())
+
+    def _explanation(self, counter: MemoryCounter) -> dict[str, Any]:
+        """What a step takes, what there was for it, which part takes most, and the batch size that would have fitted."""
+        available = None if self._free is None else self._free + self._held
+        facts: dict[str, Any] = {"available_bytes": available}
+        counted = counter.at()
+        if counted is not None:
+            facts["most"] = max(PARTS, key=counted.parts.__getitem__)
+            facts["needed_bytes"] = counted.total
+        if counted is not None and available is not None:
+            facts["batch_size_that_fits"] = counter.largest_batch_that_fits(USABLE * available)
+        return facts
+
+
+def _facts_of(counted: StepMemory) -> dict[str, Any]:
+    return {
+        "batch_size": counted.batch_size,
+        "peak_bytes": counted.total,
+        "peak_in": counted.stage,
+        "parts_bytes": counted.parts,
+    }

@@ -1,0 +1,112 @@
+"""MemoryMonitor counts once, in anybody's project, and touches nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+
+from batchscope.callbacks.memory import MemoryMonitor
+from batchscope.hardware import memory_limits
+from tests.support.third_party_modules import Stranger, loader
+
+
+def fit(module: lightning.LightningModule, tmp_path: Path, **options: Any) -> MemoryMonitor:
+    monitor = MemoryMonitor()
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    options = {"max_epochs": 1, "accelerator": "cpu", "default_root_dir": tmp_path, **quiet, **options}
+    trainer = lightning.Trainer(callbacks=[monitor], **options)
+    trainer.fit(module, loader())
+    return monitor
+
+
+def test_the_record_has_the_peak_its_parts_and_what_the_process_has_grown_by(tmp_path: Path) -> None:
+    monitor = fit(Stranger(), tmp_path)
+    facts = monitor.record_facts()["memory"]
+    assert facts["batch_size"] == 4
+    assert facts["parts_bytes"]["parameters"] == facts["parts_bytes"]["gradients"] == 5 * 4
+    assert facts["parts_bytes"]["optimizer"] == 0
+    assert facts["peak_bytes"] == sum(facts["parts_bytes"].values())
+    assert facts["measured_bytes"]["process_peak"] > facts["measured_bytes"]["process_growth"] >= 0
+    assert "uncounted" not in facts
+    (line,) = monitor.summary_lines()
+    assert line.startswith("memory   at the peak of a step 0.1")
+    assert all(f" {part} " in line for part in facts["parts_bytes"])
+
+
+class ByValue(Stranger):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss if loss.item() > -1 else -loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+
+
+def test_a_step_that_cannot_be_counted_has_the_parts_that_exist_and_a_reason(tmp_path: Path) -> None:
+    monitor = fit(ByValue(), tmp_path)
+    assert monitor.facts["parts_bytes"] == {"parameters": 20, "gradients": 20, "optimizer": 20}
+    assert "_local_scalar_dense" in monitor.facts["uncounted"]
+    assert monitor.summary_lines() == []
+
+
+def test_a_training_goes_on_bit_for_bit_as_without_the_monitor(tmp_path: Path) -> None:
+    weights = []
+    for callbacks in ([], [MemoryMonitor()]):
+        lightning.seed_everything(1, verbose=False)
+        module = Stranger()
+        module.layer = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+        trainer = lightning.Trainer(
+            max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=callbacks
+        )
+        trainer.fit(module, loader())
+        weights.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+    assert torch.equal(*weights)
+
+
+class TooLarge(Stranger):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if batch_idx == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().training_step(batch, batch_idx)
+
+
+def test_out_of_memory_says_what_there_was_and_what_would_have_fitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batchscope.callbacks.memory.free_bytes", lambda device: 100)
+    monitor = MemoryMonitor()
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=[monitor]
+    )
+    with pytest.raises(torch.OutOfMemoryError):
+        trainer.fit(TooLarge(), loader())
+    known = monitor.facts["out_of_memory"]
+    assert known["available_bytes"] == 120  # and the parameters, which were there
+    assert known["needed_bytes"] == monitor.facts["peak_bytes"] > 120
+    assert known["batch_size_that_fits"] == 2
+
+
+def test_an_error_of_another_kind_is_no_out_of_memory() -> None:
+    assert memory_limits.is_out_of_memory(RuntimeError("CUDA error: out of memory"))
+    assert memory_limits.is_out_of_memory(MemoryError())
+    assert not memory_limits.is_out_of_memory(ValueError("out of memory"))
+    assert not memory_limits.is_out_of_memory(RuntimeError("shape mismatch"))
+
+
+def test_the_free_memory_of_a_gpu_is_what_the_device_and_the_allocator_have_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 5000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 200)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 400)
+    assert memory_limits.free_bytes(torch.device("cuda")) == 1200
+    assert memory_limits.measured_bytes(torch.device("cuda")) == {"allocated": 200, "reserved": 400}
