@@ -4,32 +4,31 @@ import contextlib
 import errno
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
+from ..callbacks.memory import USABLE
 from ..errors import Interrupted, PeerLostError, UserError
 from ..files import NO_SPACE, WriteError, is_inside, why
 from ..hardware.calibration import faster_precision
 from ..hardware.calibration_cache import cached_calibration
+from ..hardware.memory_limits import is_out_of_memory
 from ..options.command_lines import resume_command
+from ..records import formatting
 from ..records.read import FILE
 
 _GIB = 2**30
 # Errors of a file system that is full, gone or read-only; an error while writing names no file.
 _UNUSABLE = (*NO_SPACE, errno.EIO, errno.ESTALE, errno.EROFS)
-# What torch raises: classes, and words in other RuntimeErrors. A lost peer is one that torch cannot reach when the
-# process group is made, or in a collective operation of gloo.
+# Classes, and words in other RuntimeErrors: torch cannot reach a peer when the process group is made, or in a collective
+# operation of gloo.
 _LOST_PEER = (
     (torch.distributed.DistNetworkError, torch.distributed.DistStoreError),
     ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed"),
-)
-_OUT_OF_MEMORY = (
-    (torch.OutOfMemoryError, MemoryError),
-    ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED"),
 )
 
 
@@ -38,8 +37,12 @@ class RunOutOfMemoryError(UserError):
 
 
 @contextlib.contextmanager
-def explain_failures(config: dict[str, Any], device: torch.device, first: bool) -> Iterator[None]:
+def explain_failures(
+    config: dict[str, Any], device: torch.device, first: bool, memory: Callable[[], Mapping[str, Any]] = dict
+) -> Iterator[None]:
     """Turn expected failures of a run on a device into one-line messages; the first rank prints for all.
+
+    `memory` returns the facts of the run's MemoryMonitor.
 
     Raises:
         UserError: in place of an error of torch or the system that a user can do something about.
@@ -54,8 +57,8 @@ def explain_failures(config: dict[str, Any], device: torch.device, first: bool) 
     except UserError:
         raise
     except Exception as error:
-        if _is(error, *_OUT_OF_MEMORY):
-            raise RunOutOfMemoryError(_out_of_memory(config, device)) from error
+        if is_out_of_memory(error):
+            raise RunOutOfMemoryError(_out_of_memory(config, device, memory())) from error
         if _is(error, *_LOST_PEER):
             raise PeerLostError("the connection to another process of the run is lost, and the run ends") from error
         refused = _refused_file(error, config["run_dir"])
@@ -112,16 +115,37 @@ def _is(error: BaseException, classes: tuple[type[BaseException], ...], words: t
     return isinstance(error, classes) or (isinstance(error, RuntimeError) and any(word in str(error) for word in words))
 
 
-def _out_of_memory(config: dict[str, Any], device: torch.device) -> str:
-    batch_size = config["data"]["batch_size"]
+def _out_of_memory(config: dict[str, Any], device: torch.device, memory: Mapping[str, Any]) -> str:
     if device.type == "cuda":
         held, total = torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
     else:
         held, total = psutil.Process().memory_info().rss, psutil.virtual_memory().total
     precision = faster_precision(cached_calibration(device), config["trainer"].get("precision"))
-    smaller = f"data.batch_size={batch_size // 2} with trainer.accumulate_grad_batches=2"
+    known = memory.get("out_of_memory", {})
     return (
-        f"out of memory with data.batch_size={batch_size} on {device.type}: {held / _GIB:.2f} GiB were allocated of "
-        f"{total / _GIB:.2f}; try {smaller if batch_size > 1 else 'a smaller model'}"
+        f"out of memory with data.batch_size={config['data']['batch_size']} on {device.type}: {held / _GIB:.2f} GiB were "
+        f"allocated of {total / _GIB:.2f}; {_needed(known, memory)}try {_smaller_batch(config, known)}"
         + (f", or trainer.precision={precision}" if precision else "")
     )
+
+
+def _needed(known: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
+    """What a training step takes by the count, and what there was for it."""
+    if not known.get("available_bytes") or "needed_bytes" not in known:
+        return ""
+    needed, available, most = known["needed_bytes"], known["available_bytes"], known["most"]
+    counted = f"{formatting.memory(needed)} by the count, {formatting.memory(memory['parts_bytes'][most])} of it {most}"
+    if needed <= USABLE * available:
+        return f"a training step takes {counted}, which fits: something else takes the memory; "
+    return f"a training step takes {counted}, and there were {formatting.memory(available)} for it; "
+
+
+def _smaller_batch(config: dict[str, Any], known: Mapping[str, Any]) -> str:
+    """The largest batch size that fits by the count, or half of the present one, with the samples of an update kept."""
+    batch_size, accumulated = config["data"]["batch_size"], config["trainer"].get("accumulate_grad_batches") or 1
+    fits = known.get("batch_size_that_fits")
+    if fits == 0 or batch_size == 1:
+        return "a smaller model"
+    smaller = fits if fits and fits < batch_size else batch_size // 2
+    batches = accumulated * -(-batch_size // smaller)
+    return f"data.batch_size={smaller} with trainer.accumulate_grad_batches={batches}"

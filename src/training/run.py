@@ -5,6 +5,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ class _Run:
                 model={"class": type(self.model).__name__, "parameters": parameters},
                 **_known_id(self.run_dir),
             ) as record,
-            explain_failures(self.config, device, first),
+            explain_failures(self.config, device, first, partial(summary.memory_facts, self.trainer)),
             end_together(self.trainer),
         ):
             if first:
@@ -122,6 +123,7 @@ class _Run:
             try:
                 yield record
             except BaseException as error:
+                record.facts |= {"memory": known} if (known := summary.memory_facts(self.trainer)) else {}
                 if not self.config.get("resume") and not isinstance(error, UserError):
                     record.begin_unless_begun()  # a new run that ended while its data were loaded
                 raise

@@ -16,6 +16,7 @@ from lightning import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from .._lightning import callbacks_of
+from ..callbacks.memory import MemoryMonitor
 from ..options.command_lines import evaluate_command
 from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
@@ -41,6 +42,12 @@ def callback_facts(trainer: Trainer) -> dict[str, Any]:
         if hasattr(callback, "record_facts"):
             facts |= callback.record_facts()
     return facts
+
+
+def memory_facts(trainer: Trainer) -> dict[str, Any]:
+    """What a MemoryMonitor knows so far, also of a run that fails; empty without one."""
+    monitors = [callback for callback in callbacks_of(trainer) if isinstance(callback, MemoryMonitor)]
+    return monitors[0].facts if monitors else {}
 
 
 def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
