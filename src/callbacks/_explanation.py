@@ -8,7 +8,7 @@ import torch
 
 from ..hardware.bottleneck import Step, find_bottleneck
 from ..hardware.calibration import Calibration
-from ..hardware.devices import cache_bytes, device_name
+from ..hardware.devices import device_name
 from ..hardware.floor import Roofs, roofs_of
 from ..hardware.operations import Operation, OperationRecorder
 from ..hardware.trace import Event, calls, device_seconds, idle, step_spans
@@ -72,7 +72,9 @@ def explain(measured: Measured) -> Explanation:
         between_seconds=measured.between_seconds,
         steps=measured.steps,
         is_timed=is_timed and bool(operations),
-        roofs=records.Roofs(dict(roofs.flops_per_sec), roofs.bytes_per_sec, cache_bytes(device)),
+        roofs=records.Roofs(
+            dict(roofs.flops_per_sec), roofs.bytes_per_sec, calibration.cache_bytes if calibration else None
+        ),
         operations=records.add_up((_cost(each, roofs) for each in operations), _group),
         threads=torch.get_num_threads() if device.type == "cpu" else None,
         bottleneck=_bottleneck(measured, operations, roofs if calibration else None) if device.type == "cpu" else None,

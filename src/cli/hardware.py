@@ -185,6 +185,8 @@ def _abilities(calibrations: Sequence[Calibration]) -> list[list[str]]:
     rows.append(["caches", *("–" if size is None else f"{size / 2**20:.3g} MiB" for size in caches)])
     launches = [each.launch_us for each in calibrations]
     rows.append(row("one small operation", "s", [None if us is None else us / 1e6 for us in launches]))
+    faults = [each.page_fault_us for each in calibrations]
+    rows.append(row("one page fault", "s", [None if us is None else us / 1e6 for us in faults]))
     return [row for row in rows if any(cell != "–" for cell in row[1:])]
 
 

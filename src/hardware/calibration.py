@@ -42,6 +42,7 @@ class Calibration:
     power_limit_w: float | None = None  # of an NVIDIA GPU; a lower limit makes it slower
     disturbed: str | None = None  # what other processes did on the device meanwhile; the rates are then too low
     memory_bytes_per_sec: float | None = None  # of main memory: the best of a copy and other traffic; reads + writes
+    page_fault_us: float | None = None  # of a first write to a page that the system has just given out, on a CPU
     cache_bytes: int | None = None  # of the caches in front of main memory, as the device reports them
 
     def to_dict(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ..files import write_text
 from .calibration import IDENTITY, Calibration
 from .devices import device_name, nvml_handle
 
-SCHEMA = 3  # of the cached file and of the way in which it is measured
+SCHEMA = 4  # of the cached file and of the way in which it is measured
 
 
 def cached_calibration(device: torch.device) -> Calibration | None:

@@ -22,6 +22,7 @@ class Roofs:
     flops_per_sec: Mapping[str, float]  # by the type of an operation: `fp32`, …
     bytes_per_sec: float | None = None  # of main memory
     launch_s: float = 0.0  # of the smallest operation
+    page_fault_s: float = 0.5e-6  # of a first write to a page, by one thread
 
     def compute_seconds(self, operation: Operation) -> float:
         """The least time of its arithmetic; 0 where no peak is known."""
@@ -61,6 +62,7 @@ def roofs_of(calibration: Calibration) -> Roofs:
         flops_per_sec=peaks,
         bytes_per_sec=calibration.memory_bytes_per_sec or calibration.copy_bytes_per_sec,
         launch_s=(calibration.launch_us or 0.0) / 1e6,
+        page_fault_s=(calibration.page_fault_us or 0.5) / 1e6,
     )
 
 

@@ -77,7 +77,7 @@ def as_calibration(
     known: Mapping[str, Any], rates: Mapping[str, float], disturbed: str | None = None, cache: int | None = None
 ) -> Calibration:
     """Measured rates, by the names of `works`, as a Calibration of what `known` identifies."""
-    launches = rates.get("small operations")
+    launches, faults = rates.get("small operations"), rates.get("page faults")
     traffic = [rates[name] for name in ("memory copy", "memory traffic") if name in rates]
     products = {name: rates[f"products in {name}"] for name in PRECISIONS if f"products in {name}" in rates}
     return Calibration(
@@ -91,5 +91,6 @@ def as_calibration(
         d2h_pinned_bytes_per_sec=rates.get("device to host, pinned"),
         disturbed=disturbed,
         memory_bytes_per_sec=max(traffic, default=None),
+        page_fault_us=1e6 / faults if faults else None,
         cache_bytes=cache,
     )

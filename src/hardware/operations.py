@@ -23,11 +23,7 @@ from typing_extensions import override
 from .._torch import DispatchMode, is_innermost, next_autograd_number, running_autograd_number, storage_id
 from .cache_model import CacheModel
 from .flop_formulas import FORMULAS
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
+from .page_faults import page_faults
 
 _FORMULAS = FlopCounterMode(display=False, custom_mapping=FORMULAS).flop_registry
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
@@ -223,11 +219,6 @@ class OperationRecorder(DispatchMode):
             return self._made_in.get(number, "")
         self._made_in.setdefault(next_autograd_number() - 1, self._running[-1])
         return self._running[-1]
-
-
-def page_faults() -> int:
-    """The page faults of this process so far that needed no disk; 0 on a system that does not tell."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
 
 
 def _typical(work: Operation, calls: list[Operation]) -> Operation:

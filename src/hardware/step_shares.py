@@ -22,7 +22,6 @@ _MOVES = (
     0.2  # of its time, by an operation that memory can limit; strided and mixed traffic reaches a third of the roof
 )
 _MOVES_AT_LEAST = 0.05  # the same, of an operation with products
-_FAULT_S = 0.7e-6  # a page fault takes at least so long: the trap, and clearing 4 KiB
 _FILLS = 0.25  # of a roof: well-fed networks reach 25 to 70 %
 # Of no device in particular: for machines that are not calibrated, where only the ratio between the roofs matters.
 TYPICAL = Roofs(asynchronous=False, flops_per_sec={"fp32": 1e11}, bytes_per_sec=2e10, launch_s=2e-6)
@@ -63,7 +62,7 @@ def share_of_kinds(operation: Operation, roofs: Roofs) -> dict[str, float]:
     """How the time of a CPU's operation divides into `host`, `memory` and `compute`; the shares add up to 1."""
     seconds = operation.seconds or 1e-9
     compute, memory = roofs.compute_seconds(operation) / seconds, roofs.memory_seconds(operation) / seconds
-    faults = min(_FAULT_S * operation.page_faults / seconds, 1.0)
+    faults = min(roofs.page_fault_s * operation.page_faults / seconds, 1.0)
     looks_up = operation.name.removeprefix("aten.") in LOOK_UPS and operation.cold_bytes > 0
     explained = 1.0 if looks_up else min(max(compute, memory) / _FILLS + faults, 1.0)
     host = min(1 - explained, OVERHEAD_S * operation.calls / seconds)

@@ -8,8 +8,11 @@ A roof must hold for every layer, so each quantity has works in all the shapes t
   Which one is fastest depends on the processor: a CPU's copy also reads the memory that it overwrites. The tensors are
   larger than the caches, so that every byte moves through main memory.
 - **Small operations** are the smallest that run a kernel.
+- **Page faults** are first writes to memory that the system has just given out, as an allocator that returns freed memory
+  causes them in every step. They are counted, since a system may hand out larger pages.
 """
 
+import mmap
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from operator import attrgetter
@@ -18,12 +21,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .page_faults import page_faults
 from .timing import Run, Work
 
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _DTYPES["fp64"] = torch.float64
 _MIB = 2**20
 _BEYOND_CACHE = 8  # times the cache: less than an eighth of such a tensor is still there from the run before
+_FRESH = 8 * _MIB  # memory in which page faults are timed
 _MIN_TRAFFIC, _MAX_TRAFFIC = 256 * _MIB, 1024 * _MIB  # of one tensor
 
 # (M, K) times (K, N): squares, and the linear layers of small and of large networks.
@@ -44,12 +49,29 @@ def works(device: torch.device, cache_bytes: int | None = None) -> dict[str, Ite
     size = min(max(_MIN_TRAFFIC, _BEYOND_CACHE * (cache_bytes or 0)), _MAX_TRAFFIC)
     found["memory copy"], found["memory traffic"] = _memory(device, size)
     found["small operations"] = [Work(1.0, lambda: torch.zeros(1, device=device).neg_)]
-    if device.type != "cpu":
+    if device.type == "cpu":
+        found["page faults"] = _page_faults()
+    else:
         host, moved = torch.device("cpu"), 64 * _MIB
         for pinned, suffix in ((False, ""), (True, ", pinned")):
             found[f"host to device{suffix}"] = [Work(float(moved), partial(_copy, moved, host, device, pinned))]
             found[f"device to host{suffix}"] = [Work(float(moved), partial(_copy, moved, device, host, pinned))]
     return found
+
+
+def _page_faults() -> list[Work]:
+    """First writes to every page of fresh memory; none where the system does not count faults."""
+    pages = _FRESH // mmap.PAGESIZE
+    before = page_faults()
+    _touch(_FRESH)
+    faults = page_faults() - before
+    return [Work(float(faults), lambda: partial(_touch, _FRESH))] if faults >= pages // 2 else []
+
+
+def _touch(size: int) -> None:
+    """Write one byte of every page of memory that the system has not given out before."""
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as fresh:
+        fresh[:: mmap.PAGESIZE] = bytes(size // mmap.PAGESIZE)
 
 
 def _products(device: torch.device, precision: str) -> Iterator[Work]:

@@ -9,7 +9,7 @@ from batchscope.hardware.floor import Roofs, step_floor
 from batchscope.hardware.operations import Operation
 
 MS = 1e-3
-CPU = Roofs(asynchronous=False, flops_per_sec={"fp32": 100e9}, bytes_per_sec=20e9, launch_s=2e-6)
+CPU = Roofs(asynchronous=False, flops_per_sec={"fp32": 100e9}, bytes_per_sec=20e9, launch_s=2e-6, page_fault_s=0.7e-6)
 GPU = Roofs(asynchronous=True, flops_per_sec={"fp32": 50e12, "bf16": 500e12}, bytes_per_sec=2e12, launch_s=5e-6)
 
 

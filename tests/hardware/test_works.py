@@ -74,6 +74,7 @@ def test_a_cpu_has_no_transfers_and_no_tf32():
         "memory copy",
         "memory traffic",
         "small operations",
+        "page faults",
     }
 
 
@@ -84,3 +85,9 @@ def test_an_nvidia_gpu_has_transfers_and_tf32_from_ampere_on(capability, has_tf3
     names = set(works.works(torch.device("cuda")))
     assert ("products in tf32" in names) == has_tf32
     assert {"host to device", "host to device, pinned", "device to host", "device to host, pinned"} < names
+
+
+def test_a_page_fault_is_timed_on_fresh_memory():
+    (work,) = works.works(CPU)["page faults"]
+    work.take_turn(0.01)
+    assert 1e4 < work.rate < 1e8  # faults a second
