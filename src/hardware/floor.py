@@ -27,7 +27,7 @@ class Roofs:
     def compute_seconds(self, operation: Operation) -> float:
         """The least time of its arithmetic; 0 where no peak is known."""
         peak = self.flops_per_sec.get(operation.dtype) or max(self.flops_per_sec.values(), default=0.0)
-        return operation.flops / peak if peak else 0.0
+        return (operation.flops - operation.padding_flops) / peak if peak else 0.0
 
     def memory_seconds(self, operation: Operation) -> float:
         """The least time of its traffic with main memory; 0 where no bandwidth is known."""

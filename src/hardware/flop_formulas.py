@@ -3,6 +3,7 @@
 import contextlib
 import re
 from collections.abc import Mapping
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -66,6 +67,34 @@ _POINTWISE = re.compile(r"_thnn_.*")  # the gates of fused cells, without their 
 _KINDS = {f"conv{transposed}{n}d": "convolution" for transposed in ("", "_transpose") for n in (1, 2, 3)}
 _KINDS |= dict.fromkeys(("convolution", "_convolution"), "convolution")
 _KINDS |= dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), "recurrent")
+
+
+def padding_share(func: Any, args: Any) -> float:
+    """The share of a convolution's FLOPs that meet only the padding around the input, so that none has to be computed.
+
+    0 for any other operation, and for transposed convolutions.
+    """
+    if func.overloadpacket is _aten.convolution:
+        x, weight, rest = args[0], args[1], args[3:]
+    elif func.overloadpacket is _aten.convolution_backward:
+        x, weight, rest = args[1], args[2], args[4:]
+    else:
+        return 0.0
+    *settings, transposed = rest[:4]
+    number = x.dim() - 2
+    stride, padding, dilation = (list(each) * number if len(each) == 1 else each for each in settings)
+    if transposed or not any(padding):
+        return 0.0
+    dims = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    return 1 - prod(map(_share_inside, *zip(*dims, strict=True)))
+
+
+@cache
+def _share_inside(size: int, kernel: int, stride: int, padding: int, dilation: int) -> float:
+    """Along one dimension, the share of (output, weight) pairs whose input lies inside of the image."""
+    outputs = range((size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
+    inside = sum(0 <= o * stride + k * dilation - padding < size for o in outputs for k in range(kernel))
+    return inside / (len(outputs) * kernel)
 
 
 class OperationGuard(DispatchMode):

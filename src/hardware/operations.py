@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from .._torch import DispatchMode, is_innermost, next_autograd_number, running_autograd_number, storage_id
 from .cache_model import CacheModel
-from .flop_formulas import FORMULAS
+from .flop_formulas import FORMULAS, padding_share
 from .page_faults import page_faults
 
 _FORMULAS = FlopCounterMode(display=False, custom_mapping=FORMULAS).flop_registry
@@ -49,6 +49,7 @@ class Operation:
     cold_bytes: float = 0.0  # of these, through main memory
     seconds: float = 0.0  # in the call; on an asynchronous device the host's time only
     page_faults: float = 0.0  # in the call: pages of freshly allocated memory, which the system clears one by one
+    padding_flops: float = 0.0  # of its FLOPs, those with the padding around an image, which need not be computed
 
     def plus(self, other: "Operation") -> "Operation":
         """Both together, under this one's name, part, module and dtype."""
@@ -56,6 +57,7 @@ class Operation:
             self,
             calls=self.calls + other.calls,
             flops=self.flops + other.flops,
+            padding_flops=self.padding_flops + other.padding_flops,
             bytes=self.bytes + other.bytes,
             cold_bytes=self.cold_bytes + other.cold_bytes,
             seconds=self.seconds + other.seconds,
@@ -187,7 +189,8 @@ class OperationRecorder(DispatchMode):
         flops = kind.formula(*args, **kwargs, out_val=result) if kind.formula else 0
         dtypes = (_DTYPES.get(tensor.dtype) for tensor in (*outputs, *_tensors(list(inputs.values()))))
         dtype = next(filter(None, dtypes), "other")
-        self.steps[-1].append(Operation(kind.name, self._part(), module, dtype, 1, flops, moved, cold, *cost))
+        padding = flops * padding_share(func, args) if flops else 0.0
+        self.steps[-1].append(Operation(kind.name, self._part(), module, dtype, 1, flops, moved, cold, *cost, padding))
 
     def _traffic(self, kind: _Kind, inputs: Mapping[str, Any], outputs: list[Tensor]) -> tuple[int, int]:
         """The bytes that a call reads and writes, and how many of them move through main memory."""

@@ -45,6 +45,17 @@ def test_a_convolution_moves_images_and_weights_once():
     assert found.bytes == FLOAT * (B * 3 * 100 + 8 * 3 * 9 + 8 + B * 8 * 100)
 
 
+def test_flops_with_the_padding_alone_are_told_apart():
+    layer, x = nn.Conv2d(1, 1, 3, padding=1), torch.randn(1, 1, 10, 10, requires_grad=True)
+    inside = (8 * 3 + 2 * 2) ** 2  # of the (10 · 3)² pairs of an output and a weight
+    operations = recorded(lambda: layer(x).sum().backward())
+    forward, backward = only(operations, "convolution"), only(operations, "convolution_backward")
+    assert forward.flops - forward.padding_flops == pytest.approx(2 * inside)
+    assert backward.flops - backward.padding_flops == pytest.approx(4 * inside)
+    one = nn.Conv1d(2, 3, 5, stride=2, padding=0)
+    assert only(recorded(lambda: one(torch.randn(4, 2, 20))), "convolution").padding_flops == 0
+
+
 def test_a_fused_lstm_is_one_operation_a_layer():
     length, hidden = 5, 12
     lstm, x = nn.LSTM(IN, hidden, num_layers=2), torch.randn(length, B, IN)
