@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 
 from ..records.rates import FIT_RATE, rate
-from ..records.step_parts import PARTS
+from ..records.step_parts import PARTS, StepPart
 from ._flops_meter import FlopsMeter
 from ._stopwatch import WRITING, Clock, Step
 
@@ -67,6 +67,7 @@ class CostSummary:
         self._watched: list[Mapping[str, float]] = []
         self._sums: dict[str, float] = {}
         self._step_ms = array("d")
+        self._work_ms = array("d")  # of these steps, without waiting for data and copying them
         self._samples = array("d")  # of each of these steps
         self._batches: dict[float, float] = {}  # by the samples of a step
 
@@ -117,6 +118,7 @@ class CostSummary:
             "step_ms_p90": high,
             "step_ms_p99": highest,
             "parts_ms": {part: sums[part] / steps for part in PARTS},
+            "work_ms_median": float(numpy.median(self._work_ms)),
             **self._stalls(median),
         }
         if fit_seconds:
@@ -159,5 +161,6 @@ class CostSummary:
         for key, value in update.items():
             self._sums[key] = self._sums.get(key, 0.0) + value
         self._step_ms.append(sum(update[part] for part in PARTS))
+        self._work_ms.append(sum(update[part] for part in PARTS if part not in (StepPart.DATA_WAIT, StepPart.TRANSFER)))
         self._samples.append(update["samples"])
         self._batches[update["samples"]] = update["batches"]

@@ -100,7 +100,7 @@ def _bottleneck(measured: Measured, operations: Sequence[Operation], roofs: Roof
     """What limits the step, by the rule that every run is judged by."""
     between = 1e3 * measured.between_seconds
     parts = {"data_wait": between, "forward": 1e3 * measured.step_seconds - between}
-    found = find_bottleneck(Step(parts, "cpu", steps=measured.steps, operations=operations, roofs=roofs))
+    found = find_bottleneck(Step(parts, device="cpu", steps=measured.steps, operations=operations, roofs=roofs))
     if found is None:
         return None
     return {"kind": found.kind, "share": found.share, "certainty": found.certainty, "evidence": found.evidence}

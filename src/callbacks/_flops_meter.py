@@ -8,6 +8,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from ..hardware.calibration import Calibration, peak_flops_per_sec
 from ..hardware.calibration_cache import cached_calibration
+from ..hardware.datasheet import datasheet_peak
+from ..hardware.devices import device_name
 from ..hardware.flops import count_step
 from ..hardware.measure import calibrate_in_subprocess
 
@@ -18,7 +20,8 @@ class FlopsMeter:
     def __init__(self, flops_per_sample: float | None):
         self._given = flops_per_sample
         self.calibration: Calibration | None = None
-        self.peak: float | None = None  # FLOP/s at the run's precision
+        self.peak: float | None = None  # FLOP/s at the run's precision, as measured
+        self.datasheet_peak: float | None = None  # the same, dense, by the datasheet of a known device
         self.restart()
 
     def restart(self) -> None:
@@ -33,7 +36,7 @@ class FlopsMeter:
         if self.calibration is None and measure and trainer.is_global_zero:
             print(f"measuring what this {device.type} can do; once, some seconds …", flush=True)
             self.calibration = calibrate_in_subprocess(device)
-        self.peak = self._peak_of(trainer, module)
+        self._find_peaks(trainer, module)
 
     def count(self, trainer: Trainer, module: LightningModule, batch: Any, samples: int) -> None:
         """Count the FLOPs of a sample; one warning where they cannot be counted."""
@@ -43,13 +46,13 @@ class FlopsMeter:
             rank_zero_warn(f"The FLOPs of {type(module).__name__} cannot be counted: no FLOP/s and no MFU.")
             return
         self.per_sample = counted.total
-        self.peak = self._peak_of(trainer, module, counted.shares)
+        self._find_peaks(trainer, module, counted.shares)
 
-    def _peak_of(
-        self, trainer: Trainer, module: LightningModule, shares: Mapping[str, float] | None = None
-    ) -> float | None:
-        found = self.calibration
-        return peak_flops_per_sec(found, trainer.precision, module, shares) if found else None
+    def _find_peaks(self, trainer: Trainer, module: LightningModule, shares: Mapping[str, float] | None = None) -> None:
+        device, precision = trainer.strategy.root_device, trainer.precision
+        self.peak = peak_flops_per_sec(self.calibration, precision, module, shares) if self.calibration else None
+        stated = device.type == "cuda"
+        self.datasheet_peak = datasheet_peak(device_name(device), precision, module, shares) if stated else None
 
     def facts(self, samples_per_sec: float) -> dict[str, float]:
         """FLOP/s and MFU of one rank that trains so many samples/s, as far as they are known."""
@@ -58,4 +61,6 @@ class FlopsMeter:
         facts = {"flops_per_sample": self.per_sample, "flops_per_sec": self.per_sample * samples_per_sec}
         if self.peak:
             facts |= {"peak_flops_per_sec": self.peak, "mfu": facts["flops_per_sec"] / self.peak}
+        if self.datasheet_peak:
+            facts["mfu_of_datasheet"] = facts["flops_per_sec"] / self.datasheet_peak
         return facts

@@ -116,6 +116,7 @@ def bottleneck_facts(
     found = find_bottleneck(
         Step(
             summary["parts_ms"],
+            work_ms=summary["work_ms_median"],
             device=summary["device"],
             steps=summary["updates"],
             operations=seen.operations,
@@ -200,6 +201,8 @@ def _rates(summary: Mapping[str, Any]) -> list[str]:
         if "mfu" in summary:
             peak = with_prefix(summary["peak_flops_per_sec"], "FLOP/s")
             flops += f", MFU {percent(summary['mfu'], digits=1)} of the {peak} measured here"
+        if "mfu_of_datasheet" in summary:
+            flops += f", {percent(summary['mfu_of_datasheet'], digits=1)} of the datasheet's"
         rates.append(flops)
     rates += _device_words(summary)
     if "joules_per_sample" in summary:

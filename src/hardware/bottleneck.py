@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..records.formatting import count, percent
-from ..records.step_parts import PARTS
+from ..records.step_parts import PARTS, StepPart
 from .evidence import evidence_of, seen
 from .floor import Roofs
 from .operations import Operation
@@ -35,6 +35,7 @@ class Step:
     """What is known of the steps of a run. Times are of the mean step; warm-up, validation and checkpoints are excluded."""
 
     parts_ms: Mapping[str, float]  # of `records.step_parts.PARTS`; a missing part is 0
+    work_ms: float | None = None  # of the median step, without `data_wait` and `transfer`; None if not known
     device: str = "cpu"  # torch's type: `cpu`, `cuda`, `mps`
     steps: int = 1000  # that were measured
     operations: Sequence[Operation] = ()  # of one step; empty where they are not known
@@ -59,7 +60,7 @@ class Bottleneck:
 
 def find_bottleneck(step: Step) -> Bottleneck | None:
     """What limits a run, by the rule above; None for a step without a time."""
-    parts = {part: step.parts_ms.get(part, 0.0) for part in PARTS}
+    parts = _typical_parts(step)
     total = sum(parts.values())
     if not math.isfinite(total) or total <= 0 or min(parts.values()) < 0:
         return None
@@ -80,6 +81,19 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     doubts = _doubts(step, shares[largest], second, shares[second], unknown)
     line = evidence if not doubts else f"{evidence}; {'; '.join(doubts)}"
     return Bottleneck(largest, share, "probable" if doubts else "clear", line, shares)
+
+
+def _typical_parts(step: Step) -> dict[str, float]:
+    """The parts of the mean step, with the work of the median one: a few long steps are no cause of the others' time.
+
+    Waiting keeps its mean, since a loader may serve most of its batches at once, and let the step wait for the next.
+    """
+    parts = {part: step.parts_ms.get(part, 0.0) for part in PARTS}
+    works = [part for part in PARTS if part not in (StepPart.DATA_WAIT, StepPart.TRANSFER)]
+    mean = sum(parts[part] for part in works)
+    if step.work_ms is None or not 0 < step.work_ms < mean:
+        return parts
+    return {part: ms * step.work_ms / mean if part in works else ms for part, ms in parts.items()}
 
 
 def _waiting(step: Step, parts: Mapping[str, float], total: float) -> dict[str, float]:

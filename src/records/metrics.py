@@ -115,6 +115,7 @@ RUN_METRICS: dict[str, Metric] = {
         Metric("processor_time_pct", "%", f"CPU: {_PROCESSOR}", None, _whole, "processor time %"),
         Metric("throttled_pct", "%", _THROTTLED, False, _whole, "throttled %"),
         Metric("mfu", FRACTION, "of the peak measured on this device", True, _percent_1, "MFU %"),
+        Metric("mfu_of_datasheet", FRACTION, "of the dense peak that the device's datasheet states", True, _percent_1),
         Metric("memory_peak_gib", "GiB", "of the device; on a CPU of the process", False, heading="peak GiB"),
         Metric("memory_reserved_gib", "GiB", f"CUDA: {_RESERVED}", False, heading="reserved GiB"),
         Metric("joules_per_sample", "J", "energy of the device", False, _millijoules, "mJ/sample"),

@@ -26,7 +26,7 @@ def tiny(calls: int, us: float = 5.0) -> Operation:
 
 
 def verdict(operations=(), parts=None, roofs=CPU, device="cpu", **others):
-    return find_bottleneck(Step(parts or {"forward": 10}, device, operations=operations, roofs=roofs, **others))
+    return find_bottleneck(Step(parts or {"forward": 10}, device=device, operations=operations, roofs=roofs, **others))
 
 
 CASES = {  # the operations of a step on a CPU of 10 ms, unless the parts say otherwise → the kind and its share
@@ -69,6 +69,14 @@ def test_a_short_operation_that_needs_its_time_at_the_roofs_is_no_overhead():
 def test_operations_that_were_timed_in_a_slower_moment_are_scaled_to_the_step():
     found = verdict([product(20), elementwise(20, cold=128e6)])
     assert found.shares["memory"] == found.shares["compute"] == pytest.approx(0.5)
+
+
+def test_the_work_is_that_of_the_median_step_and_waiting_that_of_the_mean():
+    parts = {"data_wait": 4, "forward": 16}  # a few steps of seconds are in this mean
+    found = verdict([product(5, gflop=0.3)], parts, work_ms=6)
+    assert found.shares == pytest.approx(
+        {"input": 0.4, "transfer": 0, "communication": 0, "memory": 0, "compute": 0.5, "host": 0.1}
+    )
 
 
 GPU_CASES = {  # operations, parts, busy share → kind, certainty

@@ -26,7 +26,12 @@ STEP = "batchscope.training.task.Task.training_step"
 STOP_EARLY = "lightning.pytorch.callbacks.EarlyStopping"
 DIGITS = [
     *("data=digits", "data.num_train=64", "data.num_val=16", "data.num_test=16", "data.batch_size=8", "model=mlp"),
-    *("trainer.max_epochs=1", "trainer.accelerator=cpu", "callbacks.throughput.calibrate=false"),
+    *(
+        "trainer.max_epochs=1",
+        "trainer.accelerator=cpu",
+        "callbacks.throughput.calibrate=false",
+        "callbacks.memory=null",
+    ),
     *("callbacks.progress=null", "callbacks.device=null", "callbacks.prediction_images=null", EVERY_4),
 ]
 
