@@ -8,7 +8,7 @@ from .operations import Operation, merge
 from .step_shares import TYPICAL, share_of_kinds
 
 _MANY_FAULTS = 1000  # a step
-_SLIGHT = 0.02  # of a peak: what reaches less is not described as arithmetic
+_SLIGHT = 0.02  # of a peak or of the work: less is not worth a word
 
 
 def evidence_of(
@@ -57,16 +57,20 @@ def seen(shares: Mapping[str, float], unknown: float, has_operations: bool) -> s
 def _host(operations: Sequence[Operation], roofs: Roofs | None, work: float) -> str:
     calls = sum(operation.calls for operation in operations)
     if roofs is not None and roofs.asynchronous:
-        return f"the host's: {count(round(calls), 'launch').replace('launchs', 'launches')} of at least {duration(roofs.launch_s)} each"
-    timed = 1e3 * sum(operation.seconds for operation in operations)
+        return f"the host's: {round(calls):,} launches of at least {duration(roofs.launch_s)} each"
+    between = max(work - 1e3 * sum(operation.seconds for operation in operations), 0.0)
     small = [each for each in operations if share_of_kinds(each, roofs or TYPICAL)["host"] > 0.5]
     number, seconds = sum(each.calls for each in small), sum(each.seconds for each in small)
-    between = f"{duration(max(work - timed, 0) / 1e3)} of Python, autograd and framework between {count(round(calls), 'operation')}"
+    found = []
+    if between > _SLIGHT * work or not number:
+        found.append(f"{duration(between / 1e3)} of Python, autograd and framework around {_calls(calls)}")
     if number and 1e3 * seconds > 0.1 * work:
-        return (
-            f"overhead: {between}, and {count(round(number), 'small operation')} of {duration(seconds / number)} each"
-        )
-    return f"overhead: {between}"
+        found.append(f"{_calls(number)} that are mostly their call, {duration(seconds / number)} each")
+    return f"overhead: {', and '.join(found)}"
+
+
+def _calls(number: float) -> str:
+    return count(round(number), "operation")
 
 
 def _memory(operations: Sequence[Operation], roofs: Roofs | None, spent: float) -> str:

@@ -165,9 +165,10 @@ EVIDENCE = {
     ),
     "90 % of the step is computing on data that the cache holds, other than in products and convolutions, most of it in "
     "exp of net": ([elementwise(9, name="exp")], {}),
-    "90 % of the step is overhead: 9 ms of Python, autograd and framework between 1 operation": ([product(1)], {}),
-    "100 % of the step is overhead: 5 ms of Python, autograd and framework between 1,000 operations, and 1,000 small "
-    "operations of 5 µs each": ([tiny(1000)], {}),
+    "90 % of the step is overhead: 9 ms of Python, autograd and framework around 1 operation": ([product(1)], {}),
+    "100 % of the step is overhead: 5 ms of Python, autograd and framework around 1,000 operations, and 1,000 operations "
+    "that are mostly their call, 5 µs each": ([tiny(1000)], {}),
+    "100 % of the step is overhead: 1,000 operations that are mostly their call, 12 µs each": ([tiny(1000, us=12)], {}),
 }
 
 
