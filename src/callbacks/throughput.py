@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from contextlib import nullcontext
 from typing import Any
 
 from lightning import LightningModule, Trainer
@@ -20,6 +19,7 @@ from ..options.types import NonNegativeInt
 from ._batches import samples_in, timesteps_in
 from ._cost_summary import CostSummary, UpdateBuilder, step_metrics
 from ._flops_meter import FlopsMeter
+from ._followed_devices import FollowedDevices
 from ._never_raise import never_raise
 from ._profiler_hook import attach_profiler_hook, detach_profiler_hook
 from ._run_summary import Seen, report, run_summary
@@ -27,7 +27,6 @@ from ._step_watch import StepWatch
 from ._step_writer import Row, exclude_writing, write_steps, writing
 from ._stopwatch import PAUSE, Step, Stopwatch, clock_for
 from .communication import CommunicationMonitor
-from .device import DeviceMonitor
 
 FLUSH_EVERY = 100  # steps computed and written together
 
@@ -96,7 +95,7 @@ class ThroughputMonitor(Callback):
         self.verbose = verbose
         self.summary: dict[str, Any] = {}
         self._active = False
-        self._device_monitors: list[DeviceMonitor] = []
+        self._devices = FollowedDevices()
         self._flops = FlopsMeter(flops_per_sample)
 
     def record_facts(self) -> dict[str, Any]:
@@ -115,10 +114,8 @@ class ThroughputMonitor(Callback):
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.summary = {}
-        self._device_monitors = [c for c in callbacks_of(trainer) if isinstance(c, DeviceMonitor)]
-        for monitor in self._device_monitors:
-            monitor.follow(True)
-        self._stopwatch = Stopwatch(clock_for(trainer.strategy.root_device), partial(self._sample_device, trainer))
+        self._devices = FollowedDevices(trainer)
+        self._stopwatch = Stopwatch(clock_for(trainer.strategy.root_device), self._devices.sample)
         cache = cache_bytes(trainer.strategy.root_device)
         self._watch = StepWatch(trainer, pl_module, cache, lambda: self._stopwatch.part, wanted=self.record_operations)
         self._cost = CostSummary(self.warmup_steps)
@@ -131,11 +128,8 @@ class ThroughputMonitor(Callback):
         detach_profiler_hook(trainer)
         attach_profiler_hook(trainer, frozenset(_PARTS_OF_ACTIONS), self._on_action_start, self._on_action_end)
         self._active = True
-        exclude_writing(trainer, self._excluded)
+        exclude_writing(trainer, lambda: self._stopwatch.writing() if self._active else nullcontext())
         self._started = time.perf_counter()
-
-    def _excluded(self) -> AbstractContextManager[None]:
-        return self._stopwatch.writing() if self._active else nullcontext()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -160,9 +154,7 @@ class ThroughputMonitor(Callback):
         if self._active:
             self._active = False
             self._watch.stop()
-        for monitor in self._device_monitors:
-            monitor.follow(False)
-        self._device_monitors = []
+        self._devices.release()
 
     @never_raise
     def _on_action_start(self, action: str) -> None:
@@ -180,17 +172,12 @@ class ThroughputMonitor(Callback):
         if self._active and action != _VALIDATION:
             self._stopwatch.leave(_PARTS_OF_ACTIONS[action])
 
-    def _sample_device(self, trainer: Trainer, running: bool) -> None:
-        for monitor in self._device_monitors:
-            (monitor.resume if running else monitor.pause)(trainer)
-
     def _leave_out_warm_up(self) -> None:
         """Drop the device samples of the first update, and at the end of the warm-up those of all before."""
         if self._updates in self._restart_after:
             self._restart_after.remove(self._updates)
             self._stopwatch.end_step()
-            for monitor in self._device_monitors:
-                monitor.restart()
+            self._devices.restart()
 
     @override
     @never_raise
@@ -306,8 +293,9 @@ class ThroughputMonitor(Callback):
         elif cost:
             monitors = [c for c in callbacks_of(trainer) if isinstance(c, CommunicationMonitor)]
             communication = monitors[0].result() if monitors else {}
-            sampled = self._device_monitors[0].result() if self._device_monitors else {}
             seen = Seen(self._watch.operations(), disturbance(self._cpu_before, cpu_seconds()))
-            self.summary = run_summary(cost | communication, trainer, measured, self._flops, sampled, seen)
+            self.summary = run_summary(
+                cost | communication, trainer, measured, self._flops, self._devices.result(), seen
+            )
             if self.verbose and trainer.is_global_zero:
                 print("\n" + report(self.summary), flush=True)
