@@ -23,6 +23,8 @@ _DEVICE_FACTS = {  # what DeviceMonitor sums up → its name in the run's summar
     "device/utilization_mean_pct": "utilization_pct",
     "device/processor_time_mean_pct": "processor_time_pct",
     "device/sm_activity_mean_pct": "sm_activity_pct",
+    "device/tensor_activity_mean_pct": "tensor_activity_pct",
+    "device/dram_activity_mean_pct": "dram_activity_pct",
     "device/sm_clock_mean_mhz": "sm_clock_mhz",
     "device/throttled_mean_pct": "throttled_pct",
     "device/throttled_power_mean_pct": "throttled_power_pct",
@@ -112,7 +114,7 @@ def bottleneck_facts(
     summary: Mapping[str, Any], calibration: Calibration | None, seen: Seen, setting: Setting
 ) -> dict[str, Any]:
     """The bottleneck of a run, the evidence for it, and advice."""
-    busy, median = summary.get("sm_activity_pct"), summary["step_ms_median"]
+    median = summary["step_ms_median"]
     found = find_bottleneck(
         Step(
             summary["parts_ms"],
@@ -122,7 +124,9 @@ def bottleneck_facts(
             operations=seen.operations,
             roofs=roofs_of(calibration) if calibration else None,
             communication_ms=summary.get("communication_ms", None if "processes" in summary else 0.0),
-            busy=None if busy is None else busy / 100,
+            busy=_fraction(summary.get("sm_activity_pct")),
+            tensor_busy=_fraction(summary.get("tensor_activity_pct")),
+            memory_busy=_fraction(summary.get("dram_activity_pct")),
             mfu=summary.get("mfu"),
             disturbed=seen.disturbed,
             spread=summary["step_ms_p90"] / median if median else 1.0,
@@ -136,6 +140,10 @@ def bottleneck_facts(
         "predicted_knee": predicted_knee(found, summary["batch_size"], summary["device"]),
     }
     return {"bottleneck": facts | {key: value for key, value in extra.items() if value}}
+
+
+def _fraction(percentage: float | None) -> float | None:
+    return None if percentage is None else percentage / 100
 
 
 def predicted_knee(found: Bottleneck, batch_size: int, device: str) -> int | None:

@@ -13,13 +13,12 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
-from ..hardware.nvml_readings import THROTTLED, THROTTLED_BY
+from ..hardware.nvml_readings import DRAM_ACTIVITY, SM_ACTIVITY, TENSOR_ACTIVITY, THROTTLED, THROTTLED_BY
 from ..hardware.probes import (
     CPU,
     POWER,
     PROCESSOR_TIME,
     RSS,
-    SM_ACTIVITY,
     SM_CLOCK,
     UTILIZATION,
     probes_for,
@@ -33,7 +32,8 @@ MEMORY_PEAK = "device/memory_peak_gib"
 MEMORY_RESERVED = "device/memory_reserved_gib"
 MEMORY_ALLOCATED = "device/memory_allocated_gib"
 LOGGED = (
-    *(UTILIZATION, PROCESSOR_TIME, SM_ACTIVITY, SM_CLOCK, THROTTLED, *THROTTLED_BY.values()),
+    *(UTILIZATION, PROCESSOR_TIME, SM_ACTIVITY, TENSOR_ACTIVITY, DRAM_ACTIVITY, SM_CLOCK),
+    *(THROTTLED, *THROTTLED_BY.values()),
     *(MEMORY_PEAK, MEMORY_RESERVED, MEMORY_ALLOCATED, POWER, CPU, RSS),
 )
 

@@ -42,6 +42,8 @@ class Step:
     roofs: Roofs | None = None  # None without a calibration
     communication_ms: float | None = 0.0  # of `backward`, waiting for gradients of other ranks; None if not measured
     busy: float | None = None  # share of the step in which the device computes (SM activity); None on a CPU
+    tensor_busy: float | None = None  # share of the step in which tensor cores compute
+    memory_busy: float | None = None  # share of the memory's highest bandwidth that the step uses
     mfu: float | None = None  # of the mean step; asked only where the operations are not known
     disturbed: str | None = None  # what other processes did meanwhile
     spread: float = 1.0  # the 90th percentile of the steps ÷ their median
@@ -67,9 +69,9 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     spent = _waiting(step, parts, total)
     work = total - sum(spent.values())
     if step.operations:
-        spent |= divide(
-            step.operations, step.roofs, step.device, work, None if step.busy is None else step.busy * total
-        )
+        seen_by_device = {"busy": step.busy, "compute": step.tensor_busy, "memory": step.memory_busy}
+        counters = {name: None if share is None else share * total for name, share in seen_by_device.items()}
+        spent |= divide(step.operations, step.roofs, step.device, work, counters)
     else:
         spent |= _without_operations(step, parts, work)
     shares = {kind: max(ms, 0.0) / total for kind, ms in spent.items()}

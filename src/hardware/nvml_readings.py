@@ -1,4 +1,4 @@
-"""Readings of an NVIDIA GPU that take more than one call of NVML: why its clocks are lowered, and its SM activity."""
+"""Readings of an NVIDIA GPU that take more than one call of NVML: why its clocks are lowered, and how active its units are."""
 
 import contextlib
 import weakref
@@ -10,6 +10,14 @@ from typing import Any
 THROTTLED = "device/throttled_pct"
 THROTTLED_BY = {cause: f"device/throttled_{cause}_pct" for cause in ("power", "thermal", "hardware")}
 
+SM_ACTIVITY = "device/sm_activity_pct"  # share of the multiprocessors that were busy; NVIDIA Hopper and later
+TENSOR_ACTIVITY = "device/tensor_activity_pct"  # share of the time in which tensor cores computed; the same devices
+DRAM_ACTIVITY = "device/dram_activity_pct"  # of the memory's highest bandwidth; the same devices
+_COUNTERS = {
+    SM_ACTIVITY: "NVML_GPM_METRIC_SM_UTIL",
+    TENSOR_ACTIVITY: "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
+    DRAM_ACTIVITY: "NVML_GPM_METRIC_DRAM_BW_UTIL",
+}
 MIN_GPM_SPAN_S = 0.1  # that NVML wants between two samples of its performance counters
 
 
@@ -52,8 +60,8 @@ class Throttling:
         return readings | ({THROTTLED: max(readings.values())} if readings else {})
 
 
-class SmActivity:
-    """The SM activity between two calls, by NVML's performance counters (GPM)."""
+class Activity:
+    """The activity of a device's units between two calls, in %, by NVML's performance counters (GPM)."""
 
     def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float]):
         self._nvml, self._handle, self._clock = nvml, handle, clock
@@ -61,23 +69,25 @@ class SmActivity:
         for sample in (self._earlier, self._later):
             finalizer: Any = weakref.finalize(self, _free, nvml, sample)
             finalizer.atexit = False
+        self._keys = [key for key, name in _COUNTERS.items() if hasattr(nvml, name)]
         self._request = nvml.c_nvmlGpmMetricsGet_t()
-        self._request.version, self._request.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 1
-        self._request.metrics[0].metricId = nvml.NVML_GPM_METRIC_SM_UTIL
+        self._request.version, self._request.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(self._keys)
+        for metric, key in zip(self._request.metrics, self._keys, strict=False):
+            metric.metricId = getattr(nvml, _COUNTERS[key])
         self._taken: float | None = None
 
-    def __call__(self) -> float | None:
-        """Percent since the last call; None at the first call and after too short a time."""
+    def __call__(self) -> dict[str, float]:
+        """Since the last call; empty at the first call and after too short a time."""
         before, now = self._taken, self._clock()
         self._taken = now
         self._earlier, self._later = self._later, self._earlier
         self._nvml.nvmlGpmSampleGet(self._handle, self._later)
         if before is None or now - before < MIN_GPM_SPAN_S:
-            return None
+            return {}
         self._request.sample1, self._request.sample2 = self._earlier, self._later
         self._nvml.nvmlGpmMetricsGet(self._request)
-        metric = self._request.metrics[0]
-        return metric.value if metric.nvmlReturn == 0 else None
+        found = zip(self._keys, self._request.metrics, strict=False)
+        return {key: metric.value for key, metric in found if metric.nvmlReturn == 0}
 
 
 def _free(nvml: Any, sample: Any) -> None:

@@ -16,12 +16,11 @@ import psutil
 import torch
 
 from .devices import nvml_handle
-from .nvml_readings import THROTTLED, SmActivity, Throttling
+from .nvml_readings import SM_ACTIVITY, THROTTLED, Activity, Throttling
 
 UTILIZATION = (
     "device/utilization_pct"  # of a GPU: share of a window of 1/6 to 1 s in which any kernel ran, however small
 )
-SM_ACTIVITY = "device/sm_activity_pct"  # share of the multiprocessors that were busy; NVIDIA Hopper and later
 SM_CLOCK = "device/sm_clock_mhz"  # NVIDIA
 # Of a CPU as the training device: processor time of the process and its children, of that of the usable cores.
 PROCESSOR_TIME = "device/processor_time_pct"
@@ -136,7 +135,7 @@ class NvidiaProbe(QueryProbe):
             self._queries[THROTTLED] = Throttling(nvml, handle)
         with contextlib.suppress(*unknown):
             if nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
-                self._queries[SM_ACTIVITY] = SmActivity(nvml, handle, clock)
+                self._queries[SM_ACTIVITY] = Activity(nvml, handle, clock)
 
 
 class AmdProbe(QueryProbe):

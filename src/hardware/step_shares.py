@@ -11,7 +11,7 @@ the rest is `host`. Elsewhere the floors decide: if the operations need a good p
 limits the step, and if launching them does, the host. Otherwise only the floors themselves are known.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .floor import Roofs, step_floor
 from .operations import LOOK_UPS, Operation
@@ -28,7 +28,11 @@ TYPICAL = Roofs(asynchronous=False, flops_per_sec={"fp32": 1e11}, bytes_per_sec=
 
 
 def divide(
-    operations: Sequence[Operation], roofs: Roofs | None, device: str, work: float, busy_ms: float | None = None
+    operations: Sequence[Operation],
+    roofs: Roofs | None,
+    device: str,
+    work: float,
+    counters: Mapping[str, float | None],
 ) -> dict[str, float]:
     """Milliseconds of `host`, `memory` and `compute` among the `work`; the rest of it is not known.
 
@@ -37,13 +41,14 @@ def divide(
         roofs: of the device; None if it is not calibrated.
         device: torch's type of it.
         work: milliseconds of the step without waiting for data, copies and other ranks.
-        busy_ms: in which the device computes, if it tells.
+        counters: milliseconds by what the device itself counts, None for what it does not: `busy`, in which it computes;
+            `compute`, in which its tensor cores do; `memory`, the traffic at its highest bandwidth.
     """
     if work <= 0 or not operations:
         return {}
     if device == "cpu":
         return _measured(operations, roofs or TYPICAL, work)
-    return _estimated(operations, roofs, work, busy_ms)
+    return _estimated(operations, roofs, work, counters)
 
 
 def _measured(operations: Sequence[Operation], roofs: Roofs, work: float) -> dict[str, float]:
@@ -80,20 +85,24 @@ def share_of_kinds(operation: Operation, roofs: Roofs) -> dict[str, float]:
 
 
 def _estimated(
-    operations: Sequence[Operation], roofs: Roofs | None, work: float, busy_ms: float | None
+    operations: Sequence[Operation], roofs: Roofs | None, work: float, counters: Mapping[str, float | None]
 ) -> dict[str, float]:
+    busy = counters.get("busy")
     if roofs is None:
-        return {} if busy_ms is None else {"host": work - min(busy_ms, work)}
+        return {} if busy is None else {"host": work - min(busy, work)}
     floor = step_floor(operations, roofs)
-    memory, compute, launch = 1e3 * floor.memory, 1e3 * floor.compute, 1e3 * floor.launch
+    launch = 1e3 * floor.launch
+    # The device's own counters see what the floors cannot: traffic of a cache that is worse than its model.
+    memory = max(1e3 * floor.memory, counters.get("memory") or 0.0)
+    compute = max(1e3 * floor.compute, counters.get("compute") or 0.0)
     device = memory + compute
-    if busy_ms is None and device >= _FILLS * work:
-        busy_ms = work
-    if busy_ms is None and launch >= _FILLS * work:
-        busy_ms = min(device / _FILLS, work - launch)
-    if busy_ms is None:
+    if busy is None and device >= _FILLS * work:
+        busy = work
+    if busy is None and launch >= _FILLS * work:
+        busy = min(device / _FILLS, work - launch)
+    if busy is None:
         return {"host": launch, "memory": memory, "compute": compute}
-    busy = min(busy_ms, work)
+    busy = min(busy, work)
     if not device:
         return {"host": work - busy}
     return {"host": work - busy, "memory": busy * memory / device, "compute": busy * compute / device}

@@ -70,6 +70,8 @@ METRICS: dict[str, Metric] = {
         Metric("device/utilization_pct", "%", f"GPU: {_RAN}", None, _whole),
         Metric("device/processor_time_pct", "%", f"CPU: {_PROCESSOR}", None, _whole),
         Metric("device/sm_activity_pct", "%", _SM),
+        Metric("device/tensor_activity_pct", "%", "time in which tensor cores computed (NVIDIA Hopper and later)"),
+        Metric("device/dram_activity_pct", "%", "of the memory's highest bandwidth (NVIDIA Hopper and later)"),
         Metric("device/sm_clock_mhz", "MHz", "clock of the multiprocessors (NVIDIA)", True, _whole),
         Metric("device/throttled_pct", "%", f"{_THROTTLED} (NVIDIA)", False, _whole),
         *(Metric(f"device/throttled_{c}_pct", "%", f"{_THROTTLED} {why}", False, _whole) for c, why in _CAUSES.items()),

@@ -105,6 +105,12 @@ def test_waiting_and_copying_count_up_to_the_devices_idle_time():
     assert found.shares["input"] == pytest.approx(0.03)
 
 
+def test_a_devices_own_counters_tell_memory_from_arithmetic():
+    work = [product(0.1, gflop=100), elementwise(0.1, cold=1e9)]
+    assert verdict(work, {"forward": 10}, GPU, "cuda", busy=0.9).kind == "compute"
+    assert verdict(work, {"forward": 10}, GPU, "cuda", busy=0.9, memory_busy=0.7, tensor_busy=0.1).kind == "memory"
+
+
 DOUBTS = {
     "only 3 steps measured": {"steps": 3},
     "other processes used 35 % of the CPU meanwhile": {"disturbed": "other processes used 35 % of the CPU meanwhile"},

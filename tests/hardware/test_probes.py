@@ -13,14 +13,13 @@ import pytest
 import torch
 
 from batchscope.hardware import probes
-from batchscope.hardware.nvml_readings import THROTTLED, THROTTLED_BY
+from batchscope.hardware.nvml_readings import DRAM_ACTIVITY, SM_ACTIVITY, TENSOR_ACTIVITY, THROTTLED, THROTTLED_BY
 from batchscope.hardware.probes import (
     CPU,
     ENERGY,
     POWER,
     PROCESSOR_TIME,
     RSS,
-    SM_ACTIVITY,
     SM_CLOCK,
     UTILIZATION,
     AmdProbe,
@@ -41,6 +40,7 @@ class FakeNvml(types.ModuleType):
     """The part of pynvml that is in use, for two GPUs and a MIG instance; `refuse` maps a function to an error code."""
 
     NVML_GPM_METRIC_SM_UTIL, NVML_GPM_METRICS_GET_VERSION = 2, 1
+    NVML_GPM_METRIC_ANY_TENSOR_UTIL, NVML_GPM_METRIC_DRAM_BW_UTIL = 5, 10
     NVML_CLOCK_SM = 1
     nvmlClocksEventReasonSwPowerCap, nvmlClocksEventReasonHwPowerBrakeSlowdown = 0x4, 0x80
     nvmlClocksEventReasonSwThermalSlowdown, nvmlClocksEventReasonHwThermalSlowdown = 0x20, 0x40
@@ -55,7 +55,7 @@ class FakeNvml(types.ModuleType):
         class Metric(ctypes.Structure):
             _fields_ = [("metricId", ctypes.c_uint), ("nvmlReturn", ctypes.c_uint), ("value", ctypes.c_double)]
 
-        _fields_ = [("version", ctypes.c_uint), ("numMetrics", ctypes.c_uint), ("metrics", Metric * 1)]
+        _fields_ = [("version", ctypes.c_uint), ("numMetrics", ctypes.c_uint), ("metrics", Metric * 3)]
         sample1 = sample2 = None
 
     def __init__(self, gpm=True):
@@ -120,8 +120,10 @@ class FakeNvml(types.ModuleType):
         sample.busy = self.busy
 
     def nvmlGpmMetricsGet(self, request):
-        assert (request.metrics[0].metricId, request.numMetrics) == (2, 1)
-        request.metrics[0].value = request.sample2.busy - request.sample1.busy
+        assert [metric.metricId for metric in request.metrics] == [2, 5, 10]
+        for metric in request.metrics[: request.numMetrics]:
+            share = {2: 1.0, 5: 0.5, 10: 0.25}[metric.metricId]
+            metric.value = share * (request.sample2.busy - request.sample1.busy)
 
     def nvmlGpmSampleFree(self, sample):
         self.freed.append(sample)
@@ -158,7 +160,7 @@ def test_nvidia_readings_and_units(nvml):
 
     not_throttled = dict.fromkeys([THROTTLED, *THROTTLED_BY.values()], 0.0)
     assert first == {UTILIZATION: 40.0, POWER: 250.0, ENERGY: 1000.0, SM_CLOCK: 1980.0} | not_throttled
-    assert probe.read() == first | {SM_ACTIVITY: 37.5}
+    assert probe.read() == first | {SM_ACTIVITY: 37.5, TENSOR_ACTIVITY: 18.75, DRAM_ACTIVITY: 9.375}
     assert all(isinstance(value, float) for value in first.values())
 
 

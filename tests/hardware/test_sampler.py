@@ -7,7 +7,8 @@ import time
 import pytest
 
 from batchscope.hardware import sampler as sampling
-from batchscope.hardware.probes import CPU, ENERGY, POWER, RSS, SM_ACTIVITY, ProcessProbe
+from batchscope.hardware.nvml_readings import SM_ACTIVITY
+from batchscope.hardware.probes import CPU, ENERGY, POWER, RSS, ProcessProbe
 from batchscope.hardware.sampler import Sampler, named
 from tests.support.devices import Clock
 
