@@ -5,6 +5,7 @@ from typing import Any
 
 SLACK = 0.02  # shares are rounded, and parts of a step are means
 IDLE_PEAK = 0.02  # below this part of the peak a step is not arithmetic
+MANY_FAULTS = 1000  # a step: then fresh memory takes longer than the traffic
 IDLE_BANDWIDTH = 0.1  # below this part of the bandwidth a step does not move data
 UNCLEAR = "unclear"
 
@@ -63,7 +64,7 @@ def _against_work(
         said.append(f"compute at {mfu:.1%} of the peak")
     counted = summary.get("step", {})
     moved = counted.get("memory_bytes", paper)
-    if kind == "memory" and bandwidth and moved is not None:
+    if kind == "memory" and bandwidth and moved is not None and counted.get("page_faults", 0) < MANY_FAULTS:
         of_bandwidth = moved / (step_ms / 1e3) / bandwidth
         if of_bandwidth < IDLE_BANDWIDTH:
             said.append(f"memory at {of_bandwidth:.0%} of the bandwidth")

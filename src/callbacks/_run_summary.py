@@ -103,6 +103,7 @@ def operation_facts(operations: Sequence[Operation], calibration: Calibration | 
         "operations": round(sum(each.calls for each in operations)),
         "bytes": round(sum(each.bytes for each in operations)),
         "memory_bytes": round(sum(each.cold_bytes for each in operations)),
+        "page_faults": round(sum(each.page_faults for each in operations)),
     }
     if calibration is not None:
         floor = step_floor(operations, roofs_of(calibration))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..records.formatting import count, percent
-from ..records.step_parts import PARTS, StepPart
+from ..records.step_parts import PARTS
 from .evidence import evidence_of, seen
 from .floor import Roofs
 from .operations import Operation
@@ -62,12 +62,15 @@ class Bottleneck:
 
 def find_bottleneck(step: Step) -> Bottleneck | None:
     """What limits a run, by the rule above; None for a step without a time."""
-    parts = _typical_parts(step)
+    parts = {part: step.parts_ms.get(part, 0.0) for part in PARTS}
     total = sum(parts.values())
     if not math.isfinite(total) or total <= 0 or min(parts.values()) < 0:
         return None
     spent = _waiting(step, parts, total)
+    # A few long steps are no cause of the others' time: what the mean step has beyond the median one is not known.
     work = total - sum(spent.values())
+    if step.work_ms is not None:
+        work = min(work, max(step.work_ms - spent["communication"], 0.0))
     if step.operations:
         seen_by_device = {"busy": step.busy, "compute": step.tensor_busy, "memory": step.memory_busy}
         counters = {name: None if share is None else share * total for name, share in seen_by_device.items()}
@@ -83,19 +86,6 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     doubts = _doubts(step, shares[largest], second, shares[second], unknown)
     line = evidence if not doubts else f"{evidence}; {'; '.join(doubts)}"
     return Bottleneck(largest, share, "probable" if doubts else "clear", line, shares)
-
-
-def _typical_parts(step: Step) -> dict[str, float]:
-    """The parts of the mean step, with the work of the median one: a few long steps are no cause of the others' time.
-
-    Waiting keeps its mean, since a loader may serve most of its batches at once, and let the step wait for the next.
-    """
-    parts = {part: step.parts_ms.get(part, 0.0) for part in PARTS}
-    works = [part for part in PARTS if part not in (StepPart.DATA_WAIT, StepPart.TRANSFER)]
-    mean = sum(parts[part] for part in works)
-    if step.work_ms is None or not 0 < step.work_ms < mean:
-        return parts
-    return {part: ms * step.work_ms / mean if part in works else ms for part, ms in parts.items()}
 
 
 def _waiting(step: Step, parts: Mapping[str, float], total: float) -> dict[str, float]:
