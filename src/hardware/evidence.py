@@ -8,7 +8,7 @@ from .operations import Operation, merge
 from .step_shares import TYPICAL, share_of_kinds
 
 _MANY_FAULTS = 1000  # a step
-_SLIGHT = 0.02  # of a peak or of the work: less is not worth a word
+_SLIGHT = 0.02  # of the work: less is not worth a word
 
 
 def evidence_of(
@@ -93,9 +93,10 @@ def _compute(operations: Sequence[Operation], roofs: Roofs | None, spent: float)
     seconds = sum(each.seconds for each in chosen)
     if roofs is None or roofs.asynchronous or not seconds:
         seconds = spent / 1e3
+    products = sum(each.seconds for each in chosen if each.flops)
+    if 2 * products < sum(each.seconds for each in chosen):
+        return f"computing in other operations than products and convolutions{_most(chosen)}"
     at_roof = sum(roofs.compute_seconds(each) for each in chosen) if roofs else 0.0
-    if at_roof < _SLIGHT * seconds:
-        return f"computing on data that the cache holds, other than in products and convolutions{_most(chosen)}"
     reached = f", at {percent(at_roof / seconds)} of the peak measured here" if roofs else ""
     return f"arithmetic: {with_prefix(flops, 'FLOP')}{reached}{_most(chosen)}"
 
