@@ -1,6 +1,7 @@
 """What this project uses of torch that torch does not document or type: here alone. Read in torch 2.15."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
 
 DispatchMode = TorchDispatchMode  # sees every operation after autograd
 PRODUCT_KINDS = ("matmul", "convolution", "recurrent")  # each has its own switch for TF32
@@ -26,14 +27,36 @@ def is_convolution(module: nn.Module) -> bool:
     return isinstance(module, _ConvNd)
 
 
-def is_innermost(mode: DispatchMode) -> bool:
-    """Whether no other mode has begun within this one, which has to end before it."""
-    return _get_current_dispatch_mode() is mode
+def is_operation(function: Any) -> bool:
+    """Whether what a mode sees is one operation, and not a function of functions such as `torch.cond`."""
+    return isinstance(function, torch._ops.OpOverload)
+
+
+def any_mode() -> bool:
+    """Whether a mode of torch's dispatcher is active in this thread."""
+    return _get_current_dispatch_mode() is not None
+
+
+def end_mode(mode: DispatchMode) -> None:
+    """End a mode wherever it stands among the active ones; the others stay, in their order."""
+    within: list[Any] = []
+    while (innermost := _get_current_dispatch_mode()) is not None and innermost is not mode:
+        within.append(_pop_mode())
+    if innermost is mode:
+        mode.__exit__(None, None, None)
+    for other in reversed(within):
+        _push_mode(other)
 
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether `module.compile()` or `torch.compile(module)` has compiled this module itself."""
     return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
+
+
+def has_compiled() -> bool:
+    """Whether torch.compile has compiled anything in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
 
 
 def hook_dicts(module: nn.Module) -> list[dict[int, Any]]:

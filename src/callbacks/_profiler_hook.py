@@ -42,6 +42,9 @@ class ProfilerHook(Profiler):
         self._stopped = stopped
         self._spans: dict[str, _Span | None] = {}  # by action name; None for an action without listeners
 
+    def __del__(self) -> None:
+        """Do nothing: Lightning's own would tear down the trainer's profiler, which is still in use."""
+
     @override
     def profile(self, action_name: str) -> Any:
         if self._forward:

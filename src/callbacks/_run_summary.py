@@ -43,7 +43,8 @@ class Seen(NamedTuple):
     """What was seen of a run besides its times."""
 
     operations: Sequence[Operation] = ()  # of one step; empty where none was recorded
-    disturbed: str | None = None  # what other processes did meanwhile
+    reason: str | None = None  # why none was recorded, if recording failed
+    others: float = 0.0  # the share of the CPU that other processes used meanwhile
 
 
 def run_summary(
@@ -65,7 +66,7 @@ def run_summary(
     summary |= rank_facts(steps) if steps else {}
     summary |= flops.facts(summary["samples_per_sec"] / trainer.world_size)
     summary |= device_facts(sampled, summary)
-    summary |= operation_facts(seen.operations, flops.calibration)
+    summary |= operation_facts(seen, flops.calibration)
     return summary | bottleneck_facts(summary, flops.calibration, seen, setting_of(trainer, summary, flops.calibration))
 
 
@@ -95,10 +96,11 @@ def device_facts(sampled: Mapping[str, Any], summary: Mapping[str, Any]) -> dict
     return facts
 
 
-def operation_facts(operations: Sequence[Operation], calibration: Calibration | None) -> dict[str, Any]:
+def operation_facts(seen: Seen, calibration: Calibration | None) -> dict[str, Any]:
     """How many operations a step has, what they move, and the least time that they take on a calibrated device."""
+    operations = seen.operations
     if not operations:
-        return {}
+        return {"step": {"not_recorded": seen.reason}} if seen.reason else {}
     facts: dict[str, Any] = {
         "operations": round(sum(each.calls for each in operations)),
         "bytes": round(sum(each.bytes for each in operations)),
@@ -129,7 +131,7 @@ def bottleneck_facts(
             tensor_busy=_fraction(summary.get("tensor_activity_pct")),
             memory_busy=_fraction(summary.get("dram_activity_pct")),
             mfu=summary.get("mfu"),
-            disturbed=seen.disturbed,
+            others=seen.others,
             spread=summary["step_ms_p90"] / median if median else 1.0,
         )
     )
@@ -138,7 +140,7 @@ def bottleneck_facts(
     facts: dict[str, Any] = asdict(found)
     extra = {
         "advice": advise(found.kind, setting),
-        "predicted_knee": predicted_knee(found, summary["batch_size"], summary["device"]),
+        "predicted_knee": predicted_knee(found, summary["batch_size"], summary["device"], setting.batch_limit),
     }
     return {"bottleneck": facts | {key: value for key, value in extra.items() if value}}
 
@@ -147,18 +149,20 @@ def _fraction(percentage: float | None) -> float | None:
     return None if percentage is None else percentage / 100
 
 
-def predicted_knee(found: Bottleneck, batch_size: int, device: str) -> int | None:
+def predicted_knee(found: Bottleneck, batch_size: int, device: str, limit: int | None = None) -> int | None:
     """The batch size, a power of two, near which a run with the bottleneck `host` stops gaining from a larger one.
 
     The host's share `s` of a step does not grow with the batch; the rest does. An asynchronous device hides the rest
     behind the host until it is as long: at `b / (1 − s)`. On a CPU the two add up, and 95 % of the best rate is
-    reached where the host's share has fallen to 5 %: at `19 · b · s / (1 − s)`.
+    reached where the host's share has fallen to 5 %: at `19 · b · s / (1 − s)`. None for a verdict that is not clear, and for
+    a size beyond the `limit` of the training set or the memory.
     """
-    if found.kind != "host" or not 0 < found.share < 1:
+    if found.kind != "host" or found.certainty != "clear" or not 0 < found.share < 1:
         return None
     rest = 1 - found.share
     knee = batch_size * (19 * found.share / rest if device == "cpu" else 1 / rest)
-    return 2 ** math.ceil(math.log2(knee)) if knee > batch_size else None
+    near = 2 ** math.ceil(math.log2(knee)) if knee > batch_size else None
+    return None if near is None or (limit is not None and near > limit) else near
 
 
 def report(summary: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from .._lightning import compiler_context
-from .._torch import is_compiled
+from .._torch import any_mode, end_mode, has_compiled, is_compiled
 from ..hardware.operations import Operation, OperationRecorder
 
 FIRST, LAST = 2, 4  # the updates that are watched: the first one pays for one-time work
@@ -19,13 +19,19 @@ class StepWatch:
     parameters are sharded.
     """
 
-    def __init__(
-        self, trainer: Trainer, module: LightningModule, cache_bytes: int | None, part: Callable[[], str], wanted: bool
-    ):
-        self._recorder = OperationRecorder(module, cache_bytes, part)
-        self._watches = wanted and can_be_watched(trainer, module)
+    def __init__(self, wanted: bool):
+        self._wanted = wanted
+        self._recorder = OperationRecorder()
+        self._watches = self._active = False
         self._update = 0  # the last that was begun
-        self._active = False
+
+    def attach(
+        self, trainer: Trainer, module: LightningModule, cache_bytes: int | None, part: Callable[[], str]
+    ) -> None:
+        """Forget an earlier fit, and prepare for the trainer's."""
+        self._recorder = OperationRecorder(module, cache_bytes, part)
+        self._watches = self._wanted and can_be_watched(trainer, module)
+        self._update = 0
 
     @property
     def last(self) -> int:
@@ -39,7 +45,9 @@ class StepWatch:
 
     def start(self, update: int) -> None:
         """Begin to record a batch, if it is of an update that is watched; the first update is 1."""
-        if not self._watches or self._active or not FIRST <= update <= LAST:
+        if not self._watches or self._active or not FIRST <= update <= LAST or has_compiled():
+            return
+        if any_mode():  # of another callback, which may end within the step, and would end this one instead
             return
         if update != self._update:
             self._recorder.next_step()
@@ -48,10 +56,16 @@ class StepWatch:
         self._active = True
 
     def stop(self) -> None:
-        """End the recording of a batch."""
-        if self._active and self._recorder.is_innermost:  # otherwise another recorder began within it, and ends later
+        """End the recording of a batch, also where the step has left modes of its own behind."""
+        if self._active:
             self._active = False
-            self._recorder.__exit__(None, None, None)
+            end_mode(self._recorder)
+
+    @property
+    def reason(self) -> str | None:
+        """Why nothing was recorded, if the recorder failed."""
+        error = self._recorder.error
+        return None if error is None else f"{type(error).__name__}: {error}"
 
     def operations(self) -> Sequence[Operation]:
         """The operations of a step; none where no step was watched, or where the recorder failed."""

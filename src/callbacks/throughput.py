@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from .._lightning import callbacks_of
 from ..distributed.gather import gather
-from ..hardware.contention import cpu_seconds, disturbance
+from ..hardware.contention import cpu_seconds, others_share
 from ..hardware.devices import cache_bytes
 from ..options.types import NonNegativeInt
 from ._batches import samples_in, timesteps_in
@@ -32,6 +32,8 @@ FLUSH_EVERY = 100  # steps computed and written together
 
 # The first profiled action of a validation, which ends with on_validation_end.
 _VALIDATION = "on_validation_model_zero_grad"
+# Training on a batch: it begins after on_train_batch_start, where modes of other callbacks may begin.
+_BATCH = "run_training_batch"
 # The endings of Lightning's profiler actions → the part of the step that the action is.
 _PARTS_OF_ACTIONS = {
     "train_dataloader_next": "data_wait",
@@ -96,6 +98,7 @@ class ThroughputMonitor(Callback):
         self.summary: dict[str, Any] = {}
         self._active = False
         self._devices = FollowedDevices()
+        self._watch = StepWatch(record_operations)
         self._flops = FlopsMeter(flops_per_sample)
 
     def record_facts(self) -> dict[str, Any]:
@@ -117,7 +120,7 @@ class ThroughputMonitor(Callback):
         self._devices = FollowedDevices(trainer)
         self._stopwatch = Stopwatch(clock_for(trainer.strategy.root_device), self._devices.sample)
         cache = cache_bytes(trainer.strategy.root_device)
-        self._watch = StepWatch(trainer, pl_module, cache, lambda: self._stopwatch.part, wanted=self.record_operations)
+        self._watch.attach(trainer, pl_module, cache, lambda: self._stopwatch.part)
         self._cost = CostSummary(self.warmup_steps)
         self._builder = UpdateBuilder(trainer.global_step)
         self._updates, self._last_update = 0, trainer.global_step
@@ -126,7 +129,9 @@ class ThroughputMonitor(Callback):
         self._cpu_before = cpu_seconds()
         self._validating = False
         detach_profiler_hook(trainer)
-        attach_profiler_hook(trainer, frozenset(_PARTS_OF_ACTIONS), self._on_action_start, self._on_action_end)
+        attach_profiler_hook(
+            trainer, frozenset((*_PARTS_OF_ACTIONS, _BATCH)), self._on_action_start, self._on_action_end
+        )
         self._active = True
         exclude_writing(trainer, lambda: self._stopwatch.writing() if self._active else nullcontext())
         self._started = time.perf_counter()
@@ -151,15 +156,21 @@ class ThroughputMonitor(Callback):
 
     def disable(self) -> None:
         """Measure no more in this fit."""
-        if self._active:
-            self._active = False
-            self._watch.stop()
+        self._active = False
+        self._watch.stop()
         self._devices.release()
 
     @never_raise
     def _on_action_start(self, action: str) -> None:
         if not self._active:
             return
+        if action == _BATCH:
+            self._watch.start(self._updates + 1)
+            if self._stopwatch.current is not None:
+                self._stopwatch.current.watched = self._watch.active
+            return
+        if action == "train_dataloader_next" or _PARTS_OF_ACTIONS[action] == PAUSE:
+            self._watch.stop()
         if action == "train_dataloader_next":
             self._leave_out_warm_up()
             self._stopwatch.begin_step()
@@ -169,7 +180,7 @@ class ThroughputMonitor(Callback):
 
     @never_raise
     def _on_action_end(self, action: str) -> None:
-        if self._active and action != _VALIDATION:
+        if self._active and action not in (_BATCH, _VALIDATION):
             self._stopwatch.leave(_PARTS_OF_ACTIONS[action])
 
     def _leave_out_warm_up(self) -> None:
@@ -190,8 +201,6 @@ class ThroughputMonitor(Callback):
                 self._stopwatch.enter(PAUSE)
                 self._flops.count(trainer, pl_module, batch, step.samples)
                 self._stopwatch.leave(PAUSE)
-            self._watch.start(self._updates + 1)
-            step.watched = self._watch.active
 
     @override
     @never_raise
@@ -210,8 +219,6 @@ class ThroughputMonitor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._active:
-            self._watch.stop()
         if self._active and self._stopwatch.current is not None:
             self._stopwatch.current.global_step = trainer.global_step
             self._stopwatch.current.trained = True
@@ -226,6 +233,7 @@ class ThroughputMonitor(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._active and not self._validating:
             self._validating = True
+            self._watch.stop()
             self._stopwatch.enter(PAUSE)
 
     @override
@@ -247,6 +255,7 @@ class ThroughputMonitor(Callback):
     @never_raise
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._active:  # the time between two epochs is in no step
+            self._watch.stop()
             self._stopwatch.end_step()
 
     def _flush(self, trainer: Trainer, wait: bool) -> None:
@@ -293,7 +302,7 @@ class ThroughputMonitor(Callback):
         elif cost:
             monitors = [c for c in callbacks_of(trainer) if isinstance(c, CommunicationMonitor)]
             communication = monitors[0].result() if monitors else {}
-            seen = Seen(self._watch.operations(), disturbance(self._cpu_before, cpu_seconds()))
+            seen = Seen(self._watch.operations(), self._watch.reason, others_share(self._cpu_before, cpu_seconds()))
             self.summary = run_summary(
                 cost | communication, trainer, measured, self._flops, self._devices.result(), seen
             )

@@ -6,7 +6,7 @@ into `host`, `memory` and `compute`.
 
 The largest share names the bottleneck. The verdict is `clear`, or `probable` where the evidence is thin: few steps, a
 disturbed machine, a device that is not calibrated, or another share that is nearly as large. It is `unclear` where no share
-reaches `LEAST`, or where more of the step is unknown than the largest share.
+reaches `LEAST`, where more of the step is unknown than the largest share, or where other processes used most of the CPU.
 """
 
 import math
@@ -27,6 +27,7 @@ LEAST = 0.35
 MARGIN = 0.1  # of the step, between the largest share and the next one
 FEW_STEPS = 10
 WELL_USED = 0.25  # of the peak: at least so much of it is reached by networks that arithmetic limits
+OVERRUN = 0.5  # of the CPU: where others use more, times say little of the step
 UNSTEADY = 1.5  # the 90th percentile of the steps ÷ their median
 
 
@@ -45,7 +46,7 @@ class Step:
     tensor_busy: float | None = None  # share of the step in which tensor cores compute
     memory_busy: float | None = None  # share of the memory's highest bandwidth that the step uses
     mfu: float | None = None  # of the mean step; asked only where the operations are not known
-    disturbed: str | None = None  # what other processes did meanwhile
+    others: float = 0.0  # share of the CPU that other processes used meanwhile, where they left no core free
     spread: float = 1.0  # the 90th percentile of the steps ÷ their median
 
 
@@ -80,10 +81,12 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     shares = {kind: max(ms, 0.0) / total for kind, ms in spent.items()}
     largest, second = sorted(shares, key=shares.__getitem__, reverse=True)[:2]
     share, unknown = min(shares[largest], 1.0), 1 - sum(shares.values())
-    if share < LEAST or unknown > share:
-        return Bottleneck(UNCLEAR, share, "unclear", seen(shares, unknown, bool(step.operations)), shares)
-    evidence = evidence_of(largest, share, step.operations, step.roofs, work, total, spent)
-    doubts = _doubts(step, shares[largest], second, shares[second], unknown)
+    crowded = step.others > OVERRUN and largest not in ("input", "transfer", "communication")
+    if share < LEAST or unknown > share or crowded:
+        line = f"{_others(step)}; " if step.others else ""
+        return Bottleneck(UNCLEAR, share, "unclear", line + seen(shares, unknown, bool(step.operations)), shares)
+    evidence = evidence_of(largest, share, step.operations, step.roofs, step.device == "cpu", work, total, spent)
+    doubts = _doubts(step, {largest: shares[largest], second: shares[second]}, unknown)
     line = evidence if not doubts else f"{evidence}; {'; '.join(doubts)}"
     return Bottleneck(largest, share, "probable" if doubts else "clear", line, shares)
 
@@ -92,7 +95,8 @@ def _waiting(step: Step, parts: Mapping[str, float], total: float) -> dict[str, 
     """Milliseconds of waiting for data, copies and other ranks, as far as the device idles: overlapped work is free."""
     waits = {
         "input": parts["data_wait"],
-        "transfer": parts["transfer"],
+        # On MPS a copy waits for the work that was submitted before, so its time may be the device's.
+        "transfer": 0.0 if step.device == "mps" and step.busy is None else parts["transfer"],
         "communication": min(step.communication_ms or 0.0, parts["backward"]),
     }
     idle = total if step.busy is None or step.device == "cpu" else total * (1 - min(step.busy, 1.0))
@@ -113,8 +117,9 @@ def _without_operations(step: Step, parts: Mapping[str, float], work: float) -> 
     return known
 
 
-def _doubts(step: Step, share: float, second: str, second_share: float, unknown: float) -> list[str]:
-    """Why the verdict is not certain."""
+def _doubts(step: Step, first_two: Mapping[str, float], unknown: float) -> list[str]:
+    """Why the verdict is not certain, given the two largest shares, and the share that is not known."""
+    (_, share), (second, second_share) = first_two.items()
     doubts = []
     if share - second_share < MARGIN:
         doubts.append(f"{second} is nearly as much ({percent(second_share)})")
@@ -122,12 +127,16 @@ def _doubts(step: Step, share: float, second: str, second_share: float, unknown:
         doubts.append(f"{percent(unknown)} is not known")
     if step.steps < FEW_STEPS:
         doubts.append(f"only {count(step.steps, 'step')} measured")
-    if step.roofs is None and second in ("memory", "compute"):
+    if step.roofs is None and {"memory", "compute"} & set(first_two):
         doubts.append("the device is not calibrated")
     if step.communication_ms is None:
         doubts.append("waiting for other ranks is not measured without CommunicationMonitor")
-    if step.disturbed:
-        doubts.append(step.disturbed)
+    if step.others:
+        doubts.append(_others(step))
     elif step.spread > UNSTEADY:
         doubts.append(f"one step in ten takes {step.spread:.2g} times the median")
     return doubts
+
+
+def _others(step: Step) -> str:
+    return f"other processes used {percent(step.others)} of the CPU meanwhile"

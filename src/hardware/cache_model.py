@@ -6,7 +6,7 @@ other read or write moves the tensor once. A tensor larger than the cache moves 
 
 The rule is kinder than a real cache, which shares its lines with code, with other processes and with other addresses, so
 the moved bytes are a lower bound for tensors that fit. Tensors are known by their addresses: memory that an allocator
-gives out again is still in the cache.
+gives out again is still in the cache. Rows at any places of a table are in the cache by the part of the table that fits.
 """
 
 from collections import OrderedDict
@@ -26,6 +26,8 @@ class CacheModel:
     def use(self, storage: int, offset: int, storage_size: int, size: int) -> int:
         """Read or write `size` bytes at an offset of a storage; returns the bytes that move through main memory."""
         hit = self._hit(storage, offset, size, storage_size)
+        if hit == size:
+            return 0
         if size > self._capacity:
             self._held.clear()
             self._offsets.clear()
@@ -34,11 +36,16 @@ class CacheModel:
             self._keep(storage, offset, size, whole=size >= storage_size)
         return size - hit
 
+    def use_rows(self, storage_size: int, size: int) -> float:
+        """Read or write `size` bytes at any places of a storage; the cache holds the part of it that fits, at best."""
+        return size * max(0.0, 1 - self._capacity / storage_size) if storage_size else 0.0
+
     def _hit(self, storage: int, offset: int, size: int, storage_size: int) -> int:
         offsets = self._offsets.get(storage)
         if not offsets:
             return 0
         if self._held.get((storage, offset), 0) >= size:
+            self._held.move_to_end((storage, offset))
             return size
         if self._held.get((storage, 0), 0) >= offset + size:
             self._held.move_to_end((storage, 0))

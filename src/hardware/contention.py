@@ -54,12 +54,12 @@ class Contention:
             self.finding = f"other processes kept the {self._device.type} busy {percent(busy / 100)} of the time"
 
 
-def disturbance(before: tuple[float, float, float], after: tuple[float, float, float]) -> str | None:
-    """What others did on the CPU between two calls of `cpu_seconds`; None if they left the cores free that they had."""
+def others_share(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
+    """The share of the CPU that others used between two calls of `cpu_seconds`; 0 if they left cores free."""
     total, busy, own = (late - early for early, late in zip(before, after, strict=True))
     if total <= 0 or busy - own <= MAX_CPU_SHARE * total or total - busy > MAX_CPU_SHARE * total:
-        return None
-    return f"other processes used {percent((busy - own) / total)} of the CPU meanwhile"
+        return 0.0
+    return (busy - own) / total
 
 
 def cpu_seconds() -> tuple[float, float, float]:

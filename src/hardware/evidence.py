@@ -16,6 +16,7 @@ def evidence_of(
     share: float,
     operations: Sequence[Operation],
     roofs: Roofs | None,
+    is_cpu: bool,
     work: float,
     total: float,
     spent: Mapping[str, float],
@@ -27,6 +28,7 @@ def evidence_of(
         share: of it, of the step.
         operations: of one step.
         roofs: of the device; None if it is not calibrated.
+        is_cpu: whether the device is a CPU, so that the operations' seconds are those of their work.
         work: milliseconds of the step without waiting for data, copies and other ranks.
         total: milliseconds of the step.
         spent: milliseconds of every kind.
@@ -36,12 +38,16 @@ def evidence_of(
     if kind == "input":
         return f"{of_step} is waiting for data: {duration(spent[kind] / 1e3)} of {step}"
     if kind == "transfer":
-        return f"{of_step} is copying the batch to the device: {duration(spent[kind] / 1e3)} of {step}"
+        what = "moving the batch, with the hooks around it" if is_cpu else "copying the batch to the device"
+        return f"{of_step} is {what}: {duration(spent[kind] / 1e3)} of {step}"
     if kind == "communication":
         return f"{of_step} is waiting for the gradients of other ranks: {duration(spent[kind] / 1e3)} of {step}"
     if kind == "host":
-        return f"{of_step} is {_host(operations, roofs, work)}"
-    return f"{of_step} is {(_memory if kind == 'memory' else _compute)(operations, roofs, spent[kind])}"
+        return f"{of_step} is {_host(operations, roofs, is_cpu, work)}"
+    roofs = roofs or TYPICAL
+    chosen = _of_kind(operations, roofs, is_cpu, kind)
+    seconds = sum(each.seconds for each in chosen) if is_cpu else spent[kind] / 1e3
+    return f"{of_step} is {(_memory if kind == 'memory' else _compute)(chosen, roofs, is_cpu, seconds)}"
 
 
 def seen(shares: Mapping[str, float], unknown: float, has_operations: bool) -> str:
@@ -54,10 +60,11 @@ def seen(shares: Mapping[str, float], unknown: float, has_operations: bool) -> s
     return "of the step " + ", ".join(parts)
 
 
-def _host(operations: Sequence[Operation], roofs: Roofs | None, work: float) -> str:
+def _host(operations: Sequence[Operation], roofs: Roofs | None, is_cpu: bool, work: float) -> str:
     calls = sum(operation.calls for operation in operations)
-    if roofs is not None and roofs.asynchronous:
-        return f"the host's: {round(calls):,} launches of at least {duration(roofs.launch_s)} each"
+    if not is_cpu:
+        least = f" of at least {duration(roofs.launch_s)} each" if roofs else ""
+        return f"the host's: {round(calls):,} launches{least}"
     between = max(work - 1e3 * sum(operation.seconds for operation in operations), 0.0)
     small = [each for each in operations if share_of_kinds(each, roofs or TYPICAL)["host"] > 0.5]
     number, seconds = sum(each.calls for each in small), sum(each.seconds for each in small)
@@ -73,48 +80,49 @@ def _calls(number: float) -> str:
     return count(round(number), "operation")
 
 
-def _memory(operations: Sequence[Operation], roofs: Roofs | None, spent: float) -> str:
-    moved = sum(operation.cold_bytes for operation in operations)
-    chosen = _of_kind(operations, roofs, "memory")
-    rate = sum(each.cold_bytes for each in chosen) / (sum(each.seconds for each in chosen) or spent / 1e3)
-    roof = (
-        ""
-        if roofs is None or not roofs.bytes_per_sec
-        else f" of the {with_prefix(roofs.bytes_per_sec, 'B/s')} measured here"
-    )
+def _memory(chosen: Sequence[Operation], roofs: Roofs, is_cpu: bool, seconds: float) -> str:
+    moved = sum(each.cold_bytes for each in chosen)
+    best = roofs.bytes_per_sec if _is_measured(roofs) else None
+    roof = f" of the {with_prefix(best, 'B/s')} measured here" if best else ""
     faults = sum(each.page_faults for each in chosen)
     fresh = f", with {count(round(faults), 'page fault')} for freshly allocated memory" if faults > _MANY_FAULTS else ""
-    return f"moving {with_prefix(moved, 'B')} through memory, at {with_prefix(rate, 'B/s')}{roof}{fresh}{_most(chosen)}"
+    rate = f", at {with_prefix(moved / seconds, 'B/s')}{roof}" if seconds else ""
+    return f"moving {with_prefix(moved, 'B')} through memory{rate}{fresh}{_most(chosen, roofs, is_cpu)}"
 
 
-def _compute(operations: Sequence[Operation], roofs: Roofs | None, spent: float) -> str:
-    chosen = _of_kind(operations, roofs, "compute")
-    flops = sum(operation.flops for operation in chosen)
-    seconds = sum(each.seconds for each in chosen)
-    if roofs is None or roofs.asynchronous or not seconds:
-        seconds = spent / 1e3
-    products = sum(each.seconds for each in chosen if each.flops)
-    if 2 * products < sum(each.seconds for each in chosen):
-        return f"computing in other operations than products and convolutions{_most(chosen)}"
-    at_roof = sum(roofs.compute_seconds(each) for each in chosen) if roofs else 0.0
-    reached = f", at {percent(at_roof / seconds)} of the peak measured here" if roofs else ""
-    return f"arithmetic: {with_prefix(flops, 'FLOP')}{reached}{_most(chosen)}"
+def _compute(chosen: Sequence[Operation], roofs: Roofs, is_cpu: bool, seconds: float) -> str:
+    products = [each for each in chosen if each.flops]
+    others = [each for each in chosen if not each.flops]
+    if is_cpu and sum(each.seconds for each in products) < sum(each.seconds for each in others):
+        return f"computing, mostly in other operations than products and convolutions{_most(others, roofs, is_cpu)}"
+    at_roof = sum(roofs.compute_seconds(each) for each in products)
+    timed = sum(each.seconds for each in products) if is_cpu else seconds
+    reached = f", at {percent(at_roof / timed)} of the peak measured here" if timed and _is_measured(roofs) else ""
+    flops = with_prefix(sum(each.flops for each in products), "FLOP")
+    return f"arithmetic: {flops}{reached}{_most(products, roofs, is_cpu)}"
 
 
-def _of_kind(operations: Sequence[Operation], roofs: Roofs | None, kind: str) -> list[Operation]:
+def _is_measured(roofs: Roofs) -> bool:
+    return roofs is not TYPICAL
+
+
+def _of_kind(operations: Sequence[Operation], roofs: Roofs, is_cpu: bool, kind: str) -> list[Operation]:
     """The operations that are mostly of a kind."""
-    roofs = roofs or TYPICAL
-    if roofs.asynchronous:
-        needs = {"memory": roofs.memory_seconds, "compute": roofs.compute_seconds}
-        other: Callable[[Operation], float] = needs["compute" if kind == "memory" else "memory"]
-        return [each for each in operations if needs[kind](each) > other(each)]
-    return [each for each in operations if share_of_kinds(each, roofs).get(kind, 0.0) >= 0.5]
+    if is_cpu:
+        return [each for each in operations if share_of_kinds(each, roofs).get(kind, 0.0) >= 0.5]
+    needs = {"memory": roofs.memory_seconds, "compute": roofs.compute_seconds}
+    other: Callable[[Operation], float] = needs["compute" if kind == "memory" else "memory"]
+    return [each for each in operations if needs[kind](each) > other(each)]
 
 
-def _most(operations: Sequence[Operation]) -> str:
-    """The operation that takes most of the time of these."""
+def _most(operations: Sequence[Operation], roofs: Roofs, is_cpu: bool) -> str:
+    """The operation that takes most of the time of these; where it is not known, the one that needs most."""
     if not operations:
         return ""
-    top = max(merge(operations, lambda each: (each.name, each.module)).values(), key=lambda each: each.seconds)
+
+    def seconds(each: Operation) -> float:
+        return each.seconds if is_cpu else max(roofs.compute_seconds(each), roofs.memory_seconds(each))
+
+    top = max(merge(operations, lambda each: (each.name, each.module)).values(), key=seconds)
     where = f" of {top.module}" if top.module else ""
     return f", most of it in {top.name.removeprefix('aten.')}{where}"

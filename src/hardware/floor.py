@@ -19,14 +19,16 @@ class Roofs:
     """What a device does at most, by its calibration."""
 
     asynchronous: bool  # whether the host runs ahead of it
-    flops_per_sec: Mapping[str, float]  # by the type of an operation: `fp32`, …
+    flops_per_sec: Mapping[str, float]  # by the type of an operation: `fp32`, …; `fp32 convolution` where it differs
     bytes_per_sec: float | None = None  # of main memory
     launch_s: float = 0.0  # of the smallest operation
     page_fault_s: float = 0.5e-6  # of a first write to a page, by one thread
 
     def compute_seconds(self, operation: Operation) -> float:
         """The least time of its arithmetic; 0 where no peak is known."""
-        peak = self.flops_per_sec.get(operation.dtype) or max(self.flops_per_sec.values(), default=0.0)
+        formats = (f"{operation.dtype} {kind_of_product(operation.name)}", operation.dtype)
+        known = (self.flops_per_sec[each] for each in formats if each in self.flops_per_sec)
+        peak = next(known, max(self.flops_per_sec.values(), default=0.0))
         return (operation.flops - operation.padding_flops) / peak if peak else 0.0
 
     def memory_seconds(self, operation: Operation) -> float:
@@ -36,6 +38,11 @@ class Roofs:
     def launch_seconds(self, operation: Operation) -> float:
         """The least time of its calls."""
         return operation.calls * self.launch_s
+
+
+def kind_of_product(name: str) -> str:
+    """Which of torch's switches for 32 bits an operation follows: `convolution`, `recurrent` or `matmul`."""
+    return "convolution" if "conv" in name else "recurrent" if "rnn" in name else "matmul"
 
 
 @dataclass(frozen=True)
@@ -52,11 +59,11 @@ class Floor:
 
 
 def roofs_of(calibration: Calibration) -> Roofs:
-    """The roofs that a calibration has measured. In 32 bits the peak is that of the fastest format which is allowed."""
+    """The roofs that a calibration has measured; in 32 bits those of the formats that torch computes the products in."""
     peaks = dict(calibration.matmul_flops_per_sec)
-    formats = float32_formats(calibration.device).values()
     if "fp32" in peaks:
-        peaks["fp32"] = max(peaks.get(form, peaks["fp32"]) for form in formats)
+        formats = {kind: peaks.get(form, peaks["fp32"]) for kind, form in float32_formats(calibration.device).items()}
+        peaks |= {f"fp32 {kind}": peak for kind, peak in formats.items() if peak != peaks["fp32"]}
     return Roofs(
         asynchronous=calibration.device != "cpu",
         flops_per_sec=peaks,

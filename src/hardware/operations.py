@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
-from .._torch import DispatchMode, is_innermost, next_autograd_number, running_autograd_number, storage_id
+from .._torch import DispatchMode, is_operation, next_autograd_number, running_autograd_number, storage_id
 from .cache_model import CacheModel
 from .flop_formulas import FORMULAS, padding_share
 from .page_faults import page_faults
@@ -28,7 +28,7 @@ from .page_faults import page_faults
 _FORMULAS = FlopCounterMode(display=False, custom_mapping=FORMULAS).flop_registry
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 # Operations that touch some rows of their first argument: as much of it as they return, or as they are given to write.
-LOOK_UPS = ("embedding", "index", "index_select", "gather", "take")
+_LOOK_UPS = ("embedding", "index", "index_select", "gather", "take")
 _ROW_UPDATES = ("index_put", "_index_put_impl", "index_add", "index_copy", "scatter", "scatter_add", "scatter_reduce")
 # In-place operations that do not read what they overwrite.
 _OVERWRITES = ("copy", "zero", "fill", "normal", "uniform", "bernoulli", "random", "exponential")
@@ -49,6 +49,7 @@ class Operation:
     cold_bytes: float = 0.0  # of these, through main memory
     seconds: float = 0.0  # in the call; on an asynchronous device the host's time only
     page_faults: float = 0.0  # in the call: pages of freshly allocated memory, which the system clears one by one
+    row_bytes: float = 0.0  # of its cold bytes, those of rows at any place of a large table
     padding_flops: float = 0.0  # of its FLOPs, those with the padding around an image, which need not be computed
 
     def plus(self, other: "Operation") -> "Operation":
@@ -62,6 +63,7 @@ class Operation:
             cold_bytes=self.cold_bytes + other.cold_bytes,
             seconds=self.seconds + other.seconds,
             page_faults=self.page_faults + other.page_faults,
+            row_bytes=self.row_bytes + other.row_bytes,
         )
 
 
@@ -87,7 +89,7 @@ class _Kind(NamedTuple):
 
 
 class OperationRecorder(DispatchMode):
-    """Notes every operation while it is active, as a context manager. It changes no operation and no tensor.
+    """Notes every operation while it is active, as a context manager. It changes no result.
 
     One recorder watches several steps, since a step finds in the cache what the one before has left there: call
     `next_step` before each. An error of its own ends the recording, and never the step; `error` has it.
@@ -97,6 +99,8 @@ class OperationRecorder(DispatchMode):
         cache_bytes: of the device; None counts all bytes as cold.
         part: returns the part of the step that runs now.
     """
+
+    supports_higher_order_operators = True  # torch.cond and the like are called, and what they consist of is not noted
 
     def __init__(
         self, module: nn.Module | None = None, cache_bytes: int | None = None, part: Callable[[], str] = lambda: "other"
@@ -117,13 +121,8 @@ class OperationRecorder(DispatchMode):
         self.steps.append([])
         self._made_in.clear()
 
-    @property
-    def is_innermost(self) -> bool:
-        """Whether no other mode of torch's dispatcher has begun within this one."""
-        return is_innermost(self)
-
     def operations(self) -> list[Operation]:
-        """The operations of a step, alike ones added up: their work in the last step, their calls × the median call's time.
+        """The operations of a step, alike ones added up: their work in the largest step, their calls × the median call's time.
 
         Operations are alike if they have the same name, part, module and dtype, and a call of each does as much. The
         median leaves out calls that other processes have interrupted. Empty after an error.
@@ -133,8 +132,8 @@ class OperationRecorder(DispatchMode):
         calls: dict[Any, list[Operation]] = {}
         for operation in (each for step in self.steps for each in step):
             calls.setdefault(_alike(operation), []).append(operation)
-        last = merge(next(step for step in reversed(self.steps) if step), _alike)
-        return [_typical(work, calls[key]) for key, work in last.items()]
+        whole = max(reversed(self.steps), key=lambda step: sum(each.bytes for each in step))
+        return [_typical(work, calls[key]) for key, work in merge(whole, _alike).items()]
 
     @override
     def __enter__(self) -> Self:
@@ -166,6 +165,8 @@ class OperationRecorder(DispatchMode):
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not is_operation(func):
+            return func(*args, **kwargs)
         faults, start = page_faults(), time.perf_counter()
         result = func(*args, **kwargs)
         seconds = time.perf_counter() - start
@@ -183,24 +184,26 @@ class OperationRecorder(DispatchMode):
         module = self._module()
         inputs = dict(zip(kind.arguments, args, strict=False)) | dict(kwargs)
         outputs = list(_tensors(result))
-        moved, cold = self._traffic(kind, inputs, outputs)
+        moved, cold, rows = self._traffic(kind, inputs, outputs)
         if not moved:  # a view, or memory that is reserved and not written
             return
         flops = kind.formula(*args, **kwargs, out_val=result) if kind.formula else 0
         dtypes = (_DTYPES.get(tensor.dtype) for tensor in (*outputs, *_tensors(list(inputs.values()))))
         dtype = next(filter(None, dtypes), "other")
         padding = flops * padding_share(func, args) if flops else 0.0
-        self.steps[-1].append(Operation(kind.name, self._part(), module, dtype, 1, flops, moved, cold, *cost, padding))
+        self.steps[-1].append(
+            Operation(kind.name, self._part(), module, dtype, 1, flops, moved, cold, *cost, rows, padding)
+        )
 
-    def _traffic(self, kind: _Kind, inputs: Mapping[str, Any], outputs: list[Tensor]) -> tuple[int, int]:
-        """The bytes that a call reads and writes, and how many of them move through main memory."""
+    def _traffic(self, kind: _Kind, inputs: Mapping[str, Any], outputs: list[Tensor]) -> tuple[int, float, float]:
+        """The bytes that a call reads and writes; how many of them move through main memory; those of single rows."""
         given = {name: list(_tensors(value)) for name, value in inputs.items()}
         in_rows = kind.in_rows or any(isinstance(each, Tensor) and each.is_sparse for each in inputs.values())
         storages = {_place(tensor)[0] for tensors in given.values() for tensor in tensors}
         results = [tensor for tensor in outputs if _place(tensor)[0] not in storages] if kind.writes_results else []
         if not results and not kind.written:
-            return 0, 0
-        total = cold = 0
+            return 0, 0, 0
+        total, cold, rows = 0, 0.0, 0.0
         for position, (name, tensors) in enumerate(given.items()):
             uses = 2 if name in kind.written and not kind.overwrites else 1  # read and write
             for tensor in tensors:
@@ -208,12 +211,14 @@ class OperationRecorder(DispatchMode):
                 if in_rows and position == 0:
                     touched = results or [each for other in list(given)[1:] for each in given[other]]
                     size = min(size, sum(map(_size, touched)))
+                    rows += uses * self._cache.use_rows(_place(tensor)[2], size)
+                else:
+                    cold += uses * self._cache.use(*_place(tensor), size)
                 total += uses * size
-                cold += uses * self._cache.use(*_place(tensor), size)
         for tensor in results:
             total += _size(tensor)
             cold += self._cache.use(*_place(tensor), _size(tensor))
-        return total, cold
+        return total, cold + rows, rows
 
     def _module(self) -> str:
         """The module that runs now; in the backward pass the one whose forward operation made the running node."""
@@ -249,7 +254,7 @@ def _kind_of(func: Any) -> _Kind:
         arguments=tuple(each.name for each in schema.arguments),
         written=written,
         overwrites=base in _OVERWRITES or written == {"out"},
-        in_rows=base in LOOK_UPS or base in _ROW_UPDATES,
+        in_rows=base in _LOOK_UPS or base in _ROW_UPDATES,
         writes_results=not name.removeprefix("new_").startswith(("empty", "_empty")),
         formula=_FORMULAS.get(packet),
     )

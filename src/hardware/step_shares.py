@@ -14,7 +14,7 @@ limits the step, and if launching them does, the host. Otherwise only the floors
 from collections.abc import Mapping, Sequence
 
 from .floor import Roofs, step_floor
-from .operations import LOOK_UPS, Operation
+from .operations import Operation
 
 OVERHEAD_S = 30e-6  # of a call, at most: dispatching it, allocating its result, waking threads
 _EVEN = 2.0  # two needs are alike within this factor
@@ -22,6 +22,7 @@ _MOVES = (
     0.2  # of its time, by an operation that memory can limit; strided and mixed traffic reaches a third of the roof
 )
 _MOVES_AT_LEAST = 0.05  # the same, of an operation with products
+_LOOKS_UP = 0.02  # of the bandwidth, by reading rows at any place of a large table
 _FILLS = 0.25  # of a roof: well-fed networks reach 25 to 70 %
 # Of no device in particular: for machines that are not calibrated, where only the ratio between the roofs matters.
 TYPICAL = Roofs(asynchronous=False, flops_per_sec={"fp32": 1e11}, bytes_per_sec=2e10, launch_s=2e-6)
@@ -52,15 +53,14 @@ def divide(
 
 
 def _measured(operations: Sequence[Operation], roofs: Roofs, work: float) -> dict[str, float]:
-    spent = {"memory": 0.0, "compute": 0.0}
+    spent = {"memory": 0.0, "compute": 0.0, "host": 0.0}
     for operation in operations:
-        shares = share_of_kinds(operation, roofs)
-        for kind in spent:
-            spent[kind] += 1e3 * operation.seconds * shares.get(kind, 0.0)
-    busy = sum(spent.values())
+        for kind, share in share_of_kinds(operation, roofs).items():
+            spent[kind] += 1e3 * operation.seconds * share
+    busy, timed = spent["memory"] + spent["compute"], sum(spent.values())
     if busy > work:  # they were timed in a slower moment than the mean step
-        spent = {kind: ms * work / busy for kind, ms in spent.items()}
-    return spent | {"host": work - sum(spent.values())}
+        return {kind: ms * work / timed for kind, ms in spent.items()}
+    return spent | {"host": work - busy}  # timing them lengthens their calls, so their own share is not used
 
 
 def share_of_kinds(operation: Operation, roofs: Roofs) -> dict[str, float]:
@@ -68,13 +68,13 @@ def share_of_kinds(operation: Operation, roofs: Roofs) -> dict[str, float]:
     seconds = operation.seconds or 1e-9
     compute, memory = roofs.compute_seconds(operation) / seconds, roofs.memory_seconds(operation) / seconds
     faults = min(roofs.page_fault_s * operation.page_faults / seconds, 1.0)
-    looks_up = operation.name.removeprefix("aten.") in LOOK_UPS and operation.cold_bytes > 0
-    explained = 1.0 if looks_up else min(max(compute, memory) / _FILLS + faults, 1.0)
+    looks_up = 2 * operation.row_bytes > operation.cold_bytes  # rows at any place of a table that no cache holds
+    explained = min(max(compute, memory) / (_LOOKS_UP if looks_up else _FILLS) + faults, 1.0)
     host = min(1 - explained, OVERHEAD_S * operation.calls / seconds)
     rest = 1 - host - faults
-    if looks_up:  # of rows at any place of a large table: the time is that of waiting for them
+    if looks_up:  # the time is that of waiting for the rows
         shares = {"memory": 1.0}
-    elif compute >= _EVEN * memory or memory < (_MOVES_AT_LEAST if compute else _MOVES):
+    elif compute >= _EVEN * memory or memory < (_MOVES_AT_LEAST if compute else _MOVES) * (1 - faults):
         shares = {"compute": 1.0}
     elif memory > _EVEN * compute:
         shares = {"memory": 1.0}
@@ -96,7 +96,7 @@ def _estimated(
     memory = max(1e3 * floor.memory, counters.get("memory") or 0.0)
     compute = max(1e3 * floor.compute, counters.get("compute") or 0.0)
     device = memory + compute
-    if busy is None and device >= _FILLS * work:
+    if busy is None and device >= _FILLS * work and device >= launch:
         busy = work
     if busy is None and launch >= _FILLS * work:
         busy = min(device / _FILLS, work - launch)

@@ -35,7 +35,7 @@ CASES = {  # the operations of a step on a CPU of 10 ms, unless the parts say ot
     "a matrix times a vector": ([product(9, gflop=0.08, cold=160e6)], {}, "memory", 0.9),
     "elementwise work on large tensors": ([elementwise(9, cold=128e6)], {}, "memory", 0.9),
     "elementwise work in the cache": ([elementwise(9)], {}, "compute", 0.9),
-    "look-ups in a large table": ([elementwise(9, cold=1e6, name="embedding")], {}, "memory", 0.9),
+    "look-ups in a large table": ([elementwise(9, cold=4e6, row_bytes=4e6, name="embedding")], {}, "memory", 0.9),
     "page faults of fresh memory": ([elementwise(9, page_faults=12_000)], {}, "memory", 0.84),
     "many small operations": ([tiny(1000)], {}, "host", 1.0),
     "a wait in Python": ([product(1)], {}, "host", 0.9),
@@ -113,7 +113,7 @@ def test_a_devices_own_counters_tell_memory_from_arithmetic():
 
 DOUBTS = {
     "only 3 steps measured": {"steps": 3},
-    "other processes used 35 % of the CPU meanwhile": {"disturbed": "other processes used 35 % of the CPU meanwhile"},
+    "other processes used 35 % of the CPU meanwhile": {"others": 0.35},
     "one step in ten takes 2.1 times the median": {"spread": 2.1},
     "the device is not calibrated": {"roofs": None},
     "waiting for other ranks is not measured without CommunicationMonitor": {"communication_ms": None},
@@ -125,6 +125,31 @@ def test_thin_evidence_makes_the_verdict_probable_and_says_why(doubt):
     found = verdict([product(8, gflop=0.6), elementwise(2, cold=40e6)], **DOUBTS[doubt])
     assert (found.kind, found.certainty) == ("compute", "probable")
     assert found.evidence.endswith(f"; {doubt}")
+
+
+def test_on_a_machine_that_others_keep_busy_the_verdict_is_unclear():
+    found = verdict([product(9, gflop=0.6)], others=0.81)
+    assert (found.kind, found.certainty) == ("unclear", "unclear")
+    assert found.evidence == "other processes used 81 % of the CPU meanwhile; of the step compute 90 %, host 10 %"
+
+
+def test_a_device_that_is_not_calibrated_is_a_doubt_whichever_the_second_share_is():
+    found = verdict([elementwise(9, cold=128e6)], {"data_wait": 1, "forward": 9}, roofs=None)
+    assert (found.kind, found.certainty) == ("memory", "probable")
+
+
+def test_launches_that_take_longer_than_the_device_limit_it():
+    work = [product(0.1, gflop=130), tiny(1800)]  # 2.6 ms of arithmetic, 9 ms of launches
+    assert verdict(work, {"forward": 10}, GPU, "cuda").kind == "host"
+
+
+def test_on_a_gpu_the_rate_is_that_of_the_device_and_not_of_the_hosts_calls():
+    found = verdict([elementwise(0.1, cold=10e9)], {"forward": 10}, GPU, "cuda")
+    assert "moving 10 GB through memory, at 1 TB/s of the 2 TB/s measured here" in found.evidence
+
+
+def test_a_copy_to_mps_may_wait_for_the_device_and_is_no_verdict():
+    assert verdict([tiny(5)], {"transfer": 9, "forward": 1}, GPU, "mps").kind == "unclear"
 
 
 def test_two_causes_that_are_nearly_as_large_are_both_named():
@@ -169,7 +194,7 @@ EVIDENCE = {
         [elementwise(8, cold=128e6)],
         {},
     ),
-    "90 % of the step is computing in other operations than products and convolutions, most of it in exp of net": (
+    "90 % of the step is computing, mostly in other operations than products and convolutions, most of it in exp of net": (
         [elementwise(9, name="exp")],
         {},
     ),

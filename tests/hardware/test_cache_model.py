@@ -45,6 +45,13 @@ def test_a_piece_of_a_held_storage_moves_nothing(cache):
     assert use(cache, A, 20, offset=40, whole=60) == 0
 
 
+def test_a_piece_of_a_held_storage_takes_no_room_of_its_own(cache):
+    use(cache, A, 60)
+    use(cache, A, 20, offset=20, whole=60)
+    use(cache, B, 40)
+    assert use(cache, A, 60) == 0
+
+
 def test_pieces_add_up_to_the_whole(cache):
     use(cache, A, 20, offset=0, whole=60)
     use(cache, A, 20, offset=20, whole=60)

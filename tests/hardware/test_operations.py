@@ -204,3 +204,31 @@ def test_an_error_of_the_step_is_the_steps_own_and_leaves_no_hook():
     with pytest.raises(RuntimeError, match="size"), OperationRecorder():
         torch.ones(2) + torch.ones(3)
     assert len(nn.modules.module._global_forward_hooks) == hooks
+
+
+def test_rows_of_a_table_that_no_cache_holds_are_cold_each_time():
+    table, rows = torch.randn(10_000, 16), torch.arange(50)
+    found = only(recorded(lambda: table.index_select(0, rows), cache_bytes=64_000, steps=3), "index_select")
+    assert found.row_bytes == pytest.approx(FLOAT * 50 * 16 * 0.9)  # a tenth of the table fits
+
+
+def test_rows_of_a_table_in_the_cache_are_not_cold():
+    table, rows = torch.randn(100, 16), torch.arange(50)
+    found = only(
+        recorded(lambda: table.index_add_(0, rows, torch.ones(50, 16)), cache_bytes=64_000, steps=2), "index_add_"
+    )
+    assert found.row_bytes == 0
+
+
+def test_of_steps_that_differ_the_largest_counts():
+    batches = iter([8, 64, 1])
+    layer = nn.Linear(IN, OUT)
+    found = only(recorded(lambda: layer(torch.ones(next(batches), IN)), steps=3), "addmm")
+    assert found.flops == 2 * 64 * IN * OUT
+
+
+def test_operators_of_functions_run_and_are_not_noted():
+    x = torch.tensor([1.0])
+    with OperationRecorder() as recorder:
+        assert torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (x,)).item() == 2
+    assert recorder.error is None
