@@ -6,7 +6,7 @@ into `host`, `memory` and `compute`.
 
 The largest share names the bottleneck. The verdict is `clear`, or `probable` where the evidence is thin: few steps, a
 disturbed machine, a device that is not calibrated, or another share that is nearly as large. It is `unclear` where no share
-reaches `LEAST`, where more of the step is unknown than the largest share, or where other processes used most of the CPU.
+reaches `LEAST`, or where more of the step is unknown than the largest share.
 """
 
 import math
@@ -27,7 +27,6 @@ LEAST = 0.35
 MARGIN = 0.1  # of the step, between the largest share and the next one
 FEW_STEPS = 10
 WELL_USED = 0.25  # of the peak: at least so much of it is reached by networks that arithmetic limits
-OVERRUN = 0.5  # of the CPU: where others use more, times say little of the step
 UNSTEADY = 1.5  # the 90th percentile of the steps ÷ their median
 
 
@@ -81,8 +80,7 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     shares = {kind: max(ms, 0.0) / total for kind, ms in spent.items()}
     largest, second = sorted(shares, key=shares.__getitem__, reverse=True)[:2]
     share, unknown = min(shares[largest], 1.0), 1 - sum(shares.values())
-    crowded = step.others > OVERRUN and largest not in ("input", "transfer", "communication")
-    if share < LEAST or unknown > share or crowded:
+    if share < LEAST or unknown > share:
         line = f"{_others(step)}; " if step.others else ""
         return Bottleneck(UNCLEAR, share, "unclear", line + seen(shares, unknown, bool(step.operations)), shares)
     evidence = evidence_of(largest, share, step.operations, step.roofs, step.device == "cpu", work, total, spent)

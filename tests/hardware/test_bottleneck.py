@@ -127,12 +127,6 @@ def test_thin_evidence_makes_the_verdict_probable_and_says_why(doubt):
     assert found.evidence.endswith(f"; {doubt}")
 
 
-def test_on_a_machine_that_others_keep_busy_the_verdict_is_unclear():
-    found = verdict([product(9, gflop=0.6)], others=0.81)
-    assert (found.kind, found.certainty) == ("unclear", "unclear")
-    assert found.evidence == "other processes used 81 % of the CPU meanwhile; of the step compute 90 %, host 10 %"
-
-
 def test_a_device_that_is_not_calibrated_is_a_doubt_whichever_the_second_share_is():
     found = verdict([elementwise(9, cold=128e6)], {"data_wait": 1, "forward": 9}, roofs=None)
     assert (found.kind, found.certainty) == ("memory", "probable")
