@@ -11,7 +11,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 _OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # in any other RuntimeError
-_CGROUP = Path("/sys/fs/cgroup")
+_PROCESS_GROUPS, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+# Of control groups of version 2 and 1: the folder of all groups, a group's limit, its use, and the cache in that use.
+_VERSION_2 = ("", "memory.max", "memory.current", "inactive_file")
+_VERSION_1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -25,7 +28,7 @@ def free_bytes(device: torch.device) -> int | None:
     """Bytes that training may still allocate on a device; None where the device does not tell.
 
     CUDA: free on the device, and what torch's allocator holds without a tensor in it. CPU: the least of the machine's
-    available memory, the limit of the control group, and the limit of the process's address space.
+    available memory, the limits of the process's control groups, and the limit of the process's address space.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -38,14 +41,41 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def _limits() -> Iterable[int]:
-    with contextlib.suppress(OSError, ValueError):  # no control group of version 2, or no limit ("max")
-        yield int((_CGROUP / "memory.max").read_text()) - int((_CGROUP / "memory.current").read_text())
+    yield from _group_limits()
     with contextlib.suppress(ImportError):  # Windows
         import resource
 
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         if limit != resource.RLIM_INFINITY:
             yield limit - psutil.Process().memory_info().vms
+
+
+def _group_limits() -> Iterable[int]:
+    """Bytes that each control group of this process leaves free: its own group, and all that contain this group."""
+    memberships = []
+    with contextlib.suppress(OSError):  # not Linux
+        memberships = _PROCESS_GROUPS.read_text().splitlines()
+    for membership in memberships:
+        _, controllers, path = membership.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        folder, limit, used, cache = _VERSION_1 if controllers else _VERSION_2
+        root = _GROUPS / folder
+        own = root / path.lstrip("/")
+        for group in (own, *own.parents):
+            if group.is_relative_to(root):
+                with contextlib.suppress(OSError, ValueError):  # no limit ("max"), or a group outside the container
+                    yield int((group / limit).read_text()) - int((group / used).read_text()) + _cache_in(group, cache)
+
+
+def _cache_in(group: Path, key: str) -> int:
+    """Bytes of the page cache that the kernel takes back before a control group runs out of memory."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in (group / "memory.stat").read_text().splitlines():
+            name, _, number = line.partition(" ")
+            if name == key:
+                return int(number)
+    return 0
 
 
 def peak_rss() -> int:

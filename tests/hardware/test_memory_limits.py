@@ -1,0 +1,73 @@
+"""The memory that training may still allocate, by the limits of the process's control groups."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from batchscope.hardware import memory_limits
+
+MIB = 2**20
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of control groups; the process is in the groups that the file `of_process` names."""
+    monkeypatch.setattr(memory_limits, "_GROUPS", tmp_path)
+    monkeypatch.setattr(memory_limits, "_PROCESS_GROUPS", tmp_path / "of_process")
+    return tmp_path
+
+
+def version_2(group: Path, limit: str | int, used: int, cache: int | None = None) -> None:
+    group.mkdir(parents=True, exist_ok=True)
+    (group / "memory.max").write_text(f"{limit}\n")
+    (group / "memory.current").write_text(f"{used}\n")
+    if cache is not None:
+        (group / "memory.stat").write_text(f"anon 5\nfile 7\ninactive_anon 3\ninactive_file {cache}\n")
+
+
+def free() -> int | None:
+    return memory_limits.free_bytes(torch.device("cpu"))
+
+
+def test_page_cache_that_the_kernel_can_take_back_is_free(groups: Path) -> None:
+    (groups / "of_process").write_text("0::/\n")
+    version_2(groups, limit=100 * MIB, used=95 * MIB, cache=60 * MIB)
+    assert free() == 65 * MIB
+
+
+def test_the_limit_is_that_of_the_processs_own_group(groups: Path) -> None:
+    (groups / "of_process").write_text("0::/user.slice/job\n")
+    version_2(groups / "user.slice" / "job", limit=100 * MIB, used=40 * MIB)
+    version_2(groups / "user.slice", limit="max", used=90 * MIB)
+    assert free() == 60 * MIB
+
+
+def test_a_group_above_can_be_the_tighter_limit(groups: Path) -> None:
+    (groups / "of_process").write_text("0::/user.slice/job\n")
+    version_2(groups / "user.slice" / "job", limit=100 * MIB, used=40 * MIB)
+    version_2(groups / "user.slice", limit=100 * MIB, used=90 * MIB, cache=1 * MIB)
+    assert free() == 11 * MIB
+
+
+def test_a_container_that_shows_its_own_group_as_the_root(groups: Path) -> None:
+    (groups / "of_process").write_text("0::/../docker/abc\n")
+    version_2(groups, limit=100 * MIB, used=40 * MIB)
+    assert free() == 60 * MIB
+
+
+def test_groups_of_version_1_have_other_names(groups: Path) -> None:
+    (groups / "of_process").write_text("5:cpu,cpuacct:/else\n4:memory:/docker/abc\n0::/\n")
+    group = groups / "memory" / "docker" / "abc"
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text(f"{100 * MIB}\n")
+    (group / "memory.usage_in_bytes").write_text(f"{70 * MIB}\n")
+    (group / "memory.stat").write_text(f"inactive_file 5\ntotal_inactive_file {20 * MIB}\n")
+    assert free() == 50 * MIB
+
+
+@pytest.mark.parametrize("memberships", [None, "0::/\n"])
+def test_without_a_limit_the_machines_memory_is_free(groups: Path, memberships: str | None) -> None:
+    if memberships is not None:
+        (groups / "of_process").write_text(memberships)
+    assert (free() or 0) > 0
