@@ -61,7 +61,8 @@ class MemoryMonitor(Callback):
         self._reset()
         self._free = free_bytes(trainer.strategy.root_device)
         self._rss = psutil.Process().memory_info().rss
-        self._held = bytes_of((*pl_module.parameters(), *pl_module.buffers()))
+        # A resumed fit has the states of its optimizers already.
+        self._held = bytes_of((*pl_module.parameters(), *pl_module.buffers(), *_optimizer_states(trainer)))
         self._active = True
 
     @override
@@ -114,10 +115,9 @@ class MemoryMonitor(Callback):
         self.facts["measured_bytes"] = measured
         if "uncounted" in self.facts:
             parameters = list(module.parameters())
-            states = [state for optimizer in trainer.optimizers for state in optimizer.state.values()]
             known = self.facts.setdefault("parts_bytes", {})
             known["parameters"] = bytes_of(parameters)
-            known["optimizer"] = bytes_of(tree_leaves(states))
+            known["optimizer"] = bytes_of(_optimizer_states(trainer))
             # An update leaves its gradients until the next `zero_grad`, unless the module frees them itself.
             known["gradients"] = bytes_of(p.grad for p in parameters) or bytes_of(
                 p for p in parameters if p.requires_grad
@@ -136,6 +136,10 @@ class MemoryMonitor(Callback):
         if counted is not None and available is not None:
             facts["batch_size_that_fits"] = counter.largest_batch_that_fits(USABLE * available)
         return facts
+
+
+def _optimizer_states(trainer: Trainer) -> list[object]:
+    return tree_leaves([state for optimizer in trainer.optimizers for state in optimizer.state.values()])
 
 
 def _facts_of(counted: StepMemory) -> dict[str, Any]:

@@ -93,6 +93,28 @@ def test_out_of_memory_says_what_there_was_and_what_would_have_fitted(
     assert known["batch_size_that_fits"] == 2
 
 
+class Late(ByValue):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.current_epoch == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return Stranger.training_step(self, batch, batch_idx)
+
+
+def test_the_optimizer_states_of_a_resumed_fit_are_memory_that_its_steps_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batchscope.callbacks.memory.free_bytes", lambda device: 100)
+    options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "default_root_dir": tmp_path}
+    first = lightning.Trainer(max_epochs=1, enable_checkpointing=False, **options)
+    first.fit(Late(), loader())
+    first.save_checkpoint(tmp_path / "last.ckpt")
+    monitor = MemoryMonitor()
+    resumed = lightning.Trainer(max_epochs=2, enable_checkpointing=False, callbacks=[monitor], **options)
+    with pytest.raises(torch.OutOfMemoryError):
+        resumed.fit(Late(), loader(), ckpt_path=tmp_path / "last.ckpt")
+    assert monitor.facts["out_of_memory"]["available_bytes"] == 100 + 20 + 20  # free, parameters, momentum
+
+
 def test_an_error_of_another_kind_is_no_out_of_memory() -> None:
     assert memory_limits.is_out_of_memory(RuntimeError("CUDA error: out of memory"))
     assert memory_limits.is_out_of_memory(MemoryError())
