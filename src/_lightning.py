@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -164,6 +164,11 @@ def set_csv_writer(logger: CSVLogger, writer: ExperimentWriter) -> None:
     logger._experiment = writer
 
 
+def prefixed(logger: CSVLogger | TensorBoardLogger, keys: Sequence[str]) -> list[str]:
+    """The names under which a logger writes `keys`: with the logger's prefix, if it has one."""
+    return [f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}{key}" if logger._prefix else key for key in keys]
+
+
 def append_csv_rows(logger: CSVLogger, keys: Sequence[str], rows: Sequence[Sequence[float]]) -> None:
     """Write rows of numbers with the columns `keys`, the last of which is `step`, behind what the logger got before.
 
@@ -171,7 +176,7 @@ def append_csv_rows(logger: CSVLogger, keys: Sequence[str], rows: Sequence[Seque
     and `save`, which copy each row three times and write up to 17 digits.
     """
     writer = cast(Any, logger.experiment)
-    keys = [f"{logger._prefix}-{key}" if logger._prefix else key for key in keys[:-1]] + ["step"]
+    keys = [*prefixed(logger, keys[:-1]), "step"]
     known = not writer.metrics and set(keys) <= set(writer.metrics_keys)
     if not known or not writer._fs.isfile(writer.metrics_file_path):
         number = "%.9g"

@@ -12,7 +12,7 @@ from lightning import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from .._lightning import append_csv_rows
+from .._lightning import append_csv_rows, prefixed
 from .._tensorboard import append_to_event_file
 from ._event_records import event_records
 
@@ -55,18 +55,26 @@ def write_steps(trainer: Trainer, rows: Iterable[Row]) -> None:
 
 
 def _write(logger: Logger, rows: Sequence[Row]) -> None:
+    # A subclass that overrides `log_metrics` changes what is written, so its method gets every step.
     if isinstance(logger, CSVLogger) and type(logger).log_metrics is CSVLogger.log_metrics:
         for keys, steps, values in _alike(rows):
             lines = [[*row, step] for step, row in zip(steps, values, strict=True)]
             append_csv_rows(logger, [*keys, "step"], lines)
-        return
-    # A writer that an earlier fit has closed has no file; Lightning's own `log_metrics` opens a new one.
-    file_writer = logger.experiment.file_writer if isinstance(logger, TensorBoardLogger) else None
-    if file_writer is None:
+    elif (
+        isinstance(logger, TensorBoardLogger)
+        and type(logger).log_metrics is TensorBoardLogger.log_metrics
+        # A writer that an earlier fit has closed has no file; Lightning's own `log_metrics` opens a new one.
+        and logger.experiment.file_writer is not None
+    ):
+        _write_events(logger, logger.experiment.file_writer, rows)
+    else:
         for step, scalars in rows:
             logger.log_metrics(dict(scalars), step)
-        return
-    for keys, steps, values in _alike(rows):
+
+
+def _write_events(logger: TensorBoardLogger, file_writer: Any, rows: Sequence[Row]) -> None:
+    for names, steps, values in _alike(rows):
+        keys = prefixed(logger, names)
         with numpy.errstate(over="ignore"):  # a number that float32 cannot hold is infinite there
             numbers = numpy.array(values).astype(numpy.float32)
         if not append_to_event_file(file_writer, event_records(keys, steps, numbers, time.time())):

@@ -80,8 +80,19 @@ def test_the_prefix_of_a_logger_is_in_its_columns(tmp_path: Path) -> None:
     assert read(logger) == [{"step": "1", "mine-a": "1"}, {"step": "2", "mine-a": "1"}]
 
 
-def test_a_logger_that_overrides_log_metrics_is_asked_for_every_step(tmp_path: Path) -> None:
-    class Own(CSVLogger):
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_prefix_of_a_logger_is_in_its_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
+    logger = TensorBoardLogger(tmp_path, name="", version="", prefix="mine")
+    if not fast:
+        monkeypatch.setattr(_step_writer, "append_to_event_file", lambda *_: False)
+    write_steps(FakeTrainer(is_global_zero=True, loggers=[logger]), [(1, {"a": 1.0})])
+    logger.experiment.flush()
+    assert EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"] == ["mine-a"]
+
+
+@pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
+def test_a_logger_that_overrides_log_metrics_is_asked_for_every_step(tmp_path: Path, kind: Any) -> None:
+    class Own(kind):
         def log_metrics(self, metrics: Any, step: int | None = None) -> None:
             seen.append((step, metrics))
 
