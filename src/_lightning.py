@@ -19,6 +19,8 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
+from .files import whole_append
+
 
 def callbacks_of(trainer: Trainer) -> list[Callback]:
     """The trainer's callbacks, in the order in which they are called; the list itself."""
@@ -187,5 +189,6 @@ def append_csv_rows(logger: CSVLogger, keys: Sequence[str], rows: Sequence[Seque
     values = itemgetter(*(keys.index(column) for column in columns))
     kinds = {column: "%d" if column == "step" else "%.9g" for column in columns}
     line = ",".join(kinds.get(column, "") for column in writer.metrics_keys) + csv.excel.lineterminator
-    with writer._fs.open(writer.metrics_file_path, "a", newline="") as file:
+    path = writer.metrics_file_path
+    with whole_append(path), writer._fs.open(path, "a", newline="") as file:
         file.write("".join([line % values(row) for row in rows]))

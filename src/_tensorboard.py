@@ -1,6 +1,9 @@
 """Everything private in TensorBoard that batchscope touches, as read in tensorboard 2.21: a writer's file."""
 
+import os
 from typing import Any
+
+from .files import whole_append
 
 
 def append_to_event_file(file_writer: Any, records: bytes) -> bool:
@@ -8,7 +11,7 @@ def append_to_event_file(file_writer: Any, records: bytes) -> bool:
 
     TensorBoard's writer takes one event at a time: a thread computes its checksum in Python, and opens and closes the
     file. Returns False, and writes nothing, for a writer of another kind, one that is closed, and a file system without
-    appending.
+    appending. If a local file cannot take all records (OSError), it has none of them.
     """
     try:
         writer = file_writer.event_writer._async_writer
@@ -21,5 +24,6 @@ def append_to_event_file(file_writer: Any, records: bytes) -> bool:
     with lock:
         queue.join()
         writer._check_worker_status()  # raises the error of the writer's thread
-        file.write(records)
+        with whole_append(os.fsdecode(file.filename)):
+            file.write(records)
     return True

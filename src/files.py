@@ -70,6 +70,19 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8", "replace"))
 
 
+@contextlib.contextmanager
+def whole_append(path: str) -> Iterator[None]:
+    """Within, something is appended to a local file that nothing else writes. On an error the file gets its old length."""
+    before = os.path.getsize(path) if os.path.isfile(path) else None
+    try:
+        yield
+    except BaseException:
+        if before is not None:
+            with contextlib.suppress(OSError):
+                os.truncate(path, before)
+        raise
+
+
 def temporary_name(path: Path) -> Path:
     """A name beside `path` that no other process uses, on this machine or another one that shares the folder."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")

@@ -111,6 +111,35 @@ def test_events_follow_those_that_were_logged_before(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events] == [(i, i) for i in range(1, 61)]
 
 
+@contextlib.contextmanager
+def room_for(path: Path, number: int) -> Iterator[None]:
+    """Within, the file may grow by so many bytes, as on a disk that is nearly full."""
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + number, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
+def test_a_disk_that_is_full_leaves_no_half_of_a_row(tmp_path: Path, kind: Any) -> None:
+    logger = kind(tmp_path, name="", version="")
+    trainer = FakeTrainer(is_global_zero=True, loggers=[logger])
+    write_steps(trainer, [(1, {"a": 1.0})])
+    (path,) = (*tmp_path.glob("events*"), *tmp_path.glob("*.csv"))
+    before = path.read_bytes()
+    with room_for(path, 11), pytest.raises(OSError, match="too large"):
+        write_steps(trainer, [(step, {"a": float(step)}) for step in range(2, 20)])
+    assert path.read_bytes() == before
+    write_steps(trainer, [(20, {"a": 20.0})])  # there is room again
+    if kind is CSVLogger:
+        assert [row["a"] for row in read(logger)] == ["1", "20"]
+    else:
+        assert [event.value for event in EventAccumulator(str(tmp_path)).Reload().Scalars("a")] == [1, 20]
+
+
 def test_a_writer_of_another_kind_gets_event_by_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logger = TensorBoardLogger(tmp_path, name="", version="")
     monkeypatch.setattr(_step_writer, "append_to_event_file", lambda *_: False)
