@@ -14,20 +14,30 @@ Listener = Callable[[str], None]
 _NOTHING = contextlib.nullcontext()
 
 
-def attach_profiler_hook(trainer: Trainer, endings: frozenset[str], started: Listener, stopped: Listener) -> None:
+def attach_profiler_hook(
+    trainer: Trainer, endings: frozenset[str], started: Listener, stopped: Listener
+) -> "ProfilerHook":
     """Call the listeners with an action's ending when it begins and ends, until `detach_profiler_hook`.
 
     An ending is the last part of the action's name: `training_step` of `[Strategy]….training_step`. The trainer's own
-    profiler keeps working.
+    profiler keeps working, and so do hooks that were attached before.
     """
-    set_profiler(trainer, ProfilerHook(profiler_of(trainer), endings, started, stopped))
+    hook = ProfilerHook(profiler_of(trainer), endings, started, stopped)
+    set_profiler(trainer, hook)
+    return hook
 
 
-def detach_profiler_hook(trainer: Trainer) -> None:
-    """Give the trainer its own profiler back."""
-    profiler = profiler_of(trainer)
-    if isinstance(profiler, ProfilerHook):
-        set_profiler(trainer, profiler.inner)
+def detach_profiler_hook(trainer: Trainer, hook: "ProfilerHook | None") -> None:
+    """Remove this hook, and no other one. Nothing happens if it is None or not attached."""
+    outer, profiler = None, profiler_of(trainer)
+    while isinstance(profiler, ProfilerHook) and profiler is not hook:
+        outer, profiler = profiler, profiler.inner
+    if profiler is not hook or hook is None:
+        return
+    if outer is None:
+        set_profiler(trainer, hook.inner)
+    else:
+        outer.wrap(hook.inner)
 
 
 class ProfilerHook(Profiler):
@@ -35,8 +45,7 @@ class ProfilerHook(Profiler):
 
     def __init__(self, inner: Profiler, endings: frozenset[str], started: Listener, stopped: Listener):
         super().__init__()
-        self.inner = inner
-        self._forward = not isinstance(inner, PassThroughProfiler)
+        self.wrap(inner)
         self._endings = endings
         self._started = started
         self._stopped = stopped
@@ -44,6 +53,11 @@ class ProfilerHook(Profiler):
 
     def __del__(self) -> None:
         """Do nothing: Lightning's own would tear down the trainer's profiler, which is still in use."""
+
+    def wrap(self, inner: Profiler) -> None:
+        """Forward to this profiler from now on."""
+        self.inner = inner
+        self._forward = not isinstance(inner, PassThroughProfiler)
 
     @override
     def profile(self, action_name: str) -> Any:

@@ -21,7 +21,7 @@ from ._cost_summary import CostSummary, UpdateBuilder, step_metrics
 from ._flops_meter import FlopsMeter
 from ._followed_devices import FollowedDevices
 from ._never_raise import never_raise
-from ._profiler_hook import attach_profiler_hook, detach_profiler_hook
+from ._profiler_hook import ProfilerHook, attach_profiler_hook, detach_profiler_hook
 from ._run_summary import Seen, report, run_summary
 from ._step_watch import StepWatch
 from ._step_writer import Row, exclude_writing, write_steps, writing
@@ -97,6 +97,7 @@ class ThroughputMonitor(Callback):
         self.verbose = verbose
         self.summary: dict[str, Any] = {}
         self._active = False
+        self._hook: ProfilerHook | None = None
         self._devices = FollowedDevices()
         self._watch = StepWatch(record_operations)
         self._flops = FlopsMeter(flops_per_sample)
@@ -128,10 +129,9 @@ class ThroughputMonitor(Callback):
         self._flops.restart()
         self._cpu_before = cpu_seconds()
         self._validating = False
-        detach_profiler_hook(trainer)
-        attach_profiler_hook(
-            trainer, frozenset((*_PARTS_OF_ACTIONS, _BATCH)), self._on_action_start, self._on_action_end
-        )
+        detach_profiler_hook(trainer, self._hook)
+        endings = frozenset((*_PARTS_OF_ACTIONS, _BATCH))
+        self._hook = attach_profiler_hook(trainer, endings, self._on_action_start, self._on_action_end)
         self._active = True
         exclude_writing(trainer, lambda: self._stopwatch.writing() if self._active else nullcontext())
         self._started = time.perf_counter()
@@ -151,7 +151,7 @@ class ThroughputMonitor(Callback):
     @override
     @never_raise
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        detach_profiler_hook(trainer)
+        detach_profiler_hook(trainer, self._hook)
         self.disable()
 
     def disable(self) -> None:

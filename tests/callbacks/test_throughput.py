@@ -223,6 +223,14 @@ def test_the_trainers_own_profiler_goes_on_and_comes_back(monitor: ThroughputMon
     assert monitor.summary["updates"] > 0
 
 
+def test_two_monitors_of_one_trainer_both_measure(monitor: ThroughputMonitor, tmp_path: Path) -> None:
+    second = ThroughputMonitor(calibrate=False, verbose=False, record_operations=False, warmup_steps=2)
+    fit(monitor, tmp_path, callbacks=(second,))
+    assert (monitor.summary["updates"], second.summary["updates"]) == (5, 8)
+    for summary in (monitor.summary, second.summary):
+        assert summary["parts_ms"]["forward"] > 0
+
+
 class Dicts(Stranger):
     """Takes batches of any shape."""
 
