@@ -91,7 +91,7 @@ class CostSummary:
 
         Args:
             world_size: the number of ranks.
-            fit_seconds: wall time of the whole fit, for `samples_per_sec_fit`: every sample that was trained, those of
+            fit_seconds: wall time of the whole fit without the time that counts FLOPs and memory, for `samples_per_sec_fit`: every sample that was trained, those of
                 the warm-up included, over it.
         """
         self._count_short_run()

@@ -1,7 +1,7 @@
 """Observe through a trainer's profiler when the parts of a step begin and end, in any Lightning project."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from lightning import Trainer
@@ -15,7 +15,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 def attach_profiler_hook(
-    trainer: Trainer, endings: frozenset[str], started: Listener, stopped: Listener
+    trainer: Trainer, endings: Container[str], started: Listener, stopped: Listener
 ) -> "ProfilerHook":
     """Call the listeners with an action's ending when it begins and ends, until `detach_profiler_hook`.
 
@@ -43,7 +43,7 @@ def detach_profiler_hook(trainer: Trainer, hook: "ProfilerHook | None") -> None:
 class ProfilerHook(Profiler):
     """Stands in for a trainer's profiler, calls the listeners, and forwards every call to that profiler."""
 
-    def __init__(self, inner: Profiler, endings: frozenset[str], started: Listener, stopped: Listener):
+    def __init__(self, inner: Profiler, endings: Container[str], started: Listener, stopped: Listener):
         super().__init__()
         self.wrap(inner)
         self._endings = endings

@@ -2,10 +2,8 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy
 from lightning import Trainer
@@ -15,27 +13,9 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from .._lightning import append_csv_rows, prefixed
 from .._tensorboard import append_to_event_file
 from ._event_records import event_records
+from ._exclusions import writing
 
 Row = tuple[int, Mapping[str, float]]
-
-_exclusions: WeakKeyDictionary[Trainer, Callable[[], AbstractContextManager[Any]]] = WeakKeyDictionary()
-
-
-def exclude_writing(trainer: Trainer, exclusion: Callable[[], AbstractContextManager[Any]] | None) -> None:
-    """Have every `writing(trainer)` happen within `exclusion()`; None ends this."""
-    if exclusion is None:
-        _exclusions.pop(trainer, None)
-    else:
-        _exclusions[trainer] = exclusion
-
-
-def writing(trainer: Trainer) -> AbstractContextManager[Any]:
-    """The time in which a callback computes and writes many steps at once; whoever times the steps excludes it.
-
-    Otherwise every hundredth step would be longer than the others. May be nested.
-    """
-    exclusion = _exclusions.get(trainer)
-    return exclusion() if exclusion else nullcontext()
 
 
 def write_steps(trainer: Trainer, rows: Iterable[Row]) -> None:

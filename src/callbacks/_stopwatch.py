@@ -20,6 +20,19 @@ from ..records.step_parts import PARTS
 PAUSE = "pause"  # validation, checkpoints and the like: excluded from the step
 WRITING = "writing"  # computing and writing the curves of many steps: excluded, while the device is sampled on
 
+# The first profiled action of a validation, which ends with on_validation_end.
+VALIDATION = "on_validation_model_zero_grad"
+# The endings of Lightning's profiler actions → the part of the step that the action is.
+PARTS_OF_ACTIONS = {
+    "train_dataloader_next": "data_wait",
+    "batch_to_device": "transfer",
+    "training_step": "forward",
+    "optimizer_step": "optimizer",
+    "lr_scheduler_step": "optimizer",
+    "save_checkpoint": PAUSE,
+    VALIDATION: PAUSE,
+}
+
 
 class Clock:
     """The source of marks: here the host's monotonic clock, for devices whose operations end with their call (CPU)."""
@@ -115,6 +128,7 @@ class Stopwatch:
         self.clock = clock
         self.finished: deque[Step] = deque()  # steps whose end has been marked, oldest first
         self.current: Step | None = None
+        self.measuring_seconds = 0.0  # within `excluding(PAUSE)`, on the host's clock
         self._on_running = on_running
         self._running = False
         self._stack: list[str] = []
@@ -147,13 +161,16 @@ class Stopwatch:
             self._mark()
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Exclude what happens within; it may be nested, and may lie within a pause."""
-        self.enter(WRITING)
+    def excluding(self, part: str) -> Iterator[None]:
+        """Exclude what happens within, as `PAUSE` or `WRITING`. It may lie within a pause, and writing may be nested."""
+        began = time.perf_counter()
+        self.enter(part)
         try:
             yield
         finally:
-            self.leave(WRITING)
+            self.leave(part)
+            if part == PAUSE:
+                self.measuring_seconds += time.perf_counter() - began
 
     def _mark(self) -> None:
         if self.current is None:

@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from ..options.types import PositiveInt
 from ._deferred_scalars import DeferredScalars
-from ._step_writer import write_steps, writing
+from ._exclusions import writing
+from ._step_writer import write_steps
 
 FLUSH_EVERY = 100  # steps read from the device and written together
 

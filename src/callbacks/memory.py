@@ -12,6 +12,7 @@ from ..hardware.memory import PARTS, MemoryCounter, StepMemory
 from ..hardware.memory_limits import bytes_of, free_bytes, is_out_of_memory, measured_bytes
 from ..records.formatting import memory
 from ._batches import samples_in
+from ._exclusions import measuring
 from ._never_raise import never_raise
 
 # Of the free memory a step may take so much by the count: kernels' workspaces and fragmentation are not counted.
@@ -70,8 +71,9 @@ class MemoryMonitor(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if not self._active or self._counter is not None:
             return
-        self._counter = MemoryCounter(pl_module, batch, samples_in(batch) or None)
-        counted = self._counter.at()
+        with measuring(trainer):
+            self._counter = MemoryCounter(pl_module, batch, samples_in(batch) or None)
+            counted = self._counter.at()
         self.facts = _facts_of(counted) if counted else {"batch_size": self._counter.batch_size}
         if counted is None or self._counter.optimizer_reason:
             self.facts["uncounted"] = self._counter.reason or self._counter.optimizer_reason

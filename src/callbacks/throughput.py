@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from lightning import LightningModule, Trainer
@@ -18,32 +18,21 @@ from ..hardware.devices import cache_bytes
 from ..options.types import NonNegativeInt
 from ._batches import samples_in, timesteps_in
 from ._cost_summary import CostSummary, UpdateBuilder, step_metrics
+from ._exclusions import add_exclusion, measuring, remove_exclusion, writing
 from ._flops_meter import FlopsMeter
 from ._followed_devices import FollowedDevices
 from ._never_raise import never_raise
 from ._profiler_hook import ProfilerHook, attach_profiler_hook, detach_profiler_hook
 from ._run_summary import Seen, report, run_summary
 from ._step_watch import StepWatch
-from ._step_writer import Row, exclude_writing, write_steps, writing
-from ._stopwatch import PAUSE, Step, Stopwatch, clock_for
+from ._step_writer import Row, write_steps
+from ._stopwatch import PARTS_OF_ACTIONS, PAUSE, VALIDATION, Step, Stopwatch, clock_for
 from .communication import CommunicationMonitor
 
 FLUSH_EVERY = 100  # steps computed and written together
 
-# The first profiled action of a validation, which ends with on_validation_end.
-_VALIDATION = "on_validation_model_zero_grad"
 # Training on a batch: it begins after on_train_batch_start, where modes of other callbacks may begin.
 _BATCH = "run_training_batch"
-# The endings of Lightning's profiler actions → the part of the step that the action is.
-_PARTS_OF_ACTIONS = {
-    "train_dataloader_next": "data_wait",
-    "batch_to_device": "transfer",
-    "training_step": "forward",
-    "optimizer_step": "optimizer",
-    "lr_scheduler_step": "optimizer",
-    "save_checkpoint": PAUSE,
-    _VALIDATION: PAUSE,
-}
 
 
 class ThroughputMonitor(Callback):
@@ -130,10 +119,10 @@ class ThroughputMonitor(Callback):
         self._cpu_before = cpu_seconds()
         self._validating = False
         detach_profiler_hook(trainer, self._hook)
-        endings = frozenset((*_PARTS_OF_ACTIONS, _BATCH))
+        endings = frozenset((*PARTS_OF_ACTIONS, _BATCH))
         self._hook = attach_profiler_hook(trainer, endings, self._on_action_start, self._on_action_end)
         self._active = True
-        exclude_writing(trainer, lambda: self._stopwatch.writing() if self._active else nullcontext())
+        add_exclusion(trainer, self._exclude)
         self._started = time.perf_counter()
 
     @override
@@ -160,6 +149,9 @@ class ThroughputMonitor(Callback):
         self._watch.stop()
         self._devices.release()
 
+    def _exclude(self, part: str) -> AbstractContextManager[None]:
+        return self._stopwatch.excluding(part) if self._active else nullcontext()
+
     @never_raise
     def _on_action_start(self, action: str) -> None:
         if not self._active:
@@ -169,19 +161,19 @@ class ThroughputMonitor(Callback):
             if self._stopwatch.current is not None:
                 self._stopwatch.current.watched = self._watch.active
             return
-        if action == "train_dataloader_next" or _PARTS_OF_ACTIONS[action] == PAUSE:
+        if action == "train_dataloader_next" or PARTS_OF_ACTIONS[action] == PAUSE:
             self._watch.stop()
         if action == "train_dataloader_next":
             self._leave_out_warm_up()
             self._stopwatch.begin_step()
-        if action == _VALIDATION:
+        if action == VALIDATION:
             self._validating = True
-        self._stopwatch.enter(_PARTS_OF_ACTIONS[action])
+        self._stopwatch.enter(PARTS_OF_ACTIONS[action])
 
     @never_raise
     def _on_action_end(self, action: str) -> None:
-        if self._active and action not in (_BATCH, _VALIDATION):
-            self._stopwatch.leave(_PARTS_OF_ACTIONS[action])
+        if self._active and action not in (_BATCH, VALIDATION):
+            self._stopwatch.leave(PARTS_OF_ACTIONS[action])
 
     def _leave_out_warm_up(self) -> None:
         """Drop the device samples of the first update, and at the end of the warm-up those of all before."""
@@ -198,9 +190,8 @@ class ThroughputMonitor(Callback):
             step.samples = (self.batch_size_fn or samples_in)(batch)
             step.timesteps = self.timesteps_fn(batch) if self.timesteps_fn else timesteps_in(pl_module, step.samples)
             if not self._flops.is_counted:
-                self._stopwatch.enter(PAUSE)
-                self._flops.count(trainer, pl_module, batch, step.samples)
-                self._stopwatch.leave(PAUSE)
+                with measuring(trainer):
+                    self._flops.count(trainer, pl_module, batch, step.samples)
 
     @override
     @never_raise
@@ -284,13 +275,14 @@ class ThroughputMonitor(Callback):
 
     @never_raise
     def _stop(self, trainer: Trainer) -> None:
-        exclude_writing(trainer, None)
+        remove_exclusion(trainer, self._exclude)
         if self._active:
             self._watch.stop()
             self._stopwatch.end_step()
             self._flush(trainer, wait=True)
             self._active = False
-            self.summary = self._cost.summary(trainer.world_size, time.perf_counter() - self._started)
+            seconds = time.perf_counter() - self._started - self._stopwatch.measuring_seconds
+            self.summary = self._cost.summary(trainer.world_size, seconds)
 
     @never_raise
     def _sum_up(self, trainer: Trainer, steps: list[float | None]) -> None:

@@ -13,7 +13,8 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from batchscope.callbacks import _step_writer
-from batchscope.callbacks._step_writer import exclude_writing, write_steps
+from batchscope.callbacks._exclusions import add_exclusion, remove_exclusion
+from batchscope.callbacks._step_writer import write_steps
 from batchscope.checkpointing.csv_logger import AtomicCSVLogger
 
 
@@ -163,15 +164,15 @@ def test_writing_happens_within_the_exclusion(tmp_path: Path) -> None:
             heard.append("written")
 
     @contextlib.contextmanager
-    def exclusion() -> Iterator[None]:
-        heard.append("begins")
+    def exclusion(part: str) -> Iterator[None]:
+        heard.append(f"{part} begins")
         yield
         heard.append("ends")
 
     trainer = FakeTrainer(is_global_zero=True, loggers=[Listening(tmp_path)])
-    exclude_writing(trainer, exclusion)
+    add_exclusion(trainer, exclusion)
     write_steps(trainer, [(1, {"a": 1.0})])
     write_steps(trainer, [])
-    exclude_writing(trainer, None)
+    remove_exclusion(trainer, exclusion)
     write_steps(trainer, [(2, {"a": 1.0})])
-    assert heard == ["begins", "written", "ends", "written"]
+    assert heard == ["writing begins", "written", "ends", "written"]

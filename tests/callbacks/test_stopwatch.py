@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from batchscope.callbacks import _stopwatch as stopwatch
-from batchscope.callbacks._stopwatch import PAUSE, Clock, CudaClock, Stopwatch, clock_for
+from batchscope.callbacks._stopwatch import PAUSE, WRITING, Clock, CudaClock, Stopwatch, clock_for
 
 
 class FakeClock(Clock):
@@ -89,9 +89,9 @@ def test_writing_is_excluded_and_the_device_is_sampled_on(clock: FakeClock) -> N
     watch = Stopwatch(clock, heard.append)
     watch.begin_step()
     clock.now += 0.001
-    with watch.writing():
+    with watch.excluding(WRITING):
         clock.now += 0.004
-        with watch.writing():
+        with watch.excluding(WRITING):
             clock.now += 0.004
         watch.enter(PAUSE)
         clock.now += 1
@@ -105,7 +105,7 @@ def test_writing_is_excluded_and_the_device_is_sampled_on(clock: FakeClock) -> N
 
 def test_steps_adjoin_after_writing(watch: Stopwatch, clock: FakeClock) -> None:
     watch.begin_step()
-    with watch.writing():
+    with watch.excluding(WRITING):
         clock.now += 0.004
     watch.begin_step()
     assert watch.finished[0].marks[-1][1] is watch.current.marks[0][1]

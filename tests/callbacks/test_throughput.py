@@ -15,9 +15,11 @@ from torch.utils.data import DataLoader
 from batchscope.callbacks import _flops_meter, throughput
 from batchscope.callbacks._stopwatch import Clock
 from batchscope.callbacks.device import DeviceMonitor
+from batchscope.callbacks.memory import MemoryMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware import calibration
 from batchscope.hardware.calibration import Calibration
+from batchscope.hardware.memory import MemoryCounter, StepMemory
 from batchscope.models.recurrent import LSTMCell, unroll
 from batchscope.records.metrics import METRICS
 from batchscope.records.step_parts import PARTS
@@ -229,6 +231,26 @@ def test_two_monitors_of_one_trainer_both_measure(monitor: ThroughputMonitor, tm
     assert (monitor.summary["updates"], second.summary["updates"]) == (5, 8)
     for summary in (monitor.summary, second.summary):
         assert summary["parts_ms"]["forward"] > 0
+
+
+class SlowCounter(MemoryCounter):
+    def at(self, batch_size: int | None = None) -> StepMemory | None:
+        time.sleep(1)
+        return super().at(batch_size)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_counting_memory_is_in_no_step_and_not_in_the_rate_of_the_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    monkeypatch.setattr("batchscope.callbacks.memory.MemoryCounter", SlowCounter)
+    monitors = [ThroughputMonitor(calibrate=False, verbose=False, warmup_steps=0) for _ in range(2)]
+    callbacks = (MemoryMonitor(), monitors[1]) if first else (monitors[1], MemoryMonitor())
+    fit(monitors[0], tmp_path, callbacks=callbacks, max_steps=1)
+    for monitor in monitors:
+        assert monitor.summary["updates"] == 1
+        assert monitor.summary["step_ms"] < 1000
+        assert monitor.summary["fit_seconds"] < 1
 
 
 class Dicts(Stranger):
