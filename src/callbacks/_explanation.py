@@ -30,7 +30,8 @@ class Measured:
     precision: str
     batch_size: int | None
     step_seconds: float
-    between_seconds: float
+    between_seconds: float  # of it
+    waiting_seconds: float  # of `between_seconds`, waiting for the loader
     steps: int
     recorder: OperationRecorder | None
     events: Sequence[Event] = ()
@@ -70,6 +71,7 @@ def explain(measured: Measured) -> Explanation:
         batch_size=measured.batch_size,
         step_seconds=measured.step_seconds,
         between_seconds=measured.between_seconds,
+        waiting_seconds=measured.waiting_seconds,
         steps=measured.steps,
         is_timed=is_timed and bool(operations),
         roofs=records.Roofs(
@@ -98,8 +100,8 @@ def _disturbed(measured: Measured, recorded: float) -> list[str]:
 
 def _bottleneck(measured: Measured, operations: Sequence[Operation], roofs: Roofs | None) -> dict[str, Any] | None:
     """What limits the step, by the rule that every run is judged by."""
-    between = 1e3 * measured.between_seconds
-    parts = {"data_wait": between, "forward": 1e3 * measured.step_seconds - between}
+    waiting, between = 1e3 * measured.waiting_seconds, 1e3 * measured.between_seconds
+    parts = {"data_wait": waiting, "other": between - waiting, "forward": 1e3 * measured.step_seconds - between}
     found = find_bottleneck(Step(parts, device="cpu", steps=measured.steps, operations=operations, roofs=roofs))
     if found is None:
         return None

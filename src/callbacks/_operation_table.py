@@ -45,7 +45,8 @@ def _modules(step: Explanation, depth: int | None) -> list[str]:
         rows.append([_shortened(cost.module), *_cells(cost, step)])
     if step.is_timed:
         if step.device == "cpu":
-            rows.append(_time_row("between batches", step.between_seconds, step))
+            rows.append(_time_row("waiting for data", step.waiting_seconds, step))
+            rows.append(_time_row("between batches", step.between_seconds - step.waiting_seconds, step))
             rows.append(_time_row("host: Python, autograd", step.outside_seconds, step))
         elif step.idle_share is not None:
             rows.append(_time_row("no kernel runs", step.idle_share * step.step_seconds, step))

@@ -38,8 +38,10 @@ class UpdateStages:
         self._warmup, self._device = warmup, device
         self._began = time.perf_counter()
         self._start = self._batch_end = self._between = 0.0
+        self._waited = self._waiting = self._wait_start = 0.0  # for data: until the batch before, and since then
         self._interrupted = False
-        self.intervals: list[tuple[float, float]] = []  # seconds of a plain update, and of it between batches
+        # Seconds of a plain update, of it between batches, and of these waiting for data.
+        self.intervals: list[tuple[float, float, float]] = []
 
     def begin(self, operations: int) -> None:
         """An update begins, where a recorded one has so many operations (0 if unknown)."""
@@ -49,19 +51,30 @@ class UpdateStages:
             synchronize(self._device)
         now = time.perf_counter()
         if before is Stage.PLAIN:
-            end = self._batch_end if self._interrupted else now
-            self.intervals.append((end - self._start, self._between + end - self._batch_end))
+            end, waiting = (self._batch_end, 0.0) if self._interrupted else (now, self._waiting)
+            between = self._between + end - self._batch_end
+            self.intervals.append((end - self._start, between, self._waited + waiting))
         self._start, self._between, self._batch_end, self._interrupted = now, 0.0, now, False
+        self._waited = self._waiting = 0.0
 
     def begin_batch(self) -> None:
         """A batch of the update is there."""
         self._between += time.perf_counter() - self._batch_end
+        self._waited, self._waiting = self._waited + self._waiting, 0.0
 
     def end_batch(self, is_last: bool) -> None:
         """A batch has been trained; the last one of an update has changed the weights."""
         self._batch_end = time.perf_counter()
         if is_last:
             self._left[self.stage] -= 1
+
+    def begin_wait(self) -> None:
+        """The loader is asked for the next batch."""
+        self._wait_start = time.perf_counter()
+
+    def end_wait(self) -> None:
+        """The loader has given the batch."""
+        self._waiting += time.perf_counter() - self._wait_start
 
     def leave_out(self) -> None:
         """Something else than training happens before the next update begins: this one ended with its batch."""
@@ -76,13 +89,12 @@ class UpdateStages:
         """Whether no update is left to be measured."""
         return self._left[Stage.PROFILED] <= 0
 
-    def step_seconds(self) -> tuple[float, float]:
-        """The time of a plain update, and of it the time between batches."""
-        average = (
-            median if self._device.type == "cpu" else mean
-        )  # of a device that is awaited at the end, the sum is true
-        total, between = zip(*self.intervals, strict=True)
-        return average(total), average(between)
+    def step_seconds(self) -> tuple[float, float, float]:
+        """The time of a plain update, of it the time between batches, and of this the time of waiting for data."""
+        # A device that is awaited only after the last update makes the sum of the updates true, and no single one.
+        average = median if self._device.type == "cpu" else mean
+        total, between, waiting = zip(*self.intervals, strict=True)
+        return average(total), average(between), average(waiting)
 
     def _choose(self, operations: int) -> None:
         done = self._warmup - self._left[Stage.WARMUP]

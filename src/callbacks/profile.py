@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from typing_extensions import override
 
+from .._lightning import profiler_of, set_profiler
 from ..files import why, write_folder
 from ..hardware.calibration_cache import cached_calibration
 from ..hardware.devices import cache_bytes
@@ -25,6 +26,7 @@ from ._batches import samples_in
 from ._explanation import Measured, explain
 from ._never_raise import never_raise
 from ._operation_table import as_text
+from ._profiler_hook import ProfilerHook
 from ._step_watch import can_be_watched
 from ._update_stages import Stage, UpdateStages
 
@@ -70,7 +72,8 @@ class OperationProfiler(Callback):
         self.files: dict[str, bytes] = {}  # the explanation and the trace, by name
         self.folder: Path | None = None  # that was written
         self._stages: UpdateStages | None = None
-        self._open = contextlib.ExitStack()
+        self._open = contextlib.ExitStack()  # what a recorded batch has opened
+        self._attached = contextlib.ExitStack()  # the hook that times the loader
 
     def summary_lines(self) -> list[str]:
         """For the end of a run: where the explanation is."""
@@ -95,6 +98,7 @@ class OperationProfiler(Callback):
         self.files = {}
         self._device = trainer.strategy.root_device
         self._stages = UpdateStages(self.warmup_steps, self.steps, self._device)
+        self._time_loader(trainer, self._stages)
         self._records = can_be_watched(trainer, pl_module)
         self._recorder = OperationRecorder(pl_module, cache_bytes(self._device), self._part_now)
         self._profiler: StepProfiler | None = None
@@ -106,6 +110,17 @@ class OperationProfiler(Callback):
         self._part = "forward"
         self._update = trainer.global_step
         self._in_update = False
+
+    def _time_loader(self, trainer: Trainer, stages: UpdateStages) -> None:
+        endings = frozenset({"train_dataloader_next"})
+        hook = ProfilerHook(profiler_of(trainer), endings, lambda _: stages.begin_wait(), lambda _: stages.end_wait())
+        set_profiler(trainer, hook)
+
+        def detach() -> None:
+            if profiler_of(trainer) is hook:  # otherwise a later hook calls this one, whose listeners do no harm
+                set_profiler(trainer, hook.inner)
+
+        self._attached.callback(detach)
 
     def _part_now(self) -> str:
         return self._part
@@ -233,6 +248,7 @@ class OperationProfiler(Callback):
             return
         self._stages = None
         self._open.close()
+        self._attached.close()
         if self._profiler is not None:
             self._profiler.stop()
 
@@ -249,7 +265,7 @@ class OperationProfiler(Callback):
         if not stages.intervals:
             rank_zero_warn(f"OperationProfiler has measured no step: it needs {self.warmup_steps + 2} updates")
             return
-        seconds, between = stages.step_seconds()
+        seconds, between, waiting = stages.step_seconds()
         measured = Measured(
             title=getattr(module, "title", type(module).__name__),
             device=self._device,
@@ -257,6 +273,7 @@ class OperationProfiler(Callback):
             batch_size=self._batch_size,
             step_seconds=seconds,
             between_seconds=between,
+            waiting_seconds=waiting,
             steps=len(stages.intervals),
             recorder=self._recorder if self._records else None,
             events=self._trace["traceEvents"],

@@ -85,12 +85,15 @@ class Explanation:
     precision: str
     batch_size: int | None  # samples of a batch on this device
     step_seconds: float  # with nothing else measured
-    between_seconds: float  # of it, from the end of a batch to the start of the next: loading, transfer, callbacks
+    between_seconds: (
+        float  # of it, from the end of a batch to the start of the next: waiting for data, transfer, callbacks
+    )
     steps: int  # that `step_seconds` is of
     is_timed: bool  # whether the operations have seconds
     roofs: Roofs
     operations: Sequence[Cost]
     threads: int | None = None
+    waiting_seconds: float = 0.0  # of `between_seconds`, in the loader's `next`
     bottleneck: Mapping[str, Any] | None = None  # kind, share, certainty, evidence; on a CPU
     idle_share: float | None = None  # of the step, in which no kernel ran
     gaps: Sequence[Gap] = field(default_factory=list)

@@ -41,7 +41,14 @@ def measured(device: str, **changes: Any) -> Measured:
     recorder = OperationRecorder()
     recorder.steps = [list(STEP)]
     known = {"title": "net", "device": torch.device(device), "precision": "32-true", "batch_size": 8}
-    known |= {"step_seconds": 1e-3, "between_seconds": 1e-4, "steps": 5, "recorder": recorder, "calibration": GPU}
+    known |= {
+        "step_seconds": 1e-3,
+        "between_seconds": 1e-4,
+        "waiting_seconds": 0.0,
+        "steps": 5,
+        "recorder": recorder,
+        "calibration": GPU,
+    }
     return Measured(**{**known, **changes})
 
 

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils.data import DataLoader, Dataset
 
 from batchscope.callbacks import profile
 from batchscope.callbacks._operation_table import as_text
+from batchscope.callbacks._update_stages import UpdateStages
 from batchscope.callbacks.profile import OperationProfiler
 from batchscope.hardware.calibration import Calibration
 from batchscope.records.explanation import FILE, TRACE, Cost, Explanation
@@ -31,6 +33,14 @@ CALIBRATION = Calibration(
 )
 
 
+QUIET: dict[str, Any] = {
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+    "logger": False,
+}
+
+
 @pytest.fixture(autouse=True)
 def measured_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "cached_calibration", lambda device: CALIBRATION)
@@ -44,13 +54,7 @@ def fit(
     callback: OperationProfiler, module: lightning.LightningModule | None = None, samples: int = 20, **options: Any
 ) -> lightning.Trainer:
     """Train epochs of five steps of four samples, by default."""
-    quiet = {
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-        "logger": False,
-    }
-    trainer = lightning.Trainer(**{"max_epochs": 10, "accelerator": "cpu", "callbacks": [callback], **quiet, **options})
+    trainer = lightning.Trainer(**{"max_epochs": 10, "accelerator": "cpu", "callbacks": [callback], **QUIET, **options})
     trainer.fit(module or Stranger(), loader(samples))
     return trainer
 
@@ -92,16 +96,58 @@ def test_the_step_is_that_of_updates_which_nothing_else_measures() -> None:
     assert step.outside_seconds >= 0.015
 
 
-def test_waiting_for_data_is_between_batches() -> None:
-    class Waiting(Stranger):
-        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-            time.sleep(0.02)
-            return batch
+def test_waiting_for_data_is_the_time_in_the_loader() -> None:
+    class Slow(Stranger):
+        def train_dataloader(self) -> Any:
+            return DataLoader(Rows(), batch_size=4)
 
-    step = explained(Waiting())
-    assert step.between_seconds >= 0.02
+    class Rows(Dataset):
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            time.sleep(0.005)
+            return torch.ones(4), torch.ones(1)
+
+    callback = profiler()
+    trainer = lightning.Trainer(callbacks=[callback], max_epochs=10, accelerator="cpu", **QUIET)
+    own = trainer.profiler
+    trainer.fit(Slow())
+    step = callback.explanation
+    assert step is not None
+    assert step.between_seconds >= step.waiting_seconds >= 0.02
     assert step.bottleneck is not None
     assert step.bottleneck["kind"] == "input"
+    assert trainer.profiler is own
+
+
+def test_a_slow_callback_is_not_waiting_for_data() -> None:
+    class Sleep(lightning.Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            time.sleep(0.02)
+
+    callback = profiler()
+    fit(callback, callbacks=[callback, Sleep()])
+    step = callback.explanation
+    assert step is not None
+    assert step.between_seconds >= 0.02 > 10 * step.waiting_seconds
+    assert step.bottleneck is not None
+    assert step.bottleneck["kind"] == "host"
+
+
+def test_waiting_for_the_first_batch_of_an_epoch_is_of_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, *range(100)])
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(now)))
+    stages = UpdateStages(0, 1, torch.device("cpu"))
+    stages.begin(0)
+    stages.begin_batch()
+    stages.end_batch(is_last=True)
+    stages.leave_out()
+    stages.begin_wait()
+    stages.end_wait()
+    stages.begin(0)
+    ((_, between, waiting),) = stages.intervals
+    assert (between, waiting) == (1, 0)
 
 
 def test_with_accumulated_gradients_a_step_is_an_update_of_several_batches() -> None:
@@ -225,7 +271,15 @@ def test_the_tables_name_modules_operations_and_what_is_outside(capsys: pytest.C
     heading, took, *_ = text.strip().splitlines()
     assert heading.startswith("Stranger, batches of 4, 32-true, on cpu (")
     assert took.startswith("a step takes ")
-    for row in ("layer", "optimizer", "between batches", "host: Python, autograd", "the step", "addmm"):
+    for row in (
+        "layer",
+        "optimizer",
+        "waiting for data",
+        "between batches",
+        "host: Python, autograd",
+        "the step",
+        "addmm",
+    ):
         assert f"\n{row}" in text
 
 
