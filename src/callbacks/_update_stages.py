@@ -9,6 +9,8 @@ import torch
 _RECORDED = 3  # updates whose operations are noted; a time is the median of them
 _FEWEST_WARMUP = 4
 _LONGEST_WARMUP_S = 15
+_PLAIN, _FEWEST_PLAIN, _LONGEST_PLAIN_S = 10, 5, 3  # from 10 updates on a bottleneck can be clear
+_PROFILED = 5
 _MOST_EVENTS = 300_000  # operations in a profile: reading one takes some seconds and 1 GiB
 
 
@@ -29,14 +31,15 @@ class UpdateStages:
 
     Args:
         warmup: updates to leave out.
-        steps: plain updates, and at most profiled ones.
+        steps: plain updates, and at most profiled ones. None is 10 plain ones (fewer, but 5, if they take more than 3 s)
+            and 5 profiled ones.
     """
 
-    def __init__(self, warmup: int, steps: int, device: torch.device):
+    def __init__(self, warmup: int, steps: int | None, device: torch.device):
         self.stage = Stage.WARMUP
-        self._left = {Stage.WARMUP: warmup, Stage.PLAIN: steps, Stage.RECORDED: _RECORDED, Stage.PROFILED: steps}
-        self._warmup, self._device = warmup, device
-        self._began = time.perf_counter()
+        self._left = most_updates(warmup, steps)
+        self._warmup, self._device, self._may_shorten = warmup, device, steps is None
+        self._began = self._plain_began = time.perf_counter()
         self._start = self._batch_end = self._between = 0.0
         self._waited = self._waiting = self._wait_start = 0.0  # for data: until the batch before, and since then
         self._interrupted = False
@@ -50,6 +53,8 @@ class UpdateStages:
         if Stage.PLAIN in (before, self.stage) and before is not self.stage:
             synchronize(self._device)
         now = time.perf_counter()
+        if before is Stage.WARMUP:
+            self._plain_began = now
         if before is Stage.PLAIN:
             end, waiting = (self._batch_end, 0.0) if self._interrupted else (now, self._waiting)
             between = self._between + end - self._batch_end
@@ -100,10 +105,19 @@ class UpdateStages:
         done = self._warmup - self._left[Stage.WARMUP]
         if done >= _FEWEST_WARMUP and time.perf_counter() - self._began > _LONGEST_WARMUP_S:
             self._left[Stage.WARMUP] = 0
+        is_long = self.stage is Stage.PLAIN and time.perf_counter() - self._plain_began > _LONGEST_PLAIN_S
+        if self._may_shorten and is_long and len(self.intervals) >= _FEWEST_PLAIN - 1:  # the last one is not added yet
+            self._left[Stage.PLAIN] = 0
         if operations:
             most = max(1, _MOST_EVENTS // operations)
             self._left[Stage.PROFILED] = min(self._left[Stage.PROFILED], most)
         self.stage = next((stage for stage, left in self._left.items() if left > 0), Stage.DONE)
+
+
+def most_updates(warmup: int, steps: int | None) -> dict[Stage, int]:
+    """The updates of every stage, if none is shortened."""
+    plain, profiled = (_PLAIN, _PROFILED) if steps is None else (steps, steps)
+    return {Stage.WARMUP: warmup, Stage.PLAIN: plain, Stage.RECORDED: _RECORDED, Stage.PROFILED: profiled}
 
 
 def synchronize(device: torch.device) -> None:

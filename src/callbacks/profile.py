@@ -44,7 +44,8 @@ class OperationProfiler(Callback):
         dirpath: a folder for `explain.json` and `trace.json.gz` (https://ui.perfetto.dev), written at once when both are
             known; a number is appended if the folder exists. None writes nothing.
         warmup_steps: updates that are left out; fewer, but 4, if they take more than 15 s.
-        steps: updates that are measured as they are, and at most recorded with `torch.profiler`.
+        steps: updates that are measured as they are, and at most recorded with `torch.profiler`. None measures 10
+            (fewer, but 5, if they take more than 3 s) and records 5.
         calibrate: whether the device's peaks may be measured (once, for some seconds; the result is cached). Without
             them there are no floors.
         stop: end the training when all is known.
@@ -57,7 +58,7 @@ class OperationProfiler(Callback):
         self,
         dirpath: str | None = None,
         warmup_steps: NonNegativeInt = 10,
-        steps: PositiveInt = 5,
+        steps: PositiveInt | None = None,
         calibrate: bool = True,
         stop: bool = False,
         verbose: bool = True,

@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--depth", type=_positive, metavar="N", help="show modules to this depth, with what they contain"
     )
-    parser.add_argument("--steps", type=_positive, default=5, metavar="N", help="measure so many steps (5)")
+    parser.add_argument("--steps", type=_positive, metavar="N", help="measure so many steps (10)")
     parser.add_argument("--warmup", type=_positive, default=10, metavar="N", help="leave out so many steps before (10)")
     parser.add_argument("--config-dir", metavar="DIR", help="adds YAML files of your own; without a run's folder")
     return parser

@@ -4,6 +4,7 @@ from typing import Any
 
 from lightning import Trainer
 
+from ..callbacks._update_stages import most_updates
 from ..callbacks.profile import OperationProfiler
 from ..data.datamodule import TensorDataModule
 from ..errors import UserError
@@ -14,11 +15,9 @@ from .failures import explain_failures
 from .run import limit_batch_size, set_up_process
 from .task import Task, min_samples
 
-_RECORDED = 3  # updates beside those that are plain or profiled
-
 
 def explain(
-    config: dict[str, Any], choices: dict[str, str], place: str, warmup: int, steps: int
+    config: dict[str, Any], choices: dict[str, str], place: str, warmup: int, steps: int | None
 ) -> tuple[Explanation, dict[str, bytes]]:
     """Train some steps, and say what they cost.
 
@@ -27,7 +26,7 @@ def explain(
         choices: the option taken from each config group, for the title.
         place: where the explanation will lie, for errors.
         warmup: updates that are left out.
-        steps: updates that are measured as they are, and at most profiled.
+        steps: updates that are measured as they are, and at most profiled; None as in OperationProfiler.
 
     Returns the explanation, and the files that hold it with the trace.
 
@@ -41,7 +40,7 @@ def explain(
     data.check()
     profiler = OperationProfiler(warmup_steps=warmup, steps=steps, stop=True, verbose=False)
     callbacks = [profiler, *build_all(config["callbacks"], "callbacks")]
-    limit = {"max_steps": warmup + _RECORDED + 2 * steps}
+    limit = {"max_steps": sum(most_updates(warmup, steps).values())}
     trainer = build(config["trainer"], "trainer", callbacks=callbacks, logger=False, **limit)
     model = build(config["model"], "model", spec=data.spec)
     optimizer = build(config["optimizer"], "optimizer")

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from batchscope.callbacks import profile
 from batchscope.callbacks._operation_table import as_text
-from batchscope.callbacks._update_stages import UpdateStages
+from batchscope.callbacks._update_stages import Stage, UpdateStages
 from batchscope.callbacks.profile import OperationProfiler
 from batchscope.hardware.calibration import Calibration
 from batchscope.records.explanation import FILE, TRACE, Cost, Explanation
@@ -130,7 +130,7 @@ def test_a_slow_callback_is_not_waiting_for_data() -> None:
     fit(callback, callbacks=[callback, Sleep()])
     step = callback.explanation
     assert step is not None
-    assert step.between_seconds >= 0.02 > 10 * step.waiting_seconds
+    assert step.between_seconds - step.waiting_seconds >= 0.02
     assert step.bottleneck is not None
     assert step.bottleneck["kind"] == "host"
 
@@ -158,6 +158,42 @@ def test_with_accumulated_gradients_a_step_is_an_update_of_several_batches() -> 
 
 def test_the_training_ends_when_all_is_known() -> None:
     assert fit(profiler(warmup_steps=4, steps=3)).global_step == 4 + 3 + 3 + 3
+
+
+def clocked(step_seconds: float, steps: int | None, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many plain updates are measured, where every update takes so long."""
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    stages = UpdateStages(4, steps, torch.device("cpu"))
+    stages.begin(0)
+    while stages.stage is not Stage.DONE:
+        stages.begin_batch()
+        now += step_seconds
+        stages.end_batch(is_last=True)
+        stages.begin(0)
+    return len(stages.intervals)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps", "measured"), [(0.1, None, 10), (0.4, None, 8), (2, None, 5), (2, 10, 10), (0.1, 2, 2)]
+)
+def test_ten_updates_are_measured_or_fewer_slow_ones_unless_a_number_is_given(
+    seconds: float, steps: int | None, measured: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert clocked(seconds, steps, monkeypatch) == measured
+
+
+def test_by_default_a_bottleneck_can_be_clear() -> None:
+    class Slow(Stranger):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            time.sleep(0.02)
+            return super().training_step(batch, batch_idx)
+
+    callback = profiler(steps=None)
+    fit(callback, Slow())
+    assert callback.explanation is not None
+    assert callback.explanation.bottleneck is not None
+    assert callback.explanation.bottleneck["certainty"] == "clear"
 
 
 def test_without_stop_the_training_goes_on_and_is_bit_for_bit_the_same() -> None:
