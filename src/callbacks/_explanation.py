@@ -46,23 +46,8 @@ def explain(measured: Measured) -> Explanation:
     roofs = roofs_of(calibration) if calibration else _NO_ROOFS
     if calibration is None:
         notes.append("the device was not measured: no floors (batchscope hardware measures it)")
-    operations = measured.recorder.operations() if measured.recorder else []
-    if measured.recorder and measured.recorder.error is not None:
-        notes.append(f"the operations could not be counted: {measured.recorder.error}")
-    is_timed = device.type == "cpu"
-    extra: dict[str, Any] = {}
-    if device.type == "cuda" and operations:
-        operations, is_timed = _timed_by_device(measured)
-        if not is_timed:
-            notes.append("the trace has no kernel, so the operations are counted and not timed")
-        extra = _idle(measured)
-    elif not is_timed:
-        operations = [replace(each, seconds=0.0) for each in operations]
-        notes.append(f"on {device.type} the operations are counted and not timed")
-    elif measured.events and operations:
-        extra = {"profiled_seconds": _profiled(measured.events, operations)}
-    if is_timed and device.type == "cpu":
-        notes += _disturbed(measured, sum(each.seconds for each in operations))
+    operations, is_timed, remarks = _timed(measured)
+    notes += remarks
     return Explanation(
         title=measured.title,
         device=device.type,
@@ -73,7 +58,7 @@ def explain(measured: Measured) -> Explanation:
         between_seconds=measured.between_seconds,
         waiting_seconds=measured.waiting_seconds,
         steps=measured.steps,
-        is_timed=is_timed and bool(operations),
+        is_timed=is_timed,
         roofs=records.Roofs(
             dict(roofs.flops_per_sec), roofs.bytes_per_sec, calibration.cache_bytes if calibration else None
         ),
@@ -82,8 +67,35 @@ def explain(measured: Measured) -> Explanation:
         bottleneck=_bottleneck(measured, operations, roofs if calibration else None) if device.type == "cpu" else None,
         trace_steps=measured.trace_steps,
         notes=notes,
-        **extra,
+        **_of_trace(measured, operations),
     )
+
+
+def _timed(measured: Measured) -> tuple[list[Operation], bool, list[str]]:
+    """The operations, whether they have times, and what is to be noted of them."""
+    device, recorder = measured.device.type, measured.recorder
+    operations, notes = recorder.operations() if recorder else [], []
+    if recorder and recorder.error is not None:
+        notes.append(f"the operations could not be counted: {recorder.error}")
+    if device == "cpu":
+        notes += _disturbed(measured, sum(each.seconds for each in operations))
+        return operations, bool(operations), notes
+    if device == "cuda" and operations:
+        operations, is_timed = _timed_by_device(measured)
+        if not is_timed:
+            notes.append("the trace has no kernel, so the operations are counted and not timed")
+        return operations, is_timed, notes
+    notes.append(f"on {device} the operations are counted and not timed")
+    return [replace(each, seconds=0.0) for each in operations], False, notes
+
+
+def _of_trace(measured: Measured, operations: Sequence[Operation]) -> dict[str, Any]:
+    """What the trace alone tells."""
+    if not operations or not measured.events:
+        return {}
+    if measured.device.type == "cuda":
+        return _idle(measured)
+    return {"profiled_seconds": _profiled(measured.events, operations)} if measured.device.type == "cpu" else {}
 
 
 def _disturbed(measured: Measured, recorded: float) -> list[str]:
