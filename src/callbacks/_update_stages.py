@@ -1,10 +1,16 @@
 """Which updates of a training are left out, timed as they are, recorded, and profiled, and how long those as they are take."""
 
+import contextlib
 import time
+from collections.abc import Iterator
 from enum import Enum, auto
 from statistics import mean, median
 
 import torch
+from lightning import Trainer
+
+from .._lightning import profiler_of, set_profiler
+from ._profiler_hook import ProfilerHook
 
 _RECORDED = 3  # updates whose operations are noted; a time is the median of them
 _FEWEST_WARMUP = 4
@@ -118,6 +124,19 @@ def most_updates(warmup: int, steps: int | None) -> dict[Stage, int]:
     """The updates of every stage, if none is shortened."""
     plain, profiled = (_PLAIN, _PROFILED) if steps is None else (steps, steps)
     return {Stage.WARMUP: warmup, Stage.PLAIN: plain, Stage.RECORDED: _RECORDED, Stage.PROFILED: profiled}
+
+
+@contextlib.contextmanager
+def time_loader(trainer: Trainer, stages: UpdateStages) -> Iterator[None]:
+    """Time the waits for the training loader."""
+    endings = frozenset({"train_dataloader_next"})
+    hook = ProfilerHook(profiler_of(trainer), endings, lambda _: stages.begin_wait(), lambda _: stages.end_wait())
+    set_profiler(trainer, hook)
+    try:
+        yield
+    finally:
+        if profiler_of(trainer) is hook:  # otherwise a later hook calls this one, whose listeners do no harm
+            set_profiler(trainer, hook.inner)
 
 
 def synchronize(device: torch.device) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from typing_extensions import override
 
-from .._lightning import profiler_of, set_profiler
 from ..files import why, write_folder
 from ..hardware.calibration_cache import cached_calibration
 from ..hardware.devices import cache_bytes
@@ -26,9 +25,8 @@ from ._batches import samples_in
 from ._explanation import Measured, explain
 from ._never_raise import never_raise
 from ._operation_table import as_text
-from ._profiler_hook import ProfilerHook
 from ._step_watch import can_be_watched
-from ._update_stages import Stage, UpdateStages
+from ._update_stages import Stage, UpdateStages, most_updates, time_loader
 
 
 class OperationProfiler(Callback):
@@ -38,7 +36,8 @@ class OperationProfiler(Callback):
     `torch.profiler`. The recorded steps take longer, so the profiler belongs into a run that is about speed.
 
     On a CPU an operation's time is that of its call. On a GPU it is that of its kernels; the host waits for the device
-    four times in all. After that, `explanation` has the result. Of several ranks the first one measures.
+    four times in all. After that, `explanation` has the result. Of several ranks the first one measures, and all end
+    after the same update.
 
     Args:
         dirpath: a folder for `explain.json` and `trace.json.gz` (https://ui.perfetto.dev), written at once when both are
@@ -93,13 +92,14 @@ class OperationProfiler(Callback):
     @override
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._update, self._updates = trainer.global_step, 0
         if not trainer.is_global_zero:
             return
         self.explanation = self.folder = None
         self.files = {}
         self._device = trainer.strategy.root_device
         self._stages = UpdateStages(self.warmup_steps, self.steps, self._device)
-        self._time_loader(trainer, self._stages)
+        self._attached.enter_context(time_loader(trainer, self._stages))
         self._records = can_be_watched(trainer, pl_module)
         self._recorder = OperationRecorder(pl_module, cache_bytes(self._device), self._part_now)
         self._profiler: StepProfiler | None = None
@@ -109,19 +109,7 @@ class OperationProfiler(Callback):
         if not self._records:
             self._notes.append("the operations of compiled or sharded modules are not counted")
         self._part = "forward"
-        self._update = trainer.global_step
         self._in_update = False
-
-    def _time_loader(self, trainer: Trainer, stages: UpdateStages) -> None:
-        endings = frozenset({"train_dataloader_next"})
-        hook = ProfilerHook(profiler_of(trainer), endings, lambda _: stages.begin_wait(), lambda _: stages.end_wait())
-        set_profiler(trainer, hook)
-
-        def detach() -> None:
-            if profiler_of(trainer) is hook:  # otherwise a later hook calls this one, whose listeners do no harm
-                set_profiler(trainer, hook.inner)
-
-        self._attached.callback(detach)
 
     def _part_now(self) -> str:
         return self._part
@@ -140,8 +128,9 @@ class OperationProfiler(Callback):
                 return
             self._begin_update(stages)
         if stages.stage is Stage.RECORDED and self._records:
-            # After a step of manual optimisation the module may go on with another forward pass.
-            self._open.callback(register_optimizer_step_post_hook(lambda *_: self._set_part("forward")).remove)
+            # In manual optimisation the module may go on with another forward pass.
+            after = "other" if pl_module.automatic_optimization else "forward"
+            self._open.callback(register_optimizer_step_post_hook(lambda *_: self._set_part(after)).remove)
             self._open.enter_context(self._recorder)
         self._batch_size = self._batch_size or samples_in(batch)
         stages.begin_batch()
@@ -194,19 +183,28 @@ class OperationProfiler(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        is_last = trainer.global_step != self._update  # otherwise the gradients are kept for a later batch
+        if is_last:
+            self._update = trainer.global_step
+            self._stop_together(trainer)
         stages = self._stages
         if stages is None:
             return
         self._part = "other"
         self._open.close()
-        is_last = trainer.global_step != self._update  # otherwise the gradients are kept for a later batch
         if is_last:
-            self._update, self._in_update = trainer.global_step, False
+            self._in_update = False
             if stages.stage is Stage.PROFILED and self._profiler is not None:
                 self._profiler.end_step()
         stages.end_batch(is_last)
         if is_last and stages.is_complete:
             self._finish(trainer, pl_module)
+
+    def _stop_together(self, trainer: Trainer) -> None:
+        """End the training of every rank after the last update that rank 0 may need; no rank knows what it does need."""
+        self._updates += 1
+        if self.stop and self._updates >= sum(most_updates(self.warmup_steps, self.steps).values()):
+            trainer.should_stop = True
 
     @override
     @never_raise
@@ -254,14 +252,14 @@ class OperationProfiler(Callback):
             self._profiler.stop()
 
     def _finish(self, trainer: Trainer, module: LightningModule) -> None:
-        """Make the explanation of what was measured, and write it."""
+        """Sum up what was measured."""
         stages = self._stages
         if stages is None:
             return
         if self._profiler is not None:
             self._trace = self._profiler.stop()
         self.disable()
-        if self.stop:
+        if self.stop and trainer.world_size == 1:
             trainer.should_stop = True
         if not stages.intervals:
             rank_zero_warn(f"OperationProfiler has measured no step: it needs {self.warmup_steps + 2} updates")
@@ -281,6 +279,10 @@ class OperationProfiler(Callback):
             calibration=self._calibration,
             notes=self._notes,
         )
+        self._explain(measured)
+
+    def _explain(self, measured: Measured) -> None:
+        """Make the explanation; write it and print it if that is wanted."""
         data, measured.trace_steps = compressed(self._trace) if self._trace["traceEvents"] else (b"", 0)
         self._trace = {}
         if measured.events and not data:

@@ -1,6 +1,9 @@
 """OperationProfiler in strangers' projects: what it says of a step, and that it neither changes nor ends a training."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -196,6 +199,12 @@ def test_by_default_a_bottleneck_can_be_clear() -> None:
     assert callback.explanation.bottleneck["certainty"] == "clear"
 
 
+def test_every_rank_ends_after_the_same_update(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "tests.callbacks.test_profile", str(tmp_path)]
+    subprocess.run(line, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=120)
+    assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["9 True", "9 False"]  # 2 + 2 + 3 + 2 updates
+
+
 def test_without_stop_the_training_goes_on_and_is_bit_for_bit_the_same() -> None:
     weights = []
     for callbacks in ([], [profiler(stop=False)]):
@@ -338,3 +347,9 @@ def test_an_option_adds_it_to_a_run(tmp_path: Path) -> None:
     assert "explain  out/explain" in done.said
     assert "costliest operations" in done.said
     assert {path.name for path in (tmp_path / "out" / "explain").iterdir()} == {FILE, TRACE}
+
+
+if __name__ == "__main__":  # one of two processes; Lightning starts the other
+    own = profiler(warmup_steps=2, calibrate=False)
+    done = fit(own, samples=200, strategy="ddp", devices=2)
+    Path(sys.argv[1], str(done.global_rank)).write_text(f"{done.global_step} {own.explanation is not None}")
