@@ -1,6 +1,7 @@
 """What this project uses of torch that torch does not document or type: here alone. Read in torch 2.15."""
 
 import contextlib
+import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
@@ -174,3 +175,11 @@ def fake_tensors() -> contextlib.AbstractContextManager[Any]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def living_fake_tensors() -> int:
+    """How many fake tensors exist in this process."""
+    module = sys.modules.get("torch._subclasses.fake_tensor")
+    if module is None:
+        return 0
+    return sum(type(each) is module.FakeTensor for each in gc.get_objects())

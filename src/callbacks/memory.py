@@ -1,5 +1,6 @@
 """MemoryMonitor: what takes the memory at the peak of a training step, and which batch size would fit."""
 
+import gc
 from typing import Any
 
 import psutil
@@ -8,6 +9,8 @@ from lightning.pytorch.callbacks import Callback
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
+from .._torch import living_fake_tensors
+from ..errors import UserError
 from ..hardware.memory import PARTS, MemoryCounter, StepMemory
 from ..hardware.memory_limits import bytes_of, free_bytes, is_out_of_memory, measured_bytes
 from ..records.formatting import memory
@@ -19,11 +22,18 @@ from ._never_raise import never_raise
 USABLE = 0.9
 
 
-class MemoryMonitor(Callback):
-    """Counts, before the first step of a fit, what the memory at the peak of a step consists of.
+class StateOutsideError(UserError):
+    """A counted step has left tensors without memory where the real steps would find them."""
 
-    The step is counted on tensors without memory (docs/measuring.md, Memory), in some tenths of a second. Nothing of the
-    module, its optimizers or the random states changes, and no later step is touched.
+
+class MemoryMonitor(Callback):
+    """Says what the memory at the peak of a training step consists of.
+
+    With `count` a copy of the module runs one step on tensors without memory before the first real one (docs/measuring.md,
+    Memory), in some tenths of a second. Nothing of the module, its optimizers or the random states changes. A step that
+    keeps tensors outside of its module, such as a cached function, is not suited for this, and ends the fit with
+    StateOutsideError. Without `count` the parts are those that exist after the second update, without activations, and a
+    step is counted only when memory has run out.
 
     After the fit `facts` has the result. When the fit runs out of memory, `facts["out_of_memory"]` says which part takes
     most, and the largest power of two of samples that would have fitted.
@@ -31,7 +41,8 @@ class MemoryMonitor(Callback):
 
     observes_only = True
 
-    def __init__(self) -> None:
+    def __init__(self, count: bool = False) -> None:
+        self.count = count
         self._reset()
 
     def _reset(self) -> None:
@@ -67,15 +78,25 @@ class MemoryMonitor(Callback):
         self._active = True
 
     @override
-    @never_raise
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if not self._active or self._counter is not None:
-            return
+        if self._active and self._counter is None:
+            before = living_fake_tensors()
+            self._count(trainer, pl_module, batch)
+            if self.count and living_fake_tensors() > before and gc.collect() >= 0 and living_fake_tensors() > before:
+                raise StateOutsideError(
+                    f"{type(pl_module).__name__} keeps tensors outside of the module (a cached function, a global), so its "
+                    f"memory cannot be counted: write callbacks.memory.count=false, or MemoryMonitor(count=False)"
+                )
+
+    @never_raise
+    def _count(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         with measuring(trainer):
             self._counter = MemoryCounter(pl_module, batch, samples_in(batch) or None)
-            counted = self._counter.at()
-        self.facts = _facts_of(counted) if counted else {"batch_size": self._counter.batch_size}
-        if counted is None or self._counter.optimizer_reason:
+            self.facts = {"batch_size": self._counter.batch_size, "uncounted": "count=false"}
+            counted = self._counter.at() if self.count else None
+        if counted is not None:
+            self.facts = _facts_of(counted)
+        if self.count and (counted is None or self._counter.optimizer_reason):
             self.facts["uncounted"] = self._counter.reason or self._counter.optimizer_reason
 
     @override

@@ -1,19 +1,23 @@
 """MemoryMonitor counts once, in anybody's project, and touches nothing."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import lightning
 import pytest
 import torch
+from lightning import LightningModule
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from batchscope.callbacks.memory import MemoryMonitor
+from batchscope.callbacks.memory import MemoryMonitor, StateOutsideError
 from batchscope.hardware import memory_limits
 from tests.support.third_party_modules import Stranger, loader
 
 
 def fit(module: lightning.LightningModule, tmp_path: Path, **options: Any) -> MemoryMonitor:
-    monitor = MemoryMonitor()
+    monitor = MemoryMonitor(count=True)
     quiet = {
         "logger": False,
         "enable_checkpointing": False,
@@ -58,7 +62,7 @@ def test_a_step_that_cannot_be_counted_has_the_parts_that_exist_and_a_reason(tmp
 
 def test_a_training_goes_on_bit_for_bit_as_without_the_monitor(tmp_path: Path) -> None:
     weights = []
-    for callbacks in ([], [MemoryMonitor()]):
+    for callbacks in ([], [MemoryMonitor(count=True)]):
         lightning.seed_everything(1, verbose=False)
         module = Stranger()
         module.layer = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
@@ -81,7 +85,7 @@ def test_out_of_memory_says_what_there_was_and_what_would_have_fitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("batchscope.callbacks.memory.free_bytes", lambda device: 100)
-    monitor = MemoryMonitor()
+    monitor = MemoryMonitor(count=True)
     trainer = lightning.Trainer(
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=[monitor]
     )
@@ -108,7 +112,7 @@ def test_the_optimizer_states_of_a_resumed_fit_are_memory_that_its_steps_may_use
     first = lightning.Trainer(max_epochs=1, enable_checkpointing=False, **options)
     first.fit(Late(), loader())
     first.save_checkpoint(tmp_path / "last.ckpt")
-    monitor = MemoryMonitor()
+    monitor = MemoryMonitor(count=True)
     resumed = lightning.Trainer(max_epochs=2, enable_checkpointing=False, callbacks=[monitor], **options)
     with pytest.raises(torch.OutOfMemoryError):
         resumed.fit(Late(), loader(), ckpt_path=tmp_path / "last.ckpt")
@@ -132,3 +136,43 @@ def test_the_free_memory_of_a_gpu_is_what_the_device_and_the_allocator_have_left
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 400)
     assert memory_limits.free_bytes(torch.device("cuda")) == 1200
     assert memory_limits.measured_bytes(torch.device("cuda")) == {"allocated": 200, "reserved": 400}
+
+
+class Caching(LightningModule):
+    """Keeps a mask in a cached function, where a counted step leaves one without memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    @staticmethod
+    @functools.lru_cache
+    def mask(size: int, device: torch.device) -> torch.Tensor:
+        return torch.triu(torch.ones(size, size, device=device))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return (self.layer(batch[0]) @ self.mask(8, batch[0].device)).sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("count", [False, True])
+def test_a_step_that_keeps_tensors_outside_of_its_module_is_trained_truly_or_not_at_all(count: bool) -> None:
+    Caching.mask.cache_clear()
+    module, data = Caching(), DataLoader(TensorDataset(torch.ones(12, 8)), batch_size=4)
+    before = module.layer.weight.detach().clone()
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    trainer = lightning.Trainer(accelerator="cpu", max_epochs=1, callbacks=[MemoryMonitor(count=count)], **quiet)
+    if count:
+        with pytest.raises(StateOutsideError, match="Caching keeps tensors outside of the module"):
+            trainer.fit(module, data)
+    else:
+        trainer.fit(module, data)
+        assert not torch.equal(module.layer.weight, before)
+    Caching.mask.cache_clear()
