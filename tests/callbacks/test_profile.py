@@ -342,7 +342,7 @@ def test_a_compiled_module_is_timed_and_traced_but_not_counted() -> None:
 
 
 def test_an_option_adds_it_to_a_run(tmp_path: Path) -> None:
-    done = run(tmp_path, *SMALL, "callbacks=explain", "test=false", "hydra.run.dir=out")
+    done = run(tmp_path, *SMALL, "callbacks=explain", "callbacks.explain.steps=5", "test=false", "hydra.run.dir=out")
     assert done.end() == 0, done.complained
     assert "explain  out/explain" in done.said
     assert "costliest operations" in done.said
