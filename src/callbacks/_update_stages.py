@@ -9,8 +9,7 @@ from statistics import mean, median
 import torch
 from lightning import Trainer
 
-from .._lightning import profiler_of, set_profiler
-from ._profiler_hook import ProfilerHook
+from ._profiler_hook import attach_profiler_hook, detach_profiler_hook
 
 _RECORDED = 3  # updates whose operations are noted; a time is the median of them
 _FEWEST_WARMUP = 4
@@ -130,13 +129,11 @@ def most_updates(warmup: int, steps: int | None) -> dict[Stage, int]:
 def time_loader(trainer: Trainer, stages: UpdateStages) -> Iterator[None]:
     """Time the waits for the training loader."""
     endings = frozenset({"train_dataloader_next"})
-    hook = ProfilerHook(profiler_of(trainer), endings, lambda _: stages.begin_wait(), lambda _: stages.end_wait())
-    set_profiler(trainer, hook)
+    hook = attach_profiler_hook(trainer, endings, lambda _: stages.begin_wait(), lambda _: stages.end_wait())
     try:
         yield
     finally:
-        if profiler_of(trainer) is hook:  # otherwise a later hook calls this one, whose listeners do no harm
-            set_profiler(trainer, hook.inner)
+        detach_profiler_hook(trainer, hook)
 
 
 def synchronize(device: torch.device) -> None:
