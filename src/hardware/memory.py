@@ -109,6 +109,7 @@ class MemoryCounter:
             except Exception as error:  # noqa: BLE001 - anybody's step, on tensors that it was not written for
                 self._counted[size] = None
                 self.reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                error.with_traceback(None)  # whoever keeps the error keeps no tensor of the counted step
         return self._counted[size]
 
     def largest_batch_that_fits(self, available: float) -> int | None:
