@@ -38,7 +38,7 @@ class Setting:
     num_workers: int | None = None  # of the training set's DataLoader, where it has one
     pin_memory: bool | None = None  # of the same
     threads: int | None = None  # that torch computes with, on a CPU
-    cores: int | None = None  # physical ones that the process may use
+    cores: int | None = None  # that the process may use
     accumulate_grad_batches: int = 1
     devices: int = 1  # that train together
     devices_here: int = 1  # of this kind, in this machine

@@ -3,7 +3,7 @@
 On a CPU every operation of a few steps was timed. The time between the operations (Python, autograd, the framework) is
 `host`. So is what an operation takes longer than its work needs at a well-used roof, up to `OVERHEAD_S` a call: of a small
 operation it is nearly everything. The rest is `memory` or `compute`, by the one that needs more time at the roofs; where
-both need about as much, it is divided between them. An operation without products whose traffic needs less than an eighth
+both need about as much, it is divided between them. An operation without products whose traffic needs less than a fifth
 of its time is `compute`: the cores are busy with it. Page faults count as memory.
 
 An asynchronous device does not tell how long an operation took. Where the share of the step is known in which it is busy,
@@ -18,9 +18,7 @@ from .operations import Operation
 
 OVERHEAD_S = 30e-6  # of a call, at most: dispatching it, allocating its result, waking threads
 _EVEN = 2.0  # two needs are alike within this factor
-_MOVES = (
-    0.2  # of its time, by an operation that memory can limit; strided and mixed traffic reaches a third of the roof
-)
+_MOVES = 0.2  # of its time, by an operation without products that memory can limit; strided traffic reaches a third
 _MOVES_AT_LEAST = 0.05  # the same, of an operation with products
 _LOOKS_UP = 0.02  # of the bandwidth, by reading rows at any place of a large table
 _FILLS = 0.25  # of a roof: well-fed networks reach 25 to 70 %
