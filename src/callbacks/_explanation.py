@@ -125,10 +125,7 @@ def _group(cost: Cost) -> Any:
 
 
 def _cost(operation: Operation, roofs: Roofs) -> Cost:
-    """An operation with its floor: on an asynchronous device that of the device's work, else also that of the calls."""
-    floor = max(roofs.compute_seconds(operation), roofs.memory_seconds(operation))
-    if not roofs.asynchronous:
-        floor = max(floor, roofs.launch_seconds(operation))
+    """An operation with its floor."""
     return Cost(
         operation.module,
         operation.part,
@@ -139,7 +136,7 @@ def _cost(operation: Operation, roofs: Roofs) -> Cost:
         operation.bytes,
         operation.cold_bytes,
         operation.seconds,
-        floor,
+        roofs.floor_seconds(operation),
     )
 
 

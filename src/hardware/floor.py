@@ -39,6 +39,11 @@ class Roofs:
         """The least time of its calls."""
         return operation.calls * self.launch_s
 
+    def floor_seconds(self, operation: Operation) -> float:
+        """The least time of the operation: on an asynchronous device of its work, else also of its calls."""
+        floor = max(self.compute_seconds(operation), self.memory_seconds(operation))
+        return floor if self.asynchronous else max(floor, self.launch_seconds(operation))
+
 
 def kind_of_product(name: str) -> str:
     """Which of torch's switches for 32 bits an operation follows: `convolution`, `recurrent` or `matmul`."""
