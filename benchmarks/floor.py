@@ -25,15 +25,17 @@ from zoo_steps import zoo_batch, zoo_task
 
 from batchscope.hardware.allocator import keep_freed_memory
 from batchscope.hardware.calibration import Calibration
-from batchscope.hardware.floor import Floor, roofs_of, step_floor
+from batchscope.hardware.floor import Roofs, roofs_of, step_floor
 from batchscope.hardware.measure import calibrate
-from batchscope.hardware.operations import Operation, OperationRecorder
+from batchscope.hardware.operations import Operation, OperationRecorder, merge
 
 BATCHES = (1, 8, 64, 512, 2048)
 MOST_FLOPS = 6e10  # of a step; larger ones take too long
 MOST = 1.05  # floor ÷ step: a product by Winograd's algorithm takes fewer FLOPs than are counted
 FEW = 8  # samples: every model takes so many, and no such step is long
 TURN_S, TURN_STEPS = 0.5, 3
+SMALL_S = 30e-6  # a call: what an operation costs whatever its work is; the verdict's limit, too
+REST = ("between", "small", "pages", "memory", "cache", "arithmetic")
 PARTS = ("forward", "backward", "optimizer")
 RECURRENT = ("rnn_cell", "lstm_cell", "stacked_lstm")
 VARIANTS = {"cnn": ("cnn",), "mlp": ("mlp",), "torchvision resnet18": ("torchvision",)} | {
@@ -41,6 +43,9 @@ VARIANTS = {"cnn": ("cnn",), "mlp": ("mlp",), "torchvision resnet18": ("torchvis
     for model in RECURRENT
     for backend in ("reference", "fused")
 }
+
+REST_TITLE = """What the rest is, as shares: Python between the operations; calls of less than 30 µs; clearing new pages; longer
+operations without FLOPs that miss the cache, and those that do not; operations with FLOPs below the peak."""
 
 
 @dataclass
@@ -82,7 +87,7 @@ def main() -> None:
     for threads in args.threads:
         torch.set_num_threads(threads)
         data += measure_all(args.only or VARIANTS, args.batches, args.rounds)
-    lines += map(row, data)
+    lines += [*map(row, data), "", REST_TITLE, "", rest_table(data)]
     above = [
         f"{each['model']}, batch {each['batch']}, {each['threads']} threads" for each in data if each["ratio"] > MOST
     ]
@@ -110,8 +115,7 @@ def measure_all(names: Any, batches: Any, rounds: int) -> list[dict[str, Any]]:
     after = calibrate(device)
     roofs = roofs_of(best_of(before, after))
     return [
-        facts(name, batch, each, step_floor(each.operations, roofs), before.disturbed or after.disturbed)
-        for (name, batch), each in steps.items()
+        facts(name, batch, each, roofs, before.disturbed or after.disturbed) for (name, batch), each in steps.items()
     ]
 
 
@@ -179,8 +183,8 @@ def record(step: Callable, task: torch.nn.Module, calibration: Calibration) -> l
     return recorder.operations()
 
 
-def facts(name: str, batch: int, each: Measured, floor: Floor, disturbed: str | None) -> dict[str, Any]:
-    step = median(each.seconds)
+def facts(name: str, batch: int, each: Measured, roofs: Roofs, disturbed: str | None) -> dict[str, Any]:
+    step, floor = median(each.seconds), step_floor(each.operations, roofs)
     return {
         "model": name,
         "batch": batch,
@@ -193,8 +197,48 @@ def facts(name: str, batch: int, each: Measured, floor: Floor, disturbed: str | 
         "calls": sum(operation.calls for operation in each.operations),
         "flops": flops_of(each.operations),
         "cold_bytes": sum(operation.cold_bytes for operation in each.operations),
+        "rest": rest_of(each.operations, roofs, step),
+        "costliest": costliest(each.operations, roofs),
         "disturbed": disturbed,
     }
+
+
+def rest_of(operations: list[Operation], roofs: Roofs, step_s: float) -> dict[str, float]:
+    """What a step does beyond its floor, as shares of the time of its operations or of the step, whichever is longer.
+
+    A call of less than SMALL_S is `small`. Of longer ones an operation with FLOPs is `arithmetic`, one that misses the cache
+    `memory`, any other `cache`; the time to clear its new pages counts apart.
+    """
+    sums = dict.fromkeys(REST, 0.0)
+    for each in operations:
+        beyond = max(0.0, each.seconds - roofs.floor_seconds(each))
+        pages = min(beyond, each.page_faults * roofs.page_fault_s)
+        kind = "arithmetic" if each.flops else "memory" if each.cold_bytes else "cache"
+        sums["pages"] += pages
+        sums["small" if each.seconds < SMALL_S * each.calls else kind] += beyond - pages
+    in_operations = sum(each.seconds for each in operations)
+    whole = max(step_s, in_operations)
+    sums["between"] = whole - in_operations
+    return {kind: seconds / whole for kind, seconds in sums.items()}
+
+
+def costliest(operations: list[Operation], roofs: Roofs) -> str:
+    """The operation that loses most time beyond its floor, and the share of its time that the floor is."""
+    merged = merge(operations, lambda each: each.name).values()
+    most = max(merged, key=lambda each: each.seconds - roofs.floor_seconds(each))
+    return f"{most.name.removeprefix('aten.')} ({roofs.floor_seconds(most) / most.seconds:.0%})"
+
+
+def rest_table(data: list[dict[str, Any]]) -> str:
+    """The floor and the rest of each step as shares, with the operation that loses most."""
+    lines = [f"| model | batch | threads | floor | {' | '.join(REST)} | loses most (its floor ÷ its time) |"]
+    lines.append(f"| --- |{' ---: |' * (3 + len(REST))} --- |")
+    for found in data:
+        cells = [found["model"], f"{found['batch']:,}", str(found["threads"])]
+        cells.append(f"{1 - sum(found['rest'].values()):.0%}")
+        cells += [f"{found['rest'][kind]:.0%}" for kind in REST]
+        lines.append(f"| {' | '.join(cells)} | `{found['costliest']}` |")
+    return "\n".join(lines)
 
 
 def row(found: dict[str, Any]) -> str:
