@@ -61,8 +61,8 @@ class Trial:
 class Findings:
     """What the runs of a diagnosis say."""
 
-    def __init__(self, trials: Iterable[Trial], left_out: Sequence[str] = ()):
-        self.left_out = list(left_out)  # changes that were not tried, each with the reason
+    def __init__(self, trials: Iterable[Trial], not_tried: Sequence[str] = ()):
+        self.not_tried = list(dict.fromkeys(not_tried))  # lines on changes that were not tried, with the reason
         self.trials = sorted(trials, key=lambda trial: (_ORDER.index(trial.role), -(trial.rate or 0.0)))
 
     @cached_property
@@ -70,18 +70,27 @@ class Findings:
         """The rates of the baseline: at the beginning, and at the end if the diagnosis came that far."""
         return [trial.rate for trial in self.trials if trial.role in (BASELINE, AGAIN) and trial.rate]
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the changes stand between two measured baselines, which show how much the machine itself drifts."""
+        return len(self.baselines) > 1
+
     def ratio(self, trial: Trial) -> float | None:
         """A run's rate over the mean rate of the baseline."""
         if trial.rate is None or not self.baselines:
             return None
         return trial.rate * len(self.baselines) / sum(self.baselines)
 
-    def helps(self, trial: Trial) -> bool:
+    def is_faster(self, trial: Trial) -> bool:
         """Whether a run is faster than the faster baseline by 5 %, and by more than separates the two baselines."""
         if trial.role in (BASELINE, AGAIN) or not trial.rate or not self.baselines:
             return False
         fastest, slowest = max(self.baselines), min(self.baselines)
         return trial.rate > fastest + max(NEAR_BEST * fastest, fastest - slowest)
+
+    def helps(self, trial: Trial) -> bool:
+        """Whether a change can be recommended: it is faster, and was compared with a baseline on both sides."""
+        return self.is_complete and self.is_faster(trial)
 
     @property
     def best(self) -> Trial | None:
@@ -94,6 +103,11 @@ class Findings:
         best, changes = self.best, [trial for trial in self.trials if trial.role == CHANGE]
         if not self.baselines:
             return "The baseline was not measured, so there is nothing to compare."
+        if not self.is_complete:
+            return (
+                f"Incomplete: {count(len(changes), 'change')} tried, and the baseline was not measured again after that, "
+                "so no change is recommended."
+            )
         if not changes:
             return "No change has been tried."
         if best is None:
@@ -107,16 +121,14 @@ class Findings:
     @property
     def remarks(self) -> list[str]:
         """What to know before the table is believed."""
-        lines = [f"left out: {line}" for line in self.left_out]
-        if len(self.baselines) > 1:
+        lines = list(self.not_tried)
+        if self.is_complete:
             drift = self.baselines[-1] / self.baselines[0] - 1
             if abs(drift) > NEAR_BEST:
                 lines.append(
                     f"the baseline itself was {percent(abs(drift))} {'faster' if drift > 0 else 'slower'} at the end "
                     "than at the beginning: something else uses the machine, or its clock changes"
                 )
-        elif self.baselines:
-            lines.append("the baseline was measured once: nothing tells a change's gain from a drift of the machine")
         if self.best and any(word.startswith("data.batch_size=") for word in self.best.options):
             lines.append("a larger batch also changes how the model learns")
         return lines
@@ -168,36 +180,43 @@ class Findings:
             row = {"run": trial.run.name, "role": trial.role, "options": list(trial.options), **known}
             row |= {"status": trial.run.status, "reason": trial.why_not or None, "helps": self.helps(trial)}
             rows.append({key: value for key, value in row.items() if value is not None})
-        found = {"schema": SCHEMA, "headline": self.headline, "command": line, "remarks": self.remarks, "rows": rows}
+        found = {"schema": SCHEMA, "complete": self.is_complete, "headline": self.headline, "command": line}
+        found |= {"remarks": self.remarks, "rows": rows}
         return {key: value for key, value in found.items() if value is not None}
 
 
 def find_findings(folder: Path) -> Findings:
     """What the runs in and below a folder say; UserError if there is no run of a diagnosis."""
-    trials, left_out = [], []
+    trials, not_tried = [], []
     for run in find([folder]).runs:
         known = table(run.record.get("diagnosis"))
         if known.get("role") in _ORDER:
             trials.append(Trial(known["role"], _texts(known.get("options")), run))
-            left_out += _texts(known.get("left_out"))
+            not_tried += _texts(known.get("not_tried"))
     if not trials:
         raise UserError(f"{folder}: holds no diagnosis")
     trials.sort(key=lambda trial: str(trial.run.record.get("started") or "~"))
-    return Findings(trials, left_out)
+    return Findings(trials, not_tried)
+
+
+def holds_one_diagnosis(folder: Path) -> bool:
+    """Whether the runs in and below a folder are those of one diagnosis."""
+    roles = [table(run.record.get("diagnosis")).get("role") for run in find([folder]).runs]
+    return set(roles) <= set(_ORDER) and roles.count(BASELINE) == 1
 
 
 def best_pair(findings: Findings) -> list[Trial]:
-    """The two best single changes that help and set different options; fewer if there are no two."""
+    """The two best single changes that are faster and set different options; fewer if there are no two."""
     found: list[Trial] = []
-    helpful = [trial for trial in findings.trials if trial.role == CHANGE and findings.helps(trial)]
-    for trial in sorted(helpful, key=lambda one: -(one.rate or 0.0)):
+    faster = [trial for trial in findings.trials if trial.role == CHANGE and findings.is_faster(trial)]
+    for trial in sorted(faster, key=lambda one: -(one.rate or 0.0)):
         if not _names(found) & _names([trial]):
             found.append(trial)
     return found[:2]
 
 
-def write_diagnosis(folder: Path, command: Callable[[Trial], str]) -> str:
-    """Write `report/diagnosis.md` and `report/diagnosis.json` in a folder with runs; the text for the terminal.
+def write_diagnosis(folder: Path, command: Callable[[Trial], str], out: Path | None = None) -> str:
+    """Write `diagnosis.md` and `diagnosis.json` to `out`, by default `report` in a folder with runs; the terminal's text.
 
     `command` gives the command line that trains with the changes of a run. If the files cannot be written, the text has
     a line that says so.
@@ -205,12 +224,13 @@ def write_diagnosis(folder: Path, command: Callable[[Trial], str]) -> str:
     Raises:
         UserError: if there is no diagnosis in the folder.
     """
-    findings, out = find_findings(folder), folder / "report"
+    findings, root = find_findings(folder), folder if out is None else None
+    out = out or folder / "report"
     line = command(findings.best) if findings.best else None
     content = json.dumps(findings.as_json(line), indent=2, ensure_ascii=False)
     refused = ""
     try:
-        refuse_links(out, "the report's folder", folder, _FILES)
+        refuse_links(out, "the report's folder", root, _FILES)
         out.mkdir(parents=True, exist_ok=True)
         for name, text in zip(_FILES, (findings.markdown(line), f"{content}\n"), strict=True):
             write_text(out / name, text)

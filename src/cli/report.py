@@ -3,7 +3,8 @@
     batchscope report outputs/sweeps/<sweep>
     batchscope report outputs/sweeps/<one> outputs/sweeps/<another> --out outputs/compared
 
-Every run.json in and below the folders is read. The report is written to <first folder>/report.
+Every run.json in and below the folders is read. The report is written to <first folder>/report. Of the folder of a
+diagnosis (experiment=diagnose) it is the diagnosis's own table.
 """
 
 import sys
@@ -25,7 +26,13 @@ def _main() -> None:
     args = parser.parse_args()
 
     from ..analysis import write_report
+    from ..analysis.diagnose import holds_one_diagnosis
 
+    if len(args.folders) == 1 and holds_one_diagnosis(args.folders[0]):
+        from ..sweep.diagnose import report_again
+
+        print(report_again(args.folders[0], args.out))
+        return
     # A report does not create a folder that the user misspelt.
     home = next((folder for folder in args.folders if folder.is_dir()), args.folders[0])
     report = write_report(args.folders, args.out or home / "report")

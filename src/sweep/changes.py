@@ -68,39 +68,48 @@ def this_machine(device: str) -> Machine:
     )
 
 
-def fixed_options(overrides: Sequence[str], choices: Mapping[str, str]) -> set[str]:
-    """The options that a command line sets, also by its choice of a trainer: `trainer=cpu` sets the accelerator."""
+def fixed_options(overrides: Sequence[str], choices: Mapping[str, str]) -> dict[str, str]:
+    """The options that a command line sets, with what sets them: `trainer=cpu` sets the accelerator."""
     options, groups = set_by(overrides)
+    fixed = {name: name for name in options}
     chosen = CONFIGS / "trainer" / f"{choices.get('trainer')}.yaml"
     if "trainer" in groups and chosen.stem != "default" and chosen.is_file():
         node = {key: value for key, value in load(chosen).items() if key != "defaults"}
-        options |= {name if "._target_" not in name else "trainer.strategy" for name, _ in flatten(node, "trainer.")}
-    return options
+        names = (name if "._target_" not in name else "trainer.strategy" for name, _ in flatten(node, "trainer."))
+        fixed = {name: f"trainer={chosen.stem}" for name in names} | fixed
+    return fixed
 
 
 def changes_to_try(
-    config: Mapping[str, Any], baseline: Run, machine: Machine, fixed: set[str], batch_factors: Sequence[int]
+    config: Mapping[str, Any], baseline: Run, machine: Machine, fixed: Mapping[str, str], batch_factors: Sequence[int]
 ) -> tuple[list[Change], list[str]]:
-    """The changes, and a line on each that is left out although it may help.
+    """The changes, and lines on those that are not tried although they may help.
 
     Args:
         config: the baseline's, checked.
         baseline: the finished run.
         machine: as `this_machine`.
-        fixed: options that the user has set on the command line, which stay as they are.
+        fixed: as `fixed_options`; what the user has set stays as it is.
         batch_factors: by which the batch is to grow.
     """
     tried: list[Change] = []
-    left_out: list[str] = []
+    not_tried: list[str] = []
+    kept: list[str] = []  # changes of what the user has set
+    setters: list[str] = []
     for change, why_not in _candidates(config, baseline, machine, batch_factors):
-        set_by_user = [name for name in change.options if name in fixed]
-        if set_by_user:
-            why_not = f"{' and '.join(set_by_user)} is set on the command line"
+        words = " ".join(change.overrides)
         if why_not:
-            left_out.append(f"{' '.join(change.overrides)}: {why_not}")
+            not_tried.append(f"not tried: {words}: {why_not}")
+        elif set_by_user := [fixed[name] for name in change.options if name in fixed]:
+            kept.append(words)
+            setters += set_by_user
         elif change not in tried:
             tried.append(change)
-    return tried, left_out
+    if kept:
+        options = " and ".join(dict.fromkeys(setters))
+        line = f"not tried, because you set {options}: {', '.join(kept)}; to try a change, leave its option out"
+        not_tried.append(line)
+    return tried, not_tried
 
 
 def _candidates(

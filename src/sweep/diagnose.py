@@ -1,4 +1,4 @@
-"""`experiment=diagnose`: a baseline, then each change that may help alone, and the two best together, a short run each.
+"""`experiment=diagnose`: a baseline, each change that may help alone, the two best together, and the baseline again.
 
 Every run is a run of a sweep: in a process of its own, in a folder of its own, and kept when the diagnosis is started
 again. Hydra starts a diagnosis as a sweep of one job.
@@ -17,6 +17,7 @@ from ..analysis.run import Run
 from ..checkpointing.resume import with_run_dir
 from ..errors import UserError
 from ..options.check import check_config
+from ..options.command_lines import program
 from ..options.compose import apply_overrides
 from ..options.purpose import purpose_of
 from ..options.types import Purpose
@@ -54,16 +55,16 @@ class DiagnosisRunner(SweepRunner):
         machine = this_machine(str(baseline.record["hardware"]["device"]))
         fixed = fixed_options(facts["overrides"], facts["choices"])
         asked = Diagnosis(**{key: value for key, value in config["search"].items() if key != "_target_"})
-        changes, left_out = changes_to_try(config, baseline, machine, fixed, asked.batch_factors)
-        print("\n".join(["", *(f"left out: {line}" for line in left_out)]), flush=True)
+        changes, not_tried = changes_to_try(config, baseline, machine, fixed, asked.batch_factors)
+        print("\n".join(["", *not_tried]), flush=True)
         runs.expected = len(changes) + 3
         for change in changes:
-            runs.try_out(CHANGE, change)
-        runs.try_out(AGAIN, Change({}), left_out=left_out)
+            runs.try_out(CHANGE, change, not_tried=not_tried)
         best = [trial.options for trial in best_pair(find_findings(run_dir))]
         pair = [change for change in changes if tuple(change.overrides) in best]
         if len(pair) == 2:
             runs.try_out(TOGETHER, pair[0] | pair[1])
+        runs.try_out(AGAIN, Change({}), not_tried=not_tried)
 
     @override
     def report(self) -> None:
@@ -110,6 +111,21 @@ class _Runs:
             self.do(role, change, **known)
         except RunFailed:  # it has been printed, and is in the table
             return
+
+
+def report_again(folder: Path, out: Path | None) -> str:
+    """Write the report of a diagnosis that has ended; the text for the terminal.
+
+    The program is the one that runs now, and not what a record says.
+    """
+
+    def command(trial: Trial) -> str:
+        words = trial.run.record.get("overrides")
+        return command_with(
+            [*program(), *(map(str, words) if isinstance(words, list) else ())], [], trial.run.record["config"]
+        )
+
+    return write_diagnosis(folder, command, out)
 
 
 def command_with(command: Sequence[str], options: Sequence[str], config: Mapping[str, Any]) -> str:

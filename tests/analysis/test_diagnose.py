@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from batchscope.analysis.diagnose import AGAIN, BASELINE, CHANGE, TOGETHER, best_pair, find_findings, write_diagnosis
+from batchscope.analysis.diagnose import (
+    AGAIN,
+    BASELINE,
+    CHANGE,
+    TOGETHER,
+    best_pair,
+    find_findings,
+    holds_one_diagnosis,
+    write_diagnosis,
+)
 from batchscope.errors import UserError
 from tests.support.synthetic_runs import write_run
 
@@ -14,7 +23,7 @@ BATCH, PIPELINE, PRECISION = "data.batch_size=256", "data.pipeline=workers", "tr
 
 
 def leave(
-    folder: Path, role: str, rate: float | None, *options: str, left_out: list[str] | None = None, **facts: Any
+    folder: Path, role: str, rate: float | None, *options: str, not_tried: list[str] | None = None, **facts: Any
 ) -> None:
     """A run of a diagnosis; `rate` in samples/s, None if it was refused."""
     name = "+".join(options) or role
@@ -25,7 +34,7 @@ def leave(
         write_run(folder / name, 64, 64e3 / rate, throughput=throughput, **facts)
     file = folder / name / "run.json"
     record = json.loads(file.read_text())
-    record["diagnosis"] = {"role": role, "options": list(options)} | ({"left_out": left_out} if left_out else {})
+    record["diagnosis"] = {"role": role, "options": list(options)} | ({"not_tried": not_tried} if not_tried else {})
     file.write_text(json.dumps(record))
 
 
@@ -68,9 +77,20 @@ def test_a_gain_that_a_drift_explains_is_none(tmp_path: Path) -> None:
     assert best is not None and best.options == (PIPELINE,)
 
 
-def test_an_interrupted_diagnosis_says_that_it_knows_no_drift(tmp_path: Path) -> None:
-    found = diagnose(tmp_path, (2000.0, BATCH), at_end=None)
-    assert any("measured once" in remark for remark in found.remarks)
+@pytest.mark.parametrize("ended", ["not begun", "failed"])
+def test_without_the_baseline_at_the_end_it_is_incomplete_and_recommends_nothing(tmp_path: Path, ended: str) -> None:
+    diagnose(tmp_path, (2000.0, BATCH), (3000.0, PIPELINE), at_end=None)
+    if ended == "failed":
+        leave(tmp_path, AGAIN, None)
+    found = find_findings(tmp_path)
+    assert found.headline == (
+        "Incomplete: 2 changes tried, and the baseline was not measured again after that, so no change is recommended."
+    )
+    assert found.best is None and not any(map(found.helps, found.trials))
+    assert [trial.options for trial in best_pair(found)] == [(PIPELINE,), (BATCH,)]  # to be run before that baseline
+    text = write_diagnosis(tmp_path, lambda trial: "python train.py")
+    assert "2.00" in text and "train.py" not in text and "larger batch" not in text
+    assert json.loads((tmp_path / "report/diagnosis.json").read_text())["complete"] is False
 
 
 def test_a_refused_change_is_a_row_with_its_reason(tmp_path: Path) -> None:
@@ -97,7 +117,7 @@ def test_without_a_baseline_nothing_is_compared(tmp_path: Path) -> None:
 
 
 def test_of_a_baseline_alone_nothing_is_concluded(tmp_path: Path) -> None:
-    assert diagnose(tmp_path, at_end=None).headline == "No change has been tried."
+    assert diagnose(tmp_path).headline == "No change has been tried."
 
 
 def test_the_two_best_changes_set_different_options(tmp_path: Path) -> None:
@@ -135,12 +155,12 @@ def test_each_run_has_its_bottleneck(tmp_path: Path, recorded: dict[str, Any] | 
 def test_the_table_has_the_rate_the_ratio_the_bottleneck_and_the_memory(tmp_path: Path) -> None:
     leave(tmp_path, BASELINE, 1000.0, throughput={"bottleneck": {"kind": "host", "share": 0.5}})
     leave(tmp_path, CHANGE, 2000.0, BATCH, throughput={"bottleneck": {"kind": "compute", "share": 0.7}})
-    leave(tmp_path, AGAIN, 1000.0, left_out=["trainer.precision=bf16-mixed: it is slower"])
+    leave(tmp_path, AGAIN, 1000.0, not_tried=["not tried: trainer.precision=bf16-mixed: it is slower"])
     lines = find_findings(tmp_path).text("python train.py data.batch_size=256").splitlines()
     assert " ".join(lines[0].split()) == "run samples/s ÷ baseline median step ms bottleneck peak GiB"
     assert lines[3].split() == [BATCH, "2,000", "2.00", "32.0", "compute", "70", "%", "0.500"]
     assert lines[-2:] == [f"Best: {BATCH}, 2.00 times the baseline.", "python train.py data.batch_size=256"]
-    assert "note: left out: trainer.precision=bf16-mixed: it is slower" in lines
+    assert "note: not tried: trainer.precision=bf16-mixed: it is slower" in lines
 
 
 def test_the_files_hold_the_same(tmp_path: Path) -> None:
@@ -171,6 +191,15 @@ def test_other_runs_are_no_diagnosis(tmp_path: Path) -> None:
     write_run(tmp_path / "0", 64, 1.0)
     with pytest.raises(UserError, match="holds no diagnosis"):
         find_findings(tmp_path)
+
+
+def test_one_diagnosis_is_told_from_other_runs_and_from_several(tmp_path: Path) -> None:
+    diagnose(tmp_path / "one", (2200.0, BATCH))
+    assert holds_one_diagnosis(tmp_path / "one")
+    diagnose(tmp_path / "two")
+    assert not holds_one_diagnosis(tmp_path)
+    write_run(tmp_path / "one" / "0", 64, 1.0)
+    assert not holds_one_diagnosis(tmp_path / "one")
 
 
 @pytest.mark.parametrize("damage", [5, "baseline", {"role": "magic"}, {"role": "change", "options": "x"}, {}])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from batchscope.cli import report
 from batchscope.options.compose import check_command_line
 from batchscope.records.read import read
 from batchscope.sweep import diagnose, runner
@@ -61,14 +62,14 @@ def faster_with_a_larger_batch(config: dict[str, Any]) -> float:
     return rate * (1.5 if config["trainer"]["precision"] == "bf16-mixed" else 1.0)
 
 
-def test_a_baseline_each_change_the_baseline_again_and_the_two_best_together(
+def test_a_baseline_each_change_the_two_best_together_and_the_baseline_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     diagnosed = Diagnosed(tmp_path, monkeypatch, faster_with_a_larger_batch)
     done = diagnosed.start()
     assert diagnosed.ran == [
         *("baseline", "batch_size-256", "batch_size-512", "precision-bf16-mixed", "pipeline-workers"),
-        *("channels_last-false", "keep_freed_memory-false", "baseline_again", "batch_size-512+precision-bf16-mixed"),
+        *("channels_last-false", "keep_freed_memory-false", "batch_size-512+precision-bf16-mixed", "baseline_again"),
     ]
     out = capsys.readouterr().out
     assert "— run 1: baseline\n" in out and "— run 2 of at most 9: data.batch_size=256\n" in out
@@ -97,6 +98,39 @@ def test_started_again_it_keeps_what_has_ended(tmp_path: Path, monkeypatch: pyte
     assert diagnosed.ran[:2] == ["batch_size-512", "precision-bf16-mixed"]
     diagnosed.start()
     assert diagnosed.ran == []
+
+
+def test_interrupted_it_recommends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    diagnosed = Diagnosed(tmp_path, monkeypatch, faster_with_a_larger_batch)
+
+    def stop(run_dir: Path, digest: str) -> dict[str, Any]:
+        if run_dir.name == "baseline_again":
+            raise SystemExit(143)
+        return diagnosed._run(run_dir, digest)
+
+    monkeypatch.setattr(runner, "run_in_subprocess", stop)
+    with pytest.raises(SystemExit):
+        diagnosed.start()
+    DiagnosisRunner(tmp_path, []).report()
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "Incomplete: 6 changes tried, and the baseline was not measured again after that, so no change is recommended."
+    )
+
+
+def test_its_folder_is_reported_again_as_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Diagnosed(tmp_path, monkeypatch, faster_with_a_larger_batch).start()
+    said = capsys.readouterr().out
+    written = (tmp_path / "report/diagnosis.json").read_bytes()
+    monkeypatch.setattr(sys, "argv", ["report", str(tmp_path)])
+    monkeypatch.setattr(diagnose, "program", lambda: ["python", "train.py"])
+    report.main()
+    assert said.endswith(capsys.readouterr().out)
+    assert (tmp_path / "report/diagnosis.json").read_bytes() == written
+    assert [path.name for path in (tmp_path / "report").iterdir() if "sweep" in path.name] == []
 
 
 def test_a_refused_change_is_a_result_and_the_others_go_on(
@@ -129,7 +163,10 @@ def test_what_the_user_has_set_is_left_out_and_said(
     diagnosed = Diagnosed(tmp_path, monkeypatch, lambda config: 100.0)
     diagnosed.start()
     assert not any("batch_size" in name or "pipeline" in name for name in diagnosed.ran)
-    line = "left out: data.pipeline=workers: data.pipeline is set on the command line"
+    line = (
+        "not tried, because you set data.batch_size and data.pipeline: data.batch_size=256, data.batch_size=512, "
+        "data.pipeline=workers; to try a change, leave its option out\n"
+    )
     assert capsys.readouterr().out.count(line) == 2  # when the changes are chosen, and below the table
 
 
@@ -168,7 +205,7 @@ def test_a_real_diagnosis(tmp_path: Path) -> None:
     small += ["trainer.precision=32-true", "data.pipeline=memory"]
     done = forked(tmp_path, "experiment=diagnose", *small, environ={"OMP_NUM_THREADS": "1"})
     assert done.process.exitcode == 0, done.complained
-    assert "left out: data.pipeline=workers: data.pipeline is set on the command line" in done.said
+    assert "not tried, because you set data.pipeline: data.pipeline=workers;" in done.said
     assert "÷ baseline" in done.said
     written = json.loads((tmp_path / "s/report/diagnosis.json").read_text())
     assert [row["role"] for row in written["rows"]][:2] == ["baseline", "baseline_again"]
