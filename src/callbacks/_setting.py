@@ -24,7 +24,6 @@ def setting_of(trainer: Trainer, summary: Mapping[str, Any], calibration: Calibr
         "device": device,
         "batch_size": summary["batch_size"],
         "precision": str(trainer.precision),
-        "threads": torch.get_num_threads() if device == "cpu" else None,
         "cores": int(usable_cores()),
         "accumulate_grad_batches": int(trainer.accumulate_grad_batches),
         "devices": trainer.world_size,
@@ -49,6 +48,7 @@ def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
         "channels_last": config.get("channels_last") if has_convolutions else None,
         "keep_freed_memory": config.get("keep_freed_memory"),
         "train_samples": getattr(sampler, "num_samples", None),
+        "experiment": "diagnose" if "batch_factors" in (config.get("search") or {}) else None,
     }
 
 

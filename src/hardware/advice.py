@@ -25,6 +25,7 @@ _WRITTEN: dict[str, tuple[str | None, str | None]] = {
     "channels_last": ("channels_last", None),
     "keep_freed_memory": ("keep_freed_memory", None),
     "experiment": ("experiment", None),
+    "callbacks": (None, "Trainer"),
 }
 
 
@@ -37,26 +38,24 @@ class Setting:
     precision: str = "32-true"
     num_workers: int | None = None  # of the training set's DataLoader, where it has one
     pin_memory: bool | None = None  # of the same
-    threads: int | None = None  # that torch computes with, on a CPU
     cores: int | None = None  # that the process may use
     accumulate_grad_batches: int = 1
     devices: int = 1  # that train together
     devices_here: int = 1  # of this kind, in this machine
     accelerators: tuple[str, ...] = ()  # what `trainer.accelerator` could be instead: `gpu`, `mps`
     train_samples: int | None = None
-    largest_batch: int | None = None  # that fits into the device's memory
     faster_precision: str | None = None  # one at which this device was measured to be faster
     own: bool = True  # whether the options below exist
     pipeline: str | None = None  # `data.pipeline`
     backend: str | None = None  # `model.backend`
     channels_last: bool | None = None
     keep_freed_memory: bool | None = None
+    experiment: str | None = None  # `diagnose` in a run of a diagnosis
 
     @property
     def batch_limit(self) -> int | None:
-        """The largest batch of one device that the training set fills and the memory holds."""
-        of_set = None if self.train_samples is None else -(-self.train_samples // self.devices)
-        return min((size for size in (of_set, self.largest_batch) if size is not None), default=None)
+        """The largest batch of one device that the training set fills."""
+        return None if self.train_samples is None else -(-self.train_samples // self.devices)
 
 
 @dataclass(frozen=True)
@@ -65,15 +64,31 @@ class _Change:
     effect: str
 
 
+class _Code(str):
+    """An argument's value that is shown as it is written."""
+
+    __repr__ = str.__str__
+
+
+# What to do where no change is known to help: in this project, and in another one.
+_FINDS_OUT = (
+    _Change({"experiment": "diagnose"}, "tries the changes that may help, one at a time"),
+    _Change({"callbacks": _Code("[OperationProfiler()]")}, "shows the operations and modules that take the time"),
+)
+
+
 def advise(kind: str, setting: Setting) -> str | None:
-    """One sentence on what may help against a bottleneck; None where no option is known that would.
+    """One sentence on what may help against a bottleneck; where nothing is known, on how to find out.
 
     Args:
         kind: `input`, `transfer`, `host`, `memory`, `compute`, `communication` or `unclear`.
         setting: of the run.
     """
     rule = _RULES.get(kind)
-    found = islice((one for one in rule(setting) if _applies(one, setting)), _MOST) if rule else ()
+    if rule is None:
+        return None
+    found = list(islice((one for one in rule(setting) if _applies(one, setting)), _MOST))
+    found = found or [one for one in _FINDS_OUT if _applies(one, setting)]
     sentences = [f"{_written(change, setting)}, which {change.effect}" for change in found]
     return f"Try {'; or '.join(sentences)}." if sentences else None
 
@@ -165,7 +180,7 @@ def _communication(setting: Setting) -> Iterator[_Change]:
 
 
 def _unclear(setting: Setting) -> Iterator[_Change]:
-    yield _Change({"experiment": "diagnose"}, "tries the changes that may help, one at a time")
+    yield from ()
 
 
 def _larger_batch(setting: Setting, effect: str) -> Iterator[_Change]:
