@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _pop_mode,
+    _push_mode,
+    is_traceable_wrapper_subclass_type,
+)
 
 DispatchMode = TorchDispatchMode  # sees every operation after autograd
 PRODUCT_KINDS = ("matmul", "convolution", "recurrent")  # each has its own switch for TF32
@@ -31,6 +37,11 @@ def is_convolution(module: nn.Module) -> bool:
 def is_operation(function: Any) -> bool:
     """Whether what a mode sees is one operation, and not a function of functions such as `torch.cond`."""
     return isinstance(function, torch._ops.OpOverload)
+
+
+def is_wrapper(kind: type) -> bool:
+    """Whether tensors of a class consist of plain ones, on which the class's own dispatch calls operations."""
+    return is_traceable_wrapper_subclass_type(kind)
 
 
 def any_mode() -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
-from .._torch import DispatchMode, is_operation, next_autograd_number, running_autograd_number, storage_id
+from .._torch import DispatchMode, is_operation, is_wrapper, next_autograd_number, running_autograd_number, storage_id
 from .cache_model import CacheModel
 from .flop_formulas import FORMULAS, padding_share
 from .page_faults import page_faults
@@ -167,6 +167,8 @@ class OperationRecorder(DispatchMode):
         kwargs = kwargs or {}
         if not is_operation(func):
             return func(*args, **kwargs)
+        if any(map(is_wrapper, types)):  # the operations on the plain tensors in it are seen next
+            return NotImplemented
         faults, start = page_faults(), time.perf_counter()
         result = func(*args, **kwargs)
         seconds = time.perf_counter() - start
@@ -261,11 +263,11 @@ def _kind_of(func: Any) -> _Kind:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors among arguments or results, also those in lists; a sparse one is its indices and its values."""
+    """The tensors among arguments or results, also in lists: of a sparse one indices and values, of a nested one values."""
     if isinstance(value, Tensor) and value.layout == torch.sparse_coo:
         yield from (value._indices(), value._values())
     elif isinstance(value, Tensor):
-        yield value
+        yield value.values() if value.is_nested else value
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _tensors(each)

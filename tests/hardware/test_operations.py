@@ -32,6 +32,14 @@ def test_a_linear_layer_reads_its_input_weight_and_bias_and_writes_its_output():
     assert found.bytes == FLOAT * (B * IN + IN * OUT + OUT + B * OUT)
 
 
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_a_nested_tensor_moves_its_values(layout):
+    layer = nn.Linear(IN, OUT)
+    x = torch.nested.nested_tensor([torch.randn(length, IN) for length in (B - 3, 3)], layout=layout)
+    operations = recorded(lambda: layer(x).values().sum().backward())
+    assert any(each.bytes >= FLOAT * (B * IN + IN * OUT + B * OUT) for each in operations)
+
+
 def test_a_linear_layers_backward_pass_is_two_products():
     layer, x = nn.Linear(IN, OUT), torch.randn(B, IN, requires_grad=True)
     found = only(recorded(lambda: layer(x).sum().backward()), "mm")
