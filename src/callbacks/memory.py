@@ -35,14 +35,15 @@ class MemoryMonitor(Callback):
     StateOutsideError. Without `count` the parts are those that exist after the second update, without activations, and a
     step is counted only when memory has run out.
 
-    After the fit `facts` has the result. When the fit runs out of memory, `facts["out_of_memory"]` says which part takes
+    After the fit `facts` has the result, and a line is printed. When the fit runs out of memory, `facts["out_of_memory"]` says which part takes
     most, and the largest power of two of samples that would have fitted.
     """
 
     observes_only = True
 
-    def __init__(self, count: bool = False) -> None:
+    def __init__(self, count: bool = False, verbose: bool = True) -> None:
         self.count = count
+        self.verbose = verbose  # whether the line is printed
         self._reset()
 
     def _reset(self) -> None:
@@ -56,16 +57,20 @@ class MemoryMonitor(Callback):
         """For the run's record: the facts, as `memory`."""
         return {"memory": self.facts}
 
-    def summary_lines(self) -> list[str]:
-        """For the run's last lines: the peak and its parts."""
-        if "peak_bytes" not in self.facts:
-            return []
-        measured = self.facts.get("measured_bytes", {})
-        counted = memory(self.facts["peak_bytes"], self.facts["parts_bytes"])
-        line = f"memory   at the peak of a step {counted} (counted)"
+    @property
+    def line(self) -> str:
+        """The peak and its parts as far as they are known, and what is not counted; empty before that."""
+        parts, measured = self.facts.get("parts_bytes"), self.facts.get("measured_bytes", {})
+        if not parts:
+            return ""
+        known = memory(sum(parts.values()), parts)
+        is_counted = "peak_bytes" in self.facts
+        line = f"memory   at the peak of a step {known} (counted)" if is_counted else f"memory   {known}"
         if "allocated" in measured:
             line += f"; measured {memory(measured['allocated'])}, reserved {memory(measured['reserved'])}"
-        return [line]
+        if reason := self.facts.get("uncounted"):
+            line += f"; {'' if is_counted else 'the rest of the step is '}not counted: {reason}"
+        return line
 
     @override
     @never_raise
@@ -92,7 +97,7 @@ class MemoryMonitor(Callback):
     def _count(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         with measuring(trainer):
             self._counter = MemoryCounter(pl_module, batch, samples_in(batch) or None)
-            self.facts = {"batch_size": self._counter.batch_size, "uncounted": "count=false"}
+            self.facts = {"batch_size": self._counter.batch_size, "uncounted": "MemoryMonitor(count=False)"}
             counted = self._counter.at() if self.count else None
         if counted is not None:
             self.facts = _facts_of(counted)
@@ -114,6 +119,8 @@ class MemoryMonitor(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._active and self.facts:
             self._measure(trainer, pl_module)
+        if self.verbose and self.line and trainer.is_global_zero:
+            print(f"\n{self.line}", flush=True)
 
     @override
     @never_raise

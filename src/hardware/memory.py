@@ -88,8 +88,12 @@ class MemoryCounter:
         known = self._trainer.optimizers if self._trainer is not None else []
         self._optimizers = list(known if optimizers is None else optimizers)
         self.batch_size = batch_size or extract_batch_size(batch)
-        with CopyTensors():
-            self._batch = copy.deepcopy(batch)
+        self._batch: Any = None
+        try:
+            with CopyTensors():
+                self._batch = copy.deepcopy(batch)
+        except Exception as error:  # noqa: BLE001 - a class of batches that takes real tensors only
+            self.reason = _words(error)
         self._counted: dict[int, StepMemory | None] = {}
 
     def at(self, batch_size: int | None = None) -> StepMemory | None:
@@ -102,13 +106,15 @@ class MemoryCounter:
             too many operations; `reason` says which. Never raises.
         """
         size = batch_size or self.batch_size
+        if self._batch is None:
+            return None
         if size not in self._counted:
             try:
                 with without_side_effects():
                     self._counted[size] = self._count_quickly(size)
             except Exception as error:  # noqa: BLE001 - anybody's step, on tensors that it was not written for
                 self._counted[size] = None
-                self.reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                self.reason = _words(error)
                 error.with_traceback(None)  # whoever keeps the error keeps no tensor of the counted step
         return self._counted[size]
 
@@ -242,9 +248,13 @@ class _Step:
             except TooManyOperationsError:
                 raise
             except Exception as error:  # noqa: BLE001 - anybody's optimizer
-                self.optimizer_reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                self.optimizer_reason = f"the step of {type(optimizer).__name__} ({_words(error)})"
             self.recorder.assign(tree_leaves(list(optimizer.state.values())), "optimizer")
         return loss
+
+
+def _words(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def _resized(tensor: Tensor, before: int, after: int, device: torch.device) -> Tensor:

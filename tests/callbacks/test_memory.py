@@ -16,8 +16,15 @@ from batchscope.hardware import memory_limits
 from tests.support.third_party_modules import Stranger, loader
 
 
-def fit(module: lightning.LightningModule, tmp_path: Path, **options: Any) -> MemoryMonitor:
-    monitor = MemoryMonitor(count=True)
+def fit(
+    module: lightning.LightningModule,
+    tmp_path: Path,
+    count: bool = True,
+    verbose: bool = True,
+    data: Any = "loader",
+    **options: Any,
+) -> MemoryMonitor:
+    monitor = MemoryMonitor(count, verbose)
     quiet = {
         "logger": False,
         "enable_checkpointing": False,
@@ -26,11 +33,13 @@ def fit(module: lightning.LightningModule, tmp_path: Path, **options: Any) -> Me
     }
     options = {"max_epochs": 1, "accelerator": "cpu", "default_root_dir": tmp_path, **quiet, **options}
     trainer = lightning.Trainer(callbacks=[monitor], **options)
-    trainer.fit(module, loader())
+    trainer.fit(module, loader() if data == "loader" else data)
     return monitor
 
 
-def test_the_record_has_the_peak_its_parts_and_what_the_process_has_grown_by(tmp_path: Path) -> None:
+def test_the_record_has_the_peak_its_parts_and_what_the_process_has_grown_by(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monitor = fit(Stranger(), tmp_path)
     facts = monitor.record_facts()["memory"]
     assert facts["batch_size"] == 4
@@ -39,8 +48,9 @@ def test_the_record_has_the_peak_its_parts_and_what_the_process_has_grown_by(tmp
     assert facts["peak_bytes"] == sum(facts["parts_bytes"].values())
     assert facts["measured_bytes"]["process_peak"] > facts["measured_bytes"]["process_growth"] >= 0
     assert "uncounted" not in facts
-    (line,) = monitor.summary_lines()
+    line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith("memory   at the peak of a step 0.1")
+    assert line.endswith("(counted)")
     assert all(f" {part} " in line for part in facts["parts_bytes"])
 
 
@@ -53,11 +63,62 @@ class ByValue(Stranger):
         return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
 
 
-def test_a_step_that_cannot_be_counted_has_the_parts_that_exist_and_a_reason(tmp_path: Path) -> None:
+def test_a_step_that_cannot_be_counted_has_the_parts_that_exist_and_a_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monitor = fit(ByValue(), tmp_path)
     assert monitor.facts["parts_bytes"] == {"parameters": 20, "gradients": 20, "optimizer": 20}
     assert "_local_scalar_dense" in monitor.facts["uncounted"]
-    assert monitor.summary_lines() == []
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("memory   0.0586 KiB: parameters 0.0195, optimizer 0.0195, gradients 0.0195; the rest of")
+    assert "the rest of the step is not counted: " in line and "_local_scalar_dense" in line
+
+
+class ByClosure(Stranger):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(self.parameters(), max_iter=3)
+
+
+def test_the_step_of_an_optimizer_that_needs_a_closure_is_measured_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monitor = fit(ByClosure(), tmp_path)
+    assert monitor.facts["parts_bytes"]["optimizer"] > 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("memory   at the peak of a step ") and "; not counted: the step of LBFGS (TypeError: " in line
+
+
+class Packed(Stranger):
+    """Trains on sequences of several lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.LSTM(4, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.layer(batch)[0].data.sum()
+
+    def train_dataloader(self) -> DataLoader:
+        sequences = [torch.ones(length, 4) for length in (3, 2, 2, 1)]
+        return DataLoader(sequences, batch_size=2, collate_fn=nn.utils.rnn.pack_sequence)
+
+
+def test_a_packed_sequence_is_counted_or_a_line_says_why_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(Packed(), tmp_path, data=None)
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("memory   ") and "not counted: " in line
+
+
+def test_without_a_count_the_parts_that_exist_are_printed_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(Stranger(), tmp_path, count=False)
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.endswith("; the rest of the step is not counted: MemoryMonitor(count=False)")
+    fit(Stranger(), tmp_path, verbose=False)
+    assert "memory" not in capsys.readouterr().out
 
 
 def test_a_training_goes_on_bit_for_bit_as_without_the_monitor(tmp_path: Path) -> None:
