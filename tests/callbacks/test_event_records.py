@@ -1,9 +1,11 @@
 """Records of TensorBoard's event files are byte for byte those of TensorBoard's own writer."""
 
 import io
+from pathlib import Path
 
 import numpy
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
@@ -33,6 +35,16 @@ def test_numbers_that_are_no_numbers_are_written_as_they_are() -> None:
     values = numpy.array([[0.0, -0.0, numpy.inf, -numpy.inf, numpy.nan]], numpy.float32)
     keys = list("abcde")
     assert event_records(keys, [7], values, NOW) == by_tensorboard(keys, [7], values)
+
+
+def test_a_file_that_ends_anywhere_is_read_up_to_its_last_whole_record(tmp_path: Path) -> None:
+    """As a process that is killed in the middle of a write leaves it."""
+    records = event_records(["a"], [1, 2, 3], numpy.ones((3, 1), numpy.float32), NOW)
+    size = len(records) // 3
+    for end in range(2 * size, 3 * size):
+        file = tmp_path / f"events.out.tfevents.{end}"
+        file.write_bytes(records[:end])
+        assert [event.step for event in EventAccumulator(str(file)).Reload().Scalars("a")] == [1, 2]
 
 
 def test_step_0_has_a_number_too() -> None:

@@ -66,8 +66,10 @@ def test_a_cpu_beside_a_gpu_tries_the_gpu() -> None:
     found, left_out = tried("trainer.precision=32-true", machine=Machine(accelerators=("cpu", "cuda"), cores=4))
     assert "trainer.accelerator=gpu" in found
     assert left_out == [
-        "not tried, because you set trainer.precision: trainer.precision=bf16-mixed; "
-        "to try a change, leave its option out"
+        (
+            "not tried, because you set trainer.precision: trainer.precision=bf16-mixed; "
+            "to try a change, leave its option out"
+        )
     ]
 
 
@@ -77,8 +79,10 @@ def test_what_the_user_has_set_stays_and_is_said(line: str) -> None:
     assert not any("batch_size" in one or "accelerator" in one for one in found)
     setter = line if line == "trainer=cpu" else "trainer.accelerator"
     assert left_out == [
-        f"not tried, because you set data.batch_size and {setter}: data.batch_size=256, data.batch_size=512, "
-        "trainer.accelerator=gpu; to try a change, leave its option out"
+        (
+            f"not tried, because you set data.batch_size and {setter}: data.batch_size=256, data.batch_size=512, "
+            "trainer.accelerator=gpu; to try a change, leave its option out"
+        )
     ]
 
 
