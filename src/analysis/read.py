@@ -23,7 +23,7 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> SweepResults:
     runs: dict[Path, Run] = {}
     notes: list[str] = []
     for folder in paths:
-        if not folder.is_dir():
+        if not os.path.isdir(folder):  # also false for a name that no folder can have
             notes.append(f"{folder}: no such folder")
             continue
         for run_dir in _run_dirs(folder, notes):

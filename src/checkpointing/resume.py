@@ -56,13 +56,18 @@ def find(overrides: list[str]) -> tuple[Path, list[str]]:
             _refuse_neighbour(run_dir)
             raise UserError(f"resume: got '{named[0]}', which holds no run (no {FILE} in it)")
         return run_dir, others
+    return newest("resume"), others
+
+
+def newest(option: str) -> Path:
+    """The folder of the run that was started last; UserError with the name of the option or command if there is none."""
     started = []
     for path in RUNS.glob(f"*/{FILE}"):
         with contextlib.suppress(UserError):
             started.append((str(read(path.parent).get("started", "")), path.parent))
     if not started:
-        raise UserError(f"resume: got 'last', and there is no run in {RUNS}")
-    return max(started)[1], others
+        raise UserError(f"{option}: got 'last', and there is no run in {RUNS}")
+    return max(started)[1]
 
 
 def _refuse_neighbour(path: Path) -> None:

@@ -1,6 +1,7 @@
 """`batchscope explain`: where the time of a training step goes, operation by operation.
 
     batchscope explain outputs/runs/<run>                # as the run's record says
+    batchscope explain last                              # the newest run in outputs/runs
     batchscope explain outputs/runs/<run> data.batch_size=64
     batchscope explain model=cnn data=mnist              # without a run
 
@@ -13,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -21,19 +23,22 @@ from typing import Any
 
 from ..checkpointing import resume
 from ..errors import UserError, exit_on_user_error, reraise_in_hydra, warn
-from ..files import refuse_links, why, write_folder
+from ..files import is_set_aside, refuse_links, why, write_folder
 from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_explanation
 from ..options.compose import apply_overrides, check_command_line
 from ..options.overrides import accept_null_groups, parse
 from ..records.explanation import FILE, ROOFLINE, TRACE, Explanation
+from ..records.formatting import count
 from ..records.read import FILE as RECORD
 from ..records.read import read
+from ..sweep.process import exit_on_signals
 from . import command_parser
 
 _NAME = "explain"  # of the folder
 _OWN = Path("outputs") / _NAME  # without a run
+_MOST_RUNS = 12  # that an answer lists
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,18 @@ def main() -> None:
 def _main() -> None:
     args = _parser().parse_intermixed_args()
     task = _task(args)
+    exit_on_signals()
+    try:
+        _explain(task, args)
+    except SystemExit as stop:
+        if isinstance(stop.code, int) and stop.code > 128:
+            name = signal.Signals(stop.code - 128).name
+            print(f"\nexplain: stopped by {name}; nothing was written", file=sys.stderr, flush=True)
+        raise
+
+
+def _explain(task: _Task, args: argparse.Namespace) -> None:
+    """Measure, write, print."""
     from ..callbacks._operation_table import as_text
     from ..training.explain import explain
 
@@ -107,7 +124,8 @@ def _task(args: argparse.Namespace) -> _Task:
     if folders:
         if args.config_dir is not None:
             raise UserError("--config-dir: is for an explanation without a run's folder", exit_code=2)
-        return _of_run(Path(folders[0]), overrides, args.out)
+        run_dir = resume.newest("explain") if folders[0] == "last" else Path(folders[0])
+        return _of_run(run_dir, overrides, args.out)
     overrides = accept_null_groups(overrides)
     (config,) = check_command_line(overrides, False, args.config_dir)
     folder = args.out or _OWN / time.strftime("%Y-%m-%d_%H-%M-%S")
@@ -116,14 +134,14 @@ def _task(args: argparse.Namespace) -> _Task:
 
 def _is_folder(word: str) -> bool:
     """Whether a word is a run's folder and no option. The name of a folder may hold an equals sign."""
-    return Path(word).exists() or ("=" not in word and not word.startswith("~"))
+    return os.path.exists(word) or ("=" not in word and not word.startswith("~"))
 
 
 def _of_run(run_dir: Path, overrides: list[str], out: Path | None) -> _Task:
     """The task that a run's record describes, with the options that change it."""
     if run_dir.name == RECORD:
         run_dir = run_dir.parent
-    if not (run_dir / RECORD).is_file():
+    if not os.path.isfile(run_dir / RECORD):  # also false for a name that no file can have
         raise UserError(f"explain: {_no_run(run_dir)}")
     file = os.path.relpath(run_dir / RECORD)
     record = read(run_dir)
@@ -140,14 +158,37 @@ def _of_run(run_dir: Path, overrides: list[str], out: Path | None) -> _Task:
 
 def _no_run(path: Path) -> str:
     """Why a path is no run, and what may have been meant."""
-    if not path.exists():
+    if not os.path.exists(path):
         return f"{path} does not exist; write a run's folder, or options such as model=cnn data=mnist"
     inside = next((parent for parent in path.resolve().parents if (parent / RECORD).is_file()), None)
     if inside is not None:
         return f"takes the folder of a run; write {os.path.relpath(inside)}"
-    if below := next(path.glob(f"*/{RECORD}"), None):
-        return f"{path} holds several runs; take one of them: {below.parent}"
-    return f"{path} holds no run (no {RECORD} in it)"
+    below = [file.parent for file in path.rglob(RECORD) if not _is_hidden(file.relative_to(path))]
+    below.sort(key=lambda run_dir: (len(str(run_dir)), str(run_dir)))  # 2 before 10
+    return f"{path} {_choice(path, below)}" if below else f"{path} holds no run (no {RECORD} in it)"
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") or is_set_aside(part) for part in path.parts)
+
+
+def _choice(folder: Path, run_dirs: list[Path]) -> str:
+    """The runs in a folder, each with the options that not all of them have."""
+    options = {run_dir: _overrides(run_dir) for run_dir in run_dirs[:_MOST_RUNS]}
+    common = set.intersection(*map(set, options.values()))
+    named = []
+    for run_dir, words in options.items():
+        own = " ".join(word for word in words if word not in common)
+        named.append(f"{run_dir.relative_to(folder)}{f' ({own})' if own else ''}")
+    more = f", and {len(run_dirs) - _MOST_RUNS} more" if len(run_dirs) > _MOST_RUNS else ""
+    return f"holds {count(len(run_dirs), 'run')}; take one, such as {run_dirs[0]}: {', '.join(named)}{more}"
+
+
+def _overrides(run_dir: Path) -> list[str]:
+    with contextlib.suppress(UserError):
+        words = read(run_dir).get("overrides")
+        return [str(word) for word in words] if isinstance(words, list) else []
+    return []
 
 
 def _differences(record: dict[str, Any]) -> list[str]:

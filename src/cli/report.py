@@ -7,6 +7,7 @@ Every run.json in and below the folders is read. The report is written to <first
 diagnosis (experiment=diagnose) it is the diagnosis's own table.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def _main() -> None:
         print(report_again(args.folders[0], args.out))
         return
     # A report does not create a folder that the user misspelt.
-    home = next((folder for folder in args.folders if folder.is_dir()), args.folders[0])
+    home = next((folder for folder in args.folders if os.path.isdir(folder)), args.folders[0])
     report = write_report(args.folders, args.out or home / "report")
     print(report.text)
     print(f"\nreport   {report.files[0]}", flush=True)

@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ import pytest
 
 from batchscope.cli import explain
 from batchscope.options.compose import check_command_line
-from batchscope.records.explanation import FILE, ROOFLINE, TRACE, Explanation
+from batchscope.records.explanation import FILE, ROOFLINE, TRACE
 from batchscope.training.run import train
+from tests.support.runs import Run
+from tests.support.synthetic_runs import write_run
 
 SIZES = ["data.num_train=64", "data.num_val=32", "data.num_test=16", "data.batch_size=16"]
 QUICK = ["--steps", "2", "--warmup", "1"]
@@ -43,7 +47,7 @@ def root(finished: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def nothing_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("batchscope.callbacks.profile.calibrate_in_subprocess", lambda device: None)
+    monkeypatch.setattr("batchscope.callbacks.profile.find_calibration", lambda device, measure: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
@@ -79,9 +83,9 @@ def test_a_run_is_explained_and_nothing_else_in_its_folder_changes(
     after = snapshot(run_dir)
     assert {name: data for name, data in after.items() if not name.startswith("explain/")} == before
     assert set(after) - set(before) == {f"explain/{FILE}", f"explain/{TRACE}"}
-    step = Explanation.from_dict(json.loads(after[f"explain/{FILE}"]))
-    assert (step.title, step.batch_size, step.trace_steps) == ("cnn · rendered-digits", 16, 2)
-    assert {"model.features.0", "model.classifier.1"} <= {row.module for row in step.modules()}
+    step = json.loads(after[f"explain/{FILE}"])
+    assert (step["title"], step["batch_size"], step["trace_steps"]) == ("cnn · rendered-digits", 16, 2)
+    assert {"model.features.0", "model.classifier.1"} <= {row["module"] for row in step["modules"]}
     assert "costliest operations" in said.out
     assert "Kineto" not in said.err
     assert "Profiler" not in said.err
@@ -114,7 +118,7 @@ def test_with_roofs_there_is_a_plot(
 ) -> None:
     from tests.callbacks.test_profile import CALIBRATION
 
-    monkeypatch.setattr("batchscope.callbacks.profile.cached_calibration", lambda device: CALIBRATION)
+    monkeypatch.setattr("batchscope.callbacks.profile.find_calibration", lambda device, measure: CALIBRATION)
     call(monkeypatch, run_dir, root, *QUICK)
     assert (run_dir / "explain" / ROOFLINE).read_bytes().startswith(b"\x89PNG")
     assert "floor/time" in capfd.readouterr().out
@@ -164,11 +168,76 @@ def test_what_is_no_run_is_answered_with_what_was_meant(
     cases = {
         tmp_path / "missing": "does not exist; write a run's folder, or options such as model=cnn data=mnist",
         empty: "holds no run (no run.json in it)",
-        tmp_path: f"holds several runs; take one of them: {run_dir}",
+        tmp_path: f"{tmp_path} holds 1 run; take one, such as {run_dir}: run",
         run_dir / "checkpoints" / "best.ckpt": "takes the folder of a run; write ",
     }
     for path, answer in cases.items():
         assert answer in refusal(monkeypatch, capfd, path)
+
+
+def test_the_runs_of_a_sweep_are_listed_with_what_sets_them_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(14):
+        write_run(tmp_path / "sweep" / str(number), 2**number)
+        record = json.loads((tmp_path / "sweep" / str(number) / "run.json").read_text())
+        record["overrides"] = ["model=cnn", f"data.batch_size={2**number}"]
+        (tmp_path / "sweep" / str(number) / "run.json").write_text(json.dumps(record))
+    (tmp_path / "sweep" / "2" / "run.json").write_text("damaged")
+    (tmp_path / "sweep" / "loop").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    said = refusal(monkeypatch, capfd, "sweep")
+    assert said.startswith(
+        "explain: sweep holds 14 runs; take one, such as sweep/0: 0 (model=cnn data.batch_size=1), 1 ("
+    )
+    assert ", 2, 3 (" in said
+    assert said.endswith(", 11 (model=cnn data.batch_size=2048), and 2 more")
+    (tmp_path / "sweep" / "2").rename(tmp_path / "sweep" / "2.aside")
+    said = refusal(monkeypatch, capfd, "sweep")
+    assert said.startswith(
+        "explain: sweep holds 13 runs; take one, such as sweep/0: 0 (data.batch_size=1), 1 (data.batch"
+    )
+
+
+def test_last_is_the_newest_run(
+    run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(run_dir.parent)
+    assert refusal(monkeypatch, capfd, "last") == "explain: got 'last', and there is no run in outputs/runs"
+    shutil.move(run_dir, "outputs/runs/one")
+    call(monkeypatch, "last", root, *QUICK)
+    assert "explain  outputs/runs/one/explain/explain.json" in capfd.readouterr().out
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("sent", "name"), [(interrupt, "SIGINT"), (terminate, "SIGTERM")])
+@pytest.mark.parametrize(
+    ("where", "call"),
+    [
+        ("batchscope.training.explain.explain", 1),
+        ("batchscope.training.task.Task.training_step", 3),  # measured as it is
+        ("batchscope.training.task.Task.training_step", 5),  # recorded
+        ("batchscope.training.task.Task.training_step", 8),  # profiled
+        ("batchscope.files.write_bytes", 2),
+    ],
+)
+def test_an_interruption_is_one_line_and_leaves_nothing(
+    sent: Callable[[], None], name: str, where: str, call: int, tmp_path: Path
+) -> None:
+    words = ["model=mlp", "data=digits", "data.root=.", *SIZES, "trainer.accelerator=cpu", *QUICK, "--out", "here/out"]
+    done = Run(tmp_path, *words, module="batchscope.cli.explain", faults=[(where, call, sent)])
+    assert done.end() == 128 + getattr(signal, name)
+    lines = [line for line in done.complained.splitlines() if line and "rendered" not in line]
+    assert lines == [f"explain: stopped by {name}; nothing was written"]
+    assert "a step takes" not in done.said
+    assert not list(tmp_path.glob("here/*"))
 
 
 @pytest.mark.parametrize(
