@@ -274,12 +274,11 @@ def _draw_bar(axes: Axes, step: Explanation, rows: Sequence[Cost], colours: dict
     """The whole step: modules with their points' colours, those without FLOPs in grey, and what is in no operation."""
     parts = [(row.module, row.seconds, colours.get(row.module)) for row in rows]
     parts.sort(key=lambda part: part[2] is None)  # stable: the longest first among each
-    scale = max(step.step_seconds, sum(seconds for _, seconds, _ in parts))
-    rest = scale - sum(seconds for _, seconds, _ in parts)
+    rest = max(0.0, step.step_seconds - sum(seconds for _, seconds, _ in parts))
     parts.append(("no kernel" if step.device == "cuda" else "host", rest, "white"))
     left = 0.0
     for name, seconds, colour in parts:
-        share = seconds / scale
+        share = seconds / step.step_seconds
         edge, hatch = (_LIGHT, "////") if colour == "white" else ("white", None)
         axes.barh(0, share, 1, left, color=colour or "#D9D9D9", linewidth=0.8, edgecolor=edge, hatch=hatch)
         _name_segment(axes, name, left + share / 2, share, "white" if colour in _DARK_COLOURS else _DARK)

@@ -14,10 +14,10 @@ from ..hardware.operations import Operation, OperationRecorder
 from ..hardware.trace import Event, calls, device_seconds, idle, step_spans
 from ..records import explanation as records
 from ..records.explanation import Cost, Explanation, Gap
-from ..records.formatting import duration
+from ..records.formatting import duration, percent
 
 MOST_GAPS = 5
-_TOO_LONG = 1.1  # the operations' time ÷ that of the step they are in; less is the scatter between steps
+_TOO_LONG = 1.1  # the operations' time ÷ what a plain step has for them; less is the scatter between steps
 _NO_ROOFS = Roofs(asynchronous=False, flops_per_sec={})
 
 
@@ -37,6 +37,7 @@ class Measured:
     events: Sequence[Event] = ()
     trace_steps: int = 0
     calibration: Calibration | None = None
+    others: float = 0.0  # the share of the CPU that other processes used meanwhile
     notes: list[str] = field(default_factory=list)
 
 
@@ -48,6 +49,11 @@ def explain(measured: Measured) -> Explanation:
         notes.append("the device was not measured: no floors (batchscope hardware measures it)")
     operations, is_timed, remarks = _timed(measured)
     notes += remarks
+    of_trace = _of_trace(measured, operations)
+    shown, remarks = _within_step(operations, _room(measured, of_trace.get("idle_share", 0.0)))
+    notes += remarks
+    if measured.others:
+        notes.append(f"other processes used {percent(measured.others)} of the CPU meanwhile, which makes times longer")
     return Explanation(
         title=measured.title,
         device=device.type,
@@ -62,12 +68,12 @@ def explain(measured: Measured) -> Explanation:
         roofs=records.Roofs(
             dict(roofs.flops_per_sec), roofs.bytes_per_sec, calibration.cache_bytes if calibration else None
         ),
-        operations=records.add_up((_cost(each, roofs) for each in operations), _group),
+        operations=records.add_up((_cost(each, roofs) for each in shown), _group),
         threads=torch.get_num_threads() if device.type == "cpu" else None,
         bottleneck=_bottleneck(measured, operations, roofs if calibration else None) if device.type == "cpu" else None,
         trace_steps=measured.trace_steps,
         notes=notes,
-        **_of_trace(measured, operations),
+        **of_trace,
     )
 
 
@@ -78,7 +84,6 @@ def _timed(measured: Measured) -> tuple[list[Operation], bool, list[str]]:
     if recorder and recorder.error is not None:
         notes.append(f"the operations could not be counted: {recorder.error}")
     if device == "cpu":
-        notes += _disturbed(measured, sum(each.seconds for each in operations))
         return operations, bool(operations), notes
     if device == "cuda" and operations:
         operations, is_timed = _timed_by_device(measured)
@@ -98,23 +103,34 @@ def _of_trace(measured: Measured, operations: Sequence[Operation]) -> dict[str, 
     return {"profiled_seconds": _profiled(measured.events, operations)} if measured.device.type == "cpu" else {}
 
 
-def _disturbed(measured: Measured, recorded: float) -> list[str]:
-    """A note if the operations took longer than the step that they are a part of."""
-    room = measured.step_seconds - measured.between_seconds
-    if recorded <= _TOO_LONG * room:
-        return []
+def _room(measured: Measured, idle: float) -> float:
+    """What a plain step has for its operations: on a CPU the time of its batches, on a GPU that in which a kernel runs."""
+    if measured.device.type == "cpu":
+        return measured.step_seconds - measured.between_seconds
+    return measured.step_seconds * (1 - idle)
+
+
+def _within_step(operations: Sequence[Operation], room: float) -> tuple[Sequence[Operation], list[str]]:
+    """Operations that took longer than a plain step has for them, scaled to it, and a note where it is much longer."""
+    recorded = sum(each.seconds for each in operations)
+    if recorded <= room:
+        return operations, []
+    scaled = [replace(each, seconds=each.seconds * room / recorded) for each in operations]
     note = (
         f"the operations took {duration(recorded)} while they were recorded, and a step that is not recorded has "
-        f"{duration(room)} for them: the machine was busy with something else, and the shares are too high"
+        f"{duration(room)} for them: their times and shares are scaled to it"
     )
-    return [note]
+    return scaled, [note] if recorded > _TOO_LONG * room else []
 
 
 def _bottleneck(measured: Measured, operations: Sequence[Operation], roofs: Roofs | None) -> dict[str, Any] | None:
     """What limits the step, by the rule that every run is judged by."""
     waiting, between = 1e3 * measured.waiting_seconds, 1e3 * measured.between_seconds
     parts = {"data_wait": waiting, "other": between - waiting, "forward": 1e3 * measured.step_seconds - between}
-    found = find_bottleneck(Step(parts, device="cpu", steps=measured.steps, operations=operations, roofs=roofs))
+    others = measured.others
+    found = find_bottleneck(
+        Step(parts, device="cpu", steps=measured.steps, operations=operations, roofs=roofs, others=others)
+    )
     if found is None:
         return None
     return {"kind": found.kind, "share": found.share, "certainty": found.certainty, "evidence": found.evidence}

@@ -7,11 +7,10 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from ..hardware.calibration import Calibration, peak_flops_per_sec
-from ..hardware.calibration_cache import cached_calibration
 from ..hardware.datasheet import datasheet_peak
 from ..hardware.devices import device_name
 from ..hardware.flops import count_step
-from ..hardware.measure import calibrate_in_subprocess
+from ..hardware.measure import find_calibration
 
 
 class FlopsMeter:
@@ -31,11 +30,7 @@ class FlopsMeter:
 
     def calibrate(self, trainer: Trainer, module: LightningModule, measure: bool) -> None:
         """Find the peak: from the cache, or if `measure` by a measurement on rank 0, before the first step."""
-        device = trainer.strategy.root_device
-        self.calibration = cached_calibration(device)
-        if self.calibration is None and measure and trainer.is_global_zero:
-            print(f"measuring what this {device.type} can do; once, some seconds …", flush=True)
-            self.calibration = calibrate_in_subprocess(device)
+        self.calibration = find_calibration(trainer.strategy.root_device, measure and trainer.is_global_zero)
         self._find_peaks(trainer, module)
 
     def count(self, trainer: Trainer, module: LightningModule, batch: Any, samples: int) -> None:

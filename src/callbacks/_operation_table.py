@@ -4,7 +4,7 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 
-from ..records.explanation import OWN_CODE, Cost, Explanation
+from ..records.explanation import Cost, Explanation
 from ..records.formatting import count, duration, percent, with_prefix
 from ..records.step_parts import PARTS, SHORT_NAMES
 
@@ -110,7 +110,7 @@ def _costliest(step: Explanation, width: int) -> list[str]:
     for cost in step.costliest():
         name = _shortened(cost.name.removeprefix("aten."), max(len(rows[0][0]), width // 4))
         part = _SHORT.get(cost.part, cost.part) if width < _NARROW else cost.part
-        rows.append([name, cost.module or OWN_CODE, part, *_cells(cost, step)])
+        rows.append([name, cost.place, part, *_cells(cost, step)])
     return aligned(_fitted(rows, 1, width, least=14), texts=3)
 
 

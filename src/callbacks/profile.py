@@ -14,9 +14,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from typing_extensions import override
 
 from ..files import why, write_folder
-from ..hardware.calibration_cache import cached_calibration
+from ..hardware.contention import cpu_seconds, others_share
 from ..hardware.devices import cache_bytes
-from ..hardware.measure import calibrate_in_subprocess
+from ..hardware.measure import find_calibration
 from ..hardware.operations import OperationRecorder
 from ..hardware.trace import MAX_BYTES, ProfilerUnavailableError, StepProfiler, compressed
 from ..options.types import NonNegativeInt, PositiveInt
@@ -83,11 +83,7 @@ class OperationProfiler(Callback):
     @never_raise
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and trainer.is_global_zero:
-            device = trainer.strategy.root_device
-            self._calibration = cached_calibration(device)
-            if self._calibration is None and self.calibrate:
-                print(f"measuring what this {device.type} can do; once, some seconds …", flush=True)
-                self._calibration = calibrate_in_subprocess(device)
+            self._calibration = find_calibration(trainer.strategy.root_device, self.calibrate)
 
     @override
     @never_raise
@@ -110,6 +106,7 @@ class OperationProfiler(Callback):
             self._notes.append("the operations of compiled or sharded modules are not counted")
         self._part = "forward"
         self._in_update = False
+        self._cpu_before = cpu_seconds()
 
     def _part_now(self) -> str:
         return self._part
@@ -277,6 +274,7 @@ class OperationProfiler(Callback):
             recorder=self._recorder if self._records else None,
             events=self._trace["traceEvents"],
             calibration=self._calibration,
+            others=others_share(self._cpu_before, cpu_seconds()),
             notes=self._notes,
         )
         self._explain(measured)

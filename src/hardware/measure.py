@@ -33,6 +33,15 @@ def load_or_measure(device: torch.device) -> Calibration:
     return found
 
 
+def find_calibration(device: torch.device, measure: bool) -> Calibration | None:
+    """The device's calibration from the cache; if there is none and `measure`, it is measured, which a line says."""
+    found = cached_calibration(device)
+    if found is None and measure:
+        print(f"measuring what this {device.type} can do; once, some seconds …", flush=True)
+        found = calibrate_in_subprocess(device)
+    return found
+
+
 def calibrate_in_subprocess(device: torch.device) -> Calibration:
     """`load_or_measure` without the measurement's memory (0.6 GiB on a CPU) in the peak of this process.
 

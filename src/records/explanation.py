@@ -5,10 +5,9 @@ Times are seconds and traffic is bytes, of one step (one update of the weights).
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 SCHEMA = 1
 FILE = "explain.json"
@@ -32,6 +31,11 @@ class Cost:
     cold_bytes: float = 0.0  # of these, through main memory
     seconds: float = 0.0  # measured
     floor_seconds: float = 0.0  # no device with these roofs takes less
+
+    @property
+    def place(self) -> str:
+        """Where the operation belongs in tables and plots: `optimizer`, its module, or the LightningModule's own code."""
+        return "optimizer" if self.part == "optimizer" else self.module or OWN_CODE
 
     @property
     def of_floor(self) -> float | None:
@@ -139,30 +143,9 @@ class Explanation:
         }
         return {"schema": SCHEMA, **dataclasses.asdict(self), **derived}
 
-    @classmethod
-    def from_dict(cls, known: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`.
-
-        Raises:
-            ValueError, TypeError, KeyError: if it is not an explanation of this schema.
-        """
-        if known.get("schema") != SCHEMA:
-            raise ValueError(f"schema {known.get('schema')}, and this version reads {SCHEMA}")
-        names = {each.name for each in dataclasses.fields(cls)}
-        facts = {key: value for key, value in known.items() if key in names}
-        facts["roofs"] = Roofs(**known["roofs"])
-        facts["operations"] = [Cost(**cost) for cost in known["operations"]]
-        facts["gaps"] = [Gap(**gap) for gap in known.get("gaps", ())]
-        made = cls(**facts)
-        if not math.isfinite(made.step_seconds) or made.step_seconds <= 0:
-            raise ValueError(f"a step of {made.step_seconds} s")
-        return made
-
 
 def _place(cost: Cost, levels: int) -> str:
-    if cost.part == "optimizer":
-        return "optimizer"
-    return ".".join(cost.module.split(".")[:levels]) or OWN_CODE
+    return replace(cost, module=".".join(cost.module.split(".")[:levels])).place
 
 
 def _sum(costs: Iterable[Cost]) -> Cost:

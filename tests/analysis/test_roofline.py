@@ -75,11 +75,6 @@ def test_the_bar_holds_the_whole_step() -> None:
     assert [round(bar.get_width(), 2) for bar in bars] == [0.5, 0.25, 0.1, 0.15]
 
 
-def test_operations_that_take_longer_than_the_step_still_fit_the_bar() -> None:
-    bars = drawn(replace(step(*TWO), step_seconds=0.1)).axes[1].patches
-    assert sum(bar.get_width() for bar in bars) == pytest.approx(1)
-
-
 def test_no_label_covers_another_one() -> None:
     crowd = [product(f"net.layer{n}", 1e9 * (1 + n / 50), 1e8, 0.02) for n in range(8)]
     figure = drawn(step(*crowd))

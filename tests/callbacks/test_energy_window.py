@@ -78,7 +78,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     def count(*_: Any) -> None:
         world.move(40, 400)
 
-    monkeypatch.setattr(_flops_meter, "cached_calibration", lambda device: None)
+    monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: None)
     monkeypatch.setattr(throughput, "clock_for", lambda device: world)
     monkeypatch.setattr(_flops_meter, "count_step", count)
     monkeypatch.setattr(device, "probes_for", lambda device: [world])

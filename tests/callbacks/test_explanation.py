@@ -100,9 +100,27 @@ def test_on_a_cpu_an_operation_takes_at_least_a_launch() -> None:
     assert step.bottleneck is not None
 
 
-def test_operations_that_take_longer_than_their_step_are_one_note() -> None:
-    step = explain(measured("cpu", step_seconds=1e-4, between_seconds=9e-5))
-    assert any("the shares are too high" in note for note in step.notes)
+@pytest.mark.parametrize(("room", "noted"), [(1e-5, True), (1.9e-5, False)])
+def test_operations_that_take_longer_than_their_step_are_scaled_to_it(room: float, noted: bool) -> None:
+    step = explain(measured("cpu", step_seconds=1e-4, between_seconds=1e-4 - room))
+    assert step.total.seconds == pytest.approx(room)  # of recorded 2e-5
+    assert step.outside_seconds == pytest.approx(0, abs=1e-12)
+    assert [each.seconds for each in step.operations] == pytest.approx([room / 4] * 4)
+    assert any("their times and shares are scaled to it" in note for note in step.notes) == noted
+
+
+def test_on_a_gpu_kernels_that_overlap_are_scaled_to_the_time_in_which_one_runs() -> None:
+    step = explain(measured("cuda", events=two_steps(), trace_steps=2, step_seconds=1e-4))
+    assert step.idle_share == 0
+    assert step.total.seconds == pytest.approx(1e-4)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_disturbed_machine_is_a_note_and_makes_no_clear_bottleneck(device: str) -> None:
+    step = explain(measured(device, events=two_steps() if device == "cuda" else (), others=0.4, steps=100))
+    assert any(note.startswith("other processes used 40 % of the CPU meanwhile") for note in step.notes)
+    if step.bottleneck is not None:
+        assert step.bottleneck["certainty"] != "clear"
 
 
 def test_operations_that_could_not_be_counted_are_one_note() -> None:

@@ -34,7 +34,7 @@ def limit(module: lightning.LightningModule, train: Any, tmp_path: Path) -> dict
 
 @pytest.fixture(autouse=True)
 def known(measured: Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_flops_meter, "cached_calibration", lambda device: measured)
+    monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: measured)
 
 
 def test_a_tiny_model_at_a_tiny_batch_is_limited_by_the_host(tmp_path: Path) -> None:

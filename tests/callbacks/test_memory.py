@@ -85,7 +85,9 @@ def test_the_step_of_an_optimizer_that_needs_a_closure_is_measured_and_named(
     monitor = fit(ByClosure(), tmp_path)
     assert monitor.facts["parts_bytes"]["optimizer"] > 0
     line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith("memory   at the peak of a step ") and "; not counted: the step of LBFGS (TypeError: " in line
+    assert (
+        line.startswith("memory   at the peak of a step ") and "; not counted: the step of LBFGS (TypeError: " in line
+    )
 
 
 class Packed(Stranger):

@@ -46,7 +46,7 @@ QUIET: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def measured_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "cached_calibration", lambda device: CALIBRATION)
+    monkeypatch.setattr(profile, "find_calibration", lambda device, measure: CALIBRATION)
 
 
 def profiler(**options: Any) -> OperationProfiler:
@@ -239,7 +239,8 @@ def test_the_folder_is_whole_and_an_earlier_one_stays(tmp_path: Path) -> None:
         fit(callback)
         assert callback.folder == tmp_path / name
         assert {path.name for path in callback.folder.iterdir()} == {FILE, TRACE}
-        assert Explanation.from_dict(json.loads((callback.folder / FILE).read_text())) == callback.explanation
+        assert callback.explanation is not None
+        assert json.loads((callback.folder / FILE).read_text()) == callback.explanation.to_dict()
     assert {path.name for path in tmp_path.iterdir()} == {"explain", "explain-2"}
 
 
@@ -274,8 +275,14 @@ def test_where_another_profiler_is_active_one_line_says_so_and_the_rest_is_there
     assert step.trace_steps == 0
 
 
+def test_other_load_on_the_machine_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([(0.0, 0.0, 0.0), (10.0, 10.0, 4.0)])
+    monkeypatch.setattr(profile, "cpu_seconds", lambda: next(seconds))
+    assert any("other processes used 60 % of the CPU" in note for note in explained().notes)
+
+
 def test_without_a_calibration_there_is_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "cached_calibration", lambda device: None)
+    monkeypatch.setattr(profile, "find_calibration", lambda device, measure: None)
     callback = profiler(calibrate=False)
     fit(callback)
     assert callback.explanation is not None

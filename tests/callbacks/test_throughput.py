@@ -49,7 +49,7 @@ def fit(
 
 @pytest.fixture(autouse=True)
 def nothing_measured_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_flops_meter, "cached_calibration", lambda device: None)
+    monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: None)
 
 
 @pytest.fixture
@@ -282,7 +282,7 @@ def test_flops_are_those_of_the_layer_and_mfu_is_of_the_measured_peak(
     monitor: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = Calibration("cpu", "a processor", None, torch.__version__, 2, {"fp32": 1e9})
-    monkeypatch.setattr(_flops_meter, "cached_calibration", lambda device: measured)
+    monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: measured)
     memory = fit(monitor, tmp_path)
     # A linear layer of 4 → 1: 8 FLOPs forward, 8 for the weights' gradient, none for the input's.
     assert monitor.summary["flops_per_sample"] == 16
@@ -311,7 +311,7 @@ def test_the_peak_is_that_of_what_the_model_really_runs(
     formats = {"matmul": "none", "convolution": "tf32", "recurrent": "tf32"}
     monkeypatch.setattr(calibration, "float32_formats", lambda device: formats)
     measured = Calibration("cpu", "a device", None, torch.__version__, 2, {"fp32": 1e9, "tf32": 8e9})
-    monkeypatch.setattr(_flops_meter, "cached_calibration", lambda device: measured)
+    monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: measured)
     memory = fit(monitor, tmp_path, Recurrent())
     cell, head = 4 * 2 * (1 + 2) * 8, 2 * 2  # four steps of (1 + 2) inputs into 2 units of 4 gates each
     peak = (cell + head) / (cell / 8e9 + head / 1e9)

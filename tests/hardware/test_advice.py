@@ -159,7 +159,11 @@ CASES = {
             "data.num_workers=2 (now 0), which prepares more batches at the same time."
         ),
     ),
-    "input: nothing is left to change": ("input", Setting(pipeline="memory", batch_size=50, train_samples=50), DIAGNOSE),
+    "input: nothing is left to change": (
+        "input",
+        Setting(pipeline="memory", batch_size=50, train_samples=50),
+        DIAGNOSE,
+    ),
     "input: one core has no room for workers": ("input", Setting(own=False, num_workers=0, cores=1), PROFILE),
     "input: another project's loader": (
         "input",

@@ -13,7 +13,7 @@ from batchscope.hardware import measure
 from batchscope.hardware.calibration import Calibration
 from batchscope.hardware.contention import Contention
 from batchscope.hardware.devices import cache_bytes
-from batchscope.hardware.measure import as_calibration, calibrate, calibrate_in_subprocess
+from batchscope.hardware.measure import as_calibration, calibrate, calibrate_in_subprocess, find_calibration
 from batchscope.hardware.timing import Effort
 
 CPU = torch.device("cpu")
@@ -121,3 +121,14 @@ def test_what_the_process_says_is_taken(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(measure.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout=said))
     monkeypatch.setattr(measure, "load_or_measure", lambda device: pytest.fail("measured in this process"))
     assert calibrate_in_subprocess(CPU) == MEASURED
+
+
+@pytest.mark.parametrize(("cached", "may"), [(MEASURED, True), (None, True), (None, False)])
+def test_a_measurement_is_made_and_said_only_where_it_is_needed_and_permitted(
+    cached: Calibration | None, may: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(measure, "cached_calibration", lambda device: cached)
+    monkeypatch.setattr(measure, "calibrate_in_subprocess", lambda device: MEASURED)
+    assert find_calibration(CPU, may) is (MEASURED if may else None)
+    said = "measuring what this cpu can do; once, some seconds …\n"
+    assert capsys.readouterr().out == (said if may and cached is None else "")

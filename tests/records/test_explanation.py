@@ -1,10 +1,11 @@
 """An explanation adds its operations up by module, and survives its file."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from batchscope.records.explanation import Cost, Explanation, Gap, Roofs
+from batchscope.records.explanation import SCHEMA, Cost, Gap, Roofs
 from tests.support.explanations import cost, explanation
 
 
@@ -22,6 +23,12 @@ def test_the_optimizer_is_one_row_whatever_its_operations_work_on() -> None:
         cost("net.0", "optimizer", seconds=1.0), cost("", "optimizer", seconds=2.0), cost("net.0", "forward")
     )
     assert [row.module for row in step.modules()] == ["optimizer", "net.0"]
+
+
+def test_an_operation_has_the_same_place_alone_as_in_its_sum() -> None:
+    step = explanation(cost("", "optimizer", seconds=2.0), cost("", seconds=1.0), cost("net.0", "optimizer"))
+    assert [row.place for row in step.costliest()] == ["optimizer", "own code", "optimizer"]
+    assert [row.module for row in step.modules()] == ["optimizer", "own code"]
 
 
 def test_a_depth_adds_modules_up_to_what_contains_them() -> None:
@@ -55,19 +62,14 @@ def test_floor_over_time_is_unknown_without_either() -> None:
     assert cost("net", floor_seconds=1.0).of_floor is None
 
 
-def test_it_survives_its_file() -> None:
-    step = replace(
-        explanation(cost("net")), gaps=[Gap("aten.a", "aten.b", 1e-3, 2, 1e-3)], roofs=Roofs({"fp32": 1e9}, 1e9)
-    )
-    known = step.to_dict()
-    assert Explanation.from_dict(known) == step
-    assert known["modules"][0]["of_floor"] is None
-
-
-@pytest.mark.parametrize("wrong", [{"schema": 99}, {"step_seconds": 0.0}, {"step_seconds": float("nan")}])
-def test_what_is_no_explanation_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError):
-        Explanation.from_dict({**explanation(cost("net")).to_dict(), **wrong})
+def test_its_file_holds_the_facts_and_the_sums() -> None:
+    gap, roofs = Gap("aten.a", "aten.b", 1e-3, 2, 1e-3), Roofs({"fp32": 1e9}, 1e9)
+    known = json.loads(json.dumps(replace(explanation(cost("net")), gaps=[gap], roofs=roofs).to_dict()))
+    assert known["schema"] == SCHEMA
+    assert Gap(**known["gaps"][0]) == gap
+    assert Roofs(**known["roofs"]) == roofs
+    assert [Cost(**each) for each in known["operations"]] == [cost("net")]
+    assert (known["modules"][0]["module"], known["modules"][0]["of_floor"]) == ("net", None)
 
 
 def test_a_step_without_operations_has_no_cost() -> None:
