@@ -1,6 +1,8 @@
 """The table of a diagnosis: each change against two baselines, and one closing sentence that the numbers bear out."""
 
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from batchscope.analysis.diagnose import (
     write_diagnosis,
 )
 from batchscope.errors import UserError
+from tests.support.fuzzing import budget, refused_or_fine
 from tests.support.synthetic_runs import write_run
 
 BATCH, PIPELINE, PRECISION = "data.batch_size=256", "data.pipeline=workers", "trainer.precision=bf16-mixed"
@@ -208,3 +211,56 @@ def test_a_record_may_hold_anything(tmp_path: Path, damage: Any) -> None:
     record = json.loads((tmp_path / BATCH / "run.json").read_text())
     (tmp_path / BATCH / "run.json").write_text(json.dumps(record | {"diagnosis": damage}))
     assert "baseline" in find_findings(tmp_path).text(None)
+
+
+HOSTILE = (
+    math.nan,
+    math.inf,
+    -1,
+    0,
+    1e308,
+    10**400,
+    True,
+    None,
+    "",
+    "x" * 5000,
+    "\x1b]0;t\x07\n",
+    "9" * 5000,
+    [],
+    {},
+    [[]],
+)
+
+
+def places(node: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Every value in a record, as a dict and a key of it."""
+    for key, value in node.items() if isinstance(node, dict) else ():
+        yield node, key
+        yield from places(value)
+
+
+def test_hostile_values_are_plain_text_or_one_line(tmp_path: Path) -> None:
+    diagnose(tmp_path, (2200.0, BATCH), (550.0, PIPELINE))
+    files = sorted(tmp_path.rglob("run.json"))
+
+    def report() -> None:
+        text = write_diagnosis(tmp_path, lambda trial: "python train.py")
+        assert all(character.isprintable() or character == "\n" for character in text)
+        json.loads((tmp_path / "report/diagnosis.json").read_text())
+
+    for dice in budget("diagnosis"):
+        file = dice.choice(files)
+        good = file.read_text()
+        record = json.loads(good)
+        node, key = dice.choice(list(places(record)))
+        node[key] = dice.choice(HOSTILE)
+        file.write_text(json.dumps(record))
+        refused_or_fine(report, (file.parent.name, key, node[key]))
+        file.write_text(good)
+
+
+def test_a_record_that_is_a_link_to_itself_is_left_out(tmp_path: Path) -> None:
+    diagnose(tmp_path, (2200.0, BATCH))
+    (tmp_path / BATCH / "run.json").unlink()
+    (tmp_path / BATCH / "run.json").symlink_to("run.json")
+    assert find_findings(tmp_path).headline == "No change has been tried."

@@ -47,6 +47,7 @@ QUIET: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def measured_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "find_calibration", lambda device, measure: CALIBRATION)
+    monkeypatch.setattr(profile, "others_share", lambda before, after: 0.0)
 
 
 def profiler(**options: Any) -> OperationProfiler:
@@ -276,8 +277,7 @@ def test_where_another_profiler_is_active_one_line_says_so_and_the_rest_is_there
 
 
 def test_other_load_on_the_machine_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([(0.0, 0.0, 0.0), (10.0, 10.0, 4.0)])
-    monkeypatch.setattr(profile, "cpu_seconds", lambda: next(seconds))
+    monkeypatch.setattr(profile, "others_share", lambda before, after: 0.6 if before < after else 0.0)
     assert any("other processes used 60 % of the CPU" in note for note in explained().notes)
 
 

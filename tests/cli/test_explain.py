@@ -217,15 +217,13 @@ def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize(("sent", "name"), [(interrupt, "SIGINT"), (terminate, "SIGTERM")])
 @pytest.mark.parametrize(
-    ("where", "call"),
+    ("sent", "name", "where", "call"),
     [
-        ("batchscope.training.explain.explain", 1),
-        ("batchscope.training.task.Task.training_step", 3),  # measured as it is
-        ("batchscope.training.task.Task.training_step", 5),  # recorded
-        ("batchscope.training.task.Task.training_step", 8),  # profiled
-        ("batchscope.files.write_bytes", 2),
+        (interrupt, "SIGINT", "batchscope.training.explain.explain", 1),
+        (terminate, "SIGTERM", "batchscope.training.task.Task.training_step", 5),  # in a recorded step
+        (interrupt, "SIGINT", "batchscope.training.task.Task.training_step", 8),  # in a profiled step
+        (terminate, "SIGTERM", "batchscope.files.write_bytes", 2),
     ],
 )
 def test_an_interruption_is_one_line_and_leaves_nothing(
