@@ -97,7 +97,7 @@ class OperationProfiler(Callback):
         self._stages = UpdateStages(self.warmup_steps, self.steps, self._device)
         self._attached.enter_context(time_loader(trainer, self._stages))
         self._records = can_be_watched(trainer, pl_module)
-        self._recorder = OperationRecorder(pl_module, cache_bytes(self._device), self._part_now)
+        self._recorder = OperationRecorder(pl_module, cache_bytes(self._device), lambda: self._part)
         self._profiler: StepProfiler | None = None
         self._trace: dict[str, Any] = {"traceEvents": []}
         self._batch_size: int | None = None
@@ -107,9 +107,6 @@ class OperationProfiler(Callback):
         self._part = "forward"
         self._in_update = False
         self._cpu_before = cpu_seconds()
-
-    def _part_now(self) -> str:
-        return self._part
 
     @override
     @never_raise
@@ -254,7 +251,10 @@ class OperationProfiler(Callback):
         if stages is None:
             return
         if self._profiler is not None:
-            self._trace = self._profiler.stop()
+            try:
+                self._trace = self._profiler.stop()
+            except ProfilerUnavailableError as error:
+                self._notes.append(f"there is no trace: {error}")
         self.disable()
         if self.stop and trainer.world_size == 1:
             trainer.should_stop = True

@@ -78,18 +78,26 @@ class StepProfiler:
             self.steps += 1
 
     def stop(self) -> dict[str, Any]:
-        """Stop; returns the Chrome trace, or an empty one if the profiler was not running."""
+        """Stop; returns the Chrome trace, or an empty one if the profiler was not running.
+
+        Raises:
+            ProfilerUnavailableError: if the folder for temporary files cannot take the trace, as on a full disk.
+        """
         self.end_step()
         profiler, self._profile = self._profile, None
         if profiler is None:
             return {"traceEvents": []}
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # the kernels of the last step are part of it
-        with _without_kineto_messages(), tempfile.TemporaryDirectory() as folder:
+        with _without_kineto_messages():
             profiler.stop()
-            file = Path(folder) / "trace.json"
-            profiler.export_chrome_trace(str(file))
-            return json.loads(file.read_bytes().decode("utf-8", "replace"))
+            try:
+                with tempfile.TemporaryDirectory() as folder:
+                    file = Path(folder) / "trace.json"
+                    profiler.export_chrome_trace(str(file))
+                    return json.loads(file.read_bytes().decode("utf-8", "replace"))
+            except (OSError, ValueError) as error:  # Kineto itself writes as much as it can, and says nothing
+                raise ProfilerUnavailableError("the folder for temporary files cannot take it") from error
 
 
 def compressed(trace: Mapping[str, Any], max_bytes: int = MAX_BYTES) -> tuple[bytes, int]:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -202,7 +203,7 @@ def test_by_default_a_bottleneck_can_be_clear() -> None:
 
 def test_every_rank_ends_after_the_same_update(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "tests.callbacks.test_profile", str(tmp_path)]
-    subprocess.run(line, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=120)
+    subprocess.run(line, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=600)
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["9 True", "9 False"]  # 2 + 2 + 3 + 2 updates
 
 
@@ -274,6 +275,16 @@ def test_where_another_profiler_is_active_one_line_says_so_and_the_rest_is_there
     assert any("no trace: another profiler is active" in note for note in step.notes)
     assert step.operations
     assert step.trace_steps == 0
+
+
+def test_without_room_for_temporary_files_there_is_no_trace_and_a_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    step = explained()
+    assert "there is no trace: the folder for temporary files cannot take it" in step.notes
+    assert step.operations and step.trace_steps == 0
+    assert not torch.autograd._profiler_enabled()
 
 
 def test_other_load_on_the_machine_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
