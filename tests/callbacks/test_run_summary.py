@@ -2,11 +2,15 @@
 
 from typing import Any
 
+import lightning
 import pytest
 
 from batchscope.callbacks._run_summary import device_facts, predicted_knee, rank_facts, report
+from batchscope.callbacks._setting import setting_of
 from batchscope.hardware.bottleneck import Bottleneck
 from batchscope.hardware.probes import usable_cores
+from batchscope.options.compose import check_command_line
+from tests.support.third_party_modules import Stranger
 
 PARTS_MS = {"data_wait": 0.05, "transfer": 0.02, "forward": 0.31, "backward": 0.52, "optimizer": 0.21, "other": 0.13}
 
@@ -130,3 +134,15 @@ def test_the_report_of_several_ranks_names_the_slowest_one_and_what_communicatio
     assert lines[-1] == (
         "communication: 0.310 ms (25 %) of the mean step is not hidden behind the backward pass, for 1.7 MB of gradients"
     )
+
+
+@pytest.mark.parametrize(("words", "experiment"), [([], None), (["experiment=diagnose"], "diagnose")])
+def test_a_run_of_a_diagnosis_is_known_as_one_so_that_it_is_not_advised_to_start_one(
+    words: list[str], experiment: str | None
+) -> None:
+    (config,) = check_command_line(words, multirun=False, run_dir="x")
+    module = Stranger()
+    module.provenance = {"config": config}
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer.strategy.connect(module)
+    assert setting_of(trainer, {"batch_size": 8}, None).experiment == experiment
