@@ -87,7 +87,9 @@ def _memory(chosen: Sequence[Operation], roofs: Roofs, is_cpu: bool, seconds: fl
     faults = sum(each.page_faults for each in chosen)
     fresh = f", with {count(round(faults), 'page fault')} for freshly allocated memory" if faults > _MANY_FAULTS else ""
     rate = f", at {with_prefix(moved / seconds, 'B/s')}{roof}" if seconds else ""
-    return f"moving {with_prefix(moved, 'B')} through memory{rate}{fresh}{_most(chosen, roofs, is_cpu)}"
+    lines = sum(each.scattered_bytes for each in chosen)
+    apart = f" out of order ({with_prefix(lines, 'B')} in whole cache lines)" if 2 * lines > moved else ""
+    return f"moving {with_prefix(moved, 'B')} through memory{apart}{rate}{fresh}{_most(chosen, roofs, is_cpu)}"
 
 
 def _compute(chosen: Sequence[Operation], roofs: Roofs, is_cpu: bool, seconds: float) -> str:

@@ -5,11 +5,12 @@ LSTM is one operation, and an optimizer that updates all parameters at once is o
 
 Bytes are those of the tensors that an operation reads and writes. A view moves nothing and is no operation. A look-up of
 rows (`embedding`, `index`, `gather`) reads as many bytes as it returns. `cold_bytes` are those that move through main
-memory, by the rule of `cache_model.py`.
+memory, by the rule of `cache_model.py`; `scattered_bytes` are their cache lines where the access is out of order, by the
+rules of `access.py`.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 from types import TracebackType
@@ -20,16 +21,24 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
-from .._torch import DispatchMode, is_operation, is_wrapper, next_autograd_number, running_autograd_number, storage_id
+from .._torch import DispatchMode, is_operation, is_wrapper, next_autograd_number, running_autograd_number
+from .access import (
+    LINE,
+    follows_result,
+    is_in_rows,
+    is_out_of_order,
+    order_of,
+    place,
+    rows_of,
+    tensors,
+    touched_bytes,
+)
 from .cache_model import CacheModel
 from .flop_formulas import FORMULAS, padding_share
 from .page_faults import page_faults
 
 _FORMULAS = FlopCounterMode(display=False, custom_mapping=FORMULAS).flop_registry
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
-# Operations that touch some rows of their first argument: as much of it as they return, or as they are given to write.
-_LOOK_UPS = ("embedding", "index", "index_select", "gather", "take")
-_ROW_UPDATES = ("index_put", "_index_put_impl", "index_add", "index_copy", "scatter", "scatter_add", "scatter_reduce")
 # In-place operations that do not read what they overwrite.
 _OVERWRITES = ("copy", "zero", "fill", "normal", "uniform", "bernoulli", "random", "exponential")
 _OVERWRITES += ("_foreach_zero", "_foreach_copy")
@@ -49,7 +58,10 @@ class Operation:
     cold_bytes: float = 0.0  # of these, through main memory
     seconds: float = 0.0  # in the call; on an asynchronous device the host's time only
     page_faults: float = 0.0  # in the call: pages of freshly allocated memory, which the system clears one by one
-    row_bytes: float = 0.0  # of its cold bytes, those of rows at any place of a large table
+    waited_faults: float = 0.0  # of these, those of the thread that calls: other threads have theirs at the same time
+    scattered_bytes: float = (
+        0.0  # at most moved, in whole cache lines, by those of its cold accesses that are out of order
+    )
     padding_flops: float = 0.0  # of its FLOPs, those with the padding around an image, which need not be computed
 
     def plus(self, other: "Operation") -> "Operation":
@@ -63,7 +75,8 @@ class Operation:
             cold_bytes=self.cold_bytes + other.cold_bytes,
             seconds=self.seconds + other.seconds,
             page_faults=self.page_faults + other.page_faults,
-            row_bytes=self.row_bytes + other.row_bytes,
+            waited_faults=self.waited_faults + other.waited_faults,
+            scattered_bytes=self.scattered_bytes + other.scattered_bytes,
         )
 
 
@@ -80,10 +93,12 @@ class _Kind(NamedTuple):
     """What is known of an operation before it is called."""
 
     name: str
+    base: str  # the name without namespace and ending, of an operation in place too
     arguments: tuple[str, ...]  # their names, in order
     written: frozenset[str]  # the arguments that it writes
     overwrites: bool  # whether it leaves their old values unread
     in_rows: bool  # whether it touches some rows of its first argument only
+    follows_result: bool  # whether it goes through its arguments in the order of its result
     writes_results: bool  # whether new tensors that it returns hold values
     formula: Callable[..., int] | None  # of its FLOPs
 
@@ -174,53 +189,60 @@ class OperationRecorder(DispatchMode):
         seconds = time.perf_counter() - start
         if self.error is None:
             try:
-                self._note(func, args, kwargs, result, (seconds, page_faults() - faults))
+                self._note(func, args, kwargs, result, (seconds, *page_faults().since(faults)))
             except Exception as error:  # noqa: BLE001 - anybody's operation, and the training must not end for it
                 self.error = error
         return result
 
-    def _note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, cost: tuple[float, int]) -> None:
+    def _note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, cost: tuple[float, int, int]) -> None:
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = _kind_of(func)
         module = self._module()
         inputs = dict(zip(kind.arguments, args, strict=False)) | dict(kwargs)
-        outputs = list(_tensors(result))
-        moved, cold, rows = self._traffic(kind, inputs, outputs)
+        outputs = list(tensors(result))
+        moved, cold, scattered = self._traffic(kind, inputs, outputs)
         if not moved:  # a view, or memory that is reserved and not written
             return
         flops = kind.formula(*args, **kwargs, out_val=result) if kind.formula else 0
-        dtypes = (_DTYPES.get(tensor.dtype) for tensor in (*outputs, *_tensors(list(inputs.values()))))
+        dtypes = (_DTYPES.get(tensor.dtype) for tensor in (*outputs, *tensors(list(inputs.values()))))
         dtype = next(filter(None, dtypes), "other")
         padding = flops * padding_share(func, args) if flops else 0.0
         self.steps[-1].append(
-            Operation(kind.name, self._part(), module, dtype, 1, flops, moved, cold, *cost, rows, padding)
+            Operation(kind.name, self._part(), module, dtype, 1, flops, moved, cold, *cost, scattered, padding)
         )
 
     def _traffic(self, kind: _Kind, inputs: Mapping[str, Any], outputs: list[Tensor]) -> tuple[int, float, float]:
-        """The bytes that a call reads and writes; how many of them move through main memory; those of single rows."""
-        given = {name: list(_tensors(value)) for name, value in inputs.items()}
-        in_rows = kind.in_rows or any(isinstance(each, Tensor) and each.is_sparse for each in inputs.values())
-        storages = {_place(tensor)[0] for tensors in given.values() for tensor in tensors}
-        results = [tensor for tensor in outputs if _place(tensor)[0] not in storages] if kind.writes_results else []
+        """The bytes that a call reads and writes; those through main memory; the lines of those out of order."""
+        given = {name: list(tensors(value)) for name, value in inputs.items()}
+        storages = {place(tensor)[0] for each in given.values() for tensor in each}
+        results = [tensor for tensor in outputs if place(tensor)[0] not in storages] if kind.writes_results else []
         if not results and not kind.written:
             return 0, 0, 0
-        total, cold, rows = 0, 0.0, 0.0
-        for position, (name, tensors) in enumerate(given.items()):
-            uses = 2 if name in kind.written and not kind.overwrites else 1  # read and write
-            for tensor in tensors:
-                size = _size(tensor)
-                if in_rows and position == 0:
-                    touched = results or [each for other in list(given)[1:] for each in given[other]]
-                    size = min(size, sum(map(_size, touched)))
-                    rows += uses * self._cache.use_rows(_place(tensor)[2], size)
-                else:
-                    cold += uses * self._cache.use(*_place(tensor), size)
-                total += uses * size
-        for tensor in results:
-            total += _size(tensor)
-            cold += self._cache.use(*_place(tensor), _size(tensor))
-        return total, cold + rows, rows
+        written = results or [tensor for name in kind.written for tensor in given.get(name, ())]
+        order = order_of(kind.base, inputs, written if kind.follows_result else ())
+        uses: list[tuple[Tensor, int]] = []
+        total, cold, scattered = 0, 0.0, 0.0
+        for position, (name, each) in enumerate(given.items()):
+            times = 2 if name in kind.written and not kind.overwrites else 1  # read and written
+            if position == 0 and (kind.in_rows or any(getattr(value, "is_sparse", False) for value in inputs.values())):
+                touched = sum(map(touched_bytes, results or [one for other in list(given)[1:] for one in given[other]]))
+                for table in each:
+                    size, row = rows_of(kind.base, inputs, table, touched)
+                    moved = times * self._cache.use_rows(place(table)[2], size)
+                    total, cold, scattered = (
+                        total + times * size,
+                        cold + moved,
+                        scattered + moved * max(1.0, LINE / row),
+                    )
+            else:
+                uses += [(tensor, times) for tensor in each]
+        for tensor, times in (*uses, *((tensor, 1) for tensor in results)):
+            size = touched_bytes(tensor)
+            moved = times * self._cache.use(*place(tensor), size)
+            total, cold = total + times * size, cold + moved
+            scattered += moved * LINE / tensor.element_size() if is_out_of_order(tensor, order) else 0.0
+        return total, cold, scattered
 
     def _module(self) -> str:
         """The module that runs now; in the backward pass the one whose forward operation made the running node."""
@@ -237,6 +259,7 @@ def _typical(work: Operation, calls: list[Operation]) -> Operation:
         work,
         seconds=work.calls * median(call.seconds for call in calls),
         page_faults=work.calls * median(call.page_faults for call in calls),
+        waited_faults=work.calls * median(call.waited_faults for call in calls),
     )
 
 
@@ -253,36 +276,12 @@ def _kind_of(func: Any) -> _Kind:
     base = name.removesuffix("_")
     return _Kind(
         name=f"{func.namespace}.{name}",
+        base=base,
         arguments=tuple(each.name for each in schema.arguments),
         written=written,
         overwrites=base in _OVERWRITES or written == {"out"},
-        in_rows=base in _LOOK_UPS or base in _ROW_UPDATES,
+        in_rows=is_in_rows(base),
+        follows_result=follows_result(func, base),
         writes_results=not name.removeprefix("new_").startswith(("empty", "_empty")),
         formula=_FORMULAS.get(packet),
-    )
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors among arguments or results, also in lists: of a sparse one indices and values, of a nested one values."""
-    if isinstance(value, Tensor) and value.layout == torch.sparse_coo:
-        yield from (value._indices(), value._values())
-    elif isinstance(value, Tensor):
-        yield value.values() if value.is_nested else value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors(each)
-
-
-def _size(tensor: Tensor) -> int:
-    """Bytes that reading the tensor touches; an expanded one repeats the same."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-
-
-def _place(tensor: Tensor) -> tuple[int, int, int]:
-    """The address of the storage, the offset in it, and its size, in bytes; meta tensors have no address but an identity."""
-    storage = tensor.untyped_storage()
-    return (
-        storage.data_ptr() or storage_id(storage),
-        int(tensor.storage_offset()) * tensor.element_size(),
-        storage.nbytes(),
     )

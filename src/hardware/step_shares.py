@@ -4,7 +4,8 @@ On a CPU every operation of a few steps was timed. The time between the operatio
 `host`. So is what an operation takes longer than its work needs at a well-used roof, up to `OVERHEAD_S` a call: of a small
 operation it is nearly everything. The rest is `memory` or `compute`, by the one that needs more time at the roofs; where
 both need about as much, it is divided between them. An operation without products whose traffic needs less than a fifth
-of its time is `compute`: the cores are busy with it. Page faults count as memory.
+of its time is `compute`: the cores are busy with it. One whose traffic is out of order (`access.py`) is `memory` whatever
+it reaches: it waits for single cache lines. Page faults of the thread that waits for the operation count as memory.
 
 An asynchronous device does not tell how long an operation took. Where the share of the step is known in which it is busy,
 the rest is `host`. Elsewhere the floors decide: if the operations need a good part of the step at the roofs, the device
@@ -20,7 +21,7 @@ OVERHEAD_S = 30e-6  # of a call, at most: dispatching it, allocating its result,
 _EVEN = 2.0  # two needs are alike within this factor
 _MOVES = 0.2  # of its time, by an operation without products that memory can limit; strided traffic reaches a third
 _MOVES_AT_LEAST = 0.05  # the same, of an operation with products
-_LOOKS_UP = 0.02  # of the bandwidth, by reading rows at any place of a large table
+_SCATTERED = 0.02  # of the bandwidth, by an access out of order
 _FILLS = 0.25  # of a roof: well-fed networks reach 25 to 70 %
 # Of no device in particular: for machines that are not calibrated, where only the ratio between the roofs matters.
 TYPICAL = Roofs(asynchronous=False, flops_per_sec={"fp32": 1e11}, bytes_per_sec=2e10, launch_s=2e-6)
@@ -65,12 +66,12 @@ def share_of_kinds(operation: Operation, roofs: Roofs) -> dict[str, float]:
     """How the time of a CPU's operation divides into `host`, `memory` and `compute`; the shares add up to 1."""
     seconds = operation.seconds or 1e-9
     compute, memory = roofs.compute_seconds(operation) / seconds, roofs.memory_seconds(operation) / seconds
-    faults = min(roofs.page_fault_s * operation.page_faults / seconds, 1.0)
-    looks_up = 2 * operation.row_bytes > operation.cold_bytes  # rows at any place of a table that no cache holds
-    explained = min(max(compute, memory) / (_LOOKS_UP if looks_up else _FILLS) + faults, 1.0)
+    faults = min(roofs.page_fault_s * operation.waited_faults / seconds, 1.0)
+    scattered = not compute and 2 * operation.scattered_bytes > operation.cold_bytes
+    explained = min(max(compute, memory) / (_SCATTERED if scattered else _FILLS) + faults, 1.0)
     host = min(1 - explained, OVERHEAD_S * operation.calls / seconds)
     rest = 1 - host - faults
-    if looks_up:  # the time is that of waiting for the rows
+    if scattered:  # the time is that of waiting for single lines
         shares = {"memory": 1.0}
     elif compute >= _EVEN * memory or memory < (_MOVES_AT_LEAST if compute else _MOVES) * (1 - faults):
         shares = {"compute": 1.0}

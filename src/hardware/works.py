@@ -62,9 +62,9 @@ def works(device: torch.device, cache_bytes: int | None = None) -> dict[str, Ite
 def _page_faults() -> list[Work]:
     """First writes to every page of fresh memory; none where the system does not count faults."""
     pages = _FRESH // mmap.PAGESIZE
-    before = page_faults()
+    before = page_faults().process
     _touch(_FRESH)
-    faults = page_faults() - before
+    faults = page_faults().process - before
     return [Work(float(faults), lambda: partial(_touch, _FRESH))] if faults >= pages // 2 else []
 
 

@@ -1,5 +1,7 @@
 """What the recorder notes of a real step: operations, FLOPs and bytes by closed forms, parts, modules, the cache."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -217,7 +219,7 @@ def test_an_error_of_the_step_is_the_steps_own_and_leaves_no_hook():
 def test_rows_of_a_table_that_no_cache_holds_are_cold_each_time():
     table, rows = torch.randn(10_000, 16), torch.arange(50)
     found = only(recorded(lambda: table.index_select(0, rows), cache_bytes=64_000, steps=3), "index_select")
-    assert found.row_bytes == pytest.approx(FLOAT * 50 * 16 * 0.9)  # a tenth of the table fits
+    assert found.scattered_bytes == pytest.approx(FLOAT * 50 * 16 * 0.9)  # a tenth of the table fits
 
 
 def test_rows_of_a_table_in_the_cache_are_not_cold():
@@ -225,7 +227,7 @@ def test_rows_of_a_table_in_the_cache_are_not_cold():
     found = only(
         recorded(lambda: table.index_add_(0, rows, torch.ones(50, 16)), cache_bytes=64_000, steps=2), "index_add_"
     )
-    assert found.row_bytes == 0
+    assert found.scattered_bytes == 0
 
 
 def test_of_steps_that_differ_the_largest_counts():
@@ -240,3 +242,66 @@ def test_operators_of_functions_run_and_are_not_noted():
     with OperationRecorder() as recorder:
         assert torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (x,)).item() == 2
     assert recorder.error is None
+
+
+N = 1024  # rows: more lines than a core's own cache holds
+
+
+def test_a_column_touches_a_line_a_row():
+    x = torch.randn(N, N)
+    assert only(recorded(lambda: x[:, 0].sum()), "sum").bytes == 64 * N + FLOAT
+    assert only(recorded(lambda: x[:, ::2].clone()), "clone").bytes == FLOAT * (N * N + N * N // 2)
+    assert only(recorded(lambda: x[:, :3].clone()), "clone").bytes == 64 * N + FLOAT * 3 * N
+
+
+OUT_OF_ORDER = {  # an operation on a matrix of N×N → how many of its accesses are out of order
+    "cumsum across the rows": (lambda x: x.cumsum(0), 2),
+    "cumsum along the rows": (lambda x: x.cumsum(1), 0),
+    "cumsum of few rows": (lambda x: x.view(16, -1).cumsum(0), 0),
+    "sum of columns": (lambda x: x.sum(0), 1),
+    "sum of rows": (lambda x: x.sum(1), 0),
+    "largest of columns": (lambda x: x.max(0), 1),
+    "a transposed copy": (lambda x: x.t().contiguous(), 1),
+    "a plain copy": (lambda x: x.clone(), 0),
+    "a copy that keeps the layout": (lambda x: x.t().clone(), 0),
+    "a sum of two layouts": (lambda x: x + x.t(), 1),
+    "in place from another layout": (lambda x: x.add_(x.square().t()), 1),
+    "elementwise in its own layout": (lambda x: x.t().exp(), 0),
+    "broadcast rows": (lambda x: x + x[0], 0),
+    "a factorization": (lambda x: torch.linalg.cholesky(x @ x.t() + N * torch.eye(N)), 0),
+}
+
+
+@pytest.mark.parametrize("case", OUT_OF_ORDER)
+def test_an_access_out_of_order_may_move_a_line_for_each_value(case):
+    operation, number = OUT_OF_ORDER[case]
+    x = torch.randn(N, N)
+    found = sum(each.scattered_bytes for each in recorded(lambda: operation(x)))
+    assert found == 64 * N * N * number
+
+
+def test_values_at_any_place_move_a_line_each_and_long_rows_no_more_than_themselves():
+    x, places = torch.randn(N, N), torch.randint(N, (N, N))
+    assert only(recorded(lambda: x.gather(0, places)), "gather").scattered_bytes == 64 * N * N
+    assert only(recorded(lambda: x[:, places[0]]), "index").scattered_bytes == 64 * N * N
+    assert only(recorded(lambda: x[places[0]]), "index").scattered_bytes == FLOAT * N * N
+
+
+def test_a_bag_reads_all_rows_that_it_sums():
+    bag, rows = nn.EmbeddingBag(100_000, 16), torch.arange(60).view(3, 20)
+    found = only(recorded(lambda: bag(rows)), "_embedding_bag")
+    assert found.scattered_bytes == FLOAT * 60 * 16
+    assert found.bytes < FLOAT * 200 * 16
+
+
+def test_page_faults_of_other_threads_are_not_waited_for():
+    def step() -> None:
+        other = threading.Thread(target=lambda: torch.ones(32 << 20))
+        other.start()
+        other.join()
+
+    library = torch.library.Library("batchscope_test", "DEF")
+    library.define("slow(Tensor x) -> Tensor")
+    library.impl("slow", lambda x: (step(), x + 1)[1], "CPU")
+    found = [each for each in recorded(lambda: torch.ops.batchscope_test.slow(torch.ones(2))) if "slow" in each.name]
+    assert found[0].page_faults > 10 * max(found[0].waited_faults, 1)
