@@ -9,7 +9,7 @@ import numpy
 from ..records.rates import FIT_RATE, rate
 from ..records.step_parts import PARTS, StepPart
 from ._flops_meter import FlopsMeter
-from ._stopwatch import WRITING, Clock, Step
+from ._stopwatch import PREPARING, WRITING, Clock, Step
 
 # A stall is a step that takes more than STALL_RATIO × the median and more than STALL_MS longer than it. The ratio lets
 # pass what belongs to a model, such as sequences of different lengths. The 50 ms let pass what a scheduler or a garbage
@@ -125,6 +125,8 @@ class CostSummary:
             result |= {"fit_seconds": fit_seconds, FIT_RATE: self._trained * world_size / fit_seconds}
         if WRITING in sums:
             result["writing_ms"] = sums[WRITING] / steps
+        if any(hook in sums for hook in PREPARING):
+            result["preparing_ms"] = {hook: sums[hook] / steps for hook in PREPARING if hook in sums}
         if sums["timesteps"] and sums["samples"]:
             result["timesteps_per_sec"] = result["samples_per_sec"] * sums["timesteps"] / sums["samples"]
         return result

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from lightning import Trainer
@@ -16,6 +16,7 @@ from ..hardware.nvml_readings import THROTTLED_BY
 from ..hardware.operations import Operation
 from ..hardware.probes import usable_cores
 from ..records.formatting import count, percent, significant, with_prefix
+from ..records.step_parts import StepPart
 from ._flops_meter import FlopsMeter
 from ._setting import setting_of
 
@@ -45,6 +46,7 @@ class Seen(NamedTuple):
     operations: Sequence[Operation] = ()  # of one step; empty where none was recorded
     reason: str | None = None  # why none was recorded, if recording failed
     others: float = 0.0  # the share of the CPU that other processes used meanwhile
+    changed: float = 1.0  # the median step ÷ those right after the recorded ones
 
 
 def run_summary(
@@ -105,6 +107,7 @@ def operation_facts(seen: Seen, calibration: Calibration | None) -> dict[str, An
         "operations": round(sum(each.calls for each in operations)),
         "bytes": round(sum(each.bytes for each in operations)),
         "memory_bytes": round(sum(each.cold_bytes for each in operations)),
+        "scattered_bytes": round(sum(each.scattered_bytes for each in operations)),
         "page_faults": round(sum(each.page_faults for each in operations)),
     }
     if calibration is not None:
@@ -117,10 +120,11 @@ def bottleneck_facts(
     summary: Mapping[str, Any], calibration: Calibration | None, seen: Seen, setting: Setting
 ) -> dict[str, Any]:
     """The bottleneck of a run, the evidence for it, and advice."""
-    median = summary["step_ms_median"]
+    median, preparing = summary["step_ms_median"], preparing_hook(summary)
     found = find_bottleneck(
         Step(
             summary["parts_ms"],
+            preparing=preparing,
             work_ms=summary["work_ms_median"],
             device=summary["device"],
             steps=summary["updates"],
@@ -132,6 +136,7 @@ def bottleneck_facts(
             memory_busy=_fraction(summary.get("dram_activity_pct")),
             mfu=summary.get("mfu"),
             others=seen.others,
+            changed=seen.changed,
             spread=summary["step_ms_p90"] / median if median else 1.0,
         )
     )
@@ -139,10 +144,16 @@ def bottleneck_facts(
         return {}
     facts: dict[str, Any] = asdict(found)
     extra = {
-        "advice": advise(found.kind, setting),
+        "advice": advise(found.kind, replace(setting, preparing=preparing)),
         "predicted_knee": predicted_knee(found, summary["batch_size"], summary["device"], setting.batch_limit),
     }
     return {"bottleneck": facts | {key: value for key, value in extra.items() if value}}
+
+
+def preparing_hook(summary: Mapping[str, Any]) -> str | None:
+    """The hook of the user's that takes most of what counts as waiting for data, if one does."""
+    hooks = summary.get("preparing_ms", {})
+    return next((hook for hook, ms in hooks.items() if 2 * ms > summary["parts_ms"][StepPart.DATA_WAIT]), None)
 
 
 def _fraction(percentage: float | None) -> float | None:

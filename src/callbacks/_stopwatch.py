@@ -15,13 +15,16 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from ..records.step_parts import PARTS
+from ..records.step_parts import PARTS, StepPart
 
 PAUSE = "pause"  # validation, checkpoints and the like: excluded from the step
 WRITING = "writing"  # computing and writing the curves of many steps: excluded, while the device is sampled on
 
 # The first profiled action of a validation, which ends with on_validation_end.
 VALIDATION = "on_validation_model_zero_grad"
+# A user's hooks around the copy of a batch. They prepare it, as a loader does: their time is in `data_wait`, and beside the
+# parts under their names.
+PREPARING = ("on_before_batch_transfer", "on_after_batch_transfer")
 # The endings of Lightning's profiler actions → the part of the step that the action is.
 PARTS_OF_ACTIONS = {
     "train_dataloader_next": "data_wait",
@@ -31,6 +34,7 @@ PARTS_OF_ACTIONS = {
     "lr_scheduler_step": "optimizer",
     "save_checkpoint": PAUSE,
     VALIDATION: PAUSE,
+    **{hook: hook for hook in PREPARING},
 }
 
 
@@ -109,11 +113,12 @@ class Step:
         return self.marks[-1][1]
 
     def parts_ms(self, clock: Clock) -> dict[str, float]:
-        """Milliseconds of every part; their sum is the step's time. `WRITING` is beside them if there was any."""
+        """Milliseconds of every part; their sum is the step's time. `WRITING` and `PREPARING` are beside them."""
         parts = dict.fromkeys(PARTS, 0.0)
         for (part, start), (_, end) in zip(self.marks, self.marks[1:], strict=False):
             if part != PAUSE:
                 parts[part] = parts.get(part, 0.0) + clock.elapsed_ms(start, end)
+        parts[StepPart.DATA_WAIT] += sum(parts.get(hook, 0.0) for hook in PREPARING)
         return parts
 
 

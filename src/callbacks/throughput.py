@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
-from .._lightning import callbacks_of
+from .._lightning import callbacks_of, overrides
 from ..distributed.gather import gather
 from ..hardware.contention import cpu_seconds, others_share
 from ..hardware.devices import cache_bytes
@@ -26,7 +26,7 @@ from ._profiler_hook import ProfilerHook, attach_profiler_hook, detach_profiler_
 from ._run_summary import Seen, report, run_summary
 from ._step_watch import StepWatch
 from ._step_writer import Row, write_steps
-from ._stopwatch import PARTS_OF_ACTIONS, PAUSE, VALIDATION, Step, Stopwatch, clock_for
+from ._stopwatch import PARTS_OF_ACTIONS, PAUSE, PREPARING, VALIDATION, Step, Stopwatch, clock_for
 from .communication import CommunicationMonitor
 
 FLUSH_EVERY = 100  # steps computed and written together
@@ -58,8 +58,8 @@ class ThroughputMonitor(Callback):
         flops_per_sample: forward and backward, for modules whose FLOPs cannot be counted.
         calibrate: whether the device's peak may be measured (once, for some seconds; the result is cached). Without
             a measured peak there is no MFU.
-        record_operations: whether the operations of the updates 2 to 4 are recorded, as evidence for the bottleneck. These
-            updates are slower, and no rate is read from them.
+        record_operations: whether the operations of the updates 2 to 4 are recorded, as evidence for the bottleneck, and
+            those of two later updates where the steps have changed. These updates are slower, and no rate is read from them.
         verbose: whether the summary is printed when training ends.
     """
 
@@ -119,7 +119,8 @@ class ThroughputMonitor(Callback):
         self._cpu_before = cpu_seconds()
         self._validating = False
         detach_profiler_hook(trainer, self._hook)
-        endings = frozenset((*PARTS_OF_ACTIONS, _BATCH))
+        unused = {hook for hook in PREPARING if not overrides(trainer, hook)}
+        endings = frozenset((*PARTS_OF_ACTIONS, _BATCH)) - unused
         self._hook = attach_profiler_hook(trainer, endings, self._on_action_start, self._on_action_end)
         self._active = True
         add_exclusion(trainer, self._exclude)
@@ -294,7 +295,8 @@ class ThroughputMonitor(Callback):
         elif cost:
             monitors = [c for c in callbacks_of(trainer) if isinstance(c, CommunicationMonitor)]
             communication = monitors[0].result() if monitors else {}
-            seen = Seen(self._watch.operations(), self._watch.reason, others_share(self._cpu_before, cpu_seconds()))
+            operations, factor = self._watch.operations(cost["step_ms_median"] / 1e3)
+            seen = Seen(operations, self._watch.reason, others_share(self._cpu_before, cpu_seconds()), factor)
             self.summary = run_summary(
                 cost | communication, trainer, measured, self._flops, self._devices.result(), seen
             )

@@ -45,6 +45,7 @@ class Setting:
     accelerators: tuple[str, ...] = ()  # what `trainer.accelerator` could be instead: `gpu`, `mps`
     train_samples: int | None = None
     faster_precision: str | None = None  # one at which this device was measured to be faster
+    preparing: str | None = None  # the module's hook that prepares the batch and takes most of the wait for data
     own: bool = True  # whether the options below exist
     pipeline: str | None = None  # `data.pipeline`
     backend: str | None = None  # `model.backend`
@@ -84,6 +85,8 @@ def advise(kind: str, setting: Setting) -> str | None:
         kind: `input`, `transfer`, `host`, `memory`, `compute`, `communication` or `unclear`.
         setting: of the run.
     """
+    if kind == "input" and setting.preparing:  # no option of a loader makes it faster
+        return f"Move the work of {setting.preparing} into the dataset, where workers of the loader do it meanwhile."
     rule = _RULES.get(kind)
     if rule is None:
         return None

@@ -6,20 +6,22 @@ into `host`, `memory` and `compute`.
 
 The largest share names the bottleneck. The verdict is `clear`, or `probable` where the evidence is thin: few steps, a
 disturbed machine, a device that is not calibrated, or another share that is nearly as large. It is `unclear` where no share
-reaches `LEAST`, or where more of the step is unknown than the largest share.
+reaches `LEAST`, or where more of the step is unknown than the largest share: also where the steps whose operations are
+known do not stand for the others, because the run has changed.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..records.formatting import count, percent
 from ..records.step_parts import PARTS
+from .contention import MAX_OTHERS
 from .evidence import evidence_of, seen
-from .floor import Roofs
+from .floor import Roofs, step_floor
 from .operations import Operation
-from .step_shares import divide
+from .step_shares import TYPICAL, divide
 
 Certainty = Literal["clear", "probable", "unclear"]
 UNCLEAR = "unclear"  # in place of a kind
@@ -27,6 +29,8 @@ LEAST = 0.35
 MARGIN = 0.1  # of the step, between the largest share and the next one
 FEW_STEPS = 10
 WELL_USED = 0.25  # of the peak: at least so much of it is reached by networks that arithmetic limits
+CHANGED = 2.0  # between the recorded steps and the median one: then they do not stand for it
+LEAST_USED = 0.05  # of a roof, for its verdict on a machine that others use for most of the time
 UNSTEADY = 1.5  # the 90th percentile of the steps ÷ their median
 
 
@@ -36,6 +40,7 @@ class Step:
 
     parts_ms: Mapping[str, float]  # of `records.step_parts.PARTS`; a missing part is 0
     work_ms: float | None = None  # of the median step, without `data_wait` and `transfer`; None if not known
+    preparing: str | None = None  # the hook around the copy that most of `data_wait` is spent in, if it is
     device: str = "cpu"  # torch's type: `cpu`, `cuda`, `mps`
     steps: int = 1000  # that were measured
     operations: Sequence[Operation] = ()  # of one step; empty where they are not known
@@ -45,6 +50,7 @@ class Step:
     tensor_busy: float | None = None  # share of the step in which tensor cores compute
     memory_busy: float | None = None  # share of the memory's highest bandwidth that the step uses
     mfu: float | None = None  # of the mean step; asked only where the operations are not known
+    changed: float = 1.0  # the median step ÷ those right after the steps whose operations were recorded
     others: float = 0.0  # share of the CPU that other processes used meanwhile, where they left no core free
     spread: float = 1.0  # the 90th percentile of the steps ÷ their median
 
@@ -71,6 +77,9 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     work = total - sum(spent.values())
     if step.work_ms is not None:
         work = min(work, max(step.work_ms - spent["communication"], 0.0))
+    why_unknown = "" if step.operations else "no step's operations were recorded"
+    if step.operations and not 1 / CHANGED <= step.changed <= CHANGED:
+        step, why_unknown = replace(step, operations=()), f"the steps changed: {_as_long(step.changed)}"
     if step.operations:
         seen_by_device = {"busy": step.busy, "compute": step.tensor_busy, "memory": step.memory_busy}
         counters = {name: None if share is None else share * total for name, share in seen_by_device.items()}
@@ -80,10 +89,11 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     shares = {kind: max(ms, 0.0) / total for kind, ms in spent.items()}
     largest, second = sorted(shares, key=shares.__getitem__, reverse=True)[:2]
     share, unknown = min(shares[largest], 1.0), 1 - sum(shares.values())
-    if share < LEAST or unknown > share:
+    if share < LEAST or unknown > share or _is_preempted(step, largest, spent[largest]):
         line = f"{_others(step)}; " if step.others else ""
-        return Bottleneck(UNCLEAR, share, "unclear", line + seen(shares, unknown, bool(step.operations)), shares)
-    evidence = evidence_of(largest, share, step.operations, step.roofs, step.device == "cpu", work, total, spent)
+        return Bottleneck(UNCLEAR, share, "unclear", line + seen(shares, unknown, why_unknown), shares)
+    is_cpu = step.device == "cpu"
+    evidence = evidence_of(largest, share, step.operations, step.roofs, is_cpu, work, total, spent, step.preparing)
     doubts = _doubts(step, {largest: shares[largest], second: shares[second]}, unknown)
     line = evidence if not doubts else f"{evidence}; {'; '.join(doubts)}"
     return Bottleneck(largest, share, "probable" if doubts else "clear", line, shares)
@@ -136,5 +146,18 @@ def _doubts(step: Step, first_two: Mapping[str, float], unknown: float) -> list[
     return doubts
 
 
+def _is_preempted(step: Step, kind: str, ms: float) -> bool:
+    """Whether the time of the operations may be that of waiting for the processor, which others use."""
+    if step.others <= MAX_OTHERS or kind not in ("memory", "compute") or not step.operations:
+        return False
+    floor = step_floor(step.operations, step.roofs or TYPICAL)
+    return 1e3 * getattr(floor, kind) < LEAST_USED * ms
+
+
+def _as_long(factor: float) -> str:
+    return f"the median step takes {factor:.2g} times as long as those whose operations were recorded"
+
+
 def _others(step: Step) -> str:
-    return f"other processes used {percent(step.others)} of the CPU meanwhile"
+    busy = "the machine was busy: " if step.others > MAX_OTHERS else ""
+    return f"{busy}other processes used {percent(step.others)} of the CPU meanwhile"

@@ -18,6 +18,7 @@ import torch
 from ..records.formatting import percent
 
 MAX_CPU_SHARE = 0.1  # an idle virtual machine has 2 to 3 % of steal
+MAX_OTHERS = 0.5  # of the CPU: above it others disturb a run even where cores are free
 MAX_UTILIZATION_PCT = 10
 WINDOW_S = 1.1  # NVML's utilisation is of the last 1/6 to 1 s
 
@@ -55,11 +56,14 @@ class Contention:
 
 
 def others_share(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
-    """The share of the CPU that others used between two calls of `cpu_seconds`; 0 if they left cores free."""
+    """The share of the CPU that others used between two calls of `cpu_seconds`; 0 if they left cores free.
+
+    More than `MAX_OTHERS` counts in any case: a run that waits for them leaves cores free, too.
+    """
     total, busy, own = (late - early for early, late in zip(before, after, strict=True))
-    if total <= 0 or busy - own <= MAX_CPU_SHARE * total or total - busy > MAX_CPU_SHARE * total:
-        return 0.0
-    return (busy - own) / total
+    share = (busy - own) / total if total > 0 else 0.0
+    left_free = total - busy > MAX_CPU_SHARE * total
+    return 0.0 if share <= MAX_CPU_SHARE or (left_free and share <= MAX_OTHERS) else share
 
 
 def cpu_seconds() -> tuple[float, float, float]:

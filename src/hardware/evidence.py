@@ -20,6 +20,7 @@ def evidence_of(
     work: float,
     total: float,
     spent: Mapping[str, float],
+    preparing: str | None = None,
 ) -> str:
     """What was seen of the bottleneck.
 
@@ -32,13 +33,15 @@ def evidence_of(
         work: milliseconds of the step without waiting for data, copies and other ranks.
         total: milliseconds of the step.
         spent: milliseconds of every kind.
+        preparing: the hook that prepares the batch and is most of `input`, if one is.
     """
     of_step = f"{percent(share)} of the step"
     step = duration(total / 1e3)
     if kind == "input":
-        return f"{of_step} is waiting for data: {duration(spent[kind] / 1e3)} of {step}"
+        what = f"preparing the batch in {preparing}" if preparing else "waiting for data"
+        return f"{of_step} is {what}: {duration(spent[kind] / 1e3)} of {step}"
     if kind == "transfer":
-        what = "moving the batch, with the hooks around it" if is_cpu else "copying the batch to the device"
+        what = "moving the batch in transfer_batch_to_device" if is_cpu else "copying the batch to the device"
         return f"{of_step} is {what}: {duration(spent[kind] / 1e3)} of {step}"
     if kind == "communication":
         return f"{of_step} is waiting for the gradients of other ranks: {duration(spent[kind] / 1e3)} of {step}"
@@ -50,13 +53,12 @@ def evidence_of(
     return f"{of_step} is {(_memory if kind == 'memory' else _compute)(chosen, roofs, is_cpu, seconds)}"
 
 
-def seen(shares: Mapping[str, float], unknown: float, has_operations: bool) -> str:
-    """What was seen where it names no bottleneck."""
+def seen(shares: Mapping[str, float], unknown: float, why: str) -> str:
+    """What was seen where it names no bottleneck, and why some of the step is not known; empty without a reason."""
     known = sorted(shares.items(), key=lambda item: -item[1])
     parts = [f"{kind} {percent(share)}" for kind, share in known if share >= 0.01]
     if unknown >= 0.01:
-        why = "" if has_operations else ", because no step's operations were recorded"
-        parts.append(f"not known {percent(unknown)}{why}")
+        parts.append(f"not known {percent(unknown)}{why and f', because {why}'}")
     return "of the step " + ", ".join(parts)
 
 

@@ -88,7 +88,7 @@ def test_operations_are_of_the_part_in_which_they_ran(monkeypatch):
     class Keep(Callback):
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             monitor = next(each for each in trainer.callbacks if isinstance(each, ThroughputMonitor))
-            found.update({each.name: each.part for each in monitor._watch.operations()})
+            found.update({each.name: each.part for each in monitor._watch.operations()[0]})
 
     fit(Net(), Keep())
     assert (found["aten.addmm"], found["aten.mm"]) == ("forward", "backward")
@@ -145,3 +145,36 @@ def test_recording_changes_no_bit_of_the_training():
         return torch.cat([each.flatten() for each in module.parameters()])
 
     assert torch.equal(weights(True), weights(False))
+
+
+class Growing(Net):
+    """A module whose steps do 30 products of 512×512 from some batch on, and nearly nothing before."""
+
+    grows_at = 6
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if batch_idx >= self.grows_at:
+            x = torch.ones(512, 512)
+            for _ in range(30):
+                x @ x
+        return super().training_step(batch, batch_idx)
+
+
+def test_steps_that_have_changed_are_recorded_again_and_their_operations_count(recorded_in):
+    found = fit(Growing(), steps=24).summary
+    assert found["step"]["operations"] > 30
+    assert recorded_in.count("addmm") == (3 + 2) * 2
+    assert "the steps changed" not in found["bottleneck"]["evidence"]
+
+
+def test_steps_that_stay_alike_are_not_recorded_again(recorded_in):
+    fit(Net(), steps=24)
+    assert recorded_in.count("addmm") <= (3 + 2) * 2  # a busy machine may make them differ
+
+
+def test_steps_that_change_after_the_last_look_make_the_verdict_unclear():
+    late = Growing()
+    late.grows_at = 18
+    found = fit(late, steps=31).summary
+    assert found["bottleneck"]["kind"] == "unclear"
+    assert "because the steps changed: the median step takes" in found["bottleneck"]["evidence"]

@@ -115,6 +115,28 @@ def test_time_is_found_in_the_part_that_takes_it(part: str, monitor: ThroughputM
     assert parts[part] >= 20
 
 
+@pytest.mark.parametrize("hook", ["on_before_batch_transfer", "on_after_batch_transfer"])
+@pytest.mark.parametrize("in_datamodule", [False, True], ids=["module", "datamodule"])
+def test_a_hook_that_prepares_the_batch_is_input_and_is_named(
+    hook: str, in_datamodule: bool, monitor: ThroughputMonitor, tmp_path: Path
+) -> None:
+    def slow(self: Any, batch: Any, dataloader_idx: int) -> Any:
+        time.sleep(0.02)
+        return batch
+
+    if in_datamodule:
+        methods = {hook: slow, "train_dataloader": lambda self: loader()}
+        fit(monitor, tmp_path, train=type("Data", (lightning.LightningDataModule,), methods)())
+    else:
+        fit(monitor, tmp_path, type("Module", (Stranger,), {hook: slow})())
+    parts, found = monitor.summary["parts_ms"], monitor.summary["bottleneck"]
+    assert parts["data_wait"] >= 20 > parts["transfer"]
+    assert sum(parts.values()) == pytest.approx(monitor.summary["step_ms"])
+    assert found["kind"] == "input"
+    assert f"preparing the batch in {hook}: " in found["evidence"]
+    assert hook in found["advice"]
+
+
 def test_waiting_for_the_loader_is_data_wait_and_the_bottleneck_is_input(
     monitor: ThroughputMonitor, tmp_path: Path
 ) -> None:

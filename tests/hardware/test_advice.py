@@ -212,3 +212,10 @@ CASES = {
 def test_the_sentence(name: str) -> None:
     kind, setting, expected = CASES[name]
     assert advise(kind, setting) == expected
+
+
+def test_a_hook_that_prepares_the_batch_belongs_into_the_dataset():
+    found = advise("input", Setting(num_workers=0, cores=4, preparing="on_after_batch_transfer"))
+    assert found == (
+        "Move the work of on_after_batch_transfer into the dataset, where workers of the loader do it meanwhile."
+    )

@@ -36,6 +36,13 @@ CASES = {  # the operations of a step on a CPU of 10 ms, unless the parts say ot
     "elementwise work on large tensors": ([elementwise(9, cold=128e6)], {}, "memory", 0.9),
     "elementwise work in the cache": ([elementwise(9)], {}, "compute", 0.9),
     "look-ups in a large table": ([elementwise(9, cold=4e6, scattered_bytes=4e6, name="embedding")], {}, "memory", 0.9),
+    "strides through large tensors": (
+        [elementwise(9, cold=4e6, scattered_bytes=64e6, name="cumsum")],
+        {},
+        "memory",
+        0.9,
+    ),
+    "page faults of other threads alone": ([elementwise(9, page_faults=12_000)], {}, "compute", 0.9),
     "page faults of fresh memory": ([elementwise(9, page_faults=12_000, waited_faults=12_000)], {}, "memory", 0.84),
     "many small operations": ([tiny(1000)], {}, "host", 1.0),
     "a wait in Python": ([product(1)], {}, "host", 0.9),
@@ -111,6 +118,33 @@ def test_a_devices_own_counters_tell_memory_from_arithmetic():
     assert verdict(work, {"forward": 10}, GPU, "cuda", busy=0.9, memory_busy=0.7, tensor_busy=0.1).kind == "memory"
 
 
+def test_on_a_busy_machine_an_operation_far_below_its_roof_may_only_have_waited():
+    slow = [product(9, gflop=0.001)]
+    assert verdict(slow).kind == "compute"
+    found = verdict(slow, others=0.9)
+    assert (found.kind, found.certainty) == ("unclear", "unclear")
+    assert found.evidence.startswith(
+        "the machine was busy: other processes used 90 % of the CPU meanwhile; of the step"
+    )
+
+
+@pytest.mark.parametrize("factor", [3.0, 0.3])
+def test_operations_of_steps_that_do_not_stand_for_the_others_are_not_used(factor):
+    found = verdict([product(9, gflop=0.6)], changed=factor)
+    assert (found.kind, found.certainty) == ("unclear", "unclear")
+    assert found.evidence == (
+        f"of the step not known 100 %, because the steps changed: the median step takes {factor:g} times as long as those "
+        "whose operations were recorded"
+    )
+    assert verdict([product(2)], {"data_wait": 8, "forward": 2}, changed=factor).kind == "input"
+
+
+def test_on_a_busy_machine_nothing_is_clear_and_the_words_say_so():
+    found = verdict([product(9, gflop=0.6)], others=0.6)
+    assert found.certainty == "probable"
+    assert found.evidence.endswith("; the machine was busy: other processes used 60 % of the CPU meanwhile")
+
+
 DOUBTS = {
     "only 3 steps measured": {"steps": 3},
     "other processes used 35 % of the CPU meanwhile": {"others": 0.35},
@@ -180,6 +214,11 @@ def test_a_step_without_a_time_has_no_bottleneck(parts):
 
 EVIDENCE = {
     "80 % of the step is waiting for data: 8 ms of 10 ms": ([product(1)], {"data_wait": 8, "forward": 2}),
+    "90 % of the step is moving 64 MB through memory out of order (1.02 GB in whole cache lines), at 7.11 GB/s of the 20 GB/s "
+    "measured here, most of it in cumsum of net": (
+        [elementwise(9, cold=64e6, scattered_bytes=1024e6, name="cumsum")],
+        {},
+    ),
     "90 % of the step is arithmetic: 600 MFLOP, at 67 % of the peak measured here, most of it in mm of net": (
         [product(9, gflop=0.6)],
         {},
@@ -201,6 +240,12 @@ EVIDENCE = {
     "that are mostly their call, 5 µs each": ([tiny(1000)], {}),
     "100 % of the step is overhead: 1,000 operations that are mostly their call, 12 µs each": ([tiny(1000, us=12)], {}),
 }
+
+
+def test_a_hook_that_prepares_the_batch_is_named():
+    found = verdict([product(1)], {"data_wait": 8, "forward": 2}, preparing="on_after_batch_transfer")
+    assert found.kind == "input"
+    assert found.evidence == "80 % of the step is preparing the batch in on_after_batch_transfer: 8 ms of 10 ms"
 
 
 @pytest.mark.parametrize("line", EVIDENCE)

@@ -98,3 +98,12 @@ def test_a_gpu_whose_driver_refuses_does_not_tell(error, monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "utilization", refuse)
     assert contention.utilization(GPU) is None
+
+
+@pytest.mark.parametrize(
+    ("total", "busy", "own", "share"),
+    [(20, 20, 14, 0.3), (20, 16, 10, 0.0), (20, 19, 18, 0.0), (20, 16, 4, 0.6)],
+    ids=["others wait with us", "cores were free", "little", "most of it"],
+)
+def test_others_disturb_where_no_core_is_free_and_above_half_of_the_cpu_anyhow(total, busy, own, share):
+    assert contention.others_share((0, 0, 0), (total, busy, own)) == pytest.approx(share)
