@@ -3,5 +3,7 @@
 from .case import Case
 from .device import COMPUTE, MEMORY
 from .process import HOST, INPUT, MIXED
+from .scattered import SCATTERED
+from .strangers import STRANGE
 
-CASES: dict[str, Case] = COMPUTE | MEMORY | HOST | INPUT | MIXED
+CASES: dict[str, Case] = COMPUTE | MEMORY | HOST | INPUT | MIXED | SCATTERED | STRANGE

@@ -64,7 +64,14 @@ def _against_work(
         said.append(f"compute at {mfu:.1%} of the peak")
     counted = summary.get("step", {})
     moved = counted.get("memory_bytes", paper)
-    if kind == "memory" and bandwidth and moved is not None and counted.get("page_faults", 0) < MANY_FAULTS:
+    scattered = moved is not None and 2 * counted.get("scattered_bytes", 0) > moved  # no bandwidth to be held against
+    if (
+        kind == "memory"
+        and bandwidth
+        and moved is not None
+        and not scattered
+        and counted.get("page_faults", 0) < MANY_FAULTS
+    ):
         of_bandwidth = moved / (step_ms / 1e3) / bandwidth
         if of_bandwidth < IDLE_BANDWIDTH:
             said.append(f"memory at {of_bandwidth:.0%} of the bandwidth")

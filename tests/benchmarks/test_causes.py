@@ -64,6 +64,12 @@ def test_numbers_that_contradict_a_verdict(found: tuple, summary: dict[str, Any]
     assert any(words in each for each in said), said
 
 
+def test_traffic_out_of_order_is_not_held_against_the_bandwidth():
+    step = {"memory_bytes": 1e6, "scattered_bytes": 16e6, "floor_ms": {"memory": 0.1, "compute": 0.0, "launch": 0.1}}
+    assert against("memory", 0.9, step=step) == []
+    assert against("memory", 0.9, step=step | {"scattered_bytes": 0}) == ["memory at 0% of the bandwidth"]
+
+
 def test_bytes_on_paper_stand_in_for_counted_ones():
     found = {"kind": "memory", "share": 0.9}
     assert verdicts.contradictions(found, {"parts_ms": PARTS}, 20e9, paper=1e6)
