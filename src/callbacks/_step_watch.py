@@ -41,6 +41,8 @@ class StepWatch:
         self._moments: deque[float] = deque(maxlen=_PLAIN + 1)  # at which the last plain updates began
         self._done: list[tuple[Range | None, Sequence[Operation]]] = []  # earlier watches, and the steps after each
         self._after: Range | None = None  # the steps after the present watch
+        self._watched_at = 0.0  # the moment at which its last update began
+        self._longest = 0.0  # seconds that this update took
 
     def attach(
         self, trainer: Trainer, module: LightningModule, cache_bytes: int | None, part: Callable[[], str]
@@ -76,7 +78,7 @@ class StepWatch:
             return
         if update != self._update:
             self._recorder.next_step()
-            self._update = update
+            self._update, self._watched_at = update, time.perf_counter()
         self._recorder.__enter__()
         self._active = True
 
@@ -85,12 +87,15 @@ class StepWatch:
         if update == self._begun:  # another batch of it
             return
         self._begun = update
+        if not self._moments:
+            self._longest = time.perf_counter() - self._watched_at
         self._moments.append(time.perf_counter())
         if len(self._moments) <= _PLAIN or (self._after is not None and (update < AGAIN or update & (update - 1))):
             return
         taken = sorted(end - start for start, end in pairwise(self._moments))
         if self._after is None:
-            self._after = (taken[0], taken[-2])
+            # A watched step is slower than it would be. One that was shorter than those after it did less.
+            self._after = (min(taken[0], self._longest), min(taken[-2], self._longest))
         elif _apart(_factor(median(taken), self._after)) > CHANGED:
             self._done.append((self._after, self._recorder.operations()))
             self._recorder, self._after, self._last = self._new_recorder(), None, update + 1

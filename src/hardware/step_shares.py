@@ -5,7 +5,7 @@ On a CPU every operation of a few steps was timed. The time between the operatio
 operation it is nearly everything. The rest is `memory` or `compute`, by the one that needs more time at the roofs; where
 both need about as much, it is divided between them. An operation without products whose traffic needs less than a fifth
 of its time is `compute`: the cores are busy with it. One whose traffic is out of order (`access.py`) is `memory` whatever
-it reaches: it waits for single cache lines. Page faults of the thread that waits for the operation count as memory.
+it reaches: it waits for single cache lines. So is a copy or a sum of values that no cache holds. Page faults of the thread that waits for the operation count as memory.
 
 An asynchronous device does not tell how long an operation took. Where the share of the step is known in which it is busy,
 the rest is `host`. Elsewhere the floors decide: if the operations need a good part of the step at the roofs, the device
@@ -21,6 +21,22 @@ OVERHEAD_S = 30e-6  # of a call, at most: dispatching it, allocating its result,
 _EVEN = 2.0  # two needs are alike within this factor
 _MOVES = 0.2  # of its time, by an operation without products that memory can limit; strided traffic reaches a third
 _MOVES_AT_LEAST = 0.05  # the same, of an operation with products
+# Operations with one instruction for each value, or none: on data that no cache holds they wait for it.
+_LIGHT = (
+    "clone",
+    "copy",
+    "_to_copy",
+    "cat",
+    "stack",
+    "repeat",
+    "flip",
+    "roll",
+    "zero",
+    "fill",
+    "zeros_like",
+    "new_zeros",
+)
+_LIGHT += ("add", "sub", "mul", "neg", "abs", "relu", "threshold_backward", "masked_fill", "where", "lerp", "addcmul")
 _SCATTERED = 0.02  # of the bandwidth, by an access out of order
 _FILLS = 0.25  # of a roof: well-fed networks reach 25 to 70 %
 # Of no device in particular: for machines that are not calibrated, where only the ratio between the roofs matters.
@@ -68,10 +84,11 @@ def share_of_kinds(operation: Operation, roofs: Roofs) -> dict[str, float]:
     compute, memory = roofs.compute_seconds(operation) / seconds, roofs.memory_seconds(operation) / seconds
     faults = min(roofs.page_fault_s * operation.waited_faults / seconds, 1.0)
     scattered = not compute and 2 * operation.scattered_bytes > operation.cold_bytes
+    waits = scattered or (_is_light(operation) and 2 * operation.cold_bytes > operation.bytes)
     explained = min(max(compute, memory) / (_SCATTERED if scattered else _FILLS) + faults, 1.0)
     host = min(1 - explained, OVERHEAD_S * operation.calls / seconds)
     rest = 1 - host - faults
-    if scattered:  # the time is that of waiting for single lines
+    if waits:  # for single lines, or for data that is hardly computed with
         shares = {"memory": 1.0}
     elif compute >= _EVEN * memory or memory < (_MOVES_AT_LEAST if compute else _MOVES) * (1 - faults):
         shares = {"compute": 1.0}
@@ -81,6 +98,10 @@ def share_of_kinds(operation: Operation, roofs: Roofs) -> dict[str, float]:
         shares = {"memory": memory / (memory + compute), "compute": compute / (memory + compute)}
     found = {kind: rest * share for kind, share in shares.items()} | {"host": host}
     return found | {"memory": found.get("memory", 0.0) + faults}
+
+
+def _is_light(operation: Operation) -> bool:
+    return operation.name.removeprefix("aten.").removeprefix("_foreach_").removesuffix("_") in _LIGHT
 
 
 def _estimated(

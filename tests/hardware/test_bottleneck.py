@@ -42,6 +42,8 @@ CASES = {  # the operations of a step on a CPU of 10 ms, unless the parts say ot
         "memory",
         0.9,
     ),
+    "a copy at a tenth of the bandwidth": ([elementwise(9, cold=20e6, name="clone")], {}, "memory", 0.9),
+    "special functions on large tensors": ([elementwise(9, cold=20e6, name="lgamma")], {}, "compute", 0.9),
     "page faults of other threads alone": ([elementwise(9, page_faults=12_000)], {}, "compute", 0.9),
     "page faults of fresh memory": ([elementwise(9, page_faults=12_000, waited_faults=12_000)], {}, "memory", 0.84),
     "many small operations": ([tiny(1000)], {}, "host", 1.0),
