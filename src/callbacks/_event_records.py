@@ -47,7 +47,7 @@ def _records(keys: tuple[str, ...], steps: NDArray, values: NDArray[numpy.float3
     for digit in range(digits):
         more = 0x80 if digit + 1 < digits else 0
         events[:, 10 + digit] = steps >> 7 * digit & 0x7F | more
-    events[:, value_at] = values.astype("<f4").view(numpy.uint8).reshape(len(steps), -1)
+    events[:, value_at] = numpy.ascontiguousarray(values, "<f4").view(numpy.uint8)
     changing = numpy.concatenate([numpy.arange(1, 9), 10 + numpy.arange(digits), value_at])
     records[:, -4:] = _masked(_crc(events, changing, template)).astype("<u4").view(numpy.uint8).reshape(-1, 4)
     return records.tobytes()

@@ -51,3 +51,9 @@ def test_step_0_has_a_number_too() -> None:
     record = event_records(["a"], [0], numpy.ones((1, 1), numpy.float32), NOW)
     event = Event.FromString(record[12:-4])
     assert (event.step, event.summary.value[0].simple_value) == (0, 1.0)
+
+
+def test_the_order_of_the_values_in_memory_is_no_matter() -> None:
+    values = numpy.arange(6, dtype=numpy.float32).reshape(3, 2)
+    keys, steps = ["a", "b"], [1, 2, 3]
+    assert event_records(keys, steps, numpy.asfortranarray(values), NOW) == by_tensorboard(keys, steps, values)
