@@ -1,7 +1,7 @@
 """How many samples and time steps a batch of any type holds."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +15,7 @@ def samples_in(batch: Any) -> int:
     first = _first_tensor(batch)
     if first is None:
         return 0
-    return len(first) if first.dim() else 1
+    return first.shape[0] if first.dim() else 1
 
 
 def timesteps_in(module: object, samples: int) -> int:
@@ -27,12 +27,16 @@ def timesteps_in(module: object, samples: int) -> int:
 def _first_tensor(batch: Any) -> Tensor | None:
     if isinstance(batch, Tensor):
         return batch
-    if isinstance(batch, Mapping):
-        children = batch.values()
-    elif isinstance(batch, tuple | list):
+    children: Iterable[Any]
+    if isinstance(batch, tuple | list):
         children = batch
+    elif isinstance(batch, Mapping):
+        children = batch.values()
     elif dataclasses.is_dataclass(batch):
         children = vars(batch).values()
     else:  # PyG's graphs keep their tensors as attributes
         children = [getattr(batch, "x", None)] if hasattr(batch, "x") else []
-    return next((found for child in children if (found := _first_tensor(child)) is not None), None)
+    for child in children:
+        if (found := _first_tensor(child)) is not None:
+            return found
+    return None

@@ -23,7 +23,7 @@ class DeferredScalars:
     """
 
     def __init__(self, scalars: Sequence[Tensor], combine: Callable[[Tensor], Tensor] = lambda values: values):
-        stacked = combine(torch.stack([s.detach().reshape(()).float() for s in scalars]))
+        stacked = combine(_stack(scalars))
         self._event = None
         if stacked.is_cuda:
             stacked = stacked.to("cpu", non_blocking=True)
@@ -40,6 +40,13 @@ class DeferredScalars:
         if self._event is not None:
             self._event.synchronize()
         return self._values.tolist()
+
+
+@torch.no_grad()
+def _stack(scalars: Sequence[Tensor]) -> Tensor:
+    if len({(scalar.dtype, scalar.dim()) for scalar in scalars}) == 1:  # a tenth of the operations
+        return torch.stack(list(scalars)).reshape(-1).float()
+    return torch.stack([scalar.reshape(()).float() for scalar in scalars])
 
 
 class DeferredFlags:
