@@ -1,15 +1,17 @@
 """What the steps of a run cost: the metrics of each update, and their sums, means and median over the run."""
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
+from numpy.typing import NDArray
 
 from ..records.rates import FIT_RATE, rate
 from ..records.step_parts import PARTS, StepPart
 from ._flops_meter import FlopsMeter
-from ._stopwatch import PREPARING, WRITING, Clock, Step
+from ._step_writer import Table
+from ._stopwatch import MEASURED, PREPARING, WRITING, Clock, Step, parts_ms
 
 # A stall is a step that takes more than STALL_RATIO × the median and more than STALL_MS longer than it. The ratio lets
 # pass what belongs to a model, such as sequences of different lengths. The 50 ms let pass what a scheduler or a garbage
@@ -17,43 +19,65 @@ from ._stopwatch import PREPARING, WRITING, Clock, Step
 # raise its own threshold with every stall; one by the median does not.
 STALL_RATIO, STALL_MS = 3.0, 50.0
 
+# Updates are an array of shape (N, C), a row each: ms of each part, and what the update holds.
+Updates = NDArray[numpy.float64]
+COLUMNS = (*MEASURED, "samples", "timesteps", "batches", "watched")
+_COLUMN = {name: column for column, name in enumerate(COLUMNS)}
+_WORK = [_COLUMN[part] for part in PARTS if part not in (StepPart.DATA_WAIT, StepPart.TRANSFER)]
+
 
 class UpdateBuilder:
     """Joins the batches of an update, which is one batch unless gradients are accumulated."""
 
     def __init__(self, last_step: int):
         self._last_step = last_step  # Lightning's `global_step` before the first batch
-        self._open: dict[str, float] = {}
+        self._open = numpy.zeros(len(COLUMNS))
 
-    def add(self, step: Step, clock: Clock) -> dict[str, float] | None:
-        """Add a batch. Returns the update, its parts in ms and what it holds, if this was its last batch."""
-        update = step.parts_ms(clock)
-        update |= {"samples": step.samples, "timesteps": step.timesteps, "batches": 1, "watched": step.watched}
-        if self._open:
-            update = {key: update.get(key, 0.0) + self._open.get(key, 0.0) for key in {**self._open, **update}}
-        if step.global_step == self._last_step:
-            self._open = update
-            return None
-        self._last_step, self._open = step.global_step, {}
-        return update
+    def add(self, batches: Sequence[Step], clock: Clock) -> tuple[NDArray[numpy.int64], Updates]:
+        """Add batches. Returns the updates whose last batch is among them, and `global_step` after each, shape (N,)."""
+        facts = numpy.array([(b.samples, b.timesteps, 1, b.watched) for b in batches], float).reshape(-1, 4)
+        rows = numpy.hstack([parts_ms(batches, clock), facts])
+        steps = numpy.array([batch.global_step for batch in batches], int)
+        last = numpy.flatnonzero(numpy.diff(steps, prepend=self._last_step))  # batches that ended with an update
+        if not len(last):
+            self._open += rows.sum(0)
+            return steps[:0], rows[:0]
+        rows[0] += self._open
+        self._last_step, self._open = steps[last[-1]], rows[last[-1] + 1 :].sum(0)
+        first = numpy.concatenate([[0], last[:-1] + 1])
+        return steps[last], numpy.add.reduceat(rows[: last[-1] + 1], first)
 
 
-def step_metrics(update: Mapping[str, float], world_size: int, flops: FlopsMeter) -> dict[str, float]:
-    """The metrics of an update. Samples and time steps are those of all ranks, FLOP/s those of one."""
-    metrics = {f"time/{part}_ms": update[part] for part in PARTS}
-    metrics["time/step_ms"] = sum(metrics.values())
-    seconds = metrics["time/step_ms"] / 1e3
-    if seconds > 0:
-        metrics["throughput/batches_per_sec"] = update["batches"] / seconds
-        if update["samples"]:
-            metrics["throughput/samples_per_sec"] = update["samples"] * world_size / seconds
-        if update["timesteps"]:
-            metrics["throughput/timesteps_per_sec"] = update["timesteps"] * world_size / seconds
-        if flops.per_sample and update["samples"]:
-            metrics["throughput/flops_per_sec"] = flops.per_sample * update["samples"] / seconds
-            if flops.peak:
-                metrics["throughput/mfu"] = metrics["throughput/flops_per_sec"] / flops.peak
-    return metrics
+def step_metrics(steps: NDArray[numpy.int64], updates: Updates, world_size: int, flops: FlopsMeter) -> list[Table]:
+    """The metrics of updates. Samples and time steps are those of all ranks, FLOP/s those of one."""
+    times = updates[:, : len(PARTS)]
+    step_ms = times.sum(1)
+    metrics = {f"time/{part}_ms": times[:, column] for column, part in enumerate(PARTS)} | {"time/step_ms": step_ms}
+    seconds = numpy.where(step_ms > 0, step_ms, numpy.nan) / 1e3  # a rate that does not exist is NaN up to here
+    samples, timesteps = (
+        numpy.where(n > 0, n, numpy.nan) for n in (_of(updates, "samples"), _of(updates, "timesteps"))
+    )
+    metrics["throughput/batches_per_sec"] = _of(updates, "batches") / seconds
+    metrics["throughput/samples_per_sec"] = samples * world_size / seconds
+    metrics["throughput/timesteps_per_sec"] = timesteps * world_size / seconds
+    if flops.per_sample:
+        metrics["throughput/flops_per_sec"] = flops.per_sample * samples / seconds
+        if flops.peak:
+            metrics["throughput/mfu"] = metrics["throughput/flops_per_sec"] / flops.peak
+    return _tables(steps, metrics)
+
+
+def _tables(steps: NDArray[numpy.int64], metrics: dict[str, NDArray]) -> list[Table]:
+    """Tables without NaN: successive steps with the same metrics share one."""
+    keys, values = numpy.array(list(metrics)), numpy.column_stack(list(metrics.values()))
+    exists = ~numpy.isnan(values)
+    borders = numpy.flatnonzero((exists[1:] != exists[:-1]).any(1)) + 1
+    parts = zip(numpy.split(steps, borders), numpy.split(values, borders), numpy.split(exists, borders), strict=True)
+    return [Table(keys[shown[0]].tolist(), part, of_part[:, shown[0]]) for part, of_part, shown in parts if len(part)]
+
+
+def _of(updates: Updates, column: str) -> NDArray[numpy.float64]:
+    return updates[:, _COLUMN[column]]
 
 
 class CostSummary:
@@ -63,24 +87,25 @@ class CostSummary:
         self.warmup = warmup
         self.updates = 0
         self._trained = 0.0  # samples of all updates, warm-up included
-        self._kept: list[Mapping[str, float]] = []  # the warm-up, for runs that are no longer than it
-        self._watched: list[Mapping[str, float]] = []
-        self._sums: dict[str, float] = {}
+        self._kept = numpy.empty((0, len(COLUMNS)))  # the warm-up, for runs that are no longer than it
+        self._watched = numpy.empty((0, len(COLUMNS)))
+        self._sums = numpy.zeros(len(COLUMNS))
         self._step_ms = array("d")
         self._work_ms = array("d")  # of these steps, without waiting for data and copying them
         self._samples = array("d")  # of each of these steps
         self._batches: dict[float, float] = {}  # by the samples of a step
 
-    def add(self, update: Mapping[str, float]) -> None:
-        """Add an update: its parts in ms, its `samples`, `timesteps` and `batches`, and whether it was `watched`."""
-        self.updates += 1
-        self._trained += update["samples"]
-        if update.get("watched"):
-            self._watched.append(dict(update))
-        elif self.updates <= self.warmup:
-            self._kept.append(dict(update))
-        else:
-            self._count(update)
+    def add(self, updates: Updates) -> NDArray[numpy.bool_]:
+        """Add updates, in order. Returns from which of them a rate may be read: the others pay for other work, too."""
+        watched = _of(updates, "watched") > 0
+        warm = ~watched & (numpy.arange(len(updates)) < self.warmup - self.updates)
+        rated = ~watched & (numpy.arange(len(updates)) + self.updates > 0)
+        self.updates += len(updates)
+        self._trained += float(_of(updates, "samples").sum())
+        self._watched = numpy.concatenate([self._watched, updates[watched]])
+        self._kept = numpy.concatenate([self._kept, updates[warm]])
+        self._count(updates[~watched & ~warm])
+        return rated
 
     def summary(self, world_size: int = 1, fit_seconds: float | None = None) -> dict[str, Any]:
         """The cost over the counted updates of this rank; empty if there is none.
@@ -95,7 +120,7 @@ class CostSummary:
                 the warm-up included, over it.
         """
         self._count_short_run()
-        steps, sums = len(self._step_ms), self._sums
+        steps, sums = len(self._step_ms), dict(zip(COLUMNS, self._sums.tolist(), strict=True))
         seconds = sum(self._step_ms) / 1e3
         if not steps or seconds <= 0:
             return {}
@@ -123,10 +148,10 @@ class CostSummary:
         }
         if fit_seconds:
             result |= {"fit_seconds": fit_seconds, FIT_RATE: self._trained * world_size / fit_seconds}
-        if WRITING in sums:
+        if sums[WRITING]:
             result["writing_ms"] = sums[WRITING] / steps
-        if any(hook in sums for hook in PREPARING):
-            result["preparing_ms"] = {hook: sums[hook] / steps for hook in PREPARING if hook in sums}
+        if any(sums[hook] for hook in PREPARING):
+            result["preparing_ms"] = {hook: sums[hook] / steps for hook in PREPARING if sums[hook]}
         if sums["timesteps"] and sums["samples"]:
             result["timesteps_per_sec"] = result["samples_per_sec"] * sums["timesteps"] / sums["samples"]
         return result
@@ -134,9 +159,9 @@ class CostSummary:
     def _count_short_run(self) -> None:
         """Count a run that is no longer than the warm-up: all but the first update, which pays for one-time work."""
         if not self._step_ms:
-            for update in self._kept[1:] or self._watched or self._kept:
-                self._count(update)
-            self._kept = []
+            parts = (self._kept[1:], self._watched, self._kept)
+            self._count(next((part for part in parts if len(part)), self._kept))
+            self._kept = self._kept[:0]
 
     def _stalls(self, median: float) -> dict[str, float]:
         """How many steps were stalls, and the seconds that they took beyond the median."""
@@ -154,15 +179,14 @@ class CostSummary:
         for samples in self._samples:
             trained[samples] = trained.get(samples, 0.0) + samples
         held = max(trained, key=lambda samples: (trained[samples], samples))
-        if 2 * trained[held] < self._sums["samples"]:
-            return self._sums["samples"] / len(self._samples), list(self._step_ms)
+        if 2 * trained[held] < sum(self._samples):
+            return sum(self._samples) / len(self._samples), list(self._step_ms)
         pairs = zip(self._samples, self._step_ms, strict=True)
         return held, [ms for samples, ms in pairs if samples == held]
 
-    def _count(self, update: Mapping[str, float]) -> None:
-        for key, value in update.items():
-            self._sums[key] = self._sums.get(key, 0.0) + value
-        self._step_ms.append(sum(update[part] for part in PARTS))
-        self._work_ms.append(sum(update[part] for part in PARTS if part not in (StepPart.DATA_WAIT, StepPart.TRANSFER)))
-        self._samples.append(update["samples"])
-        self._batches[update["samples"]] = update["batches"]
+    def _count(self, updates: Updates) -> None:
+        self._sums += updates.sum(0)
+        self._step_ms.frombytes(updates[:, : len(PARTS)].sum(1).tobytes())
+        self._work_ms.frombytes(updates[:, _WORK].sum(1).tobytes())
+        self._samples.frombytes(_of(updates, "samples").tobytes())
+        self._batches.update(zip(_of(updates, "samples").tolist(), _of(updates, "batches").tolist(), strict=True))

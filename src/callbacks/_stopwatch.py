@@ -6,17 +6,21 @@ add up to the step by construction.
 """
 
 import contextlib
+import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from ..records.step_parts import PARTS, StepPart
 
+OTHER = StepPart.OTHER.value
 PAUSE = "pause"  # validation, checkpoints and the like: excluded from the step
 WRITING = "writing"  # computing and writing the curves of many steps: excluded, while the device is sampled on
 
@@ -54,8 +58,8 @@ class Clock:
         """Milliseconds between two moments that have passed."""
         return (end - start) * 1e3
 
-    def reuse(self, mark: Any) -> None:
-        """Take back a mark that is no longer needed."""
+    def reuse(self, marks: Iterable[Any]) -> None:
+        """Take back marks that are no longer needed."""
 
 
 class CudaClock(Clock):
@@ -87,8 +91,8 @@ class CudaClock(Clock):
         return start.elapsed_time(end)  # at a resolution of about 0.5 µs
 
     @override
-    def reuse(self, mark: torch.cuda.Event) -> None:
-        self._free.append(mark)  # creating an event costs more than recording it again
+    def reuse(self, marks: Iterable[torch.cuda.Event]) -> None:
+        self._free.extend(marks)  # creating an event costs more than recording it again
 
 
 def clock_for(device: torch.device) -> Clock:
@@ -96,11 +100,12 @@ def clock_for(device: torch.device) -> Clock:
     return CudaClock() if device.type == "cuda" else Clock()
 
 
-@dataclass
+@dataclass(slots=True)
 class Step:
-    """The marks of one batch, each `(the part that begins, moment)`, and what the batch holds."""
+    """The marks of one batch, and what the batch holds. A mark is a part that begins and the moment at which it does."""
 
-    marks: list[tuple[str, Any]] = field(default_factory=list)
+    parts: list[str]
+    moments: list[Any]
     samples: int = 0
     timesteps: int = 0
     global_step: int = 0
@@ -109,17 +114,27 @@ class Step:
 
     @property
     def end(self) -> Any:
-        """The last mark."""
-        return self.marks[-1][1]
+        """The last moment."""
+        return self.moments[-1]
 
-    def parts_ms(self, clock: Clock) -> dict[str, float]:
-        """Milliseconds of every part; their sum is the step's time. `WRITING` and `PREPARING` are beside them."""
-        parts = dict.fromkeys(PARTS, 0.0)
-        for (part, start), (_, end) in zip(self.marks, self.marks[1:], strict=False):
-            if part != PAUSE:
-                parts[part] = parts.get(part, 0.0) + clock.elapsed_ms(start, end)
-        parts[StepPart.DATA_WAIT] += sum(parts.get(hook, 0.0) for hook in PREPARING)
-        return parts
+
+MEASURED = (*PARTS, WRITING, *PREPARING)
+_COLUMNS = {part: column for column, part in enumerate((*MEASURED, PAUSE))}
+
+
+def parts_ms(steps: Sequence[Step], clock: Clock) -> NDArray[numpy.float64]:
+    """Milliseconds of each part in `MEASURED`, a row a step: shape (N, 9). The step's time is the sum of the first six.
+
+    The hooks in `PREPARING` count as waiting for data, and beside it.
+    """
+    places, ms = [], []
+    for row, step in enumerate(steps):
+        places += [row * len(_COLUMNS) + _COLUMNS[part] for part in step.parts[:-1]]  # the last one is the step's end
+        ms += [clock.elapsed_ms(start, end) for start, end in itertools.pairwise(step.moments)]
+    sums = numpy.bincount(numpy.array(places, int), ms, len(steps) * len(_COLUMNS))
+    found = sums.reshape(len(steps), len(_COLUMNS))[:, : len(MEASURED)]
+    found[:, _COLUMNS[StepPart.DATA_WAIT]] += found[:, [_COLUMNS[hook] for hook in PREPARING]].sum(1)
+    return found
 
 
 class Stopwatch:
@@ -141,13 +156,16 @@ class Stopwatch:
     @property
     def part(self) -> str:
         """The part of the step that runs now."""
-        return PAUSE if PAUSE in self._stack else (self._stack[-1] if self._stack else "other")
+        stack = self._stack
+        if not stack:
+            return OTHER
+        return PAUSE if PAUSE in stack else stack[-1]
 
     def begin_step(self) -> None:
         """Begin a step where the one before ends, so that no moment between them is lost."""
         adjoins = self._end()
         self._set_running(True)
-        self.current = Step(marks=[("other", self.finished[-1].end if adjoins else self.clock.mark())])
+        self.current = Step([OTHER], [self.finished[-1].end if adjoins else self.clock.mark()])
 
     def end_step(self) -> None:
         """End the step without beginning another."""
@@ -178,14 +196,13 @@ class Stopwatch:
                 self.measuring_seconds += time.perf_counter() - began
 
     def _mark(self) -> None:
-        if self.current is None:
+        step, part = self.current, self.part
+        if step is None or step.parts[-1] == part:
             return
-        part = self.part
-        if self.current.marks[-1][0] == part:
-            return
-        if part != PAUSE:
+        if part != PAUSE and not self._running:
             self._set_running(True)
-        self.current.marks.append((part, self.clock.mark()))
+        step.parts.append(part)
+        step.moments.append(self.clock.mark())
         if part == PAUSE:
             self._set_running(False)
 
@@ -194,8 +211,9 @@ class Stopwatch:
         step, self.current, self._stack = self.current, None, []
         if step is None:
             return False
-        adjoins = step.marks[-1][0] != PAUSE
-        step.marks.append((PAUSE, self.clock.mark()))
+        adjoins = step.parts[-1] != PAUSE
+        step.parts.append(PAUSE)
+        step.moments.append(self.clock.mark())
         self.finished.append(step)
         return adjoins
 

@@ -64,7 +64,7 @@ class CommunicationMonitor(Callback):
 
     def _came(self, parameter: Tensor) -> None:
         if self._last is not None:
-            self._clock.reuse(self._last[1])
+            self._clock.reuse([self._last[1]])
         self._last = (parameter, self._clock.mark())
 
     @override
@@ -90,8 +90,7 @@ class CommunicationMonitor(Callback):
                 self._clock.wait(end)
             self._counted += 1
             self._ms += self._clock.elapsed_ms(start, end)
-            for mark in (start, end):
-                self._clock.reuse(mark)
+            self._clock.reuse([start, end])
 
     @override
     @never_raise

@@ -25,8 +25,8 @@ from ._never_raise import never_raise
 from ._profiler_hook import ProfilerHook, attach_profiler_hook, detach_profiler_hook
 from ._run_summary import Seen, report, run_summary
 from ._step_watch import StepWatch
-from ._step_writer import Row, write_steps
-from ._stopwatch import PARTS_OF_ACTIONS, PAUSE, PREPARING, VALIDATION, Step, Stopwatch, clock_for
+from ._step_writer import write_tables
+from ._stopwatch import PARTS_OF_ACTIONS, PAUSE, PREPARING, VALIDATION, Stopwatch, clock_for
 from .communication import CommunicationMonitor
 
 FLUSH_EVERY = 100  # steps computed and written together
@@ -253,26 +253,18 @@ class ThroughputMonitor(Callback):
     def _flush(self, trainer: Trainer, wait: bool) -> None:
         """Turn marks into numbers, as far as they can be read without waiting, and write them."""
         with writing(trainer):
-            clock, finished, rows = self._stopwatch.clock, self._stopwatch.finished, []
+            clock, finished, steps = self._stopwatch.clock, self._stopwatch.finished, []
             if wait and finished:
                 clock.wait(finished[-1].end)
             while finished and clock.ready(finished[0].end):
-                step = finished.popleft()
-                if step.trained:
-                    rows += self._row(step, trainer.world_size)
-                for _, mark in step.marks[:-1]:  # the last mark is the next step's first
-                    clock.reuse(mark)
-            write_steps(trainer, [row for row in rows if self.every_n_steps and row[0] % self.every_n_steps == 0])
-
-    def _row(self, step: Step, world_size: int) -> list[Row]:
-        """The row of an update at its last batch; none before, and none of the first update."""
-        update = self._builder.add(step, self._stopwatch.clock)
-        if update is None:
-            return []
-        self._cost.add(update)
-        if self._cost.updates == 1 or update["watched"]:  # it pays for other work: no rate is read from it
-            return []
-        return [(step.global_step, step_metrics(update, world_size, self._flops))]
+                steps.append(finished.popleft())
+            numbers, updates = self._builder.add([step for step in steps if step.trained], clock)
+            for step in steps:
+                clock.reuse(step.moments[:-1])  # the last moment is the next step's first
+            chosen = self._cost.add(updates)
+            if self.every_n_steps:
+                chosen &= numbers % self.every_n_steps == 0
+                write_tables(trainer, step_metrics(numbers[chosen], updates[chosen], trainer.world_size, self._flops))
 
     @never_raise
     def _stop(self, trainer: Trainer) -> None:

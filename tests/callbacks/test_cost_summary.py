@@ -2,15 +2,18 @@
 
 from typing import Any
 
+import numpy
 import pytest
 
-from batchscope.callbacks._cost_summary import CostSummary
-from batchscope.records.step_parts import PARTS
+from batchscope.callbacks._cost_summary import COLUMNS, CostSummary, UpdateBuilder, Updates, step_metrics
+from batchscope.callbacks._flops_meter import FlopsMeter
+from batchscope.callbacks._stopwatch import PAUSE, Clock, Step
 
 
-def update(ms: float, samples: int = 10, **parts: float) -> dict[str, float]:
+def update(ms: float, samples: int = 10, **others: float) -> Updates:
     """An update of so many ms, all of it forward by default."""
-    return {**dict.fromkeys(PARTS, 0.0), "forward": ms, **parts, "samples": samples, "timesteps": 0, "batches": 1}
+    held = dict.fromkeys(COLUMNS, 0.0) | {"forward": ms, "samples": samples, "batches": 1, **others}
+    return numpy.array([list(held.values())])
 
 
 def summary_of(*steps: tuple[float, int], world_size: int = 1) -> dict[str, Any]:
@@ -67,7 +70,7 @@ def test_writing_is_beside_the_step_and_not_in_it() -> None:
     cost = CostSummary(warmup=0)
     cost.add(update(10))
     assert "writing_ms" not in cost.summary()
-    cost.add({**update(10), "writing": 4.0})
+    cost.add(update(10, writing=4.0))
     assert (cost.summary()["writing_ms"], cost.summary()["step_ms"]) == (2.0, 10.0)
 
 
@@ -103,7 +106,7 @@ def test_the_samples_of_all_ranks_count_and_the_steps_of_one() -> None:
 def test_a_step_of_accumulated_batches_is_one_step_of_all_their_samples() -> None:
     cost = CostSummary(warmup=0)
     for batches, ms in ((4, 40.0), (4, 40.0), (1, 10.0)):
-        cost.add({**update(ms, 16 * batches), "batches": batches})
+        cost.add(update(ms, 16 * batches, batches=batches))
     summary = cost.summary()
     assert (summary["batch_size"], summary["samples_per_sec"]) == (16, pytest.approx(1600))
     assert summary["batches_per_sec"] == pytest.approx(100)
@@ -112,7 +115,7 @@ def test_a_step_of_accumulated_batches_is_one_step_of_all_their_samples() -> Non
 def test_time_steps_follow_the_rate() -> None:
     cost = CostSummary(warmup=0)
     for ms in (10, 10, 100):
-        cost.add({**update(ms, 4), "timesteps": 28})
+        cost.add(update(ms, 4, timesteps=28))
     assert cost.summary()["timesteps_per_sec"] == pytest.approx(7 * 400)
 
 
@@ -144,3 +147,33 @@ def test_asking_twice_counts_once() -> None:
 
 def test_no_update_no_summary() -> None:
     assert CostSummary(warmup=5).summary() == {}
+
+
+def batches(*steps: tuple[int, float]) -> list[Step]:
+    """Batches of one sample: the `global_step` after each, and its milliseconds."""
+    return [Step(["forward", PAUSE], [0.0, ms / 1e3], samples=1, global_step=step, trained=True) for step, ms in steps]
+
+
+def test_the_batches_of_an_update_are_joined_also_when_they_come_in_two_bunches() -> None:
+    builder = UpdateBuilder(last_step=5)
+    forward, samples = COLUMNS.index("forward"), COLUMNS.index("samples")
+    expected = [([], []), ([6, 7], [(7, 3), (8, 1)]), ([8], [(48, 2)]), ([], [])]
+    bunches = batches((5, 1), (5, 2)), batches((6, 4), (7, 8), (7, 16)), batches((8, 32)), batches()
+    for bunch, (steps, held) in zip(bunches, expected, strict=True):
+        found, updates = builder.add(bunch, Clock())
+        assert found.tolist() == steps
+        assert updates[:, [forward, samples]] == pytest.approx(numpy.array(held).reshape(-1, 2))
+
+
+def test_a_metric_that_a_step_lacks_is_in_no_row_of_it() -> None:
+    updates = numpy.concatenate([update(10), update(10, samples=0), update(0), update(20), update(40, timesteps=5)])
+    meter = FlopsMeter(flops_per_sample=100.0)
+    tables = step_metrics(numpy.arange(1, 6), updates, 2, meter)
+    rates = [{key.removeprefix("throughput/") for key in table.keys if key.startswith("thr")} for table in tables]
+    usual = {"batches_per_sec", "samples_per_sec", "flops_per_sec"}
+    assert rates == [usual, {"batches_per_sec"}, set(), usual, usual | {"timesteps_per_sec"}]
+    assert [table.steps.tolist() for table in tables] == [[1], [2], [3], [4], [5]]
+    last = dict(zip(tables[-1].keys, tables[-1].values[0], strict=True))
+    assert last["time/step_ms"] == last["time/forward_ms"] == 40
+    assert last["throughput/samples_per_sec"] == pytest.approx(2 * 10 / 0.04)
+    assert last["throughput/flops_per_sec"] == pytest.approx(100 * 10 / 0.04)

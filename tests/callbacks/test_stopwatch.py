@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from batchscope.callbacks import _stopwatch as stopwatch
-from batchscope.callbacks._stopwatch import PAUSE, WRITING, Clock, CudaClock, Stopwatch, clock_for
+from batchscope.callbacks._stopwatch import MEASURED, PAUSE, WRITING, Clock, CudaClock, Stopwatch, clock_for, parts_ms
+from batchscope.records.step_parts import PARTS
 
 
 class FakeClock(Clock):
@@ -29,6 +30,26 @@ def watch(clock: FakeClock) -> Stopwatch:
     return Stopwatch(clock)
 
 
+def parts_of(watch: Stopwatch) -> list[dict[str, float]]:
+    """Milliseconds by part of the finished steps; what is no part of the step only where there was any."""
+    rows = [dict(zip(MEASURED, row, strict=True)) for row in parts_ms(watch.finished, watch.clock).tolist()]
+    return [{part: ms for part, ms in row.items() if ms or part in PARTS} for row in rows]
+
+
+def test_preparing_a_batch_is_waiting_for_data(watch: Stopwatch, clock: FakeClock) -> None:
+    watch.begin_step()
+    watch.enter("transfer")
+    clock.now += 1e-3
+    watch.enter("on_after_batch_transfer")
+    clock.now += 2e-3
+    watch.leave("on_after_batch_transfer")
+    watch.leave("transfer")
+    watch.end_step()
+    parts = parts_of(watch)[0]
+    assert (parts["transfer"], parts["data_wait"]) == pytest.approx((1, 2))
+    assert parts["on_after_batch_transfer"] == pytest.approx(2)
+
+
 def test_the_parts_of_a_step_and_what_is_left_over(watch: Stopwatch, clock: FakeClock) -> None:
     watch.begin_step()
     for part, ms in (("data_wait", 1), ("transfer", 2), ("forward", 3), ("backward", 4), ("optimizer", 5)):
@@ -37,7 +58,7 @@ def test_the_parts_of_a_step_and_what_is_left_over(watch: Stopwatch, clock: Fake
         watch.leave(part)
         clock.now += 0.1 / 1e3
     watch.end_step()
-    parts = watch.finished[0].parts_ms(clock)
+    parts = parts_of(watch)[0]
     expected = {"data_wait": 1, "transfer": 2, "forward": 3, "backward": 4, "optimizer": 5, "other": 0.5}
     assert parts == pytest.approx(expected)
 
@@ -55,7 +76,7 @@ def test_time_belongs_to_the_innermost_part(watch: Stopwatch, clock: FakeClock) 
     clock.now += 0.002
     watch.leave("optimizer")
     watch.end_step()
-    parts = watch.finished[0].parts_ms(clock)
+    parts = parts_of(watch)[0]
     assert (parts["forward"], parts["backward"], parts["optimizer"]) == pytest.approx((10, 20, 3))
 
 
@@ -64,8 +85,8 @@ def test_steps_adjoin_so_that_no_time_is_lost(watch: Stopwatch, clock: FakeClock
         watch.begin_step()
         clock.now += 0.007
     watch.end_step()
-    assert [sum(step.parts_ms(clock).values()) for step in watch.finished] == pytest.approx([7, 7, 7])
-    assert watch.finished[0].marks[-1][1] is watch.finished[1].marks[0][1]
+    assert [sum(step.values()) for step in parts_of(watch)] == pytest.approx([7, 7, 7])
+    assert watch.finished[0].end is watch.finished[1].moments[0]
 
 
 def test_a_pause_is_excluded_whatever_happens_in_it(watch: Stopwatch, clock: FakeClock) -> None:
@@ -79,7 +100,7 @@ def test_a_pause_is_excluded_whatever_happens_in_it(watch: Stopwatch, clock: Fak
     watch.leave(PAUSE)
     clock.now += 0.002
     watch.end_step()
-    assert watch.finished[0].parts_ms(clock) == pytest.approx(
+    assert parts_of(watch)[0] == pytest.approx(
         {"data_wait": 0, "transfer": 0, "forward": 0, "backward": 0, "optimizer": 0, "other": 3}
     )
 
@@ -98,7 +119,7 @@ def test_writing_is_excluded_and_the_device_is_sampled_on(clock: FakeClock) -> N
         watch.leave(PAUSE)
     clock.now += 0.002
     watch.end_step()
-    parts = watch.finished[0].parts_ms(clock)
+    parts = parts_of(watch)[0]
     assert (parts.pop("writing"), sum(parts.values())) == pytest.approx((8, 3))
     assert heard == [True, False, True, False]  # only the pause is heard
 
@@ -108,7 +129,7 @@ def test_steps_adjoin_after_writing(watch: Stopwatch, clock: FakeClock) -> None:
     with watch.excluding(WRITING):
         clock.now += 0.004
     watch.begin_step()
-    assert watch.finished[0].marks[-1][1] is watch.current.marks[0][1]
+    assert watch.finished[0].end is watch.current.moments[0]
 
 
 def test_what_lies_between_two_epochs_is_no_steps(watch: Stopwatch, clock: FakeClock) -> None:
@@ -119,7 +140,7 @@ def test_what_lies_between_two_epochs_is_no_steps(watch: Stopwatch, clock: FakeC
     watch.begin_step()
     clock.now += 0.001
     watch.end_step()
-    assert [sum(step.parts_ms(clock).values()) for step in watch.finished] == pytest.approx([1, 1])
+    assert [sum(step.values()) for step in parts_of(watch)] == pytest.approx([1, 1])
 
 
 def test_a_part_that_began_before_the_step_does_not_end_another(watch: Stopwatch, clock: FakeClock) -> None:
@@ -128,7 +149,7 @@ def test_a_part_that_began_before_the_step_does_not_end_another(watch: Stopwatch
     watch.leave("backward")
     clock.now += 0.004
     watch.end_step()
-    assert watch.finished[0].parts_ms(clock)["forward"] == pytest.approx(4)
+    assert parts_of(watch)[0]["forward"] == pytest.approx(4)
 
 
 def test_the_listener_hears_when_training_time_begins_and_ends_and_acts_outside_of_it(clock: FakeClock) -> None:
@@ -152,7 +173,7 @@ def test_the_listener_hears_when_training_time_begins_and_ends_and_acts_outside_
     watch.end_step()
     watch.end_step()
     assert heard == [True, False, True, False]
-    assert [sum(step.parts_ms(clock).values()) for step in watch.finished] == pytest.approx([1, 5])
+    assert [sum(step.values()) for step in parts_of(watch)] == pytest.approx([1, 5])
 
 
 def test_a_step_that_begins_in_a_pause_begins_after_the_listener(clock: FakeClock) -> None:
@@ -165,7 +186,7 @@ def test_a_step_that_begins_in_a_pause_begins_after_the_listener(clock: FakeCloc
     watch.begin_step()
     clock.now += 0.004
     watch.end_step()
-    assert [sum(step.parts_ms(clock).values()) for step in watch.finished] == pytest.approx([0, 4])
+    assert [sum(step.values()) for step in parts_of(watch)] == pytest.approx([0, 4])
 
 
 class FakeEvent:
@@ -215,7 +236,7 @@ def test_on_cuda_the_device_tells_the_time(cuda: type[FakeEvent]) -> None:
     watch.leave("forward")
     cuda.device_ms += 0.25
     watch.end_step()
-    assert watch.finished[0].parts_ms(clock) == {
+    assert parts_of(watch)[0] == {
         "data_wait": 0, "transfer": 0, "forward": 1.5, "backward": 0, "optimizer": 0, "other": 0.25
     }  # fmt: skip
 
@@ -224,8 +245,7 @@ def test_events_are_recorded_again_instead_of_created(cuda: type[FakeEvent]) -> 
     clock = CudaClock()
     for _ in range(10):
         marks = [clock.mark(), clock.mark()]
-        for mark in marks:
-            clock.reuse(mark)
+        clock.reuse(marks)
     assert cuda.created == 2
 
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from batchscope.callbacks import _flops_meter, throughput
 from batchscope.callbacks._stopwatch import Clock
+from batchscope.callbacks.curves import TrainCurves
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.callbacks.memory import MemoryMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
@@ -406,6 +407,42 @@ def test_nobody_waits_for_the_device_before_the_training_is_over(
     assert memory.steps("time/step_ms") == list(range(2, 501))
 
 
+class SteppedClock(Clock):
+    """Stands still until somebody moves it."""
+
+    now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+
+def test_a_curve_of_equal_steps_is_flat_though_a_hundred_of_them_are_written_at_once(
+    monitor: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SteppedClock()
+    monkeypatch.setattr(throughput, "clock_for", lambda device: clock)
+
+    class Equal(Stranger):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            clock.now += 0.002
+            return super().training_step(batch, batch_idx)
+
+    class SlowMemory(Memory):
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            clock.now += 0.5
+            super().log_metrics(metrics, step)
+
+    memory = SlowMemory()
+    trainer = lightning.Trainer(
+        default_root_dir=tmp_path, accelerator="cpu", max_epochs=1, logger=memory, callbacks=[monitor, TrainCurves()],
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(Equal(), loader(samples=350, batch_size=1))
+    assert memory.steps("train/loss") == list(range(1, 351))
+    assert [memory.at(step)["time/step_ms"] for step in range(2, 351)] == pytest.approx([2.0] * 349)
+    assert monitor.summary["writing_ms"] > 500
+
+
 def test_a_device_that_is_lost_in_a_step_is_one_warning_and_the_training_goes_on(
     monitor: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -476,8 +513,8 @@ def fail(*_: Any) -> None:
 
 def test_a_rank_that_gives_up_keeps_none_waiting(tmp_path: Path) -> None:
     """At the end the ranks gather their rates. A sum without one of them is no rate of all."""
-    measured = "batchscope.callbacks.throughput.ThroughputMonitor._row"
-    both = ranks(tmp_path, *SMALL, faults={1: [(measured, 3, fail)]})
+    measured = "batchscope.callbacks.throughput.UpdateBuilder.add"
+    both = ranks(tmp_path, *SMALL, faults={1: [(measured, 1, fail)]})
     assert [one.end(60) for one in both] == [0, 0], [one.complained for one in both]
     assert record(tmp_path / "out")["throughput"] == {}
     assert "ThroughputMonitor has no summary: rank 1 has stopped measuring" in both[0].complained
