@@ -10,15 +10,19 @@ hundred steps later, with everything that is written meanwhile. Lightning's moni
 
 Two clocks: the wall time, and the processor time of the process with all its threads. Other processes lengthen the wall
 time of a step and hardly its processor time, so on a machine that is not idle the second is the better figure. It also
-counts what a writer thread does beside the training.
+counts what a writer thread does beside the training. The last column is the saw-tooth in the curve of the steps, as
+ThroughputMonitor writes it, or by the callback where it writes none: see `tooth`.
 """
 
 import argparse
+import csv
+import itertools
 import random
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning
@@ -30,6 +34,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor, nn
 
 from batchscope import DeviceMonitor, ProgressBar, ThroughputMonitor, TrainCurves
+from batchscope.callbacks.throughput import FLUSH_EVERY
 from batchscope.data.loader import DeterministicBatchSampler, TensorLoader
 from batchscope.data.spec import DataSpec
 from batchscope.models.cnn import SimpleCNN
@@ -55,17 +60,35 @@ class Linear(lightning.LightningModule):
 
 
 class Clock(Callback):
-    """Wall and processor seconds a step, independent of what is measured."""
+    """Wall and processor seconds a step, and the times at which steps begin, independent of what is measured."""
 
     def __init__(self, steps: int):
         self.steps = steps
+        self.began: list[float] = []
 
     def on_train_batch_start(self, trainer: lightning.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        self.began.append(time.perf_counter())
         if batch_idx == WARM_UP:
-            self.started = time.perf_counter(), time.process_time()
+            self.started = self.began[-1], time.process_time()
         elif batch_idx == self.steps:
-            ended, steps = (time.perf_counter(), time.process_time()), self.steps - WARM_UP
+            ended, steps = (self.began[-1], time.process_time()), self.steps - WARM_UP
             self.per_step = [(end - start) / steps for start, end in zip(self.started, ended, strict=True)]
+
+
+def tooth(steps: list[float]) -> float:
+    """How far a saw-tooth with the period of the writing stands out: the slowest of its phases ÷ the median step.
+
+    A phase is every hundredth step, and its time the median of these. A flat curve has about 1, and more for noise. 0 for fewer than five hundred steps.
+    """
+    if len(steps) < 5 * FLUSH_EVERY:
+        return 0.0
+    return max(median(steps[phase::FLUSH_EVERY]) for phase in range(FLUSH_EVERY)) / median(steps)
+
+
+def curve(folder: str) -> list[float]:
+    """The steps in ms that ThroughputMonitor has written to a CSV file; empty if there are none."""
+    with next(Path(folder).rglob("metrics.csv")).open(newline="") as file:
+        return [float(row["time/step_ms"]) for row in csv.DictReader(file) if row.get("time/step_ms")]
 
 
 def linear(steps: int) -> tuple[lightning.LightningModule, TensorLoader]:
@@ -95,7 +118,11 @@ def turn(make: Callable, steps: int, callbacks: list[Callback], logs: bool) -> l
             enable_progress_bar=bar, enable_model_summary=False, enable_checkpointing=False,
         )  # fmt: skip
         trainer.fit(module, loader)
-    return clock.per_step
+        began = clock.began[WARM_UP:]
+        written = (
+            curve(folder) if any(isinstance(callback, ThroughputMonitor) for callback in callbacks) and logs else []
+        )
+    return [*clock.per_step, tooth(written[WARM_UP:] or [end - start for start, end in itertools.pairwise(began)])]
 
 
 def lightnings_own() -> list[Callback]:
@@ -122,7 +149,7 @@ LONG = list(VARIANTS)[-2:]  # the variants that train the longer steps, too
 
 
 def compare(make: Callable, names: list[str], steps: int, rounds: int) -> dict[str, list[list[float]]]:
-    """Of each variant the wall and the processor seconds a step, in every round but the first."""
+    """Of each variant wall and processor seconds a step, and the tooth of its curve, in every round but the first."""
     seconds: dict[str, list[list[float]]] = {name: [] for name in names}
     order = list(names)
     for round_ in range(rounds + 1 if rounds else 0):
@@ -139,16 +166,17 @@ def compare(make: Callable, names: list[str], steps: int, rounds: int) -> dict[s
 def table(title: str, seconds: dict[str, list[list[float]]]) -> list[str]:
     lines = [f"**{title}**", ""]
     lines += [
-        "| callbacks | median step | it ÷ off (median, middle half) | it − off, wall | it − off, processor time |"
+        "| callbacks | median step | it ÷ off (median, middle half) | it − off, wall | it − off, processor time | tooth |"
     ]
-    lines += ["| --- | ---: | --- | ---: | ---: |"]
+    lines += ["| --- | ---: | --- | ---: | ---: | ---: |"]
     for name, values in seconds.items():
         pairs = list(zip(values, seconds["off"], strict=True))
         ratios = [a[0] / b[0] for a, b in pairs]
         wall, processor = (median([a[clock] - b[clock] for a, b in pairs]) * 1e6 for clock in (0, 1))
-        step = median([wall for wall, _ in values]) * 1e3
+        step, teeth = median([value[0] for value in values]) * 1e3, median([value[2] for value in values])
         lines.append(
-            f"| {name} | {step:.3f} ms | {median(ratios):.3f} ({middle_half(ratios)}) | {wall:+,.0f} µs | {processor:+,.0f} µs |"
+            f"| {name} | {step:.3f} ms | {median(ratios):.3f} ({middle_half(ratios)}) | {wall:+,.0f} µs "
+            f"| {processor:+,.0f} µs | {f'{teeth:.2f}' if teeth else '–'} |"
         )
     return lines
 

@@ -49,7 +49,7 @@ def write_tables(trainer: Trainer, tables: Sequence[Table]) -> None:
 def _write(logger: Logger, table: Table) -> None:
     # A subclass that overrides `log_metrics` changes what is written, so its method gets every step.
     if isinstance(logger, CSVLogger) and type(logger).log_metrics is CSVLogger.log_metrics:
-        append_csv_rows(logger, [*table.keys, "step"], numpy.column_stack([table.values, table.steps]))
+        append_csv_rows(logger, [*table.keys, "step"], numpy.column_stack([table.values, table.steps.astype(float)]))
     elif (
         isinstance(logger, TensorBoardLogger)
         and type(logger).log_metrics is TensorBoardLogger.log_metrics

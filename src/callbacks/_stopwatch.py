@@ -131,7 +131,7 @@ def parts_ms(steps: Sequence[Step], clock: Clock) -> NDArray[numpy.float64]:
     for row, step in enumerate(steps):
         places += [row * len(_COLUMNS) + _COLUMNS[part] for part in step.parts[:-1]]  # the last one is the step's end
         ms += [clock.elapsed_ms(start, end) for start, end in itertools.pairwise(step.moments)]
-    sums = numpy.bincount(numpy.array(places, int), ms, len(steps) * len(_COLUMNS))
+    sums: NDArray = numpy.bincount(numpy.array(places, int), ms, len(steps) * len(_COLUMNS))
     found = sums.reshape(len(steps), len(_COLUMNS))[:, : len(MEASURED)]
     found[:, _COLUMNS[StepPart.DATA_WAIT]] += found[:, [_COLUMNS[hook] for hook in PREPARING]].sum(1)
     return found
