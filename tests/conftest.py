@@ -1,18 +1,27 @@
 """For all tests: one thread, a restored environment, and the real MNIST or a fabricated one."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 # Tests compute with small tensors: on a busy machine several threads take ten times longer. Set before torch reads it,
 # for this process and for those that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Whether there is a GPU is asked while tests are collected, and must not initialize CUDA: processes are forked later.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
 import pytest
 
-from tests.support import fabricated_mnist
+from tests.support import fabricated_mnist, fork_server
 
 SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fork the server from which tests start runs, if any of them does."""
+    if "tests.support.runs" in sys.modules and not session.config.option.collectonly:
+        fork_server.start()
 
 
 @pytest.fixture(autouse=True)

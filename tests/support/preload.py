@@ -1,7 +1,4 @@
-"""Import everything that a run imports, and check one, so that a process forked afterwards starts at once.
-
-Nothing here may compute with tensors: a forked process does not inherit the threads of a product.
-"""
+"""Import everything that a run imports, and check one, so that a process forked afterwards starts at once."""
 
 import importlib
 import pkgutil
@@ -13,11 +10,11 @@ from torch.utils.tensorboard.writer import SummaryWriter  # noqa: F401
 
 import batchscope
 from batchscope.options.compose import check_command_line
+from tests.support import runs
 
 for _module in pkgutil.walk_packages(batchscope.__path__, "batchscope."):
     if not _module.name.endswith("__main__"):
         importlib.import_module(_module.name)
-runs = importlib.import_module("tests.support.runs")
 # A process composes the same choices once, parses the source of a class once, and its grammars become faster with use.
 check_command_line([*runs.SMALL, runs.EVERY_4, "hydra.run.dir='a b'", "seed=1"], multirun=False)
 check_command_line([*runs.SMALL, "seed=1,2"], multirun=True)

@@ -1,25 +1,25 @@
 """Run the program in processes that tests can kill, stop and starve, and compare the files of two runs.
 
-The processes are forked from a server that has imported everything (`tests/support/preload.py`). Each is a real process
-with its own command line, folder, environment, standard output and signals, and starts in a fraction of a second.
+The processes are forked from a server that has imported everything (`tests/support/fork_server.py`). Each is a real
+process with its own command line, folder, environment, standard output and signals, and starts in a fraction of a second.
 """
 
 import csv
 import importlib
 import io
 import json
-import multiprocessing
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.support.fork_server import Forked
 
 # 20 steps in 2 epochs, the last batch of each a short one; shuffled, with dropout, under one-cycle.
 SMALL = [
@@ -30,14 +30,6 @@ SMALL = [
     "+callbacks.throughput.flops_per_sample=1",
 ]
 EVERY_4 = "callbacks.checkpoint.every_n_steps=4"
-
-_server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["tests.support.preload"])
-# At import, while the working directory is the repository: Python before 3.12.4 gives a fork server no other path, and
-# one that cannot import the module forks processes that import everything themselves, without a word. The server and
-# its children import this file, too: they start no server of their own.
-if "tests.support.preload" not in sys.modules:
-    forkserver.ensure_running()
 
 Fault = tuple[str, int, Callable[[], None]]  # (dotted name of a function, n, what happens before its n-th call)
 
@@ -66,14 +58,11 @@ class Run:
         environ: dict[str, str] | None = None,
     ):
         self.folder = folder
-        self.process = _server.Process(target=_program, args=(folder, module, overrides, list(faults), environ or {}))
-        self.process.start()
+        self.process = Forked.start(_program, folder, module, overrides, list(faults), environ or {})
 
     def end(self, timeout: float = 120) -> int:
         """Wait for the end; returns the exit code, or minus the number of the signal."""
-        self.process.join(timeout)
-        assert self.process.exitcode is not None, "the process hangs"
-        return self.process.exitcode
+        return self.process.end(timeout)
 
     @property
     def said(self) -> str:

@@ -189,7 +189,7 @@ def test_the_command_line_is_that_of_an_ordinary_run(line: str) -> None:
 
 def test_it_takes_one_configuration(tmp_path: Path) -> None:
     done = forked(tmp_path, "-m", "experiment=diagnose", "data.batch_size=8,16")
-    assert done.process.exitcode == 1
+    assert done.end() == 1
     assert done.complained == (
         "error: experiment=diagnose: tries changes of one run, and -m is for several; write "
         "python train.py experiment=diagnose … without -m\n"
@@ -204,7 +204,7 @@ def test_a_real_diagnosis(tmp_path: Path) -> None:
     small += ["trainer.accelerator=cpu", "callbacks.throughput.calibrate=false", "callbacks.progress=null"]
     small += ["trainer.precision=32-true", "data.pipeline=memory"]
     done = forked(tmp_path, "experiment=diagnose", *small, environ={"OMP_NUM_THREADS": "1"})
-    assert done.process.exitcode == 0, done.complained
+    assert done.end() == 0, done.complained
     assert "not tried, because you set data.pipeline: data.pipeline=workers;" in done.said
     assert "÷ baseline" in done.said
     written = json.loads((tmp_path / "s/report/diagnosis.json").read_text())
