@@ -18,9 +18,13 @@ train: $(VENV)/.installed ## train: make train ARGS="model=lstm_cell data=adding
 	@echo "         python train.py model=mlp data.batch_size=512"
 	@echo "         python train.py -m data.batch_size=64,128,256,512"
 
+# Compiled tests are kept: each process would compile them again, for 6 s.
+test test-all: export PYTHONDONTWRITEBYTECODE =
+
 test: $(VENV)/.installed-test ## the default tests, about 5 minutes on two cores
 	$(BIN)/python -m pytest -n auto --maxprocesses=8 --dist worksteal $(ARGS)
 
+test-all: export FUZZ_SECONDS ?= 1
 test-all: $(VENV)/.installed-test ## the long ones too, one after the other
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
 

@@ -1,8 +1,8 @@
 """Probes: what they read and what they leave out; a fake plays NVML."""
 
 import ctypes
-import multiprocessing
 import os
+import subprocess
 import sys
 import time
 import types
@@ -430,11 +430,11 @@ def test_processor_time_has_that_of_children(monkeypatch):
     assert len(looked) < 5  # not at every reading
 
 
+BUSY = "import time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
+
+
 def test_a_real_child_is_seen():
-    context = multiprocessing.get_context("spawn")
-    child = context.Process(target=_spin, args=(1.0,), daemon=True)
-    child.start()
-    try:
+    with subprocess.Popen([sys.executable, "-c", BUSY]) as child:
         process = psutil.Process(child.pid)
         deadline = time.monotonic() + 10
         probe = CpuProbe()
@@ -444,15 +444,7 @@ def test_a_real_child_is_seen():
             time.sleep(0.02)
         assert probe.read()[PROCESSOR_TIME] > 0
         assert process in probe._children
-    finally:
         child.kill()
-        child.join()
-
-
-def _spin(seconds):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        pass
 
 
 @pytest.mark.parametrize("text, cores", [("150000 100000", 1.5), ("max 100000", 8), ("800000000 100000", 8), ("", 8)])

@@ -60,7 +60,7 @@ class Run:
         self.folder = folder
         self.process = Forked.start(_program, folder, module, overrides, list(faults), environ or {})
 
-    def end(self, timeout: float = 120) -> int:
+    def end(self, timeout: float = 300) -> int:
         """Wait for the end; returns the exit code, or minus the number of the signal."""
         return self.process.end(timeout)
 

@@ -36,12 +36,6 @@ SHORT = [
 SAID = {"stdout", "stderr"}  # what a forked run leaves of itself
 
 
-def run(*overrides: str, cwd: Path, script: str | Path = ROOT / "train.py") -> subprocess.CompletedProcess[str]:
-    """`python train.py …` in a folder of its own."""
-    command = [sys.executable, str(script), *overrides]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
-
-
 def in_process(tmp_path: Path, *overrides: str, choices: dict[str, str] | None = None) -> tuple[float | None, dict]:
     """A run without the start of a new process, and without counting FLOPs: the returned metric and the record."""
     run_dir = tmp_path / "run"
@@ -57,9 +51,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Pat
     folder = tmp_path_factory.mktemp("finished")
     overrides = [o for o in SHORT if o != "callbacks.progress=null"]
     overrides.append("callbacks.throughput.record_operations=false")  # of 4 steps three would have no rate
-    done = run(*overrides, "seed=0", f"data.root={shared_data}", "hydra.run.dir=out", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    (folder / "stdout").write_text(done.stdout)
+    done = forked(folder, *overrides, "seed=0", f"data.root={shared_data}", "hydra.run.dir=out")
+    assert done.end() == 0, done.complained
     return folder
 
 
@@ -136,11 +129,13 @@ def test_a_checkpoint_loads_without_running_code_and_says_what_it_is_of(finished
     assert checkpoint["batchscope"]["config"]["model"]["hidden_size"] == 128
 
 
-def test_a_folder_that_holds_a_run_is_not_overwritten(finished: Path, shared_data: Path) -> None:
+def test_a_folder_that_holds_a_run_is_not_overwritten(finished: Path, shared_data: Path, tmp_path: Path) -> None:
     before = (finished / "out" / "run.json").read_text()
-    again = run(*SHORT, f"data.root={shared_data}", "hydra.run.dir=out", cwd=finished)
-    assert again.returncode == 1
-    assert again.stderr.splitlines() == ["error: hydra.run.dir: out already holds a run; choose another"]
+    there = f"hydra.run.dir={finished / 'out'}"
+    again = forked(tmp_path, *SHORT, f"data.root={shared_data}", there)
+    assert again.end() == 1
+    (line,) = again.complained.splitlines()
+    assert line.startswith("error: hydra.run.dir: ") and line.endswith("/out already holds a run; choose another")
     assert (finished / "out" / "run.json").read_text() == before
 
 
@@ -161,25 +156,24 @@ def test_the_program_starts_from_anywhere(script: Path, tmp_path: Path) -> None:
     ids=" ".join,
 )
 def test_a_mistake_exits_with_1_and_writes_nothing(overrides: list[str], tmp_path: Path) -> None:
-    done = run(*overrides, cwd=tmp_path)
-    assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("error: ")
-    assert done.stdout == ""
-    assert list(tmp_path.iterdir()) == []
+    done = forked(tmp_path, *overrides)
+    assert done.end() == 1
+    assert len(done.complained.splitlines()) == 1
+    assert done.complained.startswith("error: ")
+    assert done.said == ""
+    assert {p.name for p in tmp_path.iterdir()} == SAID
 
 
 def test_a_command_line_that_cannot_be_parsed_exits_with_2(tmp_path: Path) -> None:
-    done = run("data.batch_size=[1", cwd=tmp_path)
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
+    done = forked(tmp_path, "data.batch_size=[1")
+    assert done.end() == 2
+    assert len(done.complained.splitlines()) == 1
 
 
-def test_the_traceback_is_shown_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    done = run("modle=cnn", cwd=tmp_path)
-    assert "Traceback" in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: modle")
+def test_the_traceback_is_shown_on_request(tmp_path: Path) -> None:
+    done = forked(tmp_path, "modle=cnn", environ={"HYDRA_FULL_ERROR": "1"})
+    assert "Traceback" in done.complained
+    assert done.complained.splitlines()[-1].startswith("error: modle")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the GPU that the test wants to be missing")
