@@ -24,6 +24,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         fork_server.start()
 
 
+def pytest_sessionfinish() -> None:
+    fork_server.stop()
+
+
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[None]:
     """Remove the variables that a command in this process has set, for example HYDRA_FULL_ERROR."""

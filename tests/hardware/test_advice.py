@@ -45,7 +45,7 @@ STRANGER: dict[str, tuple[Any, ...]] = {
 def settings(table: dict[str, tuple[Any, ...]], **fixed: Any) -> Iterator[Setting]:
     """Every combination of the alternatives, or of more than 5,000 each eleventh.
 
-    11 shares no factor with a number of alternatives, so that every pair of alternatives is among them.
+    11 shares no factor with a number of alternatives, so that every three alternatives are together in one of them.
     """
     every = 11 if math.prod(map(len, table.values())) > 5_000 else 1
     for values in itertools.islice(itertools.product(*table.values()), 0, None, every):

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 _fork = multiprocessing.get_context("fork") if "fork" in multiprocessing.get_all_start_methods() else None
 _server: connection.Connection | None = None
+_server_pid = 0
 _exit_codes: dict[int, int] = {}
 
 
@@ -38,7 +39,7 @@ class Forked:
 
 def start() -> None:
     """Import what a run imports, and fork the server from this process."""
-    global _server
+    global _server, _server_pid
     if _server is not None:
         return
     from tests.support import preload  # noqa: F401
@@ -46,8 +47,8 @@ def start() -> None:
     _server, other = multiprocessing.Pipe()
     with warnings.catch_warnings():  # pytest-xdist has a thread that reads its messages
         warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid:
+        _server_pid = os.fork()
+    if _server_pid:
         other.close()
         return
     try:
@@ -55,6 +56,15 @@ def start() -> None:
         _serve(other)
     finally:
         os._exit(0)
+
+
+def stop() -> None:
+    """End the server and wait for it, so that the processor time of its processes is counted as the tests'."""
+    global _server
+    if _server is not None:
+        _server.send_bytes(b"")
+        _server = None
+        os.waitpid(_server_pid, 0)
 
 
 def _receive(pid: int | None, timeout: float) -> int:
@@ -79,6 +89,8 @@ def _serve(client: connection.Connection) -> None:
                 try:
                     request = client.recv_bytes()
                 except EOFError:
+                    return
+                if not request:
                     return
                 process = _fork.Process(target=_run, args=(client, request))
                 process.start()
