@@ -38,6 +38,7 @@ _DEVICE_FACTS = {  # what DeviceMonitor sums up → its name in the run's summar
     "host/rss_max_gib": "host_rss_gib",
 }
 MIN_THROTTLED_PCT = 1.0  # of the time; less is not worth a word
+_MOST_EXCESS = 1.5  # recorded ÷ counted FLOPs; activations that are computed again make it 1.33
 
 
 class Seen(NamedTuple):
@@ -66,10 +67,16 @@ def run_summary(
     summary: dict[str, Any] = {**cost, "title": getattr(module, "title", type(module).__name__)}
     summary |= {"device": device.type, "device_name": device_name(device), "precision": str(trainer.precision)}
     summary |= rank_facts(steps) if steps else {}
-    summary |= flops.facts(summary["samples_per_sec"] / trainer.world_size)
+    if not exceeds_count(seen.operations, flops.per_sample, cost["samples"] / cost["updates"]):
+        summary |= flops.facts(summary["samples_per_sec"] / trainer.world_size)
     summary |= device_facts(sampled, summary)
     summary |= operation_facts(seen, flops.calibration)
     return summary | bottleneck_facts(summary, flops.calibration, seen, setting_of(trainer, summary, flops.calibration))
+
+
+def exceeds_count(operations: Sequence[Operation], flops_per_sample: float | None, samples: float) -> bool:
+    """Whether a recorded step has clearly more FLOPs than those of the first batch say: then no rate follows from these."""
+    return sum(each.flops for each in operations) > _MOST_EXCESS * (flops_per_sample or math.inf) * samples
 
 
 def rank_facts(steps: Sequence[float]) -> dict[str, Any]:

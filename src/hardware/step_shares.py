@@ -1,11 +1,12 @@
 """Divide the work of a step into `host`, `memory` and `compute`.
 
 On a CPU every operation of a few steps was timed. The time between the operations (Python, autograd, the framework) is
-`host`. So is what an operation takes longer than its work needs at a well-used roof, up to `OVERHEAD_S` a call: of a small
-operation it is nearly everything. The rest is `memory` or `compute`, by the one that needs more time at the roofs; where
+`host`. So is what an operation takes longer than its work needs at a well-used roof, up to 30 µs a call, or 100 µs of
+a product: of a small operation it is nearly everything. The rest is `memory` or `compute`, by the one that needs more time at the roofs; where
 both need about as much, it is divided between them. An operation without products whose traffic needs less than a fifth
 of its time is `compute`: the cores are busy with it. One whose traffic is out of order (`access.py`) is `memory` whatever
-it reaches: it waits for single cache lines. So is a copy or a sum of values that no cache holds. Page faults of the thread that waits for the operation count as memory.
+it reaches: it waits for single cache lines. So is a copy or a sum of values that no cache holds. Page faults of the thread that
+waits for the operation count as memory.
 
 An asynchronous device does not tell how long an operation took. Where the share of the step is known in which it is busy,
 the rest is `host`. Elsewhere the floors decide: if the operations need a good part of the step at the roofs, the device
@@ -17,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from .floor import Roofs, step_floor
 from .operations import Operation
 
-OVERHEAD_S = 30e-6  # of a call, at most: dispatching it, allocating its result, waking threads
+OVERHEAD_S = 30e-6  # of a call, at most: dispatching it, allocating its result
+_PRODUCT_S = 100e-6  # the same of a product, which also picks a kernel and waits for its threads to wake
 _EVEN = 2.0  # two needs are alike within this factor
 _MOVES = 0.2  # of its time, by an operation without products that memory can limit; strided traffic reaches a third
 _MOVES_AT_LEAST = 0.05  # the same, of an operation with products
@@ -86,7 +88,7 @@ def share_of_kinds(operation: Operation, roofs: Roofs) -> dict[str, float]:
     scattered = not compute and 2 * operation.scattered_bytes > operation.cold_bytes
     waits = scattered or (_is_light(operation) and 2 * operation.cold_bytes > operation.bytes)
     explained = min(max(compute, memory) / (_SCATTERED if scattered else _FILLS) + faults, 1.0)
-    host = min(1 - explained, OVERHEAD_S * operation.calls / seconds)
+    host = min(1 - explained, (_PRODUCT_S if operation.flops else OVERHEAD_S) * operation.calls / seconds)
     rest = 1 - host - faults
     if waits:  # for single lines, or for data that is hardly computed with
         shares = {"memory": 1.0}
