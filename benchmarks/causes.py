@@ -10,6 +10,7 @@ cause without batchscope. A case whose check fails on this machine is marked, an
 
 import argparse
 import dataclasses
+import json
 import multiprocessing
 import os
 import random
@@ -23,7 +24,7 @@ import torch
 from built_in.case import Case
 from built_in.cases import CASES
 from built_in.verdicts import contradictions, is_right
-from harness import machine, write_result
+from harness import RESULTS, machine, write_result
 
 PATIENCE_S = 600
 LEAST_OF_ROOF = 0.3  # a cause by FLOPs or bytes reaches this part of the rate of a plain operation
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", choices=CASES, metavar="NAME", help="cases to run; results are printed only"
     )
+    parser.add_argument("--update", action="store_true", help="with --only: replace these cases in the last results")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=1, help="runs of each case")
     parser.add_argument("--steps", type=int, default=100, help="of a run, which ends after 10 s at the latest")
@@ -49,7 +51,9 @@ def main() -> None:
 
 def compare(args: argparse.Namespace) -> None:
     turns = [(name, threads) for name in args.only or CASES for threads in args.threads]
-    results: dict[tuple[str, int], list[Result]] = {turn: [] for turn in turns}
+    last = json.loads((RESULTS / "causes.json").read_text())["results"] if args.update else []
+    results: dict[tuple[str, int], list[Result]] = {(each["case"], each["threads"]): each["runs"] for each in last}
+    results |= {turn: [] for turn in turns}
     with tempfile.TemporaryDirectory() as folder:
         disturbed = {threads: in_a_process("", threads, 0, 0, folder).get("disturbed") for threads in args.threads}
         for round_ in range(args.rounds):
@@ -60,7 +64,7 @@ def compare(args: argparse.Namespace) -> None:
                 results[name, threads].append(judge(CASES[name], found))
                 print(f"{name}, {threads} threads: {in_words(results[name, threads][-1])}", flush=True)
     text = "\n\n".join([table(results), *conclusions(results, disturbed)])
-    if args.only:
+    if args.only and not args.update:
         print(f"\n{text}\n\n{machine()}")
     else:
         data = [{"case": name, "threads": threads, "runs": runs} for (name, threads), runs in results.items()]
