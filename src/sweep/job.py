@@ -3,6 +3,8 @@
 The folder's run.json says what to do. The digest is that of the configuration on the sweep's command line; whatever
 else a file says is not trusted. The sweep, or the launcher's job that it is in, holds the other end of standard input.
 When the sweep ends in any way, that end closes, and the run stops.
+
+With --serve it is the process that runs are forked from (fork_server.py).
 """
 
 import contextlib
@@ -17,13 +19,16 @@ from ..checkpointing import resume
 from ..errors import UserError, exit_on_user_error
 from ..records.read import read
 from ..records.run_record import close, ended_as, reason
+from . import fork_server
 from .process import exit_on_signals
 
 
 def main() -> None:
     """The program."""
+    _hide_slurm()  # before Lightning is imported
+    if sys.argv[1] == fork_server.SERVE:
+        fork_server.serve()
     exit_on_signals()  # until the run has its own way to stop
-    _hide_slurm()
     threading.Thread(target=_stop_with_the_sweep, daemon=True).start()
     known, run_dir = sys.argv[1:]
     exit_on_user_error(lambda: run_planned(Path(run_dir), known))

@@ -22,6 +22,11 @@ def runs_here(launcher: Mapping[str, Any]) -> bool:
     return is_local_ray or name in ("BasicLauncher", "JoblibLauncher", "LocalLauncher")
 
 
+def is_basic(launcher: Mapping[str, Any]) -> bool:
+    """Whether the runs are started by this process, one after the other."""
+    return launcher["_target_"].endswith(".BasicLauncher")
+
+
 def check_launcher(launcher: Mapping[str, Any]) -> None:
     """Raise UserError if a launcher's plugin or SLURM is missing here, or a run would have more tasks than one."""
     parts = launcher["_target_"].split(".")

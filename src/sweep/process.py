@@ -20,6 +20,7 @@ from ..checkpointing.signals import STOPPING, forces_exit, handled_signals, redi
 from ..errors import UserError
 from ..records.read import read
 from ..records.run_record import Status, close_open
+from .fork_server import JOB, ForkedRun, ForkServer
 
 _GROUP_TIMEOUT_S = 5
 # SLURM sends one of these to submitit when the time of its job is up.
@@ -40,19 +41,20 @@ def exit_on_signals() -> None:
         signal.signal(number, leave)
 
 
-def run_in_subprocess(run_dir: Path, digest: str) -> dict[str, Any]:
+def run_in_subprocess(run_dir: Path, digest: str, server: ForkServer | None = None) -> dict[str, Any]:
     """Do the run that a folder's record plans, and return its record, which always says how the run ended.
 
     Args:
         run_dir: the run's.
         digest: of the configuration that was checked for it (see trust.py).
+        server: forks the run; without one the run is a new Python.
 
     Raises:
         SystemExit: once the run has ended, if a signal has asked this process to stop meanwhile.
     """
     kills_before = _kills_for_memory()
     process = _RunProcess()
-    code = process.run([sys.executable, "-m", "batchscope.sweep.job", digest, str(run_dir)])
+    code = process.run([digest, str(run_dir)], server)
     kills = _kills_for_memory()
     out_of_memory = kills is not None and kills_before is not None and kills > kills_before
     status, reason = _how_it_ended(process.stopped_by, code, out_of_memory)
@@ -70,15 +72,13 @@ class _RunProcess:
     def __init__(self) -> None:
         self.stopped_by: int | None = None  # the signal that ended the run; None if it ended by itself
         self._stopped_at = 0.0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedRun | None = None
         self._terminals = terminal_streams()
 
-    def run(self, command: list[str]) -> int:
+    def run(self, words: list[str], server: ForkServer | None) -> int:
         """Start the process and wait for its end; its exit code, or minus the number of a signal."""
         with self._forwarded_signals():
-            # The pipe closes when this process ends in any way, which stops the run (see job.py). A new session keeps the
-            # terminal's Ctrl-C from the run, and makes a group of the run and all that it starts.
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+            self._process = (server and server.fork(words)) or _new_python(words)
             try:
                 return self._process.wait()
             finally:
@@ -135,6 +135,15 @@ class _RunProcess:
         handler(number, frame)
 
 
+def _new_python(words: list[str]) -> subprocess.Popen[bytes]:
+    """The process of a run.
+
+    The pipe closes when this process ends in any way, which stops the run (see job.py). A new session keeps the
+    terminal's Ctrl-C from the run, and makes a group of the run and all that it starts.
+    """
+    return subprocess.Popen([sys.executable, "-m", JOB, *words], stdin=subprocess.PIPE, start_new_session=True)
+
+
 def _how_it_ended(stopped_by: int | None, code: int, out_of_memory: bool) -> tuple[Status, str]:
     """Status and reason of a run that did not write them itself, by its exit code or minus the signal that killed it."""
     if stopped_by is None and code - 128 in (*STOPPING, *_LAUNCHER_SIGNALS):
@@ -166,6 +175,9 @@ def _wait_for_group(leader: int) -> None:
     deadline = time.monotonic() + _GROUP_TIMEOUT_S
     with contextlib.suppress(ProcessLookupError, PermissionError):
         while time.monotonic() < deadline:
+            with contextlib.suppress(ChildProcessError):  # of a forked run, this process is the parent of orphans, too
+                while os.waitpid(-leader, os.WNOHANG)[0]:
+                    pass
             os.killpg(leader, 0)
             time.sleep(0.02)
 

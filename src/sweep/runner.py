@@ -1,13 +1,14 @@
 """A sweep: its runs, one after the other as Hydra calls for them, and its report."""
 
 import contextlib
+import importlib
 import os
 import shlex
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ..records.formatting import duration
 from ..records.rates import RATE
 from ..records.read import optimized
 from . import folder, launchers
+from .fork_server import ForkServer, is_supported, modules_of
 from .process import exit_on_signals, run_in_subprocess
 from .search import BatchSizeSearch
 
@@ -68,7 +70,8 @@ def run_sweep(
         print(f"the runs are jobs, and write their output to {output}", flush=True)
     with folder.lock_sweep_dir(sweep_dir):
         try:
-            with contextlib.suppress(RunFailed):  # it has been reported, and is in the table
+            # A list of runs continues after one that failed; it has been reported, and is in the table.
+            with sweep.forking(configs, launcher), contextlib.suppress(RunFailed):
                 start_hydra(sweep.run_job)
         except BaseException as error:
             is_job_error = launchers.is_job_error(error)
@@ -95,6 +98,22 @@ class SweepRunner:
         self.program = program()  # of this process; a launcher may call for runs in others
         self.command = [*self.program, *sys.argv[1:]]
         self.refused = False  # whether a job failed without a record that says so
+        self._server: ForkServer | None = None
+
+    @contextlib.contextmanager
+    def forking(self, configs: list[dict[str, Any]], launcher: Mapping[str, Any]) -> Iterator[None]:
+        """Fork the runs from a server that imports while this process composes the first run."""
+        kept = [_has_ended(self.sweep_dir / str(number)) for number in range(self.expected)]
+        needed = any(map(_is_one_process, configs)) and (not kept or not all(kept) or any(c["search"] for c in configs))
+        if needed and launchers.is_basic(launcher) and is_supported():
+            self._server = ForkServer(modules_of(configs))
+            importlib.import_module("..analysis", __package__)  # takes a second, for the report; runs are not disturbed
+        try:
+            yield
+        finally:
+            if self._server is not None:
+                self._server.close()
+                self._server = None
 
     def run_job(self, config: DictConfig) -> float | None:
         """What Hydra calls for each run: a run that is kept, or that a subprocess does.
@@ -136,7 +155,8 @@ class SweepRunner:
         print(f"\n— {title}{' — kept' if kept else ''}", flush=True)
         if record is None:
             started = time.monotonic()
-            record = run_in_subprocess(run_dir, trust.digest(config))
+            server = self._server if _is_one_process(config) else None  # Lightning's other ranks are new Pythons
+            record = run_in_subprocess(run_dir, trust.digest(config), server)
             self.durations.append(time.monotonic() - started)
         if record["status"] != "finished":
             reason = str(record.get("error") or record["status"])
@@ -216,6 +236,11 @@ class SweepRunner:
     def exit_code(self) -> int:
         """1 if a run failed for another reason than memory, or was refused."""
         return int(self.refused or any(status not in folder.KEPT for status in folder.statuses(self.sweep_dir)))
+
+
+def _is_one_process(config: Mapping[str, Any]) -> bool:
+    trainer = config["trainer"]
+    return trainer.get("num_nodes", 1) == 1 and str(trainer.get("devices", "auto")) == "1"
 
 
 def _has_ended(run_dir: Path) -> bool:

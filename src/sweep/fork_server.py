@@ -1,0 +1,169 @@
+"""A process that has imported torch, Lightning and this package, and has computed nothing: runs are forked from it.
+
+A forked run starts without its imports. It is a process as any other: it computes with its own threads, random numbers
+and CUDA context, which the server does not have. It is the sweep's own child: the server forks twice, and the kernel
+makes the sweep the parent of what the first fork leaves behind. So the run outlives a server that is killed, and its
+exit status is the sweep's to read. The server ends when the sweep does, in any way: its socket is then closed.
+
+The libraries of OpenMP, BLAS and malloc read the environment when they are loaded. A run that asks for another
+environment than the server's gets a new server.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..options.tree import flatten
+
+JOB = "batchscope.sweep.job"  # the program of a run, and of the server that runs are forked from
+SERVE = "--serve"
+# What a run imports later than at its start, in libraries that import on first use.
+_LATE = ("torch._dynamo", "torch.utils.tensorboard", "lightning.pytorch.loggers", "lightning.pytorch.callbacks")
+_OWN = ("batchscope", "lightning", "torch")  # the server imports no other package's models: they may compute on import
+_PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
+_LARGEST_REQUEST = 2**16
+
+
+class ForkedRun:
+    """A run that the server has forked, with what the sweep needs of `subprocess.Popen`."""
+
+    def __init__(self, pid: int, stdin: int):
+        self.pid = pid
+        self._stdin = stdin  # the end of a pipe: the run stops when it is closed
+
+    def wait(self) -> int:
+        """Wait for the end; the exit code, or minus the number of a signal."""
+        try:
+            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        finally:
+            os.close(self._stdin)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, without effect on a run that has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+
+class ForkServer:
+    """The sweep's side of a server.
+
+    Args:
+        modules: that the runs need beside those which every run needs.
+    """
+
+    def __init__(self, modules: Iterable[str]):
+        self._modules = list(modules)
+        self._start()
+
+    def _start(self) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._environ = dict(os.environ)
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:  # a session of its own keeps the terminal's Ctrl-C from the server
+            command = [sys.executable, "-m", JOB, SERVE, *self._modules]
+            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+                command, stdin=theirs, start_new_session=True
+            )
+
+    def fork(self, words: list[str]) -> ForkedRun | None:
+        """Start `python -m batchscope.sweep.job` with these words; None if the server cannot, now and later.
+
+        Standard output, standard error and the working directory are those of this process.
+        """
+        if self._process is not None and self._environ != dict(os.environ):
+            self.close()
+            self._start()
+        if self._process is None:
+            return None
+        theirs, ours = os.pipe()
+        try:
+            pid = self._request(words, theirs)
+        except BaseException:  # a signal's SystemExit, too: a run that has just been forked stops
+            os.close(ours)
+            self.close()
+            raise
+        finally:
+            os.close(theirs)
+        if pid is None:
+            os.close(ours)
+            self.close()
+            return None
+        return ForkedRun(pid, ours)
+
+    def _request(self, words: list[str], stdin: int) -> int | None:
+        with contextlib.suppress(OSError):  # the server has ended
+            request = json.dumps({"words": words, "folder": os.getcwd()}).encode()
+            socket.send_fds(self._socket, [request], [stdin, 1, 2])
+            pid = self._socket.recv(32)
+            if pid.isdigit() and self._socket.recv(32):  # it is this process's child by now
+                return int(pid)
+        return None
+
+    def close(self) -> None:
+        """End the server. Its runs continue."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._socket.close()
+            self._process = None
+
+
+def is_supported() -> bool:
+    """Whether this system has what the server needs."""
+    return sys.platform.startswith("linux")
+
+
+def modules_of(configs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The modules of the classes that configurations name, as far as importing them is known to compute nothing."""
+    names = {str(value) for config in configs for key, value in flatten(dict(config)) if key.endswith("_target_")}
+    return sorted({name.rpartition(".")[0] for name in names if name.partition(".")[0] in _OWN})
+
+
+def serve() -> None:
+    """Import, then fork a run for each request. Returns in each run, with its words in `sys.argv`; never in the server."""
+    for name in ("batchscope.training.run", *_LATE, *sys.argv[2:]):
+        importlib.import_module(name)
+    gc.collect()  # the garbage of the imports is not copied into every run
+    sys.stdout.flush()
+    connection = socket.socket(fileno=0)
+    while True:
+        request, streams, *_ = socket.recv_fds(connection, _LARGEST_REQUEST, 3)
+        if not request:
+            os._exit(0)
+        if _fork_twice(connection):
+            break
+        for stream in streams:
+            os.close(stream)
+    connection.detach()  # standard input takes its place
+    os.setsid()  # as for a new process: it makes a group of the run and all that it starts
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    asked = json.loads(request)
+    os.chdir(asked["folder"])
+    sys.argv[1:] = asked["words"]
+
+
+def _fork_twice(connection: socket.socket) -> bool:
+    """Fork a process whose parent will be the sweep, and tell the sweep its number; True in that process."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        connection.send(b"forked")
+        return False
+    try:
+        run = os.fork()
+    except OSError:
+        os._exit(1)
+    if run:
+        connection.send(str(run).encode())
+        os._exit(0)
+    return True
