@@ -189,7 +189,7 @@ def fake_tensors() -> contextlib.AbstractContextManager[Any]:
 
 
 def living_fake_tensors() -> int:
-    """How many fake tensors exist in this process."""
+    """How many fake tensors exist in this process, without those that `gc.freeze` has set aside."""
     module = sys.modules.get("torch._subclasses.fake_tensor")
     if module is None:
         return 0

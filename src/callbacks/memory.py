@@ -85,13 +85,16 @@ class MemoryMonitor(Callback):
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self._active and self._counter is None:
-            before = living_fake_tensors()
-            self._count(trainer, pl_module, batch)
-            if self.count and living_fake_tensors() > before and gc.collect() >= 0 and living_fake_tensors() > before:
-                raise StateOutsideError(
-                    f"{type(pl_module).__name__} keeps tensors outside of the module (a cached function, a global), so its "
-                    f"memory cannot be counted: write callbacks.memory.count=false, or MemoryMonitor(count=False)"
-                )
+            gc.freeze()  # looking through every object takes most of a second: only those that counting makes are
+            try:
+                self._count(trainer, pl_module, batch)
+                if self.count and living_fake_tensors() and gc.collect() >= 0 and living_fake_tensors():
+                    raise StateOutsideError(
+                        f"{type(pl_module).__name__} keeps tensors outside of the module (a cached function, a global), so "
+                        f"its memory cannot be counted: write callbacks.memory.count=false, or MemoryMonitor(count=False)"
+                    )
+            finally:
+                gc.unfreeze()
 
     @never_raise
     def _count(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..options import groups
 from ..options.tree import flatten
 
 JOB = "batchscope.sweep.job"  # the program of a run, and of the server that runs are forked from
@@ -131,6 +132,7 @@ def serve() -> None:
     """Import, then fork a run for each request. Returns in each run, with its words in `sys.argv`; never in the server."""
     for name in ("batchscope.training.run", *_LATE, *sys.argv[2:]):
         importlib.import_module(name)
+    groups.installed_nodes()  # kept once it is read
     gc.collect()  # the garbage of the imports is not copied into every run
     sys.stdout.flush()
     connection = socket.socket(fileno=0)
