@@ -105,11 +105,11 @@ def _checked(given: str) -> str:
 
 def _calibration(kind: str, refresh: bool, quick: bool) -> Calibration:
     device = torch.device(kind)
-    if not refresh and (found := cached_calibration(device)):
+    if not refresh and (found := cached_calibration(device)) and not found.disturbed:
         return found
     found = calibrate(device, quick, _say)
     if found.disturbed:
-        _say(f"{found.disturbed}: the rates of this {kind} are too low, and are not cached")
+        _say(f"{found.disturbed}: the rates of this {kind} are too low, and are not kept for long")
     if not quick:
         store(found)
     return found

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from .calibration import IDENTITY, Calibration
 from .devices import device_name, nvml_handle
 
 SCHEMA = 4  # of the cached file and of the way in which it is measured
+# How long a disturbed calibration is used: its rates are too low, but the runs of a sweep do not measure them again.
+DISTURBED_S = 600
 
 
 def cached_calibration(device: torch.device) -> Calibration | None:
@@ -26,18 +29,15 @@ def cached_calibration(device: torch.device) -> Calibration | None:
         file = _cache_file(known)
         _check_owner(file.parent)
         found = Calibration.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        if found.disturbed and not 0 <= time.time() - file.stat().st_mtime < DISTURBED_S:
+            return None
     except Exception:  # noqa: BLE001 - the file is missing, torn or something else altogether
         return None
     return found if all(getattr(found, key) == value for key, value in known.items()) else None
 
 
 def store(calibration: Calibration) -> None:
-    """Write a calibration to the cache with an atomic write; without effect where the cache cannot be written.
-
-    A disturbed calibration is not stored: its rates are too low and would stay so.
-    """
-    if calibration.disturbed:
-        return
+    """Write a calibration to the cache with an atomic write; without effect where the cache cannot be written."""
     with contextlib.suppress(OSError):
         file = _cache_file({key: getattr(calibration, key) for key in IDENTITY})
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
