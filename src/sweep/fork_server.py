@@ -18,6 +18,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -26,8 +27,8 @@ from ..options.tree import flatten
 
 JOB = "batchscope.sweep.job"  # the program of a run, and of the server that runs are forked from
 SERVE = "--serve"
-# What a run imports later than at its start, in libraries that import on first use.
-_LATE = ("torch._dynamo", "torch.utils.tensorboard", "lightning.pytorch.loggers", "lightning.pytorch.callbacks")
+# What every run imports: its program, and what libraries import when they are first used.
+IMPORTED = ("batchscope.training.run", "torch._dynamo", "torch.utils.tensorboard", "tensorboard.plugins.hparams")
 _OWN = ("batchscope", "lightning", "torch")  # the server imports no other package's models: they may compute on import
 _PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 _LARGEST_REQUEST = 2**16
@@ -65,8 +66,8 @@ class ForkServer:
         self._start()
 
     def _start(self) -> None:
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._environ = dict(os.environ)
+        _become_parent_of_orphans(True)
+        self._environment = environment()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:  # a session of its own keeps the terminal's Ctrl-C from the server
             command = [sys.executable, "-m", JOB, SERVE, *self._modules]
@@ -79,7 +80,7 @@ class ForkServer:
 
         Standard output, standard error and the working directory are those of this process.
         """
-        if self._process is not None and self._environ != dict(os.environ):
+        if self._process is not None and self._environment != environment():
             self.close()
             self._start()
         if self._process is None:
@@ -115,6 +116,12 @@ class ForkServer:
             self._process.wait()
             self._socket.close()
             self._process = None
+            _become_parent_of_orphans(False)
+
+
+def _become_parent_of_orphans(wanted: bool) -> None:
+    """Whether this process becomes the parent of its descendants whose parents have ended, as it is for forked runs."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
 
 
 def is_supported() -> bool:
@@ -128,9 +135,14 @@ def modules_of(configs: Iterable[Mapping[str, Any]]) -> list[str]:
     return sorted({name.rpartition(".")[0] for name in names if name.partition(".")[0] in _OWN})
 
 
+def environment() -> dict[str, str]:
+    """The variables that a server has to have been started with."""
+    return dict(os.environ)
+
+
 def serve() -> None:
     """Import, then fork a run for each request. Returns in each run, with its words in `sys.argv`; never in the server."""
-    for name in ("batchscope.training.run", *_LATE, *sys.argv[2:]):
+    for name in (*IMPORTED, *sys.argv[2:]):
         importlib.import_module(name)
     groups.installed_nodes()  # kept once it is read
     gc.collect()  # the garbage of the imports is not copied into every run
@@ -161,6 +173,7 @@ def _fork_twice(connection: socket.socket) -> bool:
         os.waitpid(child, 0)
         connection.send(b"forked")
         return False
+    first = os.getpid()
     try:
         run = os.fork()
     except OSError:
@@ -168,4 +181,6 @@ def _fork_twice(connection: socket.socket) -> bool:
     if run:
         connection.send(str(run).encode())
         os._exit(0)
+    while os.getppid() == first:
+        time.sleep(0.001)
     return True

@@ -1,5 +1,6 @@
 """Sweeps as their users start them: real command lines, real processes, real signals."""
 
+import contextlib
 import json
 import os
 import re
@@ -50,15 +51,13 @@ def wait_until_trains(cwd: Path, run: str) -> int:
 
 
 def process_of(cwd: Path, run: str) -> int | None:
-    """The process that trains in a folder, if there is one."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            here = (folder / "cwd").resolve() == cwd.resolve()
-        except OSError:
-            continue
-        if here and b"batchscope.sweep.job" in words and words[-2].decode().endswith(f"s/{run}"):
-            return int(folder.name)
+    """The process that trains in a folder, if there is one: the one that has a file of the folder open."""
+    folder = (cwd / "s" / run).resolve()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            opened = [file.resolve() for file in (process / "fd").iterdir()]
+            if any(file.is_relative_to(folder) for file in opened):
+                return int(process.name)
     return None
 
 
