@@ -13,6 +13,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
+from ..hardware.memory_limits import private_rss
 from ..hardware.nvml_readings import DRAM_ACTIVITY, SM_ACTIVITY, TENSOR_ACTIVITY, THROTTLED, THROTTLED_BY
 from ..hardware.probes import (
     CPU,
@@ -46,7 +47,7 @@ class AllocatorProbe:
 
     CUDA and AMD: the tensors in torch's allocator, their peak since the probe was made, validation included, and the peak
     of what the allocator has reserved for them on the device. MPS: the same tensors, and their highest sample. CPU: the
-    process's memory in RAM, and its highest sample.
+    process's memory in RAM without the libraries' files, and its highest sample.
     """
 
     def __init__(self, device: torch.device):
@@ -65,7 +66,7 @@ class AllocatorProbe:
         if self._device.type == "mps":
             held = torch.mps.current_allocated_memory() / _GIB
         elif self._device.type == "cpu":
-            held = self._process.memory_info().rss / _GIB
+            held = private_rss(self._process) / _GIB
         else:
             return {}
         self._peak = max(self._peak, held)

@@ -78,6 +78,15 @@ def _cache_in(group: Path, key: str) -> int:
     return 0
 
 
+def private_rss(process: psutil.Process) -> int:
+    """Bytes that a process has in RAM, without files that are mapped (libraries), which processes share.
+
+    It counts a process that was forked after its imports as it counts one that has imported by itself.
+    """
+    held = process.memory_info()
+    return held.rss - getattr(held, "shared", 0)  # which macOS and Windows do not report
+
+
 def peak_rss() -> int:
     """The most bytes that this process has had in RAM so far; what it has now where the system does not keep the most."""
     with contextlib.suppress(ImportError):  # Windows

@@ -79,7 +79,12 @@ METRICS: dict[str, Metric] = {
             "device/memory_peak_gib", "GiB", "highest allocated memory since training began, with validation", False
         ),
         Metric("device/memory_reserved_gib", "GiB", f"CUDA: {_RESERVED}", False),
-        Metric("device/memory_allocated_gib", "GiB", "tensors in torch's allocator; on a CPU host/rss_gib", False),
+        Metric(
+            "device/memory_allocated_gib",
+            "GiB",
+            "tensors in torch's allocator; CPU: the process without libraries",
+            False,
+        ),
         Metric("device/power_w", "W", "of the whole device"),
         Metric("host/cpu_pct", "%", "CPU time of the process; 100 is one busy core", None, _whole),
         Metric("host/rss_gib", "GiB", "memory of the process that is in RAM", False),

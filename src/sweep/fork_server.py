@@ -71,9 +71,8 @@ class ForkServer:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:  # a session of its own keeps the terminal's Ctrl-C from the server
             command = [sys.executable, "-m", JOB, SERVE, *self._modules]
-            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-                command, stdin=theirs, start_new_session=True
-            )
+            started = subprocess.Popen(command, stdin=theirs.fileno(), start_new_session=True)
+        self._process: subprocess.Popen[bytes] | None = started
 
     def fork(self, words: list[str]) -> ForkedRun | None:
         """Start `python -m batchscope.sweep.job` with these words; None if the server cannot, now and later.

@@ -78,12 +78,12 @@ class _RunProcess:
     def run(self, words: list[str], server: ForkServer | None) -> int:
         """Start the process and wait for its end; its exit code, or minus the number of a signal."""
         with self._forwarded_signals():
-            self._process = (server and server.fork(words)) or _new_python(words)
+            self._process = started = (server.fork(words) if server else None) or _new_python(words)
             try:
-                return self._process.wait()
+                return started.wait()
             finally:
-                _end_group(self._process.pid)
-                _wait_for_group(self._process.pid)
+                _end_group(started.pid)
+                _wait_for_group(started.pid)
                 self._process = None
 
     @contextlib.contextmanager

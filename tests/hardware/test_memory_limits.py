@@ -1,7 +1,10 @@
 """The memory that training may still allocate, by the limits of the process's control groups."""
 
+import mmap
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -24,6 +27,20 @@ def version_2(group: Path, limit: str | int, used: int, cache: int | None = None
     (group / "memory.current").write_text(f"{used}\n")
     if cache is not None:
         (group / "memory.stat").write_text(f"anon 5\nfile 7\ninactive_anon 3\ninactive_file {cache}\n")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not tell files from the rest")
+def test_private_memory_has_tensors_and_no_mapped_files(tmp_path: Path) -> None:
+    file = tmp_path / "library"
+    file.write_bytes(bytes(64 * MIB))
+    process = psutil.Process()
+    before = memory_limits.private_rss(process)
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[::4096]) == 0
+        assert memory_limits.private_rss(process) - before < 32 * MIB
+    held = torch.ones(64 * MIB, dtype=torch.uint8)
+    assert 32 * MIB < memory_limits.private_rss(process) - before < 96 * MIB
+    del held
 
 
 def free() -> int | None:

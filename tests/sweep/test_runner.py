@@ -180,6 +180,23 @@ def test_a_second_sweep_in_the_same_folder_is_refused_while_the_first_runs(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("loader", ["pipeline=memory", "pipeline=workers"])
+def test_a_forked_run_ends_in_the_bits_the_memory_and_the_threads_of_a_run_alone(tmp_path: Path, loader: str) -> None:
+    options = ["trainer.max_epochs=5", "data.batch_size=8", "model.hidden_size=512", f"data.{loader}"]
+    code, _, err = sweep(tmp_path, *options, "seed=1,0")
+    assert code == 0, err
+    line = [sys.executable, str(ROOT / "train.py"), *TINY[:-1], *options, "seed=0", "hydra.run.dir=alone"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(line, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    forked, alone = tmp_path / "s/1", tmp_path / "alone"
+    assert_alike(results(forked), results(alone))
+    of_forked, of_alone = (json.loads((folder / "run.json").read_text()) for folder in (forked, alone))
+    assert of_forked["hardware"] == of_alone["hardware"]  # it has the number of threads
+    peaks = [one["throughput"]["memory_peak_gib"] for one in (of_forked, of_alone)]
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
+
+
+@pytest.mark.slow
 def test_the_peak_memory_of_a_small_run_after_a_large_one_is_that_of_the_small_run_alone(tmp_path: Path) -> None:
     (tmp_path / "alone").mkdir()
     sizes = ["model=lstm_cell", "data.num_train=40000", "data.sequence_length=20", "trainer.limit_train_batches=3"]
