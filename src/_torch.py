@@ -141,6 +141,11 @@ def float32_formats(device: str) -> dict[str, str]:
     return {kind: switch.fp32_precision for kind, switch in zip(PRODUCT_KINDS, switches, strict=True)}
 
 
+def cannot_use_cuda_after_fork() -> bool:
+    """Whether this process was forked from one that had used CUDA, if only to count devices."""
+    return torch.cuda._is_in_bad_fork()
+
+
 def is_profiler_active() -> bool:
     """Whether a profiler of torch records this thread."""
     return torch.autograd._profiler_enabled()

@@ -162,7 +162,15 @@ def serve() -> None:
         os.close(stream)
     asked = json.loads(request)
     os.chdir(asked["folder"])
+    if _has_spoiled_cuda():  # an import that has looked for devices: the run becomes a new Python
+        os.execv(sys.executable, [*sys.orig_argv[:3], *asked["words"]])  # without what follows -m <program>
     sys.argv[1:] = asked["words"]
+
+
+def _has_spoiled_cuda() -> bool:
+    from .._torch import cannot_use_cuda_after_fork  # imported by now
+
+    return cannot_use_cuda_after_fork()
 
 
 def _fork_twice(connection: socket.socket) -> bool:

@@ -163,6 +163,15 @@ def test_another_environment_gets_another_server(server: ForkServer, seen, monke
     assert server._process.pid != first
 
 
+def test_a_run_whose_server_has_used_cuda_becomes_a_new_python(server, seen, monkeypatch, tmp_path: Path) -> None:
+    assert seen("fork_server.IMPORTED") == []
+    monkeypatch.setenv("SPOILED", "1")
+    monkeypatch.chdir(tmp_path)
+    imported, *rest = seen("[fork_server.IMPORTED, os.getppid(), os.getsid(0) == os.getpid(), os.getcwd()]")
+    assert imported == list(fork_server.IMPORTED)
+    assert rest == [os.getpid(), True, str(tmp_path)]
+
+
 def test_only_modules_that_are_known_to_compute_nothing_are_imported_beforehand() -> None:
     nodes = ["batchscope.models.cnn.SimpleCNN", "my_models.net.Net", "lightning.pytorch.loggers.CSVLogger"]
     configs = [{"model": {"_target_": name}} for name in nodes]
