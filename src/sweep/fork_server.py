@@ -15,6 +15,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -144,6 +145,9 @@ def serve() -> None:
     for name in (*IMPORTED, *sys.argv[2:]):
         importlib.import_module(name)
     groups.installed_nodes()  # kept once it is read
+    # A shell's job in the background ignores SIGINT, and Python's own handler raises an exception wherever a fork is. The
+    # run installs its handlers at once.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.collect()  # the garbage of the imports is not copied into every run
     sys.stdout.flush()
     connection = socket.socket(fileno=0)
