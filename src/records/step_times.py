@@ -1,0 +1,137 @@
+"""The step times of a run (`steps.npz`): each measured step, in the stretches in which the steps were measured.
+
+A stretch is a short bout of successive steps, with what disturbed the machine meanwhile. Comparisons compare stretches.
+"""
+
+import math
+import os
+import zipfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import IO, Any
+
+import numpy
+from numpy.typing import NDArray
+
+from ..errors import UserError
+from ..files import WriteError, atomic_write, why
+from .step_parts import PARTS
+
+FILE = "steps.npz"
+MAX_PARTS_ROWS = 20_000
+_MAX_BYTES = 2**28  # of a file, and of all its arrays: 60 million steps
+_FLOATS = NDArray[numpy.float64]
+
+
+@dataclass
+class StepTimes:
+    """The columns of the file. N steps, S stretches, M steps with parts. NaN stands for what is unknown."""
+
+    step_s: NDArray[numpy.float32]  # (N,) seconds of each measured whole-batch step
+    stretch: NDArray[numpy.int64]  # (S,) index in `step_s` of each stretch's first step; a stretch may have none
+    round: NDArray[numpy.int64]  # (S,) of a turn; -1 outside of one
+    start_unix: _FLOATS  # (S,) seconds since 1970 at which the stretch began
+    others_share: _FLOATS  # (S,) of the processor, by other processes
+    steal_share: _FLOATS  # (S,) of the processor, by the hypervisor
+    involuntary_switches: _FLOATS  # (S,) of this process
+    throttled: _FLOATS  # (S,) 1 if the accelerator was too hot, else 0
+    probe_s: _FLOATS  # (S,) seconds of the fixed product at the end of the stretch
+    disturbed: _FLOATS  # (S,) 1 if the stretch was, by the rule in hardware/contention.py, else 0
+    parts_s: NDArray[numpy.float32]  # (M, parts) seconds of each part of every `parts_every`-th step
+    parts_every: int
+
+    def of_stretches(self, clean: bool = False) -> list[NDArray[numpy.float32]]:
+        """The steps of each stretch, in order; with `clean` those of the undisturbed ones."""
+        steps = numpy.split(self.step_s, self.stretch[1:]) if len(self.stretch) else []
+        return [part for part, bad in zip(steps, self.disturbed, strict=True) if not (clean and bad == 1)]
+
+    def medians(self) -> _FLOATS:
+        """The median step of each stretch in seconds, shape (S,); NaN for a stretch without a step."""
+        return numpy.array([numpy.nanmedian(s) if numpy.isfinite(s).any() else math.nan for s in self.of_stretches()])
+
+
+_DTYPES = {field.name: numpy.dtype("f8") for field in fields(StepTimes)} | {
+    **dict.fromkeys(("step_s", "parts_s"), numpy.dtype("f4")),
+    **dict.fromkeys(("stretch", "round", "parts_every"), numpy.dtype("i8")),
+}
+
+
+def thinned(parts_s: NDArray[Any]) -> tuple[NDArray[numpy.float32], int]:
+    """Every k-th row, and k: as few as make at most 20,000 rows."""
+    every = max(1, -(-len(parts_s) // MAX_PARTS_ROWS))
+    return parts_s[::every].astype(numpy.float32), every
+
+
+def write_step_times(folder: Path, times: StepTimes) -> None:
+    """Write the file into a run's folder atomically. Raises WriteError."""
+    columns: dict[str, Any] = {name: numpy.asarray(getattr(times, name), dtype) for name, dtype in _DTYPES.items()}
+    try:
+        with atomic_write(folder / FILE) as file:
+            numpy.savez_compressed(file, **columns)
+    except OSError as error:
+        raise WriteError(f"{folder / FILE} cannot be written: {why(error)}") from error
+
+
+def read_step_times(folder: Path) -> StepTimes | None:
+    """The step times of a run; None if it left none, as the runs of older versions did.
+
+    Raises:
+        UserError: if the file cannot be read, or is not of this kind. Nothing in it is unpickled.
+    """
+    path = folder / FILE
+    try:
+        if not path.is_file():
+            if os.path.lexists(path):
+                raise ValueError("it is not a file")
+            return None
+        return _checked(_columns(path))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {why(error)}") from error
+    # zipfile raises NotImplementedError and RuntimeError for what it does not support, and zlib has its own error.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{path}: cannot be read: {reason}") from error
+
+
+def _columns(path: Path) -> dict[str, NDArray[Any]]:
+    if path.stat().st_size > _MAX_BYTES:
+        raise ValueError("it is too large")
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        missing = [name for name in _DTYPES if name not in members]
+        if missing:
+            raise ValueError(f"it has no {missing[0]}")
+        if sum(members[name].file_size for name in _DTYPES) > _MAX_BYTES:
+            raise ValueError("it is too large")
+        found = {}
+        for name, dtype in _DTYPES.items():
+            with archive.open(members[name]) as file:
+                found[name] = _array(file, name, dtype, members[name].file_size)
+        return found
+
+
+def _array(file: IO[bytes], name: str, dtype: numpy.dtype, size: int) -> NDArray[Any]:
+    """An array whose header promises what the file holds: numpy would allocate what a header promises."""
+    if numpy.lib.format.read_magic(file) != (1, 0):
+        raise ValueError(f"{name} is of another version")
+    shape, fortran, found = numpy.lib.format.read_array_header_1_0(file)
+    if found != dtype or fortran or len(shape) > 2 or math.prod(shape) * dtype.itemsize > size:
+        raise ValueError(f"{name} has another type or shape")
+    data = file.read(size + 1)
+    if len(data) != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{name} has another length")
+    return numpy.frombuffer(data, dtype).reshape(shape)
+
+
+def _checked(columns: dict[str, NDArray[Any]]) -> StepTimes:
+    steps, starts, parts = columns["step_s"], columns["stretch"], columns["parts_s"]
+    every = columns["parts_every"]
+    per_stretch = [columns[name] for name in _DTYPES if name not in ("step_s", "parts_s", "parts_every")]
+    if steps.ndim != 1 or parts.ndim != 2 or parts.shape[1] != len(PARTS) or every.ndim or every < 1:
+        raise ValueError("its columns have other shapes")
+    if any(column.shape != starts.shape for column in per_stretch) or starts.ndim != 1:
+        raise ValueError("its columns have different lengths")
+    borders = [0, *starts.tolist(), len(steps)]
+    if borders != sorted(borders) or (len(steps) and (not len(starts) or starts[0] != 0)):
+        raise ValueError("its stretches are not in order")
+    return StepTimes(**{**columns, "parts_every": int(every)})
