@@ -15,5 +15,6 @@ if TYPE_CHECKING:
     from .profile import OperationProfiler as OperationProfiler
     from .progress import ProgressBar as ProgressBar
     from .throughput import ThroughputMonitor as ThroughputMonitor
+    from .until_known import StopWhenKnown as StopWhenKnown
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__)

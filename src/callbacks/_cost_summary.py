@@ -1,17 +1,19 @@
 """What the steps of a run cost: the metrics of each update, and their sums, means and median over the run."""
 
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
+from ..records.intervals import median_interval
 from ..records.rates import FIT_RATE, rate
 from ..records.step_parts import PARTS, StepPart
 from ._flops_meter import FlopsMeter
+from ._measured_steps import MeasuredSteps
 from ._step_writer import Table
 from ._stopwatch import MEASURED, PREPARING, WRITING, Clock, Step, parts_ms
+from ._stretches import Stretches
 
 # A stall is a step that takes more than STALL_RATIO × the median and more than STALL_MS longer than it. The ratio lets
 # pass what belongs to a model, such as sequences of different lengths. The 50 ms let pass what a scheduler or a garbage
@@ -81,30 +83,34 @@ def _of(updates: Updates, column: str) -> NDArray[numpy.float64]:
 
 
 class CostSummary:
-    """Adds up updates as they come, without the first `warmup` ones as far as there are more."""
+    """Adds up updates as they come, without the first `warmup` ones as far as there are more.
 
-    def __init__(self, warmup: int):
+    The median is of the steps of undisturbed `stretches`, where there are enough. Sums and means are of all steps.
+    """
+
+    def __init__(self, warmup: int, stretches: Stretches | None = None):
         self.warmup = warmup
+        self.steps = MeasuredSteps(stretches)
         self.updates = 0
         self._trained = 0.0  # samples of all updates, warm-up included
         self._kept = numpy.empty((0, len(COLUMNS)))  # the warm-up, for runs that are no longer than it
         self._watched = numpy.empty((0, len(COLUMNS)))
         self._sums = numpy.zeros(len(COLUMNS))
-        self._step_ms = array("d")
-        self._work_ms = array("d")  # of these steps, without waiting for data and copying them
-        self._samples = array("d")  # of each of these steps
         self._batches: dict[float, float] = {}  # by the samples of a step
 
     def add(self, updates: Updates) -> NDArray[numpy.bool_]:
         """Add updates, in order. Returns from which of them a rate may be read: the others pay for other work, too."""
-        watched = _of(updates, "watched") > 0
-        warm = ~watched & (numpy.arange(len(updates)) < self.warmup - self.updates)
-        rated = ~watched & (numpy.arange(len(updates)) + self.updates > 0)
+        numbers = numpy.arange(len(updates)) + self.updates
+        broken = ~(updates >= 0).all(1)  # NaN, or a clock that has jumped back
+        watched = (_of(updates, "watched") > 0) & ~broken
+        warm = ~watched & ~broken & (numbers < self.warmup)
+        rated = ~watched & ~broken & (numbers > 0)
         self.updates += len(updates)
         self._trained += float(_of(updates, "samples").sum())
         self._watched = numpy.concatenate([self._watched, updates[watched]])
         self._kept = numpy.concatenate([self._kept, updates[warm]])
-        self._count(updates[~watched & ~warm])
+        counted = ~watched & ~warm & ~broken
+        self._count(updates[counted], numbers[counted])
         return rated
 
     def summary(self, world_size: int = 1, fit_seconds: float | None = None) -> dict[str, Any]:
@@ -120,13 +126,14 @@ class CostSummary:
                 the warm-up included, over it.
         """
         self._count_short_run()
-        steps, sums = len(self._step_ms), dict(zip(COLUMNS, self._sums.tolist(), strict=True))
-        seconds = sum(self._step_ms) / 1e3
-        if not steps or seconds <= 0:
+        steps, sums = len(self.steps), dict(zip(COLUMNS, self._sums.tolist(), strict=True))
+        seconds = float(self.steps.step_ms.sum()) / 1e3
+        if not steps or not seconds > 0:
             return {}
-        held, whole = self._whole_steps()
+        held, counted = self.steps.counted()
         batches = self._batches.get(held, sums["batches"] / steps)
-        low, median, high, highest = (float(ms) for ms in numpy.quantile(whole, (0.1, 0.5, 0.9, 0.99)))
+        step_ms = self.steps.step_ms[counted]
+        low, median, high, highest = (float(ms) for ms in numpy.quantile(step_ms, (0.1, 0.5, 0.9, 0.99)))
         if median <= 0:
             return {}
         result: dict[str, Any] = {
@@ -143,9 +150,12 @@ class CostSummary:
             "step_ms_p90": high,
             "step_ms_p99": highest,
             "parts_ms": {part: sums[part] / steps for part in PARTS},
-            "work_ms_median": float(numpy.median(self._work_ms)),
+            "work_ms_median": float(numpy.median(self.steps.work_ms[counted])),
             **self._stalls(median),
         }
+        interval = median_interval(step_ms)
+        if numpy.isfinite(interval).all():
+            result["step_ms_interval"] = list(interval)
         if fit_seconds:
             result |= {"fit_seconds": fit_seconds, FIT_RATE: self._trained * world_size / fit_seconds}
         if sums[WRITING]:
@@ -158,35 +168,20 @@ class CostSummary:
 
     def _count_short_run(self) -> None:
         """Count a run that is no longer than the warm-up: all but the first update, which pays for one-time work."""
-        if not self._step_ms:
+        if not len(self.steps):
             parts = (self._kept[1:], self._watched, self._kept)
-            self._count(next((part for part in parts if len(part)), self._kept))
+            counted = next((part for part in parts if len(part)), self._kept)
+            self._count(counted, numpy.full(len(counted), -1))
             self._kept = self._kept[:0]
 
     def _stalls(self, median: float) -> dict[str, float]:
         """How many steps were stalls, and the seconds that they took beyond the median."""
-        step_ms = numpy.frombuffer(self._step_ms)
+        step_ms = self.steps.step_ms
         stalled = step_ms[step_ms > max(STALL_RATIO * median, median + STALL_MS)]
         return {"stalls": len(stalled), "stall_seconds": float((stalled - median).sum()) / 1e3}
 
-    def _whole_steps(self) -> tuple[float, list[float]]:
-        """The samples of a whole step, and the times of the whole steps in ms.
-
-        It is the size with which most of the samples were trained. If that is less than half of them, sizes vary by
-        design: then it is the mean size, and all steps count.
-        """
-        trained: dict[float, float] = {}
-        for samples in self._samples:
-            trained[samples] = trained.get(samples, 0.0) + samples
-        held = max(trained, key=lambda samples: (trained[samples], samples))
-        if 2 * trained[held] < sum(self._samples):
-            return sum(self._samples) / len(self._samples), list(self._step_ms)
-        pairs = zip(self._samples, self._step_ms, strict=True)
-        return held, [ms for samples, ms in pairs if samples == held]
-
-    def _count(self, updates: Updates) -> None:
+    def _count(self, updates: Updates, numbers: NDArray[numpy.int64]) -> None:
         self._sums += updates.sum(0)
-        self._step_ms.frombytes(updates[:, : len(PARTS)].sum(1).tobytes())
-        self._work_ms.frombytes(updates[:, _WORK].sum(1).tobytes())
-        self._samples.frombytes(_of(updates, "samples").tobytes())
-        self._batches.update(zip(_of(updates, "samples").tolist(), _of(updates, "batches").tolist(), strict=True))
+        samples = _of(updates, "samples")
+        self.steps.add(updates[:, : len(PARTS)], updates[:, _WORK].sum(1), samples, numbers)
+        self._batches.update(zip(samples.tolist(), _of(updates, "batches").tolist(), strict=True))

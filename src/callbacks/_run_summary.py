@@ -19,6 +19,7 @@ from ..records.formatting import count, percent, significant, with_prefix
 from ..records.step_parts import StepPart
 from ._flops_meter import FlopsMeter
 from ._setting import setting_of
+from ._stretches import noise_words
 
 _DEVICE_FACTS = {  # what DeviceMonitor sums up → its name in the run's summary
     "device/utilization_mean_pct": "utilization_pct",
@@ -194,6 +195,7 @@ def report(summary: Mapping[str, Any]) -> str:
         f"median step {median} ms; mean {mean} ms = {parts}",
         " · ".join(_rates(summary)),
     ]
+    lines += filter(None, [noise_words(summary)])
     if "processes" in summary:
         lines.append(
             f"{summary['processes']} ranks, global batch {summary['batch_size'] * summary['processes']:,}, samples/s of "

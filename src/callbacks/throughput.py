@@ -16,17 +16,20 @@ from ..distributed.gather import gather
 from ..hardware.contention import cpu_seconds, others_share
 from ..hardware.devices import cache_bytes
 from ..options.types import NonNegativeInt
+from ..records.step_times import StepTimes
 from ._batches import samples_in, timesteps_in
 from ._cost_summary import CostSummary, UpdateBuilder, step_metrics
 from ._exclusions import add_exclusion, measuring, remove_exclusion, writing
 from ._flops_meter import FlopsMeter
 from ._followed_devices import FollowedDevices
+from ._measured_steps import MeasuredSteps
 from ._never_raise import never_raise
 from ._profiler_hook import ProfilerHook, attach_profiler_hook, detach_profiler_hook
 from ._run_summary import Seen, report, run_summary
 from ._step_watch import StepWatch
 from ._step_writer import write_tables
 from ._stopwatch import PARTS_OF_ACTIONS, PAUSE, PREPARING, VALIDATION, Stopwatch, clock_for
+from ._stretches import Stretches
 from .communication import CommunicationMonitor
 
 FLUSH_EVERY = 100  # steps computed and written together
@@ -85,7 +88,9 @@ class ThroughputMonitor(Callback):
         self.record_operations = record_operations
         self.verbose = verbose
         self.summary: dict[str, Any] = {}
+        self.ended: str | None = None  # why a timed run has ended; in the summary
         self._active = False
+        self._cost: CostSummary | None = None
         self._hook: ProfilerHook | None = None
         self._devices = FollowedDevices()
         self._watch = StepWatch(record_operations)
@@ -94,6 +99,10 @@ class ThroughputMonitor(Callback):
     def record_facts(self) -> dict[str, Any]:
         """For the run's record: the summary, as `throughput`."""
         return {"throughput": self.summary}
+
+    def step_times(self) -> StepTimes | None:
+        """After the fit: the time of each measured step, to be kept with `write_step_times`; None without a summary."""
+        return self._cost.steps.times() if self._cost and self.summary else None
 
     @override
     @never_raise
@@ -111,7 +120,9 @@ class ThroughputMonitor(Callback):
         self._stopwatch = Stopwatch(clock_for(trainer.strategy.root_device), self._devices.sample)
         cache = cache_bytes(trainer.strategy.root_device)
         self._watch.attach(trainer, pl_module, cache, lambda: self._stopwatch.part)
-        self._cost = CostSummary(self.warmup_steps)
+        self.stretches = Stretches(trainer.strategy.root_device, max(1, self.warmup_steps, self._watch.last))
+        self.ended, self._between_updates, self._read_stretches = None, True, 0
+        self._cost = CostSummary(self.warmup_steps, self.stretches)
         self._builder = UpdateBuilder(trainer.global_step)
         self._updates, self._last_update = 0, trainer.global_step
         self._restart_after = {min(1, self.warmup_steps), self.warmup_steps, self._watch.last} - {0}  # updates
@@ -150,6 +161,29 @@ class ThroughputMonitor(Callback):
         self._watch.stop()
         self._devices.release()
 
+    @property
+    def steps(self) -> MeasuredSteps | None:
+        """The measured steps so far, as far as they have been read; None where nothing is measured now."""
+        return self._cost.steps if self._cost and self._active else None
+
+    def begin_stretch(self, turn: int) -> None:
+        """Between two updates, begin a stretch that lasts until `end_stretch`; from now on none begins by the clock."""
+        if self._active:
+            self.stretches.by_turns = True
+            self.stretches.begin(self._updates, turn)
+
+    def end_stretch(self, trainer: Trainer) -> dict[str, Any]:
+        """After an update, end the stretch: its `steps`, `median_s`, shares of the noise, and whether it is `disturbed`.
+
+        Waits for the device. Empty where there is nothing to say.
+        """
+        if not self._active:
+            return {}
+        self._stopwatch.end_step()
+        ended = self.stretches.end(self._updates)
+        self._flush(trainer, wait=True)
+        return self._cost.steps.facts_of(ended) if ended else {}
+
     def _exclude(self, part: str) -> AbstractContextManager[None]:
         return self._stopwatch.excluding(part) if self._active else nullcontext()
 
@@ -166,6 +200,9 @@ class ThroughputMonitor(Callback):
             self._watch.stop()
         if action == "train_dataloader_next":
             self._leave_out_warm_up()
+            if self._between_updates and self.stretches.is_due(self._updates):
+                self._stopwatch.end_step()
+                self.stretches.begin(self._updates)
             self._stopwatch.begin_step()
         if action == VALIDATION:
             self._validating = True
@@ -214,10 +251,11 @@ class ThroughputMonitor(Callback):
         if self._active and self._stopwatch.current is not None:
             self._stopwatch.current.global_step = trainer.global_step
             self._stopwatch.current.trained = True
-            if trainer.global_step != self._last_update:
+            self._between_updates = trainer.global_step != self._last_update
+            if self._between_updates:
                 self._last_update = trainer.global_step
                 self._updates += 1
-            if len(self._stopwatch.finished) >= FLUSH_EVERY:
+            if len(self._stopwatch.finished) >= FLUSH_EVERY or len(self.stretches.all) > self._read_stretches:
                 self._flush(trainer, wait=False)
 
     @override
@@ -252,6 +290,7 @@ class ThroughputMonitor(Callback):
 
     def _flush(self, trainer: Trainer, wait: bool) -> None:
         """Turn marks into numbers, as far as they can be read without waiting, and write them."""
+        self._read_stretches = len(self.stretches.all)
         with writing(trainer):
             clock, finished, steps = self._stopwatch.clock, self._stopwatch.finished, []
             if wait and finished:
@@ -272,10 +311,12 @@ class ThroughputMonitor(Callback):
         if self._active:
             self._watch.stop()
             self._stopwatch.end_step()
+            self.stretches.end(self._updates)
             self._flush(trainer, wait=True)
             self._active = False
             seconds = time.perf_counter() - self._started - self._stopwatch.measuring_seconds
-            self.summary = self._cost.summary(trainer.world_size, seconds)
+            if summary := self._cost.summary(trainer.world_size, seconds):
+                self.summary = summary | self.stretches.facts() | ({"ended": self.ended} if self.ended else {})
 
     @never_raise
     def _sum_up(self, trainer: Trainer, steps: list[float | None]) -> None:

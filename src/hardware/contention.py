@@ -1,6 +1,7 @@
-"""Detect other processes that compute on a device while it is measured: a peak that they lower must not be cached.
+"""Detect what disturbs a measurement: other processes, the hypervisor, and an accelerator's lowered clocks.
 
-A short disturbance needs no detection, because the best of many short blocks counts. A constant one shows in the load:
+Two measurements ask. A step is disturbed by the rule in `is_disturbed`. A peak that others lower must not be cached: a
+short disturbance needs no detection, because the best of many short blocks counts. A constant one shows in the load:
 
 - On a CPU, the time that others used during the measurement. The hypervisor's time (steal) is part of it.
 - On a GPU, the utilisation right before and right after, when this process computes nothing there. The list of processes
@@ -8,17 +9,27 @@ A short disturbance needs no detection, because the best of many short blocks co
 """
 
 import contextlib
+import math
 import os
 import time
-from typing import Self
+from pathlib import Path
+from typing import NamedTuple, Self
 
 import psutil
 import torch
 
 from ..records.formatting import percent
+from .devices import nvml_handle
+from .nvml_readings import THROTTLED_BY, Throttling
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 MAX_CPU_SHARE = 0.1  # an idle virtual machine has 2 to 3 % of steal
 MAX_OTHERS = 0.5  # of the CPU: above it others disturb a run even where cores are free
+MAX_PROBE_RATIO = 1.25
 MAX_UTILIZATION_PCT = 10
 WINDOW_S = 1.1  # NVML's utilisation is of the last 1/6 to 1 s
 
@@ -39,8 +50,8 @@ class Contention:
 
     def __exit__(self, *exception: object) -> None:
         if self._device.type == "cpu":
-            total, busy, own = (after - before for after, before in zip(cpu_seconds(), self._before, strict=True))
-            share = (busy - own) / total if total > 0 else 0.0
+            noise = noise_between(self._before, cpu_seconds())
+            share = noise.others_share + noise.steal_share
             if share > MAX_CPU_SHARE:
                 self.finding = f"other processes used {percent(share)} of the CPU during the measurement"
         elif self.finding is None:
@@ -55,29 +66,140 @@ class Contention:
             self.finding = f"other processes kept the {self._device.type} busy {percent(busy / 100)} of the time"
 
 
-def others_share(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
+class Load(NamedTuple):
+    """What the cores that this process may use have done since the system started, in seconds of one core."""
+
+    total: float
+    busy: float  # with any process, or taken by the hypervisor (steal)
+    own: float  # with this process and its children
+    steal: float = 0.0
+
+
+class Noise(NamedTuple):
+    """What disturbed the machine between two readings; NaN stands for unknown. Shares are of the cores' time."""
+
+    others_share: float = math.nan  # other processes, without the hypervisor
+    steal_share: float = math.nan  # the hypervisor
+    idle_share: float = math.nan
+    switches: float = math.nan  # context switches that this process did not ask for
+    throttled: float = math.nan  # 1 if heat or a fault lowers the accelerator's clocks, else 0
+
+
+def noise_between(before: Load, after: Load) -> Noise:
+    """The shares between two readings; unknown where no time passed. Clocks that tick differently give no negative share."""
+    total, busy, own, steal = (late - early for early, late in zip(before, after, strict=True))
+    if not total > 0:
+        return Noise()
+    return Noise(*(min(max(part / total, 0.0), 1.0) for part in (busy - own - steal, steal, total - busy)))
+
+
+def is_disturbed(noise: Noise, probe_s: float = math.nan, usual_probe_s: float = math.nan) -> bool:
+    """The rule by which a stretch of steps is disturbed; what is unknown disturbs nothing.
+
+    - The hypervisor took more than a tenth of the cores' time, or it and other processes took more than a tenth, and
+      more than was left idle.
+    - The probe, a fixed product on the CPU, took more than 1.25 × its usual time.
+    - Heat or a fault lowered the accelerator's clocks. Its power limit, which is always there, is no disturbance.
+    """
+    taken = noise.others_share + noise.steal_share
+    crowded = taken > MAX_CPU_SHARE and taken > noise.idle_share
+    stolen = noise.steal_share > MAX_CPU_SHARE
+    return crowded or stolen or probe_s > MAX_PROBE_RATIO * usual_probe_s or noise.throttled == 1
+
+
+class NoiseMeter:
+    """Reads what disturbs a device's machine from one call to the next."""
+
+    def __init__(self, device: torch.device):
+        self._throttling: Throttling | None = None
+        if device.type == "cuda" and not torch.version.hip:
+            with contextlib.suppress(Exception):  # NVML is missing, or does not offer the reading
+                import pynvml
+
+                pynvml.nvmlInit()
+                self._throttling = Throttling(pynvml, nvml_handle(pynvml, device))
+        self.read()
+
+    def read(self) -> Noise:
+        """The noise since the last call; of the accelerator's clocks, at this moment."""
+        before = getattr(self, "_before", None)
+        self._before = load, switches = cpu_seconds(), _involuntary_switches()
+        if before is None:
+            return Noise()
+        return noise_between(before[0], load)._replace(switches=switches - before[1], throttled=self._is_throttled())
+
+    def _is_throttled(self) -> float:
+        if self._throttling is None:
+            return math.nan
+        try:
+            found = self._throttling()
+        except Exception:  # noqa: BLE001 - the driver refuses from now on
+            self._throttling = None
+            return math.nan
+        return float(any(found.get(THROTTLED_BY[cause], 0) > 0 for cause in ("thermal", "hardware")))
+
+
+def others_share(before: Load, after: Load) -> float:
     """The share of the CPU that others used between two calls of `cpu_seconds`; 0 if they left cores free.
 
     More than `MAX_OTHERS` counts in any case: a run that waits for them leaves cores free, too.
     """
-    total, busy, own = (late - early for early, late in zip(before, after, strict=True))
-    share = (busy - own) / total if total > 0 else 0.0
-    left_free = total - busy > MAX_CPU_SHARE * total
-    return 0.0 if share <= MAX_CPU_SHARE or (left_free and share <= MAX_OTHERS) else share
+    noise = noise_between(before, after)
+    taken = noise.others_share + noise.steal_share
+    crowded = taken > MAX_CPU_SHARE and noise.idle_share <= MAX_CPU_SHARE
+    return taken if crowded or taken > MAX_OTHERS else 0.0
 
 
-def cpu_seconds() -> tuple[float, float, float]:
-    """Seconds of all cores: in all, busy, and busy for this process and its children."""
-    times = psutil.cpu_times()
-    # Linux counts the time of guests in `user` and in `nice`, too.
-    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+def cpu_seconds(proc: Path = Path("/proc")) -> Load:
+    """The load up to now."""
     ended = os.times()
     own = time.process_time() + ended.children_user + ended.children_system
-    for child in psutil.Process().children(recursive=True):
+    for child in _descendants(proc):
         with contextlib.suppress(psutil.Error):
-            used = child.cpu_times()
+            used = psutil.Process(child).cpu_times()
             own += used.user + used.system
-    return total, total - times.idle - getattr(times, "iowait", 0.0), own
+    total, busy, steal = _cores(proc)
+    return Load(total, busy, own, steal)
+
+
+def _cores(proc: Path) -> tuple[float, float, float]:
+    """Seconds of the cores that this process may use: in all, busy, and taken by the hypervisor.
+
+    Other cores of a large machine may belong to other jobs, which disturb nobody here.
+    """
+    try:
+        mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        lines = [line.split() for line in (proc / "stat").read_text().splitlines()]
+        rows = [[int(ticks) for ticks in line[1:9]] for line in lines if line and line[0] in mine]
+        # Linux counts the time of guests, which follows, in `user` and in `nice`, too.
+        user, nice, system, idle, waiting, *others, steal = map(sum, zip(*rows, strict=True))
+    except (OSError, ValueError, AttributeError):  # not Linux
+        times = psutil.cpu_times()
+        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        return total, total - times.idle - getattr(times, "iowait", 0.0), getattr(times, "steal", 0.0)
+    busy = user + nice + system + sum(others) + steal
+    tick = os.sysconf("SC_CLK_TCK")
+    return (busy + idle + waiting) / tick, busy / tick, steal / tick
+
+
+def _descendants(proc: Path) -> list[int]:
+    """This process's children, and theirs: from Linux's lists of children, which is cheap, or from all processes."""
+    found, left = [], [os.getpid()]
+    try:
+        while left:
+            pid = left.pop()
+            for task in os.listdir(proc / str(pid) / "task"):
+                children = [int(child) for child in (proc / str(pid) / "task" / task / "children").read_text().split()]
+                found += children
+                left += children
+    except (OSError, ValueError):  # a kernel without these lists, another system, or a child that has just ended
+        with contextlib.suppress(psutil.Error):
+            return [child.pid for child in psutil.Process().children(recursive=True)]
+    return found
+
+
+def _involuntary_switches() -> float:
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw) if resource else math.nan
 
 
 def utilization(device: torch.device) -> float | None:

@@ -174,6 +174,7 @@ class _Run:
             "metrics": summary.last_metrics(self.trainer),
         }
         record.add(**{**summary.callback_facts(self.trainer), **facts})
+        summary.write_steps(self.trainer, self.run_dir)
 
     def test(self, record: RunRecord) -> None:
         """Test the best checkpoint; the last weights where no checkpoint is the best."""

@@ -17,10 +17,14 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from .._lightning import callbacks_of
 from ..callbacks.memory import MemoryMonitor
+from ..callbacks.throughput import ThroughputMonitor
+from ..errors import warn
+from ..files import WriteError
 from ..options.command_lines import evaluate_command
 from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
 from ..records.formatting import count
+from ..records.step_times import write_step_times
 
 
 def last_metrics(trainer: Trainer) -> dict[str, float]:
@@ -42,6 +46,17 @@ def callback_facts(trainer: Trainer) -> dict[str, Any]:
         if hasattr(callback, "record_facts"):
             facts |= callback.record_facts()
     return facts
+
+
+def write_steps(trainer: Trainer, run_dir: Path) -> None:
+    """Write the step times of a run beside its record; a warning where they cannot be written."""
+    monitors = [callback for callback in callbacks_of(trainer) if isinstance(callback, ThroughputMonitor)]
+    times = monitors[0].step_times() if monitors and trainer.is_global_zero else None
+    if times is not None:
+        try:
+            write_step_times(run_dir, times)
+        except WriteError as error:
+            warn(str(error))
 
 
 def memory_facts(trainer: Trainer) -> dict[str, Any]:

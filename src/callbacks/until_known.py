@@ -1,0 +1,94 @@
+"""StopWhenKnown: ends a timed run once its median step is known, or its time is up."""
+
+import time
+from typing import Annotated, Any
+
+import numpy
+from lightning import LightningModule, Trainer
+from typing_extensions import override
+
+from .._lightning import callbacks_of
+from ..distributed.rank_sync import RankSync, SyncsRanks
+from ..options.types import PositiveFloat, PositiveInt, Purpose
+from ..records.formatting import percent
+from ..records.intervals import median_interval
+from ._exclusions import writing
+from ._measured_steps import MIN_CLEAN, Known
+from .throughput import ThroughputMonitor
+
+TIME_WAS_UP = "time was up"
+SLOW_STEP_S = 0.3  # of longer steps, fewer than `min_steps` are enough
+LEAST_S = 1.0  # of undisturbed steps: a shorter time would miss what comes once a second
+_TOPIC = "known"
+
+
+class StopWhenKnown(SyncsRanks):
+    """Ends a run when its median step is known, or when its time is up. The reason is `ended` in the run's summary.
+
+    The steps are those of a ThroughputMonitor, which stands before it among the callbacks. The median is known when the
+    95 % interval of the undisturbed steps lies within `precision` of it. Warm-up, validation and waiting do not count as
+    time. Rank 0 decides, and all ranks end after the same step. Where no ThroughputMonitor measures, the run ends after
+    so many seconds by the clock. Runs that take turns are ended by who gives the turns.
+
+    Args:
+        precision: a fraction of the median.
+        seconds: of measured steps, after which the time is up; a run has at least six measured steps.
+        min_steps: undisturbed steps that are enough. Of steps longer than 0.3 s, as many as take `min_steps` × 0.3 s.
+    """
+
+    def __init__(
+        self,
+        precision: Annotated[PositiveFloat, Purpose.LENGTH] = 0.05,
+        seconds: Annotated[PositiveFloat, Purpose.LENGTH] = 10.0,
+        min_steps: Annotated[PositiveInt, Purpose.LENGTH] = 30,
+    ):
+        self.precision = precision
+        self.seconds = seconds
+        self.min_steps = min_steps
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        monitors = [callback for callback in callbacks_of(trainer) if isinstance(callback, ThroughputMonitor)]
+        self._monitor = monitors[0] if monitors else None
+        self._ended: str | None = None
+        self._batches, self._stretches_seen, self._began = 0, 0, time.perf_counter()
+        RankSync.of(trainer).contribute(_TOPIC, lambda: int(self._ended is not None and trainer.is_global_zero))
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._batches += 1
+        if self._ended is None and trainer.is_global_zero:
+            self._ended = self._reason(trainer)
+            if self._ended and self._monitor is not None:
+                self._monitor.ended = self._ended
+        if RankSync.of(trainer).agreed(_TOPIC):
+            trainer.should_stop = True
+
+    def _reason(self, trainer: Trainer) -> str | None:
+        steps = self._monitor.steps if self._monitor else None
+        by_clock = TIME_WAS_UP if time.perf_counter() - self._began >= self.seconds else None
+        if self._monitor is None or steps is None:
+            return by_clock
+        stretches = self._monitor.stretches
+        if not stretches.all:  # manual optimisation may never make an update that Lightning counts
+            most = 2 * (self._monitor.warmup_steps + self.min_steps) * trainer.accumulate_grad_batches
+            return by_clock if self._batches > most else None
+        if stretches.by_turns or len(stretches.all) == self._stretches_seen:
+            return None
+        self._stretches_seen = len(stretches.all)
+        with writing(trainer):
+            return reason_to_end(steps.known(), self.precision, self.seconds, self.min_steps)
+
+
+def reason_to_end(known: Known, precision: float, seconds: float, min_steps: int) -> str | None:
+    """Why a run that has measured so much ends: `known to ± 5 %`, `time was up`, or None if it goes on."""
+    clean = known.clean_ms
+    measured_s = float(clean.sum()) / 1e3
+    if measured_s >= LEAST_S and (len(clean) >= min_steps or measured_s >= SLOW_STEP_S * min_steps):
+        low, high = median_interval(clean)
+        median = float(numpy.median(clean))
+        if (1 - precision) * median <= low and high <= (1 + precision) * median:
+            return f"known to ± {percent(precision, digits=0 if precision >= 0.01 else 1)}"
+    return TIME_WAS_UP if known.seconds >= seconds and len(known.step_ms) >= MIN_CLEAN else None
