@@ -90,7 +90,7 @@ class ThroughputMonitor(Callback):
         self.summary: dict[str, Any] = {}
         self.ended: str | None = None  # why a timed run has ended; in the summary
         self._active = False
-        self._cost: CostSummary | None = None
+        self._cost = CostSummary(warmup_steps)
         self._hook: ProfilerHook | None = None
         self._devices = FollowedDevices()
         self._watch = StepWatch(record_operations)
@@ -102,7 +102,7 @@ class ThroughputMonitor(Callback):
 
     def step_times(self) -> StepTimes | None:
         """After the fit: the time of each measured step, to be kept with `write_step_times`; None without a summary."""
-        return self._cost.steps.times() if self._cost and self.summary else None
+        return self._cost.steps.times() if self.summary else None
 
     @override
     @never_raise
@@ -164,7 +164,7 @@ class ThroughputMonitor(Callback):
     @property
     def steps(self) -> MeasuredSteps | None:
         """The measured steps so far, as far as they have been read; None where nothing is measured now."""
-        return self._cost.steps if self._cost and self._active else None
+        return self._cost.steps if self._active else None
 
     def begin_stretch(self, turn: int) -> None:
         """Between two updates, begin a stretch that lasts until `end_stretch`; from now on none begins by the clock."""

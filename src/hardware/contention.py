@@ -172,12 +172,12 @@ def _cores(proc: Path) -> tuple[float, float, float]:
         lines = [line.split() for line in (proc / "stat").read_text().splitlines()]
         rows = [[int(ticks) for ticks in line[1:9]] for line in lines if line and line[0] in mine]
         # Linux counts the time of guests, which follows, in `user` and in `nice`, too.
-        user, nice, system, idle, waiting, *others, steal = map(sum, zip(*rows, strict=True))
+        user, nice, system, idle, waiting, irq, softirq, steal = (sum(column) for column in zip(*rows, strict=True))
     except (OSError, ValueError, AttributeError):  # not Linux
         times = psutil.cpu_times()
         total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         return total, total - times.idle - getattr(times, "iowait", 0.0), getattr(times, "steal", 0.0)
-    busy = user + nice + system + sum(others) + steal
+    busy = user + nice + system + irq + softirq + steal
     tick = os.sysconf("SC_CLK_TCK")
     return (busy + idle + waiting) / tick, busy / tick, steal / tick
 

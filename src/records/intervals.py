@@ -12,7 +12,8 @@ import numpy
 from numpy.typing import ArrayLike, NDArray
 
 _TOO_FEW = 10  # values, to estimate an autocorrelation from
-_TRIMMED = 0.2  # of the log ratios at each end: a single disturbed stretch does not widen the interval
+_TRIMMED = 0.2  # of the log ratios at each end: a few disturbed stretches do not widen the interval
+_TRIMMED_FROM = 8  # stretches; what is left of fewer is too little to know a spread from
 _EXACT = 100  # values up to which the binomial distribution is summed
 
 
@@ -41,8 +42,9 @@ def ratio_interval(
 ) -> tuple[float, float, float]:
     """The ratio b ÷ a of two measurements in stretches, and its interval: `(ratio, low, high)`.
 
-    Each value is the median step, or the rate, of one stretch. The interval is of the trimmed mean of log ratios
-    (Yuen 1974), so that one disturbed stretch in five changes little. It holds what varies between stretches.
+    Each value is the median step, or the rate, of one stretch. The interval is of the mean of log ratios, from eight
+    stretches on of the trimmed mean (Yuen 1974), which one disturbed stretch in five changes little. It holds what varies
+    between stretches.
 
     Args:
         a_stretches: positive values; others are left out.
@@ -149,7 +151,7 @@ def _trimmed_mean(values: NDArray[numpy.float64]) -> tuple[float, float, float]:
     n = len(values)
     if n == 0:
         return math.nan, math.nan, 0.0
-    cut = int(_TRIMMED * n)
+    cut = int(_TRIMMED * n) if n >= _TRIMMED_FROM else 0
     ordered = numpy.sort(values)
     kept = n - 2 * cut
     center = float(ordered[cut : n - cut].mean())

@@ -134,4 +134,5 @@ def _checked(columns: dict[str, NDArray[Any]]) -> StepTimes:
     borders = [0, *starts.tolist(), len(steps)]
     if borders != sorted(borders) or (len(steps) and (not len(starts) or starts[0] != 0)):
         raise ValueError("its stretches are not in order")
-    return StepTimes(**{**columns, "parts_every": int(every)})
+    values: dict[str, Any] = {**columns, "parts_every": int(every)}
+    return StepTimes(**values)
