@@ -1,11 +1,30 @@
 """Who computes beside a measurement: seen in the processor's times, and in a GPU's utilisation before and after."""
 
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
 import psutil
 import pytest
 import torch
 
 from batchscope.hardware import contention
-from batchscope.hardware.contention import WINDOW_S, Contention
+from batchscope.hardware.contention import (
+    WINDOW_S,
+    Contention,
+    Load,
+    Noise,
+    NoiseMeter,
+    cpu_seconds,
+    is_disturbed,
+    noise_between,
+    others_share,
+)
+from batchscope.hardware.nvml_readings import THROTTLED, THROTTLED_BY
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -15,7 +34,7 @@ def on_cpu(monkeypatch):
     """What is found where these seconds pass on all cores."""
 
     def watch(total: float, busy: float, own: float) -> str | None:
-        readings = [(1000.0, 400.0, 20.0), (1000.0 + total, 400.0 + busy, 20.0 + own)]
+        readings = [Load(1000.0, 400.0, 20.0), Load(1000.0 + total, 400.0 + busy, 20.0 + own)]
         monkeypatch.setattr(contention, "cpu_seconds", lambda: readings.pop(0))
         with Contention(CPU) as others:
             pass
@@ -41,14 +60,123 @@ def test_a_processor_of_its_own_is_undisturbed(on_cpu, total, busy, own):
     assert on_cpu(total, busy, own) is None
 
 
-def test_steal_is_used_by_others_and_the_time_of_guests_counts_once(monkeypatch):
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """A `/proc` with these lines in `stat`, for a process that may use the cores 0 and 2 and has no children."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
+    monkeypatch.setattr(os, "sysconf", {"SC_CLK_TCK": 100}.__getitem__)
+    tasks = tmp_path / str(os.getpid()) / "task" / "1"
+    tasks.mkdir(parents=True)
+    (tasks / "children").write_text("")
+
+    def write(stat: str) -> Path:
+        (tmp_path / "stat").write_text(stat)
+        return tmp_path
+
+    return write
+
+
+STAT = """\
+cpu  99999 0 0 99999 0 0 0 0 0 0
+cpu0 500 10 200 1000 50 3 2 30 400 5
+cpu1 90000 0 0 0 0 0 0 0 0 0
+cpu2 100 0 0 2000 0 0 0 70 0 0
+intr 12345 0 9
+"""
+
+
+def test_the_load_is_of_the_cores_that_this_process_may_use_and_guests_count_once(proc) -> None:
+    load = cpu_seconds(proc(STAT))
+    assert load.busy == pytest.approx((500 + 10 + 200 + 3 + 2 + 30 + 100 + 70) / 100)
+    assert load.total == pytest.approx(load.busy + (1000 + 50 + 2000) / 100)
+    assert load.steal == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("stat", ["", "cpu0 5 x", "cpu0 1 2 3", "nonsense\n\n"])
+def test_a_strange_proc_is_read_by_psutil(stat: str, proc) -> None:
+    assert cpu_seconds(proc(stat)).total == pytest.approx(cpu_seconds(Path("/nonexistent")).total, rel=0.01)
+
+
+def test_steal_is_used_by_others_and_the_time_of_guests_counts_once_elsewhere_too(monkeypatch) -> None:
     class Times(tuple):
         user, idle, iowait, steal, guest, guest_nice = 5.0, 2.0, 1.0, 3.0, 4.0, 0.5
 
     times = Times((5.0, 2.0, 1.0, 3.0, 4.0, 0.5))
     monkeypatch.setattr(psutil, "cpu_times", lambda: times)
-    total, busy, _ = contention.cpu_seconds()
-    assert (total, busy) == (5 + 2 + 1 + 3, 5 + 3)
+    load = cpu_seconds(Path("/nonexistent"))
+    assert (load.total, load.busy, load.steal) == (5 + 2 + 1 + 3, 5 + 3, 3)
+
+
+@pytest.mark.parametrize("place", ["/proc", "/nonexistent"])
+def test_the_time_of_a_running_child_is_this_processs_own(place: str) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        before, deadline = cpu_seconds(Path(place)).own - time.process_time(), time.monotonic() + 60
+        while cpu_seconds(Path(place)).own - time.process_time() < before + 0.1:
+            assert time.monotonic() < deadline
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_noise_is_shares_of_the_time_between_two_readings() -> None:
+    noise = noise_between(Load(100, 40, 10, 5), Load(110, 48, 14, 6))
+    assert noise[:3] == pytest.approx((0.3, 0.1, 0.2))  # others, the hypervisor, idle
+
+
+@pytest.mark.parametrize("after", [Load(100, 40, 10), Load(90, 30, 5), Load(math.nan, 40, 10)])
+def test_without_time_between_the_readings_nothing_is_known(after: Load) -> None:
+    noise = noise_between(Load(100, 40, 10), after)
+    assert math.isnan(noise.others_share)
+    assert not is_disturbed(noise)
+    assert others_share(Load(100, 40, 10), after) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("noise", "disturbed"),
+    [
+        pytest.param(Noise(), False, id="nothing is known"),
+        pytest.param(Noise(0.3, 0.0, 0.2), True, id="others took more than they left"),
+        pytest.param(Noise(0.3, 0.0, 0.5), False, id="others took cores that were free"),
+        pytest.param(Noise(0.09, 0.0, 0.0), False, id="a little"),
+        pytest.param(Noise(0.07, 0.05, 0.0), True, id="together with the hypervisor"),
+        pytest.param(Noise(0.0, 0.11, 0.6), True, id="the hypervisor"),
+        pytest.param(Noise(0.0, 0.03, 0.6), False, id="an idle virtual machine"),
+        pytest.param(Noise(switches=1e6), False, id="switches are evidence, and no rule"),
+        pytest.param(Noise(throttled=1.0), True, id="a hot accelerator"),
+        pytest.param(Noise(throttled=0.0), False, id="a cool accelerator"),
+    ],
+)
+def test_what_disturbs_a_stretch(noise: Noise, disturbed: bool) -> None:
+    assert is_disturbed(noise) is disturbed
+
+
+def test_a_slow_probe_disturbs() -> None:
+    assert is_disturbed(Noise(), probe_s=1.3, usual_probe_s=1.0)
+    assert not is_disturbed(Noise(), probe_s=1.2, usual_probe_s=1.0)
+    assert not is_disturbed(Noise(), probe_s=1.3)
+    assert not is_disturbed(Noise(), usual_probe_s=1.0)
+
+
+def test_the_meter_reads_from_one_call_to_the_next(monkeypatch) -> None:
+    loads = [Load(0, 0, 0), Load(10, 9, 4, 1), Load(20, 10, 5, 1)]
+    monkeypatch.setattr(contention, "cpu_seconds", lambda: loads.pop(0))
+    switches = [100.0, 107.0, 107.0]
+    monkeypatch.setattr(contention, "_involuntary_switches", lambda: switches.pop(0))
+    meter = NoiseMeter(CPU)
+    first, second = meter.read(), meter.read()
+    assert (first.others_share, first.steal_share, first.switches) == (pytest.approx(0.4), pytest.approx(0.1), 7)
+    assert (second.others_share, second.switches) == (0, 0)
+    assert math.isnan(first.throttled)
+
+
+def test_heat_is_a_disturbance_the_power_limit_is_none_and_a_driver_that_refuses_ends_it() -> None:
+    meter = NoiseMeter(CPU)
+    readings = [{THROTTLED: 100.0, THROTTLED_BY["power"]: 100.0}, {THROTTLED_BY["thermal"]: 100.0}]
+    meter._throttling = lambda: readings.pop(0)
+    assert [meter.read().throttled for _ in range(2)] == [0, 1]
+    assert math.isnan(meter.read().throttled)  # there is no reading left: an error
+    assert math.isnan(meter.read().throttled)
 
 
 @pytest.fixture

@@ -102,10 +102,12 @@ def pickled(path: Path) -> None:
 
 def bomb(path: Path) -> None:
     as_file(path, probe_s=None)
-    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
-        with archive.open("probe_s.npy", "w", force_zip64=True) as file:
-            for _ in range(257):
-                file.write(bytes(2**20))
+    with (
+        zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("probe_s.npy", "w", force_zip64=True) as file,
+    ):
+        for _ in range(257):
+            file.write(bytes(2**20))
 
 
 @pytest.mark.parametrize(
