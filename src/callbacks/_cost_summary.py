@@ -101,7 +101,7 @@ class CostSummary:
     def add(self, updates: Updates) -> NDArray[numpy.bool_]:
         """Add updates, in order. Returns from which of them a rate may be read: the others pay for other work, too."""
         numbers = numpy.arange(len(updates)) + self.updates
-        broken = ~(updates >= 0).all(1)  # NaN, or a clock that has jumped back
+        broken = ~((updates >= 0) & numpy.isfinite(updates)).all(1)  # a clock that has jumped
         watched = (_of(updates, "watched") > 0) & ~broken
         warm = ~watched & ~broken & (numbers < self.warmup)
         rated = ~watched & ~broken & (numbers > 0)
@@ -130,7 +130,7 @@ class CostSummary:
         seconds = float(self.steps.step_ms.sum()) / 1e3
         if not steps or not seconds > 0:
             return {}
-        held, counted = self.steps.counted()
+        held, counted, undisturbed = self.steps.counted()
         batches = self._batches.get(held, sums["batches"] / steps)
         step_ms = self.steps.step_ms[counted]
         low, median, high, highest = (float(ms) for ms in numpy.quantile(step_ms, (0.1, 0.5, 0.9, 0.99)))
@@ -156,6 +156,8 @@ class CostSummary:
         interval = median_interval(step_ms)
         if numpy.isfinite(interval).all():
             result["step_ms_interval"] = list(interval)
+        if undisturbed:
+            result["undisturbed_steps"] = len(counted)  # the median is of these alone
         if fit_seconds:
             result |= {"fit_seconds": fit_seconds, FIT_RATE: self._trained * world_size / fit_seconds}
         if sums[WRITING]:

@@ -74,11 +74,15 @@ class MeasuredSteps:
         stretch = self._stretches.of_updates(numpy.array(self._numbers)[steps])
         return steps[(stretch >= 0) & ~self._stretches.disturbed()[stretch]]
 
-    def counted(self) -> tuple[float, _Indices]:
-        """As `whole`, without the steps of disturbed stretches where enough others exist: what the median is of."""
+    def counted(self) -> tuple[float, _Indices, bool]:
+        """As `whole`, without the steps of disturbed stretches where enough others exist: what the median is of.
+
+        The last value says whether these steps are known to be undisturbed.
+        """
         held, steps = self.whole()
         clean = self.clean(steps)
-        return held, clean if len(clean) >= MIN_CLEAN else steps
+        enough = len(clean) >= MIN_CLEAN
+        return held, clean if enough else steps, enough
 
     def known(self) -> Known:
         """What is known so far."""

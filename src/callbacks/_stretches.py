@@ -136,6 +136,6 @@ def noise_words(summary: Mapping[str, Any]) -> str | None:
         if summary.get(key, 0.0) >= 0.01
     ]
     seen = f"disturbed: {bad} of {stretches} stretches" + "".join(f", {words}" for words in shares)
-    if bad < stretches:
+    if "undisturbed_steps" in summary:
         return f"{seen}; the median is of the others"
-    return f"{seen}; no undisturbed one could be had, so the rate may be too low"
+    return f"{seen}; too few undisturbed steps could be had, so the rate may be too low"
