@@ -20,5 +20,6 @@ if TYPE_CHECKING:
     from .callbacks.profile import OperationProfiler as OperationProfiler
     from .callbacks.progress import ProgressBar as ProgressBar
     from .callbacks.throughput import ThroughputMonitor as ThroughputMonitor
+    from .callbacks.until_known import StopWhenKnown as StopWhenKnown
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -16,6 +16,7 @@ CALLBACKS = [
     "PredictionImages",
     "ProgressBar",
     "StopOnNonFinite",
+    "StopWhenKnown",
     "ThroughputMonitor",
     "TrainCurves",
 ]

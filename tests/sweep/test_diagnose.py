@@ -174,7 +174,7 @@ LINES = {
     "python train.py experiment=diagnose model=cnn": "python train.py model=cnn a=1",
     "python train.py experiment=[mnist_99,diagnose] seed=3": "python train.py experiment=mnist_99 seed=3 a=1",
     "python train.py experiment=[a,diagnose,b]": "python train.py 'experiment=[a,b]' a=1",
-    "python train.py experiment=diagnose trainer.max_time.seconds=3 trainer.min_steps=5": "python train.py a=1",
+    "python train.py experiment=diagnose callbacks.until_known.seconds=3": "python train.py a=1",
     "python train.py --config-dir=mine experiment=diagnose search.batch_factors=[8] hydra.sweep.dir=s data.root=x": (
         "python train.py --config-dir=mine data.root=x a=1"
     ),
@@ -200,7 +200,7 @@ def test_it_takes_one_configuration(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_real_diagnosis(tmp_path: Path) -> None:
     small = [*("data=adding", "model=rnn_cell", "data.num_train=400", "data.num_val=16", "data.num_test=16")]
-    small += ["data.sequence_length=5", "trainer.max_time.seconds=1", "trainer.min_steps=10", "hydra.sweep.dir=s"]
+    small += ["data.sequence_length=5", "callbacks.until_known.seconds=1", "hydra.sweep.dir=s"]
     small += ["trainer.accelerator=cpu", "callbacks.throughput.calibrate=false", "callbacks.progress=null"]
     small += ["trainer.precision=32-true", "data.pipeline=memory"]
     done = forked(tmp_path, "experiment=diagnose", *small, environ={"OMP_NUM_THREADS": "1"})

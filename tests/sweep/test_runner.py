@@ -230,7 +230,7 @@ def test_what_does_not_fit_into_memory_is_a_result(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_search_runs_short_timed_runs_and_recommends_one_of_them(tmp_path: Path) -> None:
-    short = ["experiment=find_batch_size", "trainer.max_time.seconds=1", "trainer.min_steps=10", "search.max_runs=3"]
+    short = ["experiment=find_batch_size", "callbacks.until_known.seconds=1", "search.max_runs=3"]
     short += ["data.num_train=20000"]  # which the runs end in the middle of
     code, out, err = sweep(tmp_path, *short)
     assert code == 0, err
@@ -239,7 +239,7 @@ def test_a_search_runs_short_timed_runs_and_recommends_one_of_them(tmp_path: Pat
     recommended = re.search(r"data\.batch_size=(\d+)", out.split("runs:")[-1])
     assert int(recommended[1]) in ran
     first = record(tmp_path, "0/8")
-    assert 10 <= first["steps"] < 20000 / 8
+    assert 6 <= first["steps"] < 20000 / 8
     assert "val/loss" not in first["metrics"]
 
 
