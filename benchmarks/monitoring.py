@@ -34,7 +34,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor, nn
 
 from batchscope import DeviceMonitor, ProgressBar, ThroughputMonitor, TrainCurves
-from batchscope.callbacks.throughput import FLUSH_EVERY
+from batchscope.callbacks._measurement import FLUSH_EVERY
 from batchscope.data.loader import DeterministicBatchSampler, TensorLoader
 from batchscope.data.spec import DataSpec
 from batchscope.models.cnn import SimpleCNN

@@ -18,21 +18,18 @@ from ..hardware.devices import cache_bytes
 from ..options.types import NonNegativeInt
 from ..records.step_times import StepTimes
 from ._batches import samples_in, timesteps_in
-from ._cost_summary import CostSummary, UpdateBuilder, step_metrics
+from ._cost_summary import step_metrics
 from ._exclusions import add_exclusion, measuring, remove_exclusion, writing
 from ._flops_meter import FlopsMeter
 from ._followed_devices import FollowedDevices
-from ._measured_steps import MeasuredSteps
+from ._measurement import Measurement
 from ._never_raise import never_raise
 from ._profiler_hook import ProfilerHook, attach_profiler_hook, detach_profiler_hook
 from ._run_summary import Seen, report, run_summary
 from ._step_watch import StepWatch
 from ._step_writer import write_tables
 from ._stopwatch import PARTS_OF_ACTIONS, PAUSE, PREPARING, VALIDATION, Stopwatch, clock_for
-from ._stretches import Stretches
 from .communication import CommunicationMonitor
-
-FLUSH_EVERY = 100  # steps computed and written together
 
 # Training on a batch: it begins after on_train_batch_start, where modes of other callbacks may begin.
 _BATCH = "run_training_batch"
@@ -88,9 +85,7 @@ class ThroughputMonitor(Callback):
         self.record_operations = record_operations
         self.verbose = verbose
         self.summary: dict[str, Any] = {}
-        self.ended: str | None = None  # why a timed run has ended; in the summary
         self._active = False
-        self._cost = CostSummary(warmup_steps)
         self._hook: ProfilerHook | None = None
         self._devices = FollowedDevices()
         self._watch = StepWatch(record_operations)
@@ -102,7 +97,12 @@ class ThroughputMonitor(Callback):
 
     def step_times(self) -> StepTimes | None:
         """After the fit: the time of each measured step, to be kept with `write_step_times`; None without a summary."""
-        return self._cost.steps.times() if self.summary else None
+        return self._measured.cost.steps.times() if self.summary else None
+
+    @property
+    def measurement(self) -> Measurement | None:
+        """What is being measured in this fit; None where nothing is."""
+        return self._measured if self._active else None
 
     @override
     @never_raise
@@ -115,17 +115,14 @@ class ThroughputMonitor(Callback):
     @override
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        device = trainer.strategy.root_device
         self.summary = {}
         self._devices = FollowedDevices(trainer)
-        self._stopwatch = Stopwatch(clock_for(trainer.strategy.root_device), self._devices.sample)
-        cache = cache_bytes(trainer.strategy.root_device)
-        self._watch.attach(trainer, pl_module, cache, lambda: self._stopwatch.part)
-        self.stretches = Stretches(trainer.strategy.root_device, max(1, self.warmup_steps, self._watch.last))
-        self.ended, self._between_updates, self._read_stretches = None, True, 0
-        self._cost = CostSummary(self.warmup_steps, self.stretches)
-        self._builder = UpdateBuilder(trainer.global_step)
-        self._updates, self._last_update = 0, trainer.global_step
-        self._restart_after = {min(1, self.warmup_steps), self.warmup_steps, self._watch.last} - {0}  # updates
+        self._stopwatch = Stopwatch(clock_for(device), self._devices.sample)
+        self._watch.attach(trainer, pl_module, cache_bytes(device), lambda: self._stopwatch.part)
+        self._measured = Measurement(
+            self._stopwatch, device, self.warmup_steps, self._watch.last, trainer.global_step, self._devices.restart
+        )
         self._flops.restart()
         self._cpu_before = cpu_seconds()
         self._validating = False
@@ -161,28 +158,19 @@ class ThroughputMonitor(Callback):
         self._watch.stop()
         self._devices.release()
 
-    @property
-    def steps(self) -> MeasuredSteps | None:
-        """The measured steps so far, as far as they have been read; None where nothing is measured now."""
-        return self._cost.steps if self._active else None
-
+    @never_raise
     def begin_stretch(self, turn: int) -> None:
         """Between two updates, begin a stretch that lasts until `end_stretch`; from now on none begins by the clock."""
         if self._active:
-            self.stretches.by_turns = True
-            self.stretches.begin(self._updates, turn)
+            self._measured.stretches.by_turns = True
+            self._measured.stretches.begin(self._measured.updates, turn)
 
-    def end_stretch(self, trainer: Trainer) -> dict[str, Any]:
-        """After an update, end the stretch: its `steps`, `median_s`, shares of the noise, and whether it is `disturbed`.
-
-        Waits for the device. Empty where there is nothing to say.
-        """
-        if not self._active:
-            return {}
-        self._stopwatch.end_step()
-        ended = self.stretches.end(self._updates)
-        self._flush(trainer, wait=True)
-        return self._cost.steps.facts_of(ended) if ended else {}
+    @never_raise
+    def end_stretch(self, trainer: Trainer) -> None:
+        """After an update, end the stretch and read its steps; waits for the device. `measurement.last_stretch()` has them."""
+        if self._active:
+            self._measured.end()
+            self._flush(trainer, wait=True)
 
     def _exclude(self, part: str) -> AbstractContextManager[None]:
         return self._stopwatch.excluding(part) if self._active else nullcontext()
@@ -192,18 +180,14 @@ class ThroughputMonitor(Callback):
         if not self._active:
             return
         if action == _BATCH:
-            self._watch.start(self._updates + 1)
+            self._watch.start(self._measured.updates + 1)
             if self._stopwatch.current is not None:
                 self._stopwatch.current.watched = self._watch.active
             return
         if action == "train_dataloader_next" or PARTS_OF_ACTIONS[action] == PAUSE:
             self._watch.stop()
         if action == "train_dataloader_next":
-            self._leave_out_warm_up()
-            if self._between_updates and self.stretches.is_due(self._updates):
-                self._stopwatch.end_step()
-                self.stretches.begin(self._updates)
-            self._stopwatch.begin_step()
+            self._measured.begin_step()
         if action == VALIDATION:
             self._validating = True
         self._stopwatch.enter(PARTS_OF_ACTIONS[action])
@@ -212,13 +196,6 @@ class ThroughputMonitor(Callback):
     def _on_action_end(self, action: str) -> None:
         if self._active and action not in (_BATCH, VALIDATION):
             self._stopwatch.leave(PARTS_OF_ACTIONS[action])
-
-    def _leave_out_warm_up(self) -> None:
-        """Drop the device samples of the first update, and at the end of the warm-up those of all before."""
-        if self._updates in self._restart_after:
-            self._restart_after.remove(self._updates)
-            self._stopwatch.end_step()
-            self._devices.restart()
 
     @override
     @never_raise
@@ -251,11 +228,7 @@ class ThroughputMonitor(Callback):
         if self._active and self._stopwatch.current is not None:
             self._stopwatch.current.global_step = trainer.global_step
             self._stopwatch.current.trained = True
-            self._between_updates = trainer.global_step != self._last_update
-            if self._between_updates:
-                self._last_update = trainer.global_step
-                self._updates += 1
-            if len(self._stopwatch.finished) >= FLUSH_EVERY or len(self.stretches.all) > self._read_stretches:
+            if self._measured.end_batch(trainer.global_step):
                 self._flush(trainer, wait=False)
 
     @override
@@ -290,17 +263,8 @@ class ThroughputMonitor(Callback):
 
     def _flush(self, trainer: Trainer, wait: bool) -> None:
         """Turn marks into numbers, as far as they can be read without waiting, and write them."""
-        self._read_stretches = len(self.stretches.all)
         with writing(trainer):
-            clock, finished, steps = self._stopwatch.clock, self._stopwatch.finished, []
-            if wait and finished:
-                clock.wait(finished[-1].end)
-            while finished and clock.ready(finished[0].end):
-                steps.append(finished.popleft())
-            numbers, updates = self._builder.add([step for step in steps if step.trained], clock)
-            for step in steps:
-                clock.reuse(step.moments[:-1])  # the last moment is the next step's first
-            chosen = self._cost.add(updates)
+            numbers, updates, chosen = self._measured.read(wait)
             if self.every_n_steps:
                 chosen &= numbers % self.every_n_steps == 0
                 write_tables(trainer, step_metrics(numbers[chosen], updates[chosen], trainer.world_size, self._flops))
@@ -310,13 +274,11 @@ class ThroughputMonitor(Callback):
         remove_exclusion(trainer, self._exclude)
         if self._active:
             self._watch.stop()
-            self._stopwatch.end_step()
-            self.stretches.end(self._updates)
+            self._measured.end()
             self._flush(trainer, wait=True)
             self._active = False
             seconds = time.perf_counter() - self._started - self._stopwatch.measuring_seconds
-            if summary := self._cost.summary(trainer.world_size, seconds):
-                self.summary = summary | self.stretches.facts() | ({"ended": self.ended} if self.ended else {})
+            self.summary = self._measured.summary(trainer.world_size, seconds)
 
     @never_raise
     def _sum_up(self, trainer: Trainer, steps: list[float | None]) -> None:

@@ -61,17 +61,17 @@ class StopWhenKnown(SyncsRanks):
         self._batches += 1
         if self._ended is None and trainer.is_global_zero:
             self._ended = self._reason(trainer)
-            if self._ended and self._monitor is not None:
-                self._monitor.ended = self._ended
+            if self._ended and self._monitor and self._monitor.measurement:
+                self._monitor.measurement.ended = self._ended
         if RankSync.of(trainer).agreed(_TOPIC):
             trainer.should_stop = True
 
     def _reason(self, trainer: Trainer) -> str | None:
-        steps = self._monitor.steps if self._monitor else None
+        measured = self._monitor.measurement if self._monitor else None
         by_clock = TIME_WAS_UP if time.perf_counter() - self._began >= self.seconds else None
-        if self._monitor is None or steps is None:
+        if self._monitor is None or measured is None:
             return by_clock
-        stretches = self._monitor.stretches
+        stretches = measured.stretches
         if not stretches.all:  # manual optimisation may never make an update that Lightning counts
             most = 2 * (self._monitor.warmup_steps + self.min_steps) * trainer.accumulate_grad_batches
             return by_clock if self._batches > most else None
@@ -79,7 +79,7 @@ class StopWhenKnown(SyncsRanks):
             return None
         self._stretches_seen = len(stretches.all)
         with writing(trainer):
-            return reason_to_end(steps.known(), self.precision, self.seconds, self.min_steps)
+            return reason_to_end(measured.cost.steps.known(), self.precision, self.seconds, self.min_steps)
 
 
 def reason_to_end(known: Known, precision: float, seconds: float, min_steps: int) -> str | None:

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from batchscope.callbacks import curves, throughput
+from batchscope.callbacks import _measurement, curves, throughput
 from batchscope.callbacks.curves import TrainCurves
 from tests.support.third_party_modules import Memory, Stranger, loader
 
@@ -108,7 +108,7 @@ def test_writing_lengthens_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             time.sleep(0.02)
             super().log_metrics(metrics, step)
 
-    for module in (curves, throughput):
+    for module in (curves, _measurement):
         monkeypatch.setattr(module, "FLUSH_EVERY", 20)
     memory, monitor = Slow(), throughput.ThroughputMonitor(calibrate=False, verbose=False)
     callbacks = [TrainCurves(), monitor]

@@ -175,7 +175,8 @@ class Turns(Callback):
     def on_train_batch_end(self, trainer: lightning.Trainer, *args: Any) -> None:
         if trainer.global_step % 10 == 0:
             if trainer.global_step > 10:
-                self.turns.append(self.timed.end_stretch(trainer))
+                self.timed.end_stretch(trainer)
+                self.turns.append(self.timed.measurement.last_stretch())
             time.sleep(0.05)  # the turn of another run
             self.timed.begin_stretch(trainer.global_step // 10)
             trainer.should_stop = trainer.global_step == 30

@@ -1,0 +1,96 @@
+"""What a fit has measured: its updates in their stretches, and what they cost."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+from numpy.typing import NDArray
+
+from ._cost_summary import CostSummary, UpdateBuilder, Updates
+from ._stopwatch import Stopwatch
+from ._stretches import Stretches
+
+FLUSH_EVERY = 100  # steps computed and written together
+
+
+class Measurement:
+    """Counts the updates of a fit, divides them into stretches between two of them, and turns marks into numbers.
+
+    Args:
+        stopwatch: that marks the steps.
+        device: that trains.
+        warmup: updates that are in no summary, as far as there are more.
+        watched: the last update whose operations are recorded; 0 if none are.
+        last_step: Lightning's `global_step` before the fit.
+        restart: called after the first update and at the end of the warm-up, to drop what was sampled before.
+    """
+
+    def __init__(
+        self,
+        stopwatch: Stopwatch,
+        device: torch.device,
+        warmup: int,
+        watched: int,
+        last_step: int,
+        restart: Callable[[], None] = lambda: None,
+    ):
+        self.updates = 0
+        self.stretches = Stretches(device, max(1, warmup, watched))
+        self.cost = CostSummary(warmup, self.stretches)
+        self.ended: str | None = None  # why a timed run has ended
+        self._stopwatch = stopwatch
+        self._builder = UpdateBuilder(last_step)
+        self._last_step = last_step
+        self._is_between_updates, self._stretches_read = True, 0
+        self._restart, self._restart_after = restart, {min(1, warmup), warmup, watched} - {0}
+
+    def begin_step(self) -> None:
+        """Begin a step, and a stretch where it is time; what a stretch's border costs is in no step."""
+        if self.updates in self._restart_after:
+            self._restart_after.remove(self.updates)
+            self._stopwatch.end_step()
+            self._restart()
+        if self._is_between_updates and self.stretches.is_due(self.updates):
+            self._stopwatch.end_step()
+            self.stretches.begin(self.updates)
+        self._stopwatch.begin_step()
+
+    def end_batch(self, step: int) -> bool:
+        """Lightning's `global_step` after a batch. Returns whether the marks should be read."""
+        self._is_between_updates = step != self._last_step
+        self.updates += self._is_between_updates
+        self._last_step = step
+        return len(self._stopwatch.finished) >= FLUSH_EVERY or len(self.stretches.all) > self._stretches_read
+
+    def read(self, wait: bool) -> tuple[NDArray[numpy.int64], Updates, NDArray[numpy.bool_]]:
+        """Turn marks into numbers, as far as they can be read without waiting, or all.
+
+        Returns the new updates: `global_step` after each (N,), the updates, and from which a rate may be read (N,).
+        """
+        self._stretches_read = len(self.stretches.all)
+        clock, finished, steps = self._stopwatch.clock, self._stopwatch.finished, []
+        if wait and finished:
+            clock.wait(finished[-1].end)
+        while finished and clock.ready(finished[0].end):
+            steps.append(finished.popleft())
+        numbers, updates = self._builder.add([step for step in steps if step.trained], clock)
+        for step in steps:
+            clock.reuse(step.moments[:-1])  # the last moment is the next step's first
+        return numbers, updates, self.cost.add(updates)
+
+    def end(self) -> None:
+        """End the last step and the last stretch."""
+        self._stopwatch.end_step()
+        self.stretches.end(self.updates)
+
+    def last_stretch(self) -> dict[str, Any]:
+        """Of the stretch that has ended last: `steps`, `median_s`, shares of the noise, and whether it is `disturbed`."""
+        ended = [stretch for stretch in self.stretches.all if stretch.end is not None]
+        return self.cost.steps.facts_of(ended[-1]) if ended else {}
+
+    def summary(self, world_size: int, fit_seconds: float) -> dict[str, Any]:
+        """The cost of the steps, what the stretches were like, and why a timed run has ended; empty without a step."""
+        if cost := self.cost.summary(world_size, fit_seconds):
+            return cost | self.stretches.facts() | ({"ended": self.ended} if self.ended else {})
+        return cost
