@@ -19,7 +19,7 @@ from ..records.formatting import count, percent, significant, with_prefix
 from ..records.step_parts import StepPart
 from ._flops_meter import FlopsMeter
 from ._setting import setting_of
-from ._stretches import noise_words
+from ._stretches import median_words, noise_words
 
 _DEVICE_FACTS = {  # what DeviceMonitor sums up → its name in the run's summary
     "device/utilization_mean_pct": "utilization_pct",
@@ -189,10 +189,10 @@ def report(summary: Mapping[str, Any]) -> str:
     name = f" ({summary['device_name']})" if summary.get("device_name") else ""
     run = (summary["title"], f"batch {summary['batch_size']:,}", summary["device"] + name, summary["precision"])
     parts = " + ".join(f"{part.removesuffix('_wait')} {significant(ms)}" for part, ms in summary["parts_ms"].items())
-    median, mean = significant(summary["step_ms_median"]), significant(summary["step_ms"])
+    mean = significant(summary["step_ms"])
     lines = [
         " · ".join([*run, f"{count(summary['updates'], 'step')} measured"]),
-        f"median step {median} ms; mean {mean} ms = {parts}",
+        f"median step {median_words(summary)}; mean {mean} ms = {parts}",
         " · ".join(_rates(summary)),
     ]
     lines += filter(None, [noise_words(summary)])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..hardware.contention import Noise, NoiseMeter, is_disturbed
 from ..hardware.speed_probe import SpeedProbe
-from ..records.formatting import percent
+from ..records.formatting import percent, significant
 
 STRETCH_S = (
     0.25  # the shortest stretch; shares of a shorter one are mostly rounding, since the system counts ticks of 10 ms
@@ -123,6 +123,13 @@ class Stretches:
             if known:
                 facts[name] = sum(share * s for share, s in known) / sum(s for _, s in known)
         return facts
+
+
+def median_words(summary: Mapping[str, Any]) -> str:
+    """The median step with its interval, and why a timed run has ended: `12.3 ms (12.1 to 12.5, known to ± 5 %)`."""
+    interval = " to ".join(map(significant, summary.get("step_ms_interval", ())))
+    within = ", ".join(filter(None, (interval, summary.get("ended"))))
+    return f"{significant(summary['step_ms_median'])} ms" + (f" ({within})" if within else "")
 
 
 def noise_words(summary: Mapping[str, Any]) -> str | None:

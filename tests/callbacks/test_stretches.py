@@ -8,7 +8,7 @@ import torch
 
 from batchscope.callbacks import _stretches
 from batchscope.callbacks._cost_summary import COLUMNS, CostSummary
-from batchscope.callbacks._stretches import OUTSIDE, Stretches, noise_words
+from batchscope.callbacks._stretches import OUTSIDE, Stretches, median_words, noise_words
 from batchscope.hardware.contention import Noise
 
 CPU = torch.device("cpu")
@@ -205,3 +205,10 @@ def test_the_words_say_what_could_not_be_had_clean() -> None:
     words = "disturbed: 3 of 20 stretches, other processes used 20 % of the processor; the median is of the others"
     assert noise_words(summary) == words
     assert noise_words(summary | {"disturbed_stretches": 0}) is noise_words({}) is None
+
+
+def test_the_median_has_its_interval_and_why_the_run_ended() -> None:
+    summary = {"step_ms_median": 12.34, "step_ms_interval": [12.1, 12.51], "ended": "known to ± 5 %"}
+    assert median_words(summary) == "12.3 ms (12.1 to 12.5, known to ± 5 %)"
+    assert median_words(summary | {"step_ms_interval": []}) == "12.3 ms (known to ± 5 %)"
+    assert median_words({"step_ms_median": 12.34}) == "12.3 ms"
