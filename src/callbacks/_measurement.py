@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from ._cost_summary import CostSummary, UpdateBuilder, Updates
-from ._stopwatch import Stopwatch
+from ._stopwatch import WRITING, Stopwatch
 from ._stretches import Stretches
 
 FLUSH_EVERY = 100  # steps computed and written together
@@ -52,8 +52,8 @@ class Measurement:
             self._stopwatch.end_step()
             self._restart()
         if self._is_between_updates and self.stretches.is_due(self.updates):
-            self._stopwatch.end_step()
-            self.stretches.begin(self.updates)
+            with self._stopwatch.excluding(WRITING):  # the device is sampled on
+                self.stretches.begin(self.updates)
         self._stopwatch.begin_step()
 
     def end_batch(self, step: int) -> bool:
