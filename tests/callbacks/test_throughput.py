@@ -513,7 +513,7 @@ def fail(*_: Any) -> None:
 
 def test_a_rank_that_gives_up_keeps_none_waiting(tmp_path: Path) -> None:
     """At the end the ranks gather their rates. A sum without one of them is no rate of all."""
-    measured = "batchscope.callbacks.throughput.UpdateBuilder.add"
+    measured = "batchscope.callbacks._measurement.UpdateBuilder.add"
     both = ranks(tmp_path, *SMALL, faults={1: [(measured, 1, fail)]})
     assert [one.end(60) for one in both] == [0, 0], [one.complained for one in both]
     assert record(tmp_path / "out")["throughput"] == {}
