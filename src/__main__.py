@@ -15,6 +15,10 @@ COMMANDS = {
     "train": ("batchscope.train", "train one model, or with -m a sweep of runs: batchscope train model=cnn"),
     "evaluate": ("batchscope.evaluate", "test a checkpoint: batchscope evaluate ckpt=<run>/checkpoints/best.ckpt"),
     "report": ("batchscope.report", "compare runs in a table, plots and a recommendation: batchscope report <sweep>"),
+    "compare": (
+        "batchscope.cli.compare",
+        "tell whether one run or sweep is slower than another: batchscope compare <a> <b>",
+    ),
     "explain": ("batchscope.cli.explain", "show where the time of a step goes: batchscope explain <run>"),
     "hardware": ("batchscope.hardware.__main__", "measure what this machine can do: batchscope hardware"),
 }

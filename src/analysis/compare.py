@@ -1,67 +1,272 @@
-"""Sweeps over another option than the batch size, and repeated runs."""
+"""A against B: for each part of the step, the step and the rates the ratio B ÷ A, and whether B is slower.
 
+Many ratios are compared at once, so that some interval would miss 1 by chance. The intervals together hold the truth with
+95 % confidence: half of the 5 % is for the steps, which decide, and half for all other rows (Bonferroni).
+"""
+
+import math
+import os
 import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-from ..records.formatting import count, significant
-from ..records.metrics import metric
-from ..records.rates import RATE
-from .groups import SweepResults, label
-from .recommend import ratio
-from .run import BATCH_SIZE, SEED, Run
-from .table import shown_metrics
+from ..errors import printable
+from ..records.formatting import count, percent, significant
+from ..records.rates import FIT_RATE, RATE
+from ..records.step_parts import PARTS
+from .match import Pair, differences, doubts, match
+from .ratios import BETWEEN_RUNS, FIT, STEP, Ratio, median_time, time_ratio, took_turns, unreadable
+from .read import find
+from .run import Run
 
-
-def repeats(sweep: SweepResults) -> list[str]:
-    """A line on each group whose runs repeat one batch size: the median of each number, and its range."""
-    lines = []
-    for group in sweep.groups:
-        runs = [run for run in group.runs if RATE in run.values or run.metrics]
-        sizes = {run.batch_size for run in runs}
-        if len(runs) < 2 or len(sizes) > 1:
-            continue
-        facts = [_median_of(runs, name) for name in (RATE, *shown_metrics(sweep))]
-        at = f" at batch size {runs[0].batch_size:,}" if runs[0].batch_size else ""
-        medians = "; ".join(filter(None, facts))
-        lines.append(f"{group.label}: {count(len(runs), 'repeated run')}{at}, medians: {medians}.")
-    return lines
+SCHEMA = 1  # of the JSON
+ERROR_RATE = 0.05  # of all intervals together
+_SMALL = 0.02  # of the step: a smaller part is shown, and not compared
+_PER_S = "samples/s"
+_UNLIKE = 2.0  # parts, and the rate of the whole fit, differ by so many times as much between runs as the step
 
 
-def _median_of(runs: list[Run], name: str) -> str:
-    """`test/acc 98.5 % (98.1 % to 98.9 %)`; empty where no run has the number."""
-    values, declared = [run.values[name] for run in runs if name in run.values], metric(name)
-    if not values:
-        return ""
-    middle, low, high = (declared.text(value) for value in (statistics.median(values), min(values), max(values)))
-    return f"{middle} samples/s ({low} to {high})" if name == RATE else f"{name} {middle} ({low} to {high})"
+@dataclass(frozen=True)
+class Row:
+    """One time or rate of a pair."""
+
+    name: str  # `step`, a part, or a rate
+    unit: str  # `ms` or `samples/s`
+    a: float
+    b: float
+    ratio: Ratio | None  # None where it is not compared
+
+    @property
+    def verdict(self) -> str:
+        """`faster`, `slower`, `no difference shown`, or why nothing can be said."""
+        if self.ratio is None:
+            return f"below {percent(_SMALL)} of the step"
+        if not self.ratio.low:
+            return "spread unknown"
+        if not self.ratio.differs:
+            return "no difference shown"
+        return "faster" if (self.ratio.value > 1) == (self.unit == _PER_S) else "slower"
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`; an unknown interval is left out."""
+        found: dict[str, Any] = {"name": self.name, "unit": self.unit, "a": self.a, "b": self.b}
+        if self.ratio is not None:
+            found["ratio"] = self.ratio.value
+            if self.ratio.low:
+                found["interval"] = [self.ratio.low, self.ratio.high]
+        return {**found, "verdict": self.verdict}
 
 
-def compare_options(sweep: SweepResults) -> list[str]:
-    """A line on the fastest and a line on the best option, for runs that do not differ in batch size alone."""
-    if "data" in sweep.varied:
-        return ["The runs are on different data: there is nothing to compare."]
-    lines = []
-    keys = [key for key in sweep.varied if key != SEED]
-    rates = _medians(sweep.runs, keys, RATE)
-    if len(rates) > 1:
-        best, worst = max(rates, key=rates.__getitem__), min(rates, key=rates.__getitem__)
-        faster = ratio(rates[best], rates[worst])
-        lines.append(f"Fastest: {best}, {significant(rates[best])} samples/s, {faster} than {worst}.")
-    comparable = (found for found in map(metric, shown_metrics(sweep)) if found.higher_is_better is not None)
-    for declared in list(comparable)[:1]:
-        reached = _medians(sweep.runs, keys, declared.key)
-        if len(reached) > 1:
-            best = (max if declared.higher_is_better else min)(reached, key=reached.__getitem__)
-            lines.append(f"Best {declared.key}: {best}, {declared.text(reached[best])}.")
-    return lines
+@dataclass(frozen=True)
+class Compared:
+    """A pair with its rows. `slowdown` is the time of a sample, B ÷ A."""
+
+    pair: Pair
+    rows: list[Row]
+    slowdown: Ratio
+    rounds: int  # in which both were measured; 0 for runs apart
 
 
-def _medians(runs: list[Run], keys: list[str], name: str) -> dict[str, float]:
-    """The median of a number over the runs that share the settings `keys`, by these settings in words."""
-    values: dict[str, list[float]] = {}
-    for run in runs:
-        if name in run.values:
-            words = label(run, [key for key in keys if key != BATCH_SIZE])
-            if BATCH_SIZE in keys and run.batch_size:
-                words += f" · batch size {run.batch_size:,}"
-            values.setdefault(words, []).append(run.values[name])
-    return {words: statistics.median(found) for words, found in values.items()}
+@dataclass(frozen=True)
+class Comparison:
+    """Two folders compared."""
+
+    names: tuple[str, str]
+    compared: list[Compared]
+    differing: dict[str, list[str]]
+    warnings: list[str]  # what makes the sides hard to compare, and what was left out
+    max_slowdown: float
+
+    @cached_property
+    def regressions(self) -> list[Compared]:
+        """The pairs of which a slowdown is shown, and is larger than allowed.
+
+        Shown: the whole interval lies above 1. Larger: the estimate lies above the limit. (That the whole interval lies
+        above the limit would find a slowdown only if it were much larger than the limit.)
+        """
+        return [c for c in self.compared if c.slowdown.low > 1 and c.slowdown.value > 1 + self.max_slowdown]
+
+    @property
+    def exit_code(self) -> int:
+        """3 if a slowdown is shown that is larger than allowed, else 0."""
+        return 3 if self.regressions else 0
+
+    @property
+    def headlines(self) -> list[str]:
+        """The answer, in a line for each pair that is slower, or one line."""
+        if self.regressions:
+            return [
+                f"{_at(c.pair)}B is {_more(c.slowdown.value)} slower than A ({_between(c.slowdown)}); "
+                f"{percent(self.max_slowdown)} is allowed."
+                for c in self.regressions
+            ]
+        return [self._no_regression()]
+
+    def _no_regression(self) -> str:
+        slower = [c for c in self.compared if c.slowdown.low > 1]
+        faster = [c for c in self.compared if c.slowdown.high < 1]
+        if slower:
+            worst = max(slower, key=lambda c: c.slowdown.value)
+            line = f"{_at(worst.pair)}B is {_more(worst.slowdown.value)} slower than A ({_between(worst.slowdown)})"
+            return f"{line}; {percent(self.max_slowdown)} is allowed."
+        if faster:
+            best = min(faster, key=lambda c: c.slowdown.value)
+            line = f"{_at(best.pair)}B takes {significant(best.slowdown.value)} times as long as A"
+            return f"{line} ({_between(best.slowdown)}): B is faster."
+        widest = max(self.compared, key=lambda c: c.slowdown.high)
+        if not widest.slowdown.low:
+            return f"{_at(widest.pair)}no difference can be shown, because the spread of the steps is unknown."
+        line = f"{_at(widest.pair)}no difference shown ({_between(widest.slowdown)})."
+        if widest.slowdown.high > 1 + 2 * self.max_slowdown and not widest.rounds:
+            line += " compare --rerun runs both in turns, which shows smaller differences."
+        return line
+
+    @property
+    def text(self) -> str:
+        """For the terminal."""
+        lines = [f"A  {self.names[0]}", f"B  {self.names[1]}", ""]
+        for place, found in self.differing.items():
+            lines += [f"{place:14} {line}" for line in found]
+        lines += [""] if self.differing else ["The records say of nothing that it differs.", ""]
+        lines += [*_table(list(self._shown())), ""]
+        lines += [f"warning: {line}" for line in self.warnings]
+        lines += [self._how(), *self.headlines]
+        return printable("\n".join(lines))
+
+    def _shown(self) -> Iterator[list[str]]:
+        """The cells of the table: of several pairs, only the steps and what differs."""
+        alone = len(self.compared) == 1
+        yield ["", "A", "B", "B ÷ A", "interval", ""]
+        for compared in self.compared:
+            for row in compared.rows:
+                name = f"  {row.name.replace('_', ' ')}" if row.name in PARTS else row.name
+                if alone:
+                    yield [name, *_cells(row)]
+                elif row.name == STEP:
+                    yield [f"{compared.pair.label}: {name}", *_cells(row)]
+                elif row.ratio and row.ratio.differs:
+                    yield [f"  {name}", *_cells(row)]
+
+    def _how(self) -> str:
+        turns = {c.rounds for c in self.compared}
+        together = f"the intervals hold together with {percent(1 - ERROR_RATE)} confidence"
+        if turns == {0}:
+            return f"Separate runs: {together}, and include what runs of the same thing differ by."
+        rounds = count(min(turns), "round") if min(turns) == max(turns) else f"{min(turns)} to {max(turns)} rounds"
+        return f"In turns, {rounds}: {together}."
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "schema": SCHEMA,
+            "a": self.names[0],
+            "b": self.names[1],
+            "max_slowdown": self.max_slowdown,
+            "confidence": 1 - ERROR_RATE,
+            "regression": bool(self.regressions),
+            "headlines": self.headlines,
+            "pairs": [
+                {
+                    "label": c.pair.label,
+                    "a": [run.name for run in c.pair.a],
+                    "b": [run.name for run in c.pair.b],
+                    "rounds": c.rounds,
+                    "regression": c in self.regressions,
+                    "rows": [row.as_json() for row in c.rows],
+                }
+                for c in self.compared
+            ],
+            "differences": self.differing,
+            "warnings": self.warnings,
+        }
+
+
+def compare(
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
+    max_slowdown: float = 0.05,
+    between: float = BETWEEN_RUNS,
+) -> Comparison:
+    """Compare two folders of runs.
+
+    Args:
+        a: a run's folder, or one with several runs.
+        b: the same.
+        max_slowdown: by which the time of a sample may grow.
+        between: see `time_ratio`.
+
+    Raises:
+        UserError: if a folder holds no run, or no run of one matches one of the other.
+    """
+    sides = [find([folder]) for folder in (a, b)]
+    pairs, left_over = match(*sides)
+    runs = [run for pair in pairs for run in (*pair.a, *pair.b)]
+    return Comparison(
+        names=(str(a), str(b)),
+        compared=[_compare_pair(pair, len(pairs), between) for pair in pairs],
+        differing=differences(pairs),
+        warnings=[*doubts(pairs), *left_over, *(n for side in sides for n in side.notes), *unreadable(runs)],
+        max_slowdown=max_slowdown,
+    )
+
+
+def _compare_pair(pair: Pair, pairs: int, between: float) -> Compared:
+    step = [_mean(side, STEP) for side in (pair.a, pair.b)]
+    samples = [side[0].values[RATE] * side[0].values["step_ms_median"] / 1e3 for side in (pair.a, pair.b)]  # of a step
+    ratio = time_ratio(pair.a, pair.b, STEP, 1 - ERROR_RATE / 2 / pairs, between) or Ratio(math.nan, 0.0, math.inf)
+    slowdown = ratio.times(samples[0] / samples[1])
+    known = {name: times for name in (*PARTS, FIT) if all(times := [_mean(side, name) for side in (pair.a, pair.b)])}
+    large = [
+        n for n, times in known.items() if n == FIT or any(t > _SMALL * s for t, s in zip(times, step, strict=True))
+    ]
+    found = {
+        name: time_ratio(pair.a, pair.b, name, 1 - ERROR_RATE / 2 / pairs / len(large), _UNLIKE * between)
+        for name in large
+    }
+    rows = [Row(STEP, "ms", 1e3 * step[0], 1e3 * step[1], ratio)]
+    rows += [Row(n, "ms", 1e3 * a, 1e3 * b, found.get(n)) for n, (a, b) in known.items() if n != FIT]
+    rows.append(Row(RATE, _PER_S, *(n / t for n, t in zip(samples, step, strict=True)), slowdown.inverse))
+    if FIT in known and (fit := found[FIT]):
+        rows.append(Row(FIT_RATE, _PER_S, *(1 / t for t in known[FIT]), fit.inverse))
+    return Compared(pair, rows, slowdown, took_turns(pair.a, pair.b))
+
+
+def _mean(runs: Sequence[Run], name: str) -> float:
+    """Seconds: the geometric mean over repeated runs; 0 where no run has the time."""
+    times = [found for run in runs if (found := median_time(run, name))]
+    return statistics.geometric_mean(times) if times else 0.0
+
+
+def _table(lines: list[list[str]]) -> list[str]:
+    """The cells in columns; all but the first and the last are numbers."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    last = len(widths) - 1
+    return [
+        "  ".join(
+            cell.ljust(width) if n in (0, last) else cell.rjust(width)
+            for n, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def _cells(row: Row) -> list[str]:
+    values = [f"{significant(value)} {row.unit}" for value in (row.a, row.b)]
+    if row.ratio is None:
+        return [*values, "", "", row.verdict]
+    interval = f"{row.ratio.low:.2f} to {row.ratio.high:.2f}" if row.ratio.low else ""
+    return [*values, f"{row.ratio.value:.2f}", interval, row.verdict]
+
+
+def _at(pair: Pair) -> str:
+    return f"{pair.label}: " if pair.label else ""
+
+
+def _more(ratio: float) -> str:
+    return f"{100 * (ratio - 1):.1f} %"
+
+
+def _between(ratio: Ratio) -> str:
+    return f"interval {ratio.low:.2f} to {ratio.high:.2f}"

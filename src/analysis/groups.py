@@ -66,6 +66,7 @@ class SweepResults:
 
     runs: list[Run]  # in the order of their folders
     varied: list[str]  # the settings that differ, by dotted name
+    dividing: list[str]  # those that divide the groups
     groups: list[Group]  # by what varied besides batch size and seed
     notes: list[str]  # what could not be read or compared, one line each
 
@@ -80,7 +81,7 @@ def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
         found.setdefault(_identity(run, dividing), []).append(run)
     base = [key for key in dividing if key not in HARDWARE]
     groups = [Group(label(members[0], dividing), label(members[0], base), members) for members in found.values()]
-    return SweepResults(runs, varied, groups, [*notes, *_doubts(runs)])
+    return SweepResults(runs, varied, dividing, groups, [*notes, *_doubts(runs)])
 
 
 def label(run: Run, keys: Iterable[str]) -> str:

@@ -14,12 +14,12 @@ from ..files import refuse_links, write_text
 from ..records.formatting import count, percent, significant
 from ..records.rates import NEAR_BEST, RATE
 from . import plots, scaling, table, tensorboard
-from .compare import compare_options, repeats
 from .crossover import Crossover, crossovers
 from .groups import SweepResults
 from .notes import limits
 from .read import find
 from .recommend import Analysis, Recommendation, recommend
+from .varied import compare_options, repeats
 
 SCHEMA = 2  # of sweep.json
 

@@ -1,11 +1,14 @@
 """Run records as train.py would have left them, of steps whose time is a known function of the batch size."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from batchscope.records.step_parts import PARTS
+from batchscope.records.step_times import StepTimes, thinned, write_step_times
 from batchscope.records.upgrade import SCHEMA
 
 
@@ -35,6 +38,7 @@ def write_run(
     hardware: dict[str, Any] | None = None,
     train_samples: int = 55000,
     parts: tuple[float, ...] = (0.02, 0.03, 0.3, 0.5, 0.1, 0.05),
+    turn: dict[str, Any] | None = None,
 ) -> Path:
     """One run; `options` sets config values by dotted name, `parts` are shares of the step."""
     config: dict[str, Any] = {
@@ -71,8 +75,7 @@ def write_run(
     }
     if status != "running":
         record["seconds"] = 30.0
-    if error:
-        record["error"] = error
+    record |= {key: value for key, value in (("error", error), ("turn", turn)) if value}
     if status == "finished":
         record["dataset"] = {"name": "mnist", "fingerprint": "0", "train_samples": train_samples}
         record["metrics"] = metrics or {}
@@ -117,3 +120,33 @@ def write_curve(folder: Path, points: list[tuple[int, float]], step_ms: float, m
             lines.append(f"0,{step - 1},,{values[step]}")
     (folder / "csv").mkdir(exist_ok=True)
     (folder / "csv" / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def write_steps(
+    folder: Path,
+    step_ms: Sequence[Sequence[float]],
+    *,
+    rounds: Sequence[int] | None = None,
+    shares: Sequence[float] = (0.02, 0.03, 0.3, 0.5, 0.1, 0.05),
+    disturbed: Sequence[int] = (),
+) -> Path:
+    """`steps.npz` of a run's folder: the steps of each stretch, its round, and the stretches that were disturbed."""
+    steps = np.array([ms for stretch in step_ms for ms in stretch]) / 1e3
+    count, unknown = len(step_ms), np.full(len(step_ms), np.nan)
+    parts, every = thinned(steps[:, None] * np.array(shares))
+    times = StepTimes(
+        step_s=steps,
+        stretch=np.cumsum([0, *(len(stretch) for stretch in step_ms[:-1])]),
+        round=np.array(rounds if rounds is not None else [-1] * count),
+        start_unix=np.arange(count, dtype=float),
+        others_share=unknown,
+        steal_share=unknown,
+        involuntary_switches=unknown,
+        throttled=unknown,
+        probe_s=unknown,
+        disturbed=np.array([float(number in disturbed) for number in range(count)]),
+        parts_s=parts,
+        parts_every=every,
+    )
+    write_step_times(folder, times)
+    return folder

@@ -1,6 +1,6 @@
 """Sweeps over another option than the batch size."""
 
-from batchscope.analysis.compare import compare_options
+from batchscope.analysis.varied import compare_options
 from batchscope.analysis.read import find
 from tests.support.synthetic_runs import write_run
 

@@ -1,0 +1,100 @@
+"""`batchscope compare`: is B slower than A, in which part, and what differs between them?
+
+    batchscope compare outputs/runs/<one> outputs/runs/<other>
+    batchscope compare outputs/sweeps/<one> outputs/sweeps/<other> --max-slowdown 10%
+    batchscope compare <a> <b> --rerun                # runs both again, in turns: an hour differs from the next
+    batchscope compare <a> <b> --rerun --python-b ../other/.venv/bin/python
+
+A and B are folders of runs. Runs of sweeps are matched by batch size and settings. The exit code is 3 if B is shown to be
+slower than --max-slowdown allows. docs/comparing.md says what the intervals hold, and how to use this in a project's CI.
+"""
+
+import argparse
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+from ..errors import UserError, exit_on_user_error
+from . import command_parser
+
+_OWN = Path("outputs") / "compare"
+
+
+def main() -> None:
+    """The program: parse, run both again if asked, compare, print."""
+    exit_on_user_error(_main)
+
+
+def _main() -> None:
+    args = _parser().parse_intermixed_args()
+    from ..analysis.compare import compare  # numpy and a table's modules
+
+    folders = [args.a, args.b]
+    if args.rerun:
+        from ..sweep.rerun import rerun
+
+        out = args.out or _OWN / time.strftime("%Y-%m-%d_%H-%M-%S")
+        pythons = (args.python_a, args.python_b)
+        folders = rerun(folders, out, args.rounds, args.seconds, pythons, args.overrides, quiet=args.json)
+    elif args.overrides:
+        raise UserError(
+            f"compare: takes two folders; got {args.overrides[0]!r}, and options are for --rerun", exit_code=2
+        )
+    found = compare(*folders, max_slowdown=args.max_slowdown, between=args.between_runs)
+    print(json.dumps(found.as_json(), indent=1, ensure_ascii=False) if args.json else found.text, flush=True)
+    sys.exit(found.exit_code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser("compare", __doc__)
+    parser.add_argument("a", type=Path, metavar="A", help="folder of a run, a sweep, or repeated runs")
+    parser.add_argument("b", type=Path, metavar="B", help="the same")
+    parser.add_argument("overrides", nargs="*", metavar="option=value", help="with --rerun: changes both")
+    parser.add_argument(
+        "--max-slowdown", type=fraction, default=0.05, metavar="5%", help="by which B may be slower than A (5%%)"
+    )
+    parser.add_argument(
+        "--between-runs",
+        type=fraction,
+        default=0.05,
+        metavar="5%",
+        help="what separate runs of the same thing differ by here: a standard deviation (%(default).0%%)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
+    parser.add_argument("--rerun", action="store_true", help="run both again in turns, and compare these runs")
+    parser.add_argument("--rounds", type=_rounds, default=9, metavar="N", help="with --rerun: turns of each (9)")
+    parser.add_argument(
+        "--seconds", type=_seconds, default=4.0, metavar="S", help="with --rerun: of training a turn (4)"
+    )
+    for side in "ab":
+        text = f"with --rerun: the Python that runs {side.upper()}, of another checkout's environment"
+        parser.add_argument(f"--python-{side}", default=sys.executable, metavar="PATH", help=text)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="with --rerun: folder of the new runs")
+    return parser
+
+
+def fraction(text: str) -> float:
+    """`5%`, `5 %` or `0.05`."""
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)", text.strip())
+    value = float(found[1]) / (100 if found[2] else 1) if found else -1.0
+    if found is None or (value >= 1 and not found[2]) or value > 10:
+        raise argparse.ArgumentTypeError(f"takes a share such as 5% or 0.05, got {text!r}")
+    return value
+
+
+def _rounds(text: str) -> int:
+    if not text.isdecimal() or not 3 <= int(text) <= 1000:
+        raise argparse.ArgumentTypeError(f"takes a whole number from 3 to 1000, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"takes seconds from 0.1 to 3600, got {text!r}")
+    return value

@@ -1,0 +1,161 @@
+"""Ratios of times whose truth is known: from fabricated steps, with the spread that separate runs have."""
+
+import math
+
+import numpy as np
+import pytest
+
+from batchscope.analysis.ratios import FIT, STEP, Ratio, time_ratio, took_turns, unreadable
+from batchscope.analysis.read import find
+from tests.support.synthetic_runs import write_run, write_steps
+
+CONFIDENCE = 0.975
+
+
+def runs(folder):
+    return find([folder]).runs
+
+
+def measured(folder, step_ms, random, spread=0.02, **facts):
+    """A run of 200 steps in 8 stretches, with its summary."""
+    steps = step_ms * np.exp(spread * random.standard_normal((8, 25)))
+    write_run(folder, 64, float(np.median(steps)), **facts)
+    return write_steps(folder, steps)
+
+
+def in_turns(folder, a_ms, b_ms, random, rounds=9, drift=0.2, spread=0.02):
+    """Two runs of a sweep whose stretches took turns; each round is as slow as the machine was."""
+    machine = np.exp(drift * random.standard_normal((rounds, 1)))
+    for name, ms in (("0", a_ms), ("1", b_ms)):
+        steps = ms * machine * np.exp(spread * random.standard_normal((rounds, 10)))
+        write_run(folder / name, 64, float(np.median(steps)))
+        write_steps(folder / name, steps, rounds=range(rounds))
+    return [[run] for run in runs(folder)]
+
+
+def test_a_ratio_is_b_over_a_and_rates_are_its_inverse(tmp_path):
+    random = np.random.default_rng(0)
+    sides = [runs(measured(tmp_path / name, ms, random)) for name, ms in (("a", 10.0), ("b", 20.0))]
+    found = time_ratio(*sides, STEP, CONFIDENCE)
+    assert found.value == pytest.approx(2, rel=0.02)
+    assert 1.5 < found.low < found.value < found.high < 2.5
+    assert found.inverse.value == pytest.approx(0.5, rel=0.02)
+    assert found.inverse.low == pytest.approx(1 / found.high)
+    assert found.times(2).high == 2 * found.high
+
+
+def test_separate_runs_differ_by_what_runs_of_the_same_thing_do(tmp_path):
+    random = np.random.default_rng(0)
+    sides = [runs(measured(tmp_path / name, ms, random)) for name, ms in (("a", 10.0), ("b", 10.8))]
+    assert not time_ratio(*sides, STEP, CONFIDENCE, between=0.05).differs
+    assert time_ratio(*sides, STEP, CONFIDENCE, between=0.0).differs
+
+
+def test_runs_that_took_turns_are_compared_within_rounds(tmp_path):
+    sides = in_turns(tmp_path, 10.0, 10.8, np.random.default_rng(0))
+    found = time_ratio(*sides, STEP, CONFIDENCE)
+    assert took_turns(*sides) == 9
+    assert found.value == pytest.approx(1.08, rel=0.02)
+    assert found.low > 1
+    assert time_ratio(*sides, "backward", CONFIDENCE).value == pytest.approx(1.08, rel=0.03)
+
+
+def test_equal_numbers_of_rounds_in_two_sweeps_are_no_common_rounds(tmp_path):
+    random = np.random.default_rng(0)
+    for name in "ab":
+        in_turns(tmp_path / name, 10.0, 20.0, random)
+    sides = [runs(tmp_path / name)[:1] for name in "ab"]
+    assert took_turns(*sides) == 0
+
+
+def test_whole_runs_are_rounds_where_their_records_say_so(tmp_path):
+    random = np.random.default_rng(0)
+    for number in range(6):
+        slow = math.exp(0.3 * random.standard_normal())
+        for name, ms in (("a", 10.0), ("b", 11.0)):
+            folder = write_run(tmp_path / name / str(number), 64, ms * slow, turn={"of": "x", "round": number})
+            assert folder.is_dir()
+    sides = [runs(tmp_path / name) for name in "ab"]
+    assert took_turns(*sides) == 6
+    found = time_ratio(*sides, STEP, CONFIDENCE)
+    assert (found.low, found.high) == (pytest.approx(1.1), pytest.approx(1.1))
+
+
+@pytest.mark.parametrize(("paired", "between"), [(True, 0.0), (False, 0.05)])
+def test_an_interval_holds_1_in_unchanged_pairs_as_often_as_it_says(tmp_path, paired, between):
+    random, missed = np.random.default_rng(1), 0
+    for trial in range(60):
+        folder = tmp_path / str(trial)
+        if paired:
+            sides = in_turns(folder, 10.0, 10.0, random)
+        else:
+            drift = np.exp(0.05 * random.standard_normal(2))
+            sides = [runs(measured(folder / n, 10.0 * d, random)) for n, d in zip("ab", drift, strict=True)]
+        missed += time_ratio(*sides, STEP, 0.95, between).differs
+    assert missed <= 7  # 60 trials at 5 %: 8 or more in one of 100
+
+
+def test_repeated_runs_tell_what_runs_differ_by(tmp_path):
+    for name, times in (("a", (10.0, 13.0, 16.0)), ("b", (14.0, 18.0, 22.0))):
+        for seed, ms in enumerate(times):
+            write_run(tmp_path / name / str(seed), 64, ms, seed=seed)
+    sides = [runs(tmp_path / name) for name in "ab"]
+    assert not time_ratio(*sides, STEP, CONFIDENCE, between=0.0).differs
+    alone = [side[1:2] for side in sides]
+    assert time_ratio(*alone, STEP, CONFIDENCE).low == 0  # the record has neither steps nor their number
+
+
+def test_a_machine_that_others_used_may_have_been_slower(tmp_path):
+    random = np.random.default_rng(0)
+    sides = [
+        runs(measured(tmp_path / name, ms, random, throughput={"others_share": share}))
+        for name, ms, share in (("a", 10.0, 0.0), ("b", 15.0, 0.4))
+    ]
+    assert not time_ratio(*sides, STEP, CONFIDENCE).differs
+    assert time_ratio(*sides[::-1], STEP, CONFIDENCE).low < 0.62  # A was slowed, so that B may be faster yet less so
+
+
+def test_disturbed_stretches_do_not_count_where_others_do(tmp_path):
+    calm = 10 * np.exp(0.01 * np.random.default_rng(0).standard_normal((8, 25)))
+    for name, steps, disturbed in (("a", calm, ()), ("b", np.vstack([calm[:4], 3 * calm[4:]]), (4, 5, 6, 7))):
+        write_run(tmp_path / name, 64, 10.0)
+        write_steps(tmp_path / name, steps, disturbed=disturbed)
+    sides = [runs(tmp_path / name) for name in "ab"]
+    assert time_ratio(*sides, "forward", CONFIDENCE).value == pytest.approx(1, rel=0.02)
+
+
+def test_older_records_are_compared_by_their_percentiles(tmp_path):
+    known = {"updates": 400, "step_ms_p10": 9.0, "step_ms_p90": 11.0}
+    sides = [runs(write_run(tmp_path / n, 64, ms, throughput=known)) for n, ms in (("a", 10.0), ("b", 13.0))]
+    found = time_ratio(*sides, STEP, CONFIDENCE)
+    assert 1 < found.low < 1.3 < found.high
+    assert time_ratio(*sides, "forward", CONFIDENCE).low == 0  # of the parts nothing but the mean is known
+
+
+def test_the_interval_of_a_summary_is_taken_where_there_are_no_steps(tmp_path):
+    for name, ends in (("narrow", [9.9, 10.1]), ("wide", [7.0, 13.0])):
+        for side in "ab":
+            write_run(tmp_path / name / side, 64, 10.0, throughput={"step_ms_interval": ends})
+    ends = [
+        time_ratio(runs(tmp_path / n / "a"), runs(tmp_path / n / "b"), STEP, CONFIDENCE, between=0).high
+        for n in ("narrow", "wide")
+    ]
+    assert ends[0] < 1.03 < 1.2 < ends[1]
+
+
+def test_the_rate_of_the_whole_fit_is_compared_as_a_time(tmp_path):
+    sides = [
+        runs(write_run(tmp_path / n, 64, 10.0, throughput={"samples_per_sec_fit": r}))
+        for n, r in (("a", 200.0), ("b", 100.0))
+    ]
+    assert time_ratio(*sides, FIT, CONFIDENCE).value == pytest.approx(2)
+    bare = runs(write_run(tmp_path / "c", 64, 10.0))
+    assert time_ratio(bare, bare, FIT, CONFIDENCE) is None
+
+
+def test_a_damaged_file_of_steps_is_a_line(tmp_path):
+    run = write_run(tmp_path / "a", 64, 10.0)
+    (run / "steps.npz").write_bytes(b"no archive")
+    found = runs(run)
+    assert [line.startswith("a: ") and "cannot be read" in line for line in unreadable(found)] == [True]
+    assert time_ratio(found, found, STEP, CONFIDENCE) == Ratio(pytest.approx(1), 0, math.inf)
