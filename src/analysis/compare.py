@@ -25,6 +25,7 @@ SCHEMA = 1  # of the JSON
 ERROR_RATE = 0.05  # of all intervals together
 _SMALL = 0.02  # of the step: a smaller part is shown, and not compared
 _PER_S = "samples/s"
+_TITLES = {STEP: "step ms", RATE: _PER_S, FIT_RATE: f"fit {_PER_S}"}  # of rows that are no part
 _UNLIKE = 2.0  # parts, and the rate of the whole fit, differ by so many times as much between runs as the step
 
 
@@ -129,7 +130,7 @@ class Comparison:
         lines = [f"A  {self.names[0]}", f"B  {self.names[1]}", ""]
         for place, found in self.differing.items():
             lines += [f"{place:14} {line}" for line in found]
-        lines += [""] if self.differing else ["The records say of nothing that it differs.", ""]
+        lines += [""] if self.differing else ["Nothing differs in configuration, versions, hardware, data or model.", ""]
         lines += [*_table(list(self._shown())), ""]
         lines += [f"warning: {line}" for line in self.warnings]
         lines += [self._how(), *self.headlines]
@@ -141,7 +142,7 @@ class Comparison:
         yield ["", "A", "B", "B ÷ A", "interval", ""]
         for compared in self.compared:
             for row in compared.rows:
-                name = f"  {row.name.replace('_', ' ')}" if row.name in PARTS else row.name
+                name = _TITLES.get(row.name) or f"  {row.name.replace('_', ' ')} ms"
                 if alone:
                     yield [name, *_cells(row)]
                 elif row.name == STEP:
@@ -253,7 +254,7 @@ def _table(lines: list[list[str]]) -> list[str]:
 
 
 def _cells(row: Row) -> list[str]:
-    values = [f"{significant(value)} {row.unit}" for value in (row.a, row.b)]
+    values = [significant(value) for value in (row.a, row.b)]
     if row.ratio is None:
         return [*values, "", "", row.verdict]
     interval = f"{row.ratio.low:.2f} to {row.ratio.high:.2f}" if row.ratio.low else ""

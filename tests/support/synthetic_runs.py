@@ -39,6 +39,7 @@ def write_run(
     train_samples: int = 55000,
     parts: tuple[float, ...] = (0.02, 0.03, 0.3, 0.5, 0.1, 0.05),
     turn: dict[str, Any] | None = None,
+    versions: dict[str, str] | None = None,
 ) -> Path:
     """One run; `options` sets config values by dotted name, `parts` are shares of the step."""
     config: dict[str, Any] = {
@@ -71,7 +72,7 @@ def write_run(
             "memory_gib": 16.0,
             **(hardware or {}),
         },
-        "versions": {"torch": "2.9.0"},
+        "versions": versions or {"torch": "2.9.0"},
     }
     if status != "running":
         record["seconds"] = 30.0
