@@ -130,7 +130,9 @@ class Comparison:
         lines = [f"A  {self.names[0]}", f"B  {self.names[1]}", ""]
         for place, found in self.differing.items():
             lines += [f"{place:14} {line}" for line in found]
-        lines += [""] if self.differing else ["Nothing differs in configuration, versions, hardware, data or model.", ""]
+        lines += (
+            [""] if self.differing else ["Nothing differs in configuration, versions, hardware, data or model.", ""]
+        )
         lines += [*_table(list(self._shown())), ""]
         lines += [f"warning: {line}" for line in self.warnings]
         lines += [self._how(), *self.headlines]

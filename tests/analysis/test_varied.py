@@ -1,7 +1,7 @@
 """Sweeps over another option than the batch size."""
 
-from batchscope.analysis.varied import compare_options
 from batchscope.analysis.read import find
+from batchscope.analysis.varied import compare_options
 from tests.support.synthetic_runs import write_run
 
 
