@@ -105,6 +105,11 @@ def median_time(run: Run, name: str) -> float | None:
     return positive(run.parts_ms.get(name, 0.0) / 1e3)
 
 
+def has_interval(run: Run) -> bool:
+    """Whether the run measured how well its median step is known; the runs of older versions did not."""
+    return step_times(run) is not None or _interval(run) is not None
+
+
 def step_times(run: Run) -> StepTimes | None:
     """The single steps of a run; None without any, or where the file cannot be read (see `unreadable`)."""
     found = _read(run.folder)
@@ -196,10 +201,9 @@ def _reaches(run: Run, name: str, confidence: float) -> tuple[float, float] | No
     throughput = run.record.get("throughput")
     scale = NormalDist().inv_cdf((1 + confidence) / 2)
     low, middle, high = (positive(at(throughput, f"step_ms_{at_}")) for at_ in ("p10", "median", "p90"))
-    interval = at(throughput, "step_ms_interval")
     if name != STEP or middle is None:
         return None
-    if isinstance(interval, list) and len(interval) == 2 and all(map(positive, interval)):
+    if interval := _interval(run):
         scale /= NormalDist().inv_cdf((1 + _SUMMARY_CONFIDENCE) / 2)
         return max(0.0, scale * math.log(middle / interval[0])), max(0.0, scale * math.log(interval[1] / middle))
     updates = positive(at(throughput, "updates")) or 0
@@ -208,6 +212,12 @@ def _reaches(run: Run, name: str, confidence: float) -> tuple[float, float] | No
     # The median of independent normal values has 1.25 times the standard error of their mean; p10 to p90 are 2.56 deviations.
     reach = scale * 1.2533 * math.log(high / low) / 2.563 / math.sqrt(updates / _PER_INDEPENDENT)
     return reach, reach
+
+
+def _interval(run: Run) -> list[float] | None:
+    """The interval of the median step in the summary, in ms."""
+    found = at(run.record, "throughput.step_ms_interval")
+    return found if isinstance(found, list) and len(found) == 2 and all(map(positive, found)) else None
 
 
 def _taken(run: Run) -> float:

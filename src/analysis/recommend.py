@@ -1,6 +1,7 @@
 """Which batch size to take, and whether a larger one may be worth trying.
 
-Measurements decide. A fit only extrapolates beyond them, and the text says where it does.
+Measurements decide, as far as they are known: a size counts as fast only where its rate is within 5 % of the fastest with
+90 % confidence. A fit only extrapolates beyond the measurements, and the text says where it does.
 """
 
 import math
@@ -15,7 +16,10 @@ from ..records.rates import is_near
 from .curves import Curve, read_curve
 from .fit import Fit, fit_step_time, leave_one_out
 from .groups import Group
+from .ratios import STEP, Ratio, has_interval, time_ratio
 
+CONFIDENCE = 0.9  # with which the size that is taken is within 5 % of the fastest
+_TWO_SIDED = 2 * CONFIDENCE - 1  # the lower end of such an interval has that confidence
 MAX_EXTRAPOLATION = 8  # times the largest size that ran
 TRUSTED = 0.2  # a fit with a larger error on left-out sizes predicts nothing
 _WORSE_FRACTION, _WORSE_RELATIVE = 0.005, 0.1  # smaller differences are as large as those between seeds
@@ -54,31 +58,48 @@ class Recommendation:
     """For one group. Rate and memory are those at `batch_size`; memory is None where unknown."""
 
     group: str  # its label
-    batch_size: int  # the smallest size that ran within 5 % of the fastest
+    batch_size: int  # the smallest size within 5 % of the fastest, with 90 % confidence
     samples_per_sec: float
     share_of_best: float  # of the rate of the fastest size
     fastest: int  # the size with the highest rate
+    equally_fast: list[int]  # the sizes, this one included, of which no difference to the fastest is shown; or none
     memory_peak_gib: float | None
     memory_total_gib: float | None
+    least_memory: bool  # of the sizes that are equally fast
+    costs: str  # what the size costs in quality; empty if nothing is known to be worse
     try_up_to: int | None  # a larger size that may still gain, if the sweep ended before the knee
     remarks: list[str]  # what else to know, one line each
 
     @property
     def headline(self) -> str:
         """The recommendation in one line."""
-        line = f"{self.group}: data.batch_size={self.batch_size} reaches {significant(self.samples_per_sec)} samples/s"
-        if self.batch_size == self.fastest:
-            line += ", the most of all sizes that ran"
-        else:  # rounded down: 94.9 % would seem to be within the 5 %
-            line += f", {math.floor(100 * self.share_of_best)} % of the most (at {self.fastest:,})"
-        if self.memory_peak_gib is not None:
-            total = f" of {significant(self.memory_total_gib)}" if self.memory_total_gib else ""
-            line += f"; it takes {significant(self.memory_peak_gib)}{total} GiB"
-        return line + "."
+        rate, memory = f"{significant(self.samples_per_sec)} samples/s", self._memory
+        if self.equally_fast:
+            line = f"{_span(self.equally_fast)} are equally fast here; data.batch_size={self.batch_size} is taken, "
+            line += "the least memory" if self.least_memory else "the smallest"
+            line += f": {', '.join(filter(None, (rate, memory)))}"
+        else:
+            line = f"data.batch_size={self.batch_size} reaches {rate}"
+            if self.batch_size == self.fastest:
+                line += ", the most of all sizes that ran"
+            else:  # rounded down: 94.9 % would seem to be within the 5 %
+                line += f", {math.floor(100 * self.share_of_best)} % of the most (at {self.fastest:,})"
+            line += f"; it takes {memory}" if memory else ""
+        return f"{self.group}: {line}" + (f"; but {self.costs}." if self.costs else ".")
+
+    @property
+    def _memory(self) -> str:
+        if self.memory_peak_gib is None:
+            return ""
+        total = f" of {significant(self.memory_total_gib)}" if self.memory_total_gib else ""
+        return f"{significant(self.memory_peak_gib)}{total} GiB"
 
 
 def recommend(analysis: Analysis, metrics: Iterable[str] = ()) -> Recommendation | None:
     """The smallest size that ran within 5 % of the fastest; None where fewer than two sizes were measured.
+
+    The rate of each size is compared with that of the fastest: within rounds where the sizes took turns, else by their
+    intervals. Records without intervals are compared by their rates alone.
 
     `metrics` are those of the test or validation, the most telling one first.
     """
@@ -86,21 +107,61 @@ def recommend(analysis: Analysis, metrics: Iterable[str] = ()) -> Recommendation
     if len(rates) < 2:
         return None
     fastest = max(rates, key=lambda size: rates[size])
-    size = min(size for size, rate in rates.items() if is_near(rate, rates[fastest]))
+    shares = {size: _share(group, size, fastest) for size in rates}
+    near = [size for size, share in shares.items() if is_near(share.low, 1)]
+    size = min(near)
+    alike = sorted(other for other in near if other == fastest or _is_alike(shares[other]))
+    equally_fast = [other for other in alike if other >= size] if size in alike and len(alike) > 1 else []
     try_up_to, further = _further(analysis, fastest)
     totals = [run.memory_total_gib for run in group.sizes[size] if run.memory_total_gib]
-    remarks = [further, _falls(rates, fastest), _worse(group, size, metrics), _later(group, size)]
+    memory = group.medians("memory_peak_gib")
+    remarks = [further, _falls(rates, fastest), _unsure(shares, size), _later(group, size)]
     return Recommendation(
         group=group.label,
         batch_size=size,
         samples_per_sec=rates[size],
-        share_of_best=rates[size] / rates[fastest],
+        share_of_best=shares[size].value,
         fastest=fastest,
-        memory_peak_gib=group.medians("memory_peak_gib").get(size),
+        equally_fast=equally_fast,
+        memory_peak_gib=memory.get(size),
         memory_total_gib=min(totals, default=None),
+        least_memory=all(size in memory and memory[size] <= memory.get(other, 0) for other in equally_fast),
+        costs=_worse(group, size, metrics),
         try_up_to=try_up_to,
         remarks=[remark for remark in remarks if remark],
     )
+
+
+def _share(group: Group, size: int, fastest: int) -> Ratio:
+    """The rate of a size over that of the fastest; without a spread where the records know none."""
+    value = group.rates[size] / group.rates[fastest]
+    runs, best = group.sizes[size], group.sizes[fastest]
+    known = size != fastest and all(map(has_interval, (*runs, *best)))
+    # One sweep is one session: its runs differ by what their intervals say.
+    times = time_ratio(runs, best, STEP, _TWO_SIDED, between=0) if known else None
+    if times is None or not times.low:
+        return Ratio(value, value, value)
+    medians = group.medians("step_ms_median")
+    return times.times(value * medians[size] / medians[fastest])
+
+
+def _is_alike(share: Ratio) -> bool:
+    """Whether no difference to the fastest is shown, although a spread is known."""
+    return share.low < share.high and not share.differs
+
+
+def _unsure(shares: dict[int, Ratio], size: int) -> str:
+    """A remark on smaller sizes that may be as fast, but are not known well enough."""
+    found = [s for s, share in shares.items() if s < size and share.low < share.high and is_near(share.value, 1)]
+    if not found:
+        return ""
+    one = min(found)
+    reach = f"{percent(shares[one].low)} to {percent(shares[one].high)}"
+    return f"{one:,} may be as fast: its rate is {reach} of the most, which is not known well enough to take it."
+
+
+def _span(sizes: list[int]) -> str:
+    return f"{sizes[0]:,} and {sizes[1]:,}" if len(sizes) == 2 else f"{sizes[0]:,} to {sizes[-1]:,}"
 
 
 def _further(analysis: Analysis, fastest: int) -> tuple[int | None, str]:
@@ -160,9 +221,10 @@ def _worse(group: Group, size: int, metrics: Iterable[str]) -> str:
         here, there = reached[size], reached[best]
         if not _is_clearly_worse(declared, here, there):
             return ""
+        slower = ratio(group.rates[best], group.rates[size])
         return (
-            f"{size:,} is {ratio(group.rates[size], group.rates[best])} per sample but reaches {declared.key} "
-            f"{declared.text(here)} where {best:,} reaches {declared.text(there)}."
+            f"it costs {'accuracy' if declared.higher_is_better else 'quality'}: {declared.key} "
+            f"{declared.text(here)} where {best:,}, {slower} per sample, reaches {declared.text(there)}"
         )
     return ""
 

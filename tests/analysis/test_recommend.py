@@ -1,11 +1,12 @@
 """Recommendations that are known before: from steps whose time is a known function of the batch size."""
 
+import numpy as np
 import pytest
 
 from batchscope.analysis.read import find
 from batchscope.analysis.recommend import Analysis, recommend
 from batchscope.analysis.table import shown_metrics
-from tests.support.synthetic_runs import overlapped, serial, write_curve, write_run, write_sweep
+from tests.support.synthetic_runs import overlapped, serial, write_curve, write_run, write_steps, write_sweep
 
 
 def recommendations(*folders):
@@ -84,38 +85,38 @@ def test_memory_is_given_where_it_is_known(tmp_path):
     assert "GiB" not in recommendations(tmp_path / "c")[0].headline
 
 
-def test_throughput_that_costs_accuracy_says_so(tmp_path):
+def test_throughput_that_costs_accuracy_says_so_in_the_first_line(tmp_path):
     write_run(tmp_path / "0", 64, 8.0, metrics={"test/acc": 0.989})
     write_run(tmp_path / "1", 512, 34.0, metrics={"test/acc": 0.971})
-    assert (
-        "512 is 1.88× faster per sample but reaches test/acc 97.1 % where 64 reaches 98.9 %."
-        in recommendations(tmp_path)[0].remarks
+    (found,) = recommendations(tmp_path)
+    assert found.headline.endswith(
+        "; but it costs accuracy: test/acc 97.1 % where 64, 1.88× slower per sample, reaches 98.9 %."
     )
 
 
 def test_a_difference_within_what_seeds_make_is_none(tmp_path):
     write_run(tmp_path / "0", 64, 8.0, metrics={"test/acc": 0.989})
     write_run(tmp_path / "1", 512, 34.0, metrics={"test/acc": 0.987})
-    assert not any("where" in remark for remark in recommendations(tmp_path)[0].remarks)
+    assert recommendations(tmp_path)[0].costs == ""
 
 
 def test_runs_that_saw_unlike_numbers_of_samples_are_not_compared(tmp_path):
     write_run(tmp_path / "0", 64, 8.0, metrics={"test/acc": 0.6}, steps=25)
     write_run(tmp_path / "1", 512, 80.0, metrics={"test/acc": 0.9}, steps=25)
-    assert not any("where" in remark for remark in recommendations(tmp_path)[0].remarks)
+    assert recommendations(tmp_path)[0].costs == ""
 
 
 def test_seeds_are_compared_by_their_median(tmp_path):
     for n, acc in enumerate((0.99, 0.99, 0.5)):
         write_run(tmp_path / str(n), 512, 34.0, seed=n, metrics={"test/acc": acc})
     write_run(tmp_path / "3", 64, 8.0, metrics={"test/acc": 0.99})
-    assert not any("where" in remark for remark in recommendations(tmp_path)[0].remarks)
+    assert recommendations(tmp_path)[0].costs == ""
 
 
 def test_a_loss_is_better_when_it_is_lower(tmp_path):
     write_run(tmp_path / "0", 64, 8.0, metrics={"test/loss": 0.01})
     write_run(tmp_path / "1", 512, 34.0, metrics={"test/loss": 0.05})
-    assert "but reaches test/loss 0.0500 where 64 reaches 0.0100." in " ".join(recommendations(tmp_path)[0].remarks)
+    assert "test/loss 0.0500 where 64, 1.88× slower per sample, reaches 0.0100" in recommendations(tmp_path)[0].costs
 
 
 def test_time_to_the_same_accuracy_is_said_where_curves_tell(tmp_path):
@@ -129,3 +130,55 @@ def test_time_to_the_same_accuracy_is_said_where_curves_tell(tmp_path):
 def test_one_size_alone_is_no_recommendation(tmp_path):
     write_sweep(tmp_path, [64], serial(4, 0.1))
     assert recommendations(tmp_path) == [None]
+
+
+def known(ms, share):
+    """A summary whose median step is known to a share of it."""
+    return {"step_ms_interval": [ms / (1 + share), ms * (1 + share)]}
+
+
+def sweep_with_intervals(folder, step_ms, share, **facts):
+    for n, (size, ms) in enumerate(step_ms.items()):
+        write_run(folder / str(n), size, ms, throughput={**known(ms, share), **facts})
+    (found,) = recommendations(folder)
+    return found
+
+
+def test_sizes_of_which_no_difference_is_shown_are_equally_fast(tmp_path):
+    steps = {32: 7.0, 64: 10.1, 128: 20.0, 256: 40.2}
+    for n, (size, ms) in enumerate(steps.items()):
+        write_run(tmp_path / str(n), size, ms, throughput={**known(ms, 0.02), "memory_peak_gib": 1 + size / 1000})
+    (found,) = recommendations(tmp_path)
+    assert (found.batch_size, found.equally_fast) == (64, [64, 128, 256])
+    assert found.headline == (
+        "cnn: 64 to 256 are equally fast here; data.batch_size=64 is taken, the least memory: 6,340 samples/s, "
+        "1.06 of 16.0 GiB."
+    )
+
+
+def test_a_size_is_taken_only_if_it_is_known_to_be_within_5_percent(tmp_path):
+    steps = {64: 10.3, 128: 20.0}  # 97 % of the most
+    sharp = sweep_with_intervals(tmp_path / "sharp", steps, 0.01)
+    assert (sharp.batch_size, sharp.equally_fast, sharp.remarks) == (64, [], [])
+    assert sharp.headline == "cnn: data.batch_size=64 reaches 6,210 samples/s, 97 % of the most (at 128)."
+    vague = sweep_with_intervals(tmp_path / "vague", steps, 0.05)
+    assert vague.batch_size == 128
+    assert vague.remarks[-1].startswith("64 may be as fast: its rate is 93 % to 102 % of the most")
+
+
+def test_records_without_intervals_are_compared_by_their_rates(tmp_path):
+    steps = {64: 10.3, 128: 20.0}
+    found = sweep_with_intervals(tmp_path, steps, 0.05, step_ms_interval=None, updates=40)
+    assert (found.batch_size, found.equally_fast) == (64, [])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sizes_that_took_turns_are_compared_within_rounds(tmp_path, seed):
+    random = np.random.default_rng(seed)
+    machine = np.exp(0.2 * random.standard_normal((8, 1)))  # a slow round is slow for all
+    for n, (size, ms) in enumerate({32: 6.0, 64: 10.0, 128: 20.0, 256: 40.0}.items()):
+        steps = ms * machine * np.exp(0.02 * random.standard_normal((8, 10)))
+        write_run(tmp_path / str(n), size, float(np.median(steps)))
+        write_steps(tmp_path / str(n), steps, rounds=range(8))
+    (found,) = recommendations(tmp_path)
+    assert found.batch_size == 64
