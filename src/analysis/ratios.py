@@ -135,9 +135,16 @@ def _single(run: Run, name: str) -> np.ndarray:
     if times is None:
         return np.empty(0)
     values = times.step_s if name == STEP else times.parts_s[:, PARTS.index(name)]
-    clean = times.disturbed[_stretch_of(times, len(values), 1 if name == STEP else times.parts_every)] != 1
-    kept = values[clean] if clean.sum() >= _FEWEST else values
+    clean = ~_left_out(times)[_stretch_of(times, len(values), 1 if name == STEP else times.parts_every)]
+    kept = values[clean]
     return kept[np.isfinite(kept)]
+
+
+def _left_out(times: StepTimes) -> np.ndarray:
+    """Which stretches do not count: the disturbed ones, unless hardly any other is left."""
+    bad = times.disturbed == 1
+    steps = sum(len(one) for one, is_bad in zip(times.of_stretches(), bad, strict=True) if not is_bad)
+    return bad if steps >= min(_FEWEST, len(times.step_s) / 2) else np.zeros(len(bad), bool)
 
 
 def _stretch_of(times: StepTimes, count: int, every: int) -> np.ndarray:
@@ -221,6 +228,12 @@ def _interval(run: Run) -> list[float] | None:
 
 
 def _taken(run: Run) -> float:
-    """The share of the processor that others and the hypervisor took meanwhile, beyond the usual."""
-    shares = (positive(at(run.record, f"throughput.{name}")) or 0.0 for name in ("others_share", "steal_share"))
-    return min(0.99, max(0.0, sum(shares) - _USUAL_SHARE))
+    """The share of the processor that others and the hypervisor took while counted steps ran, beyond the usual."""
+    times = step_times(run)
+    if times is None:
+        shares = (positive(at(run.record, f"throughput.{name}")) or 0.0 for name in ("others_share", "steal_share"))
+        taken = sum(shares)
+    else:
+        shares = np.nan_to_num(times.others_share) + np.nan_to_num(times.steal_share)
+        taken = float(shares[~_left_out(times)].mean()) if len(shares) else 0.0
+    return min(0.99, max(0.0, taken - _USUAL_SHARE))

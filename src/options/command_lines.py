@@ -16,7 +16,7 @@ from . import trust
 _PROGRAM = "batchscope"
 _PART_OF_A_STEP = ("batchscope.callbacks.nonfinite.StopOnNonFinite",)  # it checks every loss and gradient
 
-_NOT_TIMED = ("checkpoint", "progress", "prediction_images", "memory")  # callbacks, by their names in the configuration
+_NOT_TIMED = ("checkpoint", "progress", "prediction_images", "memory", "until_known")  # callbacks, by their names
 
 
 def program(command: str = "train") -> list[str]:
@@ -74,11 +74,11 @@ def for_explanation(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def for_timing(config: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """A run's configuration as a short timed run takes it: so many seconds, and 30 steps at least; nothing is kept.
+    """A run's configuration as a short timed run takes it: so many seconds, and 15 steps at least; nothing is kept.
 
     The callbacks stay, because they take time; those that only write files or print are left out.
     """
-    trainer = {"min_epochs": 0, "max_epochs": -1, "min_steps": 30, "max_steps": -1, "max_time": {"seconds": seconds}}
+    trainer = {"min_epochs": 0, "max_epochs": -1, "min_steps": 15, "max_steps": -1, "max_time": {"seconds": seconds}}
     trainer |= {"limit_val_batches": 0, "val_check_interval": None, "num_sanity_val_steps": 0, "fast_dev_run": False}
     trainer |= {"profiler": None, "default_root_dir": None}
     callbacks = {name: node for name, node in (config["callbacks"] or {}).items() if name not in _NOT_TIMED}

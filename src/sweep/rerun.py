@@ -56,7 +56,7 @@ def rerun(
         folders: of A and of B. Of repeated runs, the first is run again.
         out: is written to, as `a` and `b`.
         rounds: turns of each side.
-        seconds: of training in a turn, at least; 30 steps are always trained.
+        seconds: of training in a turn, at least; 15 steps are always trained.
         pythons: that run A and B. Another checkout has another environment.
         overrides: options that change both sides, and confirm what a record alone cannot decide (see trust.py).
         quiet: prints no progress.

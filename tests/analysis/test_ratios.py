@@ -106,13 +106,13 @@ def test_repeated_runs_tell_what_runs_differ_by(tmp_path):
 
 
 def test_a_machine_that_others_used_may_have_been_slower(tmp_path):
-    random = np.random.default_rng(0)
-    sides = [
-        runs(measured(tmp_path / name, ms, random, throughput={"others_share": share}))
-        for name, ms, share in (("a", 10.0, 0.0), ("b", 15.0, 0.4))
-    ]
-    assert not time_ratio(*sides, STEP, CONFIDENCE).differs
-    assert time_ratio(*sides[::-1], STEP, CONFIDENCE).low < 0.62  # A was slowed, so that B may be faster yet less so
+    for name, ms, share in (("a", 10.0, 0.0), ("b", 15.0, 0.4)):
+        known = {"step_ms_interval": [0.98 * ms, 1.02 * ms], "others_share": share, "steal_share": 0.05}
+        write_run(tmp_path / name, 64, ms, throughput=known)
+    a, b = (runs(tmp_path / name) for name in "ab")
+    found = time_ratio(a, b, STEP, CONFIDENCE)
+    assert found.low < 1 < found.value < found.high < 1.8  # B was slowed
+    assert time_ratio(b, a, STEP, CONFIDENCE).high == pytest.approx(1 / found.low)
 
 
 def test_disturbed_stretches_do_not_count_where_others_do(tmp_path):
