@@ -68,9 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seconds", type=_seconds, default=4.0, metavar="S", help="with --rerun: of training a turn (4)"
     )
-    for side in "ab":
-        text = f"with --rerun: the Python that runs {side.upper()}, of another checkout's environment"
-        parser.add_argument(f"--python-{side}", default=sys.executable, metavar="PATH", help=text)
+    text = "with --rerun: the Python that runs this side, of another checkout's environment"
+    parser.add_argument("--python-a", default=sys.executable, metavar="PATH", help=text)
+    parser.add_argument("--python-b", default=sys.executable, metavar="PATH", help=text)
     parser.add_argument("--out", type=Path, metavar="DIR", help="with --rerun: folder of the new runs")
     return parser
 
