@@ -26,14 +26,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from harness import write_result
 
 import batchscope.training.run  # noqa: F401 - imports torch and Lightning once, for all runs
 from batchscope.analysis.compare import Comparison, compare
-from batchscope.analysis.ratios import FIT, STEP, median_time, step_times
+from batchscope.analysis.ratios import FIT, STEP, median_time, probe_seconds
 from batchscope.analysis.read import find
-from batchscope.analysis.run import Run
 from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
 from batchscope.records.read import read
@@ -138,15 +136,9 @@ def spread(runs: Sequence[Path]) -> dict[str, float]:
     for name in (STEP, *PARTS, FIT):
         times = [math.log(t) for one in read_runs if (t := median_time(one, name))]
         found[name] = statistics.stdev(times) if len(times) > 1 else math.nan
-    corrected = [math.log((median_time(one, STEP) or math.nan) / p) for one in read_runs if (p := probe(one))]
+    corrected = [math.log((median_time(one, STEP) or math.nan) / p) for one in read_runs if (p := probe_seconds([one]))]
     found["step ÷ probe"] = statistics.stdev(corrected) if len(corrected) > 1 else math.nan
     return found
-
-
-def probe(one: Run) -> float | None:
-    times = step_times(one)
-    known = times.probe_s[np.isfinite(times.probe_s)] if times is not None else np.empty(0)
-    return float(np.median(known)) if len(known) else None
 
 
 def row(title: str, found: list[Comparison], wanted: str) -> str:

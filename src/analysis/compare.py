@@ -4,7 +4,6 @@ Many ratios are compared at once, so that some interval would miss 1 by chance. 
 95 % confidence: half of the 5 % is for the steps, which decide, and half for all other rows (Bonferroni).
 """
 
-import math
 import os
 import statistics
 from collections.abc import Iterator, Sequence
@@ -218,7 +217,8 @@ def compare(
 def _compare_pair(pair: Pair, pairs: int, between: float) -> Compared:
     step = [_mean(side, STEP) for side in (pair.a, pair.b)]
     samples = [side[0].values[RATE] * side[0].values["step_ms_median"] / 1e3 for side in (pair.a, pair.b)]  # of a step
-    ratio = time_ratio(pair.a, pair.b, STEP, 1 - ERROR_RATE / 2 / pairs, between) or Ratio(math.nan, 0.0, math.inf)
+    ratio = time_ratio(pair.a, pair.b, STEP, 1 - ERROR_RATE / 2 / pairs, between)
+    assert ratio is not None  # only measured runs are matched
     slowdown = ratio.times(samples[0] / samples[1])
     known = {name: times for name in (*PARTS, FIT) if all(times := [_mean(side, name) for side in (pair.a, pair.b)])}
     large = [
@@ -230,9 +230,9 @@ def _compare_pair(pair: Pair, pairs: int, between: float) -> Compared:
     }
     rows = [Row(STEP, "ms", 1e3 * step[0], 1e3 * step[1], ratio)]
     rows += [Row(n, "ms", 1e3 * a, 1e3 * b, found.get(n)) for n, (a, b) in known.items() if n != FIT]
-    rows.append(Row(RATE, _PER_S, *(n / t for n, t in zip(samples, step, strict=True)), slowdown.inverse))
+    rows.append(Row(RATE, _PER_S, samples[0] / step[0], samples[1] / step[1], slowdown.inverse))
     if FIT in known and (fit := found[FIT]):
-        rows.append(Row(FIT_RATE, _PER_S, *(1 / t for t in known[FIT]), fit.inverse))
+        rows.append(Row(FIT_RATE, _PER_S, 1 / known[FIT][0], 1 / known[FIT][1], fit.inverse))
     return Compared(pair, rows, slowdown, took_turns(pair.a, pair.b))
 
 

@@ -1,14 +1,17 @@
 """What the runs of a sweep do not allow to conclude, one line each."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..records.formatting import percent
 from ..records.rates import RATE
-from .groups import SweepResults
+from ..records.values import at, positive
+from .groups import Group, SweepResults
+from .ratios import unreadable
 from .recommend import Analysis, same_samples
 from .run import BATCH_SIZE, Run
 
 _UNSTEADY = 2  # times from the 10th to the 90th percentile of a run's steps
+_VAGUE = 0.1  # of the rate: a wider interval is a note
 
 
 def limits(sweep: SweepResults, analyses: Sequence[Analysis]) -> list[str]:
@@ -23,6 +26,7 @@ def limits(sweep: SweepResults, analyses: Sequence[Analysis]) -> list[str]:
     without = [run.name for run in sweep.runs if run.status == "finished" and RATE not in run.values]
     if without:
         notes.append(f"finished without a throughput summary: {', '.join(without)}")
+    notes += unreadable(sweep.runs)
     return notes
 
 
@@ -35,9 +39,16 @@ def _of_group(analysis: Analysis, sizes_varied: bool) -> list[str]:
         notes.append("two batch sizes are too few for a fit, so nothing is predicted beyond them")
     if analysis.fit and analysis.trusted is None:
         notes.append(f"the fit is not used: its error on sizes left out is {percent(analysis.error or 0)}")
-    if unsteady := [f"{size:,}" for size, runs in group.sizes.items() if any(map(_is_unsteady, runs))]:
+    if vague := _sizes(group, _is_vague):
         notes.append(
-            f"the rate at {', '.join(unsteady)} is not reliable: the 90th percentile of the steps is more than "
+            f"the rate at {vague} is not known to ± {percent(_VAGUE)}: the machine was busy, or the steps differ; a longer "
+            "run knows more, and seed=0,1,2 repeats every run"
+        )
+    if disturbed := _sizes(group, _is_disturbed):
+        notes.append(f"the rate at {disturbed} may be too low: other programs disturbed all of the run")
+    if unsteady := _sizes(group, _is_unsteady):
+        notes.append(
+            f"the rate at {unsteady} is not reliable: the 90th percentile of the steps is more than "
             f"{_UNSTEADY} times the 10th, as when other programs use the device; seed=0,1,2 repeats every run, and "
             "medians are taken"
         )
@@ -46,6 +57,24 @@ def _of_group(analysis: Analysis, sizes_varied: bool) -> list[str]:
     return notes
 
 
+def _sizes(group: Group, is_so: Callable[[Run], bool]) -> str:
+    """The batch sizes at which some run is so; empty if there is none."""
+    return ", ".join(f"{size:,}" for size, runs in group.sizes.items() if any(map(is_so, runs)))
+
+
+def _is_vague(run: Run) -> bool:
+    rate, low, high = (run.values.get(f"{RATE}{end}") for end in ("", "_low", "_high"))
+    return bool(rate and low and high and max(high / rate - 1, 1 - low / rate) > _VAGUE)
+
+
+def _is_disturbed(run: Run) -> bool:
+    bad, stretches = (positive(at(run.record, f"throughput.{name}")) for name in ("disturbed_stretches", "stretches"))
+    return bool(bad and bad == stretches)
+
+
 def _is_unsteady(run: Run) -> bool:
+    """Of a run without an interval."""
+    if f"{RATE}_low" in run.values:
+        return False
     low, high = run.values.get("samples_per_sec_p10"), run.values.get("samples_per_sec_p90")
     return bool(low and high and high > _UNSTEADY * low)

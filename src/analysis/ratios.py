@@ -29,6 +29,7 @@ MIN_ROUNDS = 3  # fewer have no spread to speak of
 _SUMMARY_CONFIDENCE = 0.95  # of the interval in a record's summary
 _FEWEST, _PER_INDEPENDENT = 30, 4  # without single steps: the steps of a run, and how many of them count as one
 _USUAL_SHARE = 0.05  # of the processor, taken by others and the hypervisor when a machine is quiet
+_USUAL_PROBE = 0.03  # in logs: by so much the probe differs on a quiet machine
 
 
 @dataclass(frozen=True)
@@ -172,8 +173,7 @@ def _apart(a: Sequence[Run], b: Sequence[Run], name: str, confidence: float, bet
         return Ratio(math.exp(center), 0.0, math.inf)
     hours = NormalDist().inv_cdf((1 + confidence) / 2) * between * math.sqrt(2)
     low, high = (math.hypot(reach, hours) for reach in within)
-    # Others may have slowed a side by as much as they took of the processor: without them it would be faster.
-    slowed = [max((-math.log1p(-_taken(run)) for run in side), default=0.0) for side in (a, b)]
+    slowed = _slowed(a, b), _slowed(b, a)
     return Ratio(math.exp(center), math.exp(center - low - slowed[1]), math.exp(min(700, center + high + slowed[0])))
 
 
@@ -225,6 +225,31 @@ def _interval(run: Run) -> list[float] | None:
     """The interval of the median step in the summary, in ms."""
     found = at(run.record, "throughput.step_ms_interval")
     return found if isinstance(found, list) and len(found) == 2 and all(map(positive, found)) else None
+
+
+def _slowed(side: Sequence[Run], other: Sequence[Run]) -> float:
+    """By how much, in logs, a side may have been slowed: without that it would be faster.
+
+    It is what others took of the processor, or how much slower the machine's probe was than beside the other side.
+    """
+    taken = max((-math.log1p(-_taken(run)) for run in side), default=0.0)
+    probes = [probe_seconds(runs) for runs in (side, other)]
+    if not all(probes) or len({_machine(run) for run in (*side, *other)}) > 1:
+        return taken
+    return max(taken, math.log(probes[0] / probes[1]) - _USUAL_PROBE)
+
+
+def probe_seconds(runs: Sequence[Run]) -> float:
+    """The median time of the fixed product beside the steps that count; 0 where it is unknown."""
+    known = [times.probe_s[~_left_out(times)] for run in runs if (times := step_times(run)) is not None]
+    found = np.concatenate(known) if known else np.empty(0)
+    found = found[np.isfinite(found) & (found > 0)]
+    return float(np.median(found)) if len(found) else 0.0
+
+
+def _machine(run: Run) -> tuple[str, ...]:
+    """Where the probe takes the same time: the same processor, and the same torch, whose product it is."""
+    return tuple(str(at(run.record, path)) for path in ("hardware.device_name", "hardware.cpu_cores", "versions.torch"))
 
 
 def _taken(run: Run) -> float:

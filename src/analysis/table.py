@@ -104,7 +104,7 @@ def _columns(sweep: SweepResults) -> list[_Column]:
         ("run", [row["run"] for row in table]),
         *((key.rpartition(".")[2], [_setting(run, key) for run in sweep.runs]) for key in varied),
         *(_numbers(table, name) for name in ("batch_size", "global_batch_size", "samples_per_sec")),
-        _ranges(table, "p10–p90", "samples_per_sec_p10", "samples_per_sec_p90"),
+        _spread(table),
         _numbers(table, "samples_per_sec_fit"),
         _numbers(table, "step_ms_median"),
         _ranges(table, "fastest–slowest mean ms", "fastest_step_ms_mean", "slowest_step_ms_mean"),
@@ -112,6 +112,19 @@ def _columns(sweep: SweepResults) -> list[_Column]:
         *(_numbers(table, name) for name in measured),
         ("why not finished", [textwrap.shorten(row.get("reason", ""), 90, placeholder=" …") for row in table]),
     ]
+
+
+def _spread(table: Sequence[Row]) -> _Column:
+    """The interval of the rate; where no run has one, the spread of its steps."""
+    if any("samples_per_sec_low" in row for row in table):
+        return "± %", [_reach(row) for row in table]
+    return _ranges(table, "p10–p90", "samples_per_sec_p10", "samples_per_sec_p90")
+
+
+def _reach(row: Row) -> str:
+    """How far the interval of the rate reaches, in percent of the rate."""
+    rate, low, high = (row.get(f"samples_per_sec{end}") for end in ("", "_low", "_high"))
+    return f"{100 * max(high / rate - 1, 1 - low / rate):.1f}" if rate and low and high else ""
 
 
 def _setting(run: Run, key: str) -> str:

@@ -100,6 +100,8 @@ RUN_METRICS: dict[str, Metric] = {
         Metric("fastest_step_ms_mean", "ms", "mean step of the fastest process", False),
         Metric("slowest_step_ms_mean", "ms", "mean step of the slowest process", False),
         Metric("samples_per_sec", "samples/s", "a whole batch over the median step", True, heading="samples/s"),
+        Metric("samples_per_sec_low", "samples/s", "the lower end of the rate's 95 % interval", True),
+        Metric("samples_per_sec_high", "samples/s", "the upper end of the rate's 95 % interval", True),
         Metric("samples_per_sec_p10", "samples/s", "exceeded by nine of ten steps", True),
         Metric("samples_per_sec_p90", "samples/s", "exceeded by one of ten steps", True),
         Metric("samples_per_sec_mean", "samples/s", "all samples over the time of all steps", True),

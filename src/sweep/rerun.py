@@ -125,8 +125,7 @@ def _process(command: list[str], log: Any) -> Iterator[subprocess.Popen[bytes]]:
         yield process
     except BaseException:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            process.stdin.close()
-            process.wait(_END_S)
+            process.communicate(timeout=_END_S)  # closes its standard input
         raise
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):

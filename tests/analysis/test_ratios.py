@@ -116,8 +116,8 @@ def test_a_machine_that_others_used_may_have_been_slower(tmp_path):
 
 
 def test_disturbed_stretches_do_not_count_where_others_do(tmp_path):
-    calm = 10 * np.exp(0.01 * np.random.default_rng(0).standard_normal((8, 25)))
-    for name, steps, disturbed in (("a", calm, ()), ("b", np.vstack([calm[:4], 3 * calm[4:]]), (4, 5, 6, 7))):
+    steps_a = 10 * calm()
+    for name, steps, disturbed in (("a", steps_a, ()), ("b", np.vstack([steps_a[:4], 3 * steps_a[4:]]), (4, 5, 6, 7))):
         write_run(tmp_path / name, 64, 10.0)
         write_steps(tmp_path / name, steps, disturbed=disturbed)
     sides = [runs(tmp_path / name) for name in "ab"]
@@ -160,3 +160,18 @@ def test_a_damaged_file_of_steps_is_a_line(tmp_path):
     found = runs(run)
     assert [line.startswith("a: ") and "cannot be read" in line for line in unreadable(found)] == [True]
     assert time_ratio(found, found, STEP, CONFIDENCE) == Ratio(pytest.approx(1), 0, math.inf)
+
+
+def test_a_machine_whose_probe_was_slower_may_have_slowed_the_steps(tmp_path):
+    for name, slow in (("a", 1.0), ("b", 1.4)):
+        write_run(tmp_path / name, 64, 10.0 * slow)
+        write_steps(tmp_path / name, 10.0 * slow * calm(), probe_s=3e-4 * slow)
+        write_run(tmp_path / f"{name} elsewhere", 64, 10.0 * slow, device_name=f"processor {name}")
+        write_steps(tmp_path / f"{name} elsewhere", 10.0 * slow * calm(), probe_s=3e-4 * slow)
+    assert not time_ratio(runs(tmp_path / "a"), runs(tmp_path / "b"), STEP, CONFIDENCE).differs
+    machines = [runs(tmp_path / f"{name} elsewhere") for name in "ab"]
+    assert time_ratio(*machines, STEP, CONFIDENCE).low > 1  # of two machines, their speeds are what is compared
+
+
+def calm():
+    return np.exp(0.01 * np.random.default_rng(0).standard_normal((8, 25)))

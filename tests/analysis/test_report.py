@@ -245,3 +245,15 @@ def test_a_folder_that_was_typed_may_lie_behind_a_link(tmp_path):
     (tmp_path / "project" / "outputs").symlink_to(tmp_path / "disk")
     write_report([folder.parent], folder.parent / "outputs" / "compared")
     assert (tmp_path / "disk" / "compared" / "report.md").is_file()
+
+
+def test_a_rate_that_is_hardly_known_is_a_note_and_so_is_a_disturbed_run(tmp_path):
+    folder = write_sweep(tmp_path, [32, 64, 128], serial(4, 0.1))
+    wide = {"step_ms_interval": [8.0, 13.0], "step_ms_p10": 4.0, "step_ms_p90": 16.1}
+    write_run(folder / "1", 64, 10.0, throughput={**wide, "stretches": 4, "disturbed_stretches": 4})
+    (folder / "2" / "steps.npz").write_bytes(b"no archive")
+    notes = write_report([folder], tmp_path / "out").notes
+    assert any(note.startswith("cnn: the rate at 64 is not known to ± 10 %") for note in notes)
+    assert any("the rate at 64 may be too low" in note for note in notes)
+    assert not any("not reliable" in note for note in notes)
+    assert any(note.startswith("2: ") and "steps.npz: cannot be read" in note for note in notes)

@@ -3,6 +3,8 @@
 import csv
 import io
 
+import pytest
+
 from batchscope.analysis import table
 from batchscope.analysis.read import find
 from batchscope.analysis.recommend import Analysis, recommend
@@ -103,3 +105,14 @@ def test_runs_of_several_processes_show_the_batch_of_all_and_how_far_apart_the_p
     shown = table.to_text(sweep).splitlines()
     assert "global" in shown[0]
     assert "9.50–10.5" in shown[2]
+
+
+def test_how_well_a_rate_is_known_is_shown_instead_of_the_spread_of_its_steps(tmp_path):
+    write_run(tmp_path / "0", 64, 10.0)
+    write_run(tmp_path / "1", 128, 20.0, throughput={"step_ms_interval": [19.0, 20.8]})
+    sweep = find([tmp_path])
+    text = table.to_text(sweep)
+    assert "± %" in text
+    assert "5.3" in text.splitlines()[2]
+    assert "p10–p90" not in text
+    assert table.rows(sweep)[1]["samples_per_sec_high"] == pytest.approx(6400 * 20 / 19)

@@ -1,6 +1,7 @@
 """Run records as train.py would have left them, of steps whose time is a known function of the batch size."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,7 @@ def write_steps(
     rounds: Sequence[int] | None = None,
     shares: Sequence[float] = (0.02, 0.03, 0.3, 0.5, 0.1, 0.05),
     disturbed: Sequence[int] = (),
+    probe_s: float = math.nan,
 ) -> Path:
     """`steps.npz` of a run's folder: the steps of each stretch, its round, and the stretches that were disturbed."""
     steps = np.array([ms for stretch in step_ms for ms in stretch]) / 1e3
@@ -144,7 +146,7 @@ def write_steps(
         steal_share=unknown,
         involuntary_switches=unknown,
         throttled=unknown,
-        probe_s=unknown,
+        probe_s=np.full(count, probe_s),
         disturbed=np.array([float(number in disturbed) for number in range(count)]),
         parts_s=parts,
         parts_every=every,
