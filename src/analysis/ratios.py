@@ -5,21 +5,18 @@ measured apart differ by the hour as well: `BETWEEN_RUNS` is the least that sepa
 differ by.
 """
 
-import functools
 import math
 import statistics
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
 
-from ..errors import UserError
 from ..records.intervals import median_interval, ratio_interval, student_t
 from ..records.rates import FIT_RATE
 from ..records.step_parts import PARTS
-from ..records.step_times import StepTimes, read_step_times
+from ..records.step_times import StepTimes
 from ..records.values import at, positive, table
 from .run import Run
 
@@ -65,7 +62,8 @@ def time_ratio(
         b: the same.
         name: `STEP`, `FIT` or a part.
         confidence: of the interval.
-        between: standard deviation of log times between separate runs; not used where the runs took turns.
+        between: standard deviation of log times between separate runs; not used where the runs took turns. 0 for runs of one
+            session, which have the noise of their steps alone.
     """
     of_a, of_b = rounds(a, name), rounds(b, name)
     common = [key for key in of_a if key in of_b]
@@ -75,8 +73,9 @@ def time_ratio(
 
 
 def took_turns(a: Sequence[Run], b: Sequence[Run]) -> int:
-    """The rounds in which both sides were measured."""
-    return len(rounds(a, STEP).keys() & rounds(b, STEP).keys())
+    """The rounds in which both sides were measured; 0 where they are too few, and the sides are compared as separate runs."""
+    found = len(rounds(a, STEP).keys() & rounds(b, STEP).keys())
+    return found if found >= MIN_ROUNDS else 0
 
 
 def rounds(runs: Sequence[Run], name: str) -> dict[Hashable, float]:
@@ -88,8 +87,9 @@ def rounds(runs: Sequence[Run], name: str) -> dict[Hashable, float]:
             if middle := median_time(run, name):
                 found.setdefault((str(turn["of"]), turn["round"]), []).append(middle)
         elif name != FIT and (times := step_times(run)) is not None and (times.round >= 0).any():
-            for number, middle in zip(times.round.tolist(), _stretch_medians(times, name), strict=True):
-                if number >= 0 and middle > 0:
+            medians = zip(times.round.tolist(), _stretch_medians(times, name), _left_out(times), strict=True)
+            for number, middle, is_left_out in medians:
+                if number >= 0 and middle > 0 and not is_left_out:
                     found.setdefault((str(run.folder.resolve().parent), number), []).append(float(middle))
     return {key: statistics.median(values) for key, values in found.items()}
 
@@ -113,21 +113,12 @@ def has_interval(run: Run) -> bool:
 
 def step_times(run: Run) -> StepTimes | None:
     """The single steps of a run; None without any, or where the file cannot be read (see `unreadable`)."""
-    found = _read(run.folder)
-    return found if isinstance(found, StepTimes) else None
+    return run.steps if isinstance(run.steps, StepTimes) else None
 
 
 def unreadable(runs: Sequence[Run]) -> list[str]:
     """A line on each file of step times that cannot be read."""
-    return [f"{run.name}: {found}" for run in runs if isinstance(found := _read(run.folder), str)]
-
-
-@functools.lru_cache(maxsize=256)
-def _read(folder: Path) -> StepTimes | str | None:
-    try:
-        return read_step_times(folder)
-    except UserError as error:
-        return str(error)
+    return [f"{run.name}: {run.steps}" for run in runs if isinstance(run.steps, str)]
 
 
 def _single(run: Run, name: str) -> np.ndarray:
@@ -173,7 +164,7 @@ def _apart(a: Sequence[Run], b: Sequence[Run], name: str, confidence: float, bet
         return Ratio(math.exp(center), 0.0, math.inf)
     hours = NormalDist().inv_cdf((1 + confidence) / 2) * between * math.sqrt(2)
     low, high = (math.hypot(reach, hours) for reach in within)
-    slowed = _slowed(a, b), _slowed(b, a)
+    slowed = (_slowed(a, b), _slowed(b, a)) if between else (0.0, 0.0)
     return Ratio(math.exp(center), math.exp(center - low - slowed[1]), math.exp(min(700, center + high + slowed[0])))
 
 

@@ -7,10 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
 from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
 from ..records.rates import FIT_RATE, MEAN_RATE, RATE
 from ..records.step_parts import PARTS
+from ..records.step_times import StepTimes, read_step_times
 from ..records.values import at, number, positive, table
 
 BATCH_SIZE, SEED = "data.batch_size", "seed"
@@ -149,6 +151,14 @@ class Run:
         of_machine = at(self.record, "hardware.memory_gib") if self.device in ("cpu", "mps") else None
         of_device = at(self.record, "hardware.device_memory_gib")
         return positive(of_machine if of_device is None else of_device)
+
+    @cached_property
+    def steps(self) -> StepTimes | str | None:
+        """The single steps; None if the run left none, and a line where their file cannot be read."""
+        try:
+            return read_step_times(self.folder)
+        except UserError as error:
+            return str(error)
 
     @cached_property
     def parts_ms(self) -> dict[str, float]:
