@@ -73,12 +73,12 @@ def test_a_metric_that_a_task_adds_is_a_column_and_is_compared_once_its_directio
     assert table.rows(sweep)[0]["test/f1"] == 0.9
     assert "test/f1" in table.to_text(sweep).splitlines()[0]
     (group,) = sweep.groups
-    assert not any("test/f1" in remark for remark in recommend(Analysis(group), table.shown_metrics(sweep)).remarks)
+    assert recommend(Analysis(group), table.shown_metrics(sweep)).costs == ""
     monkeypatch.setitem(
         METRICS, "test/f1", Metric("test/f1", FRACTION, "F1 score", higher_is_better=True, text=percent)
     )
-    remarks = recommend(Analysis(group), table.shown_metrics(sweep)).remarks
-    assert "512 is 1.88× faster per sample but reaches test/f1 70 % where 64 reaches 90 %." in remarks
+    costs = recommend(Analysis(group), table.shown_metrics(sweep)).costs
+    assert costs == "it costs accuracy: test/f1 70 % where 64, 1.88× slower per sample, reaches 90 %"
 
 
 def test_without_a_test_the_validation_tells_how_good_the_runs_became(tmp_path):
