@@ -125,8 +125,9 @@ def unchanged_runs(out: Path, comparisons: int, rounds: int) -> list[Path]:
 def apart(runs: Sequence[Path], most: int) -> Iterator[tuple[Path, Path]]:
     """Pairs that lie half of the benchmark apart, each run in one pair."""
     half = len(runs) // 2
-    for n in range(0, half, max(1, half // most)):
-        yield runs[n], runs[n + half]
+    for n in range(min(most, half)):
+        first = n * half // min(most, half)
+        yield runs[first], runs[first + half]
 
 
 def spread(runs: Sequence[Path]) -> dict[str, float]:
@@ -146,14 +147,15 @@ def row(title: str, found: list[Comparison], wanted: str) -> str:
     differing = sum(any(r.ratio and r.ratio.differs for r in one.compared[0].rows) for one in found)
     ratio = statistics.median(one.compared[0].slowdown.value for one in found)
     reach = statistics.median(one.compared[0].slowdown.high / one.compared[0].slowdown.value - 1 for one in found)
-    return f"| {title} | {len(found)} | {alarms} ({alarms / len(found):.0%}) | {wanted} | {differing} | {ratio:.3f} | ± {reach:.1%} |"
+    interval = f"± {reach:.1%}" if math.isfinite(reach) else "unknown"
+    return f"| {title} | {len(found)} | {alarms} ({alarms / len(found):.0%}) | {wanted} | {differing} | {ratio:.3f} | {interval} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default="data")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "bench-compare")
-    parser.add_argument("--comparisons", type=int, default=20)
+    parser.add_argument("--comparisons", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=1.0, help="of training in a run")
     args = parser.parse_args()
