@@ -1,5 +1,9 @@
-"""ProgressBar: one line with the loss and the samples a second, redrawn by the clock and not by the step."""
+"""ProgressBar: one line with the loss and the samples a second, redrawn by the clock and not by the step.
 
+Where standard output is no terminal, nothing is redrawn: a plain line is printed now and then.
+"""
+
+import math
 import time
 from typing import Any
 
@@ -9,8 +13,12 @@ from typing_extensions import override
 
 from ..options.types import PositiveFloat
 from ..records.formatting import significant
+from ..records.terminal import can_redraw
 from ._batches import samples_in
 from ._deferred_scalars import DeferredScalars
+
+PLAIN_INTERVAL_S = 10.0  # between plain lines, until
+PLAIN_GROWTH = 0.1  # of the time of the fit is longer
 
 
 class ProgressBar(TQDMProgressBar):
@@ -19,8 +27,11 @@ class ProgressBar(TQDMProgressBar):
     The rate is that of the time since the last redraw. The loss is of the redraw before: it has reached the host by
     then, so nothing waits for it.
 
+    Without a terminal or a notebook there is a plain line every 10 s instead, and after 100 s of the fit one whenever it
+    has become 10 % longer: a day of training takes 80 lines.
+
     Args:
-        interval_s: seconds between redraws.
+        interval_s: seconds between redraws in a terminal.
     """
 
     observes_only = True
@@ -31,10 +42,25 @@ class ProgressBar(TQDMProgressBar):
         self._loss: float | None = None
         self._rate: float | None = None
         self._read: DeferredScalars | None = None
+        self._plain = False  # whether plain lines are printed
+        self._fit_started = self._next_line = 0.0
         self._start_interval()
 
     def _start_interval(self) -> None:
         self._samples, self._drawn = 0, time.perf_counter()
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if self.is_enabled and not can_redraw():  # the first process alone has its bars enabled
+            self._plain = True
+            self.disable()  # Lightning's bars print nothing then
+
+    @override
+    def on_train_start(self, trainer: Trainer, *args: Any) -> None:
+        super().on_train_start(trainer, *args)
+        self._fit_started = time.perf_counter()
+        self._next_line = self._fit_started + PLAIN_INTERVAL_S
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, *args: Any) -> None:
@@ -46,16 +72,32 @@ class ProgressBar(TQDMProgressBar):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._samples += samples_in(batch)
-        elapsed = time.perf_counter() - self._drawn
-        if elapsed < self.interval_s and batch_idx + 1 != self.total_train_batches:
+        now = time.perf_counter()
+        elapsed = now - self._drawn
+        if now < self._next_line if self._plain else elapsed < self.interval_s and not self._is_last(batch_idx):
             return
         self._rate = self._samples * trainer.world_size / elapsed if elapsed > 0 else None
         self._update_loss(outputs.get("loss") if isinstance(outputs, dict) else outputs)
-        bar = self.train_progress_bar
-        bar.n = batch_idx + 1
-        bar.set_postfix(self.get_metrics(trainer, pl_module), refresh=False)
-        bar.refresh()  # one redraw; Lightning's own bar draws at the count and again at the postfix
+        if self._plain:
+            self._print_line(trainer, pl_module, batch_idx)
+            self._next_line = now + max(PLAIN_INTERVAL_S, PLAIN_GROWTH * (now - self._fit_started))
+        else:
+            bar = self.train_progress_bar
+            bar.n = batch_idx + 1
+            bar.set_postfix(self.get_metrics(trainer, pl_module), refresh=False)
+            bar.refresh()  # one redraw; Lightning's own bar draws at the count and again at the postfix
         self._start_interval()
+
+    def _is_last(self, batch_idx: int) -> bool:
+        return batch_idx + 1 == self.total_train_batches
+
+    def _print_line(self, trainer: Trainer, pl_module: LightningModule, batch_idx: int) -> None:
+        epochs, batches = trainer.max_epochs or -1, self.total_train_batches
+        epoch = f"epoch {trainer.current_epoch + 1}" + (f" of {epochs}" if epochs > 0 else "")
+        batch = f"batch {batch_idx + 1:,}" + (f" of {batches:,}" if math.isfinite(batches) else "")
+        values = self.get_metrics(trainer, pl_module).items()
+        words = (f"{name} {significant(value) if isinstance(value, float) else value}" for name, value in values)
+        print(f"{epoch}, {batch}: {', '.join(words)}", flush=True)
 
     def _update_loss(self, loss: Any) -> None:
         if self._read is not None and self._read.ready():

@@ -10,16 +10,21 @@ from batchscope.callbacks.progress import ProgressBar
 from tests.support.third_party_modules import Stranger, loader
 
 
-def fit(bar: ProgressBar, tmp_path: Path) -> None:
+def fit(bar: ProgressBar, tmp_path: Path, epochs: int = 1) -> None:
     lightning.Trainer(
         default_root_dir=tmp_path,
         accelerator="cpu",
-        max_epochs=1,
+        max_epochs=epochs,
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
         callbacks=[bar],
     ).fit(Stranger(), loader(), loader())
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "can_redraw", lambda: True)
 
 
 def test_it_shows_loss_and_samples_per_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,6 +53,52 @@ def test_the_rate_is_samples_over_the_time_since_the_last_redraw(
     fit(bar, tmp_path)
     # 4 samples every half second; a redraw after every second batch, and at the last one.
     assert bar.rates == [None, 8.0, 8.0, 8.0, 8.0]
+
+
+class Ticking(ProgressBar):
+    """A bar whose clock goes on by some seconds a batch."""
+
+    def __init__(self, seconds: float, monkeypatch: pytest.MonkeyPatch):
+        super().__init__()
+        self._now, self._seconds = 0.0, seconds
+        monkeypatch.setattr(progress.time, "perf_counter", lambda: self._now)
+
+    def on_train_batch_end(self, *args: object) -> None:
+        self._now += self._seconds
+        super().on_train_batch_end(*args)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "batches"),
+    [
+        (4.0, [3]),  # 12 s
+        (25.0, [1, 2, 3, 4, 5]),
+        (0.1, []),
+    ],
+)
+def test_without_a_terminal_there_is_a_plain_line_every_ten_seconds(
+    seconds: float,
+    batches: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(progress, "can_redraw", lambda: False)
+    fit(Ticking(seconds, monkeypatch), tmp_path)
+    said = capsys.readouterr()
+    assert "\r" not in said.out + said.err
+    lines = said.out.splitlines()
+    assert [int(line.split("batch ")[1].split(" ")[0]) for line in lines] == batches
+    for line in lines:
+        assert line.startswith("epoch 1 of 1, batch ") and ": loss " in line and "samples/s " in line
+
+
+def test_plain_lines_become_rarer_as_the_fit_becomes_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "can_redraw", lambda: False)
+    fit(Ticking(20.0, monkeypatch), tmp_path, epochs=200)  # 5 batches each, together 20,000 s
+    assert 40 < len(capsys.readouterr().out.splitlines()) < 70
 
 
 def test_an_interval_of_zero_is_refused_where_it_is_declared() -> None:

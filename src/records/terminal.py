@@ -1,0 +1,45 @@
+"""Text that fits a terminal: its width, wrapped lines, and whether a line can be redrawn."""
+
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable
+
+WITHOUT_TERMINAL = 140  # columns
+_JOIN = "\0"  # in place of a space at which a line must not break
+
+
+def columns() -> int:
+    """The width of the terminal, or what `COLUMNS` says; WITHOUT_TERMINAL where there is neither."""
+    return shutil.get_terminal_size((WITHOUT_TERMINAL, 24)).columns
+
+
+def can_redraw() -> bool:
+    """Whether standard output is a terminal or a notebook, in which a line can be redrawn."""
+    return bool(getattr(sys.stdout, "isatty", lambda: False)()) or "ipykernel" in sys.modules
+
+
+def wrapped(lines: Iterable[str], width: int | None = None, indent: int = 2) -> list[str]:
+    """Lines in at most so many columns, those of the terminal by default. A word that is longer stays whole.
+
+    A line that continues begins `indent` columns behind its own beginning. A line breaks before ` · ` and ` + ` where
+    what stands between them fits.
+    """
+    width, found = width or columns(), []
+    for line in lines:
+        text = line.lstrip(" ")
+        margin = " " * (len(line) - len(text))
+        items = re.split(r" (?=[·+] )", text)
+        room = width - len(margin) - indent
+        if len(items) > 2:
+            text = " ".join(item.replace(" ", _JOIN) if len(item) <= room else item for item in items)
+        wrapper = textwrap.TextWrapper(
+            width,
+            initial_indent=margin,
+            subsequent_indent=margin + " " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        found += [part.replace(_JOIN, " ") for part in wrapper.wrap(text)] or [""]
+    return found
