@@ -13,12 +13,14 @@ from ..errors import UserError, printable
 from ..files import refuse_links, write_text
 from ..records.formatting import count, percent, significant
 from ..records.rates import NEAR_BEST, RATE
+from ..records.terminal import wrapped
 from . import plots, scaling, table, tensorboard
 from .crossover import Crossover, crossovers
 from .groups import SweepResults
 from .notes import limits
 from .read import find
 from .recommend import Analysis, Recommendation, recommend
+from .text_table import to_text
 from .varied import compare_options, repeats
 
 SCHEMA = 2  # of sweep.json
@@ -64,9 +66,9 @@ class Report:
 
     @property
     def text(self) -> str:
-        """For the terminal."""
-        parts = [self.counts, "", table.to_text(self.sweep), *self.headlines]
-        return printable("\n".join([*parts, *(f"note: {note}" for note in self.notes)]))
+        """For the terminal, and as wide."""
+        sentences = [*self.headlines, *(f"note: {note}" for note in self.notes)]
+        return printable("\n".join([*wrapped([self.counts]), "", to_text(self.sweep), *wrapped(sentences)]))
 
     @property
     def markdown(self) -> str:

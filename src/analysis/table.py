@@ -1,4 +1,4 @@
-"""A row for each run: as Markdown and text for people, as CSV and JSON with all numbers in full."""
+"""A row for each run: as Markdown for people, as CSV and JSON with all numbers in full; text_table.py has the terminal's."""
 
 import csv
 import io
@@ -49,22 +49,10 @@ def to_csv(sweep: SweepResults) -> str:
 
 def to_markdown(sweep: SweepResults) -> str:
     """The columns that people compare; columns without values are left out."""
-    header, cells = _cells(sweep)
-    right = [_is_number_column(column) for column in zip(*cells, strict=True)]
-    lines = [header, [("---:" if is_right else "---") for is_right in right], *cells]
+    header, lines = cells(sweep)
+    right = [is_number_column(column) for column in zip(*lines, strict=True)]
+    lines = [header, [("---:" if is_right else "---") for is_right in right], *lines]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
-
-
-def to_text(sweep: SweepResults) -> str:
-    """The same columns, aligned."""
-    header, cells = _cells(sweep)
-    columns = list(zip(header, *cells, strict=True))
-    widths = [max(map(len, column)) * (1 if _is_number_column(column[1:]) else -1) for column in columns]
-    lines = [zip(line, widths, strict=True) for line in (header, *cells)]
-    texts = [
-        "  ".join(cell.rjust(width) if width > 0 else cell.ljust(-width) for cell, width in line) for line in lines
-    ]
-    return "\n".join(text.rstrip() for text in texts) + "\n"
 
 
 def shown_metrics(sweep: SweepResults) -> list[str]:
@@ -86,10 +74,10 @@ def _of_stage(stage: str, runs: Sequence[Run]) -> list[str]:
     return best_first(name for run in runs for name in run.metrics if name.startswith(stage))
 
 
-def _cells(sweep: SweepResults) -> tuple[list[str], list[list[str]]]:
+def cells(sweep: SweepResults) -> tuple[list[str], list[list[str]]]:
     """Header and lines of the table for people."""
-    kept = [(heading, cells) for heading, cells in _columns(sweep) if any(cells)]
-    return [heading for heading, _ in kept], [list(line) for line in zip(*(cells for _, cells in kept), strict=True)]
+    kept = [(heading, column) for heading, column in _columns(sweep) if any(column)]
+    return [heading for heading, _ in kept], [list(line) for line in zip(*(column for _, column in kept), strict=True)]
 
 
 def _columns(sweep: SweepResults) -> list[_Column]:
@@ -146,5 +134,6 @@ def _shares(row: Row) -> str:
     return "/".join(f"{100 * ms / sum(parts):.0f}" for ms in parts) if sum(parts) else ""
 
 
-def _is_number_column(cells: Sequence[str]) -> bool:
+def is_number_column(cells: Sequence[str]) -> bool:
+    """Whether the cells are numbers or empty."""
     return all(not cell or cell[0] in "0123456789.-−" for cell in cells)

@@ -17,6 +17,7 @@ from ..hardware.contention import cpu_seconds, others_share
 from ..hardware.devices import cache_bytes
 from ..options.types import NonNegativeInt
 from ..records.step_times import StepTimes
+from ..records.terminal import wrapped
 from ._batches import samples_in, timesteps_in
 from ._cost_summary import step_metrics
 from ._exclusions import add_exclusion, measuring, remove_exclusion, writing
@@ -296,4 +297,4 @@ class ThroughputMonitor(Callback):
                 cost | communication, trainer, measured, self._flops, self._devices.result(), seen
             )
             if self.verbose and trainer.is_global_zero:
-                print("\n" + report(self.summary), flush=True)
+                print("\n" + "\n".join(wrapped(report(self.summary).splitlines())), flush=True)

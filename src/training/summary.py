@@ -25,6 +25,7 @@ from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
 from ..records.formatting import count
 from ..records.step_times import write_step_times
+from ..records.terminal import wrapped
 
 
 def last_metrics(trainer: Trainer) -> dict[str, float]:
@@ -101,8 +102,8 @@ def print_summary(trainer: Trainer, record: Mapping[str, Any]) -> None:
     done = f"{count(record['epochs'], 'epoch')}, {count(record['steps'], 'step')}{timed}"
     print(f"\ntrained  {record['name']}: {done} in {record['fit_seconds']:.1f} s")
     for callback in callbacks_of(trainer):
-        for line in callback.summary_lines() if hasattr(callback, "summary_lines") else ():
-            print(line)
+        lines = callback.summary_lines() if hasattr(callback, "summary_lines") else ()
+        print("".join(f"{line}\n" for line in wrapped(lines, indent=9)), end="")
     if test:
         print("tested   " + ", ".join(f"{key} {value:.4f}" for key, value in sorted(test.items())))
     run_dir = Path(record["config"]["run_dir"])

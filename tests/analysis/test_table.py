@@ -8,6 +8,7 @@ import pytest
 from batchscope.analysis import table
 from batchscope.analysis.read import find
 from batchscope.analysis.recommend import Analysis, recommend
+from batchscope.analysis.text_table import to_text
 from batchscope.records.formatting import percent
 from batchscope.records.metrics import FRACTION, METRICS, Metric
 from tests.support.synthetic_runs import serial, write_run, write_sweep
@@ -48,14 +49,14 @@ def test_csv_has_every_column_and_empty_cells(tmp_path):
 
 def test_columns_that_no_run_has_are_not_shown(tmp_path):
     write_sweep(tmp_path, [32, 64], serial(4, 0.1))
-    header = table.to_text(find([tmp_path])).splitlines()[0]
+    header = to_text(find([tmp_path])).splitlines()[0]
     assert "samples/s" in header
     assert not any(word in header for word in ("kernel", "processor", "MFU", "GiB", "test/", "why"))
 
 
 def test_the_text_is_aligned(tmp_path):
     write_sweep(tmp_path, [32, 1024], serial(4, 0.1))
-    lines = table.to_text(find([tmp_path])).splitlines()
+    lines = to_text(find([tmp_path])).splitlines()
     assert len({len(line) for line in lines}) == 1
 
 
@@ -71,7 +72,7 @@ def test_a_metric_that_a_task_adds_is_a_column_and_is_compared_once_its_directio
     write_run(tmp_path / "1", 512, 34.0, metrics={"test/f1": 0.7, "test/loss": 0.1})
     sweep = find([tmp_path])
     assert table.rows(sweep)[0]["test/f1"] == 0.9
-    assert "test/f1" in table.to_text(sweep).splitlines()[0]
+    assert "test/f1" in to_text(sweep).splitlines()[0]
     (group,) = sweep.groups
     assert recommend(Analysis(group), table.shown_metrics(sweep)).costs == ""
     monkeypatch.setitem(
@@ -89,7 +90,7 @@ def test_without_a_test_the_validation_tells_how_good_the_runs_became(tmp_path):
 def test_an_option_that_is_null_is_shown(tmp_path):
     write_run(tmp_path / "0", 64, 10.0, options={"trainer.gradient_clip_val": None})
     write_run(tmp_path / "1", 64, 10.0, options={"trainer.gradient_clip_val": 0.5})
-    shown = [line.split()[1] for line in table.to_text(find([tmp_path])).splitlines()]
+    shown = [line.split()[1] for line in to_text(find([tmp_path])).splitlines()]
     assert shown == ["gradient_clip_val", "null", "0.5"]
 
 
@@ -102,7 +103,7 @@ def test_runs_of_several_processes_show_the_batch_of_all_and_how_far_apart_the_p
     assert not {"processes", "global_batch_size", "slowest_step_ms_mean"} & set(alone)
     assert (both["processes"], both["batch_size"], both["global_batch_size"]) == (2, 64, 128)
     assert both["samples_per_sec"] == 2 * alone["samples_per_sec"]
-    shown = table.to_text(sweep).splitlines()
+    shown = to_text(sweep, 200).splitlines()
     assert "global" in shown[0]
     assert "9.50–10.5" in shown[2]
 
