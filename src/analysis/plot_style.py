@@ -13,7 +13,14 @@ from ..records.formatting import with_prefix
 # Okabe and Ito's colours, which colour-blind people can tell apart; black and yellow are left for other things.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-GREY = "#666666"
+PART_COLOURS = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#BBBBBB")  # of the parts of a step
+GREY = "#555555"
+DEVICE_TITLES = {  # what is shown of a device against the batch size; the unit stands behind the comma
+    "processor_time_pct": "CPU: processor time of the process, % of the cores",
+    "utilization_pct": "GPU: time in which a kernel ran, %",
+    "sm_activity_pct": "GPU: SM activity, %",
+    "memory_peak_gib": "peak memory, GiB",
+}
 RC = {  # matplotlib's settings while the plots are made
     "axes.axisbelow": True,
     "axes.grid": True,
@@ -27,6 +34,7 @@ RC = {  # matplotlib's settings while the plots are made
     "legend.frameon": False,
     "legend.title_fontsize": 9,
     "savefig.dpi": 150,
+    "text.parse_math": False,  # two dollar signs in a name are no formula
     "xtick.labelsize": 9,
     "ytick.labelsize": 9,
 }

@@ -19,17 +19,28 @@ from ..records.rates import NEAR_BEST
 from ..records.step_parts import PARTS
 from .curves import read_curve
 from .fit import Fit
-from .plot_style import GREY, MARKERS, RC, legend_below, log_axis, look_of, new_figure, size_axis, wide_axis
+from .plot_style import (
+    DEVICE_TITLES,
+    GREY,
+    MARKERS,
+    PART_COLOURS,
+    RC,
+    legend_below,
+    log_axis,
+    look_of,
+    new_figure,
+    size_axis,
+    wide_axis,
+)
 from .recommend import Analysis
 from .run import Run
 
 CAPTIONS = {
     "throughput": "Samples per second against batch size",
     "step_time": "Where the time of a step goes",
-    "device": "How much of its time the device works, and the memory it needs",
+    "device": "How much of the time the device works, and the memory that is needed",
     "validation": "The validation metric against time and against samples",
 }
-_PART_COLOURS = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#BBBBBB")
 _MAX_PANELS = 9
 _FEW = 4  # groups, for which there is room to draw everything
 _IDEAL = {"lw": 0.8, "ls": (0, (6, 4))}
@@ -161,7 +172,7 @@ def _shares(analysis: Analysis) -> dict[int, list[float]]:
 def _draw_bars(axes: Axes, shares: dict[int, list[float]], medians: dict[int, float], labels: int) -> None:
     """A bar for each size; above the bar the median step, as in the table, although the shares are of the mean."""
     at, bottom = np.arange(len(shares)), np.zeros(len(shares))
-    for part, colour, heights in zip(PARTS, _PART_COLOURS, zip(*shares.values(), strict=True), strict=True):
+    for part, colour, heights in zip(PARTS, PART_COLOURS, zip(*shares.values(), strict=True), strict=True):
         label = part.replace("_", " ")
         axes.bar(at, heights, 0.82, bottom, color=colour, label=label, edgecolor="white", linewidth=0.5)
         bottom += heights
@@ -179,13 +190,7 @@ def _draw_bars(axes: Axes, shares: dict[int, list[float]], medians: dict[int, fl
 
 def device(analyses: Sequence[Analysis]) -> Figure | None:
     """How much of its time the device works, and the memory it needs, against batch size."""
-    titles = {
-        "processor_time_pct": "CPU: processor time, %",
-        "utilization_pct": "GPU: time in which a kernel ran, %",
-        "sm_activity_pct": "GPU: SM activity, %",
-        "memory_peak_gib": "peak memory, GiB",
-    }
-    found = {name: {a.group.label: a.group.medians(name) for a in analyses} for name in titles}
+    found = {name: {a.group.label: a.group.medians(name) for a in analyses} for name in DEVICE_TITLES}
     found = {name: {label: s for label, s in series.items() if len(s) > 1} for name, series in found.items()}
     shown = {name: series for name, series in found.items() if series}
     if not shown:
@@ -197,13 +202,11 @@ def device(analyses: Sequence[Analysis]) -> Figure | None:
             colour, marker = looks[label]
             axes.plot(*_xy(series), color=colour, marker=marker, ms=5, lw=1.2, label=label)
         size_axis(axes, itertools.chain(*groups.values()), most=6)
-        axes.set_title(titles[name])
+        axes.set_title(DEVICE_TITLES[name])
         if name.endswith("_pct"):
             axes.set_ylim(0, 105)
         else:
-            values = [value for series in groups.values() for value in series.values()]
-            axes.set_ylim(min(values) / 1.4, max(values) * 1.4)
-            log_axis(axes)
+            axes.set_ylim(0, 1.1 * max(value for series in groups.values() for value in series.values()))
     legend_below(figure, panels[-1])
     return figure
 

@@ -1,9 +1,9 @@
-"""write_report: the folders of a sweep → report.md, sweep.csv, sweep.json, plots, TensorBoard, and a text for the terminal."""
+"""write_report: the folders of a sweep → report.md, report.html, sweep.csv, sweep.json, plots, TensorBoard, and a text for the terminal."""
 
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,11 @@ from .text_table import to_text
 from .varied import compare_options, repeats
 
 SCHEMA = 2  # of sweep.json
+_MODEL = "(floor^p + (slope · batch size)^p)^(1/p)"
+_ABOUT_FITS = (
+    "The error is the median over sizes, each predicted from the others. "
+    f"At the knee the rate is {percent(1 - NEAR_BEST)} of the fitted maximum."
+)
 
 
 @dataclass(frozen=True)
@@ -86,21 +91,38 @@ class Report:
         return printable("\n".join(lines))
 
     def _fits(self) -> list[str]:
-        lines = [
-            "A step takes `(floor^p + (slope · batch size)^p)^(1/p)`. The error is the median over sizes, each predicted",
-            f"from the others. At the knee the rate is {percent(1 - NEAR_BEST)} of the fitted maximum.",
-            "",
-            "| group | floor ms | slope µs/sample | p | knee | error % |",
-            "| --- | ---: | ---: | ---: | ---: | ---: |",
-        ]
+        header, *rows = self._fit_rows()
+        lines = [f"A step takes `{_MODEL}`. {_ABOUT_FITS}", "", f"| {' | '.join(header)} |"]
+        lines.append(f"| --- |{(len(header) - 1) * ' ---: |'}")
+        return lines + [f"| {' | '.join(row)} |" for row in rows]
+
+    def _fit_rows(self) -> list[list[str]]:
+        """The fits, their headings first."""
+        rows = [["group", "floor ms", "slope µs/sample", "p", "knee", "error %"]]
         for analysis in self.analyses:
             fit, error = analysis.fit, analysis.error
             if fit:
                 knee = "" if fit.knee is None else f"{fit.knee:,.0f}"
                 off = "" if error is None else f"{100 * error:.1f}"
                 cells = (significant(fit.floor_ms), significant(1e3 * fit.slope_ms), f"{fit.sharpness:g}", knee, off)
-                lines.append(f"| {analysis.group.label} | {' | '.join(cells)} |")
-        return lines
+                rows.append([analysis.group.label, *cells])
+        return rows
+
+    def html(self) -> str:
+        """`report.html`."""
+        from . import html_report  # which imports Bokeh, and takes a second
+
+        fits = self._fit_rows()
+        models = dict.fromkeys(run.model for run in self.sweep.runs)
+        text = html_report.Text(
+            title=f"Sweep: {', '.join(models)}",
+            headlines=self.headlines,
+            counts=self.counts,
+            fits=fits if len(fits) > 1 else [],
+            about_fits=f"A step takes {_MODEL}. {_ABOUT_FITS}",
+            notes=self.notes,
+        )
+        return html_report.page(self.sweep, self.analyses, self.recommendations, text)
 
     def as_json(self) -> dict[str, Any]:
         """`sweep.json`."""
@@ -117,6 +139,24 @@ class Report:
             "rows": table.rows(self.sweep),
             "notes": self.notes,
         }
+
+
+HTML = "report.html"
+FILES: dict[str, Callable[[Report], str]] = {  # beside the plots
+    "report.md": lambda report: report.markdown,
+    HTML: lambda report: report.html(),
+    "sweep.csv": lambda report: table.to_csv(report.sweep),
+    "sweep.json": lambda report: json.dumps(report.as_json(), indent=2, ensure_ascii=False) + "\n",
+}
+
+
+def _why_no_html() -> str:
+    """A note if Bokeh is missing, else an empty string."""
+    try:
+        from . import html_report  # noqa: F401
+    except ImportError as error:
+        return f"no {HTML}: {error}"
+    return ""
 
 
 def _known(facts: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +178,8 @@ def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.Pa
     try:
         out.mkdir(parents=True, exist_ok=True)
         pictures, missing = plots.draw(analyses, out)
-        missing.append(tensorboard.write(sweep.groups, pictures, out / "tensorboard"))
+        missing += [tensorboard.write(sweep.groups, pictures, out / "tensorboard"), _why_no_html()]
+        texts = [name for name in FILES if name != HTML or not missing[-1]]
         report = Report(
             sweep=sweep,
             analyses=analyses,
@@ -146,12 +187,10 @@ def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.Pa
             crossovers=crossovers(analyses),
             others=_others(sweep),
             notes=[*sweep.notes, *scaling.doubts(sweep.runs), *limits(sweep, analyses), *filter(None, missing)],
-            files=[*(out / name for name in ("report.md", "sweep.csv", "sweep.json")), *pictures],
+            files=[*(out / name for name in texts), *pictures],
         )
-        text = json.dumps(report.as_json(), indent=2, ensure_ascii=False)
-        contents = (report.markdown, table.to_csv(sweep), f"{text}\n")
-        for file, content in zip(report.files, contents, strict=False):  # the plots have been written
-            write_text(file, content)
+        for name in texts:
+            write_text(out / name, FILES[name](report))
     except OSError as error:
         raise UserError(f"{out}: cannot be written: {error}") from error
     return report
@@ -162,7 +201,7 @@ def _refuse_links(out: Path, folders: Sequence[Path]) -> None:
     here = Path(os.path.abspath(out))
     # The default place lies in a folder that may be anybody's. The user typed any other place.
     root = next((folder for folder in folders if here == Path(os.path.abspath(folder)) / "report"), None)
-    refuse_links(out, "the report's folder", root, ("report.md", "sweep.*", "*.png", "tensorboard"))
+    refuse_links(out, "the report's folder", root, ("report.*", "sweep.*", "*.png", "tensorboard"))
 
 
 def _others(sweep: SweepResults) -> list[str]:

@@ -1,9 +1,10 @@
 """The plots show the same numbers as the table, and cope with many groups and odd sizes."""
 
-from batchscope.analysis import table, write_report
-from batchscope.analysis.plots import step_time
+from batchscope.analysis import write_report
+from batchscope.analysis.plots import device, step_time
 from batchscope.analysis.read import find
 from batchscope.analysis.recommend import Analysis
+from batchscope.analysis.text_table import to_text
 from batchscope.records.step_parts import PARTS
 from tests.support.synthetic_runs import serial, write_run, write_sweep
 
@@ -17,7 +18,7 @@ def test_the_plot_of_the_parts_names_the_step_that_the_table_has(tmp_path):
     figure = step_time([Analysis(group) for group in sweep.groups])
     above = [text.get_text() for axes in figure.axes for text in axes.texts]
     assert above == ["171 ms", "172 ms"]
-    header, *lines = table.to_text(sweep).splitlines()
+    header, *lines = to_text(sweep, 200).splitlines()
     assert "median step ms" in header
     assert ["171" in lines[0].split(), "172" in lines[1].split()] == [True, True]
     assert figure.axes[0].get_ylabel() == "share of the mean step, %"
@@ -31,3 +32,14 @@ def test_many_groups_and_odd_sizes_can_be_drawn(tmp_path):
     report = write_report([tmp_path], tmp_path / "out")
     assert len(report.recommendations) == 12
     assert "the step_time plot shows the first 9 groups" in report.notes
+
+
+def test_a_name_with_dollar_signs_is_a_name_and_no_formula(tmp_path):
+    write_sweep(tmp_path, [32, 64, 128], serial(4, 0.1), model="a$$b$c", **DEVICE)
+    assert (tmp_path / "out" / "throughput.png") in write_report([tmp_path], tmp_path / "out").files
+
+
+def test_memory_is_drawn_from_zero_with_ticks_at_even_distances(tmp_path):
+    write_sweep(tmp_path, [32, 64, 128], serial(4, 0.1), **DEVICE)
+    *_, axes = device([Analysis(group) for group in find([tmp_path]).groups]).axes
+    assert (axes.get_yscale(), axes.get_ylim()[0]) == ("linear", 0)

@@ -40,8 +40,8 @@ def report(full, out):
 def test_everything_is_written(report, out):
     assert report.exit_code == 0
     assert {path.name for path in out.iterdir()} == {
-        "report.md", "sweep.csv", "sweep.json", "throughput.png", "step_time.png", "device.png", "validation.png",
-        "tensorboard",
+        "report.md", "report.html", "sweep.csv", "sweep.json",
+        "throughput.png", "step_time.png", "device.png", "validation.png", "tensorboard",
     }  # fmt: skip
     assert all(file.exists() for file in report.files)
     assert {path.name for path in (out / "tensorboard").iterdir()} == {"cnn-cpu", "cnn-gpu", "plots"}
@@ -230,7 +230,7 @@ def test_a_report_replaces_its_files_and_writes_through_none(tmp_path):
     folder = write_sweep(tmp_path / "mine", [32, 64, 128], serial(4, 0.1), **DEVICE)
     out = folder / "report"
     out.mkdir()
-    names = ("report.md", "sweep.csv", "sweep.json", "throughput.png")
+    names = ("report.md", "report.html", "sweep.csv", "sweep.json", "throughput.png")
     for name in names:
         (out / f"{name}.before").write_text("before")
         (out / name).hardlink_to(out / f"{name}.before")
