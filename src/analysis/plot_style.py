@@ -40,9 +40,9 @@ RC = {  # matplotlib's settings while the plots are made
 }
 
 
-def new_figure(height: float) -> Figure:
-    """A figure of the common width; sizes in inches."""
-    return Figure(figsize=(8.0, height), layout="constrained")
+def new_figure(height: float, narrow: bool = False) -> Figure:
+    """A figure of the common width, or of a card in TensorBoard, in which type is larger; sizes in inches."""
+    return Figure(figsize=(4.6 if narrow else 8.0, height), layout="constrained")
 
 
 def look_of(index: int) -> tuple[str, str]:
@@ -97,7 +97,8 @@ def legend_below(figure: Figure, axes: Axes, title: str | None = None) -> None:
     once = dict(zip(names, handles, strict=True))
     texts = [textwrap.shorten(name, 100, placeholder=" …") for name in once]
     longest = max(12, *(len(name) + 5 for name in once))
-    columns = min(len(once), 8 if title else max(1, round(84 / longest)))
+    room = 10.5 * figure.get_figwidth()  # characters
+    columns = min(len(once), round(room / 10.5) if title else max(1, round(room / longest)))
     legend = figure.legend(list(once.values()), texts, loc="outside lower center", ncols=columns, title=title)
     for line in legend.get_lines():
         line.set_alpha(1)

@@ -76,11 +76,15 @@ class Report:
         return printable("\n".join([*wrapped([self.counts]), "", to_text(self.sweep), *wrapped(sentences)]))
 
     @property
+    def spoken(self) -> str:
+        """The recommendation and what ran, as Markdown."""
+        lines = [f"  - {line.strip()}" if line.startswith("  ") else f"- **{line}**" for line in self.headlines]
+        return printable("\n".join([*lines, "", f"{self.counts}."]))
+
+    @property
     def markdown(self) -> str:
         """`report.md`."""
-        lines = ["# Sweep", ""]
-        lines += [f"  - {line.strip()}" if line.startswith("  ") else f"- **{line}**" for line in self.headlines]
-        lines += ["", f"{self.counts}.", "", "## Runs", "", table.to_markdown(self.sweep)]
+        lines = ["# Sweep", "", self.spoken, "", "## Runs", "", table.to_markdown(self.sweep)]
         if any(analysis.fit for analysis in self.analyses):
             lines += ["## The time of a step", "", *self._fits(), ""]
         pictures = [file for file in self.files if file.suffix == ".png"]
@@ -178,7 +182,7 @@ def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.Pa
     try:
         out.mkdir(parents=True, exist_ok=True)
         pictures, missing = plots.draw(analyses, out)
-        missing += [tensorboard.write(sweep.groups, pictures, out / "tensorboard"), _why_no_html()]
+        missing.append(_why_no_html())
         texts = [name for name in FILES if name != HTML or not missing[-1]]
         report = Report(
             sweep=sweep,
@@ -189,6 +193,8 @@ def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.Pa
             notes=[*sweep.notes, *scaling.doubts(sweep.runs), *limits(sweep, analyses), *filter(None, missing)],
             files=[*(out / name for name in texts), *pictures],
         )
+        if note := tensorboard.write(sweep.groups, plots.cards(analyses), report.spoken, out / "tensorboard"):
+            report.notes.append(note)
         for name in texts:
             write_text(out / name, FILES[name](report))
     except OSError as error:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from ..errors import UserError
 from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
 from ..records.rates import FIT_RATE, MEAN_RATE, RATE
+from ..records.read import FILE
 from ..records.step_parts import PARTS
 from ..records.step_times import StepTimes, read_step_times
 from ..records.values import at, number, positive, table
@@ -92,6 +94,15 @@ class Run:
     def dataset(self) -> str:
         """The name of the data that were used, which can be a stand-in for those asked for; empty if unknown."""
         return str(at(self.record, "dataset.name") or "")
+
+    @property
+    def ended(self) -> float:
+        """When the run ended, in seconds since 1970; without that, when its record was written."""
+        try:
+            started = datetime.fromisoformat(str(self.record.get("started"))).timestamp()
+            return started + (positive(self.record.get("seconds")) or 0.0)
+        except (ValueError, OverflowError):
+            return (self.folder / FILE).stat().st_mtime
 
     @property
     def status(self) -> str:

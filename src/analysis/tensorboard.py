@@ -2,33 +2,47 @@
 
 import re
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..records.metrics import RUN_METRICS
 from .groups import Group
 
+REPORT = "report"  # the run that has text and plots
+_LONGEST = 40  # characters of a name
+
 # Medians over repeated runs, in the units of sweep.csv.
 SCALARS = [name for name, declared in RUN_METRICS.items() if declared.heading and "batch_size" not in name]
 
 
-def write(groups: list[Group], plots: list[Path], folder: Path) -> str:
-    """Write a run for each group, and the plots as images into `<folder>/plots`; those of an earlier report are removed.
+def write(groups: list[Group], cards: Mapping[str, bytes], text: str, folder: Path) -> str:
+    """Write a run for each group, and into `<folder>/report` the text and the plots; an earlier report's are removed.
 
-    Returns a note if TensorBoard is missing, else an empty string. TensorBoard's own writer needs no torch.
+    The events have the time at which the sweep ended. Returns a note if TensorBoard is missing, else an empty string.
+    TensorBoard's own writer needs no torch.
+
+    Args:
+        groups: the groups.
+        cards: plots as PNG, by name.
+        text: what the report says, as Markdown.
+        folder: where the runs lie.
     """
     try:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.plugins.text.metadata import create_summary_metadata
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError as error:
         return f"nothing for TensorBoard: {error}"
+    when = max((run.ended for group in groups for run in group.runs), default=0.0)
 
     def add(run: str, events: list[tuple[int, list[Summary.Value]]]) -> None:
         for old in (folder / run).glob("events.out.tfevents.*"):
             old.unlink()
         writer = EventFileWriter(str(folder / run))
         for step, values in events:
-            writer.add_event(Event(step=step, summary=Summary(value=values)))
+            writer.add_event(Event(wall_time=when, step=step, summary=Summary(value=values)))
         writer.close()
 
     for name, group in _named(groups).items():
@@ -39,24 +53,26 @@ def write(groups: list[Group], plots: list[Path], folder: Path) -> str:
         ]
         if events:
             add(name, events)
-    images = []
-    for plot in plots:
-        png = plot.read_bytes()
+    said = TensorProto(dtype="DT_STRING", string_val=[text.encode()])
+    values = [Summary.Value(tag="sweep/report", metadata=create_summary_metadata("", ""), tensor=said)]
+    for name, png in cards.items():
         width, height = struct.unpack(">II", png[16:24])  # of the PNG's header
         image = Summary.Image(encoded_image_string=png, width=width, height=height, colorspace=4)
-        images.append(Summary.Value(tag=f"sweep/{plot.stem}", image=image))
-    if images:
-        add("plots", [(0, images)])
+        values.append(Summary.Value(tag=f"sweep/{name}", image=image))
+    add(REPORT, [(0, values)])
     return ""
 
 
 def _named(groups: list[Group]) -> dict[str, Group]:
-    """The groups by the names of their folders: labels in letters that every file system takes, made unique."""
+    """The groups by the names of their folders: labels in letters that every file system takes, made unique.
+
+    TensorBoard breaks a name at hyphens, and shows a few letters a line.
+    """
     found: dict[str, Group] = {}
     for group in groups:
-        name = base = re.sub(r"[^\w.+-]+", "-", group.label).strip("-.")[:100] or "group"
+        name = base = re.sub(r"[\W_]+", "_", group.label).strip("_")[:_LONGEST] or "group"
         number = 2
-        while name in found:
-            name, number = f"{base}-{number}", number + 1
+        while name in (*found, REPORT):
+            name, number = f"{base}_{number}", number + 1
         found[name] = group
     return found

@@ -86,12 +86,15 @@ class DeviceMonitor(Callback):
 
     Args:
         interval_s: seconds between samples; at least 0.1 s is used.
+        details: whether TensorBoard gets the readings of the host, clocks and the allocator too. CSV has them in any
+            case.
     """
 
     observes_only = True
 
-    def __init__(self, interval_s: PositiveFloat = 0.25):
+    def __init__(self, interval_s: PositiveFloat = 0.25, details: bool = False):
         self.interval_s = interval_s
+        self.details = details
         self.summary: dict[str, float | str] = {}
         self._sampler: Sampler | None = None
         self._following = False
@@ -212,7 +215,7 @@ class DeviceMonitor(Callback):
         """Write the rows, but unless they are the last keep those of the latest step, which may get more."""
         written = [row for row in self._rows if last or row[0] != self._last[1]]
         self._rows = self._rows[len(written) :]
-        write_steps(trainer, _by_step(written))
+        write_steps(trainer, _by_step(written), self.details)
 
 
 def _by_step(rows: list[Row]) -> Iterator[Row]:

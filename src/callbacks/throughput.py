@@ -62,6 +62,7 @@ class ThroughputMonitor(Callback):
         record_operations: whether the operations of the updates 2 to 4 are recorded, as evidence for the bottleneck, and
             those of two later updates where the steps have changed. These updates are slower, and no rate is read from them.
         verbose: whether the summary is printed when training ends.
+        details: whether TensorBoard gets the parts of a step, FLOP/s and batches/s too. CSV has them in any case.
     """
 
     observes_only = True
@@ -76,6 +77,7 @@ class ThroughputMonitor(Callback):
         calibrate: bool = True,
         record_operations: bool = True,
         verbose: bool = True,
+        details: bool = False,
     ):
         self.every_n_steps = every_n_steps
         self.warmup_steps = warmup_steps
@@ -85,6 +87,7 @@ class ThroughputMonitor(Callback):
         self.calibrate = calibrate
         self.record_operations = record_operations
         self.verbose = verbose
+        self.details = details
         self.summary: dict[str, Any] = {}
         self._active = False
         self._hook: ProfilerHook | None = None
@@ -268,7 +271,8 @@ class ThroughputMonitor(Callback):
             numbers, updates, chosen = self._measured.read(wait)
             if self.every_n_steps:
                 chosen &= numbers % self.every_n_steps == 0
-                write_tables(trainer, step_metrics(numbers[chosen], updates[chosen], trainer.world_size, self._flops))
+                tables = step_metrics(numbers[chosen], updates[chosen], trainer.world_size, self._flops)
+                write_tables(trainer, tables, self.details)
 
     @never_raise
     def _stop(self, trainer: Trainer) -> None:

@@ -25,6 +25,7 @@ class Metric:
     higher_is_better: bool | None = None  # None where neither direction is better by itself
     text: Callable[[float], str] = significant  # shows a value
     heading: str = ""  # of its column in a table, with the unit of the column; the key by default
+    detail: bool = False  # whether TensorBoard gets it only on request; it is in the CSV file anyway
 
     def cell(self, value: float) -> str:
         """The value in a table, where the heading already has the percent sign."""
@@ -61,33 +62,61 @@ METRICS: dict[str, Metric] = {
         Metric("test/loss", "", f"{_LOSS} on the test set", False),
         Metric("test/acc", FRACTION, f"{_ACCURACY} on the test set", True, _percent_1),
         Metric("throughput/samples_per_sec", "samples/s", "samples of all processes over the time of the step", True),
-        Metric("throughput/batches_per_sec", "batches/s", "batches of one process over the time of the step", True),
-        Metric("throughput/timesteps_per_sec", "time steps/s", "for sequences: samples × time steps of a sample", True),
-        Metric("throughput/flops_per_sec", "FLOP/s", "counted forward and backward FLOPs of one process", True),
+        Metric(
+            "throughput/batches_per_sec",
+            "batches/s",
+            "batches of one process over the time of the step",
+            True,
+            detail=True,
+        ),
+        Metric(
+            "throughput/timesteps_per_sec",
+            "time steps/s",
+            "for sequences: samples × time steps of a sample",
+            True,
+            detail=True,
+        ),
+        Metric(
+            "throughput/flops_per_sec", "FLOP/s", "counted forward and backward FLOPs of one process", True, detail=True
+        ),
         Metric("throughput/mfu", FRACTION, "of the peak measured on this device at this precision", True, _percent_1),
         Metric("time/step_ms", "ms", "wall time of a step, from its batch being requested to the next request", False),
-        *(Metric(f"time/{part}_ms", "ms", f"{part.replace('_', ' ')}: a part of the step", False) for part in PARTS),
+        *(
+            Metric(f"time/{part}_ms", "ms", f"{part.replace('_', ' ')}: a part of the step", False, detail=True)
+            for part in PARTS
+        ),
         Metric("device/utilization_pct", "%", f"GPU: {_RAN}", None, _whole),
         Metric("device/processor_time_pct", "%", f"CPU: {_PROCESSOR}", None, _whole),
         Metric("device/sm_activity_pct", "%", _SM),
-        Metric("device/tensor_activity_pct", "%", "time in which tensor cores computed (NVIDIA Hopper and later)"),
-        Metric("device/dram_activity_pct", "%", "of the memory's highest bandwidth (NVIDIA Hopper and later)"),
-        Metric("device/sm_clock_mhz", "MHz", "clock of the multiprocessors (NVIDIA)", True, _whole),
+        Metric(
+            "device/tensor_activity_pct",
+            "%",
+            "time in which tensor cores computed (NVIDIA Hopper and later)",
+            detail=True,
+        ),
+        Metric(
+            "device/dram_activity_pct", "%", "of the memory's highest bandwidth (NVIDIA Hopper and later)", detail=True
+        ),
+        Metric("device/sm_clock_mhz", "MHz", "clock of the multiprocessors (NVIDIA)", True, _whole, detail=True),
         Metric("device/throttled_pct", "%", f"{_THROTTLED} (NVIDIA)", False, _whole),
-        *(Metric(f"device/throttled_{c}_pct", "%", f"{_THROTTLED} {why}", False, _whole) for c, why in _CAUSES.items()),
+        *(
+            Metric(f"device/throttled_{c}_pct", "%", f"{_THROTTLED} {why}", False, _whole, detail=True)
+            for c, why in _CAUSES.items()
+        ),
         Metric(
             "device/memory_peak_gib", "GiB", "highest allocated memory since training began, with validation", False
         ),
-        Metric("device/memory_reserved_gib", "GiB", f"CUDA: {_RESERVED}", False),
+        Metric("device/memory_reserved_gib", "GiB", f"CUDA: {_RESERVED}", False, detail=True),
         Metric(
             "device/memory_allocated_gib",
             "GiB",
             "tensors in torch's allocator; CPU: the process without libraries",
             False,
+            detail=True,
         ),
         Metric("device/power_w", "W", "of the whole device"),
-        Metric("host/cpu_pct", "%", "CPU time of the process; 100 is one busy core", None, _whole),
-        Metric("host/rss_gib", "GiB", "memory of the process that is in RAM", False),
+        Metric("host/cpu_pct", "%", "CPU time of the process; 100 is one busy core", None, _whole, detail=True),
+        Metric("host/rss_gib", "GiB", "memory of the process that is in RAM", False, detail=True),
     )
 }
 

@@ -16,6 +16,7 @@ from lightning import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from .._lightning import callbacks_of
+from ..callbacks._run_summary import report
 from ..callbacks.memory import MemoryMonitor
 from ..callbacks.throughput import ThroughputMonitor
 from ..errors import warn
@@ -67,7 +68,7 @@ def memory_facts(trainer: Trainer) -> dict[str, Any]:
 
 
 def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
-    """One row in TensorBoard's HPARAMS tab: what was chosen, what came of it, and how fast."""
+    """In TensorBoard: one row in HPARAMS (what was chosen, what came of it, and how fast), and the summary as text."""
     config = record["config"]
     chosen = {section: config[section] for section in ("model", "data", "optimizer", "trainer")}
     named = [(key, value) for key, value in flatten(chosen) if purpose_of(key, config) not in CHOOSES_NOTHING]
@@ -83,6 +84,9 @@ def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.log_hyperparams(row, metrics, step=trainer.global_step)
+            if "title" in record["throughput"]:  # a summary that is complete
+                text = "\n\n".join(report(record["throughput"]).splitlines())
+                logger.experiment.add_text("summary", text, trainer.global_step)
             logger.save()
 
 

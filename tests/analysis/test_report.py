@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 
 import pytest
 
@@ -44,7 +45,7 @@ def test_everything_is_written(report, out):
         "throughput.png", "step_time.png", "device.png", "validation.png", "tensorboard",
     }  # fmt: skip
     assert all(file.exists() for file in report.files)
-    assert {path.name for path in (out / "tensorboard").iterdir()} == {"cnn-cpu", "cnn-gpu", "plots"}
+    assert {path.name for path in (out / "tensorboard").iterdir()} == {"cnn_cpu", "cnn_gpu", "report"}
 
 
 def test_the_recommendation_comes_first(report, out):
@@ -65,7 +66,7 @@ def test_the_json_holds_what_the_text_says(report, out):
 def test_tensorboard_has_the_batch_size_as_step_and_is_replaced_by_the_next_report(report, out):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(out / "tensorboard" / "cnn-cpu")).Reload()
+    events = EventAccumulator(str(out / "tensorboard" / "cnn_cpu")).Reload()
     tags = {
         f"sweep/{name}"
         for name in ("samples_per_sec", "step_ms_median", "processor_time_pct", "mfu", "memory_peak_gib", "seconds")
@@ -75,8 +76,26 @@ def test_tensorboard_has_the_batch_size_as_step_and_is_replaced_by_the_next_repo
     assert [(point.step, point.value) for point in points] == [
         (b, pytest.approx(4 + 0.1 * b)) for b in (32, 64, 128, 256)
     ]
-    plots = EventAccumulator(str(out / "tensorboard" / "plots")).Reload()
-    assert "sweep/throughput" in plots.Tags()["images"]
+    said = EventAccumulator(str(out / "tensorboard" / "report")).Reload()
+    assert set(said.Tags()["images"]) == {
+        f"sweep/{name}" for name in ("throughput", "step_time", "device", "validation")
+    }
+    (text,) = said.Tensors("sweep/report")
+    assert text.tensor_proto.string_val[0].decode().startswith("- **cnn · cpu: data.batch_size=256 reaches")
+
+
+def test_the_events_for_tensorboard_have_the_time_at_which_the_sweep_ended(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = write_sweep(tmp_path / "sweep", [32, 64], serial(4, 0.1))
+    record = json.loads((folder / "1" / "run.json").read_text())
+    (folder / "1" / "run.json").write_text(json.dumps({**record, "started": "2040-11-22T09:00:00+00:00"}))
+    write_report([folder], tmp_path / "out")
+    ended = datetime(2040, 11, 22, 9, 0, 30, tzinfo=UTC).timestamp()
+    for run, tag in (("cnn", "scalars"), ("report", "images")):
+        events = EventAccumulator(str(tmp_path / "out" / "tensorboard" / run)).Reload()
+        read = events.Scalars if tag == "scalars" else events.Images
+        assert {event.wall_time for name in events.Tags()[tag] for event in read(name)} == {ended}
 
 
 def test_a_report_needs_no_torch(full, tmp_path):
@@ -235,7 +254,7 @@ def test_a_report_replaces_its_files_and_writes_through_none(tmp_path):
         (out / f"{name}.before").write_text("before")
         (out / name).hardlink_to(out / f"{name}.before")
     write_report([folder], out)
-    assert [(out / f"{name}.before").read_text() for name in names] == ["before"] * 4
+    assert [(out / f"{name}.before").read_text() for name in names] == ["before"] * len(names)
     assert all((out / name).stat().st_size > 6 for name in names)
 
 
