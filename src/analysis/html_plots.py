@@ -226,9 +226,14 @@ class Plots:
         return [(colour, _MARKERS[marker], _shortened(a.group.label), a) for colour, marker, a in looks]
 
     def _plot(self, title: str, y: str, log: bool = False, log_x: bool = True) -> figure:
-        axes = {"x_axis_type": "log" if log_x else "linear", "y_axis_type": "log" if log else "linear"}
-        tools = "pan,wheel_zoom,box_zoom,box_select,reset,save"
-        plot = figure(title=_shortened(title), height=_HEIGHT, sizing_mode="stretch_width", tools=tools, **axes)
+        plot = figure(
+            title=_shortened(title),
+            height=_HEIGHT,
+            sizing_mode="stretch_width",
+            tools="pan,wheel_zoom,box_zoom,box_select,reset,save",
+            x_axis_type="log" if log_x else "linear",
+            y_axis_type="log" if log else "linear",
+        )
         plot.yaxis.axis_label = y
         plot.yaxis.formatter = NumeralTickFormatter(format="0,0.[000]")
         if log:
@@ -247,7 +252,7 @@ class Plots:
         """Hover, picking by a click, and the legend, which is above the plot, where it covers nothing."""
         tips = [("run", "@name"), ("", "@group"), ("batch size", "@size_text"), *tips]
         plot.add_tools(HoverTool(renderers=glyphs, tooltips=tips), TapTool(renderers=glyphs))
-        legend = plot.legend[0]
+        legend: Any = plot.legend[0]
         longest = max(len(item.label.value) for item in legend.items)
         legend.update(orientation="horizontal", ncols=max(1, min(6, 80 // (longest + 4))))
         legend.update(click_policy="hide" if hide else "none", margin=0, spacing=16)

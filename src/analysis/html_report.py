@@ -15,7 +15,7 @@ from typing import Any
 
 from bokeh.embed import components
 from bokeh.layouts import column, row
-from bokeh.models import ColumnDataSource, DataTable, NumberFormatter, StringFormatter, TableColumn
+from bokeh.models import ColumnDataSource, DataTable, Model, NumberFormatter, StringFormatter, TableColumn
 from bokeh.resources import Resources
 from bokeh.themes import Theme
 
@@ -95,7 +95,7 @@ def page(sweep: SweepResults, analyses: Sequence[Analysis], recommended: Sequenc
     """The page. What the runs say of themselves is escaped, and home folders and this host's name are left out."""
     plots = Plots(sweep.runs, analyses, recommended)
     lines = [row(*figures, sizing_mode="stretch_width") for figures in plots.rows()]
-    roots = {"runs": _table(sweep, plots.source)}
+    roots: dict[str, Model] = {"runs": _table(sweep, plots.source)}
     if lines:
         roots["plots"] = column(*lines, sizing_mode="stretch_width")
     script, divs = components(roots, theme=Theme(json={"attrs": _THEME}))

@@ -57,8 +57,8 @@ class ProgressBar(TQDMProgressBar):
             self.disable()  # Lightning's bars print nothing then
 
     @override
-    def on_train_start(self, trainer: Trainer, *args: Any) -> None:
-        super().on_train_start(trainer, *args)
+    def on_train_start(self, *args: Any) -> None:
+        super().on_train_start(*args)
         self._fit_started = time.perf_counter()
         self._next_line = self._fit_started + PLAIN_INTERVAL_S
 

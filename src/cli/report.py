@@ -38,5 +38,5 @@ def _main() -> None:
     home = next((folder for folder in args.folders if os.path.isdir(folder)), args.folders[0])
     report = write_report(args.folders, args.out or home / "report")
     print(report.text)
-    print(f"\nreport   {report.files[0]}", flush=True)
+    print("\n".join(["", *(f"report   {file}" for file in report.files if file.stem == "report")]), flush=True)
     sys.exit(report.exit_code)
