@@ -109,7 +109,7 @@ class Plots:
     def _view(self, analysis: Analysis) -> CDSView:
         """The measured runs of a group."""
         measured = {id(run) for runs in analysis.group.sizes.values() for run in runs}
-        return CDSView(filter=BooleanFilter([id(run) in measured for run in self.runs]))
+        return CDSView(filter=BooleanFilter(booleans=[id(run) in measured for run in self.runs]))
 
     def throughput(self) -> list[figure]:
         """Samples/s against batch size: each run, the fit of its group, and what is recommended."""
@@ -155,7 +155,7 @@ class Plots:
         plot = self._plot(title, "share of the mean step, %")
         plot.y_range.update(start=0, end=112)
         typical = {id(self._typical(analysis, size)) for size in analysis.group.sizes}
-        view = CDSView(filter=BooleanFilter([id(run) in typical and bool(run.parts_ms) for run in self.runs]))
+        view = CDSView(filter=BooleanFilter(booleans=[id(run) in typical and bool(run.parts_ms) for run in self.runs]))
         drawn = {"source": self.source, "view": view, "nonselection_alpha": 0.3}
         bars = []
         for i, (part, colour) in enumerate(zip(PARTS, PART_COLOURS, strict=True)):
@@ -181,7 +181,8 @@ class Plots:
             if not shown:
                 continue
             highest = max(value for a in shown for value in a.group.medians(name).values())
-            plot = self._plot(*title.rsplit(", ", 1))
+            heading, unit = title.rsplit(", ", 1)
+            plot = self._plot(heading, unit)
             plot.y_range.update(start=0, end=max(105.0, 1.05 * highest) if name.endswith("_pct") else 1.15 * highest)
             points = []
             for colour, marker, label, analysis in self._looks(shown):
@@ -212,7 +213,7 @@ class Plots:
             for colour, _, group, analysis in self._looks(self.analyses):
                 known = {id(run) for run in analysis.group.runs if id(run) in self.curves}
                 chosen = [id(run) in known and self.curves[id(run)].metric == name for run in self.runs]
-                drawn = {"source": self.source, "view": CDSView(filter=BooleanFilter(chosen)), "alpha": 0.8}
+                drawn = {"source": self.source, "view": CDSView(filter=BooleanFilter(booleans=chosen)), "alpha": 0.8}
                 style = {"color": colour, "line_width": 2, "legend_label": group, "nonselection_alpha": _DIMMED}
                 lines.append(plot.multi_line(x, "curve", **style, **drawn))
             self._finish(plot, lines, [])

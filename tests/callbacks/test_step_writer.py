@@ -176,3 +176,18 @@ def test_writing_happens_within_the_exclusion(tmp_path: Path) -> None:
     remove_exclusion(trainer, exclusion)
     write_steps(trainer, [(2, {"a": 1.0})])
     assert heard == ["writing begins", "written", "ends", "written"]
+
+
+def test_without_details_tensorboard_has_what_people_look_at_first_and_csv_has_all(tmp_path: Path) -> None:
+    loggers = [
+        TensorBoardLogger(tmp_path / "tb", name="", version=""),
+        CSVLogger(tmp_path / "csv", name="", version=""),
+    ]
+    row = {"time/step_ms": 3.0, "time/forward_ms": 1.0, "throughput/flops_per_sec": 2.0, "of/ones_own": 4.0}
+    write_steps(
+        FakeTrainer(is_global_zero=True, loggers=loggers), [(1, row), (2, {"host/cpu_pct": 5.0})], details=False
+    )
+    loggers[0].experiment.flush()
+    shown = EventAccumulator(str(tmp_path / "tb")).Reload().Tags()["scalars"]
+    assert set(shown) == {"time/step_ms", "of/ones_own"}
+    assert [set(line) - {"step"} for line in read(loggers[1])] == [set(row), {"host/cpu_pct"}]
