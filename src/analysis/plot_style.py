@@ -16,7 +16,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 PART_COLOURS = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#BBBBBB")  # of the parts of a step
 GREY = "#555555"
 DEVICE_TITLES = {  # what is shown of a device against the batch size; the unit stands behind the comma
-    "processor_time_pct": "CPU: processor time of the process, % of the cores",
+    "processor_time_pct": "CPU: processor time, %",
     "utilization_pct": "GPU: time in which a kernel ran, %",
     "sm_activity_pct": "GPU: SM activity, %",
     "memory_peak_gib": "peak memory, GiB",
@@ -40,9 +40,9 @@ RC = {  # matplotlib's settings while the plots are made
 }
 
 
-def new_figure(height: float, narrow: bool = False) -> Figure:
-    """A figure of the common width, or of a card in TensorBoard, in which type is larger; sizes in inches."""
-    return Figure(figsize=(4.6 if narrow else 8.0, height), layout="constrained")
+def new_figure(height: float, card: bool = False) -> Figure:
+    """A figure of the common width; sizes in inches. A card of TensorBoard is some 200 pixels high: the lower, the larger."""
+    return Figure(figsize=(6.4, 3.1) if card else (8.0, height), layout="constrained")
 
 
 def look_of(index: int) -> tuple[str, str]:

@@ -68,7 +68,7 @@ def draw(analyses: Sequence[Analysis], folder: Path) -> tuple[list[Path], list[s
 
 
 def cards(analyses: Sequence[Analysis]) -> dict[str, bytes]:
-    """The plots as PNG for cards of some 400 pixels: panels stand below one another, so that type is larger."""
+    """The plots as PNG for the cards of TensorBoard: lower, so that type is larger; of the parts of a step three panels."""
     found = {}
     with rc_context(RC):
         for name, (plot, _) in _PLOTS.items():
@@ -78,12 +78,12 @@ def cards(analyses: Sequence[Analysis]) -> dict[str, bytes]:
     return found
 
 
-def throughput(analyses: Sequence[Analysis], narrow: bool = False) -> Figure | None:
+def throughput(analyses: Sequence[Analysis], card: bool = False) -> Figure | None:
     """Samples/s against batch size: measured, fitted, and the knee."""
     shown = [a for a in analyses if len(a.group.sizes) > 1]
     if not shown:
         return None
-    figure = new_figure(4.6, narrow)
+    figure = new_figure(4.6, card)
     axes, looks, few = figure.subplots(), _looks(analyses), len(shown) <= _FEW
     heights = [rate for a in shown for rate in a.group.rates.values()]
     for analysis in shown:
@@ -99,17 +99,14 @@ def throughput(analyses: Sequence[Analysis], narrow: bool = False) -> Figure | N
     axes.set_ylim(min(heights) / 1.5, max(heights) * 1.6)
     log_axis(axes)
     axes.set_ylabel(metric("samples_per_sec").unit)
-    title = "Throughput: median, bars from the 10th to the 90th percentile of steps"
-    axes.set_title(textwrap.fill(title, 50) if narrow else title)
+    axes.set_title("Throughput: median, bars from the 10th to the 90th percentile of steps")
     explained = [Line2D([], [], color=GREY, label="ideal: twice the batch, twice the rate", **_IDEAL)] if few else []
     if any(a.trusted for a in shown):
         knee = f"knee: {percent(1 - NEAR_BEST)} of the fit's maximum"
         explained.append(Line2D([], [], color=GREY, lw=1.4, label="fit (dotted: extrapolated)"))
         explained.append(Line2D([], [], ls="", marker="*", ms=11, mfc="white", mec=GREY, label=knee))
-    if explained:
-        figure.legend(
-            handles=explained, loc="outside upper center", ncols=1 if narrow else len(explained), fontsize=8.5
-        )
+    if explained and not card:
+        figure.legend(handles=explained, loc="outside upper center", ncols=len(explained), fontsize=8.5)
     legend_below(figure, axes)
     return figure
 
@@ -152,29 +149,28 @@ def _draw_fit(axes: Axes, fit: Fit, sizes: list[int], colour: str, named: bool) 
     return [at[1]]
 
 
-def step_time(analyses: Sequence[Analysis], narrow: bool = False) -> Figure | None:
+def step_time(analyses: Sequence[Analysis], card: bool = False) -> Figure | None:
     """Where the time of a step goes, in shares; a panel for each group."""
-    shown = [(a, shares) for a in analyses if len(shares := _shares(a)) > 1][:_MAX_PANELS]
+    shown = [(a, shares) for a in analyses if len(shares := _shares(a)) > 1]
+    shown = shown[: 3 if card else _MAX_PANELS]
     if not shown:
         return None
-    columns = 1 if narrow else 2 if len(shown) == 4 else min(3, len(shown))
+    columns = 2 if len(shown) == 4 else min(3, len(shown))
     lines = -(-len(shown) // columns)
-    figure = new_figure(1.0 + 2.7 * lines, narrow)
+    figure = new_figure(1.0 + 2.7 * lines, card)
     panels = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
     for axes, (analysis, shares) in zip(panels, shown, strict=False):
         _draw_bars(
-            axes, shares, analysis.group.medians("step_ms_median"), labels=6 if narrow else (12, 6, 4)[columns - 1]
+            axes, shares, analysis.group.medians("step_ms_median"), labels=(12, 6, 4)[columns - 1] // (2 if card else 1)
         )
         name = textwrap.fill(analysis.group.label, 90 // columns)
         axes.set_title(name if len(shown) > 1 else CAPTIONS["step_time"])
     for axes in panels[::columns]:
         axes.set_ylabel("share of the mean step, %")
     names = panels[0].get_legend_handles_labels()
-    figure.legend(
-        *names, loc="outside lower center", ncols=3 if narrow else len(PARTS), title="above a bar: the median step"
-    )
+    figure.legend(*names, loc="outside lower center", ncols=len(PARTS), title="above a bar: the median step")
     return figure
 
 
@@ -204,16 +200,15 @@ def _draw_bars(axes: Axes, shares: dict[int, list[float]], medians: dict[int, fl
     axes.grid(False)
 
 
-def device(analyses: Sequence[Analysis], narrow: bool = False) -> Figure | None:
+def device(analyses: Sequence[Analysis], card: bool = False) -> Figure | None:
     """How much of its time the device works, and the memory it needs, against batch size."""
     found = {name: {a.group.label: a.group.medians(name) for a in analyses} for name in DEVICE_TITLES}
     found = {name: {label: s for label, s in series.items() if len(s) > 1} for name, series in found.items()}
     shown = {name: series for name, series in found.items() if series}
     if not shown:
         return None
-    height = 2.6 * len(shown) + 0.4 if narrow else 3.7
-    figure, looks = new_figure(height, narrow), _looks(analyses)
-    panels = figure.subplots(len(shown) if narrow else 1, 1 if narrow else len(shown), squeeze=False).ravel()
+    figure, looks = new_figure(3.7, card), _looks(analyses)
+    panels = figure.subplots(1, len(shown), squeeze=False)[0]
     for axes, (name, groups) in zip(panels, shown.items(), strict=True):
         for label, series in groups.items():
             colour, marker = looks[label]
@@ -228,7 +223,7 @@ def device(analyses: Sequence[Analysis], narrow: bool = False) -> Figure | None:
     return figure
 
 
-def validation(analyses: Sequence[Analysis], narrow: bool = False) -> Figure | None:
+def validation(analyses: Sequence[Analysis], card: bool = False) -> Figure | None:
     """The validation metric of every run, against its training time and against the samples that it had seen."""
     curves = [(a, run, curve) for a in analyses for run in a.group.runs if (curve := read_curve(run))]
     names = [curve.metric for _, _, curve in curves]
@@ -236,8 +231,8 @@ def validation(analyses: Sequence[Analysis], narrow: bool = False) -> Figure | N
     curves = [(a, run, curve) for a, run, curve in curves if curve.metric == name]
     if not any(len(curve.values) > 1 for _, _, curve in curves):
         return None
-    figure = new_figure(7.0 if narrow else 4.2, narrow)
-    left, right = figure.subplots(2, 1, sharey=True) if narrow else figure.subplots(1, 2, sharey=True)
+    figure = new_figure(4.2, card)
+    left, right = figure.subplots(1, 2, sharey=True)
     look, title = _curve_looks([(a, run) for a, run, _ in curves], analyses)
     sizes = sorted({run.batch_size or 0 for _, run, _ in curves})
     for analysis, run, curve in curves:
