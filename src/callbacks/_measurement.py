@@ -7,6 +7,7 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
+from ..hardware.contention import Load, cpu_seconds
 from ._cost_summary import CostSummary, UpdateBuilder, Updates
 from ._stopwatch import WRITING, Stopwatch
 from ._stretches import Stretches
@@ -39,6 +40,7 @@ class Measurement:
         self.stretches = Stretches(device, max(1, warmup, watched))
         self.cost = CostSummary(warmup, self.stretches)
         self.ended: str | None = None  # why a timed run has ended
+        self.load_before = cpu_seconds()  # the machine's, at the beginning
         self._stopwatch = stopwatch
         self._builder = UpdateBuilder(last_step)
         self._last_step = last_step
@@ -83,6 +85,15 @@ class Measurement:
         """End the last step and the last stretch."""
         self._stopwatch.end_step()
         self.stretches.end(self.updates)
+
+    def leave_out(self, before: Load, after: Load) -> None:
+        """Leave out a time in which this run waited, when the machine's load over the fit is summed up."""
+        shifted = (start + late - early for start, early, late in zip(self.load_before, before, after, strict=True))
+        self.load_before = Load(*shifted)
+
+    def samples(self) -> float | None:
+        """What a whole step holds; None before the first one."""
+        return self.cost.steps.whole()[0] if len(self.cost.steps) else None
 
     def last_stretch(self) -> dict[str, Any]:
         """Of the stretch that has ended last: `steps`, `median_s`, shares of the noise, and whether it is `disturbed`."""

@@ -52,7 +52,8 @@ class Stretches:
     def __init__(self, device: torch.device, first: int, clock: Clock = time.perf_counter, unix: Clock = time.time):
         self.all: list[Stretch] = []
         self.by_turns = False
-        self._device, self._first = device, first
+        self.first = first
+        self._device = device
         self._clock, self._unix = clock, unix
         self._began = clock()
         self._meter: NoiseMeter | None = None
@@ -65,7 +66,7 @@ class Stretches:
 
     def is_due(self, update: int) -> bool:
         """Whether a stretch should end or begin before this update."""
-        if self.by_turns or update < self._first:
+        if self.by_turns or update < self.first:
             return False
         current, now = self.current, self._clock()
         if current is None:

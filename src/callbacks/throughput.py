@@ -128,7 +128,6 @@ class ThroughputMonitor(Callback):
             self._stopwatch, device, self.warmup_steps, self._watch.last, trainer.global_step, self._devices.restart
         )
         self._flops.restart()
-        self._cpu_before = cpu_seconds()
         self._validating = False
         detach_profiler_hook(trainer, self._hook)
         unused = {hook for hook in PREPARING if not overrides(trainer, hook)}
@@ -296,7 +295,7 @@ class ThroughputMonitor(Callback):
             monitors = [c for c in callbacks_of(trainer) if isinstance(c, CommunicationMonitor)]
             communication = monitors[0].result() if monitors else {}
             operations, factor = self._watch.operations(cost["step_ms_median"] / 1e3)
-            seen = Seen(operations, self._watch.reason, others_share(self._cpu_before, cpu_seconds()), factor)
+            seen = Seen(operations, self._watch.reason, others_share(self._measured.load_before, cpu_seconds()), factor)
             self.summary = run_summary(
                 cost | communication, trainer, measured, self._flops, self._devices.result(), seen
             )

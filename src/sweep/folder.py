@@ -64,6 +64,13 @@ def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[st
     return None
 
 
+def plan_again(run_dir: Path, config: dict[str, Any], **facts: Any) -> None:
+    """Set a run that has ended aside, and plan it anew."""
+    with lock_run_dir(run_dir, option="hydra.sweep.dir"):
+        _set_aside(run_dir)
+        plan(run_dir, config=config, **facts)
+
+
 def statuses(sweep_dir: Path) -> list[str]:
     """How every run of a sweep ended; folders that were set aside do not count."""
     found = []

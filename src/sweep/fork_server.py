@@ -28,6 +28,7 @@ from ..options.tree import flatten
 
 JOB = "batchscope.sweep.job"  # the program of a run, and of the server that runs are forked from
 SERVE = "--serve"
+TURNS = "BATCHSCOPE_TURNS"  # as in callbacks/_turns.py, which the sweep does not import
 # What every run imports: its program, and what libraries import when they are first used.
 IMPORTED = ("batchscope.training.run", "torch._dynamo", "torch.utils.tensorboard", "tensorboard.plugins.hparams")
 _OWN = ("batchscope", "lightning", "torch")  # the server imports no other package's models: they may compute on import
@@ -44,10 +45,9 @@ class ForkedRun:
 
     def wait(self) -> int:
         """Wait for the end; the exit code, or minus the number of a signal."""
-        try:
-            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        finally:
-            os.close(self._stdin)
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        os.close(self._stdin)
+        return code
 
     def send_signal(self, number: int) -> None:
         """Send a signal, without effect on a run that has ended."""
@@ -75,10 +75,11 @@ class ForkServer:
             started = subprocess.Popen(command, stdin=theirs.fileno(), start_new_session=True)
         self._process: subprocess.Popen[bytes] | None = started
 
-    def fork(self, words: list[str]) -> ForkedRun | None:
+    def fork(self, words: list[str], output: tuple[int, int] = (1, 2), turns: tuple[int, ...] = ()) -> ForkedRun | None:
         """Start `python -m batchscope.sweep.job` with these words; None if the server cannot, now and later.
 
-        Standard output, standard error and the working directory are those of this process.
+        The working directory is that of this process. `output` becomes its standard output and standard error, and
+        `turns` are the ends of two pipes by which it is given its turns (callbacks/_turns.py).
         """
         if self._process is not None and self._environment != environment():
             self.close()
@@ -87,7 +88,7 @@ class ForkServer:
             return None
         theirs, ours = os.pipe()
         try:
-            pid = self._request(words, theirs)
+            pid = self._request(words, [theirs, *output, *turns])
         except BaseException:  # a signal's SystemExit, too: a run that has just been forked stops
             os.close(ours)
             self.close()
@@ -100,10 +101,10 @@ class ForkServer:
             return None
         return ForkedRun(pid, ours)
 
-    def _request(self, words: list[str], stdin: int) -> int | None:
+    def _request(self, words: list[str], streams: list[int]) -> int | None:
         with contextlib.suppress(OSError):  # the server has ended
             request = json.dumps({"words": words, "folder": os.getcwd()}).encode()
-            socket.send_fds(self._socket, [request], [stdin, 1, 2])
+            socket.send_fds(self._socket, [request], streams)
             pid = self._socket.recv(32)
             if pid.isdigit() and self._socket.recv(32):  # it is this process's child by now
                 return int(pid)
@@ -152,7 +153,7 @@ def serve() -> None:
     sys.stdout.flush()
     connection = socket.socket(fileno=0)
     while True:
-        request, streams, *_ = socket.recv_fds(connection, _LARGEST_REQUEST, 3)
+        request, streams, *_ = socket.recv_fds(connection, _LARGEST_REQUEST, 5)
         if not request:
             os._exit(0)
         if _fork_twice(connection):
@@ -161,7 +162,11 @@ def serve() -> None:
             os.close(stream)
     connection.detach()  # standard input takes its place
     os.setsid()  # as for a new process: it makes a group of the run and all that it starts
-    for number, stream in enumerate(streams):
+    if turns := streams[3:]:
+        os.environ[TURNS] = ",".join(map(str, turns))
+        for end in turns:
+            os.set_inheritable(end, True)
+    for number, stream in enumerate(streams[:3]):
         os.dup2(stream, number)
         os.close(stream)
     asked = json.loads(request)

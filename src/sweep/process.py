@@ -52,18 +52,28 @@ def run_in_subprocess(run_dir: Path, digest: str, server: ForkServer | None = No
     Raises:
         SystemExit: once the run has ended, if a signal has asked this process to stop meanwhile.
     """
-    kills_before = _kills_for_memory()
-    process = _RunProcess()
-    code = process.run([digest, str(run_dir)], server)
-    kills = _kills_for_memory()
-    out_of_memory = kills is not None and kills_before is not None and kills > kills_before
-    status, reason = _how_it_ended(process.stopped_by, code, out_of_memory)
-    # Where another process holds the folder, that process does the run.
-    with contextlib.suppress(UserError), lock_run_dir(run_dir):
-        close_open(run_dir, status, reason)
+    ending, process = Ending(run_dir), _RunProcess()
+    ending.record(process.run([digest, str(run_dir)], server), process.stopped_by)
     if process.stopped_by is not None:
         raise SystemExit(128 + process.stopped_by)
     return read(run_dir)
+
+
+class Ending:
+    """How a run ends, for its record. Made before the run starts."""
+
+    def __init__(self, run_dir: Path):
+        self._run_dir = run_dir
+        self._kills_before = _kills_for_memory()
+
+    def record(self, code: int, stopped_by: int | None) -> None:
+        """Say in the record how the run ended, unless the run did, by its exit code and the signal that was sent to it."""
+        kills = _kills_for_memory()
+        out_of_memory = kills is not None and self._kills_before is not None and kills > self._kills_before
+        status, reason = _how_it_ended(stopped_by, code, out_of_memory)
+        # Where another process holds the folder, that process does the run.
+        with contextlib.suppress(UserError), lock_run_dir(self._run_dir):
+            close_open(self._run_dir, status, reason)
 
 
 class _RunProcess:
@@ -82,8 +92,8 @@ class _RunProcess:
             try:
                 return started.wait()
             finally:
-                _end_group(started.pid)
-                _wait_for_group(started.pid)
+                end_group(started.pid)
+                wait_for_group(started.pid)
                 self._process = None
 
     @contextlib.contextmanager
@@ -119,7 +129,7 @@ class _RunProcess:
             self.stopped_by, self._stopped_at = number, time.monotonic()
             self._process.send_signal(number)
         elif forces_exit(number, time.monotonic() - self._stopped_at):
-            _end_group(self._process.pid)
+            end_group(self._process.pid)
 
     def _stop_before(
         self, handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None
@@ -164,13 +174,13 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _end_group(leader: int) -> None:
+def end_group(leader: int) -> None:
     """End all that is left of a run: workers, other ranks."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # all gone; macOS says the latter of zombies
         os.killpg(leader, signal.SIGKILL)
 
 
-def _wait_for_group(leader: int) -> None:
+def wait_for_group(leader: int) -> None:
     """Wait, for a few seconds at most, until nothing of a run is left that could hold a device's memory."""
     deadline = time.monotonic() + _GROUP_TIMEOUT_S
     with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
@@ -25,8 +25,8 @@ from ..options.command_lines import program, resume_command
 from ..options.overrides import as_override
 from ..records.formatting import duration
 from ..records.rates import RATE
-from ..records.read import optimized
-from . import folder, launchers
+from ..records.read import optimized, read
+from . import folder, launchers, turn_processes
 from .fork_server import ForkServer, is_supported, modules_of
 from .process import exit_on_signals, run_in_subprocess
 from .search import BatchSizeSearch
@@ -73,6 +73,7 @@ def run_sweep(
             # A list of runs continues after one that failed; it has been reported, and is in the table.
             with sweep.forking(configs, launcher), contextlib.suppress(RunFailed):
                 start_hydra(sweep.run_job)
+                sweep.run_in_turns()
         except BaseException as error:
             is_job_error = launchers.is_job_error(error)
             if not is_job_error and not isinstance(error, SystemExit | WriteError):
@@ -87,6 +88,15 @@ def run_sweep(
         sys.exit(sweep.exit_code)
 
 
+class _Waiting(NamedTuple):
+    """A run that Hydra has called for."""
+
+    number: int
+    run_dir: Path
+    config: dict[str, Any]
+    facts: dict[str, Any]
+
+
 class SweepRunner:
     """The runs of one command line. Some launchers call for them in other processes, and not in order."""
 
@@ -99,6 +109,7 @@ class SweepRunner:
         self.command = [*self.program, *sys.argv[1:]]
         self.refused = False  # whether a job failed without a record that says so
         self._server: ForkServer | None = None
+        self._in_turns: list[_Waiting] = []
 
     @contextlib.contextmanager
     def forking(self, configs: list[dict[str, Any]], launcher: Mapping[str, Any]) -> Iterator[None]:
@@ -132,7 +143,11 @@ class SweepRunner:
             plain = check_config(config)
             if plain["search"]:
                 return self.search(number, run_dir, plain, facts)
-            return optimized(self.run(self._title(number, facts["overrides"]), run_dir, plain, facts))
+            waiting = _Waiting(number, run_dir, plain, facts)
+            if self._takes_turns(plain, job.job.env_set):
+                self._in_turns.append(waiting)
+                return None
+            return optimized(self.run(self._title(waiting), *waiting[1:]))
         except UserError as error:
             report(error)
             self.refused |= not isinstance(error, RunFailed)
@@ -140,13 +155,68 @@ class SweepRunner:
                 return None
             raise RunFailed(str(error)) from error
 
-    def _title(self, number: int, overrides: list[str]) -> str:
+    def _title(self, run: _Waiting) -> str:
+        number = run.number
         if number >= self.expected:
-            return f"run {number + 1}: {' '.join(overrides)}"
+            return f"run {number + 1}: {' '.join(run.facts['overrides'])}"
         left = ""
         if self.durations:  # if the remaining runs take as long as those before
             left = f", about {duration(statistics.mean(self.durations) * (self.expected - number))} left"
         return f"run {number + 1} of {self.expected}{left}: {self.labels[number]}"
+
+    def _takes_turns(self, config: dict[str, Any], env_set: Mapping[str, Any]) -> bool:
+        """Whether a run waits for the others; not where a searching sweeper waits for it."""
+        forked = self._server is not None and _is_one_process(config) and not env_set
+        return forked and bool(self.labels) and turn_processes.is_suited(config)
+
+    def run_in_turns(self) -> None:
+        """The runs that wait for each other. What has ended before is kept; a single run needs no turns."""
+        left = [one for one in self._in_turns if not _has_ended(one.run_dir)]
+        for one in self._in_turns:
+            if one not in left:
+                with self._reported():
+                    self.run(self._title(one), *one[1:])
+        crowded: list[_Waiting] = []  # out of memory while others waited: it may have been theirs
+        while len(left) > 1 and self._server is not None:
+            started = self._run_group(left[: turn_processes.MOST_AT_ONCE])
+            if not started:  # the server cannot fork, now and later
+                break
+            group, left = left[:started], left[started:]
+            crowded += [one for one in group if started > 1 and _ran_out_of_memory(one.run_dir)]
+        for one in (*left, *crowded):
+            with self._reported():
+                if one in crowded:
+                    folder.plan_again(one.run_dir, one.config, command=shlex.join(self.command), **one.facts)
+                self.run(self._title(one), *one[1:])
+
+    def _run_group(self, group: list[_Waiting]) -> int:
+        """Let runs take turns; how many of the first ones did."""
+        assert self._server is not None
+        print(f"\n— {len(group)} runs take turns: each says how it went when it has ended", flush=True)
+        jobs = []
+        for one in group:
+            with self._reported():
+                folder.keep_or_plan(one.run_dir, one.config, command=shlex.join(self.command), **one.facts)
+            jobs.append((one.run_dir, [trust.digest(one.config), str(one.run_dir)]))
+        by_folder = {one.run_dir: one for one in group}
+
+        def tell(run: turn_processes.TurnRun) -> None:
+            one = by_folder[run.folder]
+            print(f"\n— {self._title(one)}", flush=True)
+            run.relay()
+            with self._reported():
+                self._check(read(one.run_dir), one.run_dir, one.config)
+
+        return turn_processes.run_in_turns(jobs, self._server, tell, lambda line: print(line, flush=True))
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Report a user's error, and continue with the other runs."""
+        try:
+            yield
+        except UserError as error:
+            report(error)
+            self.refused |= not isinstance(error, RunFailed)
 
     def run(self, title: str, run_dir: Path, config: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
         """The record of a run that has finished; RunFailed if it ended in another way."""
@@ -158,16 +228,21 @@ class SweepRunner:
             server = self._server if _is_one_process(config) else None  # Lightning's other ranks are new Pythons
             record = run_in_subprocess(run_dir, trust.digest(config), server)
             self.durations.append(time.monotonic() - started)
-        if record["status"] != "finished":
-            reason = str(record.get("error") or record["status"])
-            lines = [printable(f"  {record['status'].replace('_', ' ')}: {reason}")]
-            if kept and record["status"] == "failed":
-                place = os.path.relpath(run_dir)
-                lines.append(f"  to resume it: {resume_command(config, Path(place), self.program)}")
-                lines.append(f"  to run it again with the sweep: {shlex.join(['mv', place, f'{place}.aside'])}")
-            print("\n".join(lines), file=sys.stderr, flush=True)
-            raise RunFailed(f"{run_dir}: {reason}", status=record["status"])
+        self._check(record, run_dir, config, kept)
         return record
+
+    def _check(self, record: dict[str, Any], run_dir: Path, config: dict[str, Any], kept: bool = False) -> None:
+        """Say why a run has not finished, and raise RunFailed."""
+        if record["status"] == "finished":
+            return
+        reason = str(record.get("error") or record["status"])
+        lines = [printable(f"  {record['status'].replace('_', ' ')}: {reason}")]
+        if kept and record["status"] == "failed":
+            place = os.path.relpath(run_dir)
+            lines.append(f"  to resume it: {resume_command(config, Path(place), self.program)}")
+            lines.append(f"  to run it again with the sweep: {shlex.join(['mv', place, f'{place}.aside'])}")
+        print("\n".join(lines), file=sys.stderr, flush=True)
+        raise RunFailed(f"{run_dir}: {reason}", status=record["status"])
 
     def search(self, number: int, run_dir: Path, config: dict[str, Any], facts: dict[str, Any]) -> float | None:
         """Search for a batch size, with a run for each size in a folder below the job's own.
@@ -241,6 +316,10 @@ class SweepRunner:
 def _is_one_process(config: Mapping[str, Any]) -> bool:
     trainer = config["trainer"]
     return trainer.get("num_nodes", 1) == 1 and str(trainer.get("devices", "auto")) == "1"
+
+
+def _ran_out_of_memory(run_dir: Path) -> bool:
+    return folder.statuses(run_dir) == ["out_of_memory"]
 
 
 def _has_ended(run_dir: Path) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from .._lightning import is_fast_dev_run
+from ..callbacks._turns import turns_of
 from ..callbacks.learning_rate import LearningRateWatch
 from ..checkpointing.graceful_shutdown import GracefulShutdown
 from ..checkpointing.log_files import check_log_files, loggers_of_rank
@@ -89,7 +90,13 @@ class _Run:
         self.data: TensorDataModule = build(config["data"], "data")
         self.data.check()
         callbacks, switches = build_callbacks(config)
-        callbacks = [Agreement(run_dir, self.shared_facts), *callbacks, shutdown, LearningRateWatch()]
+        callbacks = [
+            Agreement(run_dir, self.shared_facts),
+            *callbacks,
+            *turns_of(callbacks),
+            shutdown,
+            LearningRateWatch(),
+        ]
         self.trainer = build_trainer(config, run_dir, callbacks, switches)
         self.model: nn.Module = build(config["model"], "model", spec=self.data.spec)
         self.optimizer = build(config["optimizer"], "optimizer")

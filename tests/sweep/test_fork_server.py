@@ -12,7 +12,7 @@ import pytest
 
 from batchscope.sweep import fork_server
 from batchscope.sweep.fork_server import ForkServer, modules_of
-from batchscope.sweep.process import _end_group, _wait_for_group
+from batchscope.sweep.process import end_group, wait_for_group
 
 pytestmark = pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,8 +147,8 @@ def test_nothing_of_a_run_is_left_when_its_group_is_ended(server: ForkServer) ->
     run = server.fork(["import os, time\nif os.fork() == 0: time.sleep(600)"])
     assert run.wait() == 0
     started = time.monotonic()
-    _end_group(run.pid)
-    _wait_for_group(run.pid)  # the worker's parent is this process by now, which has to wait for it
+    end_group(run.pid)
+    wait_for_group(run.pid)  # the worker's parent is this process by now, which has to wait for it
     with pytest.raises(ProcessLookupError):
         os.killpg(run.pid, 0)
     assert time.monotonic() - started < 4

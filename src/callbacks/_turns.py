@@ -1,0 +1,99 @@
+"""Turns: a run of a sweep waits between two updates until the sweep gives it its next turn.
+
+The sweep holds the other ends of two pipes, whose numbers are in the environment. It writes a line for each turn:
+`go <round> <seconds>`, or `stop <reason>`. The run answers with a line of JSON: first that it is ready, once its warm-up
+is over, and then what each turn has measured. Where the sweep's end is closed, the run waits no more: a signal that ends
+it is on its way (sweep/job.py).
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from typing_extensions import override
+
+from ..hardware.contention import cpu_seconds
+from ._exclusions import measuring
+from .throughput import ThroughputMonitor
+
+ENVIRONMENT = "BATCHSCOPE_TURNS"  # <number of the end to read from>,<number of the end to write to>
+MIN_STEPS = 3  # of a turn, however long they are
+
+
+class Turns(Callback):
+    """Trains in turns. It stands behind the ThroughputMonitor that measures, and before what ends the run.
+
+    Args:
+        monitor: that measures the steps of each turn as a stretch.
+        read, write: the run's ends of the pipes.
+    """
+
+    def __init__(self, monitor: ThroughputMonitor, read: int, write: int):
+        self._monitor = monitor
+        self._lines = os.fdopen(read, "rb")
+        self._write = write
+        self._in_turn = self._left = False
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._last_step = trainer.global_step
+        if self._monitor.measurement:
+            self._monitor.measurement.stretches.by_turns = True  # none begins before the first turn
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        measurement = self._monitor.measurement
+        if self._left or measurement is None or trainer.global_step == self._last_step:
+            return
+        self._last_step = trainer.global_step
+        if not self._in_turn and measurement.updates >= measurement.stretches.first:
+            self._tell({"ready": True})
+            self._wait(trainer)
+        elif self._in_turn and measurement.updates - self._first >= MIN_STEPS and time.perf_counter() >= self._until:
+            self._monitor.end_stretch(trainer)
+            self._tell(measurement.last_stretch() | {"samples": measurement.samples()})
+            self._wait(trainer)
+
+    def _tell(self, facts: dict[str, Any]) -> None:
+        try:
+            os.write(self._write, json.dumps(facts).encode() + b"\n")
+        except OSError:  # the sweep has ended
+            self._left = True
+
+    def _wait(self, trainer: Trainer) -> None:
+        """Wait for the next turn; the time, and what the processor does meanwhile, is in no step and no rate."""
+        measurement = self._monitor.measurement
+        assert measurement is not None
+        measurement.end()  # the step ends here: the next one does not adjoin it
+        before = cpu_seconds()
+        with measuring(trainer):
+            order, _, rest = self._lines.readline().decode().strip().partition(" ")
+        measurement.leave_out(before, cpu_seconds())
+        if order == "go":
+            number, seconds = rest.split()
+            self._in_turn, self._first = True, measurement.updates
+            self._monitor.begin_stretch(int(number))
+            self._until = time.perf_counter() + float(seconds)
+            return
+        self._left = True
+        if order == "stop":
+            measurement.ended = rest
+            trainer.should_stop = True
+        else:
+            measurement.stretches.by_turns = False
+
+
+def turns_of(callbacks: Iterable[Callback]) -> list[Callback]:
+    """What makes a run take turns, where the sweep that started this process has asked for it."""
+    ends = os.environ.pop(ENVIRONMENT, None)  # what the run starts takes no turns
+    monitors = [callback for callback in callbacks if isinstance(callback, ThroughputMonitor)]
+    if ends is None or not monitors:
+        return []
+    read, write = map(int, ends.split(","))
+    return [Turns(monitors[0], read, write)]

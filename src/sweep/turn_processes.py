@@ -1,0 +1,179 @@
+"""The processes of runs that take turns: each is forked as any run, has two pipes for its turns, and prints into a file.
+
+A run waits with its memory. The next one is started only while there is enough for it; the others come after.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ..checkpointing.signals import forces_exit
+from .fork_server import ForkServer, is_supported
+from .process import Ending, end_group, wait_for_group
+from .turns import take_turns
+
+MOST_AT_ONCE = 8
+_SHARE_LEFT = 0.25  # of the memory
+_ACCELERATORS = ("nvidia[0-9]*", "kfd", "dxg", "davinci[0-9]*")  # in /dev: Lightning's `auto` would take them
+_KEEPS_TIME = ("max_time",)  # options of the trainer by which waiting would end a run
+
+
+def is_suited(config: Mapping[str, Any], devices: Path = Path("/dev")) -> bool:
+    """Whether a run of one process can take turns: it is timed until its rate is known, and trains on a CPU."""
+    callbacks, trainer = config["callbacks"] or {}, config["trainer"]
+    accelerator = trainer.get("accelerator", "auto")
+    on_cpu = accelerator == "cpu" or (
+        accelerator == "auto" and not any(any(devices.glob(name)) for name in _ACCELERATORS)
+    )
+    timed = bool(callbacks.get("until_known")) and bool(callbacks.get("throughput"))
+    return is_supported() and on_cpu and timed and not any(trainer.get(option) for option in _KEEPS_TIME)
+
+
+class CannotFork(Exception):
+    """The server cannot start a run, now and later."""
+
+
+class TurnRun:
+    """One run. `on_end` is called with its record's folder, once the run has ended."""
+
+    def __init__(self, folder: Path, words: list[str], server: ForkServer, on_end: "Callable[[TurnRun], None]"):
+        self.folder = folder
+        self._ending = Ending(folder)
+        self._on_end = on_end
+        self._rest = b""
+        self._code: int | None = None
+        self.output = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115 - `relay` closes them
+        read, self._orders = os.pipe()
+        self._answers, write = os.pipe()
+        try:
+            out, err = self.output
+            process = server.fork(words, (out.fileno(), err.fileno()), (read, write))
+        finally:
+            os.close(read)
+            os.close(write)
+        if process is None:
+            self.let_go()
+            os.close(self._answers)
+            raise CannotFork
+        self.process, self.ended = process, False
+
+    def turn(self, number: int, seconds: float) -> Mapping[str, Any] | None:
+        """See Run."""
+        return self.answer() if self._order(f"go {number} {seconds}") else None
+
+    def answer(self) -> Mapping[str, Any] | None:
+        """Wait for the run's next line; None if it ends instead."""
+        while b"\n" not in self._rest:
+            read = os.read(self._answers, 2**16)
+            if not read:
+                return None
+            self._rest += read
+        line, _, self._rest = self._rest.partition(b"\n")
+        return json.loads(line)
+
+    def stop(self, reason: str) -> None:
+        """See Run."""
+        if reason:
+            self._order(f"stop {reason}")
+        self.close()
+
+    def close(self, stopped_by: int | None = None) -> None:
+        """Wait for the run's end, and record it."""
+        if self.ended:
+            return
+        self.let_go()
+        if self._code is None:
+            self._code = self.process.wait()
+        end_group(self.process.pid)
+        wait_for_group(self.process.pid)
+        self._ending.record(self._code, stopped_by)
+        self.ended = True
+        os.close(self._answers)
+        self._on_end(self)
+
+    def relay(self) -> None:
+        """Print what the run has printed; of a line that was drawn again and again, its last state."""
+        for file, stream in zip(self.output, (sys.stdout, sys.stderr), strict=True):
+            with file:
+                file.seek(0)
+                lines = file.read().decode(errors="replace").replace("\r\n", "\n").split("\n")
+            stream.write("\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines))
+            stream.flush()
+
+    def let_go(self) -> None:
+        """The run waits for no more turns."""
+        if self._orders >= 0:
+            orders, self._orders = self._orders, -1
+            os.close(orders)
+
+    def _order(self, line: str) -> bool:
+        try:
+            os.write(self._orders, line.encode() + b"\n")
+        except OSError:  # the run has ended
+            return False
+        return True
+
+
+def run_in_turns(
+    jobs: Sequence[tuple[Path, list[str]]],
+    server: ForkServer,
+    on_end: Callable[[TurnRun], None],
+    say: Callable[[str], None],
+) -> int:
+    """Start runs one after the other, as many as there is memory for, and let them take turns until they have ended.
+
+    Returns how many of the first ones were started; 0 if the server cannot.
+
+    Raises:
+        SystemExit: by a signal to this process, once the runs have ended.
+    """
+    runs: list[TurnRun] = []
+    try:
+        for folder, words in jobs[:MOST_AT_ONCE]:
+            if runs and not _has_memory_for_another(runs):
+                break
+            try:
+                runs.append(run := TurnRun(folder, words, server, on_end))
+            except CannotFork:
+                break
+            if run.answer() is None:  # it has ended before its first turn
+                run.close()
+        take_turns([run for run in runs if not run.ended], say=say)
+    except SystemExit as stop:
+        _end_all([run for run in runs if not run.ended], int(str(stop.code)) - 128)
+        raise
+    return len(runs)
+
+
+def _end_all(runs: list[TurnRun], number: int) -> None:
+    """Ask all runs to end as a single one is asked; a second signal kills them."""
+    began = time.monotonic()
+    for run in runs:
+        run.process.send_signal(number)
+    for run in runs:
+        run.let_go()
+    while left := [run for run in runs if not run.ended]:
+        try:
+            left[0].close(number)
+        except SystemExit as again:
+            if forces_exit(int(str(again.code)) - 128, time.monotonic() - began):
+                for run in left:
+                    end_group(run.process.pid)
+
+
+def _has_memory_for_another(runs: list[TurnRun]) -> bool:
+    """Whether a quarter of the memory is available, and twice of what the largest run has taken."""
+    memory = psutil.virtual_memory()
+    largest = 0
+    for run in runs:
+        with contextlib.suppress(psutil.Error):  # it has ended
+            largest = max(largest, psutil.Process(run.process.pid).memory_info().rss)
+    return memory.available >= max(_SHARE_LEFT * memory.total, 2 * largest)
