@@ -1,0 +1,163 @@
+"""Runs that take turns are processes of their own: what ends one of them, or the sweep, leaves none behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batchscope.records.read import read
+from batchscope.sweep import fork_server, turn_processes
+from batchscope.sweep.fork_server import ForkServer
+from batchscope.sweep.process import exit_on_signals
+from batchscope.sweep.turn_processes import is_suited, run_in_turns
+from tests.sweep.test_fork_server import ROOT, is_running
+
+pytestmark = pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
+
+# A run without torch: it answers a turn at once, and has a steady step. `before` is done before each turn.
+RUN = """
+import json, os, sys, threading, signal
+def stop():
+    while os.read(0, 1024): pass
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=stop, daemon=True).start()
+read, write = (os.fdopen(int(end), mode) for end, mode in zip(os.environ["BATCHSCOPE_TURNS"].split(","), "rw"))
+def tell(**facts): print(json.dumps(facts), file=write, flush=True)
+tell(ready=True)
+for turn, line in enumerate(read):
+    {before}
+    if line.startswith("stop"):
+        print("said", line.strip())
+        sys.exit()
+    tell(median_s=0.01, samples={samples})
+signal.pause()  # nobody gives turns any more
+"""
+
+
+def run(folder: Path, name: str, before: str = "pass", samples: int = 8) -> tuple[Path, list[str]]:
+    made = folder / name
+    made.mkdir()
+    (made / "run.json").write_text(json.dumps({"schema": 1, "status": "running"}))
+    return made, [RUN.format(before=before, samples=samples)]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(fork_server, "JOB", "tests.support.forked")
+    monkeypatch.setattr(fork_server, "environment", lambda: os.environ | {"PYTEST_CURRENT_TEST": ""})  # it changes
+    made = ForkServer([])
+    yield made
+    made.close()
+
+
+def test_each_run_is_told_why_it_ends_and_its_output_is_kept_together(server, tmp_path: Path, capsys) -> None:
+    jobs = [run(tmp_path, "0", samples=8), run(tmp_path, "1", samples=64)]
+    ended: list[str] = []
+
+    def on_end(of: turn_processes.TurnRun) -> None:
+        ended.append(of.folder.name)
+        of.relay()
+
+    assert run_in_turns(jobs, server, on_end, say=lambda line: None) == 2
+    assert ended == ["0", "1"]
+    assert capsys.readouterr().out == "said stop known to ± 5 %\nsaid stop known to ± 2 %\n"
+
+
+@pytest.mark.parametrize("before", ["turn == 1 and os.kill(os.getpid(), signal.SIGKILL)", "1 / 0"])
+def test_a_run_that_dies_ends_no_other(server, tmp_path: Path, before: str) -> None:
+    jobs = [run(tmp_path, "0"), run(tmp_path, "1", before=before)]
+    ended: list[str] = []
+    assert run_in_turns(jobs, server, lambda of: ended.append(of.folder.name), say=lambda line: None) == 2
+    assert ended == ["1", "0"]
+    assert read(tmp_path / "1")["status"] in ("killed", "failed")
+
+
+def test_a_run_that_is_killed_while_it_waits_ends_no_other(server, tmp_path: Path) -> None:
+    pids = tmp_path / "pid"
+    first = run(tmp_path, "0", before=f"turn == 1 and os.kill(int(open({str(pids)!r}).read()), signal.SIGKILL)")
+    second = run(tmp_path, "1", before=f"open({str(pids)!r}, 'w').write(str(os.getpid()))")
+    ended: list[str] = []
+    run_in_turns([first, second], server, lambda of: ended.append(of.folder.name), say=lambda line: None)
+    assert ended == ["1", "0"]
+    assert read(tmp_path / "1")["status"] == "killed"
+
+
+def test_no_more_runs_wait_than_there_is_memory_for(server, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(turn_processes, "_has_memory_for_another", lambda runs: len(runs) < 2)
+    jobs = [run(tmp_path, str(number)) for number in range(3)]
+    assert run_in_turns(jobs, server, lambda of: None, say=lambda line: None) == 2
+
+
+def test_without_a_server_no_run_is_started(server, tmp_path: Path) -> None:
+    os.kill(server._process.pid, signal.SIGKILL)
+    server._process.wait()
+    assert run_in_turns([run(tmp_path, "0"), run(tmp_path, "1")], server, lambda of: None, lambda line: None) == 0
+
+
+def test_a_signal_ends_all_runs(server, tmp_path: Path) -> None:
+    kill = f"turn == 1 and os.kill({os.getpid()}, signal.SIGTERM) or turn == 1 and signal.pause()"
+    jobs = [run(tmp_path, "0"), run(tmp_path, "1", before=kill), run(tmp_path, "2")]
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    ended: list[str] = []
+    try:
+        exit_on_signals()
+        with pytest.raises(SystemExit) as stop:
+            run_in_turns(jobs, server, lambda of: ended.append(of.folder.name), say=lambda line: None)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert stop.value.code == 143
+    assert sorted(ended) == ["0", "1", "2"]
+    assert [read(tmp_path / name)["status"] for name in "012"] == ["interrupted"] * 3
+
+
+def test_no_run_is_left_when_the_sweep_is_killed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    pids = tmp_path / "pids"
+    note = f"turn == 0 and open({str(pids)!r}, 'a').write(str(os.getpid()) + ' ')"
+    kill = f"{note}; turn == 1 and os.kill(os.getppid(), signal.SIGKILL)"
+    jobs = [run(tmp_path, "0", before=note), run(tmp_path, "1", before=kill)]
+    sweep = f"""
+import pathlib
+from batchscope.sweep import fork_server, turn_processes
+fork_server.JOB = "tests.support.forked"
+server = fork_server.ForkServer([])
+jobs = [(pathlib.Path(folder), words) for folder, words in {[(str(folder), words) for folder, words in jobs]!r}]
+turn_processes.run_in_turns(jobs, server, print, print)
+"""
+    done = subprocess.run([sys.executable, "-c", sweep], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    while any(is_running(int(pid)) for pid in pids.read_text().split()):
+        time.sleep(0.05)
+
+
+SUITED = {"callbacks": {"until_known": {"a": 1}, "throughput": {"a": 1}}, "trainer": {"accelerator": "auto"}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "suited"),
+    [
+        ({}, True),
+        ({"trainer": {"accelerator": "cpu"}}, True),
+        ({"trainer": {"accelerator": "cuda"}}, False),
+        ({"trainer": {"max_time": {"seconds": 10}}}, False),
+        ({"callbacks": {"until_known": None, "throughput": {"a": 1}}}, False),
+        ({"callbacks": {"until_known": {"a": 1}, "throughput": None}}, False),
+        ({"callbacks": None}, False),
+    ],
+)
+def test_only_timed_runs_on_a_cpu_take_turns(changed: dict, suited: bool, tmp_path: Path) -> None:
+    assert is_suited(SUITED | changed, devices=tmp_path) is suited
+
+
+def test_where_there_is_an_accelerator_auto_is_no_cpu(tmp_path: Path) -> None:
+    (tmp_path / "nvidia0").touch()
+    assert not is_suited(SUITED, devices=tmp_path)
+    assert is_suited(SUITED | {"trainer": {"accelerator": "cpu"}}, devices=tmp_path)
