@@ -88,7 +88,7 @@ def run_sweep(
         sys.exit(sweep.exit_code)
 
 
-class _Waiting(NamedTuple):
+class Waiting(NamedTuple):
     """A run that Hydra has called for."""
 
     number: int
@@ -109,7 +109,7 @@ class SweepRunner:
         self.command = [*self.program, *sys.argv[1:]]
         self.refused = False  # whether a job failed without a record that says so
         self._server: ForkServer | None = None
-        self._in_turns: list[_Waiting] = []
+        self._in_turns: list[Waiting] = []
 
     @contextlib.contextmanager
     def forking(self, configs: list[dict[str, Any]], launcher: Mapping[str, Any]) -> Iterator[None]:
@@ -143,7 +143,7 @@ class SweepRunner:
             plain = check_config(config)
             if plain["search"]:
                 return self.search(number, run_dir, plain, facts)
-            waiting = _Waiting(number, run_dir, plain, facts)
+            waiting = Waiting(number, run_dir, plain, facts)
             if self._takes_turns(plain, job.job.env_set):
                 self._in_turns.append(waiting)
                 return None
@@ -155,7 +155,7 @@ class SweepRunner:
                 return None
             raise RunFailed(str(error)) from error
 
-    def _title(self, run: _Waiting) -> str:
+    def _title(self, run: Waiting) -> str:
         number = run.number
         if number >= self.expected:
             return f"run {number + 1}: {' '.join(run.facts['overrides'])}"
@@ -176,7 +176,7 @@ class SweepRunner:
             if one not in left:
                 with self._reported():
                     self.run(self._title(one), *one[1:])
-        crowded: list[_Waiting] = []  # out of memory while others waited: it may have been theirs
+        crowded: list[Waiting] = []  # out of memory while others waited: it may have been theirs
         while len(left) > 1 and self._server is not None:
             started = self._run_group(left[: turn_processes.MOST_AT_ONCE])
             if not started:  # the server cannot fork, now and later
@@ -189,7 +189,7 @@ class SweepRunner:
                     folder.plan_again(one.run_dir, one.config, command=shlex.join(self.command), **one.facts)
                 self.run(self._title(one), *one[1:])
 
-    def _run_group(self, group: list[_Waiting]) -> int:
+    def _run_group(self, group: list[Waiting]) -> int:
         """Let runs take turns; how many of the first ones did."""
         assert self._server is not None
         print(f"\n— {len(group)} runs take turns: each says how it went when it has ended", flush=True)

@@ -6,16 +6,18 @@ A run waits with its memory. The next one is started only while there is enough 
 import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
 
-from ..checkpointing.signals import forces_exit
+from ..checkpointing.signals import forces_exit, handled_signals
 from .fork_server import ForkServer, is_supported
 from .process import Ending, end_group, wait_for_group
 from .turns import take_turns
@@ -156,17 +158,22 @@ def run_in_turns(
 def _end_all(runs: list[TurnRun], number: int) -> None:
     """Ask all runs to end as a single one is asked; a second signal kills them."""
     began = time.monotonic()
+
+    def kill(again: int, frame: FrameType | None) -> None:
+        if forces_exit(again, time.monotonic() - began):
+            for run in runs:
+                if not run.ended:
+                    end_group(run.process.pid)
+
+    before = {one: signal.signal(one, kill) for one in handled_signals()}
     for run in runs:
         run.process.send_signal(number)
     for run in runs:
         run.let_go()
-    while left := [run for run in runs if not run.ended]:
-        try:
-            left[0].close(number)
-        except SystemExit as again:
-            if forces_exit(int(str(again.code)) - 128, time.monotonic() - began):
-                for run in left:
-                    end_group(run.process.pid)
+    for run in runs:
+        run.close(number)
+    for one, handler in before.items():
+        signal.signal(one, handler)
 
 
 def _has_memory_for_another(runs: list[TurnRun]) -> bool:

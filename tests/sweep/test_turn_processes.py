@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from batchscope.records.read import read
-from batchscope.sweep import fork_server, turn_processes
+from batchscope.sweep import fork_server, runner, turn_processes
 from batchscope.sweep.fork_server import ForkServer
 from batchscope.sweep.process import exit_on_signals
 from batchscope.sweep.turn_processes import is_suited, run_in_turns
@@ -126,7 +126,7 @@ def test_no_run_is_left_when_the_sweep_is_killed(tmp_path: Path, monkeypatch) ->
     jobs = [run(tmp_path, "0", before=note), run(tmp_path, "1", before=kill)]
     sweep = f"""
 import pathlib
-from batchscope.sweep import fork_server, turn_processes
+from batchscope.sweep import fork_server, runner, turn_processes
 fork_server.JOB = "tests.support.forked"
 server = fork_server.ForkServer([])
 jobs = [(pathlib.Path(folder), words) for folder, words in {[(str(folder), words) for folder, words in jobs]!r}]
@@ -161,3 +161,40 @@ def test_where_there_is_an_accelerator_auto_is_no_cpu(tmp_path: Path) -> None:
     (tmp_path / "nvidia0").touch()
     assert not is_suited(SUITED, devices=tmp_path)
     assert is_suited(SUITED | {"trainer": {"accelerator": "cpu"}}, devices=tmp_path)
+
+
+def test_a_run_without_memory_while_others_wait_is_run_again_alone(tmp_path: Path, monkeypatch, capsys) -> None:
+    alone: list[str] = []
+
+    def in_turns(jobs: list, server: object, on_end: object, say: object) -> int:
+        for (folder, _), status in zip(jobs, ("finished", "out_of_memory", "finished"), strict=True):
+            (folder / "run.json").write_text(json.dumps(read(folder) | {"status": status}))
+        return 2  # the third one waits for memory
+
+    def by_itself(run_dir: Path, digest: str, server: object) -> dict:
+        alone.append(f"{run_dir.name} {read(run_dir)['status']}")
+        return {"status": "finished"}
+
+    monkeypatch.setattr(turn_processes, "run_in_turns", in_turns)
+    monkeypatch.setattr(runner, "run_in_subprocess", by_itself)
+    monkeypatch.setattr(runner, "_has_ended", lambda run_dir: False)
+    monkeypatch.setattr(runner.folder, "KEPT", ())
+    sweep = runner.SweepRunner(tmp_path, ["small", "large", "last"])
+    sweep._server = object()
+    for number in range(3):
+        facts = {"choices": {}, "overrides": []}
+        config = {"trainer": {"devices": 1}, "run_dir": str(tmp_path / str(number))}
+        sweep._in_turns.append(runner.Waiting(number, tmp_path / str(number), config, facts))
+    sweep.run_in_turns()
+    assert alone == ["2 planned", "1 planned"]
+    assert len(list(tmp_path.glob("1*"))) == 2  # what the first attempt has left is set aside
+    assert not sweep.refused
+
+
+def test_the_numbers_of_the_pipes_are_in_the_environment(server, tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    line = "import os; os.write(int(os.environ['BATCHSCOPE_TURNS'].split(',')[1]), b'here')"
+    assert server.fork([line], turns=(read_end, write_end)).wait() == 0
+    assert os.read(read_end, 9) == b"here"
+    line = "import os; raise SystemExit('BATCHSCOPE_TURNS' in os.environ)"
+    assert server.fork([line]).wait() == 0  # and in no other run's
