@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -138,42 +138,58 @@ def run_in_turns(
         SystemExit: by a signal to this process, once the runs have ended.
     """
     runs: list[TurnRun] = []
-    try:
-        for folder, words in jobs[:MOST_AT_ONCE]:
-            if runs and not _has_memory_for_another(runs):
-                break
-            try:
-                runs.append(run := TurnRun(folder, words, server, on_end))
-            except CannotFork:
-                break
-            if run.answer() is None:  # it has ended before its first turn
-                run.close()
-        take_turns([run for run in runs if not run.ended], say=say)
-    except SystemExit as stop:
-        _end_all([run for run in runs if not run.ended], int(str(stop.code)) - 128)
-        raise
+    with _one_exit(runs):
+        try:
+            for folder, words in jobs[:MOST_AT_ONCE]:
+                if runs and not _has_memory_for_another(runs):
+                    break
+                try:
+                    runs.append(run := TurnRun(folder, words, server, on_end))
+                except CannotFork:
+                    break
+                if run.answer() is None:  # it has ended before its first turn
+                    run.close()
+            take_turns([run for run in runs if not run.ended], say=say)
+        except SystemExit as stop:
+            _end_all([run for run in runs if not run.ended], int(str(stop.code)) - 128)
+            raise
     return len(runs)
 
 
-def _end_all(runs: list[TurnRun], number: int) -> None:
-    """Ask all runs to end as a single one is asked; a second signal kills them."""
-    began = time.monotonic()
+@contextlib.contextmanager
+def _one_exit(runs: list[TurnRun]) -> Iterator[None]:
+    """The first signal raises SystemExit, by the handler that was there. Later ones do not: a second one kills the runs."""
+    before = {number: signal.getsignal(number) for number in handled_signals()}
+    began: float | None = None
 
-    def kill(again: int, frame: FrameType | None) -> None:
-        if forces_exit(again, time.monotonic() - began):
+    def leave(number: int, frame: FrameType | None) -> None:
+        nonlocal began
+        first, began = began is None, time.monotonic() if began is None else began
+        handler = before[number]
+        if first and callable(handler):
+            handler(number, frame)
+        elif forces_exit(number, time.monotonic() - began):
             for run in runs:
                 if not run.ended:
                     end_group(run.process.pid)
 
-    before = {one: signal.signal(one, kill) for one in handled_signals()}
+    try:
+        for number in before:
+            signal.signal(number, leave)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_all(runs: list[TurnRun], number: int) -> None:
+    """Ask all runs to end as a single one is asked."""
     for run in runs:
         run.process.send_signal(number)
     for run in runs:
         run.let_go()
     for run in runs:
         run.close(number)
-    for one, handler in before.items():
-        signal.signal(one, handler)
 
 
 def _has_memory_for_another(runs: list[TurnRun]) -> bool:

@@ -101,8 +101,9 @@ def test_without_a_server_no_run_is_started(server, tmp_path: Path) -> None:
     assert run_in_turns([run(tmp_path, "0"), run(tmp_path, "1")], server, lambda of: None, lambda line: None) == 0
 
 
-def test_a_signal_ends_all_runs(server, tmp_path: Path) -> None:
-    kill = f"turn == 1 and os.kill({os.getpid()}, signal.SIGTERM) or turn == 1 and signal.pause()"
+@pytest.mark.parametrize("signals", ["(signal.SIGTERM,)", "(signal.SIGTERM, signal.SIGTERM, signal.SIGTERM)"])
+def test_a_signal_ends_all_runs_even_if_it_is_sent_again(server, tmp_path: Path, signals: str) -> None:
+    kill = f"turn == 1 and ([os.kill({os.getpid()}, number) for number in {signals}], signal.pause())"
     jobs = [run(tmp_path, "0"), run(tmp_path, "1", before=kill), run(tmp_path, "2")]
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     ended: list[str] = []
