@@ -159,7 +159,7 @@ def run_in_turns(
 @contextlib.contextmanager
 def _one_exit(runs: list[TurnRun]) -> Iterator[None]:
     """The first signal raises SystemExit, by the handler that was there. Later ones do not: a second one kills the runs."""
-    before = {number: signal.getsignal(number) for number in handled_signals()}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in handled_signals()}
     began: float | None = None
 
     def leave(number: int, frame: FrameType | None) -> None:

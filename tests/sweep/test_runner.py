@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from batchscope.records.step_times import read_step_times
 from tests.support.runs import assert_alike, results
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -284,3 +285,17 @@ def test_runs_at_the_same_time_are_reported_as_well(tmp_path: Path) -> None:
     code, out, err = sweep(tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=0,1,2")
     assert code == 0, err
     assert "3 runs: 3 finished" in out
+
+
+@pytest.mark.slow
+@linux
+def test_timed_runs_on_a_cpu_take_turns(tmp_path: Path) -> None:
+    timed = ["experiment=throughput", "data.batch_size=4,16", "trainer.accelerator=cpu", "trainer.max_epochs=-1"]
+    code, out, err = sweep(tmp_path, *timed)
+    assert code == 0, err
+    assert "2 runs take turns" in out
+    assert "2 runs: 2 finished" in out
+    for number in "01":
+        times = read_step_times(tmp_path / "s" / number)
+        assert set(range(3)) <= set(times.round.tolist())
+        assert record(tmp_path, number)["throughput"]["ended"].startswith(("known to ± ", "time was up"))
