@@ -19,8 +19,9 @@ from tests.support import fabricated_mnist, fork_server
 SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fork the server from which tests start runs, if any of them does.
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Fork the server from which tests start runs, if any of them does; while tests are collected, warnings are caught.
 
     What was imported is no garbage: to look through its 500,000 objects again takes a part of a second each time.
     """

@@ -5,6 +5,7 @@ import pytest
 from batchscope.analysis.read import find
 from batchscope.analysis.report import write_report
 from batchscope.analysis.scaling import doubts, efficiencies, headlines
+from batchscope.analysis.text_table import to_text
 from tests.support.synthetic_runs import write_run
 
 
@@ -56,6 +57,6 @@ def test_the_report_has_it_as_a_line_and_two_columns(tmp_path):
     on(tmp_path / "1", 2, 1700, communication_ms=1.5)
     report = write_report([tmp_path], tmp_path / "report")
     assert "2 devices with 64 samples each reach 1.70×" in report.text
-    header = next(line for line in report.text.splitlines() if line.startswith("run"))
+    header = to_text(find([tmp_path]), 300).splitlines()[0]
     assert "scaling efficiency %" in header and "comm %" in header
     assert "scaling_efficiency,communication_share" in (tmp_path / "report/sweep.csv").read_text()

@@ -49,14 +49,14 @@ def test_csv_has_every_column_and_empty_cells(tmp_path):
 
 def test_columns_that_no_run_has_are_not_shown(tmp_path):
     write_sweep(tmp_path, [32, 64], serial(4, 0.1))
-    header = to_text(find([tmp_path])).splitlines()[0]
+    header = to_text(find([tmp_path]), 300).splitlines()[0]
     assert "samples/s" in header
     assert not any(word in header for word in ("kernel", "processor", "MFU", "GiB", "test/", "why"))
 
 
 def test_the_text_is_aligned(tmp_path):
     write_sweep(tmp_path, [32, 1024], serial(4, 0.1))
-    lines = to_text(find([tmp_path])).splitlines()
+    lines = to_text(find([tmp_path]), 300).splitlines()
     assert len({len(line) for line in lines}) == 1
 
 
@@ -72,7 +72,7 @@ def test_a_metric_that_a_task_adds_is_a_column_and_is_compared_once_its_directio
     write_run(tmp_path / "1", 512, 34.0, metrics={"test/f1": 0.7, "test/loss": 0.1})
     sweep = find([tmp_path])
     assert table.rows(sweep)[0]["test/f1"] == 0.9
-    assert "test/f1" in to_text(sweep).splitlines()[0]
+    assert "test/f1" in to_text(sweep, 300).splitlines()[0]
     (group,) = sweep.groups
     assert recommend(Analysis(group), table.shown_metrics(sweep)).costs == ""
     monkeypatch.setitem(
@@ -90,7 +90,7 @@ def test_without_a_test_the_validation_tells_how_good_the_runs_became(tmp_path):
 def test_an_option_that_is_null_is_shown(tmp_path):
     write_run(tmp_path / "0", 64, 10.0, options={"trainer.gradient_clip_val": None})
     write_run(tmp_path / "1", 64, 10.0, options={"trainer.gradient_clip_val": 0.5})
-    shown = [line.split()[1] for line in to_text(find([tmp_path])).splitlines()]
+    shown = [line.split()[1] for line in to_text(find([tmp_path]), 300).splitlines()]
     assert shown == ["gradient_clip_val", "null", "0.5"]
 
 
@@ -112,7 +112,7 @@ def test_how_well_a_rate_is_known_is_shown_instead_of_the_spread_of_its_steps(tm
     write_run(tmp_path / "0", 64, 10.0)
     write_run(tmp_path / "1", 128, 20.0, throughput={"step_ms_interval": [19.0, 20.8]})
     sweep = find([tmp_path])
-    text = table.to_text(sweep)
+    text = to_text(sweep, 300)
     assert "± %" in text
     assert "5.3" in text.splitlines()[2]
     assert "p10–p90" not in text

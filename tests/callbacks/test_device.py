@@ -98,7 +98,7 @@ def threads():
 
 
 def test_a_fit_is_logged_and_summed_up(tmp_path):
-    monitor, logger = DeviceMonitor(interval_s=0.02), TensorBoardLogger(tmp_path)
+    monitor, logger = DeviceMonitor(interval_s=0.02, details=True), TensorBoardLogger(tmp_path)
     trainer = trainer_with(monitor, tmp_path, logger=logger, max_epochs=2)
 
     trainer.fit(Stranger())
@@ -259,7 +259,7 @@ def test_a_sample_belongs_to_the_nearest_step(monkeypatch):
 
 def test_a_step_is_written_when_it_can_get_no_more_samples(monkeypatch):
     written = []
-    monkeypatch.setattr(device, "write_steps", lambda trainer, rows: written.append(list(rows)))
+    monkeypatch.setattr(device, "write_steps", lambda trainer, rows, details: written.append(list(rows)))
     monitor = DeviceMonitor()
     monitor._rows, monitor._last = [(6, {RSS: 1.0}), (7, {RSS: 2.0})], (0.0, 7)
 

@@ -234,4 +234,4 @@ def test_a_gpu_whose_driver_refuses_does_not_tell(error, monkeypatch):
     ids=["others wait with us", "cores were free", "little", "most of it"],
 )
 def test_others_disturb_where_no_core_is_free_and_above_half_of_the_cpu_anyhow(total, busy, own, share):
-    assert contention.others_share((0, 0, 0), (total, busy, own)) == pytest.approx(share)
+    assert contention.others_share(Load(0, 0, 0), Load(total, busy, own)) == pytest.approx(share)

@@ -31,7 +31,7 @@ class Diagnosed:
         monkeypatch.setattr(sys, "argv", ["train.py", "--multirun", *WORDS])
         monkeypatch.setattr("sys.platform", "linux")
 
-    def _run(self, run_dir: Path, digest: str) -> dict[str, Any]:
+    def _run(self, run_dir: Path, digest: str, server: Any) -> dict[str, Any]:
         record = read(run_dir)
         self.ran.append(run_dir.name)
         found = self.rate(record["config"])
@@ -83,12 +83,12 @@ def test_a_baseline_each_change_the_two_best_together_and_the_baseline_again(
 def test_started_again_it_keeps_what_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     diagnosed = Diagnosed(tmp_path, monkeypatch, faster_with_a_larger_batch)
 
-    def stop(run_dir: Path, digest: str) -> dict[str, Any]:
+    def stop(run_dir: Path, digest: str, server: Any) -> dict[str, Any]:
         if len(diagnosed.ran) == 2:
             record = read(run_dir)
             (run_dir / "run.json").write_text(json.dumps(record | {"status": "interrupted"}))
             raise SystemExit(130)
-        return diagnosed._run(run_dir, digest)
+        return diagnosed._run(run_dir, digest, server)
 
     monkeypatch.setattr(runner, "run_in_subprocess", stop)
     with pytest.raises(SystemExit):
@@ -105,10 +105,10 @@ def test_interrupted_it_recommends_nothing(
 ) -> None:
     diagnosed = Diagnosed(tmp_path, monkeypatch, faster_with_a_larger_batch)
 
-    def stop(run_dir: Path, digest: str) -> dict[str, Any]:
+    def stop(run_dir: Path, digest: str, server: Any) -> dict[str, Any]:
         if run_dir.name == "baseline_again":
             raise SystemExit(143)
-        return diagnosed._run(run_dir, digest)
+        return diagnosed._run(run_dir, digest, server)
 
     monkeypatch.setattr(runner, "run_in_subprocess", stop)
     with pytest.raises(SystemExit):

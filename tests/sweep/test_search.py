@@ -120,7 +120,7 @@ def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Callable[[int],
     """The sizes that a sweep's search runs, where `end` says how the run of a size ends."""
     sizes = []
 
-    def run(run_dir: Path, digest: str) -> dict[str, Any]:
+    def run(run_dir: Path, digest: str, server: Any) -> dict[str, Any]:
         size = read(run_dir)["config"]["data"]["batch_size"]
         sizes.append(size)
         return {"status": "finished", "dataset": {"train_samples": 4000}, "throughput": {}, **end(size)}
@@ -129,6 +129,7 @@ def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Callable[[int],
     config = {
         "search": {"_target_": "batchscope.sweep.search.BatchSizeSearch"},
         "data": {"batch_size": 1},
+        "trainer": {"devices": 1, "num_nodes": 1},
         "run_dir": str(tmp_path),
     }
     sweep.SweepRunner(tmp_path, ["the run"]).search(0, tmp_path, config, {"choices": {}, "overrides": []})
