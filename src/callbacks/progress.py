@@ -4,6 +4,7 @@ Where standard output is no terminal, nothing is redrawn: a plain line is printe
 """
 
 import math
+import os
 import time
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..records.formatting import significant
 from ..records.terminal import can_redraw
 from ._batches import samples_in
 from ._deferred_scalars import DeferredScalars
+from ._turns import ENVIRONMENT
 
 PLAIN_INTERVAL_S = 10.0  # between plain lines, until
 PLAIN_GROWTH = 0.1  # of the time of the fit is longer
@@ -53,7 +55,7 @@ class ProgressBar(TQDMProgressBar):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if self.is_enabled and not can_redraw():  # the first process alone has its bars enabled
-            self._plain = True
+            self._plain = ENVIRONMENT not in os.environ  # of a run that waits for its turns the clock says little
             self.disable()  # Lightning's bars print nothing then
 
     @override

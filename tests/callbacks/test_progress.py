@@ -107,3 +107,12 @@ def test_an_interval_of_zero_is_refused_where_it_is_declared() -> None:
 
     with pytest.raises(UserError, match="takes a number above 0"):
         check_node({"_target_": "batchscope.callbacks.progress.ProgressBar", "interval_s": 0}, "callbacks.progress")
+
+
+def test_a_run_that_waits_for_its_turns_prints_no_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "can_redraw", lambda: False)
+    monkeypatch.setenv("BATCHSCOPE_TURNS", "3,4")
+    fit(Ticking(25.0, monkeypatch), tmp_path)
+    assert capsys.readouterr().out == ""
