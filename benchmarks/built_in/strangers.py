@@ -80,7 +80,7 @@ class Sentences(Dataset):
 
     def __init__(self, times: int):
         self.text = "the quick brown fox jumps over the lazy dog " * times
-        self.pieces = {text: number for number, text in enumerate(("th", "qu", "br", "fo", "ju", "ov", "la", "do"))}
+        self.pieces = {text: number for number, text in enumerate(("th", "qu", "br", "fox", "ju", "ov", "la", "do"))}
 
     def __len__(self) -> int:
         return MANY
