@@ -3,9 +3,10 @@
 Where standard output is no terminal, nothing is redrawn: a plain line is printed now and then.
 """
 
+import contextlib
 import math
-import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from lightning import LightningModule, Trainer
@@ -17,7 +18,8 @@ from ..records.formatting import significant
 from ..records.terminal import can_redraw
 from ._batches import samples_in
 from ._deferred_scalars import DeferredScalars
-from ._turns import ENVIRONMENT
+from ._exclusions import add_exclusion, remove_exclusion
+from ._stopwatch import PAUSE
 
 PLAIN_INTERVAL_S = 10.0  # between plain lines, until
 PLAIN_GROWTH = 0.1  # of the time of the fit is longer
@@ -54,9 +56,18 @@ class ProgressBar(TQDMProgressBar):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
+        add_exclusion(trainer, self._leave_out)
         if self.is_enabled and not can_redraw():  # the first process alone has its bars enabled
-            self._plain = ENVIRONMENT not in os.environ  # of a run that waits for its turns the clock says little
+            self._plain = True
             self.disable()  # Lightning's bars print nothing then
+
+    @contextlib.contextmanager
+    def _leave_out(self, part: str) -> Iterator[None]:
+        """Leave a pause out of the rate."""
+        began = time.perf_counter()
+        yield
+        if part == PAUSE:
+            self._drawn += time.perf_counter() - began
 
     @override
     def on_train_start(self, *args: Any) -> None:
@@ -89,6 +100,11 @@ class ProgressBar(TQDMProgressBar):
             bar.set_postfix(self.get_metrics(trainer, pl_module), refresh=False)
             bar.refresh()  # one redraw; Lightning's own bar draws at the count and again at the postfix
         self._start_interval()
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().teardown(trainer, pl_module, stage)
+        remove_exclusion(trainer, self._leave_out)
 
     def _is_last(self, batch_idx: int) -> bool:
         return batch_idx + 1 == self.total_train_batches

@@ -6,6 +6,7 @@ import lightning
 import pytest
 
 from batchscope.callbacks import progress
+from batchscope.callbacks._exclusions import measuring
 from batchscope.callbacks.progress import ProgressBar
 from tests.support.third_party_modules import Stranger, loader
 
@@ -109,10 +110,18 @@ def test_an_interval_of_zero_is_refused_where_it_is_declared() -> None:
         check_node({"_target_": "batchscope.callbacks.progress.ProgressBar", "interval_s": 0}, "callbacks.progress")
 
 
-def test_a_run_that_waits_for_its_turns_prints_no_rate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(progress, "can_redraw", lambda: False)
-    monkeypatch.setenv("BATCHSCOPE_TURNS", "3,4")
-    fit(Ticking(25.0, monkeypatch), tmp_path)
-    assert capsys.readouterr().out == ""
+def test_a_pause_is_not_in_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a run waits for its turn, or another callback measures."""
+
+    class Pausing(Ticking):
+        rates: list[float | None] = []
+
+        def on_train_batch_end(self, trainer: lightning.Trainer, *args: object) -> None:
+            with measuring(trainer):
+                self._now += 100.0
+            super().on_train_batch_end(trainer, *args)
+            self.rates.append(self._rate)
+
+    bar = Pausing(0.5, monkeypatch)
+    fit(bar, tmp_path)
+    assert bar.rates == [8.0] * 5  # 4 samples every half second
