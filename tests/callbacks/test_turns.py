@@ -85,7 +85,8 @@ def test_a_run_trains_in_its_turns_and_waits_between_them(tmp_path: Path) -> Non
     assert monitor.summary["samples_per_sec_fit"] > 0.3 * monitor.summary["samples_per_sec_mean"]  # nor in the fit
 
 
-def test_a_turn_has_three_steps_however_short_it_is(tmp_path: Path) -> None:
+def one_turn(tmp_path: Path, **options: Any) -> tuple[dict[str, Any], lightning.Trainer]:
+    """What a run says of a single turn that is over at once, and its trainer."""
     heard = []
 
     def does(tell: Callable, hear: Callable) -> None:
@@ -94,21 +95,18 @@ def test_a_turn_has_three_steps_however_short_it_is(tmp_path: Path) -> None:
         heard.append(hear())
         tell("stop known to ± 5 %")
 
-    fit(tmp_path, Sweep(does))
-    assert heard[0]["steps"] == MIN_STEPS
+    _, trainer = fit(tmp_path, Sweep(does), **options)
+    return heard[0], trainer
+
+
+def test_a_turn_has_three_steps_however_short_it_is(tmp_path: Path) -> None:
+    heard, _ = one_turn(tmp_path)
+    assert heard["steps"] == MIN_STEPS
 
 
 def test_turns_begin_and_end_with_an_update_of_several_batches(tmp_path: Path) -> None:
-    heard = []
-
-    def does(tell: Callable, hear: Callable) -> None:
-        hear()
-        tell("go 0 0")
-        heard.append(hear())
-        tell("stop known to ± 5 %")
-
-    _, trainer = fit(tmp_path, Sweep(does), accumulate=2)
-    assert (heard[0]["steps"], heard[0]["samples"]) == (MIN_STEPS - 1, 8)  # an epoch ends with half an update
+    heard, trainer = one_turn(tmp_path, accumulate=2)
+    assert (heard["steps"], heard["samples"]) == (MIN_STEPS - 1, 8)  # an epoch ends with half an update
     assert trainer.global_step == 2 + MIN_STEPS
 
 

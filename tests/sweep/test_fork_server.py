@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,17 +17,6 @@ from batchscope.sweep.process import end_group, wait_for_group
 pytestmark = pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_FOR_STDIN = "import os; os.read(0, 1)"
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
-    """A server that imports nothing, so that it starts at once."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr(fork_server, "JOB", "tests.support.forked")
-    monkeypatch.setattr(fork_server, "environment", lambda: os.environ | {"PYTEST_CURRENT_TEST": ""})  # it changes
-    made = ForkServer([])
-    yield made
-    made.close()
 
 
 @pytest.fixture

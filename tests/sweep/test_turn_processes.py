@@ -6,14 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from batchscope.records.read import read
 from batchscope.sweep import fork_server, runner, turn_processes
-from batchscope.sweep.fork_server import ForkServer
 from batchscope.sweep.process import exit_on_signals
 from batchscope.sweep.turn_processes import is_suited, run_in_turns
 from tests.sweep.test_fork_server import ROOT, is_running
@@ -45,16 +43,6 @@ def run(folder: Path, name: str, before: str = "pass", samples: int = 8) -> tupl
     made.mkdir()
     (made / "run.json").write_text(json.dumps({"schema": 1, "status": "running"}))
     return made, [RUN.format(before=before, samples=samples)]
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr(fork_server, "JOB", "tests.support.forked")
-    monkeypatch.setattr(fork_server, "environment", lambda: os.environ | {"PYTEST_CURRENT_TEST": ""})  # it changes
-    made = ForkServer([])
-    yield made
-    made.close()
 
 
 def test_each_run_is_told_why_it_ends_and_its_output_is_kept_together(server, tmp_path: Path, capsys) -> None:
