@@ -16,7 +16,7 @@ from ..hardware.speed_probe import SpeedProbe
 from ..records.formatting import percent, significant
 
 STRETCH_S = (
-    0.25  # the shortest stretch; shares of a shorter one are mostly rounding, since the system counts ticks of 10 ms
+    0.25  # the shortest; of a shorter one the shares are mostly rounding, since the system counts ticks of 10 ms
 )
 _GROWTH = 0.02  # of the time so far: a long run has longer stretches instead of more and more of them
 OUTSIDE = -1  # the round of a stretch that is no turn

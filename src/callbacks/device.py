@@ -77,7 +77,8 @@ class DeviceMonitor(Callback):
     """Samples the training device and the process in a thread, and logs each sample at the step nearest to it.
 
     Logs the metrics in `LOGGED` as far as the device offers them; docs/measuring.md has their units and meanings.
-    Nothing is sampled during validation, or between two epochs, where checkpoints are written. Samples that share a step are logged as their mean. Rank 0's samples are logged.
+    Nothing is sampled during validation, or between two epochs, where checkpoints are written. Samples that share a step
+    are logged as their mean. Rank 0's samples are logged.
 
     A callback that times the steps may define the training time by `follow`, `pause`, `resume` and `restart`.
     ThroughputMonitor does, so that power and energy are those of the steps in its summary.
