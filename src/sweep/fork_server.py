@@ -150,6 +150,7 @@ def serve() -> None:
     # run installs its handlers at once.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.collect()  # the garbage of the imports is not copied into every run
+    gc.freeze()  # nor is what is imported, by a collection that marks every object
     sys.stdout.flush()
     connection = socket.socket(fileno=0)
     while True:
