@@ -39,6 +39,8 @@ def read_curve(run: Run) -> Curve | None:
         names, texts = read_rows(run.folder / "csv" / "metrics.csv")
     except OSError:
         return None
+    if not any(name.startswith("val/") for name in names):
+        return None
     rows = sorted((row for row in map(_numbers, texts) if "step" in row), key=lambda row: row["step"])
     validated = [n for n in best_first(name for name in names if name.startswith("val/")) if any(n in r for r in rows)]
     name = next((n for n in validated if metric(n).higher_is_better is not None), None)
