@@ -153,7 +153,7 @@ class CostSummary:
             "work_ms_median": float(numpy.median(self.steps.work_ms[counted])),
             **self._stalls(median),
         }
-        interval = median_interval(step_ms)
+        interval = self.steps.interval_of_turns(median) or median_interval(step_ms)
         if numpy.isfinite(interval).all():
             result["step_ms_interval"] = list(interval)
         if undisturbed:

@@ -1,9 +1,9 @@
 """Turns: a run of a sweep waits between two updates until the sweep gives it its next turn.
 
-The sweep holds the other ends of two pipes, whose numbers are in the environment. It writes a line for each turn:
-`go <round> <seconds>`, or `stop <reason>`. The run answers with a line of JSON: first that it is ready, once its warm-up
-is over, and then what each turn has measured. Where the sweep's end is closed, the run waits no more: a signal that ends
-it is on its way (sweep/job.py).
+The sweep holds the other ends of two pipes, whose numbers are in the environment. The run says that it is ready before
+its first batch. Then the sweep writes a line for all that the run may do: `warm up`, `go <round> <seconds>` for a turn, or
+`stop <reason>`. The run answers each with a line of JSON: of a turn, what it has measured. Where the sweep's end is closed,
+the run waits no more: a signal that ends it is on its way (sweep/job.py).
 """
 
 import json
@@ -21,7 +21,8 @@ from ._exclusions import measuring
 from .throughput import ThroughputMonitor
 
 ENVIRONMENT = "BATCHSCOPE_TURNS"  # <number of the end to read from>,<number of the end to write to>
-MIN_STEPS = 3  # of a turn, however long they are
+MIN_STEPS = 2  # of a turn, however long they are
+SHORT_S = 0.1  # the first one of such steps is left out: what others trained meanwhile is in the caches
 
 
 class Turns(Callback):
@@ -30,19 +31,31 @@ class Turns(Callback):
     Args:
         monitor: that measures the steps of each turn as a stretch.
         read, write: the run's ends of the pipes.
+
+    `waited_s` are the seconds in which the run has waited.
     """
 
     def __init__(self, monitor: ThroughputMonitor, read: int, write: int):
         self._monitor = monitor
         self._lines = os.fdopen(read, "rb")
         self._write = write
-        self._in_turn = self._left = False
+        self._is_ready = self._is_warm = self._left = False
+        self._is_short = True
+        self._turn: tuple[int, float] | None = None  # whose stretch has not begun yet
+        self.waited_s = 0.0
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last_step = trainer.global_step
         if self._monitor.measurement:
             self._monitor.measurement.stretches.by_turns = True  # none begins before the first turn
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if not self._is_ready and self._monitor.measurement:  # the memory of a step has been counted by now
+            self._is_ready = True
+            self._tell({"ready": True})
+            self._wait(trainer)
 
     @override
     def on_train_batch_end(
@@ -52,13 +65,29 @@ class Turns(Callback):
         if self._left or measurement is None or trainer.global_step == self._last_step:
             return
         self._last_step = trainer.global_step
-        if not self._in_turn and measurement.updates >= measurement.stretches.first:
-            self._tell({"ready": True})
-            self._wait(trainer)
-        elif self._in_turn and measurement.updates - self._first >= MIN_STEPS and time.perf_counter() >= self._until:
+        if not self._is_warm:
+            if measurement.updates >= measurement.stretches.first:
+                self._is_warm = True
+                measurement.end()  # the step ends here: the next one does not adjoin it
+                self._tell({"warm": True})
+                self._wait(trainer)
+        elif self._turn:
+            self._begin(*self._turn)
+        elif measurement.updates - self._first >= MIN_STEPS and time.perf_counter() >= self._until:
             self._monitor.end_stretch(trainer)
-            self._tell(measurement.last_stretch() | {"samples": measurement.samples()})
+            facts = measurement.last_stretch()
+            self._is_short = facts.get("median_s", 0.0) < SHORT_S
+            self._tell(facts | {"samples": measurement.samples()})
             self._wait(trainer)
+
+    def _begin(self, number: int, seconds: float) -> None:
+        """Begin the stretch of a turn."""
+        measurement = self._monitor.measurement
+        assert measurement is not None
+        measurement.end()
+        self._turn, self._first = None, measurement.updates
+        self._monitor.begin_stretch(number)
+        self._until = time.perf_counter() + seconds
 
     def _tell(self, facts: dict[str, Any]) -> None:
         try:
@@ -70,16 +99,19 @@ class Turns(Callback):
         """Wait for the next turn; the time, and what the processor does meanwhile, is in no step and no rate."""
         measurement = self._monitor.measurement
         assert measurement is not None
-        measurement.end()  # the step ends here: the next one does not adjoin it
-        before = cpu_seconds()
+        before, began = cpu_seconds(), time.perf_counter()
         with measuring(trainer):
             order, _, rest = self._lines.readline().decode().strip().partition(" ")
         measurement.leave_out(before, cpu_seconds())
+        self.waited_s += time.perf_counter() - began
+        if order == "warm":
+            return
         if order == "go":
             number, seconds = rest.split()
-            self._in_turn, self._first = True, measurement.updates
-            self._monitor.begin_stretch(int(number))
-            self._until = time.perf_counter() + float(seconds)
+            if self._is_short:
+                self._turn = int(number), float(seconds)  # after the next update
+            else:
+                self._begin(int(number), float(seconds))
             return
         self._left = True
         if order == "stop":
@@ -87,6 +119,11 @@ class Turns(Callback):
             trainer.should_stop = True
         else:
             measurement.stretches.by_turns = False
+
+
+def seconds_waited(callbacks: Iterable[Any]) -> float:
+    """How long a run has waited for its turns."""
+    return sum(callback.waited_s for callback in callbacks if isinstance(callback, Turns))
 
 
 def turns_of(callbacks: Iterable[Callback]) -> list[Callback]:

@@ -10,13 +10,11 @@ from typing_extensions import override
 from .._lightning import callbacks_of
 from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..options.types import PositiveFloat, PositiveInt, Purpose
-from ..records.formatting import percent
-from ..records.intervals import median_interval
+from ..records.intervals import TIME_WAS_UP, known_to, median_interval
 from ._exclusions import writing
 from ._measured_steps import MIN_CLEAN, Known
 from .throughput import ThroughputMonitor
 
-TIME_WAS_UP = "time was up"
 SLOW_STEP_S = 0.3  # of longer steps, fewer than `min_steps` are enough
 LEAST_S = 1.0  # of undisturbed steps: a shorter time would miss what comes once a second
 _TOPIC = "known"
@@ -90,5 +88,5 @@ def reason_to_end(known: Known, precision: float, seconds: float, min_steps: int
         low, high = median_interval(clean)
         median = float(numpy.median(clean))
         if (1 - precision) * median <= low and high <= (1 + precision) * median:
-            return f"known to ± {percent(precision, digits=0 if precision >= 0.01 else 1)}"
+            return known_to(precision)
     return TIME_WAS_UP if known.seconds >= seconds and len(known.step_ms) >= MIN_CLEAN else None

@@ -11,10 +11,18 @@ from statistics import NormalDist
 import numpy
 from numpy.typing import ArrayLike, NDArray
 
+from .formatting import percent
+
+TIME_WAS_UP = "time was up"  # why a timed run has ended
 _TOO_FEW = 10  # values, to estimate an autocorrelation from
 _TRIMMED = 0.2  # of the log ratios at each end: a few disturbed stretches do not widen the interval
 _TRIMMED_FROM = 8  # stretches; what is left of fewer is too little to know a spread from
 _EXACT = 100  # values up to which the binomial distribution is summed
+
+
+def known_to(precision: float) -> str:
+    """Why a timed run has ended: `known to ± 5 %`."""
+    return f"known to ± {percent(precision, digits=0 if precision >= 0.01 else 1)}"
 
 
 def median_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float]:

@@ -158,7 +158,14 @@ RUN_METRICS: dict[str, Metric] = {
         Metric("memory_reserved_gib", "GiB", f"CUDA: {_RESERVED}", False, heading="reserved GiB"),
         Metric("joules_per_sample", "J", "energy of the device", False, _millijoules, "mJ/sample"),
         Metric("learning_rate", "", "as scaled to the batch size", None, _learning_rate, "scaled lr"),
-        Metric("seconds", "s", "from the start of the run to its end", None, _whole, "seconds"),
+        Metric(
+            "seconds",
+            "s",
+            "from the start of the run to its end, without waiting for the turns of others",
+            None,
+            _whole,
+            "seconds",
+        ),
     )
 }
 

@@ -110,7 +110,7 @@ class RunRecord:
                 close_open(self.path.parent, ended_as(error), reason(error))
             return
         self.facts["finished"] = _iso(time.time())
-        self.facts["seconds"] = round(time.time() - self._started, 3)
+        self.facts["seconds"] = round(time.time() - self._started - self.facts.get("waiting_seconds", 0.0), 3)
         self.facts["status"] = ended_as(error)
         if error is not None:
             self.facts["error"] = reason(error)

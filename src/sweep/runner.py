@@ -118,7 +118,8 @@ class SweepRunner:
         needed = any(map(_is_one_process, configs)) and (not kept or not all(kept) or any(c["search"] for c in configs))
         if needed and launchers.is_basic(launcher) and is_supported():
             self._server = ForkServer(modules_of(configs))
-            importlib.import_module("..analysis", __package__)  # takes a second, for the report; runs are not disturbed
+            with contextlib.suppress(ImportError):  # for the report: it takes seconds, and disturbs no run now
+                importlib.import_module("..analysis.html_report", __package__)
         try:
             yield
         finally:
@@ -178,19 +179,22 @@ class SweepRunner:
                     self.run(self._title(one), *one[1:])
         crowded: list[Waiting] = []  # out of memory while others waited: it may have been theirs
         while len(left) > 1 and self._server is not None:
-            started = self._run_group(left[: turn_processes.MOST_AT_ONCE])
-            if not started:  # the server cannot fork, now and later
+            ended = self._run_group(left[: turn_processes.MOST_AT_ONCE])
+            if not ended:  # the server cannot fork, now and later
                 break
-            group, left = left[:started], left[started:]
-            crowded += [one for one in group if started > 1 and _ran_out_of_memory(one.run_dir)]
+            group, left = (
+                [one for one in left if one.run_dir in ended],
+                [one for one in left if one.run_dir not in ended],
+            )
+            crowded += [one for one in group if len(group) > 1 and _ran_out_of_memory(one.run_dir)]
         for one in (*left, *crowded):
             with self._reported():
                 if one in crowded:
                     folder.plan_again(one.run_dir, one.config, command=shlex.join(self.command), **one.facts)
                 self.run(self._title(one), *one[1:])
 
-    def _run_group(self, group: list[Waiting]) -> int:
-        """Let runs take turns; how many of the first ones did."""
+    def _run_group(self, group: list[Waiting]) -> set[Path]:
+        """Let runs take turns; the folders of those that did."""
         assert self._server is not None
         print(f"\n— {len(group)} runs take turns: each says how it went when it has ended", flush=True)
         jobs = []
@@ -207,7 +211,8 @@ class SweepRunner:
             with self._reported():
                 self._check(read(one.run_dir), one.run_dir, one.config)
 
-        return turn_processes.run_in_turns(jobs, self._server, tell, lambda line: print(line, flush=True))
+        limits = turn_processes.limits_of(group[0].config)
+        return turn_processes.run_in_turns(jobs, self._server, tell, lambda line: print(line, flush=True), limits)
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:

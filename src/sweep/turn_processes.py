@@ -1,6 +1,7 @@
 """The processes of runs that take turns: each is forked as any run, has two pipes for its turns, and prints into a file.
 
-A run waits with its memory. The next one is started only while there is enough for it; the others come after.
+Runs are set up side by side, after the first one alone, which may have to calibrate the device. They warm up one after the
+other. A run waits with its memory. The next one warms up only while there is enough for it; the others come after.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -20,9 +22,10 @@ import psutil
 from ..checkpointing.signals import forces_exit, handled_signals
 from .fork_server import ForkServer, is_supported
 from .process import Ending, end_group, wait_for_group
-from .turns import take_turns
+from .turns import USUAL, Limits, take_turns
 
 MOST_AT_ONCE = 8
+_SET_UP_AT_ONCE = min(4, os.cpu_count() or 1)  # reading and checking is the work of one core
 _SHARE_LEFT = 0.25  # of the memory
 _ACCELERATORS = ("nvidia[0-9]*", "kfd", "dxg", "davinci[0-9]*")  # in /dev: Lightning's `auto` would take them
 _KEEPS_TIME = ("max_time",)  # options of the trainer by which waiting would end a run
@@ -37,6 +40,12 @@ def is_suited(config: Mapping[str, Any], devices: Path = Path("/dev")) -> bool:
     )
     timed = bool(callbacks.get("until_known")) and bool(callbacks.get("throughput"))
     return is_supported() and on_cpu and timed and not any(trainer.get(option) for option in _KEEPS_TIME)
+
+
+def limits_of(config: Mapping[str, Any]) -> Limits:
+    """When a suited run is done, by its configuration."""
+    options = config["callbacks"]["until_known"]
+    return Limits(**{key: options[key] for key in Limits._fields if key in options})
 
 
 class CannotFork(Exception):
@@ -81,6 +90,11 @@ class TurnRun:
         line, _, self._rest = self._rest.partition(b"\n")
         return json.loads(line)
 
+    def warm_up(self) -> None:
+        """Train the updates that are not measured; the run may end of it."""
+        if not self._order("warm up") or self.answer() is None:
+            self.close()
+
     def stop(self, reason: str) -> None:
         """See Run."""
         if reason:
@@ -100,6 +114,17 @@ class TurnRun:
         self.ended = True
         os.close(self._answers)
         self._on_end(self)
+
+    def put_off(self) -> None:
+        """End a run that has trained nothing yet; another one will take its place."""
+        end_group(self.process.pid)
+        self.let_go()
+        self.process.wait()
+        wait_for_group(self.process.pid)
+        self.ended = True
+        os.close(self._answers)
+        for file in self.output:
+            file.close()
 
     def relay(self) -> None:
         """Print what the run has printed; of a line that was drawn again and again, its last state."""
@@ -129,10 +154,12 @@ def run_in_turns(
     server: ForkServer,
     on_end: Callable[[TurnRun], None],
     say: Callable[[str], None],
-) -> int:
-    """Start runs one after the other, as many as there is memory for, and let them take turns until they have ended.
+    limits: Limits = USUAL,
+) -> set[Path]:
+    """Start as many runs as there is memory for, and let them take turns until they have ended.
 
-    Returns how many of the first ones were started; 0 if the server cannot.
+    Returns the folders of those that have ended. The others have trained nothing: there was no memory for them, or the
+    server could not fork.
 
     Raises:
         SystemExit: by a signal to this process, once the runs have ended.
@@ -140,20 +167,53 @@ def run_in_turns(
     runs: list[TurnRun] = []
     with _one_exit(runs):
         try:
-            for folder, words in jobs[:MOST_AT_ONCE]:
-                if runs and not _has_memory_for_another(runs):
-                    break
-                try:
-                    runs.append(run := TurnRun(folder, words, server, on_end))
-                except CannotFork:
-                    break
-                if run.answer() is None:  # it has ended before its first turn
-                    run.close()
-            take_turns([run for run in runs if not run.ended], say=say)
+            _set_up(runs, jobs[:MOST_AT_ONCE], server, on_end)
+            put_off = _warm_up(runs)
+            take_turns([run for run in runs if not run.ended], limits, say=say, first_round=int(time.time()))
         except SystemExit as stop:
             _end_all([run for run in runs if not run.ended], int(str(stop.code)) - 128)
             raise
-    return len(runs)
+    return {run.folder for run in runs} - put_off
+
+
+def _set_up(
+    runs: list[TurnRun], jobs: Sequence[tuple[Path, list[str]]], server: ForkServer, on_end: Callable[[TurnRun], None]
+) -> None:
+    """Start runs, and wait until each is ready to train, or has ended; they are added to `runs`."""
+    starting: deque[TurnRun] = deque()
+
+    def wait(left: int) -> None:
+        while len(starting) > left:
+            run = starting.popleft()
+            if run.answer() is None:
+                run.close()
+
+    for folder, words in jobs:
+        if runs and not _has_memory_for_another(runs):
+            break
+        wait(_SET_UP_AT_ONCE - 1 if len(runs) > 1 else 0)
+        try:
+            runs.append(TurnRun(folder, words, server, on_end))
+        except CannotFork:
+            break
+        starting.append(runs[-1])
+    wait(0)
+
+
+def _warm_up(runs: list[TurnRun]) -> set[Path]:
+    """Warm runs up one after the other; the folders of those that were put off, since there was no memory for them."""
+    warm: list[TurnRun] = []
+    put_off: set[Path] = set()
+    for run in runs:
+        if run.ended:
+            continue
+        if put_off or (warm and not _has_memory_for_another(warm)):
+            run.put_off()
+            put_off.add(run.folder)
+        else:
+            run.warm_up()
+            warm.append(run)
+    return put_off
 
 
 @contextlib.contextmanager

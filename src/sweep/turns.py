@@ -1,6 +1,6 @@
-"""Turns: the runs of a sweep train for a second each, in rounds of changing order, until their rates are known.
+"""Turns: the runs of a sweep train for a fifth of a second each, in rounds of changing order, until their rates are known.
 
-A slow minute of the machine is then in the rounds of all runs alike, and rates are compared within rounds. This file
+A slow moment of the machine is then in the rounds of all runs alike, and rates are compared within rounds. This file
 decides whose turn it is and who is done; turn_processes.py has the processes.
 """
 
@@ -8,18 +8,17 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
-from ..records.formatting import percent
-from ..records.intervals import ratio_interval
+from ..records.intervals import TIME_WAS_UP, known_to, ratio_interval
 
-TURN_S = 1.0
-MIN_ROUNDS = 3
-REPEATS = 2  # of a disturbed turn; in all, so many a run
-PRECISION, CLOSE_PRECISION = 0.05, 0.02  # of a median step, and of one that competes
+TURN_S = 0.2  # many short rounds say more than few long ones: what disturbs the machine often lasts for a second
+MIN_ROUNDS = 6
+REPEATS = 6  # of disturbed turns, of one run
+CLOSER = 0.4  # of the precision: for a run that competes
 COMPETES = 0.9  # of the best rate
-SECONDS_A_RUN = 10.0  # on average, of turns
-TIME_WAS_UP = "time was up"
+ENOUGH = 0.7  # of the seconds a run, for one that does not compete; the others share what is left
 
 
 class Run(Protocol):
@@ -34,60 +33,93 @@ class Run(Protocol):
         ...
 
 
+@dataclass(eq=False)
+class _Measured:
+    """A run and what its turns have measured."""
+
+    run: Run
+    medians: list[float] = field(default_factory=list)  # seconds of a step, of each round
+    samples: float = math.nan  # of a step
+    seconds: float = 0.0  # of its turns
+    repeats: int = REPEATS  # left
+
+    @property
+    def rate(self) -> float:
+        """Samples per second."""
+        return self.samples * _median(self.medians)[0]
+
+
+class Limits(NamedTuple):
+    """When a run is done."""
+
+    precision: float = 0.05  # of a median step: how far its interval may reach
+    seconds: float = 3.0  # of turns, a run on average
+
+
+USUAL = Limits()
+
+
 def take_turns(
     runs: Sequence[Run],
+    limits: Limits = USUAL,
     clock: Callable[[], float] = time.monotonic,
-    shuffle: Callable[[list[Run]], None] | None = None,
+    shuffle: Callable[[list[Any]], None] | None = None,
     say: Callable[[str], None] = lambda line: None,
+    first_round: int = 0,
 ) -> None:
-    """Give turns until every run has ended, by itself or because its rate is known or the time is up."""
+    """Give turns until every run has ended, by itself or because its rate is known or the time is up.
+
+    Rounds are numbered from `first_round` on: rounds of other times in the same folder have other numbers.
+    """
     shuffle = shuffle or random.Random(0).shuffle
-    waiting = list(runs)
-    medians: dict[int, list[float]] = {id(run): [] for run in runs}  # of each round, in seconds
-    rates: dict[int, float] = {}  # samples/s
-    samples: dict[int, float] = {}
-    left_s, repeats, rounds = SECONDS_A_RUN * len(runs), REPEATS * len(runs), 0
+    waiting = [_Measured(run) for run in runs]
+    rounds, left_s = 0, limits.seconds * len(runs)
     while waiting:
         order = list(waiting)
         shuffle(order)
-        for run in order:
-            for attempt in range(1 + REPEATS):
-                began = clock()
-                facts = run.turn(rounds, TURN_S)
-                left_s -= clock() - began
-                repeats -= attempt > 0
-                if facts is None or not facts.get("disturbed") or repeats <= 0 or left_s <= 0:
-                    break
-            if facts is None:
-                waiting.remove(run)
-                run.stop("")
-                continue
-            medians[id(run)].append(facts.get("median_s") or math.nan)
-            samples[id(run)] = facts.get("samples") or math.nan
+        for one in order:
+            before = one.seconds
+            if not _turn(one, first_round + rounds, clock):
+                waiting.remove(one)
+                one.run.stop("")
+            left_s -= one.seconds - before
         rounds += 1
-        for run in waiting:
-            rates[id(run)] = samples[id(run)] * _median(medians[id(run)])[0]
-        best = max((rate for rate in rates.values() if rate > 0), default=math.nan)
-        leader = next((medians[key] for key, rate in rates.items() if rate == best), [])
-        for run in list(waiting):
-            own = medians[id(run)]
-            reason = _reason(own, leader, rates[id(run)] >= COMPETES * best) if rounds >= MIN_ROUNDS else None
-            if reason is None and left_s <= 0:
-                reason = TIME_WAS_UP
+        best = max(waiting, key=lambda one: one.rate if one.rate > 0 else 0.0, default=None)
+        for one in list(waiting):
+            reason = _reason(one, best, limits, left_s <= 0) if best and rounds >= MIN_ROUNDS else None
             if reason:
-                waiting.remove(run)
-                run.stop(reason)
+                waiting.remove(one)
+                one.run.stop(reason)
         say(f"round {rounds}: {len(runs) - len(waiting)} of {len(runs)} are done")
 
 
-def _reason(own: list[float], leader: list[float], competes: bool) -> str | None:
+def _turn(one: _Measured, number: int, clock: Callable[[], float]) -> bool:
+    """Give a run its turn, again where it was disturbed; whether the run goes on."""
+    while True:
+        began = clock()
+        facts = one.run.turn(number, TURN_S)
+        one.seconds += clock() - began
+        if facts is None:
+            return False
+        if not facts.get("disturbed") or not one.repeats:
+            one.medians.append(facts.get("median_s") or math.nan)
+            one.samples = facts.get("samples") or math.nan
+            return True
+        one.repeats -= 1
+
+
+def _reason(one: _Measured, best: _Measured, limits: Limits, is_over: bool) -> str | None:
     """Why a run is done; None if it goes on. One that competes is compared with the best within the rounds, too."""
-    wanted = CLOSE_PRECISION if competes else PRECISION
-    known = _median(own)[1] <= wanted
-    if not known and competes and own is not leader:
-        ratio, low, high = ratio_interval(leader, own, paired=True)
-        known = _reach(ratio, low, high) <= CLOSE_PRECISION and _median(own)[1] <= PRECISION
-    return f"known to ± {percent(wanted, digits=0)}" if known else None
+    competes = one.rate >= COMPETES * best.rate
+    wanted = (CLOSER if competes else 1.0) * limits.precision
+    reach = _median(one.medians)[1]
+    known = reach <= wanted
+    if not known and competes and one is not best:
+        ratio = ratio_interval(best.medians, one.medians, paired=True)
+        known = reach <= limits.precision and _reach(*ratio) <= wanted
+    if known:
+        return known_to(wanted)
+    return TIME_WAS_UP if is_over or (not competes and one.seconds >= ENOUGH * limits.seconds) else None
 
 
 def _median(medians: list[float]) -> tuple[float, float]:

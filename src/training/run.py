@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .._lightning import is_fast_dev_run
-from ..callbacks._turns import turns_of
+from ..callbacks._turns import seconds_waited, turns_of
 from ..callbacks.learning_rate import LearningRateWatch
 from ..checkpointing.graceful_shutdown import GracefulShutdown
 from ..checkpointing.log_files import check_log_files, loggers_of_rank
@@ -173,8 +173,10 @@ class _Run:
             checkpoint = self.resume_point.path
         started = time.perf_counter()
         self.trainer.fit(self.task, datamodule=self.data, ckpt_path=checkpoint, weights_only=True)
+        waited_s = seconds_waited(self.trainer.callbacks)
         facts = {
-            "fit_seconds": round(time.perf_counter() - started, 3),
+            "fit_seconds": round(time.perf_counter() - started - waited_s, 3),
+            "waiting_seconds": round(waited_s, 3) or None,  # for the turns of other runs
             "epochs": self.trainer.current_epoch,
             "steps": self.trainer.global_step,
             "checkpoints": summary.checkpoint_paths(self.trainer, self.run_dir),

@@ -18,7 +18,7 @@ from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.callbacks.until_known import StopWhenKnown
 from tests.support.third_party_modules import Stranger, loader
 
-MIN_STEPS = 3
+MIN_STEPS = 2
 
 
 class Slow(Stranger):
@@ -66,6 +66,8 @@ def test_a_run_trains_in_its_turns_and_waits_between_them(tmp_path: Path) -> Non
 
     def does(tell: Callable, hear: Callable) -> None:
         heard.append(hear())
+        tell("warm up")
+        heard.append(hear())
         for number in (4, 5):
             tell(f"go {number} 0.1")
             heard.append(hear())
@@ -73,12 +75,13 @@ def test_a_run_trains_in_its_turns_and_waits_between_them(tmp_path: Path) -> Non
         tell("stop known to ± 5 %")
 
     monitor, _ = fit(tmp_path, Sweep(does))
-    assert heard[0] == {"ready": True}
-    assert all(turn["steps"] >= MIN_STEPS and turn["samples"] == 4 and turn["disturbed"] is False for turn in heard[1:])
-    assert all(turn["median_s"] >= 0.005 for turn in heard[1:])
+    assert heard[:2] == [{"ready": True}, {"warm": True}]
+    turns = heard[2:]
+    assert all(turn["steps"] >= MIN_STEPS and turn["samples"] == 4 and turn["disturbed"] is False for turn in turns)
+    assert all(turn["median_s"] >= 0.005 for turn in turns)
     assert monitor.summary["ended"] == "known to ± 5 %"
     assert monitor.summary["stretches"] == 2
-    assert monitor.summary["updates"] == sum(turn["steps"] for turn in heard[1:])
+    assert monitor.summary["updates"] == sum(turn["steps"] for turn in turns) + 2  # the first one of each turn
     times = monitor.step_times()
     assert times.round.tolist() == [4, 5]
     assert times.step_s.max() < 1.0  # waiting is in no step
@@ -91,6 +94,8 @@ def one_turn(tmp_path: Path, **options: Any) -> tuple[dict[str, Any], lightning.
 
     def does(tell: Callable, hear: Callable) -> None:
         hear()
+        tell("warm up")
+        hear()
         tell("go 0 0")
         heard.append(hear())
         tell("stop known to ± 5 %")
@@ -99,15 +104,15 @@ def one_turn(tmp_path: Path, **options: Any) -> tuple[dict[str, Any], lightning.
     return heard[0], trainer
 
 
-def test_a_turn_has_three_steps_however_short_it_is(tmp_path: Path) -> None:
+def test_a_turn_has_two_steps_however_short_it_is(tmp_path: Path) -> None:
     heard, _ = one_turn(tmp_path)
     assert heard["steps"] == MIN_STEPS
 
 
 def test_turns_begin_and_end_with_an_update_of_several_batches(tmp_path: Path) -> None:
     heard, trainer = one_turn(tmp_path, accumulate=2)
-    assert (heard["steps"], heard["samples"]) == (MIN_STEPS - 1, 8)  # an epoch ends with half an update
-    assert trainer.global_step == 2 + MIN_STEPS
+    assert (heard["steps"], heard["samples"]) == (MIN_STEPS, 8)
+    assert trainer.global_step == 2 + 1 + MIN_STEPS
 
 
 def test_a_run_whose_sweep_is_gone_waits_no_more(tmp_path: Path) -> None:
@@ -116,7 +121,9 @@ def test_a_run_whose_sweep_is_gone_waits_no_more(tmp_path: Path) -> None:
 
 
 def test_a_run_that_ends_by_itself_needs_no_turns(tmp_path: Path) -> None:
-    monitor, trainer = fit(tmp_path, Sweep(lambda tell, hear: (hear(), tell("go 0 100"))), max_steps=9)
+    monitor, trainer = fit(
+        tmp_path, Sweep(lambda tell, hear: (hear(), tell("warm up"), hear(), tell("go 0 100"))), max_steps=9
+    )
     assert trainer.global_step == 9
     assert "ended" not in monitor.summary
 

@@ -28,6 +28,8 @@ threading.Thread(target=stop, daemon=True).start()
 read, write = (os.fdopen(int(end), mode) for end, mode in zip(os.environ["BATCHSCOPE_TURNS"].split(","), "rw"))
 def tell(**facts): print(json.dumps(facts), file=write, flush=True)
 tell(ready=True)
+assert next(read) == "warm up\\n"
+tell(warm=True)
 for turn, line in enumerate(read):
     {before}
     if line.startswith("stop"):
@@ -53,7 +55,7 @@ def test_each_run_is_told_why_it_ends_and_its_output_is_kept_together(server, tm
         ended.append(of.folder.name)
         of.relay()
 
-    assert run_in_turns(jobs, server, on_end, say=lambda line: None) == 2
+    assert run_in_turns(jobs, server, on_end, say=lambda line: None) == {tmp_path / "0", tmp_path / "1"}
     assert ended == ["0", "1"]
     assert capsys.readouterr().out == "said stop known to ± 5 %\nsaid stop known to ± 2 %\n"
 
@@ -62,7 +64,7 @@ def test_each_run_is_told_why_it_ends_and_its_output_is_kept_together(server, tm
 def test_a_run_that_dies_ends_no_other(server, tmp_path: Path, before: str) -> None:
     jobs = [run(tmp_path, "0"), run(tmp_path, "1", before=before)]
     ended: list[str] = []
-    assert run_in_turns(jobs, server, lambda of: ended.append(of.folder.name), say=lambda line: None) == 2
+    run_in_turns(jobs, server, lambda of: ended.append(of.folder.name), say=lambda line: None)
     assert ended == ["1", "0"]
     assert read(tmp_path / "1")["status"] in ("killed", "failed")
 
@@ -80,13 +82,28 @@ def test_a_run_that_is_killed_while_it_waits_ends_no_other(server, tmp_path: Pat
 def test_no_more_runs_wait_than_there_is_memory_for(server, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(turn_processes, "_has_memory_for_another", lambda runs: len(runs) < 2)
     jobs = [run(tmp_path, str(number)) for number in range(3)]
-    assert run_in_turns(jobs, server, lambda of: None, say=lambda line: None) == 2
+    assert run_in_turns(jobs, server, lambda of: None, say=lambda line: None) == {tmp_path / "0", tmp_path / "1"}
+
+
+def test_a_run_that_there_is_no_memory_to_train_is_put_off(server, tmp_path: Path, monkeypatch) -> None:
+    jobs = [run(tmp_path, str(number)) for number in range(3)]
+    asked: list[int] = []
+
+    def has_memory(runs: list[turn_processes.TurnRun]) -> bool:
+        asked.append(len(runs))
+        return len(asked) <= 3  # to set both of the others up, and to train the second
+
+    monkeypatch.setattr(turn_processes, "_has_memory_for_another", has_memory)
+    ended: list[turn_processes.TurnRun] = []
+    assert run_in_turns(jobs, server, ended.append, say=lambda line: None) == {tmp_path / "0", tmp_path / "1"}
+    assert len(ended) == 2
+    assert read(tmp_path / "2")["status"] == "running"  # nothing was recorded: it begins anew
 
 
 def test_without_a_server_no_run_is_started(server, tmp_path: Path) -> None:
     os.kill(server._process.pid, signal.SIGKILL)
     server._process.wait()
-    assert run_in_turns([run(tmp_path, "0"), run(tmp_path, "1")], server, lambda of: None, lambda line: None) == 0
+    assert run_in_turns([run(tmp_path, "0"), run(tmp_path, "1")], server, lambda of: None, lambda line: None) == set()
 
 
 @pytest.mark.parametrize("signals", ["(signal.SIGTERM,)", "(signal.SIGTERM, signal.SIGTERM, signal.SIGTERM)"])
@@ -155,10 +172,10 @@ def test_where_there_is_an_accelerator_auto_is_no_cpu(tmp_path: Path) -> None:
 def test_a_run_without_memory_while_others_wait_is_run_again_alone(tmp_path: Path, monkeypatch, capsys) -> None:
     alone: list[str] = []
 
-    def in_turns(jobs: list, server: object, on_end: object, say: object) -> int:
+    def in_turns(jobs: list, server: object, on_end: object, say: object, limits: object) -> set[Path]:
         for (folder, _), status in zip(jobs, ("finished", "out_of_memory", "finished"), strict=True):
             (folder / "run.json").write_text(json.dumps(read(folder) | {"status": status}))
-        return 2  # the third one waits for memory
+        return {folder for folder, _ in jobs[:2]}  # the third one waits for memory
 
     def by_itself(run_dir: Path, digest: str, server: object) -> dict:
         alone.append(f"{run_dir.name} {read(run_dir)['status']}")
@@ -172,7 +189,7 @@ def test_a_run_without_memory_while_others_wait_is_run_again_alone(tmp_path: Pat
     sweep._server = object()
     for number in range(3):
         facts = {"choices": {}, "overrides": []}
-        config = {"trainer": {"devices": 1}, "run_dir": str(tmp_path / str(number))}
+        config = SUITED | {"trainer": {"devices": 1}, "run_dir": str(tmp_path / str(number))}
         sweep._in_turns.append(runner.Waiting(number, tmp_path / str(number), config, facts))
     sweep.run_in_turns()
     assert alone == ["2 planned", "1 planned"]
@@ -187,3 +204,8 @@ def test_the_numbers_of_the_pipes_are_in_the_environment(server, tmp_path: Path)
     assert os.read(read_end, 9) == b"here"
     line = "import os; raise SystemExit('BATCHSCOPE_TURNS' in os.environ)"
     assert server.fork([line]).wait() == 0  # and in no other run's
+
+
+def test_precision_and_time_are_those_of_the_configuration() -> None:
+    config = {"callbacks": {"until_known": {"_target_": "a", "precision": 0.1, "seconds": 7.0, "min_steps": 3}}}
+    assert turn_processes.limits_of(config) == (0.1, 7.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batchscope.sweep.turns import REPEATS, SECONDS_A_RUN, TURN_S, take_turns
+from batchscope.sweep.turns import MIN_ROUNDS, REPEATS, TURN_S, Limits, take_turns
 from tests.support.devices import Clock
 
 
@@ -43,17 +43,31 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_runs_that_do_not_vary_are_done_after_three_rounds(clock: Clock) -> None:
+def test_runs_that_do_not_vary_are_done_after_six_rounds(clock: Clock) -> None:
     runs = [Pretended(clock, 8, 0.010), Pretended(clock, 64, 0.020)]
-    take_turns(runs, clock)
-    assert [run.rounds for run in runs] == [[0, 1, 2]] * 2
+    take_turns(runs, clock=clock)
+    assert [run.rounds for run in runs] == [[0, 1, 2, 3, 4, 5]] * 2
     assert [run.reason for run in runs] == ["known to ± 5 %", "known to ± 2 %"]  # the second one is the fastest
-    assert clock.now == 100 + 6 * TURN_S
+    assert clock.now == pytest.approx(100 + 12 * TURN_S)
+
+
+def test_the_precision_and_the_time_are_the_users(clock: Clock) -> None:
+    rough, known = (Pretended(clock, 8, 0.01, spread=0.3) for _ in range(2))
+    take_turns([rough], Limits(precision=0.5), clock)
+    take_turns([known], Limits(seconds=20), clock)
+    assert rough.reason == "known to ± 20 %"
+    assert len(known.rounds) == 20 / TURN_S
+
+
+def test_rounds_are_numbered_from_a_number_on(clock: Clock) -> None:
+    run = Pretended(clock, 8, 0.01)
+    take_turns([run], clock=clock, first_round=70)
+    assert run.rounds == list(range(70, 70 + MIN_ROUNDS))
 
 
 def test_only_sizes_near_the_best_go_on(clock: Clock) -> None:
-    slow, near, best = (Pretended(clock, size, 0.01, spread=0.025) for size in (10, 95, 100))
-    take_turns([slow, near, best], clock)
+    slow, near, best = (Pretended(clock, size, 0.01, spread=0.06) for size in (10, 95, 100))
+    take_turns([slow, near, best], Limits(seconds=60), clock)
     assert slow.reason == "known to ± 5 %"
     assert {near.reason, best.reason} == {"known to ± 2 %"}
     assert len(slow.rounds) < min(len(near.rounds), len(best.rounds))
@@ -62,9 +76,9 @@ def test_only_sizes_near_the_best_go_on(clock: Clock) -> None:
 def test_what_slows_a_round_is_not_in_the_comparison(clock: Clock) -> None:
     slow = {number: factor for number, factor in enumerate([1, 1.06, 1, 0.97, 1.05, 1, 0.98, 1.04] * 5)}
     together = [Pretended(clock, size, 0.01, slow=slow) for size in (95, 100)]
-    take_turns(together, clock)
+    take_turns(together, Limits(seconds=60), clock)
     apart = [Pretended(clock, 95, 0.01, slow=slow), Pretended(clock, 100, 0.01, spread=0.05)]
-    take_turns(apart, clock)
+    take_turns(apart, Limits(seconds=60), clock)
     assert together[0].reason == "known to ± 2 %"
     assert len(together[0].rounds) < len(apart[0].rounds)
 
@@ -72,55 +86,63 @@ def test_what_slows_a_round_is_not_in_the_comparison(clock: Clock) -> None:
 def test_the_order_changes_from_round_to_round(clock: Clock) -> None:
     orders: list[list[int]] = []
 
-    def turned(of: list[Pretended]) -> None:
+    def turned(of: list[Any]) -> None:
         random.Random(len(orders)).shuffle(of)
-        orders.append([run.batch_size for run in of])
+        orders.append([one.run.batch_size for one in of])
 
     runs = [Pretended(clock, size, 0.01) for size in (1, 2, 3, 4)]
-    take_turns(runs, clock, shuffle=turned)
-    assert len(orders) == 3
+    take_turns(runs, clock=clock, shuffle=turned)
+    assert len(orders) == MIN_ROUNDS
     assert len({tuple(order) for order in orders}) > 1
     assert all(sorted(order) == [1, 2, 3, 4] for order in orders)
 
 
 def test_a_disturbed_turn_is_repeated_in_its_round(clock: Clock) -> None:
     run = Pretended(clock, 8, 0.01, disturbed=lambda turn: turn == 2)
-    take_turns([run], clock)
-    assert run.rounds == [0, 1, 1, 2]
+    take_turns([run], clock=clock)
+    assert run.rounds == [0, 1, 1, 2, 3, 4, 5]
 
 
 def test_a_machine_that_is_always_disturbed_is_measured_as_it_is(clock: Clock) -> None:
     runs = [Pretended(clock, size, 0.01, disturbed=lambda turn: True) for size in (8, 80)]
-    take_turns(runs, clock)
-    assert sum(len(run.rounds) for run in runs) == 2 * 3 + 2 * REPEATS
+    take_turns(runs, clock=clock)
+    assert sum(len(run.rounds) for run in runs) == 2 * MIN_ROUNDS + 2 * REPEATS
     assert all(run.reason for run in runs)
 
 
 def test_the_time_of_all_runs_has_an_end(clock: Clock) -> None:
     runs = [Pretended(clock, size, 0.01, spread=0.9) for size in (8, 80)]
-    take_turns(runs, clock)
+    take_turns(runs, clock=clock)
     assert [run.reason for run in runs] == ["time was up"] * 2
-    assert 2 * SECONDS_A_RUN <= clock.now - 100 <= 2 * SECONDS_A_RUN + 2 * TURN_S
+    limit = 2 * Limits().seconds
+    assert limit <= clock.now - 100 <= limit + 2 * TURN_S
+
+
+def test_a_run_that_does_not_compete_leaves_time_to_those_that_do(clock: Clock) -> None:
+    slow, *near = (Pretended(clock, size, 0.01, spread=0.16) for size in (8, 79, 80))
+    take_turns([slow, *near], clock=clock)
+    assert len(slow.rounds) < min(len(run.rounds) for run in near)
+    assert slow.reason == "time was up"
 
 
 def test_a_run_that_ends_leaves_the_turns_to_the_others(clock: Clock) -> None:
     ends, stays = Pretended(clock, 8, 0.01, turns=1), Pretended(clock, 80, 0.01)
-    take_turns([ends, stays], clock)
+    take_turns([ends, stays], clock=clock)
     assert (ends.rounds, ends.reason) == ([0], "")
     assert stays.reason == "known to ± 2 %"
 
 
 def test_a_run_that_never_has_a_turn_ends_nothing_else(clock: Clock) -> None:
     never, stays = Pretended(clock, 8, 0.01, turns=0), Pretended(clock, 80, 0.01)
-    take_turns([never, stays], clock)
+    take_turns([never, stays], clock=clock)
     assert (never.reason, stays.reason) == ("", "known to ± 2 %")
 
 
 def test_steps_that_are_not_known_are_waited_for_until_the_time_is_up(clock: Clock) -> None:
     run = Pretended(clock, 8, float("nan"))
-    take_turns([run], clock)
+    take_turns([run], clock=clock)
     assert run.reason == "time was up"
 
 
 def test_no_runs_take_no_turns(clock: Clock) -> None:
-    take_turns([], clock)
+    take_turns([], clock=clock)
