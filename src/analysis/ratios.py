@@ -87,9 +87,11 @@ def rounds(runs: Sequence[Run], name: str) -> dict[Hashable, float]:
             if middle := median_time(run, name):
                 found.setdefault((str(turn["of"]), turn["round"]), []).append(middle)
         elif name != FIT and (times := step_times(run)) is not None and (times.round >= 0).any():
-            medians = zip(times.round.tolist(), _stretch_medians(times, name), _left_out(times), strict=True)
-            for number, middle, is_left_out in medians:
-                if number >= 0 and middle > 0 and not is_left_out:
+            clean = (times.disturbed != 1) & (times.round >= 0)
+            counts = clean if clean.sum() >= MIN_ROUNDS else times.round >= 0
+            medians = zip(times.round.tolist(), _stretch_medians(times, name), counts, strict=True)
+            for number, middle, is_counted in medians:
+                if is_counted and middle > 0:
                     found.setdefault((str(run.folder.resolve().parent), number), []).append(float(middle))
     return {key: statistics.median(values) for key, values in found.items()}
 

@@ -83,7 +83,7 @@ class Recommendation:
             if self.batch_size == self.fastest:
                 line += ", the most of all sizes that ran"
             else:  # rounded down: 94.9 % would seem to be within the 5 %
-                line += f", {math.floor(100 * self.share_of_best)} % of the most (at {self.fastest:,})"
+                line += f", {min(100, math.floor(100 * self.share_of_best))} % of the most (at {self.fastest:,})"
             line += f"; it takes {memory}" if memory else ""
         return f"{self.group}: {line}" + (f"; but {self.costs}." if self.costs else ".")
 

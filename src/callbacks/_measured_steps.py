@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from ..records.intervals import ratio_interval
+from ..records.intervals import drifting_interval
 from ..records.step_times import StepTimes, thinned
 from ._stretches import OUTSIDE, Stretch, Stretches
 
@@ -105,12 +105,12 @@ class MeasuredSteps:
     def interval_of_turns(self, median_ms: float) -> tuple[float, float] | None:
         """The interval of the median step in ms, by the medians of the turns; None for a run that took fewer than two.
 
-        Steps of a turn follow each other, and are alike. Turns are far apart, and each counts as one value.
+        Steps of a turn follow each other, and are alike. Turns are seconds apart, and each counts as one value.
         """
         stretches = self._stretches.all if self._stretches else []
         facts = [self.facts_of(each) for each in stretches if each.round != OUTSIDE and each.end is not None]
         medians = [one["median_s"] * 1e3 for one in facts if "median_s" in one and not one["disturbed"]]
-        _, low, high = ratio_interval([1.0] * len(medians), medians, paired=True)
+        _, low, high = drifting_interval(medians)
         return (min(low, median_ms), max(high, median_ms)) if low > 0 else None
 
     def times(self) -> StepTimes | None:

@@ -17,6 +17,7 @@ TIME_WAS_UP = "time was up"  # why a timed run has ended
 _TOO_FEW = 10  # values, to estimate an autocorrelation from
 _TRIMMED = 0.2  # of the log ratios at each end: a few disturbed stretches do not widen the interval
 _TRIMMED_FROM = 8  # stretches; what is left of fewer is too little to know a spread from
+_MOST_ALIKE = 0.8  # autocorrelation of neighbours: of few values, more cannot be told from a drift
 _EXACT = 100  # values up to which the binomial distribution is summed
 
 
@@ -85,6 +86,26 @@ def ratio_interval(
         return ratio, 0.0, math.inf
     reach = math.exp(min(student_t((1 + confidence) / 2, freedom) * error, 700.0))
     return ratio, ratio / reach, ratio * reach
+
+
+def drifting_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
+    """The center of successive values, shape (N,), whose neighbours resemble each other, and its interval.
+
+    The interval is that of `ratio_interval`, widened by the autocorrelation of neighbours as if the values were an
+    autoregressive process of first order. Returns `(center, low, high)`; values that are not positive are left out.
+    """
+    logs = _logs(values)
+    logs = logs[numpy.isfinite(logs)]
+    center, low, high = ratio_interval([1.0] * len(logs), numpy.exp(logs).tolist(), confidence, paired=True)
+    deviations = logs - logs.mean() if len(logs) else logs
+    if not low > 0 or not (total := float((deviations**2).sum())):
+        return center, low, high
+    alike = float((deviations[1:] * deviations[:-1]).sum()) / total + 1 / len(
+        logs
+    )  # the estimate is low by about 1 / N
+    alike = min(max(alike, 0.0), _MOST_ALIKE)
+    reach = (high / center) ** math.sqrt((1 + alike) / (1 - alike))
+    return center, center / reach, center * reach
 
 
 def student_t(probability: float, freedom: float) -> float:

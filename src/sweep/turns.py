@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from ..records.intervals import TIME_WAS_UP, known_to, ratio_interval
+from ..records.intervals import TIME_WAS_UP, drifting_interval, known_to, ratio_interval
 
 TURN_S = 0.2  # many short rounds say more than few long ones: what disturbs the machine often lasts for a second
 MIN_ROUNDS = 6
+FEWEST = 3  # undisturbed turns that the disturbed ones are left out for
 REPEATS = 6  # of disturbed turns, of one run
 CLOSER = 0.4  # of the precision: for a run that competes
 COMPETES = 0.9  # of the best rate
@@ -38,15 +39,26 @@ class _Measured:
     """A run and what its turns have measured."""
 
     run: Run
-    medians: list[float] = field(default_factory=list)  # seconds of a step, of each round
+    rounds: list[tuple[float, bool]] = field(default_factory=list)  # seconds of a step, and whether it was disturbed
     samples: float = math.nan  # of a step
-    seconds: float = 0.0  # of its turns
+    seconds: float = 0.0  # of its turns, without those that were repeated
     repeats: int = REPEATS  # left
+
+    @property
+    def medians(self) -> list[float]:
+        """Seconds of a step, of each round; NaN for a disturbed one, unless hardly any other is left."""
+        enough = sum(not disturbed for _, disturbed in self.rounds) >= FEWEST
+        return [math.nan if disturbed and enough else median for median, disturbed in self.rounds]
 
     @property
     def rate(self) -> float:
         """Samples per second."""
-        return self.samples * _median(self.medians)[0]
+        return self.samples / drifting_interval(self.medians)[0]
+
+    @property
+    def reach(self) -> float:
+        """How far the interval of the median step reaches, as a fraction."""
+        return _reach(*drifting_interval(self.medians))
 
 
 class Limits(NamedTuple):
@@ -72,7 +84,8 @@ def take_turns(
     Rounds are numbered from `first_round` on: rounds of other times in the same folder have other numbers.
     """
     shuffle = shuffle or random.Random(0).shuffle
-    waiting = [_Measured(run) for run in runs]
+    measured = [_Measured(run) for run in runs]  # and not ended by itself
+    waiting = list(measured)
     rounds, left_s = 0, limits.seconds * len(runs)
     while waiting:
         order = list(waiting)
@@ -81,10 +94,11 @@ def take_turns(
             before = one.seconds
             if not _turn(one, first_round + rounds, clock):
                 waiting.remove(one)
+                measured.remove(one)
                 one.run.stop("")
             left_s -= one.seconds - before
         rounds += 1
-        best = max(waiting, key=lambda one: one.rate if one.rate > 0 else 0.0, default=None)
+        best = max(measured, key=lambda one: one.rate if one.rate > 0 else 0.0, default=None)
         for one in list(waiting):
             reason = _reason(one, best, limits, left_s <= 0) if best and rounds >= MIN_ROUNDS else None
             if reason:
@@ -98,11 +112,12 @@ def _turn(one: _Measured, number: int, clock: Callable[[], float]) -> bool:
     while True:
         began = clock()
         facts = one.run.turn(number, TURN_S)
-        one.seconds += clock() - began
         if facts is None:
             return False
-        if not facts.get("disturbed") or not one.repeats:
-            one.medians.append(facts.get("median_s") or math.nan)
+        disturbed = bool(facts.get("disturbed"))
+        if not disturbed or not one.repeats:
+            one.seconds += clock() - began
+            one.rounds.append((facts.get("median_s") or math.nan, disturbed))
             one.samples = facts.get("samples") or math.nan
             return True
         one.repeats -= 1
@@ -112,21 +127,14 @@ def _reason(one: _Measured, best: _Measured, limits: Limits, is_over: bool) -> s
     """Why a run is done; None if it goes on. One that competes is compared with the best within the rounds, too."""
     competes = one.rate >= COMPETES * best.rate
     wanted = (CLOSER if competes else 1.0) * limits.precision
-    reach = _median(one.medians)[1]
-    known = reach <= wanted
+    known = one.reach <= wanted
     if not known and competes and one is not best:
         ratio = ratio_interval(best.medians, one.medians, paired=True)
-        known = reach <= limits.precision and _reach(*ratio) <= wanted
+        known = one.reach <= limits.precision and _reach(*ratio) <= wanted
     if known:
         return known_to(wanted)
     return TIME_WAS_UP if is_over or (not competes and one.seconds >= ENOUGH * limits.seconds) else None
 
 
-def _median(medians: list[float]) -> tuple[float, float]:
-    """Steps per second by the median steps of all rounds, and how far its interval reaches, as a fraction."""
-    ratio, low, high = ratio_interval(medians, [1.0] * len(medians), paired=True)
-    return ratio, _reach(ratio, low, high)
-
-
-def _reach(ratio: float, low: float, high: float) -> float:
-    return max(high / ratio, ratio / low if low > 0 else math.inf) - 1
+def _reach(middle: float, low: float, high: float) -> float:
+    return max(high / middle, middle / low if low > 0 else math.inf) - 1

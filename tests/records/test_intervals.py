@@ -8,7 +8,7 @@ import pytest
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from batchscope.records.intervals import median_interval, ratio_interval, student_t
+from batchscope.records.intervals import drifting_interval, median_interval, ratio_interval, student_t
 
 Series = Callable[[Generator, int], NDArray]
 
@@ -134,3 +134,26 @@ def test_unusable_stretches_are_left_out_and_without_any_there_is_no_ratio() -> 
 )
 def test_quantiles_of_students_t_are_those_of_the_tables(probability: float, freedom: float, quantile: float) -> None:
     assert student_t(probability, freedom) == pytest.approx(quantile, rel=4e-4)
+
+
+@pytest.mark.parametrize(
+    ("alike", "count", "least"), [(0.0, 12, 0.92), (0.5, 12, 0.8), (0.5, 30, 0.86), (0.7, 30, 0.8)]
+)
+def test_the_interval_of_a_drifting_series_holds_its_center(alike: float, count: int, least: float) -> None:
+    random = numpy.random.default_rng(0)
+    held = 0
+    for _ in range(1000):
+        noise = random.normal(size=count + 50)
+        for place in range(1, len(noise)):
+            noise[place] = alike * noise[place - 1] + math.sqrt(1 - alike**2) * noise[place]
+        _, low, high = drifting_interval(numpy.exp(0.1 * noise[50:]).tolist())
+        held += low <= 1 <= high
+    assert held / 1000 >= least
+
+
+def test_a_series_of_equal_values_has_no_spread() -> None:
+    assert drifting_interval([2.0] * 8) == (pytest.approx(2.0),) * 3
+
+
+def test_one_value_has_no_interval() -> None:
+    assert drifting_interval([2.0, math.nan, -1.0])[1:] == (0.0, math.inf)
