@@ -18,6 +18,9 @@ _TOO_FEW = 10  # values, to estimate an autocorrelation from
 _TRIMMED = 0.2  # of the log ratios at each end: a few disturbed stretches do not widen the interval
 _TRIMMED_FROM = 8  # stretches; what is left of fewer is too little to know a spread from
 _MOST_ALIKE = 0.8  # autocorrelation of neighbours: of few values, more cannot be told from a drift
+_SLOWER = (
+    0.5  # of the spread between values is that between series of other hours (benchmarks/results/repeated_sweep.md)
+)
 _EXACT = 100  # values up to which the binomial distribution is summed
 
 
@@ -92,7 +95,8 @@ def drifting_interval(values: Sequence[float], confidence: float = 0.95) -> tupl
     """The center of successive values, shape (N,), whose neighbours resemble each other, and its interval.
 
     The interval is that of `ratio_interval`, widened by the autocorrelation of neighbours as if the values were an
-    autoregressive process of first order. Returns `(center, low, high)`; values that are not positive are left out.
+    autoregressive process of first order, and by what changes more slowly than the series lasts: a machine whose speed
+    varies within seconds varies within hours, too. Returns `(center, low, high)`; values that are not positive are left out.
     """
     logs = _logs(values)
     logs = logs[numpy.isfinite(logs)]
@@ -104,7 +108,9 @@ def drifting_interval(values: Sequence[float], confidence: float = 0.95) -> tupl
         logs
     )  # the estimate is low by about 1 / N
     alike = min(max(alike, 0.0), _MOST_ALIKE)
-    reach = (high / center) ** math.sqrt((1 + alike) / (1 - alike))
+    within = math.log(high / center) * math.sqrt((1 + alike) / (1 - alike))
+    slower = _SLOWER * float(logs.std(ddof=1)) * NormalDist().inv_cdf((1 + confidence) / 2)
+    reach = math.exp(math.hypot(within, slower))
     return center, center / reach, center * reach
 
 

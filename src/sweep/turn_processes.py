@@ -27,6 +27,7 @@ from .turns import USUAL, Limits, take_turns
 MOST_AT_ONCE = 8
 _SET_UP_AT_ONCE = min(4, os.cpu_count() or 1)  # reading and checking is the work of one core
 _SHARE_LEFT = 0.25  # of the memory
+_LOOK_S, _QUIET_PCT = 0.1, 10.0  # of the processor's time
 _ACCELERATORS = ("nvidia[0-9]*", "kfd", "dxg", "davinci[0-9]*")  # in /dev: Lightning's `auto` would take them
 _KEEPS_TIME = ("max_time",)  # options of the trainer by which waiting would end a run
 
@@ -169,7 +170,13 @@ def run_in_turns(
         try:
             _set_up(runs, jobs[:MOST_AT_ONCE], server, on_end)
             put_off = _warm_up(runs)
-            take_turns([run for run in runs if not run.ended], limits, say=say, first_round=int(time.time()))
+            take_turns(
+                [run for run in runs if not run.ended],
+                limits,
+                wait=_wait_until_quiet,
+                say=say,
+                first_round=int(time.time()),
+            )
         except SystemExit as stop:
             _end_all([run for run in runs if not run.ended], int(str(stop.code)) - 128)
             raise
@@ -250,6 +257,13 @@ def _end_all(runs: list[TurnRun], number: int) -> None:
         run.let_go()
     for run in runs:
         run.close(number)
+
+
+def _wait_until_quiet(seconds: float) -> None:
+    """Wait until other programs leave the processor, for so many seconds at most; no run trains meanwhile."""
+    deadline = time.monotonic() + seconds
+    while psutil.cpu_percent(_LOOK_S) > _QUIET_PCT and time.monotonic() < deadline:
+        pass
 
 
 def _has_memory_for_another(runs: list[TurnRun]) -> bool:

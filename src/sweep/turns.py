@@ -15,8 +15,8 @@ from ..records.intervals import TIME_WAS_UP, drifting_interval, known_to, ratio_
 
 TURN_S = 0.2  # many short rounds say more than few long ones: what disturbs the machine often lasts for a second
 MIN_ROUNDS = 6
+PATIENCE = 1.0  # of the time of all turns: what disturbed turns, and waiting for a quiet machine, may take in addition
 FEWEST = 3  # undisturbed turns that the disturbed ones are left out for
-REPEATS = 6  # of disturbed turns, of one run
 CLOSER = 0.4  # of the precision: for a run that competes
 COMPETES = 0.9  # of the best rate
 ENOUGH = 0.7  # of the seconds a run, for one that does not compete; the others share what is left
@@ -42,7 +42,6 @@ class _Measured:
     rounds: list[tuple[float, bool]] = field(default_factory=list)  # seconds of a step, and whether it was disturbed
     samples: float = math.nan  # of a step
     seconds: float = 0.0  # of its turns, without those that were repeated
-    repeats: int = REPEATS  # left
 
     @property
     def medians(self) -> list[float]:
@@ -75,24 +74,27 @@ def take_turns(
     runs: Sequence[Run],
     limits: Limits = USUAL,
     clock: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], Any] = lambda seconds: None,
     shuffle: Callable[[list[Any]], None] | None = None,
     say: Callable[[str], None] = lambda line: None,
     first_round: int = 0,
 ) -> None:
     """Give turns until every run has ended, by itself or because its rate is known or the time is up.
 
-    Rounds are numbered from `first_round` on: rounds of other times in the same folder have other numbers.
+    `wait` waits until the machine is quiet, for so many seconds at most. Rounds are numbered from `first_round` on: rounds
+    of other times in the same folder have other numbers.
     """
     shuffle = shuffle or random.Random(0).shuffle
     measured = [_Measured(run) for run in runs]  # and not ended by itself
     waiting = list(measured)
     rounds, left_s = 0, limits.seconds * len(runs)
+    patience = _Patience(PATIENCE * left_s, clock, wait)
     while waiting:
         order = list(waiting)
         shuffle(order)
         for one in order:
             before = one.seconds
-            if not _turn(one, first_round + rounds, clock):
+            if not _turn(one, first_round + rounds, patience):
                 waiting.remove(one)
                 measured.remove(one)
                 one.run.stop("")
@@ -107,20 +109,31 @@ def take_turns(
         say(f"round {rounds}: {len(runs) - len(waiting)} of {len(runs)} are done")
 
 
-def _turn(one: _Measured, number: int, clock: Callable[[], float]) -> bool:
+@dataclass
+class _Patience:
+    """The seconds that are left for turns that are disturbed, and for waiting until the machine is quiet."""
+
+    seconds: float
+    clock: Callable[[], float]
+    wait: Callable[[float], Any]
+
+
+def _turn(one: _Measured, number: int, patience: _Patience) -> bool:
     """Give a run its turn, again where it was disturbed; whether the run goes on."""
+    clock = patience.clock
     while True:
         began = clock()
         facts = one.run.turn(number, TURN_S)
         if facts is None:
             return False
         disturbed = bool(facts.get("disturbed"))
-        if not disturbed or not one.repeats:
+        if not disturbed or patience.seconds <= 0:
             one.seconds += clock() - began
             one.rounds.append((facts.get("median_s") or math.nan, disturbed))
             one.samples = facts.get("samples") or math.nan
             return True
-        one.repeats -= 1
+        patience.wait(patience.seconds)
+        patience.seconds -= clock() - began
 
 
 def _reason(one: _Measured, best: _Measured, limits: Limits, is_over: bool) -> str | None:
