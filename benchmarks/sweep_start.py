@@ -2,9 +2,9 @@
 
     python benchmarks/sweep_start.py --root ../shared/data --rounds 3
 
-The runs are forked from a process that has imported torch and Lightning; for comparison each run is a new Python, and
-with `--older <python>` an older version does the same sweep. The variants take turns. Overhead is what a sweep's wall and
-processor time have beyond the training of its runs.
+The runs are forked from a process that has imported torch and Lightning. With `--new-pythons` each run is a new Python for
+comparison, and with `--older <python>` an older version does the same sweep. The variants take turns. Overhead is what a
+sweep's wall time has beyond the training of its runs; its own start and its report are part of it.
 """
 
 import argparse
@@ -52,14 +52,16 @@ def main() -> None:
     parser.add_argument("--root", default="data")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sizes", default="4,8,16,32,64,128,256,512")
+    parser.add_argument("--new-pythons", action="store_true", help="also without the fork server")
     parser.add_argument("--older", help="the Python of an environment with an older version")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "bench-sweep-start")
     parser.add_argument("options", nargs="*", help="more options of the sweep: trainer.max_time.seconds=2")
     args = parser.parse_args()
     variants = {
         "forked": [sys.executable, "-m", "batchscope.train"],
-        "a new Python each": [sys.executable, "-c", NEW_PYTHONS],
     }
+    if args.new_pythons:
+        variants["a new Python each"] = [sys.executable, "-c", NEW_PYTHONS]
     if args.older:
         variants["older version"] = [args.older, "-m", "batchscope.train"]
     options = ["experiment=throughput", "model=cnn", "data=mnist", f"data.root={args.root}"]
