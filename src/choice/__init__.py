@@ -1,0 +1,1 @@
+"""What a training step would take on another device, and which device to take. Imports no torch."""
