@@ -1,0 +1,156 @@
+"""Read a folder of measured operations: `kernels.csv` and `devices.csv`. A damaged row ends the program in one line.
+
+devices.csv: `device`, `bandwidth_gb_s` and `fp32_gflop_s` are needed. `memory_gb`, `sms`, `cores_per_sm`, `mhz`, `l2_mb`,
+`tdp_w` and `kind` may be missing or empty. kernels.csv: `op`, `device`, `ms`, and the dimensions that the operation has.
+"""
+
+import csv
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from batchscope.choice.device import Device
+from batchscope.choice.work import Work
+from batchscope.errors import UserError
+
+Row = dict[str, str]
+_PRODUCTS = {"linear": ("M", "N", "K"), "bmm": ("B", "M", "N", "K")}
+_ROWS = {"softmax": "softmax", "log_softmax": "softmax", "ln": "layer_norm", "layer_norm": "layer_norm"}
+_ON_TWO = set("add sub mul div pow max min maximum minimum eq ne lt gt le ge atan2 fmod remainder".split())
+_ON_ONE = set(
+    "relu tanh gelu sigmoid silu elu selu leaky_relu softplus exp log sqrt rsqrt neg abs sin cos erf square reciprocal "
+    "clamp copy dropout".split()
+) | {f"{name}u" for name in _ON_TWO}
+_KINDS = ("cuda", "rocm", "mps", "tpu", "cpu")
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Operations with their devices and measured seconds, and all devices of the folder by name."""
+
+    folder: Path
+    devices: dict[str, Device]
+    rows: list[tuple[Work, Device, float]]
+
+    def measured_devices(self) -> list[str]:
+        seen = {device.name for _, device, _ in self.rows}
+        return [name for name in self.devices if name in seen]
+
+
+def read(folder: Path) -> Measurements:
+    """
+    Raises:
+        UserError: for a folder without the files, a damaged row (with its line), and a folder without measurements.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: is no folder; it takes one with kernels.csv and devices.csv")
+    devices: dict[str, Device] = {}
+    for where, row in _table(folder / "devices.csv", ("device", "bandwidth_gb_s", "fp32_gflop_s")):
+        device = _device(where, row)
+        if device.name in devices:
+            raise UserError(f"{where}: device {device.name} is there twice")
+        devices[device.name] = device
+    rows, unknown = [], Counter()
+    for where, row in _table(folder / "kernels.csv", ("op", "device", "ms")):
+        work = _work(where, row)
+        if row["device"] not in devices:
+            raise UserError(f"{where}: device '{row['device']}' is not in {folder / 'devices.csv'}")
+        seconds = _number(where, row, "ms") / 1e3
+        if work is None:
+            unknown[row["op"]] += 1
+        else:
+            rows.append((work, devices[row["device"]], seconds))
+    if unknown:
+        names = ", ".join(f"{name} ({count} rows)" for name, count in sorted(unknown.items()))
+        print(f"warning: {folder / 'kernels.csv'}: operations that are not known are left out: {names}", file=sys.stderr)
+    if not rows:
+        raise UserError(f"{folder / 'kernels.csv'}: has no measurement of a known operation")
+    return Measurements(folder, devices, rows)
+
+
+def _table(path: Path, needed: tuple[str, ...]) -> Iterator[tuple[str, Row]]:
+    """The rows of a CSV file, each with its file and line for errors."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            absent = [name for name in needed if name not in (reader.fieldnames or ())]
+            if absent:
+                raise UserError(f"{path}:1: has no column {' and no column '.join(absent)}")
+            for row in reader:
+                where = f"{path}:{reader.line_num}"
+                if None in row:
+                    raise UserError(f"{where}: has more values than the header has columns")
+                if any(row[name] is None for name in needed):
+                    raise UserError(f"{where}: has fewer values than the header has columns")
+                yield where, {name: (value or "").strip() for name, value in row.items()}
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is not UTF-8 text") from None
+    except csv.Error as error:
+        raise UserError(f"{path}:{reader.line_num}: is not CSV: {error}") from None
+
+
+def _number(where: str, row: Row, column: str) -> float:
+    try:
+        value = float(row.get(column, ""))
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise UserError(f"{where}: {column} is '{row.get(column, '')}'; it takes a positive number")
+    return value
+
+
+def _device(where: str, row: Row) -> Device:
+    def optional(column: str, convert: Callable[[float], float] = float) -> float | None:
+        return convert(_number(where, row, column)) if row.get(column) else None
+
+    def scaled(column: str, factor: float) -> float | None:
+        value = optional(column)
+        return None if value is None else value * factor
+
+    kind = row.get("kind") or "cuda"
+    if kind not in _KINDS:
+        raise UserError(f"{where}: kind is '{kind}'; it takes {', '.join(_KINDS)}")
+    if not row["device"]:
+        raise UserError(f"{where}: device is empty; it takes a name")
+    return Device(
+        name=row["device"],
+        kind=kind,
+        memory_bytes=scaled("memory_gb", 2**30) or 0.0,
+        bytes_per_sec=_number(where, row, "bandwidth_gb_s") * 1e9,
+        flops_per_sec={"fp32": _number(where, row, "fp32_gflop_s") * 1e9},
+        sms=optional("sms", round),
+        l2_bytes=scaled("l2_mb", 2**20),
+        clock_hz=scaled("mhz", 1e6),
+        cores_per_sm=optional("cores_per_sm", round),
+        tdp_w=optional("tdp_w"),
+    )
+
+
+def _work(where: str, row: Row) -> Work | None:
+    """The operation of a row in float32; None for an unknown one."""
+    op = row["op"]
+    if not op:
+        raise UserError(f"{where}: op is empty; it takes the name of an operation")
+
+    def dims(*columns: str) -> tuple[int, ...]:
+        values = [_number(where, row, column) for column in columns]
+        for column, value in zip(columns, values, strict=True):
+            if value != round(value):
+                raise UserError(f"{where}: {column} is '{row[column]}'; it takes a whole number")
+        return tuple(round(value) for value in values)
+
+    if op in _PRODUCTS:
+        shape = dims(*_PRODUCTS[op])
+        m, n, k = shape[-3:]
+        batch = shape[0] if op == "bmm" else 1
+        bias = n if op == "linear" else 0
+        return Work(op, op, shape, 2.0 * batch * m * n * k, 4.0 * (batch * (m * k + k * n + m * n) + bias))
+    if op in _ROWS or op in _ON_ONE or op in _ON_TWO:
+        b, h = dims("B", "H")
+        return Work(_ROWS.get(op, "elementwise"), op, (b, h), float(b * h), 4.0 * b * h * (3 if op in _ON_TWO else 2))
+    return None

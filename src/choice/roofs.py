@@ -1,0 +1,152 @@
+"""How long a kernel takes by a device's roofs: arithmetic, memory and power. The coefficients are fitted to measurements.
+
+Every function works on arrays: one element an operation on a device. Seconds, bytes, FLOP/s and watts are in SI units.
+
+    B, M, N, K   a product of (M, K) and (K, N), B times
+    H            the length of a row that a softmax or a layer norm reduces
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from .device import Device
+
+Array = np.ndarray
+# Output tiles of the products in cuBLAS and CUTLASS, and by how much less of the peak the smaller ones reach (relative).
+_TILES = ((256, 128, -0.02), (128, 128, 0.0), (128, 64, 0.08), (64, 64, 0.16), (64, 32, 0.35), (32, 32, 0.5))
+_BLOCKS_OF_SMALL_TILES = 2  # on one multiprocessor at a time; one block of a larger tile
+_SMALL_TILE = 128 * 64
+_LEAST_K = 256  # the least part of K that a block of a split product sums up
+_REFERENCE_L2_PER_SM = 0.08 * 2**20  # bytes, of the cards until 2019
+_REFERENCE_LANES = 64  # fp32 lanes of a multiprocessor
+_ONE_PASS_SOFTMAX = 1024  # the longest row that PyTorch's softmax keeps in registers
+# For a datasheet that does not say. Each missing fact widens the interval.
+_TYPICAL_FLOPS_PER_SM = 0.2e12
+_TYPICAL_JOULES_PER_FLOP = 12e-12
+_MISSING = {"tdp_w": 0.2, "l2_bytes": 0.1, "sms": 0.1, "cores_per_sm": 0.05}
+
+
+@dataclass(frozen=True)
+class Cards:
+    """What the roofs need of devices, one element a device (or an operation's device)."""
+
+    flops_per_sec: Array
+    bytes_per_sec: Array
+    sms: Array
+    l2_bytes: Array
+    lanes: Array
+    tdp_w: Array
+
+    def __getitem__(self, index: Array) -> "Cards":
+        return Cards(*(getattr(self, field.name)[index] for field in fields(self)))
+
+
+def card(device: Device, flops_per_sec: float) -> Cards:
+    """One device at this peak; what its datasheet lacks is typical."""
+    fp32 = device.flops_per_sec.get("fp32", flops_per_sec)
+    sms = device.sms or max(1.0, fp32 / _TYPICAL_FLOPS_PER_SM)
+    facts = (
+        flops_per_sec,
+        device.bytes_per_sec,
+        sms,
+        device.l2_bytes or _REFERENCE_L2_PER_SM * sms,
+        device.cores_per_sm or 2 * _REFERENCE_LANES,
+        device.tdp_w or _TYPICAL_JOULES_PER_FLOP * fp32,
+    )
+    return Cards(*(np.array([float(fact)]) for fact in facts))
+
+
+def missing(device: Device) -> float:
+    """By how much (in the logarithm of a time) the facts that a datasheet lacks widen its intervals."""
+    return sum(wider for name, wider in _MISSING.items() if not getattr(device, name))
+
+
+def many(cards: list[Cards]) -> Cards:
+    """Several devices, one after the other."""
+    return Cards(*(np.concatenate([getattr(each, field.name) for each in cards]) for field in fields(Cards)))
+
+
+def product_seconds(
+    shape: tuple[Array, Array, Array, Array], bytes_: Array, cards: Cards, of: Mapping[str, float], power: float = 1.0
+) -> Array:
+    """Seconds of matrix products.
+
+    Arithmetic and memory overlap in part (a p-norm). Power is a cap: the clock falls until the product's energy fits the
+    board's limit, which is what bounds T4 and L4.
+
+    Args:
+        shape: B, M, N, K.
+        of: the coefficients, `products` of kernels.json.
+        power: the energy of a FLOP, relative to fp32.
+    """
+    b, m, n, k = shape
+    arithmetic = _tiled_seconds(b, m, n, k, cards, of)
+    return _under_roofs(arithmetic, 2 * b * m * n * k, bytes_, cards, of, power)
+
+
+def shapeless_product_seconds(
+    flops: Array, bytes_: Array, cards: Cards, of: Mapping[str, float], power: float = 1.0
+) -> Array:
+    """Seconds of arithmetic whose shape is not known, such as a convolution: as a product that fills the device."""
+    arithmetic = flops / (cards.flops_per_sec * of["compute_share"])
+    return _under_roofs(arithmetic, flops, bytes_, cards, of, power)
+
+
+def _under_roofs(
+    arithmetic: Array, flops: Array, bytes_: Array, cards: Cards, of: Mapping[str, float], power: float
+) -> Array:
+    memory = bytes_ / (cards.bytes_per_sec * of["memory_share"])
+    newer = (cards.l2_bytes / cards.sms / _REFERENCE_L2_PER_SM) ** of["l2_exponent"]
+    newer *= (cards.lanes / _REFERENCE_LANES) ** of["lanes_exponent"]
+    joules = newer * (power * of["joules_per_flop"] * flops + of["joules_per_byte"] * bytes_)
+    both = _norm(arithmetic, memory, of["overlap_norm"])
+    return _norm(both, joules / cards.tdp_w, of["power_norm"]) + of["least_seconds"]
+
+
+def _tiled_seconds(b: Array, m: Array, n: Array, k: Array, cards: Cards, of: Mapping[str, float]) -> Array:
+    """Arithmetic alone, with the best tile: whole tiles, partly whole waves over the multiprocessors, K split if few tiles."""
+    best = np.full(np.shape(m * cards.sms), np.inf)
+    whole = min(1.0, of["whole_waves"])
+    for rows, columns, penalty in _TILES:
+        blocks = _BLOCKS_OF_SMALL_TILES if rows * columns <= _SMALL_TILE else 1
+        slots = cards.sms * blocks
+        work = 2 * rows * columns * (k + of["k_overhead"]) * np.exp(penalty * of["small_tile_penalty"])
+        split = np.maximum(1.0, np.floor(k / _LEAST_K))
+        for high, wide in {(rows, columns), (columns, rows)}:
+            waves = b * np.ceil(m / high) * np.ceil(n / wide) / slots
+            least = 1 / (blocks * np.minimum(split, np.maximum(1.0, 1 / waves)))
+            waves = np.maximum(np.where(waves > 1, whole * np.ceil(waves) + (1 - whole) * waves, waves), least)
+            best = np.minimum(best, waves * slots * work)
+    return best / (cards.flops_per_sec * of["compute_share"])
+
+
+def memory_seconds(kind: Array, h: Array, bytes_: Array, cards: Cards, of: Mapping[str, float]) -> Array:
+    """Seconds of operations that memory bounds: elementwise ones, softmax, layer norm.
+
+    A reduction reads its rows twice (layer norm) or three times (softmax of long rows). The second read hits the L2 while
+    the rows of all blocks that run at the same time fit into it.
+
+    Args:
+        kind: `elementwise`, `softmax` or `layer_norm`.
+        h: length of a row; not read for elementwise operations.
+        bytes_: read and written, each tensor once.
+        of: the coefficients, `memory` of kernels.json.
+    """
+    rows = 4 * h * cards.sms / cards.l2_bytes  # one row a multiprocessor, relative to the L2
+    is_norm, is_softmax = kind == "layer_norm", (kind == "softmax") & (h > _ONE_PASS_SOFTMAX)
+    again = is_norm * of["norm_passes"] * _missed(rows * of["norm_rows"], of["sharpness"])
+    again = again + is_softmax * of["softmax_passes"] * _missed(rows * of["softmax_rows"], of["sharpness"])
+    return bytes_ * (1 + again / 2) / (cards.bytes_per_sec * of["memory_share"]) + of["least_seconds"]
+
+
+def _missed(footprint: Array, sharpness: float) -> Array:
+    """The part of reads that miss a cache: half of them when the footprint is the cache's size."""
+    return 1 / (1 + np.maximum(footprint, 1e-12) ** -sharpness)
+
+
+def _norm(a: Array, b: Array, power: float) -> Array:
+    """The larger of two times if `power` is large, and their sum if it is 1."""
+    larger, smaller = np.maximum(a, b), np.minimum(a, b)
+    return larger * (1 + (smaller / np.maximum(larger, 1e-30)) ** power) ** (1 / power)
