@@ -90,12 +90,15 @@ def predict(
     if middle is None:
         return Interval(roof, roof, roof * _BOUND_WIDTH), BOUND
     shift, spread = _correction(work, device, measured, of)
-    spread = math.hypot(spread, of.kernel_spread[_LIKE[work.kind][0]])
-    middle *= math.exp(shift)
-    factor = math.exp(TEN_TO_NINETY / 2 * spread)
-    in_cache = work.bytes < (device.l2_bytes or 0.0)
-    least = 0.0 if in_cache else min(middle, roof * _ABOVE_BOOST)
-    return Interval(max(middle / factor, least), middle, middle * factor), PREDICTED
+    return interval_around(work, device, middle * math.exp(shift), spread, of), PREDICTED
+
+
+def interval_around(work: Work, device: Device, middle: float, spread: float, of: Coefficients) -> Interval:
+    """The interval of a prediction; `spread` is the standard deviation of the device's effect on its logarithm."""
+    factor = math.exp(TEN_TO_NINETY / 2 * math.hypot(spread, of.kernel_spread[_LIKE[work.kind][0]]))
+    in_cache = work.bytes < (device.l2_bytes or 0.0)  # the roof of memory does not hold there
+    least = 0.0 if in_cache else min(middle, roof_seconds(work, device) * _ABOVE_BOOST)
+    return Interval(max(middle / factor, least), middle, middle * factor)
 
 
 def roof_seconds(work: Work, device: Device) -> float:
@@ -159,7 +162,8 @@ def widening(device: Device, of: Coefficients) -> float:
 Family = tuple[str, str, str]  # kind, part, precision
 
 
-def _family(work: Work) -> Family:
+def kernel_family(work: Work) -> Family:
+    """Works whose errors on a device are alike."""
     return work.kind, "backward" if work.part == "backward" else "", "" if work.precision == "fp32" else work.precision
 
 
@@ -178,8 +182,8 @@ def _correction(work: Work, device: Device, measured: Measured, of: Coefficients
     for other, where, seconds in measured:
         middle = middle_seconds(other, device, of) if where.name == device.name and seconds > 0 else None
         if middle:
-            residuals[_family(other)].append(math.log(seconds / middle))
-    return correction(_family(work), residuals, device, of)
+            residuals[kernel_family(other)].append(math.log(seconds / middle))
+    return correction(kernel_family(work), residuals, device, of)
 
 
 def correction(
