@@ -67,7 +67,9 @@ def main() -> None:
     if args.write:
         write_text(FILE, fit_all(fitted, args.source).as_json())
     if tested is None and len(names) < 2:
-        raise UserError(f"--fit {args.fit}: has one device; to leave one out takes two, or --test a folder of other devices")
+        raise UserError(
+            f"--fit {args.fit}: has one device; to leave one out takes two, or --test a folder of other devices"
+        )
     found: dict = {
         "mode": "test" if tested else "leave one out",
         "fitted": names,
@@ -93,7 +95,10 @@ def _title(found: dict) -> str:
         return f"Each of {len(found['fitted'])} devices, predicted from the others."
     title = f"{len(found['tested'])} devices, predicted from {len(found['fitted'])} others."
     if found["in_both"]:
-        print(f"warning: fitted and tested, which says nothing of unseen devices: {', '.join(found['in_both'])}", file=sys.stderr)
+        print(
+            f"warning: fitted and tested, which says nothing of unseen devices: {', '.join(found['in_both'])}",
+            file=sys.stderr,
+        )
     return title
 
 

@@ -8,27 +8,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from device_choice.fit import Fit
-from device_choice.measurements import Measurements
 
 from batchscope.choice.device import Device
 from batchscope.choice.kernels import (
+    GROUPS,
     PREDICTED,
     Coefficients,
     correction,
-    interval_around,
+    ends,
+    floor_seconds,
     kernel_family,
-    middle_seconds,
     predict,
     roof_seconds,
 )
+from batchscope.choice.roofs import Array
 from batchscope.choice.seconds import CALLED_FROM, Interval, exactly, probability_shorter
 from batchscope.choice.work import Work
+from device_choice.fit import Fit, tables
+from device_choice.measurements import Measurements
 
 DIFFERENT = 1.2  # the ratio of two measurements from which on their order counts
 TEN, DRAWS = 10, 21
 Facts = dict[str, Any]
 Shape = tuple[str, tuple[int, ...]]
+Row = tuple[Work, Device, float]
 
 
 @dataclass(frozen=True)
@@ -61,29 +64,44 @@ def evaluate(fitted: Measurements, tested: Measurements | None) -> Evaluation:
     """Predict every measurement of `tested`; without it, each device of `fitted` from its others."""
     fit, names = Fit(fitted), fitted.measured_devices()
     target = tested or fitted
-    by_shape: dict[Shape, list[tuple[Work, Device, float]]] = defaultdict(list)
+    by_shape: dict[Shape, list[Row]] = defaultdict(list)
     for row in fitted.rows:
         by_shape[row[0].name, row[0].dims].append(row)
     coefficients, cases = {}, []
     for name in target.measured_devices():
         of = fit.coefficients(names if tested else [other for other in names if other != name])
         coefficients[name] = of
-        cases += [_case(row, by_shape, of) for row in target.rows if row[1].name == name]
+        middles = _middles(fitted, of)
+        cases += [_case(row, by_shape, middles, of) for row in target.rows if row[1].name == name]
     known = {shape: {row[1].name: row[2] for row in rows} for shape, rows in by_shape.items()} if tested else {}
     predicted = [case for case in cases if case.how == PREDICTED]
     return Evaluation(predicted, [case for case in cases if case.how != PREDICTED], coefficients, known)
 
 
-def _case(row: tuple[Work, Device, float], by_shape: Mapping[Shape, list], of: Coefficients) -> Case:
+def _middles(measurements: Measurements, of: Coefficients) -> dict[tuple[Shape, str], float]:
+    """By operation and device, the predictions of everything that was measured."""
+    found: dict[tuple[Shape, str], float] = {}
+    for family, table in tables(measurements.rows).items():
+        rows = [row for row in measurements.rows if GROUPS[row[0].kind] == family]
+        seconds = np.exp(table.predicted(getattr(of, family)))
+        found |= {
+            ((work.name, work.dims), device.name): float(each)
+            for (work, device, _), each in zip(rows, seconds, strict=True)
+        }
+    return found
+
+
+def _case(
+    row: Row, by_shape: Mapping[Shape, list[Row]], middles: Mapping[tuple[Shape, str], float], of: Coefficients
+) -> Case:
     work, device, seconds = row
     predicted, how = predict(work, device, of=of)
     roof, ratios, modelled = roof_seconds(work, device), {}, {}
     for _, other, there in by_shape.get((work.name, work.dims), ()):
         if other.name != device.name:
             ratios[other.name] = there * roof / roof_seconds(work, other)
-            middle = middle_seconds(work, other, of)
-            if middle:
-                modelled[other.name] = there * predicted.middle / middle
+            if how == PREDICTED:
+                modelled[other.name] = there * predicted.middle / middles[(work.name, work.dims), other.name]
     return Case(work, device, seconds, predicted, how, roof, ratios, modelled)
 
 
@@ -115,7 +133,7 @@ def summary(cases: Sequence[Case]) -> Facts:
 def _best_source(cases: Sequence[Case]) -> float | None:
     """The roof ratio with each target's best source by kind, which only hindsight knows."""
     found: list[float] = []
-    for _, own in grouped(cases, lambda case: (case.work.kind, case.device.name)).items():
+    for own in grouped(cases, lambda case: (case.work.kind, case.device.name)).values():
         by_source: dict[str, list[float]] = defaultdict(list)
         for case in own:
             for source, ratio in case.from_others.items():
@@ -147,38 +165,47 @@ def with_measurements(evaluation: Evaluation, kinds: bool) -> Facts:
     """
     found: dict[str, Facts] = {}
     names = grouped(evaluation.cases, lambda case: case.device.name)
-    drawn: dict[str, list[tuple[list[float], list[bool], list[float]]]] = defaultdict(list)
+    drawn: dict[str, list[list[list[Array]]]] = defaultdict(list)
     for name, cases in names.items():
         for kind, own in grouped(cases, lambda case: case.work.kind).items():
-            draws = [_draw(own, own if kinds else cases, evaluation.coefficients[name], seed) for seed in range(DRAWS)]
+            pool, of, arrays = own if kinds else cases, evaluation.coefficients[name], _arrays(own)
+            draws = [_draw(own, arrays, pool, of, seed) for seed in range(DRAWS)]
             if all(draws):
                 found.setdefault(kind, {"by_device": {}})["by_device"][name] = _medians(draws)
                 drawn[kind].append(draws)
     for kind, devices in drawn.items():
-        pooled = [[sum(parts, []) for parts in zip(*same, strict=True)] for same in zip(*devices, strict=True)]
+        pooled = [[np.concatenate(parts) for parts in zip(*same, strict=True)] for same in zip(*devices, strict=True)]
         found[kind] = _medians(pooled) | found[kind]
     return dict(sorted(found.items()))
 
 
-def _draw(judged: Sequence[Case], pool: Sequence[Case], of: Coefficients, seed: int) -> tuple[list, list, list] | None:
+def _draw(
+    judged: Sequence[Case], arrays: Array, pool: Sequence[Case], of: Coefficients, seed: int
+) -> list[Array] | None:
     """Absolute errors, whether the interval holds, and widths of what is not drawn."""
     if len(pool) <= TEN:
         return None
     picked = np.random.default_rng(seed).choice(len(pool), TEN, replace=False)
+    known = {id(pool[index]) for index in picked}
+    others = np.array([id(case) not in known for case in judged])
+    if not others.any():
+        return None
     residuals: dict[Any, list[float]] = defaultdict(list)
     for index in picked:
         case = pool[index]
         residuals[kernel_family(case.work)].append(math.log(case.seconds / case.predicted.middle))
-    known = {id(pool[index]) for index in picked}
-    shift, spread = correction(kernel_family(judged[0].work), residuals, judged[0].device, of)
-    errors, held, widths = [], [], []
-    for case in judged:
-        if id(case) not in known:
-            now = interval_around(case.work, case.device, case.predicted.middle * math.exp(shift), spread, of)
-            errors.append(abs(now.middle / case.seconds - 1))
-            held.append(holds(now, case.seconds))
-            widths.append(width(now))
-    return (errors, held, widths) if errors else None
+    first = judged[0]
+    shift, spread = correction(kernel_family(first.work), residuals, first.device, of)
+    spread = math.hypot(spread, of.kernel_spread[first.work.kind])
+    middle, seconds, floor = arrays[:, others]
+    middle = middle * math.exp(shift)
+    low, high = ends(middle, spread, floor)
+    return [np.abs(middle / seconds - 1), (low <= seconds) & (seconds <= high), (high - low) / middle]
+
+
+def _arrays(cases: Sequence[Case]) -> Array:
+    """Middles, measurements and floors."""
+    return np.array([(case.predicted.middle, case.seconds, floor_seconds(case.work, case.device)) for case in cases]).T
 
 
 def _medians(draws: Iterable[Any]) -> Facts:
@@ -209,7 +236,9 @@ def ranking(evaluation: Evaluation) -> Facts:
                 counts[key][outcome] += 1
     whole = _shares(counts.pop("", dict.fromkeys(("right", "wrong", "too_close"), 0)))
     for title, prefix in (("by_kind", "kind "), ("by_device_pair", "pair ")):
-        named = {key.removeprefix(prefix): _shares(count) for key, count in sorted(counts.items()) if key.startswith(prefix)}
+        named = {
+            key.removeprefix(prefix): _shares(count) for key, count in sorted(counts.items()) if key.startswith(prefix)
+        }
         whole[title] = named
     return whole
 

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from device_choice.measurements import Measurements
 
 from batchscope.choice.device import Device
 from batchscope.choice.kernels import GROUPS, Coefficients, facts
 from batchscope.choice.roofs import Array, Cards, card, many, memory_seconds, product_seconds
 from batchscope.choice.work import Work
+from device_choice.measurements import Measurements
 
 # Median and standard deviation (of the logarithm, or of an exponent itself).
 _EXPONENTS = {"l2_exponent", "lanes_exponent"}

@@ -19,11 +19,52 @@ from batchscope.errors import UserError
 Row = dict[str, str]
 _PRODUCTS = {"linear": ("M", "N", "K"), "bmm": ("B", "M", "N", "K")}
 _ROWS = {"softmax": "softmax", "log_softmax": "softmax", "ln": "layer_norm", "layer_norm": "layer_norm"}
-_ON_TWO = set("add sub mul div pow max min maximum minimum eq ne lt gt le ge atan2 fmod remainder".split())
-_ON_ONE = set(
-    "relu tanh gelu sigmoid silu elu selu leaky_relu softplus exp log sqrt rsqrt neg abs sin cos erf square reciprocal "
-    "clamp copy dropout".split()
-) | {f"{name}u" for name in _ON_TWO}
+_ON_TWO = {
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "pow",
+    "max",
+    "min",
+    "maximum",
+    "minimum",
+    "eq",
+    "ne",
+    "lt",
+    "gt",
+    "le",
+    "ge",
+    "atan2",
+    "fmod",
+    "remainder",
+}
+_ON_ONE = {
+    "relu",
+    "tanh",
+    "gelu",
+    "sigmoid",
+    "silu",
+    "elu",
+    "selu",
+    "leaky_relu",
+    "softplus",
+    "exp",
+    "log",
+    "sqrt",
+    "rsqrt",
+    "neg",
+    "abs",
+    "sin",
+    "cos",
+    "erf",
+    "square",
+    "reciprocal",
+    "clamp",
+    "copy",
+    "dropout",
+}
+_ON_ONE |= {f"{name}u" for name in _ON_TWO}
 _KINDS = ("cuda", "rocm", "mps", "tpu", "cpu")
 
 
@@ -65,7 +106,9 @@ def read(folder: Path) -> Measurements:
             rows.append((work, devices[row["device"]], seconds))
     if unknown:
         names = ", ".join(f"{name} ({count} rows)" for name, count in sorted(unknown.items()))
-        print(f"warning: {folder / 'kernels.csv'}: operations that are not known are left out: {names}", file=sys.stderr)
+        print(
+            f"warning: {folder / 'kernels.csv'}: operations that are not known are left out: {names}", file=sys.stderr
+        )
     if not rows:
         raise UserError(f"{folder / 'kernels.csv'}: has no measurement of a known operation")
     return Measurements(folder, devices, rows)

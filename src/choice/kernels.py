@@ -95,10 +95,21 @@ def predict(
 
 def interval_around(work: Work, device: Device, middle: float, spread: float, of: Coefficients) -> Interval:
     """The interval of a prediction; `spread` is the standard deviation of the device's effect on its logarithm."""
-    factor = math.exp(TEN_TO_NINETY / 2 * math.hypot(spread, of.kernel_spread[_LIKE[work.kind][0]]))
-    in_cache = work.bytes < (device.l2_bytes or 0.0)  # the roof of memory does not hold there
-    least = 0.0 if in_cache else min(middle, roof_seconds(work, device) * _ABOVE_BOOST)
-    return Interval(max(middle / factor, least), middle, middle * factor)
+    spread = math.hypot(spread, of.kernel_spread[_LIKE[work.kind][0]])
+    low, high = ends(middle, spread, floor_seconds(work, device))
+    return Interval(float(low), middle, float(high))
+
+
+def ends(middle: float | Array, spread: float, floor: float | Array) -> tuple[float | Array, float | Array]:
+    """The low and the high end of 80 % intervals, of which the low one is not below the floor."""
+    factor = math.exp(TEN_TO_NINETY / 2 * spread)
+    return np.maximum(middle / factor, np.minimum(middle, floor)), middle * factor
+
+
+def floor_seconds(work: Work, device: Device) -> float:
+    """What no kernel falls below: a little less than the roof; 0 where the L2 holds the tensors."""
+    in_cache = work.bytes < (device.l2_bytes or 0.0)
+    return 0.0 if in_cache else roof_seconds(work, device) * _ABOVE_BOOST
 
 
 def roof_seconds(work: Work, device: Device) -> float:
@@ -141,7 +152,11 @@ def _relative_power(work: Work, device: Device, peak: float) -> float:
 def facts(device: Device) -> dict[str, float]:
     """What decides whether a device is like the fitted ones."""
     peak = device.flops_per_sec.get("fp32", 0.0)
-    found = {"flops_per_sec": peak, "bytes_per_sec": device.bytes_per_sec, "flops_per_byte": peak / device.bytes_per_sec}
+    found = {
+        "flops_per_sec": peak,
+        "bytes_per_sec": device.bytes_per_sec,
+        "flops_per_byte": peak / device.bytes_per_sec,
+    }
     if device.tdp_w and peak:
         found["joules_per_flop"] = device.tdp_w / peak
     if device.l2_bytes and device.sms:
