@@ -36,9 +36,12 @@ The last line of the output is JSON. Errors, coverage, widths and shares are in 
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the matrices are small, and the sums are the same on every machine
 
 from device_choice.evaluate import evaluate, results
 from device_choice.fit import Fit

@@ -155,7 +155,9 @@ class Fit:
         return Coefficients(
             **values,
             device_spread={group: _pooled(found, *_PRIOR_SPREAD[GROUPS[group]]) for group, found in effects.items()},
-            kernel_spread={group: _pooled(found, _PRIOR_KERNELS[GROUPS[group]], 1) for group, found in kernels.items()},
+            kernel_spread={
+                group: float(np.mean([*found, _PRIOR_KERNELS[GROUPS[group]]])) for group, found in kernels.items()
+            },
             range=ranges,
             source=self.source,
         )

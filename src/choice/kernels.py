@@ -10,7 +10,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -237,8 +237,3 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _rounded(each) for name, each in value.items()}
     return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def rounded(of: Coefficients) -> Coefficients:
-    """As they come back from the file."""
-    return replace(of, **_rounded({key: value for key, value in asdict(of).items() if key != "source"}))
