@@ -1,13 +1,16 @@
 """Fit the coefficients of `batchscope.choice.roofs` to measurements: maximum a posteriori, with a physical prior for each.
 
-Few devices are measured, so that a coefficient that differs between cards is known mostly from its prior. None of the priors
-was taken from the measurements:
+Few devices are measured, so that a coefficient that differs between cards is known mostly from its prior:
 
-- `l2_exponent`, `lanes_exponent`: how the energy of a FLOP falls with newer cards. Regressions of the rated watts per peak
-  FLOP/s of 31 cards' datasheets (Pascal to Blackwell, none of the shared file's) on L2 per multiprocessor (-0.36), and on that
-  and the lanes of a multiprocessor (-0.19 and -1.0); the prior is their mean.
-- `joules_per_flop`, `joules_per_byte`: what such a card is rated at, and the energy of a byte of HBM or GDDR.
-- `least_seconds`: what the shortest kernels take on any card, about 3 µs.
+- `l2_exponent`, `lanes_exponent`: how the energy of a FLOP falls with newer cards. From the rated watts per peak FLOP/s of 19
+  datasheets of `src/hardware/devices.yaml`, without the five cards of the shared file. A regression on the L2 of a
+  multiprocessor gives -0.23; one on that and on its lanes gives -0.06 and -1.22. The prior is the mean of the two.
+- `joules_per_flop`, `joules_per_byte`: what a card of 2017 is rated at; the energy of a byte of HBM or GDDR.
+- `least_seconds`: the shortest kernels of any card take about 3 µs.
+- The others: what large products and copies usually reach, with wide priors.
+
+Which coefficients there are was decided with all devices of the shared file in sight. `benchmarks/results/choose.md` says
+what else was tried.
 """
 
 import math
@@ -30,8 +33,8 @@ _PRIORS = {
         "memory_share": (0.8, 0.3),
         "joules_per_flop": (16e-12, 0.3),
         "joules_per_byte": (60e-12, 0.5),
-        "l2_exponent": (-0.28, 0.06),
-        "lanes_exponent": (-0.5, 0.25),
+        "l2_exponent": (-0.15, 0.1),
+        "lanes_exponent": (-0.6, 0.3),
         "k_overhead": (24.0, 1.0),
         "overlap_norm": (3.0, 0.5),
         "power_norm": (8.0, 0.05),
