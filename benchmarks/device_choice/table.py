@@ -23,9 +23,11 @@ def _by_kind(found: Mapping[str, Any]) -> str:
         values += [one["coverage"], one["width"], ten.get("error"), ten.get("coverage")]
         rows.append([kind, f"{one['cases']:,}", *map(_share, values)])
     notes = (
-        "error: median of |predicted / measured - 1|. roof ratio: another device's measurement of the same shape\n"
-        "times the ratio of the roofs, over all sources; best: by each target's best source, known in hindsight.\n"
-        "width: (high - low) / middle, median. with 10: ten measurements of the target, of this kind, are known."
+        "error: median of |predicted / measured - 1|\n"
+        "roof ratio: another device's measurement of the same shape, times the ratio of the roofs\n"
+        "best: the same by each target's best source, which is known in hindsight only\n"
+        "width: median of (high - low) / middle\n"
+        "with 10: ten measurements of the target, of this kind, are known"
     )
     return f"{_columns(head, rows)}\n{notes}"
 
@@ -49,7 +51,7 @@ def _ranking(found: Mapping[str, Any]) -> str:
     if not whole["pairs"]:
         return "Order of two devices: no two that differ by over 20 % have the same operation."
     return (
-        f"Order of two devices, where measurements of the same operation differ by over 20 %: {whole['pairs']:,} pairs.\n"
+        f"Order of two devices: {whole['pairs']:,} pairs of measurements of one operation differ by over 20 %.\n"
         f"Too close to call: {_share(whole['too_close'])}; of the others {_share(whole['right_of_called'])} are right."
     )
 
