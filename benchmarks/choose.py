@@ -43,7 +43,8 @@ from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the matrices are small, and the sums are the same on every machine
 
-from device_choice.evaluate import evaluate, results
+from device_choice.cases import evaluate
+from device_choice.evaluate import results
 from device_choice.fit import Fit
 from device_choice.measurements import Measurements, read
 from device_choice.table import render
