@@ -16,9 +16,8 @@ from ..records.formatting import count, percent, significant
 from ..records.rates import FIT_RATE, RATE
 from ..records.step_parts import PARTS
 from .match import Pair, differences, doubts, match
-from .ratios import BETWEEN_RUNS, FIT, STEP, Ratio, median_time, time_ratio, took_turns, unreadable
+from .ratios import BETWEEN_RUNS, FIT, STEP, Ratio, common_rounds, median_time, time_ratio, took_turns, unreadable
 from .read import find
-from .run import Run
 
 SCHEMA = 1  # of the JSON
 ERROR_RATE = 0.05  # of all intervals together
@@ -215,12 +214,14 @@ def compare(
 
 
 def _compare_pair(pair: Pair, pairs: int, between: float) -> Compared:
-    step = [_mean(side, STEP) for side in (pair.a, pair.b)]
+    step, in_turns = _times(pair, STEP), took_turns(pair.a, pair.b)
     samples = [side[0].values[RATE] * side[0].values["step_ms_median"] / 1e3 for side in (pair.a, pair.b)]  # of a step
     ratio = time_ratio(pair.a, pair.b, STEP, 1 - ERROR_RATE / 2 / pairs, between)
     assert ratio is not None  # only measured runs are matched
     slowdown = ratio.times(samples[0] / samples[1])
-    known = {name: times for name in (*PARTS, FIT) if all(times := [_mean(side, name) for side in (pair.a, pair.b)])}
+    known = {name: times for name in (*PARTS, FIT) if all(times := _times(pair, name))}
+    if in_turns and not common_rounds(pair.a, pair.b, FIT)[0]:
+        known.pop(FIT, None)  # each run's fit was over several turns
     large = [
         n for n, times in known.items() if n == FIT or any(t > _SMALL * s for t, s in zip(times, step, strict=True))
     ]
@@ -233,13 +234,16 @@ def _compare_pair(pair: Pair, pairs: int, between: float) -> Compared:
     rows.append(Row(RATE, _PER_S, samples[0] / step[0], samples[1] / step[1], slowdown.inverse))
     if FIT in known and (fit := found[FIT]):
         rows.append(Row(FIT_RATE, _PER_S, 1 / known[FIT][0], 1 / known[FIT][1], fit.inverse))
-    return Compared(pair, rows, slowdown, took_turns(pair.a, pair.b))
+    return Compared(pair, rows, slowdown, in_turns)
 
 
-def _mean(runs: Sequence[Run], name: str) -> float:
-    """Seconds: the geometric mean over repeated runs; 0 where no run has the time."""
-    times = [found for run in runs if (found := median_time(run, name))]
-    return statistics.geometric_mean(times) if times else 0.0
+def _times(pair: Pair, name: str) -> tuple[float, float]:
+    """Seconds of A and B: the geometric mean over the rounds of both, else over repeated runs; 0 where it is unknown."""
+    sides: Sequence[list[float]] = common_rounds(pair.a, pair.b, name)
+    if not sides[0]:
+        sides = [[found for run in runs if (found := median_time(run, name))] for runs in (pair.a, pair.b)]
+    a, b = (statistics.geometric_mean(side) if side else 0.0 for side in sides)
+    return a, b
 
 
 def _table(lines: list[list[str]]) -> list[str]:

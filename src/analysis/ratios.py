@@ -65,34 +65,45 @@ def time_ratio(
         between: standard deviation of log times between separate runs; not used where the runs took turns. 0 for runs of one
             session, which have the noise of their steps alone.
     """
-    of_a, of_b = rounds(a, name), rounds(b, name)
-    common = [key for key in of_a if key in of_b]
-    if len(common) >= MIN_ROUNDS:
-        return Ratio(*ratio_interval([of_a[k] for k in common], [of_b[k] for k in common], confidence, paired=True))
+    of_a, of_b = common_rounds(a, b, name)
+    if of_a:
+        return Ratio(*ratio_interval(of_a, of_b, confidence, paired=True))
     return _apart(a, b, name, confidence, between)
 
 
 def took_turns(a: Sequence[Run], b: Sequence[Run]) -> int:
     """The rounds in which both sides were measured; 0 where they are too few, and the sides are compared as separate runs."""
-    found = len(rounds(a, STEP).keys() & rounds(b, STEP).keys())
-    return found if found >= MIN_ROUNDS else 0
+    return len(common_rounds(a, b, STEP)[0])
+
+
+def common_rounds(a: Sequence[Run], b: Sequence[Run], name: str) -> tuple[list[float], list[float]]:
+    """The times of both sides in the rounds in which both were measured; empty where these are too few."""
+    of_a, of_b = rounds(a, name), rounds(b, name)
+    common = [key for key in of_a if key in of_b]
+    if len(common) < MIN_ROUNDS:
+        return [], []
+    return [of_a[key] for key in common], [of_b[key] for key in common]
 
 
 def rounds(runs: Sequence[Run], name: str) -> dict[Hashable, float]:
-    """The median time in each round: a stretch of a run of a sweep in turns, or a whole run of `compare --rerun`."""
+    """The median time in each round: a stretch of a run in turns, or a whole run where each turn was a process.
+
+    Runs that took turns with each other share a session: a sweep's folder, or what `compare --rerun` wrote as `turn.of`.
+    """
     found: dict[Hashable, list[float]] = {}
     for run in runs:
         turn = table(run.record.get("turn"))
+        session = str(turn.get("of") or run.folder.resolve().parent)
         if turn.get("of") and isinstance(turn.get("round"), int):
             if middle := median_time(run, name):
-                found.setdefault((str(turn["of"]), turn["round"]), []).append(middle)
+                found.setdefault((session, turn["round"]), []).append(middle)
         elif name != FIT and (times := step_times(run)) is not None and (times.round >= 0).any():
             clean = (times.disturbed != 1) & (times.round >= 0)
             counts = clean if clean.sum() >= MIN_ROUNDS else times.round >= 0
             medians = zip(times.round.tolist(), _stretch_medians(times, name), counts, strict=True)
             for number, middle, is_counted in medians:
                 if is_counted and middle > 0:
-                    found.setdefault((str(run.folder.resolve().parent), number), []).append(float(middle))
+                    found.setdefault((session, number), []).append(float(middle))
     return {key: statistics.median(values) for key, values in found.items()}
 
 

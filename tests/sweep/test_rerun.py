@@ -13,8 +13,10 @@ from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
 from batchscope.records.read import read
 from batchscope.records.run_record import plan
+from batchscope.sweep import fork_server
 from batchscope.sweep.rerun import rerun
 from batchscope.training.run import train
+from tests.sweep.test_fork_server import ROOT, is_running
 
 SIZES = ["data.num_train=64", "data.num_val=32", "data.num_test=16", "data.batch_size=16", "trainer.accelerator=cpu"]
 # A Python that does what it is told to do with a run, in no time: it finishes it with a step of MS.
@@ -102,9 +104,9 @@ def test_every_matched_pair_of_two_sweeps_is_run(here):
 
 def test_a_run_that_does_not_finish_ends_it_with_one_line(here):
     a = finished(here, "one")
-    with pytest.raises(UserError, match="compare: a run of B did not finish: no luck"):
+    with pytest.raises(UserError, match="compare: a run of B did not finish: no luck; its output: out/b/0-0/log.txt"):
         rerun([a, a], Path("out"), 3, 1.0, [python(here, "a"), python(here, "b", status="failed")], [], quiet=True)
-    with pytest.raises(UserError, match="compare: a run of A did not finish: its output is in .*log.txt"):
+    with pytest.raises(UserError, match="compare: a run of A did not finish: ended with exit code 0 and said no more"):
         rerun([a, a], Path("more"), 3, 1.0, [python(here, "a", status="silent")] * 2, [], quiet=True)
     with pytest.raises(UserError, match="compare: ./no-python cannot be started: No such file"):
         rerun([a, a], Path("third"), 3, 1.0, ["./no-python"] * 2, [], quiet=True)
@@ -117,6 +119,33 @@ def test_what_a_record_alone_cannot_decide_is_refused_before_anything_runs(here)
     assert not Path("out").exists()
     rerun([a, a], Path("out"), 3, 1.0, [python(here, "a")] * 2, [f"data.root={here}/elsewhere"], quiet=True)
     assert sorted(os.listdir("out/a")) == ["0-0", "0-1", "0-2"]
+
+
+@pytest.fixture
+def stand_in(here, monkeypatch) -> None:
+    """Runs of this Python are stand-ins, which import nothing and take the turns that they are given."""
+    monkeypatch.setattr(fork_server, "JOB", "tests.support.turns_taker")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
+def test_on_a_cpu_both_wait_in_processes_that_are_replaced_after_some_rounds(here, stand_in, capsys):
+    folders = rerun([finished(here, "one"), finished(here, "other")], Path("out"), 5, 0.5, [sys.executable] * 2, [])
+    found = [read(here / "out" / name) for name in ("a/0-0", "b/0-0", "a/0-3", "b/0-3")]
+    assert len({record["turn"]["of"] for record in found}) == 1
+    assert [record["taken"] for record in found] == [[0, 1, 2], [0, 1, 2], [3, 4], [3, 4]]
+    assert "round 5 of 5: A 10 ms, B 10 ms" in capsys.readouterr().out
+    assert sorted(os.listdir("out/a")) == ["0-0", "0-3"]
+    assert compare(*folders).compared[0].rounds == 5
+
+
+@pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
+def test_a_run_that_dies_in_its_turn_ends_it_and_none_is_left(here, stand_in):
+    a, b = finished(here, "one"), finished(here, "other", "data.batch_size=8")
+    with pytest.raises(UserError, match="compare: a run of B did not finish: killed by SIGKILL"):
+        rerun([a, b], Path("out"), 3, 0.5, [sys.executable] * 2, [], quiet=True)
+    assert [read(Path(f"out/{side}/0-0"))["status"] for side in "ab"] == ["interrupted", "killed"]
+    assert not any(is_running(int(pid)) for pid in (here / "pids").read_text().split())
 
 
 @pytest.mark.slow
