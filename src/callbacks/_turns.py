@@ -17,10 +17,10 @@ from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
 from ..hardware.contention import cpu_seconds
+from ..ranks import TURNS
 from ._exclusions import measuring
 from .throughput import ThroughputMonitor
 
-ENVIRONMENT = "BATCHSCOPE_TURNS"  # <number of the end to read from>,<number of the end to write to>
 MIN_STEPS = 2  # of a turn, however long they are
 SHORT_S = 0.1  # the first one of such steps is left out: what others trained meanwhile is in the caches
 
@@ -128,7 +128,7 @@ def seconds_waited(callbacks: Iterable[Any]) -> float:
 
 def turns_of(callbacks: Iterable[Callback]) -> list[Callback]:
     """What makes a run take turns, where the sweep that started this process has asked for it."""
-    ends = os.environ.pop(ENVIRONMENT, None)  # what the run starts takes no turns
+    ends = os.environ.pop(TURNS, None)  # what the run starts takes no turns
     monitors = [callback for callback in callbacks if isinstance(callback, ThroughputMonitor)]
     if ends is None or not monitors:
         return []

@@ -25,10 +25,10 @@ from typing import Any
 
 from ..options import groups
 from ..options.tree import flatten
+from ..ranks import TURNS
 
 JOB = "batchscope.sweep.job"  # the program of a run, and of the server that runs are forked from
 SERVE = "--serve"
-TURNS = "BATCHSCOPE_TURNS"  # as in callbacks/_turns.py, which the sweep does not import
 # What every run imports: its program, and what libraries import when they are first used.
 IMPORTED = ("batchscope.training.run", "torch._dynamo", "torch.utils.tensorboard", "tensorboard.plugins.hparams")
 _OWN = ("batchscope", "lightning", "torch")  # the server imports no other package's models: they may compute on import

@@ -13,9 +13,10 @@ import pytest
 from torch import Tensor
 
 from batchscope.callbacks import _stretches
-from batchscope.callbacks._turns import ENVIRONMENT, turns_of
+from batchscope.callbacks._turns import turns_of
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.callbacks.until_known import StopWhenKnown
+from batchscope.ranks import TURNS
 from tests.support.third_party_modules import Stranger, loader
 
 MIN_STEPS = 2
@@ -45,7 +46,7 @@ class Sweep(threading.Thread):
 def fit(tmp_path: Path, sweep: Sweep, accumulate: int = 1, **options: Any) -> tuple[ThroughputMonitor, Any]:
     monitor = ThroughputMonitor(calibrate=False, verbose=False, record_operations=False, warmup_steps=2)
     callbacks = [monitor, StopWhenKnown(precision=5.0, seconds=0.05, min_steps=1)]
-    os.environ[ENVIRONMENT] = sweep.ends
+    os.environ[TURNS] = sweep.ends
     trainer = lightning.Trainer(
         default_root_dir=tmp_path, accelerator="cpu", max_epochs=-1, min_epochs=0, logger=False,
         callbacks=[*callbacks, *turns_of(callbacks)], enable_progress_bar=False, enable_model_summary=False,
@@ -132,8 +133,8 @@ def test_turns_are_taken_only_where_a_sweep_gives_them() -> None:
     monitor = ThroughputMonitor()
     assert turns_of([monitor]) == []
     sweep = Sweep(lambda tell, hear: None)
-    os.environ[ENVIRONMENT] = sweep.ends
+    os.environ[TURNS] = sweep.ends
     assert len(turns_of([monitor])) == 1
-    assert ENVIRONMENT not in os.environ  # what the run starts takes none
-    os.environ[ENVIRONMENT] = sweep.ends
+    assert TURNS not in os.environ  # what the run starts takes none
+    os.environ[TURNS] = sweep.ends
     assert turns_of([]) == []  # nothing measures

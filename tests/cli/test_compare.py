@@ -1,21 +1,18 @@
 """`batchscope compare`: the words of its command line, its output, and its exit codes."""
 
 import json
-import sys
+from functools import partial
 
 import pytest
 
 from batchscope.cli import compare
+from tests.cli.support import exit_code
 from tests.support.synthetic_runs import write_run
 
 KNOWN = {"updates": 400, "step_ms_p10": 9.9, "step_ms_p90": 10.1}
 
 
-def run(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["batchscope compare", *map(str, words)])
-    with pytest.raises(SystemExit) as end:
-        compare.main()
-    return end.value.code
+run = partial(exit_code, compare)
 
 
 @pytest.fixture

@@ -1,18 +1,14 @@
 """`batchscope report`: the program around `write_report`."""
 
 import json
-import sys
+from functools import partial
 
 import pytest
 
 from batchscope.cli import report
+from tests.cli.support import exit_code
 
-
-def run(monkeypatch, *args):
-    monkeypatch.setattr(sys, "argv", ["report", *map(str, args)])
-    with pytest.raises(SystemExit) as left:
-        report.main()
-    return left.value.code
+run = partial(exit_code, report)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from batchscope.ranks import TURNS
 from batchscope.sweep import fork_server
 from tests.support.synthetic_runs import write_steps
 
@@ -24,9 +25,7 @@ def main() -> None:
     size, taken = record["config"]["data"]["batch_size"], []
     with Path("pids").open("a") as pids:
         print(os.getpid(), file=pids)
-    read, write = (
-        os.fdopen(int(end), mode) for end, mode in zip(os.environ[fork_server.TURNS].split(","), "rw", strict=True)
-    )
+    read, write = (os.fdopen(int(end), mode) for end, mode in zip(os.environ[TURNS].split(","), "rw", strict=True))
     print(json.dumps({"ready": True}), file=write, flush=True)
     for line in read:
         if line.startswith("stop"):
