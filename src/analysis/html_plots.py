@@ -23,7 +23,7 @@ from ..records.metrics import FRACTION, metric
 from ..records.rates import RATE
 from ..records.step_parts import PARTS
 from .curves import Curve, read_curve
-from .plot_style import DEVICE_TITLES, GREY, PART_COLOURS, look_of
+from .plot_style import DEVICE_TITLES, GREY, PART_COLOURS, bars_of, look_of
 from .recommend import Analysis, Recommendation
 from .run import Run
 
@@ -41,6 +41,7 @@ class Plots:
     def __init__(self, runs: Sequence[Run], analyses: Sequence[Analysis], recommended: Sequence[Recommendation]):
         self.runs, self.analyses, self.recommended = runs, analyses, recommended
         self.curves = {id(run): curve for run in runs if (curve := read_curve(run))}
+        self.bars = bars_of(runs)
         self.labels = {id(run): analysis.group.label for analysis in analyses for run in analysis.group.runs}
         self.source = ColumnDataSource(
             {**self._numbers(), **self._texts(), **self._shares(), **self._curves()}, name="runs"
@@ -55,7 +56,7 @@ class Plots:
         return [row for row in (first, *of_steps, self.devices(), self.validations()) if row]
 
     def _numbers(self) -> dict[str, list[float]]:
-        names = ("batch_size", RATE, f"{RATE}_p10", f"{RATE}_p90", *DEVICE_TITLES)
+        names = ("batch_size", RATE, self.bars.low, self.bars.high, *DEVICE_TITLES)
         found = {name: [run.values.get(name, math.nan) for run in self.runs] for name in names}
         step = 2 ** (0.42 * self._least_gap())
         found["left"] = [size / step for size in found["batch_size"]]
@@ -71,13 +72,13 @@ class Plots:
         def shown(name: str) -> list[str]:
             return [metric(name).text(run.values[name]) if name in run.values else "" for run in self.runs]
 
-        spread = zip(shown(f"{RATE}_p10"), shown(f"{RATE}_p90"), strict=True)
+        bars = zip(shown(self.bars.low), shown(self.bars.high), strict=True)
         return {
             "name": [run.name for run in self.runs],
             "group": [self.labels.get(id(run), run.model) for run in self.runs],
             "size_text": shown("batch_size"),
             "rate_text": shown(RATE),
-            "spread_text": ["–".join(filter(None, pair)) for pair in spread],
+            "bar_text": ["–".join(filter(None, pair)) for pair in bars],
             "step_text": [f"{text} ms" if text else "" for text in shown("step_ms_median")],
             **{f"{name}_text": shown(name) for name in DEVICE_TITLES},
         }
@@ -117,7 +118,7 @@ class Plots:
         if not shown:
             return []
         rates = [rate for analysis in shown for rate in analysis.group.rates.values()]
-        plot = self._plot("Throughput: bars from the 10th to the 90th percentile of steps", "samples/s", log=True)
+        plot = self._plot(f"Throughput by the median step; bars: {self.bars.words}", "samples/s", log=True)
         plot.y_range.update(start=min(rates) / 1.6, end=1.7 * max(rates))
         points = []
         for colour, marker, label, analysis in self._looks(shown):
@@ -127,12 +128,11 @@ class Plots:
             style = {"color": colour, "legend_label": label}
             plot.line(list(fitted), list(fitted.values()), line_width=2, alpha=0.7, **style)
             drawn = {"source": self.source, "view": self._view(analysis), "nonselection_alpha": _DIMMED, **style}
-            low, high = f"{RATE}_p10", f"{RATE}_p90"
-            plot.segment("batch_size", low, "batch_size", high, line_width=1.5, **drawn)
+            plot.segment("batch_size", self.bars.low, "batch_size", self.bars.high, line_width=1.5, **drawn)
             points.append(plot.scatter("batch_size", RATE, marker=marker, size=10, **drawn))
         self._mark_recommended(plot)
         self._size_axis(plot, shown)
-        tips = [("samples/s", "@rate_text"), ("10th–90th percentile", "@spread_text"), ("median step", "@step_text")]
+        tips = [("samples/s", "@rate_text"), (self.bars.heading, "@bar_text"), ("median step", "@step_text")]
         self._finish(plot, points, tips)
         return [plot]
 

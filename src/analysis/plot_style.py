@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,6 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from ..records.formatting import with_prefix
+from ..records.rates import RATE
+from .run import Run
 
 # Okabe and Ito's colours, which colour-blind people can tell apart; black and yellow are left for other things.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -38,6 +41,24 @@ RC = {  # matplotlib's settings while the plots are made
     "xtick.labelsize": 9,
     "ytick.labelsize": 9,
 }
+
+
+class Bars(NamedTuple):
+    """What the bars of rates are: the numbers of a run at both ends, and words for it."""
+
+    low: str
+    high: str
+    heading: str
+    words: str
+
+
+_INTERVAL = Bars(f"{RATE}_low", f"{RATE}_high", "95 % interval", "its 95 % interval")
+_STEPS = Bars(f"{RATE}_p10", f"{RATE}_p90", "10th–90th percentile", "from the 10th to the 90th percentile of steps")
+
+
+def bars_of(runs: Iterable[Run]) -> Bars:
+    """The interval of the rate, as in the table; where no run has one, the spread of its steps."""
+    return _INTERVAL if any(_INTERVAL.low in run.values for run in runs) else _STEPS
 
 
 def new_figure(height: float, card: bool = False) -> Figure:

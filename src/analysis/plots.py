@@ -26,6 +26,8 @@ from .plot_style import (
     MARKERS,
     PART_COLOURS,
     RC,
+    Bars,
+    bars_of,
     legend_below,
     log_axis,
     look_of,
@@ -86,9 +88,10 @@ def throughput(analyses: Sequence[Analysis], card: bool = False) -> Figure | Non
     figure = new_figure(4.6, card)
     axes, looks, few = figure.subplots(), _looks(analyses), len(shown) <= _FEW
     heights = [rate for a in shown for rate in a.group.rates.values()]
+    bars = bars_of(run for a in shown for run in a.group.runs)
     for analysis in shown:
         colour, marker = looks[analysis.group.label]
-        _draw_measured(axes, analysis, colour, marker)
+        _draw_measured(axes, analysis, bars, colour, marker)
         if few:
             _draw_ideal(axes, analysis, colour)
         if analysis.trusted:
@@ -99,7 +102,7 @@ def throughput(analyses: Sequence[Analysis], card: bool = False) -> Figure | Non
     axes.set_ylim(min(heights) / 1.5, max(heights) * 1.6)
     log_axis(axes)
     axes.set_ylabel(metric("samples_per_sec").unit)
-    axes.set_title("Throughput: median, bars from the 10th to the 90th percentile of steps")
+    axes.set_title(f"Throughput by the median step; bars: {bars.words}")
     explained = [Line2D([], [], color=GREY, label="ideal: twice the batch, twice the rate", **_IDEAL)] if few else []
     if any(a.trusted for a in shown):
         knee = f"knee: {percent(1 - NEAR_BEST)} of the fit's maximum"
@@ -115,9 +118,9 @@ def _xy(series: dict[int, float]) -> tuple[list[int], list[float]]:
     return list(series), list(series.values())
 
 
-def _draw_measured(axes: Axes, analysis: Analysis, colour: str, marker: str) -> None:
+def _draw_measured(axes: Axes, analysis: Analysis, bars: Bars, colour: str, marker: str) -> None:
     rates = analysis.group.rates
-    low, high = (analysis.group.medians(f"samples_per_sec_{percentile}") for percentile in ("p10", "p90"))
+    low, high = (analysis.group.medians(name) for name in (bars.low, bars.high))
     below = [max(0.0, rate - low.get(size, rate)) for size, rate in rates.items()]
     above = [max(0.0, high.get(size, rate) - rate) for size, rate in rates.items()]
     style = {"ls": "", "marker": marker, "ms": 6, "color": colour, "elinewidth": 1.2, "capsize": 2.5, "zorder": 4}

@@ -82,6 +82,12 @@ class Report:
         return printable("\n".join([*lines, "", f"{self.counts}."]))
 
     @property
+    def printed(self) -> str:
+        """The text, and where `report.md` and `report.html` are."""
+        places = [min(str(file), os.path.relpath(file), key=len) for file in self.files if file.stem == "report"]
+        return "\n".join([self.text, "", *(f"report   {place}" for place in places)])
+
+    @property
     def markdown(self) -> str:
         """`report.md`."""
         lines = ["# Sweep", "", self.spoken, "", "## Runs", "", table.to_markdown(self.sweep)]

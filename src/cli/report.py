@@ -37,6 +37,5 @@ def _main() -> None:
     # A report does not create a folder that the user misspelt.
     home = next((folder for folder in args.folders if os.path.isdir(folder)), args.folders[0])
     report = write_report(args.folders, args.out or home / "report")
-    print(report.text)
-    print("\n".join(["", *(f"report   {file}" for file in report.files if file.stem == "report")]), flush=True)
+    print(report.printed, flush=True)
     sys.exit(report.exit_code)

@@ -293,7 +293,7 @@ class SweepRunner:
         from ..analysis import write_report  # matplotlib takes a second to import
 
         try:
-            text = write_report([self.sweep_dir], self.sweep_dir / "report").text
+            text = write_report([self.sweep_dir], self.sweep_dir / "report").printed
         except UserError as error:
             try:  # where its files cannot be written, they are written elsewhere, and the text is printed
                 with tempfile.TemporaryDirectory() as elsewhere:

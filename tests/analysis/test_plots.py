@@ -1,7 +1,7 @@
 """The plots show the same numbers as the table, and cope with many groups and odd sizes."""
 
 from batchscope.analysis import write_report
-from batchscope.analysis.plots import device, step_time
+from batchscope.analysis.plots import device, step_time, throughput
 from batchscope.analysis.read import find
 from batchscope.analysis.recommend import Analysis
 from batchscope.analysis.text_table import to_text
@@ -23,6 +23,19 @@ def test_the_plot_of_the_parts_names_the_step_that_the_table_has(tmp_path):
     assert ["171" in lines[0].split(), "172" in lines[1].split()] == [True, True]
     assert figure.axes[0].get_ylabel() == "share of the mean step, %"
     assert figure.legends[0].get_title().get_text() == "above a bar: the median step"
+
+
+def test_the_bars_are_the_interval_of_the_rate_where_one_is_known(tmp_path):
+    write_sweep(tmp_path / "old", [32, 64], serial(4, 0.1))
+    for n, (size, ms) in enumerate(((32, 8.0), (64, 10.0))):
+        write_run(tmp_path / "new" / str(n), size, ms, throughput={"step_ms_interval": [0.9 * ms, 1.25 * ms]})
+    shown = {}
+    for name in ("old", "new"):
+        (axes,) = throughput([Analysis(group) for group in find([tmp_path / name]).groups]).axes
+        (bar, _) = axes.containers[0].lines[2][0].get_segments()
+        shown[name] = (axes.get_title(loc="left") or axes.get_title(), [round(float(end)) for _, end in bar])
+    assert shown["new"] == ("Throughput by the median step; bars: its 95 % interval", [3200, 4444])
+    assert shown["old"][0].endswith("bars: from the 10th to the 90th percentile of steps")
 
 
 def test_many_groups_and_odd_sizes_can_be_drawn(tmp_path):

@@ -38,7 +38,8 @@ def test_it_prints_the_table_and_the_recommendation_and_says_where_the_report_is
     out = capsys.readouterr().out
     assert "3 runs: 3 finished" in out
     assert "cnn: data.batch_size=128 reaches 7,620 samples/s" in out
-    assert f"report   {sweep / 'report' / 'report.md'}" in out
+    for name in ("report.md", "report.html"):
+        assert f"report   {sweep / 'report' / name}" in out
     assert (sweep / "report" / "sweep.csv").exists()
 
 
