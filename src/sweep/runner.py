@@ -29,7 +29,7 @@ from ..records.read import optimized, read
 from . import folder, launchers, turn_processes
 from .fork_server import ForkServer, is_supported, modules_of
 from .process import exit_on_signals, run_in_subprocess
-from .search import BatchSizeSearch
+from .search import BatchSizeSearch, recommended_in
 
 Job = Callable[[DictConfig], float | None]  # what Hydra calls for each run
 
@@ -286,7 +286,7 @@ class SweepRunner:
             shares = [one["dataset"]["train_samples"] // one.get("processes", 1) for one in records[-1:]]
             return max(1, shares[0]) if shares else None  # of the training set, for one rank
 
-        return search.find(measure, limit)
+        return search.find(measure, limit, lambda: recommended_in(run_dir))
 
     def report(self) -> None:
         """Write and print the table and the recommendation; they can be made again from the sweep's folder."""

@@ -1,8 +1,13 @@
 """Searches: the batch size that fills a device, found in a few runs, and the changes that a diagnosis tries."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from ..analysis.read import find
+from ..analysis.recommend import Analysis, recommend
+from ..errors import UserError
 from ..options.types import Fraction, PositiveInt
 from ..records.rates import NEAR_BEST
 
@@ -38,7 +43,8 @@ class BatchSizeSearch(Search):
     Args:
         start: the first batch size.
         max_runs: the largest number of runs.
-        within: the fraction of the best throughput that a size may lack to count as reaching it.
+        within: the fraction of the best throughput that a size may lack to count as reaching it. With another one than
+            the report's, the rates decide alone.
     """
 
     def __init__(self, start: PositiveInt = 8, max_runs: PositiveInt = 8, within: Fraction = NEAR_BEST):
@@ -47,25 +53,34 @@ class BatchSizeSearch(Search):
         self.within = within
 
     def find(
-        self, measure: Callable[[int], float | None], limit: Callable[[], int | None] = lambda: None
+        self,
+        measure: Callable[[int], float | None],
+        limit: Callable[[], int | None] = lambda: None,
+        recommended: Callable[[], int | None] = lambda: None,
     ) -> int | None:
         """The smallest measured size within `within` of the fastest; None if no size could be measured.
 
         Args:
             measure: a batch size → samples/s; None if it did not fit into memory. An exception of it ends the search.
             limit: the largest batch that the training set can fill; asked after the first run, None if not known.
+            recommended: what a report on the runs so far recommends; None where the rates decide alone.
         """
         rates: dict[int, float] = {}
+
+        def answer() -> int:
+            found = recommended() if self.within == NEAR_BEST else None
+            return found if found is not None and found in rates else self._smallest(rates)
+
         tried = self._grow(measure, limit, rates)
         if not rates:
             return None
-        upper = self._smallest(rates) if tried[-1] in rates else tried[-1]  # the answer, or where memory ended
+        upper = answer() if tried[-1] in rates else tried[-1]  # the answer, or where memory ended
         between, below = upper // 2, max((size for size in tried if size < upper), default=upper)
         if len(tried) < self.max_runs and between > below:
             rate = measure(between)
             if rate is not None:
                 rates[between] = rate
-        return self._smallest(rates)
+        return answer()
 
     def _smallest(self, rates: dict[int, float]) -> int:
         enough = (1 - self.within) * max(rates.values())
@@ -92,3 +107,12 @@ class BatchSizeSearch(Search):
             if not rising:
                 break
         return tried
+
+
+def recommended_in(folder: Path) -> int | None:
+    """The batch size that a report recommends for the runs in a folder; None where it recommends none."""
+    with suppress(UserError):  # no record can be read
+        groups = find([folder]).groups
+        found = recommend(Analysis(max(groups, key=lambda group: len(group.sizes))))
+        return found and found.batch_size
+    return None
