@@ -13,7 +13,6 @@ from bokeh.models import (
     ColumnDataSource,
     FixedTicker,
     HoverTool,
-    LogTicker,
     NumeralTickFormatter,
     TapTool,
 )
@@ -33,6 +32,7 @@ _HEIGHT = 360  # pixels
 _MAX_PANELS = 6  # of the parts of a step
 _DIMMED = 0.12  # opacity of what is not picked
 _LONGEST = 60  # characters of a name
+_TICKS = [mantissa * 10.0**power for power in range(-3, 10) for mantissa in (1, 2, 5)]  # of a logarithmic axis
 
 
 class Plots:
@@ -238,7 +238,9 @@ class Plots:
         plot.yaxis.axis_label = y
         plot.yaxis.formatter = NumeralTickFormatter(format="0,0.[000]")
         if log:
-            plot.yaxis.ticker = LogTicker(mantissas=[1, 2, 5], num_minor_ticks=0)
+            plot.yaxis.ticker = plot.ygrid.ticker = FixedTicker(
+                ticks=_TICKS
+            )  # a LogTicker's are even below two decades
         plot.toolbar.update(logo=None, autohide=True)
         return plot
 
