@@ -6,7 +6,7 @@
 The runs are short ones of the SimpleCNN, started as `compare --rerun` and sweeps start them. A built-in slowdown is a busy
 wait in `training_step` (slowed_job.py). It needs Linux.
 
-- In turns: a run of A, another one of A, and one that is 10 % slower take turns for some rounds.
+- In turns: runs of A, other ones of A, and ones that are 10 % slower take turns, in processes that each round replaces.
 - Separate: runs of A, and runs that are 30 % slower, one after the other between the turns. A run of A is compared with
   another one of A, and with a slower one, that was run half of the benchmark earlier or later.
 
@@ -46,7 +46,11 @@ OPTIONS = (
     "trainer.accelerator=cpu",
     "callbacks.throughput.calibrate=false",
     "+callbacks.throughput.verbose=false",
+    "callbacks.throughput.record_operations=false",
     "callbacks.device=null",
+    "callbacks.memory=null",
+    "logger.tensorboard=null",
+    "logger.csv=null",
 )
 
 
@@ -109,8 +113,8 @@ def main() -> None:
     parser.add_argument("--root", default="data")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "bench-compare", help="is emptied")
     parser.add_argument("--comparisons", type=int, default=20, help="of each kind; fewer than 10 write no result")
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=0.4, help="of training in a turn")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.4, help="of training of each side in a round")
     parser.add_argument("--separate-seconds", type=float, default=1.5, help="of training in a separate run")
     args = parser.parse_args()
     os.environ["PYTHONPATH"], fork_server.JOB = str(Path(__file__).parent), "slowed_job"  # the program of the runs

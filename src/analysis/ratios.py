@@ -86,9 +86,9 @@ def common_rounds(a: Sequence[Run], b: Sequence[Run], name: str) -> tuple[list[f
 
 
 def rounds(runs: Sequence[Run], name: str) -> dict[Hashable, float]:
-    """The median time in each round: a stretch of a run in turns, or a whole run where each turn was a process.
+    """The median time in each turn: a stretch of a run that waited for others, or a whole run that followed another one.
 
-    Runs that took turns with each other share a session: a sweep's folder, or what `compare --rerun` wrote as `turn.of`.
+    Turns with the same number belong together if they are of one sweep, or of one `compare --rerun` (`turn.of`).
     """
     found: dict[Hashable, list[float]] = {}
     for run in runs:

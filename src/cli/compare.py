@@ -64,9 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     parser.add_argument("--rerun", action="store_true", help="run both again in turns, and compare these runs")
-    parser.add_argument("--rounds", type=_rounds, default=9, metavar="N", help="with --rerun: turns of each (9)")
+    parser.add_argument("--rounds", type=_rounds, default=9, metavar="N", help="with --rerun: runs of each (9)")
     parser.add_argument(
-        "--seconds", type=_seconds, default=4.0, metavar="S", help="with --rerun: of training a turn (4)"
+        "--seconds", type=_seconds, default=2.0, metavar="S", help="with --rerun: of training in a run (2)"
     )
     text = "with --rerun: the Python that runs this side, of another checkout's environment"
     parser.add_argument("--python-a", default=sys.executable, metavar="PATH", help=text)

@@ -1,10 +1,10 @@
 """Two runs again, in turns: A B, B A, A B, …, so that a slow minute of the machine slows both.
 
 Runs of different hours differ by the hour. Within a round both have the same hour, and the ratio of the two is what
-differs between A and B. The order within a round changes, so that being second costs both sides alike.
+differs between A and B. The order changes, so that being second costs both sides alike.
 
-On a CPU, A and B take turns as the runs of a sweep do: both wait in processes of their own, which are replaced after a few
-rounds, because two processes of the same thing differ, too. Elsewhere each turn is a process.
+Each side of a round is a process of its own, because two processes of the same thing differ, too. On a CPU the processes of
+a round wait for each other and alternate every moment, as the runs of a sweep do. Elsewhere they follow each other.
 """
 
 import contextlib
@@ -36,9 +36,9 @@ from .fork_server import JOB, ForkServer, is_supported, modules_of
 from .process import Ending, end_group, wait_for_group
 from .runner import _is_one_process
 from .turn_processes import CannotFork, TurnRun, is_suited
+from .turns import TURN_S
 
-ROUNDS_TOGETHER = 3  # that the same processes take part in
-MIN_STEPS = 15  # of a turn, however long they are
+MIN_STEPS = 15  # of a run, however long they are
 _LOG = "log.txt"  # what the runs print
 _SHARE_OF_MEMORY = 0.75  # of what is available, for runs that wait for each other
 _STOPS = {"_target_": "batchscope.callbacks.until_known.StopWhenKnown"}  # it leaves the end to who gives the turns
@@ -71,8 +71,8 @@ def rerun(
     Args:
         folders: of A and of B. Of repeated runs, the first is run again.
         out: is written to, as `a` and `b`.
-        rounds: turns of each side.
-        seconds: of training in a turn, at least; 15 steps are always trained.
+        rounds: of which each has a run of both sides.
+        seconds: of training of each side in a round, at least; 15 steps are always trained.
         pythons: that run A and B. Another checkout has another environment.
         overrides: options that change both sides, and confirm what a record alone cannot decide (see trust.py).
         quiet: prints no progress.
@@ -129,24 +129,25 @@ def forking(sides: Sequence[Side]) -> Iterator[ForkServer | None]:
 def take_rounds(
     sides: Sequence[Side], out: Path, name: str, rounds: int, seconds: float, server: ForkServer | None, say: Say
 ) -> None:
-    """Give each side a turn in every round; the runs are written to `out/<side>/<name>-<number of the first round>`.
+    """Give each side a turn in every round: a run in `out/<side>/<name>-<round>`.
 
     Raises:
         UserError: if a run does not finish.
     """
-    identity, first = secrets.token_hex(4), 0
-    if server is not None and _can_wait(sides):
-        with contextlib.suppress(CannotFork):
-            while first < rounds:
-                last = min(first + ROUNDS_TOGETHER, rounds)
-                _take_turns(sides, out, f"{name}-{first}", range(first, last), seconds, server, identity, say)
-                first = last
-    for turn in range(first, rounds):
-        medians = {}
-        for side in _order(sides, turn):
-            place = out / side.name / f"{name}-{turn}"
-            medians[side.name] = run_alone(side, place, seconds, server, {"of": identity, "round": turn})
-        say(turn, medians)
+    identity, turns, can_wait = secrets.token_hex(4), 0, server is not None and _can_wait(sides)
+    for number in range(rounds):
+        order = sides if number % 2 == 0 else sides[::-1]
+        places = {side.name: out / side.name / f"{name}-{number}" for side in sides}
+        if server is not None and can_wait:
+            try:
+                turns = _alternate(order, places, seconds, server, {"of": identity}, turns)
+            except CannotFork:
+                can_wait = False
+        if not can_wait:
+            for side in order:
+                run_alone(side, places[side.name], seconds, server, {"of": identity, "round": turns})
+            turns += 1
+        say(number, {side.name: _median(side, places[side.name]) for side in sides})
 
 
 def _can_wait(sides: Sequence[Side]) -> bool:
@@ -156,58 +157,60 @@ def _can_wait(sides: Sequence[Side]) -> bool:
     return enough and all(is_suited(_until_stopped(side.config)) for side in sides)
 
 
-def _order(sides: Sequence[Side], turn: int) -> Sequence[Side]:
-    return sides if turn % 2 == 0 else sides[::-1]
-
-
 def _until_stopped(config: dict[str, Any]) -> dict[str, Any]:
-    trainer = {**config["trainer"], "max_time": None, "min_steps": None}
-    return check_config({**config, "trainer": trainer, "callbacks": {**config["callbacks"], "until_known": _STOPS}})
+    """A timed run that goes on until it is told to stop."""
+    timed = for_timing(config, 1.0)
+    timed["trainer"] |= {"max_time": None, "min_steps": None}
+    timed["callbacks"] |= {"until_known": _STOPS}
+    return check_config(timed)
 
 
-def _take_turns(
+def _alternate(
     sides: Sequence[Side],
-    out: Path,
-    name: str,
-    turns: range,
+    places: Mapping[str, Path],
     seconds: float,
     server: ForkServer,
-    identity: str,
-    say: Say,
-) -> None:
-    """Some rounds of processes that wait for each other. Raises CannotFork before the first one."""
-    runs: dict[str, TurnRun] = {}
+    facts: dict[str, Any],
+    turn: int,
+) -> int:
+    """A round of processes that wait for each other, and alternate, from this turn on; returns the number of the next.
+
+    Raises:
+        CannotFork: where a run cannot be forked.
+    """
+    runs: list[TurnRun] = []
     try:
         for side in sides:
-            run_dir = out / side.name / name
-            words = _plan(side, _until_stopped(side.config), run_dir, {"of": identity})
-            runs[side.name] = TurnRun(run_dir, words, server, _keep_output)
-            if runs[side.name].answer() is None:  # it has ended before its first turn
-                runs[side.name].close()
-                _median(side, run_dir)
-        for turn in turns:
-            say(turn, {side.name: _turn(runs[side.name], turn, seconds, side) for side in _order(sides, turn)})
-        for side in sides:
-            runs[side.name].stop("its turns were over")
-            _median(side, runs[side.name].folder)
+            words = _plan(side, _until_stopped(side.config), places[side.name], facts)
+            runs.append(TurnRun(places[side.name], words, server, _keep_output))
+        for side, run in zip(sides, runs, strict=True):  # which are set up side by side
+            if run.answer() is None:
+                raise _ended(side, run)
+        for side, run in zip(sides, runs, strict=True):
+            run.warm_up()
+            if run.ended:
+                raise _ended(side, run)
+        first, steps = turn, [0] * len(runs)
+        while (turn - first) * TURN_S < seconds or min(steps) < MIN_STEPS:
+            for n in range(len(runs))[:: 1 if turn % 2 == 0 else -1]:
+                found = runs[n].turn(turn, TURN_S)
+                if found is None:
+                    raise _ended(sides[n], runs[n])
+                steps[n] += found.get("steps") or 1
+            turn += 1
+        for run in runs:
+            run.stop("its turns were over")
+        return turn
     finally:
-        for run in runs.values():
+        for run in runs:
             if not run.ended:
                 end_group(run.process.pid)
                 run.close(signal.SIGTERM)
 
 
-def _turn(run: TurnRun, turn: int, seconds: float, side: Side) -> float:
-    """One turn; a disturbed or a short one is repeated once. Returns the median step in seconds."""
-    facts: Mapping[str, Any] | None = {}
-    for _ in range(2):
-        facts = run.turn(turn, max(seconds, MIN_STEPS * facts.get("median_s", 0.0)))
-        if facts is None:
-            run.close()
-            raise _unfinished(side, run.folder)
-        if not facts.get("disturbed") and facts.get("steps", 0) >= MIN_STEPS:
-            break
-    return facts.get("median_s", 0.0)
+def _ended(side: Side, run: TurnRun) -> UserError:
+    run.close()
+    return _unfinished(side, run.folder)
 
 
 def _keep_output(run: TurnRun) -> None:
@@ -229,8 +232,8 @@ def _plan(side: Side, config: dict[str, Any], run_dir: Path, turn: Mapping[str, 
 
 def run_alone(
     side: Side, run_dir: Path, seconds: float, server: ForkServer | None, turn: Mapping[str, Any] | None = None
-) -> float:
-    """A short timed run in a process of its own, which may be a turn; returns the median step in seconds.
+) -> None:
+    """A short timed run in a process of its own, which may be a turn.
 
     Raises:
         UserError: if it does not finish.
@@ -249,7 +252,7 @@ def run_alone(
                 ending.record(code, None)
     except OSError as error:
         raise UserError(f"compare: {side.python} cannot be started: {why(error)}") from error
-    return _median(side, run_dir)
+    _median(side, run_dir)
 
 
 def _new_python(python: str, words: list[str], log: Any) -> subprocess.Popen[bytes]:

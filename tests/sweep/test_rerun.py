@@ -129,14 +129,15 @@ def stand_in(here, monkeypatch) -> None:
 
 
 @pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
-def test_on_a_cpu_both_wait_in_processes_that_are_replaced_after_some_rounds(here, stand_in, capsys):
-    folders = rerun([finished(here, "one"), finished(here, "other")], Path("out"), 5, 0.5, [sys.executable] * 2, [])
-    found = [read(here / "out" / name) for name in ("a/0-0", "b/0-0", "a/0-3", "b/0-3")]
-    assert len({record["turn"]["of"] for record in found}) == 1
-    assert [record["taken"] for record in found] == [[0, 1, 2], [0, 1, 2], [3, 4], [3, 4]]
-    assert "round 5 of 5: A 10 ms, B 10 ms" in capsys.readouterr().out
-    assert sorted(os.listdir("out/a")) == ["0-0", "0-3"]
-    assert compare(*folders).compared[0].rounds == 5
+def test_on_a_cpu_the_two_processes_of_a_round_alternate(here, stand_in, capsys):
+    folders = rerun([finished(here, "one"), finished(here, "other")], Path("out"), 3, 0.5, [sys.executable] * 2, [])
+    assert sorted(os.listdir("out/a")) == sorted(os.listdir("out/b")) == ["0-0", "0-1", "0-2"]
+    found = [read(here / "out" / name / "0-1") for name in "ab"]
+    assert found[0]["turn"] == found[1]["turn"]
+    assert [record["taken"] for record in found] == [[3, 4, 5], [3, 4, 5]]
+    assert len(set((here / "pids").read_text().split())) == 6
+    assert "round 3 of 3: A 10 ms, B 10 ms" in capsys.readouterr().out
+    assert compare(*folders).compared[0].rounds == 9
 
 
 @pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
@@ -155,5 +156,5 @@ def test_real_runs_in_turns_are_compared(here):
     train(config, Path("run"), {"model": "cnn", "data": "digits"}, line)
     folders = rerun([Path("run"), Path("run")], Path("out"), 3, 0.2, [sys.executable] * 2, [])
     found = compare(*folders)
-    assert found.compared[0].rounds == 3
+    assert found.compared[0].rounds >= 3
     assert 0.2 < found.compared[0].slowdown.value < 5
