@@ -7,13 +7,13 @@ differ by.
 
 import math
 import statistics
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
 
-from ..records.intervals import median_interval, ratio_interval, student_t
+from ..records.intervals import drifting_interval, median_interval, ratio_interval, student_t
 from ..records.rates import FIT_RATE
 from ..records.step_parts import PARTS
 from ..records.step_times import StepTimes
@@ -66,6 +66,8 @@ def time_ratio(
             session, which have the noise of their steps alone.
     """
     of_a, of_b = common_rounds(a, b, name)
+    if of_a and any(table(run.record.get("turn")) for run in a):  # the turns of one process resemble each other
+        return Ratio(*drifting_interval([y / x for x, y in zip(of_a, of_b, strict=True)], confidence))
     if of_a:
         return Ratio(*ratio_interval(of_a, of_b, confidence, paired=True))
     return _apart(a, b, name, confidence, between)
@@ -77,20 +79,20 @@ def took_turns(a: Sequence[Run], b: Sequence[Run]) -> int:
 
 
 def common_rounds(a: Sequence[Run], b: Sequence[Run], name: str) -> tuple[list[float], list[float]]:
-    """The times of both sides in the rounds in which both were measured; empty where these are too few."""
+    """The times of both sides in the rounds in which both were measured, in order; empty where these are too few."""
     of_a, of_b = rounds(a, name), rounds(b, name)
-    common = [key for key in of_a if key in of_b]
+    common = sorted(of_a.keys() & of_b.keys())
     if len(common) < MIN_ROUNDS:
         return [], []
     return [of_a[key] for key in common], [of_b[key] for key in common]
 
 
-def rounds(runs: Sequence[Run], name: str) -> dict[Hashable, float]:
+def rounds(runs: Sequence[Run], name: str) -> dict[tuple[str, int], float]:
     """The median time in each turn: a stretch of a run that waited for others, or a whole run that followed another one.
 
     Turns with the same number belong together if they are of one sweep, or of one `compare --rerun` (`turn.of`).
     """
-    found: dict[Hashable, list[float]] = {}
+    found: dict[tuple[str, int], list[float]] = {}
     for run in runs:
         turn = table(run.record.get("turn"))
         session = str(turn.get("of") or run.folder.resolve().parent)
@@ -141,7 +143,7 @@ def _single(run: Run, name: str) -> np.ndarray:
         return np.empty(0)
     values = times.step_s if name == STEP else times.parts_s[:, PARTS.index(name)]
     clean = ~_left_out(times)[_stretch_of(times, len(values), 1 if name == STEP else times.parts_every)]
-    kept = values[clean]
+    kept = values[clean].astype(float)  # the mean of two large float32 is infinite
     return kept[np.isfinite(kept)]
 
 
@@ -163,7 +165,9 @@ def _stretch_medians(times: StepTimes, name: str) -> list[float]:
     values = times.parts_s[:, PARTS.index(name)]
     owner = _stretch_of(times, len(values), times.parts_every)
     parts = (values[owner == number] for number in range(len(times.stretch)))
-    return [float(np.median(part)) if len(part) and np.isfinite(part).all() else math.nan for part in parts]
+    return [
+        float(np.median(part.astype(float))) if len(part) and np.isfinite(part).all() else math.nan for part in parts
+    ]
 
 
 def _apart(a: Sequence[Run], b: Sequence[Run], name: str, confidence: float, between: float) -> Ratio | None:

@@ -47,7 +47,8 @@ class StepTimes:
 
     def medians(self) -> _FLOATS:
         """The median step of each stretch in seconds, shape (S,); NaN for a stretch without a step."""
-        return numpy.array([numpy.nanmedian(s) if numpy.isfinite(s).any() else math.nan for s in self.of_stretches()])
+        steps = (part.astype(float) for part in self.of_stretches())  # the mean of two large float32 is infinite
+        return numpy.array([numpy.nanmedian(part) if numpy.isfinite(part).any() else math.nan for part in steps])
 
 
 _DTYPES = {field.name: numpy.dtype("f8") for field in fields(StepTimes)} | {

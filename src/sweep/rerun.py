@@ -104,8 +104,11 @@ def _sides(pair: Pair, pythons: Sequence[str], overrides: list[str], seconds: fl
         run = runs[0]
         file = os.path.relpath(run.folder / FILE)
         record = read(run.folder)
-        config = check_config(apply_overrides(check_config(recorded_config(record, run.folder)), overrides))
-        config = check_config(for_timing(config, seconds))
+        try:
+            recorded = check_config(recorded_config(record, run.folder))
+        except UserError as error:
+            raise UserError(f"{file}: cannot be run again: {error}") from error
+        config = check_config(for_timing(check_config(apply_overrides(recorded, overrides)), seconds))
         trust.confirm(config, overrides, file, run_dir=run.folder)
         known = {key: value for key, value in record.get("choices", {}).items() if value is not None}
         memory = run.values.get("memory_peak_gib", 0.0)

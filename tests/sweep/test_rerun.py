@@ -16,6 +16,7 @@ from batchscope.records.run_record import plan
 from batchscope.sweep import fork_server
 from batchscope.sweep.rerun import rerun
 from batchscope.training.run import train
+from tests.support.synthetic_runs import write_run
 from tests.sweep.test_fork_server import ROOT, is_running
 
 SIZES = ["data.num_train=64", "data.num_val=32", "data.num_test=16", "data.batch_size=16", "trainer.accelerator=cpu"]
@@ -119,6 +120,13 @@ def test_what_a_record_alone_cannot_decide_is_refused_before_anything_runs(here)
     assert not Path("out").exists()
     rerun([a, a], Path("out"), 3, 1.0, [python(here, "a")] * 2, [f"data.root={here}/elsewhere"], quiet=True)
     assert sorted(os.listdir("out/a")) == ["0-0", "0-1", "0-2"]
+
+
+def test_a_record_that_cannot_be_run_again_is_named(here):
+    write_run(here / "synthetic", 16, 10.0)
+    with pytest.raises(UserError, match=r"^synthetic/run.json: cannot be run again: test: is missing$"):
+        rerun([Path("synthetic")] * 2, Path("out"), 3, 1.0, [sys.executable] * 2, [])
+    assert not Path("out").exists()
 
 
 @pytest.fixture
