@@ -34,7 +34,7 @@ from ..records.read import FILE, read
 from ..records.run_record import plan
 from .fork_server import JOB, ForkServer, is_supported, modules_of
 from .process import Ending, end_group, wait_for_group
-from .runner import _is_one_process
+from .runner import is_one_process
 from .turn_processes import CannotFork, TurnRun, is_suited
 from .turns import TURN_S
 
@@ -120,7 +120,7 @@ def _sides(pair: Pair, pythons: Sequence[str], overrides: list[str], seconds: fl
 def forking(sides: Sequence[Side]) -> Iterator[ForkServer | None]:
     """A server that forks the runs; None where it cannot, or where another Python runs a side: both start alike."""
     server = None
-    if is_supported() and all(s.python == sys.executable and _is_one_process(s.config) for s in sides):
+    if is_supported() and all(s.python == sys.executable and is_one_process(s.config) for s in sides):
         server = ForkServer(modules_of(side.config for side in sides))
     try:
         yield server

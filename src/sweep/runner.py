@@ -115,7 +115,7 @@ class SweepRunner:
     def forking(self, configs: list[dict[str, Any]], launcher: Mapping[str, Any]) -> Iterator[None]:
         """Fork the runs from a server that imports while this process composes the first run."""
         kept = [_has_ended(self.sweep_dir / str(number)) for number in range(self.expected)]
-        needed = any(map(_is_one_process, configs)) and (not kept or not all(kept) or any(c["search"] for c in configs))
+        needed = any(map(is_one_process, configs)) and (not kept or not all(kept) or any(c["search"] for c in configs))
         if needed and launchers.is_basic(launcher) and is_supported():
             self._server = ForkServer(modules_of(configs))
             with contextlib.suppress(ImportError):  # for the report: it takes seconds, and disturbs no run now
@@ -167,7 +167,7 @@ class SweepRunner:
 
     def _takes_turns(self, config: dict[str, Any], env_set: Mapping[str, Any]) -> bool:
         """Whether a run waits for the others; not where a searching sweeper waits for it."""
-        forked = self._server is not None and _is_one_process(config) and not env_set
+        forked = self._server is not None and is_one_process(config) and not env_set
         return forked and bool(self.labels) and turn_processes.is_suited(config)
 
     def run_in_turns(self) -> None:
@@ -230,7 +230,7 @@ class SweepRunner:
         print(f"\n— {title}{' — kept' if kept else ''}", flush=True)
         if record is None:
             started = time.monotonic()
-            server = self._server if _is_one_process(config) else None  # Lightning's other ranks are new Pythons
+            server = self._server if is_one_process(config) else None  # Lightning's other ranks are new Pythons
             record = run_in_subprocess(run_dir, trust.digest(config), server)
             self.durations.append(time.monotonic() - started)
         self._check(record, run_dir, config, kept)
@@ -318,7 +318,8 @@ class SweepRunner:
         return int(self.refused or any(status not in folder.KEPT for status in folder.statuses(self.sweep_dir)))
 
 
-def _is_one_process(config: Mapping[str, Any]) -> bool:
+def is_one_process(config: Mapping[str, Any]) -> bool:
+    """Whether a run is a single process: Lightning starts the other ranks as new Pythons."""
     trainer = config["trainer"]
     return trainer.get("num_nodes", 1) == 1 and str(trainer.get("devices", "auto")) == "1"
 
