@@ -65,6 +65,7 @@ _ON_ONE = {
     "dropout",
 }
 _ON_ONE |= {f"{name}u" for name in _ON_TWO}
+_LARGEST = 2**40
 _KINDS = ("cuda", "rocm", "mps", "tpu", "cpu")
 
 
@@ -183,8 +184,10 @@ def _work(where: str, row: Row) -> Work | None:
     def dims(*columns: str) -> tuple[int, ...]:
         values = [_number(where, row, column) for column in columns]
         for column, value in zip(columns, values, strict=True):
-            if value != round(value):
-                raise UserError(f"{where}: {column} is '{row[column]}'; it takes a whole number")
+            if value != round(value) or value > _LARGEST:
+                raise UserError(
+                    f"{where}: {column} is '{row[column]}'; it takes a whole number of at most {_LARGEST:,}"
+                )
         return tuple(round(value) for value in values)
 
     if op in _PRODUCTS:

@@ -123,6 +123,7 @@ def test_unknown_operations_are_left_out_with_a_line(tmp_path: Path) -> None:
         ("add,1024,,,,1024,one,soon", ["ms is 'soon'"]),
         ("add,1024,,,,,one,1.0", ["H is ''"]),
         ("linear,,10.5,10,10,,one,1.0", ["M is '10.5'", "whole number"]),
+        ("add,1e300,,,,1024,one,1.0", ["B is '1e300'", "at most"]),
         ("add,1024,,,,1024,four,1.0", ["'four' is not in", "devices.csv"]),
         ("add,1024,,,,1024", ["fewer values"]),
         ("add,1024,,,,1024,one,1.0,2.0", ["more values"]),
