@@ -5,9 +5,10 @@ from typing import Any
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import nn
 
 from ..hardware.calibration import Calibration, peak_flops_per_sec
-from ..hardware.datasheet import datasheet_peak
+from ..hardware.datasheet import datasheet
 from ..hardware.devices import device_name
 from ..hardware.flops import count_step
 from ..hardware.measure import find_calibration
@@ -59,3 +60,25 @@ class FlopsMeter:
         if self.datasheet_peak:
             facts["mfu_of_datasheet"] = facts["flops_per_sec"] / self.datasheet_peak
         return facts
+
+
+def datasheet_peak(
+    device_name: str,
+    precision: str | int | None = None,
+    module: nn.Module | None = None,
+    shares: Mapping[str, float] | None = None,
+) -> float | None:
+    """The dense peak in FLOP/s that the datasheet states for a training step.
+
+    Args:
+        device_name: as torch reports it.
+        precision, module, shares: as `peak_flops_per_sec` takes them. torch's switches decide between fp32 and TF32.
+
+    Returns:
+        None for an unknown card, and for a precision that it has no hardware for.
+    """
+    card = datasheet(device_name)
+    if card is None:
+        return None
+    stated = Calibration("cuda", device_name, None, "", None, matmul_flops_per_sec=card.flops_per_sec)
+    return peak_flops_per_sec(stated, precision, module, shares)

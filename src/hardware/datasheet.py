@@ -1,7 +1,8 @@
-"""What the manufacturer states of a device: the peaks that a measurement is held against.
+"""What the makers state of their devices: the peaks that a measurement is held against, and that a prediction starts from.
 
-`devices.yaml` beside this file has the cards, with the source of each. A card is known by the exact name that torch
-reports. A slice of a card (MIG), a laptop's or a renamed variant has other clocks, and so has no entry.
+`devices.yaml` beside this file has the devices, with the source of each. An NVIDIA card is known by the exact name that
+torch reports. A slice of a card (MIG), a laptop's or a renamed variant has other clocks, and so has no entry. This module
+imports no torch.
 """
 
 from collections.abc import Mapping
@@ -11,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from torch import nn
-
-from .calibration import Calibration, peak_flops_per_sec
 
 _FILE = Path(__file__).with_name("devices.yaml")
 _MAKER = "NVIDIA "  # drivers before 2021 report a card without it
@@ -21,47 +19,38 @@ _MAKER = "NVIDIA "  # drivers before 2021 report a card without it
 
 @dataclass(frozen=True)
 class Datasheet:
-    """A card as its datasheet has it. FLOP/s are those of dense products, never of sparse ones."""
+    """A device as its datasheet has it. FLOP/s are those of dense products, never of sparse ones."""
 
     names: tuple[str, ...]  # that torch reports, without `NVIDIA `
+    short: tuple[str, ...]  # for a command line
     memory_gib: float
     memory_bytes_per_sec: float
     flops_per_sec: Mapping[str, float]  # by precision: `fp32`, `tf32`, `bf16`, `fp16`, `fp64`
-    sms: int  # multiprocessors
-    tdp_w: float
     source: Mapping[str, str | int]  # the document's `name`, and the year of its edition, `date`
+    kind: str = "cuda"  # `cuda`, `rocm`, `mps`, `tpu`
+    sms: int | None = None  # multiprocessors; AMD's compute units, Apple's GPU cores
+    cores_per_sm: int | None = None  # float32 lanes
+    clock_mhz: float | None = None  # at most
+    l2_mib: float | None = None
+    tdp_w: float | None = None
 
 
 def datasheet(device_name: str) -> Datasheet | None:
-    """The facts of the card that torch reports by this name; None for every other name."""
-    return datasheets().get(device_name.removeprefix(_MAKER))
-
-
-def datasheet_peak(
-    device_name: str,
-    precision: str | int | None = None,
-    module: nn.Module | None = None,
-    shares: Mapping[str, float] | None = None,
-) -> float | None:
-    """The dense peak in FLOP/s that the datasheet states for a training step.
-
-    Args:
-        device_name: as torch reports it.
-        precision, module, shares: as `peak_flops_per_sec` takes them. torch's switches decide between fp32 and TF32.
-
-    Returns:
-        None for an unknown card, and for a precision that it has no hardware for.
-    """
-    card = datasheet(device_name)
-    if card is None:
-        return None
-    stated = Calibration("cuda", device_name, None, "", None, matmul_flops_per_sec=card.flops_per_sec)
-    return peak_flops_per_sec(stated, precision, module, shares)
+    """The facts of the NVIDIA card that torch reports by this name; None for every other name."""
+    found = datasheets().get(device_name.removeprefix(_MAKER))
+    return found if found is not None and found.kind == "cuda" else None
 
 
 @cache
 def datasheets() -> dict[str, Datasheet]:
-    """Every card, by each of its names."""
+    """Every device, by each of its names."""
     entries: list[dict[str, Any]] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
-    cards = [Datasheet(**(entry | {"names": tuple(entry["names"])})) for entry in entries]
-    return {name: card for card in cards for name in card.names}
+    lists = ("names", "short")
+    sheets = [Datasheet(**entry | {key: tuple(entry[key]) for key in lists}) for entry in entries]
+    return {name: sheet for sheet in sheets for name in sheet.names}
+
+
+@cache
+def by_short_name() -> dict[str, Datasheet]:
+    """Every device by the names that a command line takes: `t4`, `h100`, …"""
+    return {name: sheet for sheet in datasheets().values() for name in sheet.short}
