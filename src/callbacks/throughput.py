@@ -16,6 +16,7 @@ from ..distributed.gather import gather
 from ..hardware.contention import cpu_seconds, others_share
 from ..hardware.devices import cache_bytes
 from ..options.types import NonNegativeInt
+from ..records.operations import StepOperations
 from ..records.step_times import StepTimes
 from ..records.terminal import wrapped
 from ._batches import samples_in, timesteps_in
@@ -27,6 +28,7 @@ from ._measurement import Measurement
 from ._never_raise import never_raise
 from ._profiler_hook import ProfilerHook, attach_profiler_hook, detach_profiler_hook
 from ._run_summary import Seen, report, run_summary
+from ._step_operations import step_operations
 from ._step_watch import StepWatch
 from ._step_writer import write_tables
 from ._stopwatch import PARTS_OF_ACTIONS, PAUSE, PREPARING, VALIDATION, Stopwatch, clock_for
@@ -48,7 +50,8 @@ class ThroughputMonitor(Callback):
     which the host submitted the work. Manual optimisation shows the parts that it calls by Lightning's names
     (`manual_backward`, `optimizer.step()`), and the rest as forward.
 
-    After the fit `summary` has the run's cost, rates and bottleneck; the run's record has it as `throughput`.
+    After the fit `summary` has the run's cost, rates and bottleneck; the run's record has it as `throughput`. `operations` has
+    those of a step, if they were recorded.
 
     Args:
         every_n_steps: write every n-th step to the loggers; all are measured. 0 writes none, with a warning.
@@ -89,6 +92,7 @@ class ThroughputMonitor(Callback):
         self.verbose = verbose
         self.details = details
         self.summary: dict[str, Any] = {}
+        self.operations: StepOperations | None = None
         self._active = False
         self._hook: ProfilerHook | None = None
         self._devices = FollowedDevices()
@@ -120,7 +124,7 @@ class ThroughputMonitor(Callback):
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         device = trainer.strategy.root_device
-        self.summary = {}
+        self.summary, self.operations = {}, None
         self._devices = FollowedDevices(trainer)
         self._stopwatch = Stopwatch(clock_for(device), self._devices.sample)
         self._watch.attach(trainer, pl_module, cache_bytes(device), lambda: self._stopwatch.part)
@@ -299,5 +303,6 @@ class ThroughputMonitor(Callback):
             self.summary = run_summary(
                 cost | communication, trainer, measured, self._flops, self._devices.result(), seen
             )
+            self.operations = step_operations(operations, self.summary, self._flops.calibration)
             if self.verbose and trainer.is_global_zero:
                 print("\n" + "\n".join(wrapped(report(self.summary).splitlines())), flush=True)

@@ -34,6 +34,7 @@ from .access import (
     touched_bytes,
 )
 from .cache_model import CacheModel
+from .dims import dims_of
 from .flop_formulas import FORMULAS, padding_share
 from .page_faults import page_faults
 
@@ -63,9 +64,10 @@ class Operation:
         0.0  # at most moved, in whole cache lines, by those of its cold accesses that are out of order
     )
     padding_flops: float = 0.0  # of its FLOPs, those with the padding around an image, which need not be computed
+    dims: tuple[int, ...] = ()  # of each call, as dims.py has them
 
     def plus(self, other: "Operation") -> "Operation":
-        """Both together, under this one's name, part, module and dtype."""
+        """Both together, under this one's name, part, module, dtype and dims."""
         return replace(
             self,
             calls=self.calls + other.calls,
@@ -139,7 +141,7 @@ class OperationRecorder(DispatchMode):
     def operations(self) -> list[Operation]:
         """The operations of a step, alike ones added up: their work in the largest step, their calls × the median call's time.
 
-        Operations are alike if they have the same name, part, module and dtype, and a call of each does as much. The
+        Operations are alike if they have the same name, part, module, dtype and dims, and a call of each does as much. The
         median leaves out calls that other processes have interrupted. Empty after an error.
         """
         if self.error is not None or not any(self.steps):
@@ -208,8 +210,9 @@ class OperationRecorder(DispatchMode):
         dtypes = (_DTYPES.get(tensor.dtype) for tensor in (*outputs, *tensors(list(inputs.values()))))
         dtype = next(filter(None, dtypes), "other")
         padding = flops * padding_share(func, args) if flops else 0.0
+        dims = dims_of(kind.base, inputs, list(tensors(list(inputs.values()))), outputs)
         self.steps[-1].append(
-            Operation(kind.name, self._part(), module, dtype, 1, flops, moved, cold, *cost, scattered, padding)
+            Operation(kind.name, self._part(), module, dtype, 1, flops, moved, cold, *cost, scattered, padding, dims)
         )
 
     def _traffic(self, kind: _Kind, inputs: Mapping[str, Any], outputs: list[Tensor]) -> tuple[int, float, float]:
@@ -264,7 +267,8 @@ def _typical(work: Operation, calls: list[Operation]) -> Operation:
 
 
 def _alike(operation: Operation) -> tuple[Any, ...]:
-    return operation.name, operation.part, operation.module, operation.dtype, operation.flops, operation.bytes
+    where = operation.name, operation.part, operation.module, operation.dtype
+    return *where, operation.flops, operation.bytes, operation.dims
 
 
 def _kind_of(func: Any) -> _Kind:

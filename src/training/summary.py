@@ -25,6 +25,7 @@ from ..options.command_lines import evaluate_command
 from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
 from ..records.formatting import count
+from ..records.operations import write_operations
 from ..records.step_times import write_step_times
 from ..records.terminal import wrapped
 
@@ -51,14 +52,18 @@ def callback_facts(trainer: Trainer) -> dict[str, Any]:
 
 
 def write_steps(trainer: Trainer, run_dir: Path) -> None:
-    """Write the step times of a run beside its record; a warning where they cannot be written."""
+    """Write the step times and the operations of a run beside its record; a warning where they cannot be written."""
     monitors = [callback for callback in callbacks_of(trainer) if isinstance(callback, ThroughputMonitor)]
-    times = monitors[0].step_times() if monitors and trainer.is_global_zero else None
-    if times is not None:
-        try:
+    if not monitors or not trainer.is_global_zero:
+        return
+    times, operations = monitors[0].step_times(), monitors[0].operations
+    try:
+        if times is not None:
             write_step_times(run_dir, times)
-        except WriteError as error:
-            warn(str(error))
+        if operations is not None:
+            write_operations(run_dir, operations)
+    except WriteError as error:
+        warn(str(error))
 
 
 def memory_facts(trainer: Trainer) -> dict[str, Any]:
