@@ -1,0 +1,74 @@
+"""What the host takes for a step on a GPU: Python, the framework, and a launch for each operation.
+
+The host does this at the same rate for every GPU, so it bounds small models. Two parts are told apart:
+
+- what the training loop, Python and autograd take beside the operations. A CPU's run has measured it: the step without
+  its operations. It is the same code on a GPU; only the host is another.
+- what a launched operation takes below that: the dispatcher, the allocator, the library, the driver. Published values:
+  a launch of an empty kernel alone takes 2 to 4 µs (NVIDIA, Getting Started with CUDA Graphs, 2019); `x * x` on one number
+  takes about 2 µs of Python and dispatch, and an operation with a number and autograd 7 (pytorch issue 41383, 2020); an
+  addition of two tensors on an A100 takes 8 µs in all where many are issued in a row (Torch-FL pull request 27, 2026).
+
+Convolutions, batch norms and recurrent kernels also go through cuDNN: they count as so many operations, an assumption.
+"""
+
+import re
+from collections.abc import Sequence
+
+from ..errors import UserError
+from ..records.operations import OperationRow
+from .seconds import Interval
+
+# Seconds of a simple operation on the host of a GPU: dispatch and launch, without and with Python and autograd above it.
+BELOW_AUTOGRAD = Interval(3e-6, 5e-6, 9e-6)
+WHOLE_OPERATION = Interval(5e-6, 8e-6, 15e-6)
+OTHER_HOST = Interval(0.6, 1.0, 1.5)  # the time that another processor takes for the same Python, relative to this one
+HOSTS = {"fast": 5e-6, "typical": 8e-6, "slow": 15e-6}  # by name: seconds of a whole simple operation
+_NAMED = 1.25  # a named host is known up to this factor
+_THROUGH_CUDNN = 3.0  # simple operations that one of these is worth
+_CUDNN = ("conv", "batch_norm", "rnn")
+
+
+def host_of(text: str | None) -> float | None:
+    """Seconds that a named host takes for a simple operation; None where none is named.
+
+    Args:
+        text: `fast`, `typical`, `slow`, or what a simple operation takes, such as `7us`.
+
+    Raises:
+        UserError: for anything else.
+    """
+    if text is None:
+        return None
+    if text in HOSTS:
+        return HOSTS[text]
+    number = re.fullmatch(r"(\d{1,4}(?:\.\d+)?) ?(us|µs)", text.strip())
+    if number is None or not 0.5 <= float(number[1]) <= 1000:
+        raise UserError(
+            f"host: got {text!r}, takes {', '.join(HOSTS)}, or what a small operation takes on it, such as 7us"
+        )
+    return float(number[1]) * 1e-6
+
+
+def launched(rows: Sequence[OperationRow]) -> float:
+    """The launches of a step, as so many simple operations."""
+    return sum(row.calls * (_THROUGH_CUDNN if any(name in row.name for name in _CUDNN) else 1.0) for row in rows)
+
+
+def host_seconds(operations: float, beside: float | None, host: float | None) -> Interval:
+    """Seconds of a step on the host.
+
+    Args:
+        operations: as `launched` counts them.
+        beside: what the loop, Python and autograd were measured to take beside the operations; None if unknown.
+        host: seconds of a simple operation on it; None for a host like the one that measured, or an unknown one.
+    """
+    if host is not None:
+        factor = host / WHOLE_OPERATION.middle
+        loop = (beside or 0.0) * factor
+        below = BELOW_AUTOGRAD if beside is not None else WHOLE_OPERATION
+        seconds = operations * below.middle * factor + loop
+        return Interval(seconds / _NAMED, seconds, seconds * _NAMED)
+    if beside is None:
+        return WHOLE_OPERATION * operations
+    return BELOW_AUTOGRAD * operations + OTHER_HOST * beside
