@@ -1,0 +1,99 @@
+"""Sweeps as train.py would have left them: an MLP and a small CNN whose operations follow from the batch size."""
+
+import json
+from pathlib import Path
+
+from batchscope.records.operations import OperationRow, StepOperations, write_operations
+from tests.support.synthetic_runs import write_run
+
+GFLOPS, BYTES_PER_SEC = 100e9, 30e9  # of the CPU that measured
+CALIBRATION = {"matmul_flops_per_sec": {"fp32": GFLOPS}, "memory_bytes_per_sec": BYTES_PER_SEC, "launch_us": 1.5}
+LAUNCH_S = 1.5e-6
+
+
+def product(module, part, m, n, k):
+    flops, moved = 2.0 * m * n * k, 4.0 * (m * k + k * n + m * n)
+    seconds = LAUNCH_S + max(flops / GFLOPS, moved / BYTES_PER_SEC) / 0.8
+    name = "aten.addmm" if part == "forward" else "aten.mm"
+    return OperationRow(name, module, part, "fp32", (m, n, k), 1, flops, moved, moved, seconds=seconds)
+
+
+def elementwise(name, module, part, rows, columns, tensors=2):
+    moved = 4.0 * tensors * rows * columns
+    seconds = LAUNCH_S + moved / BYTES_PER_SEC
+    return OperationRow(name, module, part, "fp32", (rows, columns), 1, 0.0, moved, moved, seconds=seconds)
+
+
+def mlp(batch, width=512, layers=3):
+    """The rows of a step of an MLP."""
+    rows = []
+    for layer in range(layers):
+        module = f"model.{layer}"
+        rows += [
+            product(module, "forward", batch, width, width),
+            elementwise("aten.relu", module, "forward", batch, width),
+        ]
+    for layer in reversed(range(layers)):
+        module = f"model.{layer}"
+        rows += [elementwise("aten.threshold_backward", module, "backward", batch, width, 3)]
+        rows += [product(module, "backward", batch, width, width), product(module, "backward", width, width, batch)]
+    numbers = layers * (width * width + width)
+    moved = 28.0 * numbers
+    optimizer = OperationRow("aten._fused_adamw_", "", "optimizer", "fp32", (2 * layers, numbers), 1, 0, moved, moved)
+    return [*rows, optimizer]
+
+
+def lstm(batch, steps=64, features=32, hidden=128):
+    """The rows of a step of one LSTM layer, as oneDNN computes it."""
+    flops = 2.0 * steps * batch * 4 * hidden * (features + hidden)
+    dims, moved = (steps, batch, features, hidden), 4.0 * steps * batch * (features + hidden)
+    rows = [OperationRow("aten.mkldnn_rnn_layer", "model.lstm", "forward", "fp32", dims, 1, flops, moved, moved)]
+    backward = OperationRow(
+        "aten.mkldnn_rnn_layer_backward", "model.lstm", "backward", "fp32", dims, 1, 2 * flops, moved
+    )
+    return [*rows, backward]
+
+
+def convolution(batch):
+    """The rows of a step of one convolution and a batch norm."""
+    flops, moved = 2.0 * batch * 64 * 64 * 9 * 32 * 32, 4.0 * batch * 128 * 32 * 32
+    dims, shape = (batch, 64, 32, 32, 64, 3, 3), (batch * 64 * 32, 32)
+    return [
+        OperationRow("aten.convolution", "model.0", "forward", "fp32", dims, 1, flops, moved, moved, 0.05 * flops),
+        OperationRow("aten.native_batch_norm", "model.1", "forward", "fp32", shape, 1, 0, moved, moved),
+        OperationRow("aten.convolution_backward", "model.0", "backward", "fp32", dims, 1, 2 * flops, 2 * moved, moved),
+    ]
+
+
+def write_training(
+    folder: Path,
+    sizes=(8, 64, 512),
+    rows=mlp,
+    loop_s=1e-3,
+    device="cpu",
+    name="AMD EPYC",
+    precision="32-true",
+    memory=lambda size: {
+        "parameters": 1e6,
+        "gradients": 1e6,
+        "optimizer": 2e6,
+        "activations": 3e5 * size,
+        "rest": 1e4 * size,
+    },
+    **options,
+) -> Path:
+    """A run for each size; the folder's own run if there is one size and it is not to be a sweep."""
+    for number, size in enumerate(sizes):
+        ours = rows(size)
+        step_ms = 1e3 * (loop_s + sum(row.seconds for row in ours))
+        place = folder / str(number)
+        interval = {"step_ms_interval": [0.98 * step_ms, 1.03 * step_ms], "title": "mlp · mnist"}
+        write_run(place, size, step_ms, device=device, device_name=name, throughput=interval, **options)
+        record = json.loads((place / "run.json").read_text())
+        parts = memory(size)
+        if parts:
+            record["memory"] = {"batch_size": size, "peak_bytes": sum(parts.values()), "parts_bytes": parts}
+        (place / "run.json").write_text(json.dumps(record))
+        threads = 2 if device == "cpu" else None
+        write_operations(place, StepOperations(size, 1.0, device, name, precision, ours, threads, CALIBRATION))
+    return folder
