@@ -1,0 +1,85 @@
+"""What runs have measured: by device and batch size; and what cannot be used, in one line."""
+
+import json
+
+import pytest
+
+from batchscope.choice.measured import measured
+from batchscope.errors import UserError
+from batchscope.records.operations import FILE, StepOperations, write_operations
+from tests.choice.trainings import mlp, write_training
+from tests.support.synthetic_runs import write_run
+
+
+def test_times_and_operations_are_by_batch_size(tmp_path):
+    (found,) = measured(write_training(tmp_path))
+    assert sorted(found.seconds) == sorted(found.steps) == sorted(found.waiting) == [8, 64, 512]
+    assert found.precision == "32-true" and found.memory.fixed == 4e6
+    assert found.waiting[64] == pytest.approx(0.02 * found.seconds[64].middle)
+
+
+def test_repeated_runs_are_one_size(tmp_path):
+    write_training(tmp_path / "a")
+    write_training(tmp_path / "b", loop_s=2e-3, seed=1)
+    (found,) = measured(tmp_path)
+    assert sorted(found.seconds) == [8, 64, 512]
+    assert found.seconds[8].high - found.seconds[8].low > 1e-3
+
+
+def test_accumulated_gradients_are_divided_into_batches(tmp_path):
+    for number, size in enumerate((8, 64)):
+        place = write_run(tmp_path / str(number), size, 10.0, options={"trainer.accumulate_grad_batches": 4})
+        write_operations(place, StepOperations(size, 4.0, "cpu", "A CPU", "32-true", mlp(size), 2))
+    (found,) = measured(tmp_path)
+    assert found.seconds[8].middle == pytest.approx(2.5e-3)
+    assert found.steps[8].rows[0].calls == 0.25 and found.steps[8].batches == 1
+
+
+def test_without_a_count_activations_are_taken_from_the_traffic(tmp_path):
+    (found,) = measured(write_training(tmp_path, memory=lambda size: {"parameters": 1e6}))
+    assert not found.memory.is_counted and found.memory.at(512) > found.memory.at(8) > 1e6
+
+
+def test_a_known_gpu_has_its_datasheet_and_an_unknown_one_its_calibration(tmp_path):
+    write_training(tmp_path / "a", device="cuda", name="NVIDIA L4")
+    write_training(tmp_path / "b", device="cuda", name="NVIDIA A10G", hardware={"device_memory_gib": 22.0})
+    devices = {found.device.name: found.device for found in measured(tmp_path)}
+    assert devices["L4"].tdp_w == 72
+    assert devices["NVIDIA A10G"].memory_bytes == 22 * 2**30 and devices["NVIDIA A10G"].bytes_per_sec == 30e9
+
+
+def without_operations(folder):
+    for path in folder.rglob(FILE):
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "reason"),
+    [
+        (lambda folder: None, "no runs in"),
+        (
+            lambda folder: write_run(folder / "0", status="failed", error="ValueError"),
+            "no run in it has measured its steps",
+        ),
+        (lambda folder: write_training(folder, sizes=(64,)), "has one batch size, 64; choose needs two at least"),
+        (lambda folder: without_operations(write_training(folder)), "was measured before runs left one.*run it again"),
+        (
+            lambda folder: (write_training(folder / "a"), write_training(folder / "b", model="lstm")),
+            r"has 2 trainings \(.*\); give the folder of one",
+        ),
+        (lambda folder: (write_training(folder) / "1" / FILE).write_text("{"), "operations.json: cannot be read"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(tmp_path, prepare, reason):
+    prepare(tmp_path)
+    with pytest.raises(UserError, match=reason) as caught:
+        measured(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_several_devices_at_a_time_are_refused(tmp_path):
+    write_training(tmp_path)
+    for path in tmp_path.rglob("run.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"processes": 2}))
+    with pytest.raises(UserError, match="trained on several devices"):
+        measured(tmp_path)
