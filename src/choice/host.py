@@ -15,6 +15,7 @@ from ..errors import UserError
 from ..records.operations import OperationRow
 from ..records.values import number, table
 from .kinds import PRODUCTS, works_of
+from .measured import Measured
 from .seconds import Interval
 
 _GRAIN = 32_768  # elements that torch gives a thread at least
@@ -101,3 +102,21 @@ def _elements(row: OperationRow) -> Iterator[int]:
     if len(row.dims) == 2:
         yield row.dims[0] * row.dims[1]
     yield int(row.bytes / max(row.calls, 1e-9) / 12)  # two read, one written
+
+
+def other_threads(source: Measured, calibration: Mapping[str, Any]) -> dict[int, Interval]:
+    """The steps of a training on the same CPU with other threads, by batch size.
+
+    Args:
+        source: as it was measured with some threads.
+        calibration: of the CPU with the others.
+
+    Raises:
+        UserError: if the CPU was not measured with either.
+    """
+    target, found = Processor.of(calibration), {}
+    for size, step in source.steps.items():
+        own = Processor.of({"threads": step.threads, **step.calibration})
+        seconds, waiting = source.seconds[size].middle, source.waiting[size]
+        found[size] = predict_threads(step.rows, seconds, own, target, waiting)
+    return found
