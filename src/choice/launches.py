@@ -3,7 +3,8 @@
 The host does this at the same rate for every GPU, so it bounds small models. Two parts are told apart:
 
 - what the training loop, Python and autograd take beside the operations. A CPU's run has measured it: the step without
-  its operations. It is the same code on a GPU; only the host is another.
+  its operations. It is the same code on a GPU; only the host is another. Where operations hide it, or other processes made
+  it long, it is held between what is usual at least and at most.
 - what a launched operation takes below that: the dispatcher, the allocator, the library, the driver. Published values:
   a launch of an empty kernel alone takes 2 to 4 µs (NVIDIA, Getting Started with CUDA Graphs, 2019); `x * x` on one number
   takes about 2 µs of Python and dispatch, and an operation with a number and autograd 7 (pytorch issue 41383, 2020); an
@@ -23,6 +24,8 @@ from .seconds import Interval
 BELOW_AUTOGRAD = Interval(3e-6, 5e-6, 9e-6)
 WHOLE_OPERATION = Interval(5e-6, 8e-6, 15e-6)
 OTHER_HOST = Interval(0.6, 1.0, 1.5)  # the time that another processor takes for the same Python, relative to this one
+_LEAST_BESIDE = 4e-6  # seconds of Python and autograd for an operation
+_MOST_BESIDE = 5e-3, 50e-6  # seconds of the loop for a step, and for an operation
 HOSTS = {"fast": 5e-6, "typical": 8e-6, "slow": 15e-6}  # by name: seconds of a whole simple operation
 _NAMED = 1.25  # a named host is known up to this factor
 _THROUGH_CUDNN = 3.0  # simple operations that one of these is worth
@@ -53,6 +56,12 @@ def host_of(text: str | None) -> float | None:
 def launched(rows: Sequence[OperationRow]) -> float:
     """The launches of a step, as so many simple operations."""
     return sum(row.calls * (_THROUGH_CUDNN if any(name in row.name for name in _CUDNN) else 1.0) for row in rows)
+
+
+def beside_operations(rest: float, operations: float) -> float:
+    """Seconds of a step's loop, Python and autograd, given what was measured of a step outside of its operations."""
+    loop, each = _MOST_BESIDE
+    return min(max(rest, _LEAST_BESIDE * operations), loop + each * operations)
 
 
 def host_seconds(operations: float, beside: float | None, host: float | None) -> Interval:

@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..hardware.datasheet import by_short_name
 from .device import Device
 from .kernel_sum import Kernels, KernelSum, transfer_seconds
-from .launches import OTHER_HOST, host_of, host_seconds, launched
+from .launches import OTHER_HOST, beside_operations, host_of, host_seconds, launched
 from .measured import Measured, measured
 from .memory import largest_batch, needed, usable
 from .precision import element_of, format_of
@@ -166,8 +166,9 @@ class Workload:
     def _beside(self) -> float:
         """Seconds of a step on this CPU outside of its operations, from the smallest batch, in which these are shortest."""
         size = self.batch_sizes[0]
-        operations = sum(row.seconds for row in self._source.steps[size].rows)
-        return max(0.0, self.measured[size].middle - self._source.waiting[size] - operations)
+        rows = self._source.steps[size].rows
+        rest = self.measured[size].middle - self._source.waiting[size] - sum(row.seconds for row in rows)
+        return beside_operations(rest, launched(rows))
 
     def _correction(self, device: Device) -> float:
         """From one GPU to another: by which factor the kernels here took longer than predicted, if these limited a step."""

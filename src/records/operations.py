@@ -7,7 +7,7 @@ them in one step, which is one update of the weights.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def to_json(step: StepOperations) -> str:
 
 
 def _line(row: OperationRow, places: Mapping[str, Mapping[str, int]]) -> str:
-    values = dict(zip(_COLUMNS, astuple(row), strict=True))
+    values = {column: getattr(row, column) for column in _COLUMNS}
     values |= {column: place[values[column]] for column, place in places.items()}
     return _json([_short(value) if isinstance(value, float) else value for value in values.values()])
 

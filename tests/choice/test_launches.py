@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchscope.choice.launches import HOSTS, host_of, host_seconds, launched
+from batchscope.choice.launches import HOSTS, beside_operations, host_of, host_seconds, launched
 from batchscope.errors import UserError
 from tests.choice.trainings import convolution, mlp
 
@@ -38,3 +38,8 @@ def test_a_host_is_a_name_or_a_time(text, seconds):
 def test_another_host_is_refused_in_one_line(text):
     with pytest.raises(UserError, match="host: got .* takes fast, typical, slow, or what a small operation takes"):
         host_of(text)
+
+
+@pytest.mark.parametrize(("rest", "seconds"), [(-1.0, 4e-4), (0.0, 4e-4), (2e-3, 2e-3), (0.5, 1e-2)])
+def test_what_operations_hide_and_what_other_processes_took_is_not_the_loop(rest, seconds):
+    assert beside_operations(rest, 100) == pytest.approx(seconds)
