@@ -45,8 +45,9 @@ def datasheet(device_name: str) -> Datasheet | None:
 def datasheets() -> dict[str, Datasheet]:
     """Every device, by each of its names."""
     entries: list[dict[str, Any]] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
-    lists = ("names", "short")
-    sheets = [Datasheet(**entry | {key: tuple(entry[key]) for key in lists}) for entry in entries]
+    for entry in entries:
+        entry |= {key: tuple(entry[key]) for key in ("names", "short")}
+    sheets = [Datasheet(**entry) for entry in entries]
     return {name: sheet for sheet in sheets for name in sheet.names}
 
 

@@ -154,8 +154,9 @@ def _row(row: Any, columns: list[str], texts: Mapping[str, Any]) -> OperationRow
         if not isinstance(values[column], int) or values[column] < 0 or not isinstance(words, list):
             raise ValueError(f"a row has no {column}")
         values[column] = words[values[column]]
-    made = {key: _text(value) if key in _TEXTS else _number(value) for key, value in values.items() if key != "dims"}
-    return OperationRow(**made, dims=_dims(values["dims"]))
+    dims = _dims(values.pop("dims"))
+    made: dict[str, Any] = {key: _text(each) if key in _TEXTS else _number(each) for key, each in values.items()}
+    return OperationRow(**made, dims=dims)
 
 
 def _dims(value: Any) -> tuple[int, ...]:
