@@ -53,14 +53,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("b", type=Path, metavar="B", help="the same")
     parser.add_argument("overrides", nargs="*", metavar="option=value", help="with --rerun: changes both")
     parser.add_argument(
-        "--max-slowdown", type=fraction, default=0.05, metavar="5%", help="by which B may be slower than A (5%%)"
+        "--max-slowdown", type=fraction, default=0.05, metavar="SHARE", help="by which B may be slower than A (5%%)"
     )
     parser.add_argument(
         "--between-runs",
         type=fraction,
         default=0.05,
-        metavar="5%",
-        help="what separate runs of the same thing differ by here: a standard deviation (%(default).0%%)",
+        metavar="SHARE",
+        help="what separate runs of the same thing differ by here: a standard deviation (5%%)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     parser.add_argument("--rerun", action="store_true", help="run both again in turns, and compare these runs")

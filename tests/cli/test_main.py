@@ -48,7 +48,9 @@ def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
 def test_help_lists_every_command(words: list[str], monkeypatch, capsys) -> None:
     code, out, err = answer(monkeypatch, capsys, *words)
     assert (code, err) == (0, "")
-    assert all(f"\n  {command} " in out for command in ("train", "evaluate", "report", "hardware"))
+    assert all(
+        f"\n  {command} " in out for command in ("train", "evaluate", "report", "compare", "explain", "hardware")
+    )
 
 
 def test_the_version_is_printed(monkeypatch, capsys) -> None:
@@ -94,7 +96,7 @@ def test_a_command_gets_the_words_after_it(command: str, monkeypatch, capsys) ->
     assert err.startswith("error: ") and command not in err
 
 
-@pytest.mark.parametrize("command", ["evaluate", "report", "hardware"])
+@pytest.mark.parametrize("command", ["evaluate", "report", "compare", "explain", "hardware"])
 def test_help_names_the_command_as_the_program_does(command: str, monkeypatch, capsys) -> None:
     code, out, err = answer(monkeypatch, capsys, command, "--help")
     assert (code, err) == (0, "")
