@@ -25,7 +25,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def middle_half(values: Sequence[float]) -> str:
-    low, _, high = statistics.quantiles(values, n=4)
+    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else 3 * list(values)
     return f"{low:.3f}–{high:.3f}"
 
 

@@ -37,6 +37,7 @@ from batchscope.training.task import Task
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+WARM_UP = 20  # steps with the check and as many without, which are not counted
 EVERY_MINUTES = 5  # the default of callbacks.checkpoint
 # Some seconds of training: shuffled, with dropout, under one-cycle, and a validation in mid-epoch.
 KILLED = [
@@ -115,9 +116,9 @@ def time_checkpoints(root: str, count: int) -> dict[str, Any]:
 def time_finite(root: str, steps: int) -> dict[str, Any]:
     every_other = EveryOther()
     fit(root, steps, every_other)
-    with_it, without = (times[20:] for times in (every_other.ms[True], every_other.ms[False]))
+    with_it, without = (times[WARM_UP:] for times in (every_other.ms[True], every_other.ms[False]))
     pairs = [a / b for a, b in zip(with_it, without, strict=False)]
-    look = median(every_other.look_ms[20:])
+    look = median(every_other.look_ms[WARM_UP:])
     return {
         "look_ms": look,
         "share": look / median(without),
@@ -218,6 +219,8 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if options.steps < 2 * WARM_UP + 2:
+        parser.error(f"--steps: takes at least {2 * WARM_UP + 2}, of which {2 * WARM_UP} are left out")
     parts = {
         "checkpoint": lambda: time_checkpoints(options.root, options.checkpoints),
         "finite": lambda: time_finite(options.root, options.steps),

@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--new-pythons", action="store_true", help="also without the fork server")
     parser.add_argument("--older", help="the Python of an environment with an older version")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "bench-sweep-start")
-    parser.add_argument("options", nargs="*", help="more options of the sweep: trainer.max_time.seconds=2")
+    parser.add_argument("options", nargs="*", help="more options of the sweep: callbacks.until_known.seconds=2")
     args = parser.parse_args()
     variants = {
         "forked": [sys.executable, "-m", "batchscope.train"],

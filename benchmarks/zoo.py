@@ -90,6 +90,8 @@ def main() -> None:
         train_missing(args.root, args.names or list(COMMANDS))
     records = {name: read(RUNS / name) for name in COMMANDS if (RUNS / name / "run.json").exists()}
     finished = {name: record for name, record in records.items() if record["status"] == "finished"}
+    if not finished:
+        sys.exit(f"no finished runs in {RUNS}: start without --only-report")
     machines = {f"{r['hardware']['cpu']}, {r['hardware']['torch_threads']} threads" for r in finished.values()}
     days = sorted(r["started"][:10] for r in finished.values())
     torch = {r["versions"]["torch"] for r in finished.values()}
