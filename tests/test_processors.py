@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import PATIENCE_S
+
 TESTS = Path(__file__).parent
 DECISIVE = [
     "models/test_backends.py::test_autocast_stays_near_float32_and_has_gradients",
@@ -19,5 +21,7 @@ DECISIVE = [
 def test_models_and_calibration_run_without_the_newest_instructions(onednn, aten):
     limited = {**os.environ, "ONEDNN_MAX_CPU_ISA": onednn, "ATEN_CPU_CAPABILITY": aten}
     line = [sys.executable, "-m", "pytest", "-q", "-x", *(str(TESTS / name) for name in DECISIVE)]
-    done = subprocess.run(line, env=limited, cwd=TESTS.parent, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        line, env=limited, cwd=TESTS.parent, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

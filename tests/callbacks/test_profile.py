@@ -23,6 +23,7 @@ from batchscope.hardware.calibration import Calibration
 from batchscope.records.explanation import FILE, TRACE, Cost, Explanation
 from tests.support.runs import SMALL, run
 from tests.support.third_party_modules import Stranger, loader
+from tests.support.waiting import PATIENCE_S
 
 CALIBRATION = Calibration(
     device="cpu",
@@ -202,7 +203,7 @@ def test_by_default_a_bottleneck_can_be_clear() -> None:
 
 def test_every_rank_ends_after_the_same_update(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "tests.callbacks.test_profile", str(tmp_path)]
-    subprocess.run(line, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=600)
+    subprocess.run(line, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=PATIENCE_S)
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["9 True", "9 False"]  # 2 + 2 + 3 + 2 updates
 
 

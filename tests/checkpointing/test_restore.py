@@ -1,7 +1,6 @@
 """A run that is killed at any moment and resumed ends bit-identical to one that was never stopped."""
 
 import contextlib
-import time
 from pathlib import Path
 
 import psutil
@@ -16,6 +15,7 @@ from tests.checkpointing.support import (
     everything,
 )
 from tests.support.runs import EVERY_4, SMALL, assert_alike, kill_9, record, results, run
+from tests.support.waiting import wait_until
 
 # The record is written twice before the first step, and every atomic write flushes a file and its folder.
 # Steps 1 to 10 are the first epoch, 11 to 20 the second; every epoch has one validation of one batch.
@@ -91,10 +91,7 @@ def test_the_workers_of_a_killed_run_end_with_it(tmp_path: Path) -> None:
     done = run(tmp_path, *SMALL, "data.pipeline=workers", faults=[(STEP, 7, kill_9_beside_workers)])
     assert done.end() == -9
     assert int((tmp_path / "workers").read_text()) >= 2
-    deadline = time.monotonic() + 30
-    while left := [p for p in psutil.process_iter() if _stands_in(p, tmp_path)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    wait_until(lambda: not any(_stands_in(p, tmp_path) for p in psutil.process_iter()), "a worker outlives its run")
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 from batchscope import __main__ as program
 from batchscope import __version__
 from tests.support.runs import SMALL, record
+from tests.support.waiting import PATIENCE_S
 
 CONSOLE_SCRIPT = "import sys\nfrom batchscope.__main__ import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
 
@@ -28,7 +29,7 @@ def batchscope(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
 
 def start(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(words, cwd=cwd, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(words, cwd=cwd, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

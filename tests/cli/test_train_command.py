@@ -21,6 +21,7 @@ from batchscope.sweep.runner import SweepRunner
 from tests.support.fuzzing import budget, refused_or_fine
 from tests.support.runs import SMALL
 from tests.support.runs import run as forked
+from tests.support.waiting import PATIENCE_S
 
 TRAIN_PY = Path(__file__).resolve().parents[2] / "train.py"
 
@@ -197,7 +198,7 @@ def test_a_word_is_completed(tmp_path: Path) -> None:
 def program(*words: str, **how: Any) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, str(TRAIN_PY), *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | how
-    return subprocess.run(line, text=True, timeout=300, check=False, **pipes)
+    return subprocess.run(line, text=True, timeout=PATIENCE_S, check=False, **pipes)
 
 
 @pytest.mark.parametrize("line", ["--help", "--cfg job", "--info"])

@@ -24,6 +24,7 @@ from batchscope.data.mnist import MNIST, FashionMNIST
 from batchscope.data.sequential_mnist import SequentialMNIST
 from batchscope.data.torchvision_images import ExpectedFile, TorchvisionImages
 from batchscope.errors import UserError
+from tests.support.waiting import PATIENCE_S
 
 RAW = Path("MNIST") / "raw"
 NAMES = [Path(file).name for file in MNIST.files]
@@ -467,7 +468,7 @@ def test_four_processes_that_start_on_one_empty_folder_download_once(mirror: Mir
     together = forked.Barrier(4)
 
     def prepare() -> None:
-        together.wait(timeout=30)
+        together.wait(timeout=PATIENCE_S)
         data = MNIST(root=str(root), num_val=50)
         data.check()
         data.prepare_data()
@@ -478,7 +479,7 @@ def test_four_processes_that_start_on_one_empty_folder_download_once(mirror: Mir
     for job in jobs:
         job.start()
     for job in jobs:
-        job.join(timeout=60)
+        job.join(timeout=PATIENCE_S)
     assert [job.exitcode for job in jobs] == [0, 0, 0, 0]
     assert mirror.served == once + once
     assert left_in(root) == WHOLE

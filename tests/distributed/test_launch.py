@@ -18,6 +18,7 @@ from batchscope.hardware.devices import check_accelerator
 from batchscope.ranks import Rank, current
 from tests.support.runs import SMALL as SMALL_RUN
 from tests.support.runs import Run, ranks
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
@@ -164,7 +165,7 @@ def test_a_sweep_is_not_started_by_torchrun() -> None:
 )
 def test_the_program_says_it_and_writes_nothing(tmp_path: Path, option: str) -> None:
     line = [sys.executable, str(ROOT / "train.py"), "trainer=ddp", "trainer.accelerator=cpu", option]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error: trainer.")
     assert done.stderr.count("\n") == 1
@@ -221,7 +222,7 @@ def free_port() -> int:
 
 def the_only_record(folder: Path, processes: list[subprocess.Popen[str]]) -> dict:
     """Two ranks leave one folder, one record and one set of logs, and only rank 0 prints."""
-    said = [process.communicate(timeout=120) for process in processes]
+    said = [process.communicate(timeout=PATIENCE_S) for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes), said
     assert sum(out.count("trained  ") for out, _ in said) == sum(out.count(" parameters) on ") for out, _ in said) == 1
     (run_dir,) = (folder / "out").iterdir()
@@ -264,9 +265,9 @@ def attempt(folder: Path, number: int, store: TCPStore, faults: dict[int, list] 
 def test_processes_that_torchrun_starts_again_leave_the_failed_attempts_addresses_and_folder(tmp_path: Path) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     fails = {1: [("batchscope.training.task.Task.training_step", 3, fail)]}
-    assert 0 not in [one.end(60) for one in attempt(tmp_path / "0", 0, store, fails)]
+    assert 0 not in [one.end() for one in attempt(tmp_path / "0", 0, store, fails)]
     again = attempt(tmp_path / "1", 1, store)
-    assert [one.end(60) for one in again] == [0, 0], [one.complained for one in again]
+    assert [one.end() for one in again] == [0, 0], [one.complained for one in again]
     assert json.loads((tmp_path / "1" / "out" / "run.json").read_text())["status"] == "finished"
     assert "tested" in again[0].said
 
@@ -286,7 +287,7 @@ def test_torchrun_starts_processes_again_that_have_failed(tmp_path: Path) -> Non
     )
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
     process = start(tmp_path, [*launcher, str(program), *SMALL, "trainer.devices=2"])
-    said, complained = process.communicate(timeout=180)
+    said, complained = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, complained
     assert said.count("trained  ") == 1
     records = [json.loads((run / "run.json").read_text()) for run in sorted((tmp_path / "out").iterdir())]
@@ -296,7 +297,7 @@ def test_torchrun_starts_processes_again_that_have_failed(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_mistake_on_torchruns_command_line_is_printed_once(tmp_path: Path) -> None:
     process = torchrun(tmp_path, "trainer.devices=2", "data.batch_sise=3")
-    complained = process.communicate(timeout=60)[1]
+    complained = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode != 0
     assert complained.count("error: ") == complained.count("error: data.batch_sise: no such option") == 1
     assert not list(tmp_path.iterdir())
@@ -307,7 +308,7 @@ def test_a_rank_with_other_options_is_named(tmp_path: Path) -> None:
     port = free_port()
     options = [("optimizer.lr=0.1",), ("optimizer.lr=0.2",)]
     processes = [srun(tmp_path, task, port, "trainer.devices=2", *options[task]) for task in (0, 1)]
-    complained = [process.communicate(timeout=60)[1] for process in processes]
+    complained = [process.communicate(timeout=PATIENCE_S)[1] for process in processes]
     assert [process.returncode for process in processes] == [1, 1]
     lines = [line for text in complained for line in text.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1
@@ -328,6 +329,6 @@ def test_a_rank_with_other_data_is_named(tmp_path: Path) -> None:
     port = free_port()
     options = ["trainer.devices=2", "data=digits", "model=mlp"]
     processes = [srun(tmp_path, task, port, *options, f"data.root={other[task]}") for task in (0, 1)]
-    complained = "".join(process.communicate(timeout=60)[1] for process in processes)
+    complained = "".join(process.communicate(timeout=PATIENCE_S)[1] for process in processes)
     assert [process.returncode for process in processes] == [1, 1]
     assert complained.count("error: ") == complained.count("error: dataset.fingerprint: is ") == 1

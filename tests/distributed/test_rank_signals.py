@@ -28,7 +28,7 @@ def go_on() -> None:
 
 def end(both: list[Run]) -> list[int]:
     """Wait for both; their exit codes. Neither may print a traceback."""
-    codes = [one.end(60) for one in both]
+    codes = [one.end() for one in both]
     assert "Traceback" not in "".join(one.complained for one in both), [one.complained for one in both]
     return codes
 

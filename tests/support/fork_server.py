@@ -14,6 +14,8 @@ from collections.abc import Callable
 from multiprocessing import connection
 from typing import Any, Self
 
+from tests.support.waiting import PATIENCE_S
+
 _fork = multiprocessing.get_context("fork") if "fork" in multiprocessing.get_all_start_methods() else None
 _server: connection.Connection | None = None
 _server_pid = 0
@@ -30,7 +32,7 @@ class Forked:
     def start(cls, what: Callable[..., None], *args: Any) -> Self:
         assert _server is not None, "the fork server starts when tests have been collected"
         _server.send_bytes(pickle.dumps((what, args)))
-        return cls(_receive(None, timeout=60))
+        return cls(_receive(None, timeout=PATIENCE_S))
 
     def end(self, timeout: float) -> int:
         """Wait for the end; returns the exit code, or minus the number of the signal."""

@@ -20,6 +20,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.support.fork_server import Forked
+from tests.support.waiting import PATIENCE_S
 
 # 20 steps in 2 epochs, the last batch of each a short one; shuffled, with dropout, under one-cycle.
 SMALL = [
@@ -60,7 +61,7 @@ class Run:
         self.folder = folder
         self.process = Forked.start(_program, folder, module, overrides, list(faults), environ or {})
 
-    def end(self, timeout: float = 300) -> int:
+    def end(self, timeout: float = PATIENCE_S) -> int:
         """Wait for the end; returns the exit code, or minus the number of the signal."""
         return self.process.end(timeout)
 

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -13,6 +12,7 @@ import pytest
 
 from tests.support import fake_slurm as slurm
 from tests.support.runs import assert_alike, results
+from tests.support.waiting import PATIENCE_S, wait_until
 from tests.sweep.test_runner import ROOT, TINY, linux, process_of, record
 
 SHORT = ["trainer.max_epochs=-1,1"]  # the first of two runs is refused by its schedule
@@ -33,10 +33,7 @@ def start(cwd: Path, *options: str, **environment: str) -> subprocess.Popen[str]
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 120
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} never came"
-        time.sleep(0.05)
+    wait_until(path.exists, f"{path} never came")
 
 
 def task_of(cwd: Path, run: str) -> psutil.Process:
@@ -55,7 +52,7 @@ def assert_resumed_as_if_never_stopped(cwd: Path) -> None:
 @pytest.mark.slow
 def test_a_sweep_of_submitit_on_this_machine_ends_in_its_report_and_exit_code(tmp_path: Path, submitit: None) -> None:
     process = start(tmp_path, "hydra/launcher=submitit_local", *SHORT)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1, err
     assert out.startswith("the runs are jobs, and write their output to s/.submitit\n")
     assert "2 runs: 1 failed, 1 finished" in out
@@ -68,7 +65,7 @@ def test_a_sweep_of_submitit_on_this_machine_ends_in_its_report_and_exit_code(tm
 def test_a_preempted_run_of_submitit_resumes_by_itself_to_the_same_bits(tmp_path: Path, submitit: None) -> None:
     process = start(tmp_path, "hydra/launcher=submitit_local", *TWINS)
     task_of(tmp_path, "1").send_signal(signal.SIGUSR2)
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     assert "2 runs: 2 finished" in out
     assert_resumed_as_if_never_stopped(tmp_path)
@@ -79,7 +76,7 @@ def test_a_preempted_run_of_submitit_resumes_by_itself_to_the_same_bits(tmp_path
 def test_a_job_that_is_killed_is_one_line_and_the_other_runs_are_reported(tmp_path: Path, submitit: None) -> None:
     process = start(tmp_path, "hydra/launcher=submitit_local", *TWINS)
     task_of(tmp_path, "1").kill()
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert err.count("error: hydra/launcher: Job ") == 1
     assert "Traceback" not in err
@@ -95,7 +92,7 @@ def test_slurm_starts_a_preempted_job_again_asked_once_and_the_run_resumes(tmp_p
     task = task_of(tmp_path, "1")
     for told in (task, psutil.Process(process_of(tmp_path, "1"))):  # some clusters tell all processes of a job
         told.send_signal(signal.SIGUSR2)
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     assert "2 runs: 2 finished" in out
     assert slurm.requeued(tmp_path / "slurm") == ["1000_1"]
@@ -109,7 +106,7 @@ def test_a_job_of_slurm_trains_on_several_devices_with_processes_of_its_own(tmp_
     environment = slurm.install(tmp_path / "slurm")
     several = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "data.batch_size=4"]
     process = start(tmp_path, "hydra/launcher=submitit_slurm", *several, **environment)
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     assert "1 finished" in out
     assert record(tmp_path, "0")["throughput"]["processes"] == 2
@@ -127,10 +124,7 @@ def test_the_script_for_one_run_is_started_again_by_slurm_and_goes_on(tmp_path: 
     wait_for(run_dir / "checkpoints/last.ckpt")
     (task,) = [p for p in psutil.process_iter(["cmdline"]) if "hydra.run.dir=outputs/runs/1000" in p.info["cmdline"]]
     task.send_signal(signal.SIGUSR1)
-    deadline = time.monotonic() + 120
-    while json.loads((run_dir / "run.json").read_text())["status"] != "finished":
-        assert time.monotonic() < deadline, "the job does not end"
-        time.sleep(0.1)
+    wait_until(lambda: json.loads((run_dir / "run.json").read_text())["status"] == "finished", "the job does not end")
     assert slurm.requeued(tmp_path / "slurm") == ["1000"]
     (resumption,) = json.loads((run_dir / "run.json").read_text())["resumed"]
     assert resumption["step"] > 0
@@ -140,6 +134,6 @@ def test_the_script_for_one_run_is_started_again_by_slurm_and_goes_on(tmp_path: 
 def test_a_sweep_of_ray_ends_in_its_report_and_exit_code(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_ray_launcher")
     process = start(tmp_path, "hydra/launcher=ray", "hydra.launcher.ray.init.num_cpus=2", *SHORT)
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1, err
     assert "2 runs: 1 failed, 1 finished" in out

@@ -140,7 +140,7 @@ def test_nothing_of_a_run_is_left_when_its_group_is_ended(server: ForkServer) ->
     wait_for_group(run.pid)  # the worker's parent is this process by now, which has to wait for it
     with pytest.raises(ProcessLookupError):
         os.killpg(run.pid, 0)
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 300  # of the 600 s that the process sleeps
 
 
 def test_another_environment_gets_another_server(server: ForkServer, seen, monkeypatch) -> None:

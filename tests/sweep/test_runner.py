@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from omegaconf import OmegaConf
 
 from batchscope.records.step_times import read_step_times
 from tests.support.runs import assert_alike, results
+from tests.support.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
@@ -34,7 +34,7 @@ def start(cwd: Path, *options: str) -> subprocess.Popen:
 def sweep(cwd: Path, *options: str) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of a whole sweep."""
     process = start(cwd, *options)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=PATIENCE_S)
     return process.returncode, out, err
 
 
@@ -44,10 +44,9 @@ def record(cwd: Path, run: str) -> dict:
 
 def wait_until_trains(cwd: Path, run: str) -> int:
     """Wait for a run's first curves, and return the number of its process."""
-    deadline = time.monotonic() + 120
-    while not (process_of(cwd, run) and (cwd / "s" / run / "csv/metrics.csv").exists()):
-        assert time.monotonic() < deadline, "the run does not start"
-        time.sleep(0.1)
+    wait_until(
+        lambda: process_of(cwd, run) and (cwd / "s" / run / "csv/metrics.csv").exists(), "the run does not start"
+    )
     return process_of(cwd, run)
 
 
@@ -72,20 +71,14 @@ def test_a_killed_sweep_ends_its_run_and_resumed_keeps_what_was_finished(tmp_pat
     wait_until_trains(tmp_path, "1")
     killed.kill()
     killed.communicate()
-    deadline = time.monotonic() + 30
-    while process_of(tmp_path, "1"):
-        assert time.monotonic() < deadline, "the run outlives its sweep"
-        time.sleep(0.1)
+    wait_until(lambda: not process_of(tmp_path, "1"), "the run outlives its sweep")
     before = (tmp_path / "s/0/run.json").read_bytes()
 
     resumed = start(tmp_path, ENDLESS)
-    deadline = time.monotonic() + 60
-    while not record(tmp_path, "1").get("resumed"):
-        assert time.monotonic() < deadline, "the run is not resumed"
-        time.sleep(0.1)
+    wait_until(lambda: record(tmp_path, "1").get("resumed"), "the run is not resumed")
     assert (tmp_path / "s/0/run.json").read_bytes() == before
     resumed.terminate()  # a sweep that a signal stops reports its results
-    out, _ = resumed.communicate(timeout=120)
+    out, _ = resumed.communicate(timeout=PATIENCE_S)
     assert resumed.returncode == 143
     assert re.search(r"— run 1 of 2: trainer.max_epochs=1 — kept", out), out
     assert re.search(r"— run 2 of 2: trainer.max_epochs=1000000$", out, re.MULTILINE), out
@@ -161,7 +154,7 @@ def test_a_signal_ends_a_sweep_with_its_exit_code_and_its_report(
     process = start(tmp_path, ENDLESS)
     wait_until_trains(tmp_path, "1")
     process.send_signal(number)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code
     assert record(tmp_path, "1")["error"].endswith(f"stopped by {number.name}")
     assert "Traceback" not in err
@@ -175,7 +168,7 @@ def test_a_second_sweep_in_the_same_folder_is_refused_while_the_first_runs(tmp_p
     wait_until_trains(tmp_path, "1")
     code, _, err = sweep(tmp_path, ENDLESS)
     process.terminate()
-    process.communicate(timeout=120)
+    process.communicate(timeout=PATIENCE_S)
     assert code == 1
     assert err == "error: hydra.sweep.dir: a sweep is being run in s right now\n"
 
@@ -215,7 +208,7 @@ def test_the_peak_memory_of_a_small_run_after_a_large_one_is_that_of_the_small_r
 def test_a_run_that_the_system_kills_is_a_row_and_the_others_go_on(tmp_path: Path) -> None:
     process = start(tmp_path, "trainer.max_epochs=1000000,1")
     os.kill(wait_until_trains(tmp_path, "0"), signal.SIGKILL)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert "killed: killed by SIGKILL" in err
     assert "2 runs: 1 killed, 1 finished" in out

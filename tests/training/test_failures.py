@@ -19,6 +19,7 @@ from batchscope.hardware.calibration import Calibration
 from batchscope.training import failures as ending
 from batchscope.training.failures import explain_failures
 from tests.support.runs import EVERY_4, SMALL, last, record, results, run
+from tests.support.waiting import PATIENCE_S
 
 OUT = "hydra.run.dir=out"
 STEP = "batchscope.training.task.Task.training_step"
@@ -182,7 +183,9 @@ def test_out_of_memory_in_a_process_that_is_not_the_first_is_how_the_run_ended(t
     program.write_text(OUT_OF_MEMORY_IN_THE_SECOND)
     line = [sys.executable, str(program), *SMALL, OUT, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        line, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode != 0
     assert record(tmp_path / "out")["status"] == "out_of_memory"
     assert record(tmp_path / "out")["error"].startswith("out of memory with data.batch_size=8 on cpu: ")
