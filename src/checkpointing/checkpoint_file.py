@@ -96,7 +96,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             batchscope.
     """
     if not path.is_file():
-        raise UserError(f"ckpt: got '{path}', which is not a file{_what_else(path)}")
+        raise UserError(f"ckpt: got '{path}', which is not a file")
     try:
         data = path.read_bytes()
         _verify(data, path)
@@ -112,15 +112,6 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if isinstance(old := checkpoint.pop("position", None), dict):
         checkpoint["loop_state"] = {_RENAMED.get(key, key): value for key, value in old.items()}
     return checkpoint
-
-
-def _what_else(path: Path) -> str:
-    """What the user may have meant by a path that is not a file."""
-    for own in (path / "checkpoints" / "best.ckpt", path / "best.ckpt"):
-        if own.is_file():
-            return f"; write ckpt={own}"
-    near = sorted(path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
-    return f"; in that folder: {', '.join(p.name for p in near)}" if near else ""
 
 
 def _is_ours(checkpoint: Any) -> bool:

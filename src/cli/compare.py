@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_parser("compare", __doc__)
     parser.add_argument("a", type=Path, metavar="A", help="folder of a run, a sweep, or repeated runs")
     parser.add_argument("b", type=Path, metavar="B", help="the same")
-    parser.add_argument("overrides", nargs="*", metavar="option=value", help="with --rerun: changes both")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="option=value", help="with --rerun: changes both")
     parser.add_argument(
         "--max-slowdown", type=fraction, default=0.05, metavar="SHARE", help="by which B may be slower than A (5%%)"
     )

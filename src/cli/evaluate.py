@@ -47,6 +47,8 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
     Raises:
         UserError: for a checkpoint that cannot be read or does not fit the model, and for a wrong option.
     """
+    if not path.is_file():
+        raise UserError(f"ckpt: got '{path}', which is not a file{_nearby(path)}")
     from ..checkpointing.checkpoint_file import load_checkpoint  # torch takes seconds to import
 
     checkpoint = load_checkpoint(path)
@@ -59,6 +61,15 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
     config = check_config(apply_overrides(recorded, overrides))
     trust.confirm(config, overrides, str(path), run_dir=None)
     return _test(config, checkpoint["state_dict"], name, path)
+
+
+def _nearby(path: Path) -> str:
+    """The checkpoints that a path which is no file may stand for."""
+    for best in (path / "checkpoints" / "best.ckpt", path / "best.ckpt"):
+        if best.is_file():
+            return f"; write ckpt={best}"
+    near = sorted(path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
+    return f"; in that folder: {', '.join(p.name for p in near)}" if near else ""
 
 
 def _test(config: dict[str, Any], weights: Any, name: str, path: Path) -> tuple[str, Any]:

@@ -108,10 +108,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    number = int(text)  # argparse has words for a ValueError
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"got {number}, takes a number of at least 1")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"takes a whole number of at least 1, got {text!r}")
+    return int(text)
 
 
 def _task(args: argparse.Namespace) -> _Task:
