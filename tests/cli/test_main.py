@@ -76,8 +76,17 @@ def test_an_unknown_command_is_one_line_and_exit_code_2(words: list[str], said: 
     assert answer(monkeypatch, capsys, *words) == (2, "", f"error: {said}\n")
 
 
-def test_a_wrong_option_is_answered_before_torch_is_imported(batchscope: list[str], tmp_path: Path) -> None:
-    words = [*batchscope, "train", "modle=cnn"]
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        ("train modle=cnn", "modle: no such option."),
+        ("evaluate ckpt=nope.ckpt", "ckpt: got 'nope.ckpt', which is not a file"),
+    ],
+)
+def test_a_mistake_is_answered_before_torch_is_imported(
+    mistake: str, said: str, batchscope: list[str], tmp_path: Path
+) -> None:
+    words = [*batchscope, *mistake.split()]
     if len(batchscope) == 1:  # the script's first line names the interpreter
         words = [sys.executable, "-X", "importtime", *words]
     else:
@@ -85,7 +94,7 @@ def test_a_wrong_option_is_answered_before_torch_is_imported(batchscope: list[st
     done = start(words, tmp_path)
     lines = done.stderr.splitlines()
     assert done.returncode == 1
-    assert any(line.startswith("error: modle: no such option.") for line in lines)
+    assert any(line.startswith(f"error: {said}") for line in lines)
     assert not any(line.endswith(" torch") for line in lines)
     assert {path.name for path in tmp_path.iterdir()} <= {"bin"}
 
