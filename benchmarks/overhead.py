@@ -18,7 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import lightning
 import torch
@@ -64,9 +68,16 @@ def framework_epoch(root: str) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
         overrides = [f"data.root={root}", "trainer.max_epochs=1", "test=false", f"run_dir={folder}"]
         config = check_command_line(overrides, multirun=False)[0]
-        config["callbacks"]["clock"] = {"_target_": f"{__name__}.EpochClock"}
-        program.train(config, Path(folder), {"model": "cnn", "data": "mnist"}, overrides)
+        clocked = partial(_with_clock, program.build_trainer)
+        with mock.patch.object(program, "build_trainer", clocked):  # a config builds callbacks of packages only
+            program.train(config, Path(folder), {"model": "cnn", "data": "mnist"}, overrides)
     return EpochClock.seconds
+
+
+def _with_clock(build_trainer: Callable[..., lightning.Trainer], *parts: Any) -> lightning.Trainer:
+    trainer = build_trainer(*parts)
+    trainer.callbacks.append(EpochClock())
+    return trainer
 
 
 def hand_written_epoch(root: str, tuned: bool, memory_kept: bool) -> tuple[float, float]:
