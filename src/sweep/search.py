@@ -114,5 +114,5 @@ def recommended_in(folder: Path) -> int | None:
     with suppress(UserError):  # no record can be read
         groups = find([folder]).groups
         found = recommend(Analysis(max(groups, key=lambda group: len(group.sizes))))
-        return found and found.batch_size
+        return found.batch_size if found else None
     return None

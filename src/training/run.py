@@ -13,7 +13,7 @@ import lightning
 import torch
 from torch import nn
 
-from .._lightning import is_fast_dev_run
+from .._lightning import callbacks_of, is_fast_dev_run
 from ..callbacks._turns import seconds_waited, turns_of
 from ..callbacks.learning_rate import LearningRateWatch
 from ..checkpointing.graceful_shutdown import GracefulShutdown
@@ -173,7 +173,7 @@ class _Run:
             checkpoint = self.resume_point.path
         started = time.perf_counter()
         self.trainer.fit(self.task, datamodule=self.data, ckpt_path=checkpoint, weights_only=True)
-        waited_s = seconds_waited(self.trainer.callbacks)
+        waited_s = seconds_waited(callbacks_of(self.trainer))
         facts = {
             "fit_seconds": round(time.perf_counter() - started - waited_s, 3),
             "waiting_seconds": round(waited_s, 3) or None,  # for the turns of other runs
