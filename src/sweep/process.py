@@ -41,19 +41,22 @@ def exit_on_signals() -> None:
         signal.signal(number, leave)
 
 
-def run_in_subprocess(run_dir: Path, digest: str, server: ForkServer | None = None) -> dict[str, Any]:
+def run_in_subprocess(
+    run_dir: Path, digest: str, server: ForkServer | None = None, output: tuple[int, int] = (1, 2)
+) -> dict[str, Any]:
     """Do the run that a folder's record plans, and return its record, which always says how the run ended.
 
     Args:
         run_dir: the run's.
         digest: of the configuration that was checked for it (see trust.py).
         server: forks the run; without one the run is a new Python.
+        output: descriptors of the run's standard output and standard error.
 
     Raises:
         SystemExit: once the run has ended, if a signal has asked this process to stop meanwhile.
     """
     ending, process = Ending(run_dir), _RunProcess()
-    ending.record(process.run([digest, str(run_dir)], server), process.stopped_by)
+    ending.record(process.run([digest, str(run_dir)], server, output), process.stopped_by)
     if process.stopped_by is not None:
         raise SystemExit(128 + process.stopped_by)
     return read(run_dir)
@@ -85,10 +88,10 @@ class _RunProcess:
         self._process: subprocess.Popen[bytes] | ForkedRun | None = None
         self._terminals = terminal_streams()
 
-    def run(self, words: list[str], server: ForkServer | None) -> int:
+    def run(self, words: list[str], server: ForkServer | None, output: tuple[int, int]) -> int:
         """Start the process and wait for its end; its exit code, or minus the number of a signal."""
         with self._forwarded_signals():
-            self._process = started = (server.fork(words) if server else None) or _new_python(words)
+            self._process = started = (server.fork(words, output) if server else None) or _new_python(words, output)
             try:
                 return started.wait()
             finally:
@@ -145,13 +148,16 @@ class _RunProcess:
         handler(number, frame)
 
 
-def _new_python(words: list[str]) -> subprocess.Popen[bytes]:
+def _new_python(words: list[str], output: tuple[int, int]) -> subprocess.Popen[bytes]:
     """The process of a run.
 
     The pipe closes when this process ends in any way, which stops the run (see job.py). A new session keeps the
     terminal's Ctrl-C from the run, and makes a group of the run and all that it starts.
     """
-    return subprocess.Popen([sys.executable, "-m", JOB, *words], stdin=subprocess.PIPE, start_new_session=True)
+    command, streams = [sys.executable, "-m", JOB, *words], (None, None) if output == (1, 2) else output
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=streams[0], stderr=streams[1], start_new_session=True
+    )
 
 
 def _how_it_ended(stopped_by: int | None, code: int, out_of_memory: bool) -> tuple[Status, str]:

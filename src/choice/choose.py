@@ -1,0 +1,202 @@
+"""The answer to `batchscope choose`: rows, one recommendation, and the checks of devices that were measured."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..records.formatting import count
+from ..records.terminal import columns, wrapped
+from . import table
+from .recommend import Recommendation, pays_from, recommend
+from .rows import Check, LeftOut, Question, Row, Target, checks, rows
+from .seconds import Interval
+from .words import listed, one_time, time
+
+if TYPE_CHECKING:
+    from .step import Workload
+
+SCHEMA = 1  # of the JSON document
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What `batchscope choose` says."""
+
+    title: str
+    question: Question
+    train_samples: int
+    measured: list[tuple[str, str, list[int]]]  # each device that is here: its label, its name, its batch sizes
+    rows: list[Row]
+    left_out: list[LeftOut]
+    recommendation: Recommendation
+    pays: list[str]
+    checks: list[Check]
+    notes: list[str]
+
+    def text(self, width: int | None = None) -> str:
+        """Everything for a terminal of so many columns, its own width by default."""
+        width = width or columns()
+        lines = wrapped(self._head(), width)
+        lines += ["", *table.to_text(self.rows, self.question, width)]
+        lines += [
+            "",
+            *wrapped(filter(None, [" ".join(self.recommendation.lines), " ".join(self.pays)]), width, indent=0),
+        ]
+        if self.left_out or self.notes:
+            lines += ["", *wrapped([*table.left_out_lines(self.left_out), *self.notes], width)]
+        if self.checks:
+            lines += ["", *wrapped(list(self._check_lines()), width)]
+        return "\n".join(lines)
+
+    def markdown(self) -> str:
+        """The same as a page, with the whole table and the plot."""
+        parts = [
+            f"# Which device for {self.title}",
+            "\n".join(self._head()[1:]),
+            "\n".join(table.to_markdown(self.rows, self.question)),
+            " ".join([*self.recommendation.lines, *self.pays]),
+            "![Time to train on each device](choice.png)",
+        ]
+        remarks = [*table.left_out_lines(self.left_out), *self.notes, *self._check_lines()]
+        return "\n\n".join([*parts, *(["\n".join(f"- {line}" for line in remarks)] if remarks else [])]) + "\n"
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything in plain containers: seconds, bytes, joules; an interval is `[low, middle, high]`."""
+        question = self.question
+        return {
+            "schema": SCHEMA,
+            "title": self.title,
+            "epochs": question.epochs,
+            "train_samples": self.train_samples,
+            "deadline_s": question.deadline,
+            "budget": question.budget,
+            "currency": question.prices.currency or None,
+            "prices_per_hour": dict(question.prices.per_hour),
+            "prices_source": question.prices.source or None,
+            "start_up_s": question.start_up,
+            "precision": question.precision,
+            "host": question.host,
+            "confidence": 0.8,
+            "measured": [
+                {"label": label, "device": name, "batch_sizes": sizes} for label, name, sizes in self.measured
+            ],
+            "devices": [_row_as_json(row) for row in self.rows],
+            "left_out": [{"label": one.label, "reason": one.reason} for one in self.left_out],
+            "recommended": self.recommendation.label,
+            "too_close_to_call": self.recommendation.too_close,
+            "recommendation": " ".join([*self.recommendation.lines, *self.pays]),
+            "checks": [_check_as_json(check) for check in self.checks],
+            "notes": self.notes,
+        }
+
+    def _head(self) -> list[str]:
+        """The training, where it was measured, and what is assumed."""
+        question = self.question
+        here = listed([f"{label} ({name})" for label, name, _ in self.measured])
+        sizes = sorted({size for _, _, found in self.measured for size in found})
+        epochs = f"{count(question.epochs, 'epoch')} of {self.train_samples:,} samples"
+        assumed = [f"{epochs}{f' ({question.epochs_from})' if question.epochs_from else ''}, training steps alone"]
+        if any(row.start_up for row in self.rows):
+            assumed.append(f"{one_time(question.start_up)} to start a device that is not here (--start-up)")
+        lines = [self.title, f"measured on {here} at batch sizes {', '.join(f'{size:,}' for size in sizes)}"]
+        lines.append(f"assumed: {'; '.join(assumed)}; intervals hold 80 %")
+        if question.prices.source:
+            lines.append(f"prices: {question.prices.source}")
+        return lines
+
+    def _check_lines(self) -> Iterator[str]:
+        """Each prediction of a device that was measured too."""
+        for check in self.checks:
+            bound = check.predicted.how.startswith("bound")
+            said = f"{time(check.predicted.seconds, bound)} {'at best' if bound else 'predicted'} from {check.source}"
+            verdict = "holds" if check.holds else "does not hold"
+            yield (
+                f"check: {check.label} at batch {check.batch_size:,}: {said}, "
+                f"{time(check.measured, count=table.MEASURED_DIGITS)} measured: it {verdict}"
+            )
+
+
+def choose(
+    workloads: Sequence[tuple[str, "Workload"]],
+    targets: Sequence[Target],
+    question: Question,
+    notes: Sequence[str] = (),
+) -> Choice:
+    """Compare devices for one training.
+
+    Args:
+        workloads: the training as it was measured on each device that is here, with the device's label.
+        targets: the devices on paper to compare with.
+        question: what is asked and assumed.
+        notes: further lines for the reader.
+
+    Raises:
+        UserError: if a step cannot be predicted at all.
+    """
+    found, left_out = rows(workloads, targets, question)
+    first = workloads[0][1]
+    return Choice(
+        title=first.title,
+        question=question,
+        train_samples=first.train_samples,
+        measured=[(label, one.device.name, sorted(one.batch_sizes)) for label, one in workloads],
+        rows=found,
+        left_out=left_out,
+        recommendation=recommend(found, question),
+        pays=pays_from(found, workloads, question),
+        checks=checks(workloads, question),
+        notes=[*notes, *_rising(found, workloads, question)],
+    )
+
+
+def _rising(rows: Sequence[Row], workloads: Sequence[tuple[str, "Workload"]], question: Question) -> list[str]:
+    """The devices whose best batch size is the largest that was measured, and which would hold a larger one."""
+    most = max(size for _, workload in workloads for size in workload.batch_sizes)
+    found = [row.label for row in rows if row.batch_size == most < row.largest]
+    if question.batch_size is not None or not found:
+        return []
+    return [
+        f"{listed(found)}: {most:,} is the largest batch size measured, and a larger one may be faster; "
+        f"--batch-size {4 * most} asks for one, and a larger batch may need more epochs"
+    ]
+
+
+def _row_as_json(row: Row) -> dict[str, Any]:
+    return {
+        "label": row.label,
+        "device": row.device.name,
+        "here": row.here,
+        "known": row.step.how,
+        "bound": row.is_bound,
+        "batch_size": row.batch_size,
+        "largest_batch_size": row.largest,
+        "step_s": _ends(row.step.seconds, row.is_bound),
+        "samples_per_sec": _ends(row.samples_per_sec, row.is_bound, above=True),
+        "epoch_s": _ends(row.epoch, row.is_bound),
+        "training_s": _ends(row.training, row.is_bound),
+        "start_up_s": row.start_up,
+        "energy_at_most_j": row.joules,
+        "cost": None if row.cost is None else _ends(row.cost, row.is_bound),
+        "memory_bytes": _ends(row.step.memory_bytes, False),
+        "memory_total_bytes": row.device.memory_bytes,
+        "limit": row.step.limit,
+    }
+
+
+def _ends(interval: Interval, bound: bool, above: bool = False) -> list[float | None]:
+    """`[low, middle, high]`; of a bound only the end that holds."""
+    if bound:
+        return [None, None, interval.high] if above else [interval.low, None, None]
+    return [interval.low, interval.middle, interval.high]
+
+
+def _check_as_json(check: Check) -> dict[str, Any]:
+    return {
+        "label": check.label,
+        "predicted_from": check.source,
+        "batch_size": check.batch_size,
+        "known": check.predicted.how,
+        "step_s": _ends(check.predicted.seconds, check.predicted.how.startswith("bound")),
+        "measured_s": _ends(check.measured, False),
+        "holds": check.holds,
+    }

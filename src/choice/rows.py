@@ -1,0 +1,186 @@
+"""What a training would take on each device: time, energy and money, at the batch size that suits the device."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..errors import UserError
+from ..records.formatting import memory
+from .device import Device
+from .money import Prices
+from .seconds import Interval, exactly
+
+if TYPE_CHECKING:
+    from .step import StepPrediction, Workload
+
+NEAR = 0.95  # of the best rate: the smallest batch that reaches it is taken
+START_UP_S = 300.0  # of a device that is not here: a machine is rented, boots, and gets the environment and the data
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the user wants to know, and what is assumed."""
+
+    epochs: int
+    epochs_from: str = ""  # where the number comes from, for the table
+    deadline: float | None = None  # seconds
+    budget: float | None = None  # in the prices' currency
+    prices: Prices = field(default_factory=lambda: Prices({}))
+    start_up: float = START_UP_S
+    batch_size: int | None = None  # the same for every device; None: each device has its own
+    host: str | None = None  # the processor beside a GPU
+    precision: str | None = None  # None: the precision that was measured
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device in question. Its label is what the user calls it: `cpu`, `t4`."""
+
+    label: str
+    device: Device
+
+
+@dataclass(frozen=True)
+class Row:
+    """A device, and what the training takes on it. Seconds are of training steps, without validation."""
+
+    label: str
+    device: Device
+    here: bool
+    batch_size: int
+    largest: int  # batch size that the memory holds
+    step: "StepPrediction"
+    epoch: Interval
+    training: Interval  # all epochs, and the start-up
+    start_up: float
+    joules: float | None  # of all epochs, at most: at the highest power limit
+    cost: Interval | None  # None: no price is known
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the times are what the device takes at best; then only the low ends say something."""
+        return self.step.how.startswith("bound")
+
+    @property
+    def how(self) -> str:
+        """`measured`, `predicted` or `bound`."""
+        return self.step.how.split()[0].rstrip(":")
+
+    @property
+    def samples_per_sec(self) -> Interval:
+        """The rate of whole batches."""
+        step = self.step.seconds
+        return Interval(self.batch_size / step.high, self.batch_size / step.middle, self.batch_size / step.low)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A device without a row, and why."""
+
+    label: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """A device that was measured, predicted from another one that was."""
+
+    label: str
+    source: str
+    batch_size: int
+    predicted: "StepPrediction"
+    measured: Interval
+
+    @property
+    def holds(self) -> bool:
+        """Whether the measured step lies in the predicted interval; a bound holds where the step is not shorter."""
+        times = self.predicted.seconds
+        below = self.predicted.how.startswith("bound") or self.measured.middle <= times.high
+        return times.low <= self.measured.middle and below
+
+
+def rows(
+    workloads: Sequence[tuple[str, "Workload"]], targets: Sequence[Target], question: Question
+) -> tuple[list[Row], list[LeftOut]]:
+    """A row for each device that was measured and for each target, the fastest first; and the devices without one.
+
+    Args:
+        workloads: the same training as it was measured on each device that is here, with the device's label.
+        targets: devices on paper. One that is here is measured, and has no second row.
+        question: the batch size, the prices and so on.
+    """
+    measured = {workload.device.name for _, workload in workloads}
+    asked = [Target(label, workload.device) for label, workload in workloads]
+    asked += [target for target in targets if target.device.name not in measured]
+    found: list[Row] = []
+    left_out: list[LeftOut] = []
+    for target in asked:
+        try:
+            found.append(_row(workloads, target, question, target.device.name in measured))
+        except UserError as error:
+            left_out.append(LeftOut(target.label, str(error)))
+    return sorted(found, key=lambda row: (row.is_bound, row.training.middle)), left_out
+
+
+def checks(workloads: Sequence[tuple[str, "Workload"]], question: Question) -> list[Check]:
+    """Each measured device at each batch size, predicted from each other one."""
+    found = []
+    for label, target in workloads:
+        for source, workload in workloads:
+            if workload is not target:
+                for size, seconds in sorted(target.measured.items()):
+                    predicted = workload.on(target.device, size, host=question.host)
+                    found.append(Check(label, source, size, predicted, seconds))
+    return found
+
+
+def step_on(
+    workloads: Sequence[tuple[str, "Workload"]], device: Device, size: int, question: Question
+) -> "StepPrediction":
+    """A step as it was measured on the device; or predicted from the workload that knows it best."""
+    options = {"host": question.host, "precision": question.precision}
+    own = [workload for _, workload in workloads if workload.device.name == device.name]
+    if own:
+        return own[0].on(device, size, **options)
+    found = [workload.on(device, size, **options) for _, workload in workloads]
+    return min(found, key=lambda step: (step.how.startswith("bound"), step.seconds.high / step.seconds.low))
+
+
+def _row(workloads: Sequence[tuple[str, "Workload"]], target: Target, question: Question, here: bool) -> Row:
+    first = workloads[0][1]
+    largest = first.largest_batch_size(target.device)
+    size = _batch_size(workloads, target.device, question, largest)
+    step = step_on(workloads, target.device, size, question)
+    if not step.fits:
+        needed, there = memory(step.memory_bytes.middle), memory(target.device.memory_bytes)
+        raise UserError(f"needs {needed} at batch size {size:,}, and has {there}")
+    start_up = 0.0 if here else question.start_up
+    epoch = step.seconds * math.ceil(first.train_samples / size)
+    steps = epoch * question.epochs
+    training = steps + exactly(start_up)
+    price, watts = question.prices.per_hour.get(target.label), target.device.tdp_w
+    return Row(
+        label=target.label,
+        device=target.device,
+        here=here,
+        batch_size=size,
+        largest=largest,
+        step=step,
+        epoch=epoch,
+        training=training,
+        start_up=start_up,
+        joules=steps.high * watts if watts and not step.how.startswith("bound") else None,
+        cost=None if price is None else training * (price / 3600),
+    )
+
+
+def _batch_size(workloads: Sequence[tuple[str, "Workload"]], device: Device, question: Question, largest: int) -> int:
+    """The size that was asked for; or the smallest measured one whose rate is near the best of them."""
+    if question.batch_size is not None:
+        return question.batch_size
+    sizes = sorted({size for _, workload in workloads for size in workload.batch_sizes})
+    own = [workload for _, workload in workloads if workload.device.name == device.name]
+    sizes = [size for size in (own[0].batch_sizes if own else sizes) if size <= largest] or sizes[:1]
+    rates = {size: size / step_on(workloads, device, size, question).seconds.middle for size in sizes}
+    return next(size for size in sorted(rates) if rates[size] >= NEAR * max(rates.values()))

@@ -1,0 +1,159 @@
+"""A short measurement of one training at a few batch sizes, on each device that is here, for `batchscope choose`.
+
+Each size is a timed run as of experiment=throughput, in a process of its own. What the runs print goes into a log file.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..files import LOCK, new_folder, why
+from ..options import trust
+from ..options.compose import check_command_line
+from ..options.groups import CONFIGS, load
+from ..options.overrides import as_override, parse, text_of
+from ..records.formatting import duration
+from ..records.read import FILE
+from ..records.run_record import plan
+from .fork_server import ForkServer, is_supported, modules_of
+from .process import run_in_subprocess
+
+BATCH_SIZE = "data.batch_size"
+SIZES = (8, 32, 128, 512)
+SECONDS_A_RUN = 4.0  # of measured steps, at most
+SECONDS_A_DEVICE = 60.0  # no further size is begun if it would end later
+_STEPS_AT_LEAST = 15  # of a run: warm-up, recorded operations, and six measured ones
+_START_S = 4.0  # of a run, without its steps
+_LOG = "log.txt"
+_ACCELERATORS = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}
+
+
+def own_sizes(overrides: Sequence[str]) -> tuple[list[str], list[int]]:
+    """The options without `data.batch_size=…`, and the sizes that it lists; none where it is left out.
+
+    Raises:
+        UserError: for a single size, and for what is no list of sizes.
+    """
+    rest, sizes = [], []
+    for one in parse(list(overrides)):
+        if one.key_or_group != BATCH_SIZE:
+            rest.append(text_of(one))
+            continue
+        value = one.value()
+        values = list(one.sweep_iterator()) if one.is_sweep_override() else [value]
+        found = [int(text) for text in map(str, values) if text.isdecimal() and int(text) > 0]
+        if len(found) != len(values) or len(set(found)) < 2:
+            raise UserError(
+                f"{BATCH_SIZE}: choose needs several sizes, to tell what a step costs from what a sample costs; write "
+                f"{BATCH_SIZE}=32,128, or leave it out"
+            )
+        sizes = sorted(set(found))
+    return rest, sizes
+
+
+def timed(overrides: Sequence[str]) -> list[str]:
+    """The options of a timed run: experiment=throughput on top of the experiment that the user names."""
+    experiments = [one for one in parse(list(overrides)) if one.key_or_group == "experiment"]
+    names = [str(one.value()).strip("[]") for one in experiments if one.value()]
+    kept = [text_of(one) for one in parse(list(overrides)) if one not in experiments]
+    experiment = f"experiment=[{','.join([*names, 'throughput'])}]" if names else "experiment=throughput"
+    short = [f"callbacks.until_known.seconds={SECONDS_A_RUN}", "logger=[]", "callbacks.progress=null"]
+    return [experiment, *short, *kept]
+
+
+def measure(
+    overrides: Sequence[str],
+    sizes: Sequence[int],
+    kinds: Sequence[str],
+    folder: Path,
+    say: Callable[[str], None],
+    config_dir: str | None = None,
+) -> list[Path]:
+    """Measure a training; returns a folder of runs for each kind of device.
+
+    Args:
+        overrides: options of the training, without the batch size.
+        sizes: batch sizes that the user asks for, all of which are measured; empty for `SIZES` as far as there is time.
+        kinds: `cpu`, `cuda`, `mps`.
+        folder: is written to.
+        say: prints a line of progress.
+        config_dir: as of --config-dir.
+
+    Raises:
+        UserError: if a run fails, or fewer than two sizes fit.
+    """
+    try:
+        folder = new_folder(folder)
+        (folder / LOCK).unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {why(error)}") from error
+    found = []
+    for kind in kinds:
+        place, began = folder / kind, time.monotonic()
+        config = _config(overrides, kind, (sizes or SIZES)[0], place / "0", config_dir)
+        with _server(config) as server, (folder / _LOG).open("ab") as log:
+            done, fitted = 0.0, 0
+            for number, size in enumerate(sizes or SIZES):
+                left = SECONDS_A_DEVICE - (time.monotonic() - began)
+                if not sizes and fitted >= 2 and 4 * _STEPS_AT_LEAST * done + _START_S > left:
+                    say(f"{kind}: batch size {size} would take too long")
+                    break
+                say(f"{kind}: measuring batch size {size}")
+                config = _config(overrides, kind, size, place / str(number), config_dir)
+                seconds = _run(config, overrides, size, place / str(number), server, log.fileno())
+                if seconds is None:
+                    say(f"{kind}: batch size {size} does not fit into memory")
+                    break
+                done, fitted = seconds, fitted + 1
+                say(f"{kind}: {duration(seconds)} a step of {size}")
+            if fitted < 2:
+                raise UserError(f"choose: fewer than two batch sizes fit on {kind}; write smaller ones: {BATCH_SIZE}=1,4")
+        found.append(place)
+    return found
+
+
+def _config(
+    overrides: Sequence[str], kind: str, size: int, run_dir: Path, config_dir: str | None
+) -> dict[str, Any]:
+    words = [*timed(overrides), f"{BATCH_SIZE}={size}", f"trainer.accelerator={_ACCELERATORS[kind]}"]
+    return check_command_line(words, False, config_dir, run_dir=os.path.relpath(run_dir))[0]
+
+
+@contextlib.contextmanager
+def _server(config: dict[str, Any]) -> Iterator[ForkServer | None]:
+    """The process that runs are forked from, so that torch is imported once; None where the system does not offer it."""
+    server = ForkServer(modules_of([config])) if is_supported() else None
+    try:
+        yield server
+    finally:
+        if server is not None:
+            server.close()
+
+
+def _run(
+    config: dict[str, Any], overrides: Sequence[str], size: int, run_dir: Path, server: ForkServer | None, log: int
+) -> float | None:
+    """One run; returns its median step in seconds, None if it did not fit into memory."""
+    words = [*overrides, as_override(BATCH_SIZE, size)]
+    plan(run_dir, config=config, choices=_choices(overrides), overrides=words)
+    record = run_in_subprocess(run_dir, trust.digest(config), server, (log, log))
+    median = record.get("throughput", {}).get("step_ms_median")
+    if record.get("status") == "out_of_memory":
+        return None
+    if record.get("status") != "finished" or not isinstance(median, int | float) or not median > 0:
+        reason = record.get("error") or f"no step was measured; {run_dir / FILE} has what is known"
+        raise UserError(f"choose: the run with {BATCH_SIZE}={size} did not finish: {reason}")
+    return median / 1e3
+
+
+def _choices(overrides: Sequence[str]) -> dict[str, str]:
+    """What is chosen of each config group, for the title."""
+    defaults: list[Any] = load(CONFIGS / "train.yaml")["defaults"]
+    chosen = {group: str(name) for one in defaults if isinstance(one, dict) for group, name in one.items() if name}
+    return chosen | {
+        one.key_or_group: str(one.value()) for one in parse(list(overrides)) if one.key_or_group in chosen
+    }
