@@ -20,6 +20,10 @@ COMMANDS = {
         "tell whether one run or sweep is slower than another: batchscope compare <a> <b>",
     ),
     "explain": ("batchscope.cli.explain", "show where the time of a step goes: batchscope explain <run>"),
+    "choose": (
+        "batchscope.cli.choose",
+        "tell which device to take, with time and money: batchscope choose model=cnn data=mnist",
+    ),
     "hardware": ("batchscope.hardware.__main__", "measure what this machine can do: batchscope hardware"),
 }
 _HELP = """usage: batchscope <command> …

@@ -1,5 +1,6 @@
 """The answer to `batchscope choose`: rows, one recommendation, and the checks of devices that were measured."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from ..records.terminal import columns, wrapped
 from . import table
 from .recommend import Recommendation, pays_from, recommend
 from .rows import Check, LeftOut, Question, Row, Target, checks, rows
-from .seconds import Interval
+from .seconds import Interval, exactly
 from .words import listed, one_time, time
 
 if TYPE_CHECKING:
@@ -105,15 +106,21 @@ class Choice:
         return lines
 
     def _check_lines(self) -> Iterator[str]:
-        """Each prediction of a device that was measured too."""
-        for check in self.checks:
-            bound = check.predicted.how.startswith("bound")
-            said = f"{time(check.predicted.seconds, bound)} {'at best' if bound else 'predicted'} from {check.source}"
-            verdict = "holds" if check.holds else "does not hold"
+        """A line for each measured device and each other one that it was predicted from."""
+        for (label, source), found in itertools.groupby(self.checks, lambda check: (check.label, check.source)):
+            each = list(found)
+            steps = "; ".join(map(_check_text, each))
             yield (
-                f"check: {check.label} at batch {check.batch_size:,}: {said}, "
-                f"{time(check.measured, count=table.MEASURED_DIGITS)} measured: it {verdict}"
+                f"check: a step on {label}, predicted from {source}: {steps}. "
+                f"{sum(check.holds for check in each)} of {len(each)} hold."
             )
+
+
+def _check_text(check: Check) -> str:
+    bound = check.predicted.how.startswith("bound")
+    said = time(check.predicted.seconds, bound)
+    measured = time(exactly(check.measured.middle), count=table.MEASURED_DIGITS)
+    return f"batch {check.batch_size:,} {said}{' at best' if bound else ''} ({measured} measured)"
 
 
 def choose(
@@ -155,10 +162,8 @@ def _rising(rows: Sequence[Row], workloads: Sequence[tuple[str, "Workload"]], qu
     found = [row.label for row in rows if row.batch_size == most < row.largest]
     if question.batch_size is not None or not found:
         return []
-    return [
-        f"{listed(found)}: {most:,} is the largest batch size measured, and a larger one may be faster; "
-        f"--batch-size {4 * most} asks for one, and a larger batch may need more epochs"
-    ]
+    line = f"{listed(found)}: {most:,} is the largest batch size measured, and a larger one may be faster"
+    return [f"{line}; --batch-size {4 * most} asks for one, and a larger batch may need more epochs"]
 
 
 def _row_as_json(row: Row) -> dict[str, Any]:

@@ -38,14 +38,9 @@ class Amount:
 class Prices:
     """What an hour on each device costs, and whose prices these are."""
 
-    per_hour: Mapping[str, float]  # by the name of the device that the user wrote
+    per_hour: Mapping[str, float]  # by the device's name, or by `cpu` and the like for one that is here
     currency: str = ""
     source: str = ""  # of a file: whose, and of which day
-
-    def cost(self, device: str, seconds: float) -> float | None:
-        """The money for so many seconds; None for a device without a price."""
-        price = self.per_hour.get(device)
-        return None if price is None else price * seconds / 3600
 
     def text(self, value: float) -> str:
         """An amount in the currency of these prices: `$0.05`, `12 EUR`."""

@@ -159,7 +159,8 @@ def _row(workloads: Sequence[tuple[str, "Workload"]], target: Target, question: 
     epoch = step.seconds * math.ceil(first.train_samples / size)
     steps = epoch * question.epochs
     training = steps + exactly(start_up)
-    price, watts = question.prices.per_hour.get(target.label), target.device.tdp_w
+    per_hour, watts = question.prices.per_hour, target.device.tdp_w
+    price = per_hour.get(target.label, per_hour.get(target.device.name))
     return Row(
         label=target.label,
         device=target.device,

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from ..records.formatting import memory
 from ..records.terminal import columns as terminal_columns
 from ..records.terminal import wrapped
 from .rows import LeftOut, Question, Row

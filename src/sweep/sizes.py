@@ -111,14 +111,14 @@ def measure(
                 done, fitted = seconds, fitted + 1
                 say(f"{kind}: {duration(seconds)} a step of {size}")
             if fitted < 2:
-                raise UserError(f"choose: fewer than two batch sizes fit on {kind}; write smaller ones: {BATCH_SIZE}=1,4")
+                raise UserError(
+                    f"choose: fewer than two batch sizes fit on {kind}; write smaller ones: {BATCH_SIZE}=1,4"
+                )
         found.append(place)
     return found
 
 
-def _config(
-    overrides: Sequence[str], kind: str, size: int, run_dir: Path, config_dir: str | None
-) -> dict[str, Any]:
+def _config(overrides: Sequence[str], kind: str, size: int, run_dir: Path, config_dir: str | None) -> dict[str, Any]:
     words = [*timed(overrides), f"{BATCH_SIZE}={size}", f"trainer.accelerator={_ACCELERATORS[kind]}"]
     return check_command_line(words, False, config_dir, run_dir=os.path.relpath(run_dir))[0]
 
@@ -154,6 +154,4 @@ def _choices(overrides: Sequence[str]) -> dict[str, str]:
     """What is chosen of each config group, for the title."""
     defaults: list[Any] = load(CONFIGS / "train.yaml")["defaults"]
     chosen = {group: str(name) for one in defaults if isinstance(one, dict) for group, name in one.items() if name}
-    return chosen | {
-        one.key_or_group: str(one.value()) for one in parse(list(overrides)) if one.key_or_group in chosen
-    }
+    return chosen | {one.key_or_group: str(one.value()) for one in parse(list(overrides)) if one.key_or_group in chosen}

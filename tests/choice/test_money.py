@@ -130,7 +130,8 @@ def test_a_price_of_an_unknown_device_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(5, "5"), (0.0712, "0.071"), (1234.6, "1,235"), (0.07, "0.070"), (2.5, "2.5"), (12.34, "12"), (2e-5, "0.000020")]
+    ("value", "text"),
+    [(5, "5"), (0.0712, "0.071"), (1234.6, "1,235"), (0.07, "0.070"), (2.5, "2.5"), (12.34, "12"), (2e-5, "0.000020")],
 )
 def test_an_amount_has_two_digits_that_count(value, text):
     assert Prices({}).text(value) == text

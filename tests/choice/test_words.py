@@ -26,7 +26,8 @@ def test_a_bound_shows_its_low_end_alone():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(300, "5 min"), (7200, "2 h"), (100, "100 s"), (5400, "90 min"), (90, "90 s"), (0.5, "500 ms")]
+    ("seconds", "text"),
+    [(300, "5 min"), (7200, "2 h"), (100, "100 s"), (5400, "90 min"), (90, "90 s"), (0.5, "500 ms")],
 )
 def test_a_time_that_is_known_is_said_as_it_was_written(seconds, text):
     assert words.one_time(seconds) == text
