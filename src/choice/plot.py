@@ -63,7 +63,7 @@ def choice_plot(rows: Sequence[Row], question: Question, title: str, taken: str 
         _device_axis(axes, shown, taken)
         for place, row in enumerate(shown):
             _draw(axes, row, (place, place, place), taken)
-    _legend(figure, shown)
+    _legend(figure, shown, taken)
     if with_cost:
         canvas.draw()  # fixes the layout, so that texts can be measured
         _label_points(axes, shown, heights, taken, canvas)
@@ -196,8 +196,8 @@ def _middle(row: Row, heights: dict[str, tuple[float, float, float]]) -> tuple[f
     return row.training.middle, heights[row.label][1]
 
 
-def _legend(figure: Figure, rows: Sequence[Row]) -> None:
-    """What the colours mean, of those that are there."""
+def _legend(figure: Figure, rows: Sequence[Row], taken: str | None) -> None:
+    """What the colours mean, of those that are there, and the ring around the recommended device."""
     found = [how for how in _HOW if any(row.how == how for row in rows)]
     handles = [
         Line2D(
@@ -205,4 +205,10 @@ def _legend(figure: Figure, rows: Sequence[Row]) -> None:
         )
         for how in found
     ]
-    figure.legend(handles, [_EXPLAINED[how] for how in found], loc="outside lower center", ncols=len(found))
+    names = [_EXPLAINED[how] for how in found]
+    if any(row.label == taken for row in rows):
+        handles.append(
+            Line2D([], [], marker="o", markersize=9, linestyle="none", color="white", markeredgecolor="black")
+        )
+        names.append("recommended")
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names))

@@ -1,0 +1,84 @@
+"""Which device for three trainings? Writes the tables and plots of docs/choosing-a-device.md.
+
+    python benchmarks/choose_cases.py --root ../shared/data
+    python benchmarks/choose_cases.py --from outputs/choose-cases     # from an earlier measurement's records
+
+Measures a small CNN, an LSTM and a ResNet-50 on images of CIFAR's size with `batchscope choose`, on this machine, and
+predicts the devices of docs/prices.yaml. About four minutes on two cores; nothing else should run meanwhile. Where CIFAR-10
+cannot be had, the ResNet trains on digits rendered in its shape, which takes the same time.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from harness import machine, write_result
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGE = DOCS / "choosing-a-device.md"
+DEVICES = ["--devices", "t4,l4,l40s,a100,h100,tpu-v5e", "--prices", "docs/prices.yaml"]
+CASES = {  # the options of the training, and the flags of choose
+    "cnn": (["model=cnn", "data=mnist"], ["--epochs", "10"]),
+    "lstm": (["model=lstm_cell", "data=sequential_mnist"], ["--epochs", "20"]),
+    "resnet50": (
+        ["model=torchvision", "model.name=resnet50", "data=cifar10", "data.offline=digits"],
+        ["--epochs", "100", "--deadline", "24h"],
+    ),
+}
+WIDTH = 100  # columns
+
+
+def choose(words: list[str], out: Path) -> str:
+    """What the command prints, its files in `out`."""
+    command = [sys.executable, "-m", "batchscope", "choose", *words, "--out", str(out)]
+    environment = {**os.environ, "COLUMNS": str(WIDTH)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout
+
+
+def fill_in(made: dict[str, str]) -> None:
+    """Replace the tables between their marks in docs/choosing-a-device.md."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, block in made.items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        text = re.sub(pattern, lambda match, block=block: f"{match[1]}{block}\n{match[2]}", text, flags=re.DOTALL)
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", default="data", help="folder of the datasets")
+    parser.add_argument(
+        "--from", dest="earlier", type=Path, help="folder of an earlier measurement, not measured again"
+    )
+    args = parser.parse_args()
+    kept = args.earlier or ROOT / "outputs" / "choose-cases"
+    made, numbers = {}, {}
+    for name, (options, flags) in CASES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "choice"
+            if args.earlier is None:
+                text = choose([*options, f"data.root={args.root}", *flags, *DEVICES], out)
+                measured = Path(re.search(r"^measured (.+)$", text, re.MULTILINE)[1])
+                shutil.rmtree(kept / name, ignore_errors=True)
+                shutil.move(ROOT / measured, kept / name)
+            else:
+                text = choose([str(kept / name), *flags, *DEVICES], out)
+            shown = re.split(r"\n\n(?:plot|measured) ", text)[0].strip("\n")
+            made[name] = f"```text\n{shown}\n```"
+            numbers[name] = json.loads((out / "choice.json").read_text(encoding="utf-8"))
+            if name == "resnet50":
+                shutil.copy(out / "choice.png", DOCS / "choosing-a-device.png")
+    fill_in(made | {"machine": f"{machine()}."})
+    write_result("choose_cases", "\n\n".join(f"**{name}**\n\n{block}" for name, block in made.items()), numbers)
+
+
+if __name__ == "__main__":
+    main()

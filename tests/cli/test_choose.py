@@ -1,0 +1,158 @@
+"""`batchscope choose`: the words of its command line, its output, and what it refuses in one line."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from batchscope.cli import choose
+from tests.choice.paper import L4, Training
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch, tmp_path):
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """A sweep on a CPU whose runs were to train 3 epochs."""
+    monkeypatch.setattr(choose, "_workloads", lambda folders: ([("cpu", Training(flops=1e9))], 3))
+    Path("sweep").mkdir()
+    return "sweep"
+
+
+def call(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["batchscope choose", *map(str, words)])
+    choose.main()
+
+
+def refused(monkeypatch, capsys, *words):
+    with pytest.raises(SystemExit) as end:
+        call(monkeypatch, *words)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    return end.value.code, said.err.removeprefix("error: ").strip()
+
+
+def test_a_table_and_a_recommendation(monkeypatch, capsys, measured):
+    call(monkeypatch, measured, "--devices", "t4,h100")
+    lines = capsys.readouterr().out.splitlines()
+    assert "assumed: 3 epochs of 55,000 samples (trainer.max_epochs)" in " ".join(lines)
+    at = next(number for number, line in enumerate(lines) if line.startswith("device"))
+    assert [line.split()[0] for line in lines[at + 1 : at + 4]] == ["h100", "t4", "cpu"]
+    assert any(line.startswith("H100: 3 epochs take") for line in lines)
+
+
+def test_a_priced_device_is_in_the_table(monkeypatch, capsys, measured):
+    call(monkeypatch, measured, "--price", "H200=$5/h", "--deadline", "1h", "--json")
+    answer = json.loads(capsys.readouterr().out)
+    labels = [one["label"] for one in answer["devices"]]
+    assert {"cpu", "t4", "h100", "h200"} <= set(labels)
+    assert answer["prices_per_hour"] == {"H200": 5.0}
+    assert answer["deadline_s"] == 3600
+
+
+def test_options_are_asked_for_and_kept(monkeypatch, capsys, measured):
+    words = ["--epochs", "7", "--budget", "$5", "--start-up", "0", "--batch-size", "64", "--precision", "16-mixed"]
+    call(monkeypatch, measured, *words, "--price", "cpu=0.02/h", "--json")
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["epochs"], answer["budget"], answer["start_up_s"]) == (7, 5.0, 0.0)
+    assert {one["batch_size"] for one in answer["devices"]} == {64}
+    assert next(one for one in answer["devices"] if one["label"] == "cpu")["cost"][1] > 0
+    assert answer["currency"] == "$"
+
+
+def test_the_table_the_plot_and_the_numbers_are_written(monkeypatch, capsys, measured, tmp_path):
+    call(monkeypatch, measured, "--out", "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["choice.json", "choice.md", "choice.png"]
+    assert "plot     out/choice.png" in capsys.readouterr().out
+    call(monkeypatch, measured, "--out", "out")
+    assert (tmp_path / "out-2" / "choice.md").exists()  # nothing is replaced
+
+
+def test_nothing_is_written_unless_asked(monkeypatch, capsys, measured, tmp_path):
+    call(monkeypatch, measured)
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep"]
+
+
+def test_a_device_that_is_here_is_not_predicted(monkeypatch, capsys, measured):
+    both = [("cpu", Training()), ("cuda", Training(device=L4))]
+    monkeypatch.setattr(choose, "_workloads", lambda folders: (both, None))
+    call(monkeypatch, measured, "--devices", "l4,t4", "--json")
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["epochs"] == 1
+    assert sorted(one["label"] for one in answer["devices"]) == ["cpu", "cuda", "t4"]
+    assert len(answer["checks"]) == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], 2, "choose: takes the folder of a sweep, or options such as model=cnn data=mnist"),
+        (["sweep", "--devices", "h10"], 1, "--devices: 'h10' is no known device. Did you mean 'h100'?"),
+        (["sweep", "--devices", "8xh100"], 1, "--devices: got '8xh100', takes single devices"),
+        (["sweep", "--devices", ","], 2, "argument --devices: takes names of devices, such as t4,l4"),
+        (["sweep", "--price", "h10=2/h"], 1, "--price: 'h10' is no known device. Did you mean 'h100'?"),
+        (["sweep", "--price", "h100=2.5"], 2, "argument --price: takes a price for a time, such as h100=2.5/h, and"),
+        (["sweep", "--budget", "0"], 2, "argument --budget: takes an amount of money above 0"),
+        (["sweep", "--budget", "-5"], 2, "argument --budget: takes an amount of money above 0"),
+        (["sweep", "--deadline", "2"], 2, "argument --deadline: takes a time above 0 with its unit"),
+        (["sweep", "--deadline", "-2h"], 2, "argument --deadline: "),
+        (["sweep", "--epochs", "0"], 2, "argument --epochs: takes a whole number from 1 to 1,000,000, got '0'"),
+        (["sweep", "--epochs", "-1"], 2, "argument --epochs: "),
+        (["sweep", "--epochs", "1.5"], 2, "argument --epochs: "),
+        (["sweep", "--batch-size", "0"], 2, "argument --batch-size: takes a whole number from 1"),
+        (["sweep", "--prices", "none.yaml"], 1, "--prices: none.yaml cannot be read: No such file or directory"),
+        (["sweep", "model=cnn"], 2, "choose: takes folders or options; got sweep and model=cnn"),
+        (["sweep", "--config-dir", "x"], 2, "--config-dir: is for a measurement, without a folder"),
+        (["--deadlin", "2h", "--nope"], 2, "unrecognized arguments"),
+        (["modle=cnn"], 1, "modle: no such option. Did you mean 'model'?"),
+        (["model=cnn", "data.batch_size=64"], 1, "data.batch_size: choose needs several sizes"),
+        (["model=cnn,mlp"], 1, "model: got several values, takes one"),
+        (["model=cnn", "trainer.devices=2"], 1, "trainer.devices: choose compares single devices"),
+    ],
+)
+def test_what_is_wrong_is_one_line(monkeypatch, capsys, measured, tmp_path, words, code, said):
+    found = refused(monkeypatch, capsys, *words)
+    assert found[0] == code
+    assert found[1].startswith(said)
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep"]
+
+
+def test_amounts_in_two_currencies_are_refused(monkeypatch, capsys, measured):
+    code, said = refused(monkeypatch, capsys, measured, "--budget", "5 EUR", "--price", "t4=$1/h")
+    assert (code, said) == (1, "--price, --budget: amounts in $ and in EUR cannot be compared")
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(monkeypatch, capsys, measured, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, said = refused(monkeypatch, capsys, measured, "--out", "file/out")
+    assert code == 1
+    assert said.startswith("--out: file/out cannot be written: ")
+
+
+def test_options_are_measured_and_the_answer_says_where(monkeypatch, capsys, measured):
+    from batchscope.sweep import sizes
+
+    asked = {}
+
+    def measure(overrides, wanted, kinds, folder, say, config_dir):
+        asked.update(overrides=overrides, sizes=wanted, kinds=list(kinds))
+        say("cpu: measuring batch size 8")
+        return [folder / kind for kind in kinds]
+
+    monkeypatch.setattr(sizes, "measure", measure)
+    call(monkeypatch, "model=mlp", "data.batch_size=8,64", "trainer.accelerator=cpu", "trainer.max_epochs=9")
+    said = capsys.readouterr()
+    assert asked == {
+        "overrides": ["model=mlp", "trainer.accelerator=cpu", "trainer.max_epochs=9"],
+        "sizes": [8, 64],
+        "kinds": ["cpu"],
+    }
+    assert "9 epochs of 55,000 samples" in said.out
+    assert said.out.splitlines()[-1].startswith("measured outputs/choose/")
+    assert said.err == "cpu: measuring batch size 8\n"
