@@ -20,6 +20,9 @@ from pathlib import Path
 
 from harness import machine, write_result
 
+from batchscope.choice.catalogue import find_device
+from batchscope.files import set_aside
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGE = DOCS / "choosing-a-device.md"
@@ -41,6 +44,30 @@ def choose(words: list[str], out: Path) -> str:
     environment = {**os.environ, "COLUMNS": str(WIDTH)}
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout
+
+
+def devices() -> str:
+    """What the datasheets say of the devices of the cases."""
+    lines = ["| device | fp32 cores | clock | fp32 | fp16 or bf16 | memory | bandwidth | power | fp32 FLOP/byte |"]
+    lines.append("| --- " + "| ---: " * 8 + "|")
+    for name in [*DEVICES[1].split(","), "rtx4090", "b200"]:
+        device = find_device(name)
+        peaks = device.flops_per_sec
+        half = max((peaks[key] for key in ("fp16", "bf16") if key in peaks), default=None)
+        cores = device.sms and device.cores_per_sm and device.sms * device.cores_per_sm
+        cells = [
+            name,
+            f"{cores:,}" if cores else "",
+            f"{device.clock_hz / 1e9:.2f} GHz" if device.clock_hz else "",
+            f"{peaks['fp32'] / 1e12:.1f} TFLOP/s" if "fp32" in peaks else "",
+            f"{half / 1e12:,.0f} TFLOP/s" if half else "",
+            f"{device.memory_bytes / 2**30:.0f} GB",
+            f"{device.bytes_per_sec / 1e12:.2f} TB/s",
+            f"{device.tdp_w:.0f} W" if device.tdp_w else "",
+            f"{peaks['fp32'] / device.bytes_per_sec:.0f}" if "fp32" in peaks else "",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def fill_in(made: dict[str, str]) -> None:
@@ -67,7 +94,9 @@ def main() -> None:
             if args.earlier is None:
                 text = choose([*options, f"data.root={args.root}", *flags, *DEVICES], out)
                 measured = Path(re.search(r"^measured (.+)$", text, re.MULTILINE)[1])
-                shutil.rmtree(kept / name, ignore_errors=True)
+                if (kept / name).exists():
+                    set_aside(kept / name)
+                kept.mkdir(parents=True, exist_ok=True)
                 shutil.move(ROOT / measured, kept / name)
             else:
                 text = choose([str(kept / name), *flags, *DEVICES], out)
@@ -76,7 +105,7 @@ def main() -> None:
             numbers[name] = json.loads((out / "choice.json").read_text(encoding="utf-8"))
             if name == "resnet50":
                 shutil.copy(out / "choice.png", DOCS / "choosing-a-device.png")
-    fill_in(made | {"machine": f"{machine()}."})
+    fill_in(made | {"machine": f"{machine()}.", "devices": devices()})
     write_result("choose_cases", "\n\n".join(f"**{name}**\n\n{block}" for name, block in made.items()), numbers)
 
 
