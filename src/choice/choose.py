@@ -5,11 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UserError
 from ..records.formatting import count
 from ..records.terminal import columns, wrapped
 from . import table
+from .launches import host_of
+from .precision import format_of
 from .recommend import Recommendation, pays_from, recommend
-from .rows import Check, LeftOut, Question, Row, Target, checks, rows
+from .rows import Check, LeftOut, Question, Row, Target, checks, labels, rows
 from .seconds import Interval, exactly
 from .words import listed, one_time, time
 
@@ -124,7 +127,7 @@ def _check_text(check: Check) -> str:
 
 
 def choose(
-    workloads: Sequence[tuple[str, "Workload"]],
+    workloads: Sequence["Workload"],
     targets: Sequence[Target],
     question: Question,
     notes: Sequence[str] = (),
@@ -132,7 +135,7 @@ def choose(
     """Compare devices for one training.
 
     Args:
-        workloads: the training as it was measured on each device that is here, with the device's label.
+        workloads: the training as it was measured on each device that is here.
         targets: the devices on paper to compare with.
         question: what is asked and assumed.
         notes: further lines for the reader.
@@ -140,13 +143,20 @@ def choose(
     Raises:
         UserError: if a step cannot be predicted at all.
     """
+    first = workloads[0]
+    host_of(question.host)  # what is wrong for every device is no reason to leave one out
+    format_of(first.precision, question.precision)
     found, left_out = rows(workloads, targets, question)
-    first = workloads[0][1]
+    if not found:
+        raise UserError(f"choose: no device is left: {'; '.join(table.left_out_lines(left_out))}")
     return Choice(
         title=first.title,
         question=question,
         train_samples=first.train_samples,
-        measured=[(label, one.device.name, sorted(one.batch_sizes)) for label, one in workloads],
+        measured=[
+            (label, one.device.name, sorted(one.batch_sizes))
+            for label, one in zip(labels(workloads), workloads, strict=True)
+        ],
         rows=found,
         left_out=left_out,
         recommendation=recommend(found, question),
@@ -156,9 +166,9 @@ def choose(
     )
 
 
-def _rising(rows: Sequence[Row], workloads: Sequence[tuple[str, "Workload"]], question: Question) -> list[str]:
+def _rising(rows: Sequence[Row], workloads: Sequence["Workload"], question: Question) -> list[str]:
     """The devices whose best batch size is the largest that was measured, and which would hold a larger one."""
-    most = max(size for _, workload in workloads for size in workload.batch_sizes)
+    most = max(size for workload in workloads for size in workload.batch_sizes)
     found = [row.label for row in rows if row.batch_size == most < row.largest]
     if question.batch_size is not None or not found:
         return []

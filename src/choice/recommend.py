@@ -6,7 +6,7 @@ The rule:
    unknown is out where there is a budget. What is known as a bound alone is never recommended.
 2. With a deadline, the cheapest of the others is taken; a device that is here costs nothing unless it has a price.
    Without a deadline, the fastest is taken, with its start-up.
-3. Two devices differ where the 80 % interval of their ratio does not hold 1; otherwise they are too close to call. A
+3. Two devices differ where one is called shorter (or cheaper) as in `seconds.py`; otherwise they are too close to call. A
    device that is here is then taken before one that is to be rented, then the cheapest where prices are known, then
    the fastest.
 """
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from ..records.formatting import estimate
 from .rows import Question, Row, step_on
-from .seconds import Interval, exactly
-from .words import listed, one_time, sentence, time, title_of
+from .seconds import CALLED_FROM, Interval, exactly, probability_shorter
+from .words import listed, one_time, sentence, time
 
 if TYPE_CHECKING:
     from .step import Workload
@@ -43,26 +43,22 @@ class Recommendation:
 
 
 def is_less(one: Interval, other: Interval, one_is_bound: bool = False, other_is_bound: bool = False) -> bool:
-    """Whether one is surely less than the other: the 80 % interval of their ratio does not hold 1.
+    """Whether one is called less than the other, as `probability_shorter` has it; a bound is never less.
 
-    The errors are taken as independent, and each side of an interval as a standard error of its own (the method of
-    variance estimates recovery). A bound may be exceeded by any factor, and is never less.
+    A bound may be exceeded by any factor, so something is less than it only where it ends below the bound.
     """
-    if one_is_bound or min(one.middle, other.low) <= 0:
+    if one_is_bound or other_is_bound:
         return not one_is_bound and one.high < other.low
-    if other_is_bound:
-        return one.high < other.low
-    reach = math.hypot(math.log(one.high / one.middle), math.log(other.middle / other.low))
-    return math.log(other.middle / one.middle) > reach
+    return probability_shorter(one, other) >= CALLED_FROM
 
 
 def recommend(rows: Sequence[Row], question: Question) -> Recommendation:
     """The device to take, by the rule above. `rows` are as `rows.rows` gives them."""
     known = [row for row in rows if not row.is_bound]
-    states = {row.label: _state(row, question) for row in known}
-    candidates = [row for row in known if states[row.label] == KEEPS]
+    states = [_state(row, question) for row in known]
+    candidates = [row for row, state in zip(known, states, strict=True) if state == KEEPS]
     unsure = not candidates
-    candidates = candidates or [row for row in known if states[row.label] == MAY]
+    candidates = candidates or [row for row, state in zip(known, states, strict=True) if state == MAY]
     if not candidates:
         return Recommendation(None, [], [_none_keeps(rows, question)])
     priced = [row for row in candidates if math.isfinite(_cost(row).middle)]
@@ -113,9 +109,7 @@ def _what_it_takes(row: Row, question: Question) -> str:
     epochs = f"{question.epochs:,} epoch{'s' if question.epochs > 1 else ''}"
     took = time(row.training, between=" to ")
     price = f", for {_money(row, question)}" if row.cost is not None else ""
-    return (
-        f"{title_of(row.label)}: {epochs} take{'' if question.epochs > 1 else 's'} {took}{_with_start_up(row)}{price}"
-    )
+    return f"{row.title}: {epochs} take{'' if question.epochs > 1 else 's'} {took}{_with_start_up(row)}{price}"
 
 
 def _with_start_up(row: Row) -> str:
@@ -149,18 +143,16 @@ def _why(
 def _too_close(taken: Row, close: Sequence[Row], by_cost: bool, question: Question) -> str:
     shown = sorted(close, key=lambda row: row.training.middle)
     named = [
-        f"{title_of(row.label)} ({_money(row, question) if by_cost else time(row.training, between=' to ')}"
+        f"{row.title} ({_money(row, question) if by_cost else time(row.training, between=' to ')}"
         f"{'' if by_cost else _with_start_up(row)})"
         for row in shown[:_MOST_NAMED]
     ]
     more = [f"{len(shown) - _MOST_NAMED} more"] if len(shown) > _MOST_NAMED else []
-    against = (
-        f"too close to call{' by cost' if by_cost else ''}: {title_of(taken.label)} against {listed([*named, *more])}"
-    )
+    against = f"too close to call{' by cost' if by_cost else ''}: {taken.title} against {listed([*named, *more])}"
     if taken.here and not any(row.here for row in close):
-        return f"{against}; {title_of(taken.label)} has nothing to rent and to start"
+        return f"{against}; {taken.title} has nothing to rent and to start"
     priced = all(math.isfinite(_cost(row).middle) for row in (taken, *close))
-    return f"{against}; {title_of(taken.label)} is {'the cheapest' if priced else 'the fastest'} by the middle of the interval"
+    return f"{against}; {taken.title} is {'the cheapest' if priced else 'the fastest'} by the middle of the interval"
 
 
 def _compared_with_here(taken: Row, close: Sequence[Row], known: Sequence[Row]) -> list[str]:
@@ -169,11 +161,11 @@ def _compared_with_here(taken: Row, close: Sequence[Row], known: Sequence[Row]) 
     here = [row for row in others if row.here]
     if not taken.here and here:
         best = min(here, key=lambda row: row.training.middle)
-        return [f"{title_of(best.label)} takes {time(best.training, between=' to ')}"]
+        return [f"{best.title} takes {time(best.training, between=' to ')}"]
     elsewhere = [row for row in others if not row.here]
     if taken.here and elsewhere and not close:
         best = min(elsewhere, key=lambda row: row.training.middle)
-        took = f"{title_of(best.label)} would take {time(best.training, between=' to ')}"
+        took = f"{best.title} would take {time(best.training, between=' to ')}"
         if best.start_up > taken.training.high:
             return [f"{took}: its start-up of {one_time(best.start_up)} alone is longer"]
         return [f"{took}{_with_start_up(best)}"]
@@ -188,7 +180,7 @@ def _cheaper(taken: Row, close: Sequence[Row], known: Sequence[Row], question: Q
     best = min(others, key=lambda row: _cost(row).middle)
     if not is_less(_cost(best), _cost(taken)):
         return []
-    return [f"{title_of(best.label)} is cheaper: {time(best.training, between=' to ')} for {_money(best, question)}"]
+    return [f"{best.title} is cheaper: {time(best.training, between=' to ')} for {_money(best, question)}"]
 
 
 def _at_best(taken: Row, rows: Sequence[Row]) -> list[str]:
@@ -196,7 +188,7 @@ def _at_best(taken: Row, rows: Sequence[Row]) -> list[str]:
     found = [row for row in rows if row.is_bound and row.training.low < taken.training.high]
     if not found:
         return []
-    named = [f"{title_of(row.label)} would take {one_time(row.training.low)}" for row in found[:_MOST_NAMED]]
+    named = [f"{row.title} would take {one_time(row.training.low)}" for row in found[:_MOST_NAMED]]
     return [f"at best, {listed(named)}: a bound and no prediction, so only a run there can tell"]
 
 
@@ -207,15 +199,15 @@ def _none_keeps(rows: Sequence[Row], question: Question) -> str:
     if known:
         best = min(known, key=lambda row: row.training.middle)
         paid = f", for {_money(best, question)}" if best.cost is not None else ""
-        line += f": {title_of(best.label)}, the fastest, takes {time(best.training, between=' to ')}{_with_start_up(best)}{paid}"
+        line += f": {best.title}, the fastest, takes {time(best.training, between=' to ')}{_with_start_up(best)}{paid}"
     if maybe:
-        line += f"; {listed([title_of(row.label) for row in maybe[:_MOST_NAMED]])} may, at best"
+        line += f"; {listed([row.title for row in maybe[:_MOST_NAMED]])} may, at best"
     return sentence(line)
 
 
-def pays_from(rows: Sequence[Row], workloads: Sequence[tuple[str, "Workload"]], question: Question) -> list[str]:
+def pays_from(rows: Sequence[Row], workloads: Sequence["Workload"], question: Question) -> list[str]:
     """From which batch size on, and after how many epochs, a GPU of the table is faster than the CPU that is here."""
-    cpus = [(row, workload) for row in rows for _, workload in workloads if _is_cpu_of(row, workload)]
+    cpus = [(row, workload) for row in rows for workload in workloads if _is_cpu_of(row, workload)]
     gpus = [row for row in rows if row.device.kind != "cpu" and not row.is_bound]
     if not cpus or not gpus:
         return []
@@ -234,7 +226,7 @@ def _is_cpu_of(row: Row, workload: "Workload") -> bool:
 def _pays_from(
     gpu: Row,
     workload: "Workload",
-    workloads: Sequence[tuple[str, "Workload"]],
+    workloads: Sequence["Workload"],
     sizes: Sequence[int],
     question: Question,
 ) -> int | None:
@@ -263,7 +255,7 @@ def _from_batch_size(first: dict[int | None, list[Row]], sizes: Sequence[int]) -
 
 
 def _names(gpus: Sequence[Row]) -> list[str]:
-    names = [title_of(row.label) for row in gpus]
+    names = [row.title for row in gpus]
     return names if len(names) <= _MOST_NAMED else [*names[: _MOST_NAMED - 1], f"{len(names) - _MOST_NAMED + 1} more"]
 
 
@@ -276,4 +268,4 @@ def _from_epochs(cpu: Row, gpus: Sequence[Row]) -> list[str]:
     most = math.ceil(gpu.start_up / (cpu.epoch.low - gpu.epoch.high))
     epochs = " to ".join(dict.fromkeys(map(estimate, (fewest, most))))
     after = f"{epochs} epoch{'' if most == 1 else 's'}"
-    return [f"{title_of(gpu.label)} makes up for its start-up of {one_time(gpu.start_up)} after {after}"]
+    return [f"{gpu.title} makes up for its start-up of {one_time(gpu.start_up)} after {after}"]

@@ -10,6 +10,7 @@ from ..records.formatting import memory
 from .device import Device
 from .money import Prices
 from .seconds import Interval, exactly
+from .words import title_of
 
 if TYPE_CHECKING:
     from .step import StepPrediction, Workload
@@ -63,6 +64,11 @@ class Row:
         return self.step.how.startswith("bound")
 
     @property
+    def title(self) -> str:
+        """What a sentence calls it: `the CPU here`, `T4`."""
+        return title_of(self.label, self.here)
+
+    @property
     def how(self) -> str:
         """`measured`, `predicted` or `bound`."""
         return self.step.how.split()[0].rstrip(":")
@@ -101,17 +107,17 @@ class Check:
 
 
 def rows(
-    workloads: Sequence[tuple[str, "Workload"]], targets: Sequence[Target], question: Question
+    workloads: Sequence["Workload"], targets: Sequence[Target], question: Question
 ) -> tuple[list[Row], list[LeftOut]]:
     """A row for each device that was measured and for each target, the fastest first; and the devices without one.
 
     Args:
-        workloads: the same training as it was measured on each device that is here, with the device's label.
+        workloads: the same training as it was measured on each device that is here.
         targets: devices on paper. One that is here is measured, and has no second row.
         question: the batch size, the prices and so on.
     """
-    measured = {workload.device.name for _, workload in workloads}
-    asked = [Target(label, workload.device) for label, workload in workloads]
+    measured = {workload.device.name for workload in workloads}
+    asked = [Target(label, each.device) for label, each in zip(labels(workloads), workloads, strict=True)]
     asked += [target for target in targets if target.device.name not in measured]
     found: list[Row] = []
     left_out: list[LeftOut] = []
@@ -123,11 +129,18 @@ def rows(
     return sorted(found, key=lambda row: (row.is_bound, row.training.middle)), left_out
 
 
-def checks(workloads: Sequence[tuple[str, "Workload"]], question: Question) -> list[Check]:
+def labels(workloads: Sequence["Workload"]) -> list[str]:
+    """What each device that is here is called; with a number where two have the same name, as a CPU with 1 and 2 threads."""
+    names = [workload.label for workload in workloads]
+    return [f"{name} {at + 1}" if names.count(name) > 1 else name for at, name in enumerate(names)]
+
+
+def checks(workloads: Sequence["Workload"], question: Question) -> list[Check]:
     """Each measured device at each batch size, predicted from each other one."""
     found = []
-    for label, target in workloads:
-        for source, workload in workloads:
+    named = list(zip(labels(workloads), workloads, strict=True))
+    for label, target in named:
+        for source, workload in named:
             if workload is not target:
                 for size, seconds in sorted(target.measured.items()):
                     predicted = workload.on(target.device, size, host=question.host)
@@ -135,21 +148,19 @@ def checks(workloads: Sequence[tuple[str, "Workload"]], question: Question) -> l
     return found
 
 
-def step_on(
-    workloads: Sequence[tuple[str, "Workload"]], device: Device, size: int, question: Question
-) -> "StepPrediction":
+def step_on(workloads: Sequence["Workload"], device: Device, size: int, question: Question) -> "StepPrediction":
     """A step as it was measured on the device; or predicted from the workload that knows it best."""
     options = {"host": question.host, "precision": question.precision}
-    own = [workload for _, workload in workloads if workload.device.name == device.name]
+    own = [workload for workload in workloads if workload.device.name == device.name]
     if own:
         return own[0].on(device, size, **options)
-    found = [workload.on(device, size, **options) for _, workload in workloads]
+    found = [workload.on(device, size, **options) for workload in workloads]
     return min(found, key=lambda step: (step.how.startswith("bound"), step.seconds.high / step.seconds.low))
 
 
-def _row(workloads: Sequence[tuple[str, "Workload"]], target: Target, question: Question, here: bool) -> Row:
-    first = workloads[0][1]
-    largest = first.largest_batch_size(target.device)
+def _row(workloads: Sequence["Workload"], target: Target, question: Question, here: bool) -> Row:
+    first = workloads[0]
+    largest = first.largest_batch_size(target.device, question.precision)
     size = _batch_size(workloads, target.device, question, largest)
     step = step_on(workloads, target.device, size, question)
     if not step.fits:
@@ -176,12 +187,12 @@ def _row(workloads: Sequence[tuple[str, "Workload"]], target: Target, question: 
     )
 
 
-def _batch_size(workloads: Sequence[tuple[str, "Workload"]], device: Device, question: Question, largest: int) -> int:
+def _batch_size(workloads: Sequence["Workload"], device: Device, question: Question, largest: int) -> int:
     """The size that was asked for; or the smallest measured one whose rate is near the best of them."""
     if question.batch_size is not None:
         return question.batch_size
-    sizes = sorted({size for _, workload in workloads for size in workload.batch_sizes})
-    own = [workload for _, workload in workloads if workload.device.name == device.name]
+    sizes = sorted({size for workload in workloads for size in workload.batch_sizes})
+    own = [workload for workload in workloads if workload.device.name == device.name]
     sizes = [size for size in (own[0].batch_sizes if own else sizes) if size <= largest] or sizes[:1]
     rates = {size: size / step_on(workloads, device, size, question).seconds.middle for size in sizes}
     return next(size for size in sorted(rates) if rates[size] >= NEAR * max(rates.values()))

@@ -45,11 +45,11 @@ def listed(names: Sequence[str], last: str = "and") -> str:
     return f"{', '.join(names[:-1])} {last} {names[-1]}" if len(names) > 1 else "".join(names)
 
 
-def title_of(label: str) -> str:
-    """What a sentence calls a device: `the CPU`, `T4`."""
-    own = {"cpu": "the CPU", "cuda": "the GPU", "mps": "the GPU", "rocm": "the GPU"}
+def title_of(label: str, here: bool = False) -> str:
+    """What a sentence calls a device: `the CPU here`, `T4`."""
     kind, _, number = label.partition(" ")
-    return f"{own[kind]}{f' {number}' if number else ''} here" if kind in own else label.upper()
+    own = {"cpu": "the CPU", "cuda": "the GPU", "mps": "the GPU", "rocm": "the GPU"}.get(kind, kind.upper())
+    return f"{own}{f' {number}' if number else ''}{' here' if here else ''}"
 
 
 def sentence(text: str) -> str:

@@ -29,6 +29,7 @@ from ..errors import UserError, exit_on_user_error, reraise_in_hydra
 from ..files import why, write_folder
 from ..options.compose import check_command_line
 from ..options.overrides import accept_null_groups
+from ..records.values import at
 from . import command_parser
 
 if TYPE_CHECKING:
@@ -159,9 +160,18 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _workloads(folders: Sequence[Path]) -> tuple[list[tuple[str, "Workload"]], int | None]:
-    """What was measured, by the kind of device; and how many epochs the runs were to train, where they say so."""
-    raise NotImplementedError
+def _workloads(folders: Sequence[Path]) -> tuple[list["Workload"], int | None]:
+    """What was measured on each device, and how many epochs the runs were to train, where they say so."""
+    from ..analysis.read import find
+    from ..choice.step import workloads
+
+    found = {each.device.name: each for folder in folders for each in workloads(folder)}
+    titles = {each.title for each in found.values()}
+    if len(titles) > 1:
+        raise UserError(f"choose: takes one training; the folders have {' and '.join(sorted(titles))}")
+    epochs = {at(run.record, "config.trainer.max_epochs") for run in find(folders).runs}
+    known = [number for number in epochs if isinstance(number, int) and number > 0]
+    return list(found.values()), known[0] if len(epochs) == 1 and known else None
 
 
 def _write(folder: Path, found: "Choice") -> Path | None:

@@ -42,6 +42,12 @@ class Training:
     width: float = 1.5  # of a prediction's interval, as a factor
     bytes_per_sample: float = 2e6
 
+    precision: str = "32-true"
+
+    @property
+    def label(self):
+        return self.device.kind
+
     @property
     def measured(self):
         return {size: self.on(self.device, size).seconds for size in self.batch_sizes}
@@ -60,5 +66,5 @@ class Training:
         limit = "compute" if compute >= launches else "launches"
         return Step(seconds, how, limit, memory, memory.high <= device.memory_bytes)
 
-    def largest_batch_size(self, device):
+    def largest_batch_size(self, device, precision=None):
         return int((device.memory_bytes / 1.2 - 0.1 * GIB) // self.bytes_per_sample)

@@ -16,9 +16,7 @@ QUESTION = Question(20, "trainer.max_epochs", deadline=7200, prices=PRICES)
 
 @pytest.fixture
 def found():
-    return choose(
-        [("cpu", Training(flops=1e9)), ("cuda", Training(device=L4, flops=1e9))], TARGETS, QUESTION, ["a note"]
-    )
+    return choose([Training(flops=1e9), Training(device=L4, flops=1e9)], TARGETS, QUESTION, ["a note"])
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
@@ -42,12 +40,10 @@ def test_a_measured_device_stands_beside_its_prediction(found):
 
 
 def test_larger_batches_than_measured_are_named(found):
-    assert "h100 and tpu: 512 is the largest batch size measured" in choose(
-        [("cpu", Training())], TARGETS[1:], QUESTION
-    ).text(300)
-    assert "largest batch size measured" not in choose(
-        [("cpu", Training())], TARGETS, Question(20, batch_size=64)
-    ).text(300)
+    assert "h100 and tpu: 512 is the largest batch size measured" in choose([Training()], TARGETS[1:], QUESTION).text(
+        300
+    )
+    assert "largest batch size measured" not in choose([Training()], TARGETS, Question(20, batch_size=64)).text(300)
 
 
 def test_the_page_has_the_whole_table_and_the_plot(found):

@@ -14,7 +14,7 @@ PRICES = Prices({"t4": 0.5, "l4": 0.8, "h100": 2.5}, "$")
 
 
 def figure(question, flops=5e9):
-    found = rows([("cpu", Training(flops=flops))], TARGETS, question)[0]
+    found = rows([Training(flops=flops)], TARGETS, question)[0]
     with rc_context(RC):
         return choice_plot(found, question, "cnn · mnist", "l4")
 
@@ -49,5 +49,5 @@ def test_times_of_any_size_have_a_few_ticks_that_can_be_said(question, flops):
 
 def test_it_is_a_png():
     question = Question(20)
-    found = rows([("cpu", Training())], TARGETS, question)[0]
+    found = rows([Training()], TARGETS, question)[0]
     assert choice_png(found, question, "x", None).startswith(b"\x89PNG")

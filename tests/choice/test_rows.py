@@ -10,7 +10,7 @@ TARGETS = [Target("t4", T4), Target("l4", L4), Target("h100", H100), Target("tpu
 
 
 def found(question=None, training=None, targets=TARGETS):
-    table, left_out = rows([("cpu", training or Training())], targets, question or Question(2))
+    table, left_out = rows([training or Training()], targets, question or Question(2))
     return {row.label: row for row in table}, {one.label: one.reason for one in left_out}
 
 
@@ -57,7 +57,7 @@ def test_a_precision_that_a_device_lacks_leaves_it_out():
 
 
 def test_a_device_that_is_here_has_one_row():
-    table, _ = rows([("cpu", Training()), ("cuda", Training(device=L4))], TARGETS, Question(2))
+    table, _ = rows([Training(), Training(device=L4)], TARGETS, Question(2))
     assert sorted(row.label for row in table) == ["cpu", "cuda", "h100", "t4", "tpu"]
 
 
@@ -72,7 +72,7 @@ def test_energy_is_an_upper_bound_and_absent_of_a_bound():
     table, _ = found(Question(2, start_up=0.0))
     assert table["t4"].joules == pytest.approx(70 * table["t4"].training.high)
     assert table["cpu"].joules is None  # no power limit is known
-    watt = rows([("cpu", Training())], [Target("tpu", device("x", "tpu", tdp=200.0))], Question(1))[0]
+    watt = rows([Training()], [Target("tpu", device("x", "tpu", tdp=200.0))], Question(1))[0]
     assert next(row for row in watt if row.is_bound).joules is None
 
 
@@ -82,14 +82,14 @@ def test_the_fastest_is_first_and_bounds_are_last():
 
 
 def test_the_narrower_prediction_is_taken():
-    workloads = [("cpu", Training()), ("cuda", Training(device=L4, width=1.1))]
+    workloads = [Training(), Training(device=L4, width=1.1)]
     row = next(row for row in rows(workloads, [Target("h100", H100)], Question(1))[0] if row.label == "h100")
     assert row.step.seconds.high / row.step.seconds.middle == pytest.approx(1.1)
 
 
 def test_every_measured_device_is_predicted_from_the_others():
-    found = checks([("cpu", Training()), ("cuda", Training(device=L4))], Question(1))
+    found = checks([Training(), Training(device=L4)], Question(1))
     assert [(check.label, check.source) for check in found[::4]] == [("cpu", "cuda"), ("cuda", "cpu")]
     assert all(check.holds for check in found)
-    wrong = checks([("cpu", Training()), ("cuda", Training(device=L4, flops=1e9))], Question(1))
+    wrong = checks([Training(), Training(device=L4, flops=1e9)], Question(1))
     assert not any(check.holds for check in wrong if check.batch_size == 512)

@@ -12,7 +12,7 @@ QUESTION = Question(20, prices=Prices({"t4": 0.5, "l4": 0.8, "h100": 2.5}, "$"))
 
 
 def found(question=QUESTION, training=None):
-    return rows([("cpu", training or Training(flops=1e9))], TARGETS, question)[0]
+    return rows([training or Training(flops=1e9)], TARGETS, question)[0]
 
 
 def cells(label, question=QUESTION):

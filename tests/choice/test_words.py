@@ -34,7 +34,8 @@ def test_a_time_that_is_known_is_said_as_it_was_written(seconds, text):
 
 
 def test_devices_have_titles():
-    assert words.title_of("cpu") == "the CPU here"
+    assert words.title_of("cpu", here=True) == "the CPU here"
+    assert words.title_of("cpu 2", here=True) == "the CPU 2 here"
     assert words.title_of("t4") == "T4"
-    assert words.sentence(words.title_of("cuda")) == "The GPU here."
+    assert words.sentence(words.title_of("cuda", here=True)) == "The GPU here."
     assert words.listed(["a", "b", "c"]) == "a, b and c"

@@ -19,7 +19,7 @@ def environment(monkeypatch, tmp_path):
 @pytest.fixture
 def measured(monkeypatch):
     """A sweep on a CPU whose runs were to train 3 epochs."""
-    monkeypatch.setattr(choose, "_workloads", lambda folders: ([("cpu", Training(flops=1e9))], 3))
+    monkeypatch.setattr(choose, "_workloads", lambda folders: ([Training(flops=1e9)], 3))
     Path("sweep").mkdir()
     return "sweep"
 
@@ -80,7 +80,7 @@ def test_nothing_is_written_unless_asked(monkeypatch, capsys, measured, tmp_path
 
 
 def test_a_device_that_is_here_is_not_predicted(monkeypatch, capsys, measured):
-    both = [("cpu", Training()), ("cuda", Training(device=L4))]
+    both = [Training(), Training(device=L4)]
     monkeypatch.setattr(choose, "_workloads", lambda folders: (both, None))
     call(monkeypatch, measured, "--devices", "l4,t4", "--json")
     answer = json.loads(capsys.readouterr().out)
