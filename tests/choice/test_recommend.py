@@ -69,7 +69,7 @@ def test_a_device_without_a_price_cannot_keep_a_budget():
 def test_what_cannot_be_told_apart_is_said():
     found = answer(Question(20, deadline=7200, prices=Prices({"t4": 0.42, "l4": 0.8}, "$")), HEAVY)
     assert (found.label, found.too_close) == ("l4", ["t4"])
-    assert "Too close to call by cost: L4 against T4 ($0.087 to $0.15); L4 is the cheapest by the middle of the" in (
+    assert "Too close to call by cost: L4 against T4 ($0.088 to $0.15); L4 is the cheapest by the middle of the" in (
         found.text
     )
 
