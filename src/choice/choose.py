@@ -144,6 +144,8 @@ def choose(
         UserError: if a step cannot be predicted at all.
     """
     first = workloads[0]
+    if first.train_samples < 1:
+        raise UserError("choose: no record says how many samples an epoch has; run the sweep again")
     host_of(question.host)  # what is wrong for every device is no reason to leave one out
     format_of(first.precision, question.precision)
     found, left_out = rows(workloads, targets, question)

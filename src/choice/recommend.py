@@ -6,7 +6,8 @@ The rule:
    unknown is out where there is a budget. What is known as a bound alone is never recommended.
 2. With a deadline, the cheapest of the others is taken; a device that is here costs nothing unless it has a price.
    Without a deadline, the fastest is taken, with its start-up.
-3. Two devices differ where one is called shorter (or cheaper) as in `seconds.py`; otherwise they are too close to call. A
+3. Two devices differ where one is called shorter (or cheaper) as in `seconds.py`, by more than 5 % of its middle;
+   otherwise they are too close to call. A
    device that is here is then taken before one that is to be rented, then the cheapest where prices are known, then
    the fastest.
 """
@@ -24,6 +25,7 @@ from .words import listed, one_time, sentence, time
 if TYPE_CHECKING:
     from .step import Workload
 
+ALIKE = 1.05  # a device whose time is longer by less than this factor is as good
 _MOST_NAMED = 4  # devices in a sentence
 KEEPS, MAY, MISSES = "keeps", "may", "misses"
 
@@ -65,7 +67,7 @@ def recommend(rows: Sequence[Row], question: Question) -> Recommendation:
     by_cost = question.deadline is not None and bool(priced)
     candidates, measure = (priced, _cost) if by_cost else (candidates, _training)
     best = min(candidates, key=lambda row: (measure(row).middle, row.training.middle))
-    alike = [row for row in candidates if row is best or not is_less(measure(best), measure(row))]
+    alike = [row for row in candidates if row is best or not _differs(measure(best), measure(row))]
     taken = min(alike, key=lambda row: (not row.here, _cost(row).middle, row.training.middle))
     close = [row for row in alike if row is not taken]
     lines = [_what_it_takes(taken, question), _why(taken, close, candidates, by_cost, unsure, question)]
@@ -74,6 +76,11 @@ def recommend(rows: Sequence[Row], question: Question) -> Recommendation:
     lines += [] if by_cost or taken.here else _cheaper(taken, close, known, question)
     lines += _at_best(taken, rows)
     return Recommendation(taken.label, [row.label for row in close], [sentence(line) for line in lines if line])
+
+
+def _differs(best: Interval, other: Interval) -> bool:
+    """Whether one is called less than the other, and by enough to matter."""
+    return is_less(best, other) and other.middle > ALIKE * best.middle
 
 
 def _training(row: Row) -> Interval:
@@ -132,21 +139,18 @@ def _why(
         return f"it is the only device that surely keeps {limits}"
     if by_cost and taken.here and taken.cost is None:
         return f"it keeps {limits}, and nothing has to be paid"
+    if close or len(candidates) == 1:
+        return ""
     kept = f" that surely keeps {limits}" if limits else ""
-    if close:
-        return ""
-    if len(candidates) == 1:
-        return ""
     return f"it is the {'cheapest' if by_cost else 'fastest'} device{kept}"
 
 
 def _too_close(taken: Row, close: Sequence[Row], by_cost: bool, question: Question) -> str:
     shown = sorted(close, key=lambda row: row.training.middle)
-    named = [
-        f"{row.title} ({_money(row, question) if by_cost else time(row.training, between=' to ')}"
-        f"{'' if by_cost else _with_start_up(row)})"
-        for row in shown[:_MOST_NAMED]
-    ]
+    spans = [_money(row, question) if by_cost else time(row.training, between=" to ") for row in shown]
+    named = [f"{row.title} ({span})" for row, span in zip(shown, spans, strict=True)][:_MOST_NAMED]
+    if len(set(spans)) == 1 and len(shown) > 1:
+        named = [f"{listed([row.title for row in shown][:_MOST_NAMED])} ({spans[0]} each)"]
     more = [f"{len(shown) - _MOST_NAMED} more"] if len(shown) > _MOST_NAMED else []
     against = f"too close to call{' by cost' if by_cost else ''}: {taken.title} against {listed([*named, *more])}"
     if taken.here and not any(row.here for row in close):
@@ -230,13 +234,11 @@ def _pays_from(
     sizes: Sequence[int],
     question: Question,
 ) -> int | None:
-    """The smallest size from which on every measured size has a surely shorter step on the GPU."""
+    """The smallest size from which on every measured size has a shorter step on the GPU."""
     found = None
     for size in reversed(sizes):
-        step = step_on(workloads, gpu.device, size, question)
-        if not is_less(
-            step.seconds, step_on(workloads, workload.device, size, question).seconds, step.how.startswith("bound")
-        ):
+        step, here = (step_on(workloads, device, size, question) for device in (gpu.device, workload.device))
+        if not is_less(step.seconds, here.seconds, step.how.startswith("bound")):
             break
         found = size
     return found
@@ -245,13 +247,13 @@ def _pays_from(
 def _from_batch_size(first: dict[int | None, list[Row]], sizes: Sequence[int]) -> str:
     ran = f"{sizes[0]:,} to {sizes[-1]:,}"
     if list(first) == [None]:
-        return f"no GPU of the table has a surely shorter step than the CPU at the batch sizes measured ({ran})"
+        return f"no GPU of the table has a shorter step than the CPU at the batch sizes measured ({ran})"
     if list(first) == [sizes[0]]:
         return f"every GPU of the table has a shorter step than the CPU at each batch size measured ({ran})"
     paying = sorted((size, gpus) for size, gpus in first.items() if size is not None)
     named = [f"from batch size {size:,} on ({listed(_names(gpus))})" for size, gpus in paying]
     never = f"; at none ({listed(_names(first[None]))})" if None in first else ""
-    return f"a GPU has a surely shorter step than the CPU {', '.join(named)}{never}"
+    return f"a GPU has a shorter step than the CPU {', '.join(named)}{never}"
 
 
 def _names(gpus: Sequence[Row]) -> list[str]:

@@ -150,16 +150,20 @@ def checks(workloads: Sequence["Workload"], question: Question) -> list[Check]:
 
 def step_on(workloads: Sequence["Workload"], device: Device, size: int, question: Question) -> "StepPrediction":
     """A step as it was measured on the device; or predicted from the workload that knows it best."""
-    options = {"host": question.host, "precision": question.precision}
-    own = [workload for workload in workloads if workload.device.name == device.name]
-    if own:
-        return own[0].on(device, size, **options)
-    found = [workload.on(device, size, **options) for workload in workloads]
-    return min(found, key=lambda step: (step.how.startswith("bound"), step.seconds.high / step.seconds.low))
+    own = _own(workloads, device)
+    if own is not None:
+        return own.on(device, size, precision=question.precision)
+    found = [each.on(device, size, host=question.host, precision=question.precision) for each in workloads]
+    return min(found, key=lambda step: (step.how.startswith("bound"), step.seconds.high / max(step.seconds.low, 1e-12)))
+
+
+def _own(workloads: Sequence["Workload"], device: Device) -> "Workload | None":
+    """The workload that was measured on this device."""
+    return next((workload for workload in workloads if workload.device.name == device.name), None)
 
 
 def _row(workloads: Sequence["Workload"], target: Target, question: Question, here: bool) -> Row:
-    first = workloads[0]
+    first = _own(workloads, target.device) or workloads[0]
     largest = first.largest_batch_size(target.device, question.precision)
     size = _batch_size(workloads, target.device, question, largest)
     step = step_on(workloads, target.device, size, question)
@@ -191,8 +195,8 @@ def _batch_size(workloads: Sequence["Workload"], device: Device, question: Quest
     """The size that was asked for; or the smallest measured one whose rate is near the best of them."""
     if question.batch_size is not None:
         return question.batch_size
-    sizes = sorted({size for workload in workloads for size in workload.batch_sizes})
-    own = [workload for workload in workloads if workload.device.name == device.name]
-    sizes = [size for size in (own[0].batch_sizes if own else sizes) if size <= largest] or sizes[:1]
+    own = _own(workloads, device)
+    measured = sorted({size for each in ([own] if own else workloads) for size in each.batch_sizes})
+    sizes = [size for size in measured if size <= largest] or [largest or measured[0]]
     rates = {size: size / step_on(workloads, device, size, question).seconds.middle for size in sizes}
     return next(size for size in sorted(rates) if rates[size] >= NEAR * max(rates.values()))

@@ -94,6 +94,8 @@ def _cost(row: Row, question: Question) -> str:
 
 
 def _memory(row: Row) -> str:
-    """What a step needs, of what there is, in one unit."""
-    needed, there = row.step.memory_bytes.middle, row.device.memory_bytes
-    return f"{digits(needed / 2**30)} of {there / 2**30:.3g} GiB"
+    """What a step needs, of what there is."""
+    needed, there = row.step.memory_bytes.middle, f"{row.device.memory_bytes / 2**30:.3g} GiB"
+    return (
+        f"{digits(needed / 2**20)} MiB of {there}" if needed < 0.1 * 2**30 else f"{digits(needed / 2**30)} of {there}"
+    )

@@ -219,7 +219,9 @@ def _parser() -> argparse.ArgumentParser:
         "--batch-size", type=_size, metavar="N", help="the same for every device; else each has its best"
     )
     parser.add_argument("--precision", metavar="bf16-mixed", help="of the predictions; else that of the measurement")
-    parser.add_argument("--host", metavar="NAME", help="the processor beside a GPU that is not here")
+    parser.add_argument(
+        "--host", metavar="slow", help="processor beside a GPU: fast, typical, slow, or 7us an operation"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write the table, the plot and the numbers there")
     parser.add_argument("--config-dir", metavar="DIR", help="adds YAML files of your own; without a folder")

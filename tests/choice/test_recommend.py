@@ -141,8 +141,8 @@ def pays(training, question=None, targets=TARGETS):
 
 def test_from_which_batch_size_a_gpu_pays():
     said = pays(Training(launches_s=4e-3))
-    assert said[0] == "A GPU has a surely shorter step than the CPU from batch size 32 on (T4, L4 and H100)."
-    assert pays(Training(launches_s=1.0))[0].startswith("No GPU of the table has a surely shorter step than the CPU")
+    assert said[0] == "A GPU has a shorter step than the CPU from batch size 32 on (T4, L4 and H100)."
+    assert pays(Training(launches_s=1.0))[0].startswith("No GPU of the table has a shorter step than the CPU")
     assert pays(HEAVY)[0].startswith("Every GPU of the table has a shorter step than the CPU at each batch size")
 
 
