@@ -164,18 +164,19 @@ def choose(
         recommendation=recommend(found, question),
         pays=pays_from(found, workloads, question),
         checks=checks(workloads, question),
-        notes=[*notes, *_rising(found, workloads, question)],
+        notes=[*notes, *_batches(found, workloads, question)],
     )
 
 
-def _rising(rows: Sequence[Row], workloads: Sequence["Workload"], question: Question) -> list[str]:
-    """The devices whose best batch size is the largest that was measured, and which would hold a larger one."""
-    most = max(size for workload in workloads for size in workload.batch_sizes)
-    found = [row.label for row in rows if row.batch_size == most < row.largest]
-    if question.batch_size is not None or not found:
+def _batches(rows: Sequence[Row], workloads: Sequence["Workload"], question: Question) -> list[str]:
+    """That devices have different batch sizes, and which of these were not measured."""
+    sizes = {row.batch_size for row in rows}
+    if question.batch_size is not None or len(sizes) < 2:
         return []
-    line = f"{listed(found)}: {most:,} is the largest batch size measured, and a larger one may be faster"
-    return [f"{line}; --batch-size {4 * most} asks for one, and a larger batch may need more epochs"]
+    most = max(size for workload in workloads for size in workload.batch_sizes)
+    beyond = [row.label for row in rows if row.batch_size > most]
+    line = f"a larger batch may need more epochs; --batch-size {min(sizes)} compares all devices at the same size"
+    return [f"{line}; {listed(beyond)} have sizes beyond the measured ones" if beyond else line]
 
 
 def _row_as_json(row: Row) -> dict[str, Any]:

@@ -192,8 +192,9 @@ def _at_best(taken: Row, rows: Sequence[Row]) -> list[str]:
     found = [row for row in rows if row.is_bound and row.training.low < taken.training.high]
     if not found:
         return []
-    named = [f"{row.title} would take {one_time(row.training.low)}" for row in found[:_MOST_NAMED]]
-    return [f"at best, {listed(named)}: a bound and no prediction, so only a run there can tell"]
+    named = [f"{row.title} {time(exactly(row.training.low))}" for row in found[:_MOST_NAMED]]
+    more = [f"{len(found) - _MOST_NAMED} more"] if len(found) > _MOST_NAMED else []
+    return [f"at best, and not predicted: {listed([*named, *more])}; only a run there can tell"]
 
 
 def _none_keeps(rows: Sequence[Row], question: Question) -> str:

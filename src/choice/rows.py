@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..analysis.recommend import MAX_EXTRAPOLATION
 from ..errors import UserError
 from ..records.formatting import memory
 from .device import Device
@@ -125,7 +126,7 @@ def rows(
         try:
             found.append(_row(workloads, target, question, target.device.name in measured))
         except UserError as error:
-            left_out.append(LeftOut(target.label, str(error)))
+            left_out.append(LeftOut(target.label, str(error).removeprefix(f"{target.device.name} ")))
     return sorted(found, key=lambda row: (row.is_bound, row.training.middle)), left_out
 
 
@@ -192,11 +193,17 @@ def _row(workloads: Sequence["Workload"], target: Target, question: Question, he
 
 
 def _batch_size(workloads: Sequence["Workload"], device: Device, question: Question, largest: int) -> int:
-    """The size that was asked for; or the smallest measured one whose rate is near the best of them."""
+    """The size that was asked for; or the smallest whose rate is near the best of those that come into question.
+
+    These are the measured sizes; for a device that is not here, also their doublings, as far as records are trusted.
+    """
     if question.batch_size is not None:
         return question.batch_size
     own = _own(workloads, device)
     measured = sorted({size for each in ([own] if own else workloads) for size in each.batch_sizes})
+    most = min(largest, workloads[0].train_samples, MAX_EXTRAPOLATION * measured[-1])
     sizes = [size for size in measured if size <= largest] or [largest or measured[0]]
+    while own is None and len(measured) > 1 and 2 * sizes[-1] <= most:
+        sizes.append(2 * sizes[-1])
     rates = {size: size / step_on(workloads, device, size, question).seconds.middle for size in sizes}
     return next(size for size in sorted(rates) if rates[size] >= NEAR * max(rates.values()))

@@ -65,8 +65,11 @@ def to_markdown(rows: Sequence[Row], question: Question) -> list[str]:
 
 
 def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
-    """A line for each device without a row."""
-    return [f"{one.label}: {one.reason}" for one in left_out]
+    """A line for each reason for which devices have no row."""
+    reasons: dict[str, list[str]] = {}
+    for one in left_out:
+        reasons.setdefault(one.reason, []).append(one.label)
+    return [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
 
 
 def _width(shown: Sequence[_Column]) -> int:

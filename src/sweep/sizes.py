@@ -25,7 +25,7 @@ from .process import run_in_subprocess
 BATCH_SIZE = "data.batch_size"
 SIZES = (8, 32, 128, 512)
 SECONDS_A_RUN = 4.0  # of measured steps, at most
-SECONDS_A_DEVICE = 60.0  # no further size is begun if it would end later
+SECONDS_A_DEVICE = 75.0  # no further size is begun if it would end later
 _STEPS_AT_LEAST = 15  # of a run: warm-up, recorded operations, and six measured ones
 _START_S = 4.0  # of a run, without its steps
 _LOG = "log.txt"

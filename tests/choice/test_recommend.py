@@ -99,8 +99,7 @@ def test_a_device_that_may_miss_the_deadline_is_said_to():
 def test_a_bound_is_named_and_never_taken():
     found = answer(Question(2000, start_up=0), targets=[Target("tpu", TPU)])
     assert found.label == "cpu"
-    assert "At best, TPU would take" in found.text
-    assert "a bound and no prediction" in found.text
+    assert re.search(r"At best, and not predicted: TPU \d+ s; only a run there can tell.", found.text)
     only = answer(Question(20, deadline=400), HEAVY, [Target("tpu", TPU)])
     assert only.label is None
     assert only.text.endswith("TPU may, at best.")
