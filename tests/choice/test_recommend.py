@@ -24,7 +24,7 @@ def test_the_device_that_is_here_needs_no_start_up():
     assert found.label == "cpu"
     assert found.text == (
         "The CPU here: 2 epochs take 27 to 28 s. It is the fastest device. "
-        "L4 would take 5.0 min: its start-up of 5 min alone is longer."
+        "H100 would take 5.0 min: its start-up of 5 min alone is longer."
     )
 
 
@@ -140,13 +140,13 @@ def pays(training, question=None, targets=TARGETS):
 
 def test_from_which_batch_size_a_gpu_pays():
     said = pays(Training(launches_s=4e-3))
-    assert said[0] == "A GPU has a shorter step than the CPU from batch size 32 on (T4, L4 and H100)."
+    assert said[0] == "A GPU has a shorter step than the CPU from batch size 32 on (L4, H100 and T4)."
     assert pays(Training(launches_s=1.0))[0].startswith("No GPU of the table has a shorter step than the CPU")
     assert pays(HEAVY)[0].startswith("Every GPU of the table has a shorter step than the CPU at each batch size")
 
 
 def test_after_how_many_epochs_a_gpu_makes_up_for_its_start_up():
-    assert pays(Training())[1] == "L4 makes up for its start-up of 5 min after 22 to 23 epochs."
+    assert pays(Training())[1] == "H100 makes up for its start-up of 5 min after 22 to 23 epochs."
     assert len(pays(Training(), Question(2, start_up=0))) == 1
 
 

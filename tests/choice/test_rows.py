@@ -28,9 +28,15 @@ def test_the_training_is_all_steps_of_all_epochs_and_the_start_up():
 
 
 def test_the_batch_is_the_smallest_whose_rate_is_near_the_best():
-    table, _ = found()
-    assert table["cpu"].batch_size == 8  # as fast at every size
-    assert table["h100"].batch_size == 512  # launches are most of its steps
+    assert found()[0]["cpu"].batch_size == 8  # as fast at every size
+    assert found(training=Training(flops=1e9))[0]["l4"].batch_size == 32  # below, launches are most of a step
+
+
+def test_a_device_that_is_not_here_may_take_up_to_8_times_the_largest_measured_size():
+    table, _ = found(training=Training(flops=1e3, batch_sizes=(8, 32)))
+    assert (table["cpu"].batch_size, table["h100"].batch_size) == (8, 256)
+    table, _ = found(training=Training(flops=1e3, train_samples=100))
+    assert table["h100"].batch_size == 512  # no larger than was measured where that is the whole training set
 
 
 def test_a_batch_size_can_be_the_same_for_all():
@@ -40,14 +46,15 @@ def test_a_batch_size_can_be_the_same_for_all():
 def test_the_batch_fits_into_memory():
     training = Training(bytes_per_sample=0.05 * GIB)
     table, _ = found(training=training)
-    assert table["t4"].batch_size == 128 <= table["t4"].largest
-    assert table["h100"].batch_size == 512
+    assert table["t4"].batch_size == 256 <= table["t4"].largest
+    smaller = found(training=Training(bytes_per_sample=2.5 * GIB))[0]["t4"]
+    assert smaller.batch_size == smaller.largest == 5  # below the measured sizes
 
 
 def test_a_device_that_is_too_small_is_left_out_with_its_need():
-    table, left_out = found(training=Training(bytes_per_sample=2.5 * GIB))
+    table, left_out = found(training=Training(bytes_per_sample=20 * GIB))
     assert set(table) == {"h100"}
-    assert left_out["t4"] == "needs 20.1 GiB at batch size 8, and has 16 GiB"
+    assert left_out["t4"] == "needs 160 GiB at batch size 8, and has 16 GiB"
 
 
 def test_a_precision_that_a_device_lacks_leaves_it_out():
