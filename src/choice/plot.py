@@ -55,6 +55,7 @@ def choice_plot(rows: Sequence[Row], question: Question, title: str, taken: str 
     axes = figure.subplots()
     _time_axis(axes, shown, question)
     axes.set_title(f"{title}: {question.epochs:,} epoch{'s' if question.epochs > 1 else ''}")
+    heights: dict[str, tuple[float, float, float]] = {}
     if with_cost:
         heights = _cost_axis(axes, shown, question)
         for row in shown:
