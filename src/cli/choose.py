@@ -165,13 +165,14 @@ def _workloads(folders: Sequence[Path]) -> tuple[list["Workload"], int | None]:
     from ..analysis.read import find
     from ..choice.step import workloads
 
-    found = {each.device.name: each for folder in folders for each in workloads(folder)}
-    titles = {each.title for each in found.values()}
-    if len(titles) > 1:
-        raise UserError(f"choose: takes one training; the folders have {' and '.join(sorted(titles))}")
-    epochs = {at(run.record, "config.trainer.max_epochs") for run in find(folders).runs}
-    known = [number for number in epochs if isinstance(number, int) and number > 0]
-    return list(found.values()), known[0] if len(epochs) == 1 and known else None
+    found = [each for folder in folders for each in workloads(folder)]
+    if len(titles := sorted({each.title for each in found})) > 1:
+        raise UserError(f"choose: takes one training; the folders have {' and '.join(titles)}")
+    if len({each.device.name for each in found}) < len(found):
+        raise UserError("choose: several folders were measured on the same device; give one for each device")
+    epochs = [at(run.record, "config.trainer.max_epochs") for run in find(folders).runs]
+    is_known = isinstance(epochs[0], int) and epochs[0] > 0 and epochs == epochs[:1] * len(epochs)
+    return found, epochs[0] if is_known else None
 
 
 def _write(folder: Path, found: "Choice") -> Path | None:

@@ -8,6 +8,7 @@ import pytest
 
 from batchscope.cli import choose
 from tests.choice.paper import L4, Training
+from tests.choice.trainings import write_training
 
 
 @pytest.fixture(autouse=True)
@@ -156,3 +157,69 @@ def test_options_are_measured_and_the_answer_says_where(monkeypatch, capsys, mea
     assert "9 epochs of 55,000 samples" in said.out
     assert said.out.splitlines()[-1].startswith("measured outputs/choose/")
     assert said.err == "cpu: measuring batch size 8\n"
+
+
+class TestFolders:
+    """Records as runs leave them."""
+
+    def test_a_sweep_is_read_without_torch_or_the_device(self, monkeypatch, capsys, tmp_path):
+        call(monkeypatch, write_training(tmp_path / "sweep"), "--devices", "t4,tpu-v5e", "--json")
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["title"], answer["epochs"], answer["train_samples"]) == ("mlp · mnist", 2, 55_000)
+        assert {one["label"]: one["known"] for one in answer["devices"]} == {
+            "cpu": "measured",
+            "t4": "predicted from cpu",
+            "tpu-v5e": "bound: at best",
+        }
+
+    def test_two_devices_are_checked_against_each_other(self, monkeypatch, capsys, tmp_path):
+        write_training(tmp_path / "both" / "cpu")
+        write_training(tmp_path / "both" / "gpu", device="cuda", name="Tesla T4")
+        call(monkeypatch, tmp_path / "both", "--devices", "t4,l4")
+        text = capsys.readouterr().out
+        assert "t4 (here)" in text
+        assert text.count("check: a step on ") == 2
+
+    @pytest.mark.parametrize(
+        ("case", "said"),
+        [
+            ("none", "no runs in x (x: no such folder)"),
+            ("empty", "no runs in x"),
+            ("torn record", "no runs in x (x: cannot be read: "),
+            ("no operations", "x: has no operations.json: it was measured before runs left one"),
+            ("torn operations", "x/0/operations.json: cannot be read: "),
+            ("one size", "x: has one batch size, 8; choose needs two at least"),
+        ],
+    )
+    def test_a_folder_that_does_not_suffice_is_one_line(self, monkeypatch, capsys, case, said):
+        folder = Path("x")
+        if case in ("no operations", "torn operations", "one size"):
+            write_training(folder, sizes=(8,) if case == "one size" else (8, 64))
+        elif case != "none":
+            folder.mkdir()
+        for path in folder.rglob("operations.json"):
+            if case == "no operations":
+                path.unlink()
+            elif case == "torn operations":
+                path.write_text("{")
+        if case == "torn record":
+            (folder / "run.json").write_text("{")
+        code, message = refused(monkeypatch, capsys, folder)
+        assert code == 1
+        assert message.startswith(said)
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["--host", "nope"], "host: got 'nope', takes fast, typical, slow"),
+            (["--precision", "8-bit"], "precision: got '8-bit', takes 32-true"),
+        ],
+    )
+    def test_what_no_device_understands_is_one_line(self, monkeypatch, capsys, words, said):
+        code, message = refused(monkeypatch, capsys, write_training(Path("x")), *words)
+        assert (code, message[: len(said)]) == (1, said)
+
+    def test_folders_are_of_one_training_and_of_different_devices(self, monkeypatch, capsys):
+        folders = [write_training(Path(name)) for name in ("x", "y")]
+        code, message = refused(monkeypatch, capsys, *folders)
+        assert message == "choose: several folders were measured on the same device; give one for each device"
