@@ -155,7 +155,7 @@ def _too_close(taken: Row, close: Sequence[Row], by_cost: bool, question: Questi
     against = f"too close to call{' by cost' if by_cost else ''}: {taken.title} against {listed([*named, *more])}"
     if taken.here and not any(row.here for row in close):
         return f"{against}; {taken.title} has nothing to rent and to start"
-    priced = all(math.isfinite(_cost(row).middle) for row in (taken, *close))
+    priced = any(row.cost for row in close) and all(math.isfinite(_cost(row).middle) for row in (taken, *close))
     return f"{against}; {taken.title} is {'the cheapest' if priced else 'the fastest'} by the middle of the interval"
 
 

@@ -222,4 +222,5 @@ class TestFolders:
     def test_folders_are_of_one_training_and_of_different_devices(self, monkeypatch, capsys):
         folders = [write_training(Path(name)) for name in ("x", "y")]
         code, message = refused(monkeypatch, capsys, *folders)
+        assert code == 1
         assert message == "choose: several folders were measured on the same device; give one for each device"
