@@ -40,6 +40,7 @@ def test_the_wheel_installs_the_program_and_its_aliases(wheel: Path) -> None:
     assert aliases == {"batchscope-train", "batchscope-evaluate", "batchscope-report"}
 
 
+@pytest.mark.slow  # a process that imports everything once more
 def test_an_installed_wheel_trains_from_another_folder(wheel: Path, tmp_path: Path) -> None:
     site, here = tmp_path / "site", tmp_path / "here"
     here.mkdir()

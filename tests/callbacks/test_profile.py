@@ -201,6 +201,7 @@ def test_by_default_a_bottleneck_can_be_clear() -> None:
     assert callback.explanation.bottleneck["certainty"] == "clear"
 
 
+@pytest.mark.slow  # two processes import everything
 def test_every_rank_ends_after_the_same_update(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "tests.callbacks.test_profile", str(tmp_path)]
     subprocess.run(line, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=PATIENCE_S)

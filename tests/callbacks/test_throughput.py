@@ -511,6 +511,7 @@ def fail(*_: Any) -> None:
     raise RuntimeError("cannot be measured")
 
 
+@pytest.mark.slow
 def test_a_rank_that_gives_up_keeps_none_waiting(tmp_path: Path) -> None:
     """At the end the ranks gather their rates. A sum without one of them is no rate of all."""
     measured = "batchscope.callbacks._measurement.UpdateBuilder.add"

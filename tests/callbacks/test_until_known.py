@@ -196,6 +196,7 @@ def test_a_run_that_takes_turns_is_ended_by_who_gives_them(tmp_path: Path) -> No
     assert [len(steps) for steps in times.of_stretches()][-2:] == [10, 10]
 
 
+@pytest.mark.slow
 def test_all_ranks_end_after_the_same_step(tmp_path: Path) -> None:
     small = ["data=copy_memory", "data.delay=2", "data.num_train=76", "data.batch_size=8", "model=stacked_lstm"]
     small += ["model.hidden_size=8", "trainer.accelerator=cpu", "callbacks.throughput.calibrate=false"]

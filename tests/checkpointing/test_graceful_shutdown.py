@@ -84,9 +84,10 @@ def interrupt_and_hang() -> None:
     ("told", "name", "code"),
     [
         (terminate, "SIGTERM", 143),
-        (interrupt, "SIGINT", 130),
-        (hang_up, "SIGHUP", 129),
-        (requeue, "SIGUSR1", 138),
+        # The tests of a terminal that closes, of a line that resumes, and of SLURM send the others.
+        pytest.param(interrupt, "SIGINT", 130, marks=pytest.mark.slow),
+        pytest.param(hang_up, "SIGHUP", 129, marks=pytest.mark.slow),
+        pytest.param(requeue, "SIGUSR1", 138, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_in_a_step_lets_it_finish_and_keeps_it(told: object, name: str, code: int, tmp_path: Path) -> None:

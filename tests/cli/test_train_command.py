@@ -201,7 +201,10 @@ def program(*words: str, **how: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, text=True, timeout=PATIENCE_S, check=False, **pipes)
 
 
-@pytest.mark.parametrize("line", ["--help", "--cfg job", "--info"])
+SHOWING = ["--help", pytest.param("--cfg job", marks=pytest.mark.slow), pytest.param("--info", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("line", SHOWING)
 def test_a_reader_that_has_gone_is_no_error(line: str) -> None:
     reads, writes = os.pipe()
     os.close(reads)
@@ -213,11 +216,11 @@ def test_a_reader_that_has_gone_is_no_error(line: str) -> None:
 
 @pytest.mark.parametrize("line", ["--cfg job data.batch_sise=3", "--nope"])
 def test_the_program_says_it_in_one_line(line: str, tmp_path: Path) -> None:
-    done = program(*line.split(), cwd=tmp_path)
-    assert done.returncode in (1, 2)
-    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("error: ")
-    assert done.stdout == ""
-    assert list(tmp_path.iterdir()) == []
+    done = forked(tmp_path, *line.split())
+    assert done.end() in (1, 2)
+    assert len(done.complained.splitlines()) == 1 and done.complained.startswith("error: ")
+    assert done.said == ""
+    assert {path.name for path in tmp_path.iterdir()} == {"stdout", "stderr"}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from batchscope.errors import UserError
 from batchscope.hardware.devices import check_accelerator
 from batchscope.ranks import Rank, current
 from tests.support.runs import SMALL as SMALL_RUN
-from tests.support.runs import Run, ranks
+from tests.support.runs import Run, ranks, run
 from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,12 +164,11 @@ def test_a_sweep_is_not_started_by_torchrun() -> None:
     ],
 )
 def test_the_program_says_it_and_writes_nothing(tmp_path: Path, option: str) -> None:
-    line = [sys.executable, str(ROOT / "train.py"), "trainer=ddp", "trainer.accelerator=cpu", option]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: trainer.")
-    assert done.stderr.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+    done = run(tmp_path, "trainer=ddp", "trainer.accelerator=cpu", option)
+    assert done.end() == 1
+    assert done.complained.startswith("error: trainer.")
+    assert done.complained.count("\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"stdout", "stderr"}
 
 
 # --- started by others ------------------------------------------------------------------------------------------------

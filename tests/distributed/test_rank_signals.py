@@ -43,7 +43,8 @@ def test_a_signal_to_one_rank_ends_both_also_in_epochs_of_four_batches(rank: int
     assert "stopped by" not in both[1].said
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_rank_while_ranks_connect_is_one_line_in_the_other(rank: int, tmp_path: Path) -> None:
     setup = "batchscope.distributed.agreement.Agreement.setup"
     both = ranks(tmp_path, *SHORT, faults={rank: [(setup, 1, terminate)]})

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from batchscope.errors import UserError
 
-SECONDS = float(os.environ.get("FUZZ_SECONDS", "0.3"))  # of each fuzzer
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "0.15"))  # of each fuzzer
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 
 

@@ -73,7 +73,10 @@ def test_what_was_set_aside_is_in_no_report_and_no_exit_code(tmp_path):
     assert [run.name for run in find([tmp_path]).runs] == ["0"]
 
 
-@pytest.mark.parametrize("status", ["planned", "running", "interrupted", "failed"])
+HELD = ["running", *(pytest.param(status, marks=pytest.mark.slow) for status in ("planned", "interrupted", "failed"))]
+
+
+@pytest.mark.parametrize("status", HELD)
 def test_a_run_that_is_going_on_in_another_process_is_left_as_it_is(tmp_path, status):
     leave(tmp_path / "0", status)
     before = everything(tmp_path)

@@ -167,6 +167,7 @@ def test_only_modules_that_are_known_to_compute_nothing_are_imported_beforehand(
     assert modules_of(configs) == ["batchscope.models.cnn", "lightning.pytorch.loggers"]
 
 
+@pytest.mark.slow  # imports everything once more; the default sweep trains in runs that are forked from such a server
 def test_the_server_has_computed_nothing(server: ForkServer, tmp_path: Path) -> None:
     real, file = ForkServer([*fork_server.IMPORTED, "batchscope.models.cnn"]), tmp_path / "seen"
     lines = [

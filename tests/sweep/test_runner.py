@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from batchscope.records.step_times import read_step_times
 from tests.support.runs import assert_alike, results
+from tests.support.runs import run as forked
 from tests.support.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,19 +131,18 @@ def test_a_folder_of_another_sweep_is_refused_before_anything_runs(tmp_path: Pat
     run_dir = tmp_path / "s/0"
     run_dir.mkdir(parents=True)
     (run_dir / "run.json").write_text(json.dumps({"schema": 1, "status": "finished", "config": {"seed": 7}}))
-    code, out, err = sweep(tmp_path, "data.batch_size=4,8")
-    assert code == 1
-    assert "s/0 holds a run of another sweep" in err
-    assert "— run" not in out
+    done = forked(tmp_path, "-m", *TINY, "data.batch_size=4,8")
+    assert done.end() == 1
+    assert "s/0 holds a run of another sweep" in done.complained
+    assert "— run" not in done.said
     assert [path.name for path in (tmp_path / "s").rglob("*")] == ["0", "run.json"]
 
 
 def test_a_search_needs_a_sweep(tmp_path: Path) -> None:
-    line = [sys.executable, str(ROOT / "train.py"), "experiment=find_batch_size"]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr == "error: search: takes several runs; write python train.py -m …\n"
-    assert not list(tmp_path.iterdir())
+    done = forked(tmp_path, "experiment=find_batch_size")
+    assert done.end() == 1
+    assert done.complained == "error: search: takes several runs; write python train.py -m …\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"stdout", "stderr"}
 
 
 @pytest.mark.slow

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from batchscope.errors import Interrupted, UserError
 from batchscope.options.compose import check_command_line
-from batchscope.options.groups import choices_of
+from batchscope.options.groups import CONFIGS, choices_of
+from batchscope.options.signatures import class_attribute
 from batchscope.training.run import train
 from tests.support.runs import SMALL
 from tests.support.runs import run as forked
@@ -256,23 +258,38 @@ def test_a_sweep_runs_every_value(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("option", choices_of("model"))
-def test_every_model_trains_on_every_kind_of_data_that_it_accepts(option: str, tmp_path: Path) -> None:
-    accepted = 0
-    for data in ("digits", "adding", "copy_memory"):
-        sizes = ["data.num_train=16", "data.num_val=8", "data.num_test=8"]
-        small = {"digits": [f"data.root={tmp_path}"], "adding": ["data.sequence_length=5"], "copy_memory": []}[data]
-        line = [f"model={option}", f"data={data}", *sizes, *small, "trainer.limit_train_batches=2"]
-        try:
-            check_command_line([*SHORT, *line], multirun=False)
-        except UserError as refused:
-            assert "reads" in str(refused)
-            continue
-        accepted += 1
-        metric, record = in_process(tmp_path / data, *line, choices={"model": option, "data": data})
-        assert record["status"] == "finished"
-        assert metric == record["metrics"]["val/loss"] > 0
-    assert accepted >= 1
+SIZES = ["data.num_train=16", "data.num_val=8", "data.num_test=8"]
+TINY_DATA = {
+    "digits": [*SIZES, "data.root=."],
+    "adding": [*SIZES, "data.sequence_length=5"],
+    "copy_memory": [*SIZES, "data.delay=2"],
+}
+
+
+def accepted_by(option: str) -> list[str]:
+    """The data that a model accepts, of each kind of target one."""
+    accepts = class_attribute(OmegaConf.load(CONFIGS / "model" / f"{option}.yaml")._target_, "accepts")
+    kinds = {"digits": "image", "adding": "sequence", "copy_memory": "sequence"}
+    return [data for data, kind in kinds.items() if kind in accepts]
+
+
+# Each model is trained on one kind of data by default, and on every other one by the slow tests.
+TRAINED = [
+    pytest.param(option, data, marks=[pytest.mark.slow] * (data != accepted_by(option)[-1]))
+    for option in choices_of("model")
+    for data in accepted_by(option)
+]
+
+
+@pytest.mark.parametrize(("option", "data"), TRAINED)
+def test_every_model_trains_on_every_kind_of_data_that_it_accepts(
+    option: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = [f"model={option}", f"data={data}", *TINY_DATA[data], "trainer.limit_train_batches=2"]
+    metric, record = in_process(tmp_path, *line, choices={"model": option, "data": data})
+    assert record["status"] == "finished"
+    assert metric == record["metrics"]["val/loss"] > 0
 
 
 def test_train_returns_the_metric_that_a_sweeper_asks_for(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from batchscope.analysis import write_report
+from batchscope.analysis.report import Report
 from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.data.adding import Adding
 from batchscope.training.quiet import is_shown
@@ -52,7 +53,12 @@ def test_a_batch_that_the_training_set_can_fill_stays_as_it_is(capsys: pytest.Ca
     assert (data.batch_size, capsys.readouterr().err) == (50, "")
 
 
-def test_it_is_labelled_as_what_it_held_wherever_it_is_named(oversize: Path) -> None:
+@pytest.fixture(scope="module")
+def report(oversize: Path) -> Report:
+    return write_report([oversize / "out"], oversize / "report")
+
+
+def test_it_is_labelled_as_what_it_held_wherever_it_is_named(oversize: Path, report: Report) -> None:
     found = record(oversize / "out")
     assert (found["batch_size"], found["global_batch_size"], found["throughput"]["batch_size"]) == (76, 76, 76)
     assert found["name"] == "stacked-lstm-copy-memory-bs76"
@@ -64,7 +70,6 @@ def test_it_is_labelled_as_what_it_held_wherever_it_is_named(oversize: Path) -> 
     metadata = EventAccumulator(str(folder)).Reload().SummaryMetadata("_hparams_/session_start_info")
     hparams = plugin_data_pb2.HParamsPluginData.FromString(metadata.plugin_data.content).session_start_info.hparams
     assert hparams["data.batch_size"].number_value == 76
-    report = write_report([oversize / "out"], oversize / "report")
     assert report.headlines[0].split("samples/s at ")[1].startswith("batch size 76.")
 
 
@@ -80,10 +85,9 @@ def test_the_learning_rate_is_scaled_to_what_the_batch_held(oversize: Path) -> N
     assert found["learning_rate"] == found["config"]["optimizer"]["lr"]
 
 
-def test_the_rate_of_a_run_is_one_number_in_the_record_the_report_and_hparams(oversize: Path) -> None:
+def test_the_rate_of_a_run_is_one_number_in_the_record_the_report_and_hparams(oversize: Path, report: Report) -> None:
     throughput = record(oversize / "out")["throughput"]
     assert throughput["samples_per_sec"] == pytest.approx(76e3 / throughput["step_ms_median"])
-    report = write_report([oversize / "out"], oversize / "report")
     assert report.sweep.runs[0].values["samples_per_sec"] == throughput["samples_per_sec"]
     (folder,) = {path.parent for path in (oversize / "out").glob("*/events.*")}
     events = EventAccumulator(str(folder)).Reload()
@@ -120,12 +124,19 @@ FINDER = [
 ]
 
 
-def test_what_was_asked_for_is_shown_once_and_greetings_are_not(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def talkative(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of which Lightning has much to say."""
+    folder = tmp_path_factory.mktemp("talkative")
     stopping = "+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping"
     verbose = ["+callbacks.stop.monitor=val/loss", "+callbacks.stop.verbose=true"]
-    done = run(tmp_path, *SMALL, *FINDER, stopping, *verbose, "+trainer.profiler=simple", "hydra.run.dir=out")
+    done = run(folder, *SMALL, *FINDER, stopping, *verbose, "+trainer.profiler=simple", "hydra.run.dir=out")
     assert done.end() == 0, done.complained
-    both = done.said + done.complained
+    return folder
+
+
+def test_what_was_asked_for_is_shown_once_and_greetings_are_not(talkative: Path) -> None:
+    both = "".join((talkative / name).read_text() for name in ("stdout", "stderr"))
     assert both.count("Learning rate set to") == 1
     assert both.count("FIT Profiler Report") == 1
     assert "Metric val/loss improved" in both
@@ -158,12 +169,11 @@ def test_a_learning_rate_that_a_callback_found_is_in_record_and_summary(tmp_path
     assert line.startswith("changed  the learning rate, by a callback, in 20 of 20 steps: in step 1 to ")
 
 
-def test_where_the_schedule_takes_over_again_its_peak_is_the_learning_rate(tmp_path: Path) -> None:
-    done = run(tmp_path, *SMALL, *FINDER, "hydra.run.dir=out")
-    found = record(tmp_path / "out")
+def test_where_the_schedule_takes_over_again_its_peak_is_the_learning_rate(talkative: Path) -> None:
+    found = record(talkative / "out")
     assert found["learning_rate_changed"]["steps"] == 1
     assert found["learning_rate"] == found["config"]["optimizer"]["lr"]
-    assert "; in the others " in done.said
+    assert "; in the others " in (talkative / "stdout").read_text()
 
 
 def test_updates_that_were_skipped_are_a_count_of_the_whole_run() -> None:

@@ -173,6 +173,7 @@ def test_an_overflow_leaves_the_clipped_update_out_and_lowers_the_scale() -> Non
     assert not torch.equal(later[0][0], before[0][0])
 
 
+@pytest.mark.slow  # each part is above
 def test_a_run_in_mixed_precision_clips(tmp_path: Path) -> None:
     mixed = ("model=rnn_cell", "trainer.precision=bf16-mixed", "trainer.gradient_clip_val=1.0")
     done = run(tmp_path, *SMALL, *mixed, "hydra.run.dir=run")
