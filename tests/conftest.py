@@ -11,6 +11,8 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"
 # Whether there is a GPU is asked while tests are collected, and must not initialize CUDA: processes are forked later.
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+# Imports and collected tests are no garbage.
+gc.disable()
 
 import pytest
 
@@ -27,6 +29,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
     if "tests.support.runs" in sys.modules and not session.config.option.collectonly:
         fork_server.start()
 

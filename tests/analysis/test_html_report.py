@@ -89,6 +89,7 @@ def test_a_sweep_without_a_batch_size_to_compare_has_its_table(tmp_path):
     assert "data-root-id" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow  # a process that imports everything but Bokeh
 def test_without_bokeh_the_report_says_so_and_has_the_rest(sweep, tmp_path):
     program = (
         "import sys; sys.modules['bokeh'] = None\n"

@@ -1,5 +1,7 @@
 """The plots show the same numbers as the table, and cope with many groups and odd sizes."""
 
+import pytest
+
 from batchscope.analysis import write_report
 from batchscope.analysis.plots import device, step_time, throughput
 from batchscope.analysis.read import find
@@ -38,6 +40,7 @@ def test_the_bars_are_the_interval_of_the_rate_where_one_is_known(tmp_path):
     assert shown["old"][0].endswith("bars: from the 10th to the 90th percentile of steps")
 
 
+@pytest.mark.usefixtures("pictures_alone")
 def test_many_groups_and_odd_sizes_can_be_drawn(tmp_path):
     for g in range(12):
         sizes = [3, 7, 100] if g % 2 else [1, 1000, 1001]
@@ -47,6 +50,7 @@ def test_many_groups_and_odd_sizes_can_be_drawn(tmp_path):
     assert "the step_time plot shows the first 9 groups" in report.notes
 
 
+@pytest.mark.usefixtures("pictures_alone")
 def test_a_name_with_dollar_signs_is_a_name_and_no_formula(tmp_path):
     write_sweep(tmp_path, [32, 64, 128], serial(4, 0.1), model="a$$b$c", **DEVICE)
     assert (tmp_path / "out" / "throughput.png") in write_report([tmp_path], tmp_path / "out").files

@@ -35,7 +35,11 @@ def out(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def report(full, out):
-    return [write_report([full], out) for _ in range(2)][1]
+    with pytest.MonkeyPatch.context() as changed:  # the first one without its plots, which take long
+        changed.setattr("batchscope.analysis.plots.draw", lambda analyses, out: ([], []))
+        changed.setattr("batchscope.analysis.plots.cards", lambda analyses: {})
+        write_report([full], out)
+    return write_report([full], out)
 
 
 def test_everything_is_written(report, out):
@@ -98,10 +102,11 @@ def test_the_events_for_tensorboard_have_the_time_at_which_the_sweep_ended(tmp_p
         assert {event.wall_time for name in events.Tags()[tag] for event in read(name)} == {ended}
 
 
-def test_a_report_needs_no_torch(full, tmp_path):
+def test_a_report_needs_no_torch(tmp_path):
+    folder = write_sweep(tmp_path / "sweep", [32, 64], serial(4, 0.1), **DEVICE)
     program = (
         "import sys; from batchscope.analysis import write_report; import batchscope.report; "
-        f"write_report([{str(full)!r}], {str(tmp_path / 'out')!r}); "
+        f"write_report([{str(folder)!r}], {str(tmp_path / 'out')!r}); "
         "print([m for m in ('torch', 'lightning', 'hydra') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -118,6 +123,7 @@ def test_one_run(tmp_path):
     assert "no throughput plot: it needs two batch sizes" in report.notes
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_a_rate_without_a_batch_size_is_not_compared(tmp_path):
     facts = {"batch_size": None, "samples_per_sec": 6400.0}
     for n in range(2):
@@ -126,6 +132,7 @@ def test_a_rate_without_a_batch_size_is_not_compared(tmp_path):
     assert "finished without a throughput summary: 0, 1" in report.notes
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_a_sweep_over_something_else(tmp_path):
     write_run(tmp_path / "0", 64, 10.0)
     write_run(tmp_path / "1", 64, 5.0, options={"data.pipeline": "device"})
@@ -135,6 +142,7 @@ def test_a_sweep_over_something_else(tmp_path):
     assert "no batch size is recommended: data.batch_size was the same in all runs" in report.notes
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_all_failed(tmp_path):
     for n in range(3):
         write_run(tmp_path / str(n), 32 * 2**n, status="failed", error="ValueError: no")
@@ -144,6 +152,7 @@ def test_all_failed(tmp_path):
     assert "ValueError: no" in (tmp_path / "out" / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_runs_without_a_throughput_summary(tmp_path):
     write_run(tmp_path / "0", 32, metrics={"test/acc": 0.9})
     write_run(tmp_path / "1", 64, metrics={"test/acc": 0.8})
@@ -153,6 +162,7 @@ def test_runs_without_a_throughput_summary(tmp_path):
     assert "finished without a throughput summary: 0, 1" in report.notes
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_runs_on_different_data_are_listed_not_compared(tmp_path):
     write_run(tmp_path / "0", 64, 10.0, metrics={"test/acc": 0.9})
     folder = write_run(tmp_path / "1", 64, 10.0, metrics={"test/acc": 0.99})
@@ -163,6 +173,7 @@ def test_runs_on_different_data_are_listed_not_compared(tmp_path):
     assert report.headlines == ["The runs are on different data: there is nothing to compare."]
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_unlike_numbers_of_samples_are_a_note(tmp_path):
     for n, size in enumerate((32, 64)):
         write_run(tmp_path / str(n), size, 10.0, metrics={"test/acc": 0.9}, steps=25)
@@ -170,12 +181,14 @@ def test_unlike_numbers_of_samples_are_a_note(tmp_path):
     assert "cnn: metrics are not compared between sizes that saw different numbers of samples" in notes
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_repetitions_alone(tmp_path):
     for n in range(2):
         write_run(tmp_path / str(n), 32, 10.0)
     assert "nothing varied: the runs repeat one another" in write_report([tmp_path], tmp_path / "out").notes
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_runs_that_differ_in_their_seed_alone_are_repeats_with_a_median_and_a_spread(tmp_path):
     for seed, (ms, accuracy) in enumerate(((10.0, 0.97), (8.0, 0.99), (12.5, 0.98))):
         write_run(tmp_path / str(seed), 64, ms, seed=seed, metrics={"test/acc": accuracy})
@@ -184,6 +197,7 @@ def test_runs_that_differ_in_their_seed_alone_are_repeats_with_a_median_and_a_sp
     assert report.headlines == [f"cnn: 3 repeated runs at batch size 64, medians: {speed}; {accuracy}."]
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_repeats_of_several_options_are_compared_by_their_medians_and_each_has_its_spread(tmp_path):
     for n, ms in enumerate((10.0, 20.0, 30.0, 40.0)):
         write_run(tmp_path / str(n), 64, ms, seed=n % 2, options={"data.pipeline": ("memory", "device")[n // 2]})
@@ -193,6 +207,7 @@ def test_repeats_of_several_options_are_compared_by_their_medians_and_each_has_i
     assert third.startswith("cnn · device: 2 repeated runs")
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_of_repeats_only_one_of_which_was_measured_there_is_one_run(tmp_path):
     write_run(tmp_path / "0", 64, 10.0, seed=0)
     write_run(tmp_path / "1", 64, status="failed", error="ValueError: no", seed=1)
@@ -200,6 +215,7 @@ def test_of_repeats_only_one_of_which_was_measured_there_is_one_run(tmp_path):
     assert report.headlines == ["One measured run only: nothing to compare it with."]
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_a_rate_of_steps_that_differ_by_more_than_a_factor_of_two_is_called_unreliable(tmp_path):
     folder = write_sweep(tmp_path, [32, 64, 128], serial(4, 0.1))
     assert not any("not reliable" in note for note in write_report([folder], tmp_path / "before").notes)
@@ -235,6 +251,7 @@ def test_a_link_out_of_the_reports_folder_is_refused(name, tmp_path):
     assert list(victim.parent.iterdir()) == [victim]
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_a_reports_folder_behind_a_link_out_of_what_is_reported_is_refused(tmp_path):
     folder = write_sweep(tmp_path / "theirs", [32, 64, 128], serial(4, 0.1), **DEVICE)
     (tmp_path / "elsewhere").mkdir()
@@ -258,6 +275,7 @@ def test_a_report_replaces_its_files_and_writes_through_none(tmp_path):
     assert all((out / name).stat().st_size > 6 for name in names)
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_a_folder_that_was_typed_may_lie_behind_a_link(tmp_path):
     folder = write_sweep(tmp_path / "project" / "sweep", [32, 64, 128], serial(4, 0.1), **DEVICE)
     (tmp_path / "disk").mkdir()
@@ -266,6 +284,7 @@ def test_a_folder_that_was_typed_may_lie_behind_a_link(tmp_path):
     assert (tmp_path / "disk" / "compared" / "report.md").is_file()
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_a_rate_that_is_hardly_known_is_a_note_and_so_is_a_disturbed_run(tmp_path):
     folder = write_sweep(tmp_path, [32, 64, 128], serial(4, 0.1))
     wide = {"step_ms_interval": [8.0, 13.0], "step_ms_p10": 4.0, "step_ms_p90": 16.1}

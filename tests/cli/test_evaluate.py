@@ -24,7 +24,11 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evaluate")
     sizes = ["data.num_train=64", "data.num_val=32", "data.num_test=100", "data.batch_size=16"]
     line = ["data=digits", f"data.root={folder}", *sizes, "trainer.max_epochs=1", "callbacks.progress=null"]
-    line += ["callbacks.throughput.calibrate=false"]
+    line += [
+        "callbacks.throughput.calibrate=false",
+        "+callbacks.throughput.flops_per_sample=1",
+        "callbacks.memory=null",
+    ]
     line += ["trainer.accelerator=cpu", f"run_dir={folder / 'run'}"]
     config = check_command_line(line, multirun=False)[0]
     train(config, folder / "run", {"model": "cnn", "data": "digits"}, line)

@@ -29,6 +29,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("explain")
     line = ["data=digits", f"data.root={folder}", *SIZES, "trainer.max_epochs=1", "callbacks.progress=null"]
     line += ["callbacks.throughput.calibrate=false", "trainer.accelerator=cpu", f"run_dir={folder / 'run'}"]
+    line += ["+callbacks.throughput.flops_per_sample=1", "callbacks.memory=null"]
     config = check_command_line(line, multirun=False)[0]
     train(config, folder / "run", {"model": "cnn", "data": "digits"}, line)
     return folder / "run"
@@ -220,8 +221,9 @@ def terminate() -> None:
 @pytest.mark.parametrize(
     ("sent", "name", "where", "call"),
     [
-        (interrupt, "SIGINT", "batchscope.training.explain.explain", 1),
-        (terminate, "SIGTERM", "batchscope.training.task.Task.training_step", 5),  # in a recorded step
+        pytest.param(interrupt, "SIGINT", "batchscope.training.explain.explain", 1, marks=pytest.mark.slow),
+        # in a recorded step
+        pytest.param(terminate, "SIGTERM", "batchscope.training.task.Task.training_step", 5, marks=pytest.mark.slow),
         (interrupt, "SIGINT", "batchscope.training.task.Task.training_step", 8),  # in a profiled step
         (terminate, "SIGTERM", "batchscope.files.write_bytes", 2),
     ],

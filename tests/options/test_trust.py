@@ -246,18 +246,26 @@ def test_the_folder_that_a_record_names_is_not_the_runs(recorded: Any, run_dir: 
     assert "is '/etc" in refusal(resumed, changed(config, "data.root", "/etc"), run_dir) or recorded == "/"
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["callbacks.checkpoint.dirpath", "logger.csv.save_dir", "logger.tensorboard.save_dir", "trainer.default_root_dir"],
-)
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("out/../elsewhere", "outside", "out/./../../x", "~/x", "s3://out/x", "out/a/..", "out/~/x", "out/$HOME"),
-        *("~/../{here}/out/x", "$PWD/../{here}/out", "file://../{here}/out/x", "ftp://127.0.0.1:1/../../out/x"),
-        *("x::file:/../../out", "out/file://x"),
-    ],
-)
+PATHS = [
+    *("out/../elsewhere", "outside", "out/./../../x", "~/x", "s3://out/x", "out/a/..", "out/~/x", "out/$HOME"),
+    *("~/../{here}/out/x", "$PWD/../{here}/out", "file://../{here}/out/x", "ftp://127.0.0.1:1/../../out/x"),
+    *("x::file:/../../out", "out/file://x"),
+]
+KEYS = [
+    "callbacks.checkpoint.dirpath",
+    "logger.csv.save_dir",
+    "logger.tensorboard.save_dir",
+    "trainer.default_root_dir",
+]
+# Of the options but the first, one path each is in the default tests.
+CASES = [
+    pytest.param(path, key, marks=[pytest.mark.slow] * (key != KEYS[0] and path != PATHS[0]))
+    for key in KEYS
+    for path in PATHS
+]
+
+
+@pytest.mark.parametrize(("path", "key"), CASES)
 def test_a_path_that_only_looks_as_if_it_lay_in_the_folder_is_outside(path: str, key: str, run_dir: Path) -> None:
     config = changed(config_of(run_dir), key, path.format(here=Path.cwd().name))
     assert f"{key}: is " in refusal(resumed, config, run_dir)

@@ -34,14 +34,16 @@ SHORT = [
     "callbacks.progress=null",
 ]
 
+# To count a step takes longer than to train it.
+UNCOUNTED = ["+callbacks.throughput.flops_per_sample=1", "callbacks.memory=null"]
 
 SAID = {"stdout", "stderr"}  # what a forked run leaves of itself
 
 
 def in_process(tmp_path: Path, *overrides: str, choices: dict[str, str] | None = None) -> tuple[float | None, dict]:
-    """A run without the start of a new process, and without counting FLOPs: the returned metric and the record."""
+    """A run without the start of a new process, and without counting FLOPs and memory: its metric and its record."""
     run_dir = tmp_path / "run"
-    lines = [*SHORT, "+callbacks.throughput.flops_per_sample=1", *overrides, f"run_dir={run_dir}"]
+    lines = [*SHORT, *UNCOUNTED, *overrides, f"run_dir={run_dir}"]
     config = check_command_line(lines, multirun=False)[0]
     metric = train(config, run_dir, choices or {"model": "cnn", "data": "mnist"}, lines)
     return metric, json.loads((run_dir / "run.json").read_text())
@@ -152,7 +154,12 @@ def test_the_program_starts_from_anywhere(script: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "overrides",
-    [["modle=cnn"], ["data.batch_size=0"], ["model=cnn", "data=adding"], ["-m", "data.batch_size=64,0"]],
+    [
+        ["modle=cnn"],
+        ["-m", "data.batch_size=64,0"],
+        pytest.param(["data.batch_size=0"], marks=pytest.mark.slow),
+        pytest.param(["model=cnn", "data=adding"], marks=pytest.mark.slow),
+    ],
     ids=" ".join,
 )
 def test_a_mistake_exits_with_1_and_writes_nothing(overrides: list[str], tmp_path: Path) -> None:
@@ -242,7 +249,7 @@ def test_a_sweep_runs_every_value(tmp_path: Path) -> None:
     swept = [
         *(o for o in SHORT if "batch_size" not in o),
         *small,
-        "+callbacks.throughput.flops_per_sample=1",
+        *UNCOUNTED,
         "data.batch_size=4,8",
     ]
     done = forked(tmp_path, "-m", *swept, "hydra.sweep.dir=s")
