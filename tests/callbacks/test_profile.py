@@ -359,7 +359,8 @@ def test_a_compiled_module_is_timed_and_traced_but_not_counted() -> None:
 
 
 def test_an_option_adds_it_to_a_run(tmp_path: Path) -> None:
-    done = run(tmp_path, *SMALL, "callbacks=explain", "callbacks.explain.steps=5", "test=false", "hydra.run.dir=out")
+    options = ["callbacks=explain", "callbacks.explain.steps=5", "+callbacks.explain.calibrate=false"]
+    done = run(tmp_path, *SMALL, *options, "test=false", "hydra.run.dir=out")
     assert done.end() == 0, done.complained
     assert "explain  out/explain" in done.said
     assert "costliest operations" in done.said

@@ -102,6 +102,7 @@ LARGE_STEPS = [
     *("data=digits", "model=cnn", "trainer.max_epochs=1", "trainer.accelerator=cpu", "+trainer.limit_train_batches=2"),
     *("callbacks.throughput.calibrate=false", "callbacks.progress=null", "callbacks.device=null", "test=false"),
     *("+trainer.limit_val_batches=0", "callbacks.prediction_images=null", "data.pipeline=memory"),
+    *("data.num_train=8192", "data.num_val=64", "data.num_test=64"),
 ]
 
 
