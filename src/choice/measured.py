@@ -67,7 +67,7 @@ def _of_group(folder: Path, runs: Sequence[Run]) -> Measured:
     first, step = kept[0]
     steps = {size: _of_batch(each[0][1]) for size, each in by_size.items()}
     return Measured(
-        title=str(at(first.record, "throughput.title") or first.model),
+        title=" · ".join(filter(None, (first.model, first.dataset))),
         device=_device(first, step),
         precision=step.precision,
         train_samples=first.train_samples or 0,
