@@ -98,7 +98,7 @@ def test_plain_lines_become_rarer_as_the_fit_becomes_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "can_redraw", lambda: False)
-    fit(Ticking(80.0, monkeypatch), tmp_path, epochs=50)  # 5 batches each, together 20,000 s
+    fit(Ticking(20.0, monkeypatch), tmp_path, epochs=200)  # 5 batches each, together 20,000 s
     assert 40 < len(capsys.readouterr().out.splitlines()) < 70
 
 

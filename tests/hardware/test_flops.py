@@ -139,8 +139,15 @@ def test_torchvision_networks_take_what_is_published_of_them(name, first):
     assert counted.backward == 2 * counted.forward - first
 
 
-@pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"bidirectional": True}, {"batch_first": True}], ids=str)
-@pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
+# The LSTM takes each option by default; of the others, the number of gates differs alone.
+RECURRENT = [
+    pytest.param(kind, gates, options, marks=[pytest.mark.slow] * bool(options and kind is not nn.LSTM))
+    for kind, gates in ((nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1))
+    for options in ({}, {"num_layers": 2}, {"bidirectional": True}, {"batch_first": True})
+]
+
+
+@pytest.mark.parametrize(("kind", "gates", "options"), RECURRENT)
 def test_torchs_recurrent_modules_take_what_their_closed_form_says(kind, gates, options):
     shape = (BATCH, 9, 5) if options.get("batch_first") else (9, BATCH, 5)
     counted = count_step(Stranger(kind(5, 6, **options)), torch.randn(shape), batch_size=BATCH)
