@@ -17,7 +17,7 @@ def training(tmp_path_factory):
 
 
 def test_a_workload_says_what_was_measured_and_where(training):
-    assert (training.title, training.batch_sizes, training.train_samples) == ("mlp · mnist", (8, 64, 512), 55_000)
+    assert (training.title, training.batch_sizes, training.train_samples) == ("cnn · mnist", (8, 64, 512), 55_000)
     assert training.device.name == "AMD EPYC, 2 threads"
     assert training.device.flops_per_sec == {"fp32": 100e9} and training.device.memory_bytes == 16 * 2**30
     low, middle, high = training.measured[64].low, training.measured[64].middle, training.measured[64].high

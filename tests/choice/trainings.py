@@ -87,7 +87,7 @@ def write_training(
         ours = rows(size)
         step_ms = 1e3 * (loop_s + sum(row.seconds for row in ours))
         place = folder / str(number)
-        interval = {"step_ms_interval": [0.98 * step_ms, 1.03 * step_ms], "title": "mlp · mnist"}
+        interval = {"step_ms_interval": [0.98 * step_ms, 1.03 * step_ms]}
         write_run(place, size, step_ms, device=device, device_name=name, throughput=interval, **options)
         record = json.loads((place / "run.json").read_text())
         parts = memory(size)

@@ -165,7 +165,7 @@ class TestFolders:
     def test_a_sweep_is_read_without_torch_or_the_device(self, monkeypatch, capsys, tmp_path):
         call(monkeypatch, write_training(tmp_path / "sweep"), "--devices", "t4,tpu-v5e", "--json")
         answer = json.loads(capsys.readouterr().out)
-        assert (answer["title"], answer["epochs"], answer["train_samples"]) == ("mlp · mnist", 2, 55_000)
+        assert (answer["title"], answer["epochs"], answer["train_samples"]) == ("cnn · mnist", 2, 55_000)
         assert {one["label"]: one["known"] for one in answer["devices"]} == {
             "cpu": "measured",
             "t4": "predicted from cpu",
