@@ -2,6 +2,7 @@
 
     python benchmarks/compare.py --root ../shared/data
     python benchmarks/compare.py --root ../shared/data --comparisons 2      # a short look, which writes no result
+    python benchmarks/compare.py --kept                                     # the runs of the last time, analysed again
 
 The runs are short ones of the SimpleCNN, started as `compare --rerun` and sweeps start them. A built-in slowdown is a busy
 wait in `training_step` (slowed_job.py). It needs Linux.
@@ -116,13 +117,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.4, help="of training of each side in a round")
     parser.add_argument("--separate-seconds", type=float, default=1.5, help="of training in a separate run")
+    parser.add_argument("--kept", action="store_true", help="analyse the runs in --out again")
     args = parser.parse_args()
+    if not args.kept:
+        run_all(args)
+    report(args)
+
+
+def run_all(args: argparse.Namespace) -> None:
+    """All runs, into an empty folder."""
     os.environ["PYTHONPATH"], fork_server.JOB = str(Path(__file__).parent), "slowed_job"  # the program of the runs
     shutil.rmtree(args.out, ignore_errors=True)
-    words, began = [f"data.root={Path(args.root).resolve()}"], time.perf_counter()
+    words = [f"data.root={Path(args.root).resolve()}"]
     with forking([side("a", words)]) as server:
         measure(args.out, args, server, words)
-    seconds = time.perf_counter() - began
+
+
+def report(args: argparse.Namespace) -> None:
+    """The table; a result where there are enough comparisons."""
     tables = {
         "unchanged, separate": (half_apart(args.out, args.comparisons, "y"), "≤ 5 %"),
         "unchanged, in turns": (in_turns(args.out, args.comparisons, "again"), "≤ 5 %"),
@@ -135,9 +147,7 @@ def main() -> None:
     lines += [row(title, comparisons, wanted) for title, (comparisons, wanted) in tables.items()]
     lines += ["", "Separate runs of the same thing differ by (standard deviation of log times):"]
     lines += [", ".join(f"{name.replace('_', ' ')} {value:.1%}" for name, value in found.items()) + "."]
-    lines += [
-        f"{args.rounds} rounds of {args.seconds:g} s, separate runs of {args.separate_seconds:g} s; {seconds:.0f} s."
-    ]
+    lines += [f"{args.rounds} rounds of {args.seconds:g} s, separate runs of {args.separate_seconds:g} s."]
     if args.comparisons < FEWEST:
         print("\n".join(lines))
         return

@@ -67,7 +67,7 @@ def time_ratio(
     """
     of_a, of_b = common_rounds(a, b, name)
     if of_a and any(table(run.record.get("turn")) for run in a):  # the turns of one process resemble each other
-        return Ratio(*drifting_interval([y / x for x, y in zip(of_a, of_b, strict=True)], confidence))
+        return Ratio(*drifting_interval([y / x for x, y in zip(of_a, of_b, strict=True)], confidence, slower=0.0))
     if of_a:
         return Ratio(*ratio_interval(of_a, of_b, confidence, paired=True))
     return _apart(a, b, name, confidence, between)

@@ -91,12 +91,20 @@ def ratio_interval(
     return ratio, ratio / reach, ratio * reach
 
 
-def drifting_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
+def drifting_interval(
+    values: Sequence[float], confidence: float = 0.95, slower: float = _SLOWER
+) -> tuple[float, float, float]:
     """The center of successive values, shape (N,), whose neighbours resemble each other, and its interval.
 
     The interval is that of `ratio_interval`, widened by the autocorrelation of neighbours as if the values were an
     autoregressive process of first order, and by what changes more slowly than the series lasts: a machine whose speed
     varies within seconds varies within hours, too. Returns `(center, low, high)`; values that are not positive are left out.
+
+    Args:
+        values: positive values.
+        confidence: of the interval.
+        slower: of the spread between the values, how much series of other hours differ by; 0 for ratios within rounds,
+            which have no drift in them.
     """
     logs = _logs(values)
     logs = logs[numpy.isfinite(logs)]
@@ -109,8 +117,8 @@ def drifting_interval(values: Sequence[float], confidence: float = 0.95) -> tupl
     )  # the estimate is low by about 1 / N
     alike = min(max(alike, 0.0), _MOST_ALIKE)
     within = math.log(high / center) * math.sqrt((1 + alike) / (1 - alike))
-    slower = _SLOWER * float(logs.std(ddof=1)) * NormalDist().inv_cdf((1 + confidence) / 2)
-    reach = math.exp(math.hypot(within, slower))
+    beyond = slower * float(logs.std(ddof=1)) * NormalDist().inv_cdf((1 + confidence) / 2)
+    reach = math.exp(math.hypot(within, beyond))
     return center, center / reach, center * reach
 
 
