@@ -176,7 +176,8 @@ def _batches(rows: Sequence[Row], workloads: Sequence["Workload"], question: Que
     most = max(size for workload in workloads for size in workload.batch_sizes)
     beyond = [row.label for row in rows if row.batch_size > most]
     line = f"a larger batch may need more epochs; --batch-size {min(sizes)} compares all devices at the same size"
-    return [f"{line}; {listed(beyond)} have sizes beyond the measured ones" if beyond else line]
+    verb = "has" if len(beyond) == 1 else "have"
+    return [f"{line}; {listed(beyond)} {verb} sizes beyond the measured ones" if beyond else line]
 
 
 def _row_as_json(row: Row) -> dict[str, Any]:
