@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from harness import machine, write_result
+from harness import fill_in, machine, write_result
 
 from batchscope.choice.catalogue import find_device
 from batchscope.files import set_aside
@@ -70,15 +70,6 @@ def devices() -> str:
     return "\n".join(lines)
 
 
-def fill_in(made: dict[str, str]) -> None:
-    """Replace the tables between their marks in docs/choosing-a-device.md."""
-    text = PAGE.read_text(encoding="utf-8")
-    for name, block in made.items():
-        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-        text = re.sub(pattern, lambda match, block=block: f"{match[1]}{block}\n{match[2]}", text, flags=re.DOTALL)
-    PAGE.write_text(text, encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default="data", help="folder of the datasets")
@@ -105,7 +96,7 @@ def main() -> None:
             numbers[name] = json.loads((out / "choice.json").read_text(encoding="utf-8"))
             if name == "resnet50":
                 shutil.copy(out / "choice.png", DOCS / "choosing-a-device.png")
-    fill_in(made | {"machine": f"{machine()}.", "devices": devices()})
+    fill_in(PAGE, made | {"machine": f"{machine()}.", "devices": devices()})
     write_result("choose_cases", "\n\n".join(f"**{name}**\n\n{block}" for name, block in made.items()), numbers)
 
 

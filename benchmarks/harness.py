@@ -2,8 +2,10 @@
 
 import json
 import platform
+import re
 import statistics
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,20 @@ def machine() -> str:
         f"{cpu_name()}, {torch.get_num_threads()} threads, {device}, Python {platform.python_version()}, "
         f"torch {found['torch']}, lightning {found['lightning']}, {datetime.now(UTC):%Y-%m-%d}"
     )
+
+
+def sweep_line(place: Path, options: Sequence[str], program: Sequence[str] = (sys.executable, "train.py")) -> list[str]:
+    """The command line of a sweep into a folder, to be run in the repository's root."""
+    return [*program, "-m", *options, "callbacks.progress=null", f"hydra.sweep.dir={place}"]
+
+
+def fill_in(page: Path, made: Mapping[str, str]) -> None:
+    """Replace the blocks between their marks, `<!-- name -->` and `<!-- end -->`, in a page of the docs."""
+    text = page.read_text(encoding="utf-8")
+    for name, block in made.items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        text = re.sub(pattern, lambda match, block=block: f"{match[1]}{block}\n{match[2]}", text, flags=re.DOTALL)
+    page.write_text(text, encoding="utf-8")
 
 
 def write_result(name: str, table: str, data: dict[str, Any]) -> None:

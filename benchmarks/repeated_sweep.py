@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness import median, write_result
+from harness import median, sweep_line, write_result
 
 ROOT = Path(__file__).resolve().parent.parent
 BURSTS = """
@@ -48,16 +48,8 @@ def busy_process(seed: int) -> Iterator[None]:
 def sweep(place: Path, options: list[str]) -> dict[str, Any]:
     """Do the sweep; its wall time, the recommended size, and the rate of each size with its interval."""
     shutil.rmtree(place, ignore_errors=True)
-    line = [
-        sys.executable,
-        str(ROOT / "train.py"),
-        "-m",
-        *options,
-        "callbacks.progress=null",
-        f"hydra.sweep.dir={place}",
-    ]
     started = time.perf_counter()
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(sweep_line(place, options), cwd=ROOT, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - started
     assert done.returncode == 0, done.stderr
     report = json.loads((place / "report" / "sweep.json").read_text())

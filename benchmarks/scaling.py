@@ -12,7 +12,6 @@ step under DDP from the others, and the steps of larger numbers of devices on st
 
 import argparse
 import json
-import re
 import socket
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import machine, median, spread, write_result
+from harness import fill_in, machine, median, spread, write_result
 from ring_model import Link, Prediction, batches_to_accumulate, predict, ring_ms, worthwhile
 from torch import distributed, multiprocessing, nn
 from torch.nn import functional as F
@@ -200,15 +199,6 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
     return made | {"accumulate": accumulated(models)}
 
 
-def fill_in(made: dict[str, str]) -> None:
-    """Replace the tables between their marks in docs/scaling.md."""
-    text = DOCS.read_text(encoding="utf-8")
-    for name, table in made.items():
-        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-        text = re.sub(pattern, lambda match, table=table: f"{match[1]}{table}\n{match[2]}", text, flags=re.DOTALL)
-    DOCS.write_text(text, encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -226,7 +216,7 @@ def main() -> None:
     found = json.loads(kept.read_text())
     made = tables(found)
     write_result("scaling", made["measured"], found)
-    fill_in(made | {"measured": f"{made['measured']}\n\n{found['machine']}"})
+    fill_in(DOCS, made | {"measured": f"{made['measured']}\n\n{found['machine']}"})
 
 
 if __name__ == "__main__":

@@ -10,11 +10,10 @@ import argparse
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from harness import RESULTS, write_result
+from harness import RESULTS, sweep_line, write_result
 
 from batchscope.records.read import FILE, read
 
@@ -25,15 +24,7 @@ SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 def sweep(place: Path, *options: str) -> dict[str, Any]:
     """Run a sweep on the command line; returns its report."""
-    line = [
-        sys.executable,
-        str(ROOT / "train.py"),
-        "-m",
-        *options,
-        "callbacks.progress=null",
-        f"hydra.sweep.dir={place}",
-    ]
-    subprocess.run(line, cwd=ROOT, check=True)
+    subprocess.run(sweep_line(place, options), cwd=ROOT, check=True)
     return json.loads((place / "report" / "sweep.json").read_text())
 
 

@@ -17,11 +17,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import median, write_result
+from harness import median, sweep_line, write_result
 
 ROOT = Path(__file__).resolve().parent.parent
 NEW_PYTHONS = (
-    "from batchscope.sweep import runner; runner.is_supported = lambda: False; "
+    "from batchscope.sweep import fork_server; fork_server.is_supported = lambda: False; "
     "from batchscope.train import main; main()"
 )
 
@@ -30,8 +30,7 @@ def sweep(program: list[str], place: Path, options: list[str]) -> dict[str, Any]
     """Do a sweep: its wall and processor time in s, the seconds of its runs' training, and their highest peak in GiB."""
     shutil.rmtree(place, ignore_errors=True)
     started, before = time.perf_counter(), os.times()
-    line = [*program, "-m", *options, "callbacks.progress=null", f"hydra.sweep.dir={place}"]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(sweep_line(place, options, program), cwd=ROOT, capture_output=True, text=True, check=False)
     seconds, after = time.perf_counter() - started, os.times()
     assert done.returncode == 0, done.stderr
     records = [json.loads(file.read_text())["throughput"] for file in place.glob("*/run.json")]

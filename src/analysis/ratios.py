@@ -21,7 +21,7 @@ from ..records.values import at, positive, table
 from .run import Run
 
 STEP, FIT = "step", "fit"  # a time by its name: of a step, of a sample over the whole fit, or a part of the step
-BETWEEN_RUNS = 0.05  # standard deviation of log times between separate runs of the same thing : assumed
+BETWEEN_RUNS = 0.05  # standard deviation of log times between separate runs of the same thing: assumed
 MIN_ROUNDS = 3  # fewer have no spread to speak of
 _SUMMARY_CONFIDENCE = 0.95  # of the interval in a record's summary
 _FEWEST, _PER_INDEPENDENT = 30, 4  # without single steps: the steps of a run, and how many of them count as one

@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..options import groups
@@ -128,6 +128,17 @@ def _become_parent_of_orphans(wanted: bool) -> None:
 def is_supported() -> bool:
     """Whether this system has what the server needs."""
     return sys.platform.startswith("linux")
+
+
+@contextlib.contextmanager
+def forking(configs: Iterable[Mapping[str, Any]], wanted: bool = True) -> Iterator[ForkServer | None]:
+    """A server for the runs of these configurations; None where the system has none, or where none is wanted."""
+    server = ForkServer(modules_of(configs)) if wanted and is_supported() else None
+    try:
+        yield server
+    finally:
+        if server is not None:
+            server.close()
 
 
 def modules_of(configs: Iterable[Mapping[str, Any]]) -> list[str]:

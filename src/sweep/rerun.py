@@ -7,14 +7,14 @@ Each side of a round is a process of its own, because two processes of the same 
 a round wait for each other and alternate every moment, as the runs of a sweep do. Elsewhere they follow each other.
 """
 
-import contextlib
 import os
 import secrets
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ from ..options.command_lines import for_timing
 from ..options.compose import apply_overrides
 from ..records.read import FILE, read
 from ..records.run_record import plan
-from .fork_server import JOB, ForkServer, is_supported, modules_of
+from . import fork_server
+from .fork_server import JOB, ForkServer
 from .process import Ending, end_group, wait_for_group
 from .runner import is_one_process
 from .turn_processes import CannotFork, TurnRun, is_suited
@@ -116,17 +117,10 @@ def _sides(pair: Pair, pythons: Sequence[str], overrides: list[str], seconds: fl
     return found
 
 
-@contextlib.contextmanager
-def forking(sides: Sequence[Side]) -> Iterator[ForkServer | None]:
+def forking(sides: Sequence[Side]) -> AbstractContextManager[ForkServer | None]:
     """A server that forks the runs; None where it cannot, or where another Python runs a side: both start alike."""
-    server = None
-    if is_supported() and all(s.python == sys.executable and is_one_process(s.config) for s in sides):
-        server = ForkServer(modules_of(side.config for side in sides))
-    try:
-        yield server
-    finally:
-        if server is not None:
-            server.close()
+    alike = all(side.python == sys.executable and is_one_process(side.config) for side in sides)
+    return fork_server.forking([side.config for side in sides], wanted=alike)
 
 
 def take_rounds(

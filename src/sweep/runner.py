@@ -27,7 +27,7 @@ from ..records.formatting import duration
 from ..records.rates import RATE
 from ..records.read import optimized, read
 from . import folder, launchers, turn_processes
-from .fork_server import ForkServer, is_supported, modules_of
+from .fork_server import ForkServer, forking
 from .process import exit_on_signals, run_in_subprocess
 from .search import BatchSizeSearch, recommended_in
 
@@ -116,16 +116,12 @@ class SweepRunner:
         """Fork the runs from a server that imports while this process composes the first run."""
         kept = [_has_ended(self.sweep_dir / str(number)) for number in range(self.expected)]
         needed = any(map(is_one_process, configs)) and (not kept or not all(kept) or any(c["search"] for c in configs))
-        if needed and launchers.is_basic(launcher) and is_supported():
-            self._server = ForkServer(modules_of(configs))
-            with contextlib.suppress(ImportError):  # for the report: it takes seconds, and disturbs no run now
-                importlib.import_module("..analysis.html_report", __package__)
-        try:
-            yield
-        finally:
+        with forking(configs, wanted=needed and launchers.is_basic(launcher)) as self._server:
             if self._server is not None:
-                self._server.close()
-                self._server = None
+                with contextlib.suppress(ImportError):  # for the report: it takes seconds, and disturbs no run now
+                    importlib.import_module("..analysis.html_report", __package__)
+            yield
+        self._server = None
 
     def run_job(self, config: DictConfig) -> float | None:
         """What Hydra calls for each run: a run that is kept, or that a subprocess does.

@@ -3,10 +3,9 @@
 Each size is a timed run as of experiment=throughput, in a process of its own. What the runs print goes into a log file.
 """
 
-import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from ..options.overrides import as_override, parse, text_of
 from ..records.formatting import duration
 from ..records.read import FILE
 from ..records.run_record import plan
-from .fork_server import ForkServer, is_supported, modules_of
+from .fork_server import ForkServer, forking
 from .process import run_in_subprocess
 
 BATCH_SIZE = "data.batch_size"
@@ -95,7 +94,7 @@ def measure(
     for kind in kinds:
         place, began = folder / kind, time.monotonic()
         config = _config(overrides, kind, (sizes or SIZES)[0], place / "0", config_dir)
-        with _server(config) as server, (folder / _LOG).open("ab") as log:
+        with forking([config]) as server, (folder / _LOG).open("ab") as log:
             done, fitted = 0.0, 0
             for number, size in enumerate(sizes or SIZES):
                 left = SECONDS_A_DEVICE - (time.monotonic() - began)
@@ -121,17 +120,6 @@ def measure(
 def _config(overrides: Sequence[str], kind: str, size: int, run_dir: Path, config_dir: str | None) -> dict[str, Any]:
     words = [*timed(overrides), f"{BATCH_SIZE}={size}", f"trainer.accelerator={_ACCELERATORS[kind]}"]
     return check_command_line(words, False, config_dir, run_dir=os.path.relpath(run_dir))[0]
-
-
-@contextlib.contextmanager
-def _server(config: dict[str, Any]) -> Iterator[ForkServer | None]:
-    """The process that runs are forked from, so that torch is imported once; None where the system does not offer it."""
-    server = ForkServer(modules_of([config])) if is_supported() else None
-    try:
-        yield server
-    finally:
-        if server is not None:
-            server.close()
 
 
 def _run(

@@ -106,12 +106,7 @@ class TurnRun:
         """Wait for the run's end, and record it."""
         if self.ended:
             return
-        self.let_go()
-        if self._code is None:
-            self._code = self.process.wait()
-        end_group(self.process.pid)
-        wait_for_group(self.process.pid)
-        self._ending.record(self._code, stopped_by)
+        self._ending.record(self._wait(), stopped_by)
         self.ended = True
         os.close(self._answers)
         self._on_end(self)
@@ -119,13 +114,20 @@ class TurnRun:
     def put_off(self) -> None:
         """End a run that has trained nothing yet; another one will take its place."""
         end_group(self.process.pid)
-        self.let_go()
-        self.process.wait()
-        wait_for_group(self.process.pid)
+        self._wait()
         self.ended = True
         os.close(self._answers)
         for file in self.output:
             file.close()
+
+    def _wait(self) -> int:
+        """Wait until nothing of the run is left; its exit code. May be called again after an exception."""
+        self.let_go()
+        if self._code is None:
+            self._code = self.process.wait()
+        end_group(self.process.pid)
+        wait_for_group(self.process.pid)
+        return self._code
 
     def relay(self) -> None:
         """Print what the run has printed; of a line that was drawn again and again, its last state."""

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from batchscope.errors import UserError
-from batchscope.sweep import sizes
+from batchscope.sweep import fork_server, sizes
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ class Runs:
 
 @pytest.fixture
 def measure(monkeypatch, tmp_path):
-    monkeypatch.setattr(sizes, "is_supported", lambda: False)
+    monkeypatch.setattr(fork_server, "is_supported", lambda: False)
 
     def call(runs, wanted=(), kinds=("cpu",)):
         monkeypatch.setattr(sizes, "run_in_subprocess", runs.run)
