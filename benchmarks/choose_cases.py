@@ -84,14 +84,14 @@ def main() -> None:
             out = Path(folder) / "choice"
             if args.earlier is None:
                 text = choose([*options, f"data.root={args.root}", *flags, *DEVICES], out)
-                measured = Path(re.search(r"^measured (.+)$", text, re.MULTILINE)[1])
+                measured = Path(re.search(r"^measured +(\S+)$", text, re.MULTILINE)[1])
                 if (kept / name).exists():
                     set_aside(kept / name)
                 kept.mkdir(parents=True, exist_ok=True)
                 shutil.move(ROOT / measured, kept / name)
             else:
                 text = choose([str(kept / name), *flags, *DEVICES], out)
-            shown = re.split(r"\n\n(?:plot|measured) ", text)[0].strip("\n")
+            shown = re.split(r"\n\n(?:plot|measured) +\S+$", text, flags=re.MULTILINE)[0].strip("\n")
             made[name] = f"```text\n{shown}\n```"
             numbers[name] = json.loads((out / "choice.json").read_text(encoding="utf-8"))
             if name == "resnet50":
