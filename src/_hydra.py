@@ -1,8 +1,11 @@
 """What is private in Hydra, in one place. Read in hydra-core 1.3.8; the rest of the package uses public names only."""
 
 import argparse
+import contextlib
 import logging
 import os
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -10,6 +13,7 @@ from hydra._internal.hydra import Hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 
@@ -43,12 +47,44 @@ def set_options(config: DictConfig, options: list[Override], overrides: list[Ove
     hydra.runtime.cwd = os.getcwd()
 
 
+def search_path() -> tuple[str, ...]:
+    """The folders and packages that hold the YAML files, in the order of the search. Hydra has to be initialized."""
+    return tuple(str(place.path) for place in GlobalHydra.instance().config_loader().get_search_path().get_path())
+
+
 def runs_of_sweep(overrides: list[Override]) -> list[list[str]]:
     """The overrides of each run that the basic sweeper would start. Hydra has to be initialized."""
     for override in overrides:
         override.config_loader = GlobalHydra.instance().config_loader()  # it knows the choices that glob(*) names
     batches = BasicSweeper.split_arguments(overrides, max_batch_size=None)
     return [list(run) for batch in batches for run in batch]
+
+
+@contextlib.contextmanager
+def composed_by(compose: Callable[[list[str]], DictConfig]) -> Iterator[None]:
+    """Have hydra.main and its sweepers take the configuration of each run from `compose(overrides)`.
+
+    `compose` may itself call Hydra's public `compose`.
+    """
+    compose_anew = ConfigLoaderImpl.load_configuration
+
+    def load(
+        self: ConfigLoaderImpl,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,  # False in Hydra's public `compose`
+        **how: Any,
+    ) -> DictConfig:
+        if from_shell and run_mode is RunMode.RUN:
+            return compose(overrides)
+        return compose_anew(self, config_name, overrides, run_mode, from_shell, **how)
+
+    ConfigLoaderImpl.load_configuration = load
+    try:
+        yield
+    finally:
+        ConfigLoaderImpl.load_configuration = compose_anew
 
 
 def take_mode_from_flags() -> None:

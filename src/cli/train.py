@@ -26,6 +26,7 @@ from ..files import LOCK, NO_SPACE, WriteError, new_folder, why
 from ..options import trust
 from ..options.check import check_config
 from ..options.compose import CommandLine, check_command_line, check_composition, compose_command_line
+from ..options.compositions import compose
 from ..options.groups import CONFIGS
 from ..options.overrides import accept_null_groups
 from ..records.read import refuse_used
@@ -106,7 +107,8 @@ def _start_hydra(job: Job) -> None:
     """Have Hydra do what `sys.argv` says: call the job, or call it for each run of a sweep, or print something."""
     _hydra.take_mode_from_flags()
     try:
-        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(job)()
+        with _hydra.composed_by(compose):
+            hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(job)()
     except OSError as error:  # of a folder or file that Hydra makes itself
         if error.errno not in (*NO_SPACE, errno.EACCES, errno.EROFS):
             raise

@@ -1,6 +1,6 @@
 """Hydra's compositions of train.yaml; a process composes the same choices of groups once and then sets options in copies.
 
-A command line is composed several times: to be checked, for each run of a sweep, and to explain a mistake. Most of the
+A command line is composed several times: to be checked, by hydra.main for each run, and to explain a mistake. Most of the
 time goes into reading and merging YAML files, which depends on the choices alone.
 """
 
@@ -15,7 +15,7 @@ from .. import _hydra
 from .explain import chooses
 from .overrides import parse, text_of
 
-_FOLDERS = ("hydra.run.", "hydra.sweep.")
+_SET_LATE = ("hydra.run.", "hydra.sweep.", "hydra.mode")  # of the section hydra: Hydra reads them after all files
 
 
 def compose(overrides: list[str]) -> DictConfig:
@@ -32,7 +32,7 @@ def compose(overrides: list[str]) -> DictConfig:
     options = [one for one in parsed if not chooses(one)]
     if any(map(_may_change_files, choices)) or any(map(_may_be_read_early, options)):
         return _compose_anew(overrides)
-    config = pickle.loads(_pickled(tuple(map(text_of, choices))))
+    config = pickle.loads(_pickled(tuple(map(text_of, choices)), _hydra.search_path()))
     _hydra.set_options(config, options, parsed)
     return config
 
@@ -46,13 +46,13 @@ def _may_be_read_early(option: Override) -> bool:
     """Whether an option may choose in a plugin's group, or decide what Hydra does before it sets options."""
     key = option.key_or_group
     if key.startswith("hydra."):
-        return not key.startswith(_FOLDERS)
+        return not key.startswith(_SET_LATE)
     return "." not in key and (option.is_add() or option.is_force_add())
 
 
 @functools.lru_cache(maxsize=256)
-def _pickled(choices: tuple[str, ...]) -> bytes:
-    """The configuration of these choices; pickled, because OmegaConf copies five times slower."""
+def _pickled(choices: tuple[str, ...], search_path: tuple[str, ...]) -> bytes:
+    """The configuration of these choices in the files of a search path; pickled, because OmegaConf copies five times slower."""
     return pickle.dumps(_compose_anew(list(choices)))
 
 

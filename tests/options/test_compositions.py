@@ -1,10 +1,17 @@
 """A composition whose choices were composed before is the one that Hydra composes."""
 
+import sys
+from pathlib import Path
+
 import hydra
 import pytest
 from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from batchscope import _hydra
+from batchscope.options import compositions
 from batchscope.options.compositions import compose
 from batchscope.options.groups import CONFIGS
 
@@ -58,3 +65,41 @@ def test_a_file_of_the_users_is_read_each_time(tmp_path):
     for size in (3, 4):
         (tmp_path / "model" / "mine.yaml").write_text(f"_target_: batchscope.models.MLP\nhidden_size: {size}\n")
         assert compose(["model=mine", f"hydra.searchpath=[file://{tmp_path}]"]).model.hidden_size == size
+
+
+def seen_by_job(line: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict, dict]]:
+    """What hydra.main gives to each job of a command line: its configuration, and Hydra's section."""
+    GlobalHydra.instance().clear()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["train.py", *line])
+    seen = []
+
+    def job(config: DictConfig) -> None:
+        seen.append((plain(config), plain(HydraConfig.get())))
+
+    hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(job)()
+    return seen
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["data.batch_size=4", "model=mlp", "hydra.run.dir=one"],
+        ["+trainer.max_time={hours: 1}", "~logger.csv", "experiment=quickstart", "hydra.run.dir=two"],
+        ["-m", "data.batch_size=4,8", "seed=1", "hydra.sweep.dir=three"],
+    ],
+    ids=" ".join,
+)
+def test_hydras_jobs_see_no_difference(line, tmp_path, monkeypatch):
+    by_hydra = seen_by_job(line, tmp_path, monkeypatch)
+    with _hydra.composed_by(compose):
+        assert seen_by_job(line, tmp_path, monkeypatch) == by_hydra
+        assert seen_by_job(line, tmp_path, monkeypatch) == by_hydra  # now from what was composed before
+
+
+def test_hydras_jobs_are_composed_of_known_choices(tmp_path, monkeypatch):
+    line = ["model=mlp", "data.batch_size=4", "hydra.run.dir=out"]
+    with _hydra.composed_by(compose):
+        seen_by_job(line, tmp_path, monkeypatch)
+        monkeypatch.setattr(compositions, "_compose_anew", None)
+        assert len(seen_by_job(line, tmp_path, monkeypatch)) == 1
