@@ -61,7 +61,7 @@ def main() -> None:
     header = "| model | recommended: first sweep | second | fit, leave-one-out error | found by the search | its runs |"
     kept = RESULTS / "sweep"
     shutil.rmtree(kept, ignore_errors=True)
-    shutil.copytree(args.out / "first" / "report", kept, ignore=shutil.ignore_patterns("tensorboard"))
+    shutil.copytree(args.out / "first" / "report", kept, ignore=shutil.ignore_patterns("tensorboard", "*.html"))
     write_result(
         "sweep",
         "\n".join([header, "| --- | ---: | ---: | --- | ---: | ---: |", *rows]),
