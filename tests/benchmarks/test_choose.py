@@ -2,10 +2,12 @@
 
 import csv
 import importlib.util
+import io
 import json
 import math
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,12 @@ SCRIPT = BENCHMARKS / "choose.py"
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "gpu_kernels"
 sys.path.insert(0, str(BENCHMARKS))
 
+import choose as script
 from device_choice.fit import Fit, tables
 from device_choice.measurements import read
 
 from batchscope.choice.kernels import FILE, middle_seconds
+from batchscope.errors import exit_on_user_error
 
 DEVICES = "device,memory_gb,bandwidth_gb_s,sms,cores_per_sm,mhz,fp32_gflop_s,l2_mb,tdp_w\n"
 KERNELS = "op,B,M,N,K,H,device,ms\n"
@@ -45,7 +49,15 @@ def folder(path: Path, names: tuple[str, ...] = tuple(CARDS), more: str = "") ->
 
 
 def choose(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, SCRIPT, *map(str, words)], check=False, capture_output=True, text=True)
+    """What the script does in this process, as `python benchmarks/choose.py …` does in its own."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", [str(SCRIPT), *map(str, words)])
+        try:
+            exit_on_user_error(script.main)
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 def found(result: subprocess.CompletedProcess[str]) -> dict:

@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import roofs
 
 
+@pytest.mark.slow
 def test_layers_do_as_many_flops_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofs, "random", lambda *shape: torch.empty(shape, device="meta"))
     monkeypatch.setattr(roofs, "BATCHES", (1, 8))

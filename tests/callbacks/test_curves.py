@@ -54,6 +54,7 @@ def test_accumulated_gradients_make_one_point_an_update(tmp_path: Path) -> None:
     assert [step for step, _ in memory.curve] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_more_steps_than_a_bunch(tmp_path: Path) -> None:
     memory = Memory()
     trainer(tmp_path, memory, callbacks=[TrainCurves()]).fit(Stranger(), loader(samples=250, batch_size=1))
@@ -102,6 +103,7 @@ def test_tensorboard_and_csv_hold_the_same_numbers(tmp_path: Path) -> None:
     assert sorted(csv) == list(range(1, 11))
 
 
+@pytest.mark.slow
 def test_writing_lengthens_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(Memory):
         def log_metrics(self, metrics: Any, step: int | None = None) -> None:

@@ -58,6 +58,7 @@ def test_the_confusion_matrix_counts_true_rows_and_predicted_columns(tmp_path: P
     assert callback._confusion.view(3, 3).tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
 
 
+@pytest.mark.slow
 def test_mistakes_are_shown_first(tmp_path: Path) -> None:
     y = torch.tensor([0, 1, 2, 2])
     callback = pictures(tmp_path, torch.rand(4, 1, 4, 4), y, Answering(torch.eye(3)[[0, 1, 2, 1]]), num_samples=2)

@@ -358,6 +358,7 @@ def test_a_compiled_module_is_timed_and_traced_but_not_counted() -> None:
     assert step.trace_steps == 2
 
 
+@pytest.mark.slow
 def test_an_option_adds_it_to_a_run(tmp_path: Path) -> None:
     options = ["callbacks=explain", "callbacks.explain.steps=5", "+callbacks.explain.calibrate=false"]
     done = run(tmp_path, *SMALL, *options, "test=false", "hydra.run.dir=out")

@@ -94,6 +94,7 @@ def test_without_a_terminal_there_is_a_plain_line_every_ten_seconds(
         assert line.startswith("epoch 1 of 1, batch ") and ": loss " in line and "samples/s " in line
 
 
+@pytest.mark.slow
 def test_plain_lines_become_rarer_as_the_fit_becomes_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -160,6 +160,7 @@ class Growing(Net):
         return super().training_step(batch, batch_idx)
 
 
+@pytest.mark.slow
 def test_steps_that_have_changed_are_recorded_again_and_their_operations_count(recorded_in):
     found = fit(Growing(), steps=24).summary
     assert found["step"]["operations"] > 30

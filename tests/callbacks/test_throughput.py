@@ -416,6 +416,7 @@ class SteppedClock(Clock):
         return self.now
 
 
+@pytest.mark.slow
 def test_a_curve_of_equal_steps_is_flat_though_a_hundred_of_them_are_written_at_once(
     monitor: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

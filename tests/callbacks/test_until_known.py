@@ -54,6 +54,7 @@ def test_a_precision_below_a_percent_has_a_digit() -> None:
     assert reason_to_end(known(100, 20), precision=0.005, seconds=10, min_steps=30) == "known to ± 0.5 %"
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_when_its_median_is_known_knows_it() -> None:
     """Looking again and again, and stopping at a narrow interval, costs little of the confidence."""
     held = 0

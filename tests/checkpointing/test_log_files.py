@@ -8,6 +8,7 @@ from tests.checkpointing.support import OUT, STEP, refuses, terminate
 from tests.support.runs import EVERY_4, SMALL, assert_alike, curves, kill_9, results, run, table
 
 
+@pytest.mark.slow
 def test_curves_are_kept_while_their_logger_is_off(unstopped: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(tmp_path, *SMALL, OUT, faults=[(STEP, 7, terminate)]).end() == 143

@@ -114,6 +114,7 @@ def test_where_and_how_a_run_is_trained_and_watched_may_change(option: str, inte
     assert configuration(interrupted / "out", option)["resume"] == str(interrupted / "out")
 
 
+@pytest.mark.slow
 def test_a_run_at_a_constant_rate_can_be_made_longer(tmp_path: Path) -> None:
     constant = ["optimizer.schedule=constant", *SMALL, OUT]
     assert run(tmp_path / "long", *constant, "trainer.max_epochs=3").end() == 0

@@ -18,6 +18,7 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_a_run_whose_checkpoints_lie_elsewhere_is_resumed_from_them(tmp_path: Path, unstopped: Path) -> None:
     elsewhere = f"callbacks.checkpoint.dirpath={tmp_path / 'scratch'}"
     assert run(tmp_path, *SMALL, EVERY_4, OUT, elsewhere, faults=[(STEP, 10, kill_9)]).end() == -9
@@ -29,6 +30,7 @@ def test_a_run_whose_checkpoints_lie_elsewhere_is_resumed_from_them(tmp_path: Pa
     assert curves(tmp_path / "out") == curves(unstopped)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     elsewhere = f"callbacks.checkpoint.dirpath={tmp_path / 'scratch'}"
     for run_dir in ("mine", "theirs"):

@@ -114,6 +114,7 @@ def test_without_a_run_options_are_enough(
     assert {path.name for path in tmp_path.iterdir()} == {"outputs"}
 
 
+@pytest.mark.slow
 def test_with_roofs_there_is_a_plot(
     run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -145,6 +145,7 @@ def test_random_bytes_as_a_yaml_file(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_yaml_file_without_an_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     deep = "[" * 2000 + "]" * 2000

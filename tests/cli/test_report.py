@@ -70,6 +70,7 @@ def test_out_says_where_the_report_goes(monkeypatch, sweep, tmp_path):
     assert not (sweep / "report").exists()
 
 
+@pytest.mark.slow
 def test_a_second_report_does_not_read_the_first(monkeypatch, capsys, sweep):
     run(monkeypatch, sweep)
     run(monkeypatch, sweep)

@@ -186,6 +186,7 @@ def test_what_starts_no_run_is_shown(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_word_is_completed(tmp_path: Path) -> None:
     environment = os.environ | {"COMP_LINE": "python train.py mod", "COMP_POINT": "19", "COMP_CWORD": "2"}
     done = program("--shell-completion", "query=bash", cwd=tmp_path, env=environment)
@@ -204,6 +205,7 @@ def program(*words: str, **how: Any) -> subprocess.CompletedProcess[str]:
 SHOWING = ["--help", pytest.param("--cfg job", marks=pytest.mark.slow), pytest.param("--info", marks=pytest.mark.slow)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", SHOWING)
 def test_a_reader_that_has_gone_is_no_error(line: str) -> None:
     reads, writes = os.pipe()

@@ -83,6 +83,7 @@ def test_every_dataset_takes_the_same_batch_options_with_the_same_defaults() -> 
     assert shared == [{"batch_size": 128, "pipeline": "memory", "num_workers": 2, "seed": 0}] * len(OPTIONS)
 
 
+@pytest.mark.slow
 def test_a_sweep_over_all_datasets_finds_them_and_no_shared_file() -> None:
     runs = check_command_line(["data=glob(*)", "model=lstm_cell"], multirun=True)
     assert [run["data"]["_target_"] for run in runs] == [node_of(option)["_target_"] for option in OPTIONS]

@@ -261,6 +261,7 @@ def attempt(folder: Path, number: int, store: TCPStore, faults: dict[int, list] 
     return ranks(folder, *SMALL_RUN, faults=faults, TORCHELASTIC_RESTART_COUNT=str(number), **agent)
 
 
+@pytest.mark.slow
 def test_processes_that_torchrun_starts_again_leave_the_failed_attempts_addresses_and_folder(tmp_path: Path) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     fails = {1: [("batchscope.training.task.Task.training_step", 3, fail)]}

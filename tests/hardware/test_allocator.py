@@ -33,6 +33,7 @@ def page_faults(call: str, **environment: str) -> tuple[str, int]:
     return changed, int(faults)
 
 
+@pytest.mark.slow
 @linux
 def test_a_step_does_not_fault_in_again_what_the_last_one_freed():
     changed, kept = page_faults("keep_freed_memory()")
@@ -42,6 +43,7 @@ def test_a_step_does_not_fault_in_again_what_the_last_one_freed():
     assert returned > 10 * max(kept, 1)
 
 
+@pytest.mark.slow
 @linux
 def test_what_the_environment_says_of_malloc_is_left_alone():
     changed, _ = page_faults("keep_freed_memory()", MALLOC_TRIM_THRESHOLD_="131072")

@@ -192,6 +192,7 @@ def test_an_unrolled_cell_grows_by_the_same_for_every_step() -> None:
     assert 5 <= (found[20].activations - found[10].activations) / 10 / hidden <= 12
 
 
+@pytest.mark.slow
 def test_a_long_sequence_is_counted_at_three_short_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     cell, _ = zoo_task("lstm_cell", COPY_MEMORY)
     for part in cell.modules():
@@ -215,7 +216,8 @@ def real_step(task: lightning.LightningModule, batch: Any, optimizer: torch.opti
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(
-    ("name", "spec"), [("mlp", MNIST), ("cnn", MNIST), ("rnn_cell", MNIST), ("torchvision", CIFAR)]
+    ("name", "spec"),
+    [("mlp", MNIST), ("cnn", MNIST), ("rnn_cell", MNIST), pytest.param("torchvision", CIFAR, marks=pytest.mark.slow)],
 )
 def test_the_count_is_that_of_a_real_step(name: str, spec: Any, fused: bool) -> None:
     task, batch = zoo_task(name, spec)
@@ -243,6 +245,7 @@ def test_another_batch_size_is_counted_as_if_the_batch_had_it() -> None:
     assert counted(task, (x, y), at=100) == counted(task, (x.repeat(25, 1, 1, 1), y.repeat(25)))
 
 
+@pytest.mark.slow
 def test_the_largest_batch_that_fits_fits_and_twice_as_large_a_one_does_not() -> None:
     task, batch = zoo_task("cnn", MNIST)
     counter = MemoryCounter(task, batch, optimizers=adamw(task))

@@ -142,6 +142,7 @@ def peak_bytes(model: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]) ->
     return memory.peak
 
 
+@pytest.mark.slow
 @backends
 @models
 def test_memory_does_not_grow_with_the_sequence_where_its_end_alone_is_read(model_class, backend):
@@ -154,6 +155,7 @@ def test_memory_does_not_grow_with_the_sequence_where_its_end_alone_is_read(mode
     assert peaks[8][1] <= 1.05 * peaks[8][0]
 
 
+@pytest.mark.slow
 @models
 def test_where_every_step_is_read_memory_grows_by_outputs_and_a_state_a_window(model_class):
     model = build(model_class, "class_per_step", hidden=32, tbptt_steps=8)

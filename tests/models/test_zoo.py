@@ -42,9 +42,16 @@ def accepted(option: str) -> list[str]:
 
 
 OPTIONS = [file.stem for file in YAMLS]
-PAIRS = [(option, name) for option in OPTIONS for name in accepted(option)]
-pairs = pytest.mark.parametrize(("option", "name"), PAIRS, ids=[f"{option}: {name}" for option, name in PAIRS])
-models = pytest.mark.parametrize("option", OPTIONS)
+# A large network takes seconds in each test; by default it is built once, for the shape of its output.
+LARGE = "torchvision"
+marks = {option: [pytest.mark.slow] * (option == LARGE) for option in OPTIONS}
+PAIRS = [
+    pytest.param(option, name, marks=marks[option], id=f"{option}: {name}")
+    for option in OPTIONS
+    for name in accepted(option)
+]
+pairs = pytest.mark.parametrize(("option", "name"), PAIRS)
+models = pytest.mark.parametrize("option", [pytest.param(option, marks=marks[option]) for option in OPTIONS])
 
 
 def build_model(option: str, spec: DataSpec, seed: int = 0) -> nn.Module:
@@ -70,7 +77,7 @@ def test_a_model_says_what_it_accepts(option: str) -> None:
     assert set(accepts) <= {"image", "sequence"}
 
 
-@pairs
+@pytest.mark.parametrize(("option", "name"), [param.values for param in PAIRS], ids=[param.id for param in PAIRS])
 def test_the_output_has_the_shape_that_the_data_asks_for(option: str, name: str) -> None:
     spec = SPECS[name]
     steps = (spec.input_shape[0],) if spec.target == "class_per_step" else ()
@@ -236,6 +243,7 @@ def test_weights_that_cannot_be_downloaded_are_a_mistake_in_one_line(monkeypatch
         TorchvisionModel(GREY, "resnet18", weights="DEFAULT")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", ["resnet18", heavy("googlenet"), heavy("inception_v3")])
 def test_pretrained_weights_are_kept_but_for_the_ends(

@@ -85,6 +85,7 @@ def test_a_finished_run_is_evaluated_by_the_line_that_it_prints(tmp_path: Path) 
     assert "test/acc" in tested.said
 
 
+@pytest.mark.slow
 def test_a_failed_run_of_a_sweep_is_resumed_by_the_line_that_the_sweep_prints(tmp_path: Path) -> None:
     options = [*DIGITS, *elsewhere(tmp_path)]
     assert run(tmp_path, *options, "hydra.run.dir=s/0", faults=[(STEP, 6, fail)]).end() == 1
@@ -115,6 +116,7 @@ def task_of_job(folder: Path, *options: str) -> list[str]:
     return words[3:]
 
 
+@pytest.mark.slow
 def test_a_requeued_job_goes_on_with_its_run_whatever_options_it_was_given(tmp_path: Path) -> None:
     root, curves = elsewhere(tmp_path)
     options = [*DIGITS, f"++{root}", curves, "callbacks.curves=null", "+trainer.gradient_clip_val=1"]

@@ -84,7 +84,6 @@ def seen_by_job(line: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "line",
     [
-        ["data.batch_size=4", "model=mlp", "hydra.run.dir=one"],
         ["+trainer.max_time={hours: 1}", "~logger.csv", "experiment=quickstart", "hydra.run.dir=two"],
         ["-m", "data.batch_size=4,8", "seed=1", "hydra.sweep.dir=three"],
     ],

@@ -31,6 +31,7 @@ def test_a_machine_that_cannot_submit_jobs_is_told_what_is_missing(monkeypatch, 
         launchers.check_launcher(node("submitit_slurm"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["nodes", "tasks_per_node"])
 def test_several_tasks_for_a_run_are_refused(monkeypatch, option: str) -> None:
     installed(monkeypatch, True)

@@ -93,6 +93,7 @@ def test_the_new_runs_are_short_timed_ones_of_the_recorded_configuration(here):
     assert record["turn"]["round"] == 1
 
 
+@pytest.mark.slow
 def test_every_matched_pair_of_two_sweeps_is_run(here):
     for side in "xy":
         for size in (8, 16):
@@ -136,6 +137,7 @@ def stand_in(here, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
 def test_on_a_cpu_the_two_processes_of_a_round_alternate(here, stand_in, capsys):
     folders = rerun([finished(here, "one"), finished(here, "other")], Path("out"), 3, 0.5, [sys.executable] * 2, [])
@@ -148,6 +150,7 @@ def test_on_a_cpu_the_two_processes_of_a_round_alternate(here, stand_in, capsys)
     assert compare(*folders).compared[0].rounds == 9
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
 def test_a_run_that_dies_in_its_turn_ends_it_and_none_is_left(here, stand_in):
     a, b = finished(here, "one"), finished(here, "other", "data.batch_size=8")

@@ -73,6 +73,7 @@ def test_only_sizes_near_the_best_go_on(clock: Clock) -> None:
     assert len(slow.rounds) < len(best.rounds)
 
 
+@pytest.mark.slow
 def test_what_slows_a_round_is_not_in_the_comparison(clock: Clock) -> None:
     slow = {number: factor for number, factor in enumerate([1, 1.06, 1, 0.97, 1.05, 1, 0.98, 1.04] * 5)}
     together = [Pretended(clock, size, 0.01, slow=slow) for size in (95, 100)]

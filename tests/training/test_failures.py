@@ -106,6 +106,7 @@ LARGE_STEPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="no limit of the address space")
 def test_a_real_out_of_memory_names_the_activations_and_a_batch_size_that_fits(tmp_path: Path) -> None:
     limit = [("lightning.Trainer.fit", 1, leave_room_for_300_mib)]

@@ -142,7 +142,11 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(finished: Path, shared_dat
 
 
 @pytest.mark.parametrize(
-    "script", [ROOT / "src" / "train.py", Path(sys.executable).with_name("batchscope-train")], ids=["file", "installed"]
+    "script",
+    [
+        pytest.param(ROOT / "src" / "train.py", marks=pytest.mark.slow, id="file"),
+        pytest.param(Path(sys.executable).with_name("batchscope-train"), id="installed"),
+    ],
 )
 def test_the_program_starts_from_anywhere(script: Path, tmp_path: Path) -> None:
     command = [str(script)] if script.suffix != ".py" else [sys.executable, str(script)]
@@ -282,7 +286,7 @@ def accepted_by(option: str) -> list[str]:
 
 # Each model is trained on one kind of data by default, and on every other one by the slow tests.
 TRAINED = [
-    pytest.param(option, data, marks=[pytest.mark.slow] * (data != accepted_by(option)[-1]))
+    pytest.param(option, data, marks=[pytest.mark.slow] * (option == "torchvision" or data != accepted_by(option)[-1]))
     for option in choices_of("model")
     for data in accepted_by(option)
 ]
@@ -305,6 +309,7 @@ def test_train_returns_the_metric_that_a_sweeper_asks_for(tmp_path: Path) -> Non
     assert metric == record["metrics"]["test/loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("option", "half"), [("true", 0.0), ("false", 2.0**-149)])
 def test_numbers_too_small_for_a_full_mantissa_are_zero_unless_asked_for(
     tmp_path: Path, option: str, half: float
@@ -348,6 +353,7 @@ def test_a_run_that_does_not_finish_says_how_it_ended(
     assert said in record["error"]
 
 
+@pytest.mark.slow
 def test_the_dataset_on_record_is_the_one_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -135,6 +135,7 @@ def talkative(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_what_was_asked_for_is_shown_once_and_greetings_are_not(talkative: Path) -> None:
     both = "".join((talkative / name).read_text() for name in ("stdout", "stderr"))
     assert both.count("Learning rate set to") == 1
@@ -158,6 +159,7 @@ def test_a_message_of_the_logger_that_all_share_is_judged_by_its_speaker(file: s
     assert is_shown(message) == shown
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_a_callback_found_is_in_record_and_summary(tmp_path: Path) -> None:
     done = run(tmp_path, *SMALL, *FINDER, "optimizer.schedule=constant", "hydra.run.dir=out")
     assert done.end() == 0, done.complained
@@ -169,6 +171,7 @@ def test_a_learning_rate_that_a_callback_found_is_in_record_and_summary(tmp_path
     assert line.startswith("changed  the learning rate, by a callback, in 20 of 20 steps: in step 1 to ")
 
 
+@pytest.mark.slow
 def test_where_the_schedule_takes_over_again_its_peak_is_the_learning_rate(talkative: Path) -> None:
     found = record(talkative / "out")
     assert found["learning_rate_changed"]["steps"] == 1

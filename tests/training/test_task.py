@@ -61,6 +61,7 @@ def image_task(model: type[nn.Module], size: int = 32, **options: Any) -> Task:
     return Task(model(spec, **options), spec, SGD())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "min_samples"),
     [
@@ -96,6 +97,7 @@ def test_an_epoch_whose_last_batch_would_be_one_sample_trains_with_batch_norm() 
     assert trainer.global_step == 4
 
 
+@pytest.mark.slow
 def test_batches_of_one_sample_with_batch_norm_are_one_line_before_anything_is_written(tmp_path: Path) -> None:
     single = ("model=torchvision", "data=mnist", "data.batch_size=1")
     done = run(tmp_path, *single, "trainer.accelerator=cpu", "hydra.run.dir=run")
