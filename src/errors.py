@@ -39,6 +39,11 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
 
 
+def in_one_line(error: BaseException, width: int = 200) -> str:
+    """The class and the message of anybody's exception."""
+    return printable(" ".join(f"{type(error).__name__}: {error}".split()))[:width]
+
+
 class PeerLostError(UserError):
     """Another process of the run has ended. Only that process can say why."""
 

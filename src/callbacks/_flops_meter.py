@@ -10,7 +10,7 @@ from torch import nn
 from ..hardware.calibration import Calibration, peak_flops_per_sec
 from ..hardware.datasheet import datasheet
 from ..hardware.devices import device_name
-from ..hardware.flops import count_step
+from ..hardware.flops import UncountableError, count_step
 from ..hardware.measure import find_calibration
 
 
@@ -22,24 +22,35 @@ class FlopsMeter:
         self.calibration: Calibration | None = None
         self.peak: float | None = None  # FLOP/s at the run's precision, as measured
         self.datasheet_peak: float | None = None  # the same, dense, by the datasheet of a known device
+        self._no_peak = "this device's peak could not be measured"
         self.restart()
 
     def restart(self) -> None:
         """Forget what was counted for another module."""
         self.per_sample = self._given
         self.is_counted = self._given is not None
+        self._reason = "no batch was counted"
 
     def calibrate(self, trainer: Trainer, module: LightningModule, measure: bool) -> None:
         """Find the peak: from the cache, or if `measure` by a measurement on rank 0, before the first step."""
         self.calibration = find_calibration(trainer.strategy.root_device, measure and trainer.is_global_zero)
         self._find_peaks(trainer, module)
+        self._no_peak = f"the peak at precision {trainer.precision} was not measured here"
+        if self.calibration is None:
+            self._no_peak = "this device's peak was not measured before" + ("" if measure else ", and calibrate=False")
 
     def count(self, trainer: Trainer, module: LightningModule, batch: Any, samples: int) -> None:
         """Count the FLOPs of a sample; one warning where they cannot be counted."""
         self.is_counted = True
-        counted = count_step(module, batch, samples)
-        if counted is None:
-            rank_zero_warn(f"The FLOPs of {type(module).__name__} cannot be counted: no FLOP/s and no MFU.")
+        try:
+            if not samples:
+                raise UncountableError("the batch has no tensors; batch_size_fn says how many samples it has")
+            counted = count_step(module, batch, samples)
+        except UncountableError as error:
+            self._reason = str(error)
+            rank_zero_warn(
+                f"The FLOPs of {type(module).__name__} cannot be counted, so there is no FLOP/s and no MFU: {error}"
+            )
             return
         self.per_sample = counted.total
         self._find_peaks(trainer, module, counted.shares)
@@ -49,6 +60,12 @@ class FlopsMeter:
         self.peak = peak_flops_per_sec(self.calibration, precision, module, shares) if self.calibration else None
         stated = device.type == "cuda"
         self.datasheet_peak = datasheet_peak(device_name(device), precision, module, shares) if stated else None
+
+    def missing(self) -> dict[str, str]:
+        """Why FLOP/s or MFU are not among the facts."""
+        if not self.per_sample:
+            return {"flops_per_sec": self._reason, "mfu": self._reason}
+        return {} if self.peak else {"mfu": self._no_peak}
 
     def facts(self, samples_per_sec: float) -> dict[str, float]:
         """FLOP/s and MFU of one rank that trains so many samples/s, as far as they are known."""

@@ -36,7 +36,7 @@ class Measurement:
         last_step: int,
         restart: Callable[[], None] = lambda: None,
     ):
-        self.updates = 0
+        self.updates = self.batches = 0
         self.stretches = Stretches(device, max(1, warmup, watched))
         self.cost = CostSummary(warmup, self.stretches)
         self.ended: str | None = None  # why a timed run has ended
@@ -60,6 +60,7 @@ class Measurement:
 
     def end_batch(self, step: int) -> bool:
         """Lightning's `global_step` after a batch. Returns whether the marks should be read."""
+        self.batches += 1
         self._is_between_updates = step != self._last_step
         self.updates += self._is_between_updates
         self._last_step = step
@@ -105,3 +106,14 @@ class Measurement:
         if cost := self.cost.summary(world_size, fit_seconds):
             return cost | self.stretches.facts() | ({"ended": self.ended} if self.ended else {})
         return cost
+
+    def why_nothing_is_known(self) -> str:
+        """Why the summary is empty."""
+        if not self.batches:
+            return "no batch was trained"
+        if self.updates:
+            return "no step has a time: the clock has jumped"
+        return (
+            f"of {self.batches:,} batches none ended with an optimizer step that Lightning counts; with manual optimization, "
+            "step the optimizers that self.optimizers() returns"
+        )

@@ -7,9 +7,14 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 
+from ..errors import in_one_line
+
 
 def never_raise(hook: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a callback's hook: an exception in it becomes one warning and a call of the callback's `disable`."""
+    """Decorate a callback's hook: an exception in it becomes one warning and a call of the callback's `disable`.
+
+    The callback's attribute `failure` then says what the exception was.
+    """
 
     @functools.wraps(hook)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -17,7 +22,8 @@ def never_raise(hook: Callable[..., None]) -> Callable[..., None]:
             hook(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - a measurement must not end a run
             self.disable()
+            self.failure = in_one_line(error)
             with contextlib.suppress(Warning):  # where warnings are errors
-                rank_zero_warn(f"{type(self).__name__} stopped measuring: {type(error).__name__}: {error}")
+                rank_zero_warn(f"{type(self).__name__} stopped measuring: {self.failure}")
 
     return guarded

@@ -38,6 +38,7 @@ _DEVICE_FACTS = {  # what DeviceMonitor sums up → its name in the run's summar
     "host/cpu_mean_pct": "host_cpu_pct",
     "host/rss_max_gib": "host_rss_gib",
 }
+_NAMES = {"flops_per_sec": "FLOP/s", "mfu": "MFU"}  # of what may be missing
 MIN_THROTTLED_PCT = 1.0  # of the time; less is not worth a word
 _MOST_EXCESS = 1.5  # recorded ÷ counted FLOPs; activations that are computed again make it 1.33
 
@@ -68,11 +69,24 @@ def run_summary(
     summary: dict[str, Any] = {**cost, "title": getattr(module, "title", type(module).__name__)}
     summary |= {"device": device.type, "device_name": device_name(device), "precision": str(trainer.precision)}
     summary |= rank_facts(steps) if steps else {}
-    if not exceeds_count(seen.operations, flops.per_sample, cost["samples"] / cost["updates"]):
+    missing = flops.missing()
+    if exceeds_count(seen.operations, flops.per_sample, cost["samples"] / cost["updates"]):
+        missing = dict.fromkeys(
+            ("flops_per_sec", "mfu"), "later steps have more FLOPs than the first batch, which was counted"
+        )
+    else:
         summary |= flops.facts(summary["samples_per_sec"] / trainer.world_size)
     summary |= device_facts(sampled, summary)
     summary |= operation_facts(seen, flops.calibration)
-    return summary | bottleneck_facts(summary, flops.calibration, seen, setting_of(trainer, summary, flops.calibration))
+    summary |= bottleneck_facts(summary, flops.calibration, seen, setting_of(trainer, summary, flops.calibration))
+    if "bottleneck" not in summary:
+        missing |= without_bottleneck("the parts of the steps have no time: the clock has jumped")["missing"]
+    return summary | ({"missing": missing} if missing else {})
+
+
+def without_bottleneck(reason: str) -> dict[str, Any]:
+    """What a summary without a bottleneck says of it."""
+    return {"missing": {"bottleneck": reason}}
 
 
 def exceeds_count(operations: Sequence[Operation], flops_per_sample: float | None, samples: float) -> bool:
@@ -185,7 +199,15 @@ def predicted_knee(found: Bottleneck, batch_size: int, device: str, limit: int |
 
 
 def report(summary: Mapping[str, Any]) -> str:
-    """The summary in words: the run, the step and its parts, the rates, the bottleneck."""
+    """The summary in words: the run, the step and its parts, the rates, the bottleneck, and why one of them is missing."""
+    lines = _measured(summary) if "updates" in summary else []
+    reasons: dict[str, list[str]] = {}
+    for key, reason in summary.get("missing", {}).items():
+        reasons.setdefault(reason, []).append(_NAMES.get(key, key))
+    return "\n".join([*lines, *(f"no {' and no '.join(names)}: {reason}" for reason, names in reasons.items())])
+
+
+def _measured(summary: Mapping[str, Any]) -> list[str]:
     name = f" ({summary['device_name']})" if summary.get("device_name") else ""
     run = (summary["title"], f"batch {summary['batch_size']:,}", summary["device"] + name, summary["precision"])
     parts = " + ".join(f"{part.removesuffix('_wait')} {significant(ms)}" for part, ms in summary["parts_ms"].items())
@@ -215,7 +237,7 @@ def report(summary: Mapping[str, Any]) -> str:
         lines.append(f"bottleneck: {certainty}{found['kind']}: {found['evidence']}.{knee}")
         if "advice" in found:
             lines.append(found["advice"])
-    return "\n".join(lines)
+    return lines
 
 
 def _rates(summary: Mapping[str, Any]) -> list[str]:

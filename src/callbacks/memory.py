@@ -44,6 +44,7 @@ class MemoryMonitor(Callback):
     def __init__(self, count: bool = False, verbose: bool = True) -> None:
         self.count = count
         self.verbose = verbose  # whether the line is printed
+        self.failure: str | None = None  # the exception that has ended the measurement
         self._reset()
 
     def _reset(self) -> None:
@@ -51,7 +52,7 @@ class MemoryMonitor(Callback):
         self._counter: MemoryCounter | None = None
         self._free: int | None = None
         self._held = self._rss = 0
-        self._active = False
+        self._active = self._has_seen_a_batch = False
 
     def record_facts(self) -> dict[str, Any]:
         """For the run's record: the facts, as `memory`."""
@@ -62,7 +63,7 @@ class MemoryMonitor(Callback):
         """The peak and its parts as far as they are known, and what is not counted; empty before that."""
         parts, measured = self.facts.get("parts_bytes"), self.facts.get("measured_bytes", {})
         if not parts:
-            return ""
+            return f"memory   not counted: {self.facts['uncounted']}" if "uncounted" in self.facts else ""
         known = memory(sum(parts.values()), parts)
         is_counted = "peak_bytes" in self.facts
         line = f"memory   at the peak of a step {known} (counted)" if is_counted else f"memory   {known}"
@@ -76,6 +77,7 @@ class MemoryMonitor(Callback):
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._reset()
+        self.facts, self.failure = {"uncounted": "no batch was trained"}, None
         self._free = free_bytes(trainer.strategy.root_device)
         self._rss = psutil.Process().memory_info().rss
         # A resumed fit has the states of its optimizers already.
@@ -84,7 +86,8 @@ class MemoryMonitor(Callback):
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._active and self._counter is None:
+        if self._active and not self._has_seen_a_batch:
+            self._has_seen_a_batch = True
             gc.freeze()  # looking through every object takes most of a second: only those that counting makes are
             try:
                 self._count(trainer, pl_module, batch)
@@ -98,8 +101,12 @@ class MemoryMonitor(Callback):
 
     @never_raise
     def _count(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
+        samples = samples_in(batch)
+        if not samples:
+            self.facts = {"uncounted": "the batch has no tensors"}
+            return
         with measuring(trainer):
-            self._counter = MemoryCounter(pl_module, batch, samples_in(batch) or None)
+            self._counter = MemoryCounter(pl_module, batch, samples)
             self.facts = {"batch_size": self._counter.batch_size, "uncounted": "MemoryMonitor(count=False)"}
             counted = self._counter.at() if self.count else None
         if counted is not None:
@@ -113,15 +120,17 @@ class MemoryMonitor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         # After the second update the optimizer has its states, and a step is as every later one.
-        if self._active and trainer.global_step >= 2 * max(1, len(trainer.optimizers)) and self.facts:
+        if self._active and trainer.global_step >= 2 * max(1, len(trainer.optimizers)):
             self._active = False
             self._measure(trainer, pl_module)
 
     @override
     @never_raise
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._active and self.facts:
+        if self._active:
             self._measure(trainer, pl_module)
+        if self.failure and "peak_bytes" not in self.facts:
+            self.facts["uncounted"] = f"the measurement ended with {self.failure}"
         if self.verbose and self.line and trainer.is_global_zero:
             print(f"\n{self.line}", flush=True)
 

@@ -27,7 +27,7 @@ from ._followed_devices import FollowedDevices
 from ._measurement import Measurement
 from ._never_raise import never_raise
 from ._profiler_hook import ProfilerHook, attach_profiler_hook, detach_profiler_hook
-from ._run_summary import Seen, report, run_summary
+from ._run_summary import Seen, report, run_summary, without_bottleneck
 from ._step_operations import step_operations
 from ._step_watch import StepWatch
 from ._step_writer import write_tables
@@ -50,8 +50,8 @@ class ThroughputMonitor(Callback):
     which the host submitted the work. Manual optimisation shows the parts that it calls by Lightning's names
     (`manual_backward`, `optimizer.step()`), and the rest as forward.
 
-    After the fit `summary` has the run's cost, rates and bottleneck; the run's record has it as `throughput`. `operations` has
-    those of a step, if they were recorded.
+    After the fit `summary` has the run's cost, rates and bottleneck; the run's record has it as `throughput`. Where it has no
+    bottleneck, FLOP/s or MFU, `summary["missing"]` says why. `operations` has those of a step, if they were recorded.
 
     Args:
         every_n_steps: write every n-th step to the loggers; all are measured. 0 writes none, with a warning.
@@ -92,6 +92,7 @@ class ThroughputMonitor(Callback):
         self.verbose = verbose
         self.details = details
         self.summary: dict[str, Any] = {}
+        self.failure: str | None = None  # the exception that has ended the measurement
         self.operations: StepOperations | None = None
         self._active = False
         self._hook: ProfilerHook | None = None
@@ -105,7 +106,7 @@ class ThroughputMonitor(Callback):
 
     def step_times(self) -> StepTimes | None:
         """After the fit: the time of each measured step, to be kept with `write_step_times`; None without a summary."""
-        return self._measured.cost.steps.times() if self.summary else None
+        return self._measured.cost.steps.times() if "updates" in self.summary else None
 
     @property
     def measurement(self) -> Measurement | None:
@@ -116,6 +117,7 @@ class ThroughputMonitor(Callback):
     @never_raise
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
+            self.summary, self.failure = without_bottleneck("no batch was trained"), None
             if self.every_n_steps == 0:
                 rank_zero_warn("ThroughputMonitor(every_n_steps=0) writes no step to the loggers, only the summary")
             self._flops.calibrate(trainer, pl_module, measure=self.calibrate)
@@ -147,11 +149,13 @@ class ThroughputMonitor(Callback):
         # A rank that has stopped measuring gives None; the others wait for it.
         steps = gather(self.summary.get("step_ms"), trainer.world_size) if trainer.world_size > 1 else []
         self._sum_up(trainer, steps)
+        self._conclude(trainer, steps)
 
     @override
     @never_raise
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._stop(trainer)  # other ranks may be gone, so nothing is gathered from them
+        self.summary |= without_bottleneck(f"the fit ended with {type(exception).__name__}")
 
     @override
     @never_raise
@@ -294,7 +298,7 @@ class ThroughputMonitor(Callback):
         cost, self.summary = self.summary, {}
         measured = [step for step in steps if step is not None]
         if 0 < len(measured) < len(steps):
-            rank_zero_warn(f"ThroughputMonitor has no summary: rank {steps.index(None)} has stopped measuring")
+            rank_zero_warn(f"ThroughputMonitor has no summary: {_stopped(steps)}")
         elif cost:
             monitors = [c for c in callbacks_of(trainer) if isinstance(c, CommunicationMonitor)]
             communication = monitors[0].result() if monitors else {}
@@ -304,5 +308,17 @@ class ThroughputMonitor(Callback):
                 cost | communication, trainer, measured, self._flops, self._devices.result(), seen
             )
             self.operations = step_operations(operations, self.summary, self._flops.calibration)
-            if self.verbose and trainer.is_global_zero:
-                print("\n" + "\n".join(wrapped(report(self.summary).splitlines())), flush=True)
+
+    @never_raise
+    def _conclude(self, trainer: Trainer, steps: list[float | None]) -> None:
+        """Say why there is no summary, where there is none, and print it."""
+        if not self.summary:
+            why = self.failure and f"the measurement ended with {self.failure}"
+            why = why or (_stopped(steps) if None in steps else self._measured.why_nothing_is_known())
+            self.summary = without_bottleneck(why)
+        if self.verbose and trainer.is_global_zero:
+            print("\n" + "\n".join(wrapped(report(self.summary).splitlines())), flush=True)
+
+
+def _stopped(steps: list[float | None]) -> str:
+    return f"rank {steps.index(None)} has stopped measuring"

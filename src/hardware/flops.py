@@ -12,7 +12,6 @@ the fused kernels compute. On a CPU or a GPU the counter would see one operation
 """
 
 import contextlib
-import logging
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,6 @@ from typing import Any, cast
 
 import torch
 from lightning import LightningModule
-from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -29,10 +27,9 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..errors import in_one_line
 from .flop_formulas import FORMULAS, FlopsByKind, NoModules, OperationGuard, TooManyOperationsError
 from .meta_copy import meta_copy
-
-_log = logging.getLogger(__name__)
 
 Flops = tuple[int, ...]  # forward; backward; of the forward ones those in convolutions, and in recurrent kernels
 
@@ -68,7 +65,11 @@ class StepFlops:
         return {"matmul": 1 - convolution - recurrent, "convolution": convolution, "recurrent": recurrent}
 
 
-def count_step(module: LightningModule, batch: Any, batch_size: int | None = None) -> StepFlops | None:
+class UncountableError(Exception):
+    """The FLOPs of a step cannot be counted. The message says why."""
+
+
+def count_step(module: LightningModule, batch: Any, batch_size: int | None = None) -> StepFlops:
     """Count the FLOPs of one training step of any LightningModule, with its present modes and frozen layers.
 
     The whole batch is counted: only that is exact for losses between samples, batch norm, and whatever else does not
@@ -81,19 +82,23 @@ def count_step(module: LightningModule, batch: Any, batch_size: int | None = Non
         batch: what its `training_step` takes, on any device.
         batch_size: the samples in it; by default Lightning's rule, the first dimension of the first tensor.
 
-    Returns:
-        None for a step that depends on the data (`.item()`, `nonzero`, an `if` on a tensor), does work of unknown size
-        (custom kernels, FFTs, decompositions) or cannot be copied. Rank 0 logs the reason at level INFO.
+    Raises:
+        UncountableError: for a step that depends on the data (`.item()`, `nonzero`, an `if` on a tensor), does work of
+            unknown size (custom kernels, FFTs, decompositions), has no products, or cannot be copied. Nothing else.
     """
-    with without_side_effects():
+    counts: Flops = (0,)
+    size, failure = 1, None
+    with without_side_effects():  # which an exception would leave in place
         try:
             size = batch_size or extract_batch_size(batch)
             counts = _count_quickly(module, batch, size)
         except Exception as error:  # noqa: BLE001 - anybody's step, on tensors that it was not written for
-            why = f"{type(error).__name__}: {error}"
-            rank_zero_only(_log.info)("the FLOPs of %s cannot be counted: %s", type(module).__name__, why)
-            return None
-    return StepFlops(*(count / size for count in counts)) if counts[0] else None
+            failure = error
+    if failure is not None:
+        raise UncountableError(in_one_line(failure)) from failure
+    if not counts[0]:
+        raise UncountableError("its forward pass has no matrix product, convolution or attention")
+    return StepFlops(*(count / size for count in counts))
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from .._lightning import trainer_of
 from .._torch import fake_tensors
+from ..errors import in_one_line
 from .allocations import PARTS, AllocationRecorder, LimitOperations
 from .flop_formulas import TooManyOperationsError
 from .flops import extrapolated, sequence_length, shortened, without_side_effects
@@ -93,7 +94,7 @@ class MemoryCounter:
             with CopyTensors():
                 self._batch = copy.deepcopy(batch)
         except Exception as error:  # noqa: BLE001 - a class of batches that takes real tensors only
-            self.reason = _words(error)
+            self.reason = in_one_line(error)
         self._counted: dict[int, StepMemory | None] = {}
 
     def at(self, batch_size: int | None = None) -> StepMemory | None:
@@ -114,7 +115,7 @@ class MemoryCounter:
                     self._counted[size] = self._count_quickly(size)
             except Exception as error:  # noqa: BLE001 - anybody's step, on tensors that it was not written for
                 self._counted[size] = None
-                self.reason = _words(error)
+                self.reason = in_one_line(error)
                 error.with_traceback(None)  # whoever keeps the error keeps no tensor of the counted step
         return self._counted[size]
 
@@ -248,13 +249,9 @@ class _Step:
             except TooManyOperationsError:
                 raise
             except Exception as error:  # noqa: BLE001 - anybody's optimizer
-                self.optimizer_reason = f"the step of {type(optimizer).__name__} ({_words(error)})"
+                self.optimizer_reason = f"the step of {type(optimizer).__name__} ({in_one_line(error)})"
             self.recorder.assign(tree_leaves(list(optimizer.state.values())), "optimizer")
         return loss
-
-
-def _words(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def _resized(tensor: Tensor, before: int, after: int, device: torch.device) -> Tensor:

@@ -24,7 +24,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from batchscope.data.spec import DataSpec
 from batchscope.hardware import flops
-from batchscope.hardware.flops import StepFlops, count_step
+from batchscope.hardware.flops import StepFlops, UncountableError, count_step
 from tests.support.closed_forms import (
     BATCH,
     CNN,
@@ -386,7 +386,8 @@ def test_random_states_stay_as_they_are_when_nothing_could_be_counted():
             return self.network(batch).sum() * np.random.normal() * random.random() * batch.mean().item()
 
     before = np.random.get_state()[1].tolist(), random.getstate()
-    assert count_step(Random(nn.Linear(5, 6)), torch.ones(2, 5)) is None
+    with pytest.raises(UncountableError):
+        count_step(Random(nn.Linear(5, 6)), torch.ones(2, 5))
     assert np.random.get_state()[1].tolist() == before[0]
     assert random.getstate() == before[1]
 
@@ -445,7 +446,8 @@ def test_what_cannot_be_counted_truly_has_no_flops(loss):
         def training_step(self, batch, batch_idx):
             return loss(self.network, batch)
 
-    assert count_step(Uncountable(nn.Linear(5, 6)), torch.ones(4, 5)) is None
+    with pytest.raises(UncountableError):
+        count_step(Uncountable(nn.Linear(5, 6)), torch.ones(4, 5))
 
 
 ELSEWHERE = nn.Linear(5, 6)  # no part of the module, so that it cannot be copied along
@@ -463,14 +465,23 @@ square.register_autograd(lambda ctx, grad: grad)
 def test_what_cannot_be_copied_has_no_flops():
     module = Stranger(nn.Linear(5, 6))
     module.lock = threading.Lock()
-    assert count_step(module, torch.ones(4, 5)) is None
+    with pytest.raises(UncountableError):
+        count_step(module, torch.ones(4, 5))
 
 
-def test_the_reason_is_logged(caplog):
-    with caplog.at_level("INFO", flops.__name__):
+def test_the_reason_is_one_line():
+    with pytest.raises(UncountableError) as why:
         count_step(Stranger(nn.Bilinear(5, 5, 3)), torch.ones(4, 5))
-    assert len(caplog.records) == 1
-    assert caplog.messages[0].startswith("the FLOPs of Stranger cannot be counted")
+    assert str(why.value).startswith("TypeError: ") and "\n" not in str(why.value)
+
+
+def test_a_step_without_products_has_no_flops():
+    class Sum(Stranger):
+        def training_step(self, batch, batch_idx):
+            return sum(p.sum() for p in self.parameters())
+
+    with pytest.raises(UncountableError, match="no matrix product"):
+        count_step(Sum(nn.Linear(5, 6)), torch.ones(4, 5))
 
 
 class Loop(nn.Module):
@@ -514,7 +525,8 @@ def test_a_long_loop_of_a_model_for_one_length_is_counted_whole(impatient):
 
 def test_a_step_of_endless_operations_is_not_counted(monkeypatch):
     monkeypatch.setattr(flops, "_MOST_OPERATIONS", 10)
-    assert count_step(Stranger(nn.LSTM(5, 6)), torch.randn(9, 4, 5)) is None
+    with pytest.raises(UncountableError):
+        count_step(Stranger(nn.LSTM(5, 6)), torch.randn(9, 4, 5))
 
 
 @pytest.mark.slow
