@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from lightning import Trainer
-from torch.utils.data import DataLoader
+from lightning import LightningModule, Trainer
+from torch.utils.data import DataLoader, IterableDataset
 
 from .._torch import is_convolution
 from ..hardware.advice import Setting
@@ -19,10 +19,10 @@ _ACCELERATORS = {"cuda": "gpu", "mps": "mps"}
 def setting_of(trainer: Trainer, summary: Mapping[str, Any], calibration: Calibration | None) -> Setting:
     """What a trainer's run has set, given its summary."""
     device = trainer.strategy.root_device.type
-    config = (getattr(trainer.lightning_module, "provenance", None) or {}).get("config")
-    common = {
+    config = own_config(trainer.lightning_module)
+    common: dict[str, Any] = {
         "device": device,
-        "batch_size": summary["batch_size"],
+        "batch_size": summary["batch_size"] or None,
         "precision": str(trainer.precision),
         "cores": int(usable_cores()),
         "accumulate_grad_batches": int(trainer.accumulate_grad_batches),
@@ -31,7 +31,12 @@ def setting_of(trainer: Trainer, summary: Mapping[str, Any], calibration: Calibr
         "accelerators": tuple(_ACCELERATORS[kind] for kind in available() if kind in _ACCELERATORS and kind != device),
         "faster_precision": faster_precision(calibration, trainer.precision, summary.get("peak_flops_per_sec")),
     }
-    return Setting(**common, **(_of_options(config, trainer) if config else _of_loader(trainer)))
+    return Setting(**(common | (_of_options(config, trainer) if config else _of_loader(trainer))))
+
+
+def own_config(module: LightningModule) -> Mapping[str, Any] | None:
+    """The configuration of a run by this project's training program, whose options advice may name; else None."""
+    return getattr(module, "batchscope_config", None)
 
 
 def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
@@ -43,7 +48,7 @@ def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
     return {
         "own": True,
         "pipeline": pipeline,
-        "num_workers": data.get("num_workers") if pipeline == "workers" else None,
+        "num_workers": data.get("num_workers") if pipeline in (None, "workers") else None,
         "backend": model.get("backend"),
         "channels_last": config.get("channels_last") if has_convolutions else None,
         "keep_freed_memory": config.get("keep_freed_memory"),
@@ -53,15 +58,17 @@ def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
 
 
 def _of_loader(trainer: Trainer) -> dict[str, Any]:
-    """What a DataLoader tells of itself; any other iterable tells nothing."""
+    """What a DataLoader tells of itself; any other iterable, or several loaders, tell nothing."""
     loader = trainer.train_dataloader
     if not isinstance(loader, DataLoader):
-        return {"own": False}
+        return {"own": False, "batch_size": None}
     return {
         "own": False,
+        "batch_size": loader.batch_size,  # None where its sampler, or its dataset, makes the batches
         "num_workers": loader.num_workers,
         "pin_memory": loader.pin_memory,
         "train_samples": _length(loader.dataset),
+        "is_stream": isinstance(loader.dataset, IterableDataset),
     }
 
 

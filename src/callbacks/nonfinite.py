@@ -15,6 +15,7 @@ from .._torch import non_finite_check, supports_found_inf
 from ..distributed.sharding import local
 from ..errors import UserError
 from ._deferred_scalars import DeferredFlags
+from ._setting import own_config
 
 SHOWN = 8  # of a batch's samples, in the message
 
@@ -131,9 +132,10 @@ class StopOnNonFinite(Callback):
         self.skipped += 1
         if self.action == "stop":
             what = _what_is_bad(module, loss, at_once)
+            skip = "callbacks.nonfinite.action=skip" if own_config(module) else 'StopOnNonFinite("skip")'
             raise UserError(
                 f"step {step.number}: {what}; batch {step.batch} of epoch {step.epoch}{_samples(trainer, step)}, "
-                f"learning rate {step.lr:.4g}. The weights were left as they were; callbacks.nonfinite.action=skip "
+                f"learning rate {step.lr:.4g}. The weights were left as they were; {skip} "
                 "leaves such steps out"
             )
 

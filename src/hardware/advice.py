@@ -38,6 +38,7 @@ class Setting:
     precision: str = "32-true"
     num_workers: int | None = None  # of the training set's DataLoader, where it has one
     pin_memory: bool | None = None  # of the same
+    is_stream: bool = False  # whether an IterableDataset fills it: each worker would read the whole
     cores: int | None = None  # that the process may use
     accumulate_grad_batches: int = 1
     devices: int = 1  # that train together
@@ -104,13 +105,19 @@ def _applies(change: _Change, setting: Setting) -> bool:
 
 def _written(change: _Change, setting: Setting) -> str:
     """`data.batch_size=512 (now 128)`, or `DataLoader(batch_size=512) (now 128)`."""
-    texts = []
+    calls: dict[str, list[tuple[str, Any]]] = {}
     for name, value in change.options.items():
         option, call = _WRITTEN[name]
-        shown = str(value).lower() if isinstance(value, bool) else value
-        text = f"{option}={shown}" if setting.own else f"{call}({name}={value!r})"
-        now = getattr(setting, name, None)
-        texts.append(text if now is None or isinstance(now, bool) else f"{text} (now {now})")
+        calls.setdefault(str(option if setting.own else call), []).append((name, value))
+    texts = []
+    for place, arguments in calls.items():
+        if setting.own:
+            ((_, value),) = arguments  # each option has a name of its own
+            text = f"{place}={str(value).lower() if isinstance(value, bool) else value}"
+        else:
+            text = f"{place}({', '.join(f'{name}={value!r}' for name, value in arguments)})"
+        now = [value for name, _ in arguments if not isinstance(value := getattr(setting, name, None), bool | None)]
+        texts.append(f"{text} (now {', '.join(map(str, now))})" if now else text)
     return " with ".join(texts)
 
 
@@ -119,14 +126,20 @@ def _input(setting: Setting) -> Iterator[_Change]:
         yield _Change({"pipeline": "memory"}, "takes each batch from tensors in memory at once")
     elif setting.pipeline == "memory" and setting.device != "cpu":
         yield _Change({"pipeline": "device"}, "keeps the whole set on the device")
-    if setting.num_workers is not None and setting.pipeline in (None, "workers"):
-        more = max(2, 2 * setting.num_workers)
-        more = more if setting.cores is None else min(more, setting.cores)
-        # Without free cores, more workers take time from the training.
-        if more > setting.num_workers and (setting.cores is not None or setting.num_workers == 0) and more > 1:
-            yield _Change({"num_workers": more}, "prepares more batches at the same time")
+    if setting.pipeline in (None, "workers") and (more := _more_workers(setting)):
+        pinned = {"pin_memory": True} if setting.device == "cuda" and setting.pin_memory is False else {}
+        yield _Change({"num_workers": more, **pinned}, "prepares more batches at the same time")
     if setting.pipeline in ("memory", "device"):
         yield from _larger_batch(setting, "needs fewer requests for the same samples")
+
+
+def _more_workers(setting: Setting) -> int | None:
+    """A larger number of workers; None where there is none. Without free cores they take time from the training."""
+    now, cores = setting.num_workers, setting.cores
+    if now is None or cores == 1 or (cores is None and now):
+        return None
+    more = 1 if setting.is_stream else min(max(2, 2 * now), cores or 2)
+    return more if more > now else None
 
 
 def _transfer(setting: Setting) -> Iterator[_Change]:

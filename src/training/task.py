@@ -70,6 +70,11 @@ class Task(LightningModule):
         return f"{model} · {known['dataset']}" if "dataset" in known else model
 
     @property
+    def batchscope_config(self) -> dict[str, Any] | None:
+        """The run's configuration, by which a callback knows that advice can name this project's options."""
+        return (self.provenance or {}).get("config")
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """Of a sample as the network computes on it: that of the data, unless the model resizes it."""
         return getattr(self.model, "input_shape", self.spec.input_shape)

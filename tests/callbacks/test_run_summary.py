@@ -143,7 +143,7 @@ def test_a_run_of_a_diagnosis_is_known_as_one_so_that_it_is_not_advised_to_start
 ) -> None:
     (config,) = check_command_line(words, multirun=False, run_dir="x")
     module = Stranger()
-    module.provenance = {"config": config}
+    module.batchscope_config = config
     trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     trainer.strategy.connect(module)
     assert setting_of(trainer, {"batch_size": 8}, None).experiment == experiment
