@@ -3,18 +3,15 @@
 import contextlib
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 import psutil
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from .host_memory import host_memory
+
 _OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # in any other RuntimeError
-_PROCESS_GROUPS, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-# Of control groups of version 2 and 1: the folder of all groups, a group's limit, its use, and the cache in that use.
-_VERSION_2 = ("", "memory.max", "memory.current", "inactive_file")
-_VERSION_1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -37,45 +34,17 @@ def free_bytes(device: torch.device) -> int | None:
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
     if device.type != "cpu":
         return None
-    return max(0, min([psutil.virtual_memory().available, *_limits()]))
+    return max(0, min([host_memory().available, *_address_space()]))
 
 
-def _limits() -> Iterable[int]:
-    yield from _group_limits()
+def _address_space() -> Iterable[int]:
+    """What the limit of the process's address space leaves free, if there is one."""
     with contextlib.suppress(ImportError):  # Windows
         import resource
 
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         if limit != resource.RLIM_INFINITY:
             yield limit - psutil.Process().memory_info().vms
-
-
-def _group_limits() -> Iterable[int]:
-    """Bytes that each control group of this process leaves free: its own group, and all that contain this group."""
-    memberships = []
-    with contextlib.suppress(OSError):  # not Linux
-        memberships = _PROCESS_GROUPS.read_text().splitlines()
-    for membership in memberships:
-        _, controllers, path = membership.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        folder, limit, used, cache = _VERSION_1 if controllers else _VERSION_2
-        root = _GROUPS / folder
-        own = root / path.lstrip("/")
-        for group in (own, *own.parents):
-            if group.is_relative_to(root):
-                with contextlib.suppress(OSError, ValueError):  # no limit ("max"), or a group outside the container
-                    yield int((group / limit).read_text()) - int((group / used).read_text()) + _cache_in(group, cache)
-
-
-def _cache_in(group: Path, key: str) -> int:
-    """Bytes of the page cache that the kernel takes back before a control group runs out of memory."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in (group / "memory.stat").read_text().splitlines():
-            name, _, number = line.partition(" ")
-            if name == key:
-                return int(number)
-    return 0
 
 
 def private_rss(process: psutil.Process) -> int:

@@ -19,13 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from ..analysis.match import Pair, match
 from ..analysis.read import find
 from ..checkpointing.resume import recorded_config, with_run_dir
 from ..errors import UserError
 from ..files import new_folder, why
+from ..hardware.host_memory import host_memory
 from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_timing
@@ -150,7 +149,7 @@ def take_rounds(
 def _can_wait(sides: Sequence[Side]) -> bool:
     """Whether the runs can wait for each other, with their memory."""
     memory = sum(side.memory_gib for side in sides) * 2**30
-    enough = memory <= _SHARE_OF_MEMORY * psutil.virtual_memory().available
+    enough = memory <= _SHARE_OF_MEMORY * host_memory().available
     return enough and all(is_suited(_until_stopped(side.config)) for side in sides)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from ..checkpointing.signals import forces_exit, handled_signals
+from ..hardware.host_memory import host_memory
 from .fork_server import ForkServer, is_supported
 from .process import Ending, end_group, wait_for_group
 from .turns import USUAL, Limits, take_turns
@@ -270,7 +271,7 @@ def _wait_until_quiet(seconds: float) -> None:
 
 def _has_memory_for_another(runs: list[TurnRun]) -> bool:
     """Whether a quarter of the memory is available, and twice of what the largest run has taken."""
-    memory = psutil.virtual_memory()
+    memory = host_memory()
     largest = 0
     for run in runs:
         with contextlib.suppress(psutil.Error):  # it has ended

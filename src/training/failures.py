@@ -16,6 +16,7 @@ from ..errors import Interrupted, PeerLostError, UserError
 from ..files import NO_SPACE, WriteError, is_inside, why
 from ..hardware.calibration import faster_precision
 from ..hardware.calibration_cache import cached_calibration
+from ..hardware.host_memory import host_memory
 from ..hardware.memory_limits import is_out_of_memory
 from ..options.command_lines import resume_command
 from ..records import formatting
@@ -119,7 +120,7 @@ def _out_of_memory(config: dict[str, Any], device: torch.device, memory: Mapping
     if device.type == "cuda":
         held, total = torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
     else:
-        held, total = psutil.Process().memory_info().rss, psutil.virtual_memory().total
+        held, total = psutil.Process().memory_info().rss, host_memory().total
     precision = faster_precision(cached_calibration(device), config["trainer"].get("precision"))
     known = memory.get("out_of_memory", {})
     return (

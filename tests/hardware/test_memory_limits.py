@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 
-from batchscope.hardware import memory_limits
+from batchscope.hardware import host_memory, memory_limits
 
 MIB = 2**20
 
@@ -16,8 +16,8 @@ MIB = 2**20
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of control groups; the process is in the groups that the file `of_process` names."""
-    monkeypatch.setattr(memory_limits, "_GROUPS", tmp_path)
-    monkeypatch.setattr(memory_limits, "_PROCESS_GROUPS", tmp_path / "of_process")
+    monkeypatch.setattr(host_memory, "_GROUPS", tmp_path)
+    monkeypatch.setattr(host_memory, "_PROCESS_GROUPS", tmp_path / "of_process")
     return tmp_path
 
 
@@ -81,6 +81,13 @@ def test_groups_of_version_1_have_other_names(groups: Path) -> None:
     (group / "memory.usage_in_bytes").write_text(f"{70 * MIB}\n")
     (group / "memory.stat").write_text(f"inactive_file 5\ntotal_inactive_file {20 * MIB}\n")
     assert free() == 50 * MIB
+
+
+def test_the_total_is_the_least_limit_too(groups: Path) -> None:
+    (groups / "of_process").write_text("0::/user.slice/job\n")
+    version_2(groups / "user.slice" / "job", limit=100 * MIB, used=40 * MIB)
+    version_2(groups / "user.slice", limit=80 * MIB, used=40 * MIB)
+    assert host_memory.host_memory() == (80 * MIB, 40 * MIB)
 
 
 @pytest.mark.parametrize("memberships", [None, "0::/\n"])

@@ -73,7 +73,7 @@ def test_both_sides_are_run_in_turns_and_the_order_changes(here, capsys):
     assert started == ["a/0-0", "b/0-0", "b/0-1", "a/0-1", "a/0-2", "b/0-2", "b/0-3", "a/0-3"]
     assert "round 4 of 4: A 10.3 ms, B 11.3 ms" in capsys.readouterr().out
     found = compare(*folders)
-    assert (found.compared[0].rounds, found.exit_code) == (4, 3)
+    assert (found.compared[0].turns, found.exit_code) == (4, 3)
     assert found.compared[0].slowdown.value == pytest.approx(1.1)
 
 
@@ -101,7 +101,7 @@ def test_every_matched_pair_of_two_sweeps_is_run(here):
     pythons = [python(here, "a")] * 2
     folders = rerun([Path("x"), Path("y")], Path("out"), 3, 1.0, pythons, [], quiet=True)
     found = compare(*folders)
-    assert sorted((c.pair.label, c.rounds) for c in found.compared) == [("batch size 16", 3), ("batch size 8", 3)]
+    assert sorted((c.pair.label, c.turns) for c in found.compared) == [("batch size 16", 3), ("batch size 8", 3)]
 
 
 def test_a_run_that_does_not_finish_ends_it_with_one_line(here):
@@ -147,7 +147,7 @@ def test_on_a_cpu_the_two_processes_of_a_round_alternate(here, stand_in, capsys)
     assert [record["taken"] for record in found] == [[3, 4, 5], [3, 4, 5]]
     assert len(set((here / "pids").read_text().split())) == 6
     assert "round 3 of 3: A 10 ms, B 10 ms" in capsys.readouterr().out
-    assert compare(*folders).compared[0].rounds == 9
+    assert compare(*folders).compared[0].turns == 9
 
 
 @pytest.mark.slow
@@ -167,5 +167,5 @@ def test_real_runs_in_turns_are_compared(here):
     train(config, Path("run"), {"model": "cnn", "data": "digits"}, line)
     folders = rerun([Path("run"), Path("run")], Path("out"), 3, 0.2, [sys.executable] * 2, [])
     found = compare(*folders)
-    assert found.compared[0].rounds >= 3
+    assert found.compared[0].turns >= 3
     assert 0.2 < found.compared[0].slowdown.value < 5
