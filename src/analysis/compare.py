@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import printable
-from ..records.formatting import count, percent, significant
+from ..records.formatting import percent, significant
 from ..records.rates import FIT_RATE, RATE
 from ..records.step_parts import PARTS
 from .match import Pair, differences, doubts, match
@@ -65,7 +65,7 @@ class Compared:
     pair: Pair
     rows: list[Row]
     slowdown: Ratio
-    rounds: int  # in which both were measured; 0 for runs apart
+    turns: int  # of each side, which both took; 0 for runs apart
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Comparison:
         if not widest.slowdown.low:
             return f"{_at(widest.pair)}no difference can be shown, because the spread of the steps is unknown."
         line = f"{_at(widest.pair)}no difference shown ({_between(widest.slowdown)})."
-        if widest.slowdown.high > 1 + 2 * self.max_slowdown and not widest.rounds:
+        if widest.slowdown.high > 1 + 2 * self.max_slowdown and not widest.turns:
             line += " compare --rerun runs both in turns, which shows smaller differences."
         return line
 
@@ -151,12 +151,12 @@ class Comparison:
                     yield [f"  {name}", *_cells(row)]
 
     def _how(self) -> str:
-        turns = {c.rounds for c in self.compared}
+        turns = {c.turns for c in self.compared}
         together = f"the intervals hold together with {percent(1 - ERROR_RATE)} confidence"
         if turns == {0}:
             return f"Separate runs: {together}, and include what runs of the same thing differ by."
-        rounds = count(min(turns), "round") if min(turns) == max(turns) else f"{min(turns)} to {max(turns)} rounds"
-        return f"In turns, {rounds}: {together}."
+        number = f"{min(turns)}" if min(turns) == max(turns) else f"{min(turns)} to {max(turns)}"
+        return f"In turns, {number} of each side: {together}."
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -173,7 +173,7 @@ class Comparison:
                     "label": c.pair.label,
                     "a": [run.name for run in c.pair.a],
                     "b": [run.name for run in c.pair.b],
-                    "rounds": c.rounds,
+                    "turns": c.turns,
                     "regression": c in self.regressions,
                     "rows": [row.as_json() for row in c.rows],
                 }

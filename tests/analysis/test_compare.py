@@ -71,8 +71,8 @@ def test_a_faster_run_is_said_to_be_faster(tmp_path):
 def test_a_slowdown_of_10_percent_is_found_in_turns(tmp_path):
     found = compare(*turns(tmp_path, 1.1))
     assert found.exit_code == 3
-    assert found.compared[0].rounds == 9
-    assert "In turns, 9 rounds" in found.text
+    assert found.compared[0].turns == 9
+    assert "In turns, 9 of each side: " in found.text
 
 
 def test_the_part_that_is_slower_is_named(tmp_path):
