@@ -10,7 +10,7 @@ What a file alone cannot decide, such as a `data.root` other than `data`, has to
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, exit_on_user_error
+from ..errors import UserError, did_you_mean, exit_on_user_error
 from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_evaluation
@@ -29,6 +29,9 @@ def _main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="option=value", help="ckpt=<file>, then any option to change")
     overrides = parser.parse_args().overrides
     paths = [word.removeprefix("ckpt=") for word in overrides if word.startswith("ckpt=")]
+    keys = [word.partition("=")[0] for word in overrides]
+    if not paths and (near := [key for key in keys if did_you_mean(key, ["ckpt"])]):
+        raise UserError(f"{near[0]}: no such option.{did_you_mean(near[0], ['ckpt'])}")
     if len(paths) != 1 or not paths[0]:
         bare = [word for word in overrides if "=" not in word and Path(word).exists()]
         example = f"; write ckpt={bare[0]}" if bare and not paths else ": ckpt=outputs/runs/<run>/checkpoints/best.ckpt"
@@ -74,7 +77,9 @@ def _nearby(path: Path) -> str:
 
 def _test(config: dict[str, Any], weights: Any, name: str, path: Path) -> tuple[str, Any]:
     import lightning
+    from lightning.pytorch.callbacks import LambdaCallback
 
+    from ..callbacks._batches import samples_in
     from ..hardware.devices import check_accelerator
     from ..training.build import build
     from ..training.quiet import quiet_libraries
@@ -85,7 +90,9 @@ def _test(config: dict[str, Any], weights: Any, name: str, path: Path) -> tuple[
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
     data = build(config["data"], "data")
     data.check()
-    trainer = build(config["trainer"], "trainer", logger=False, callbacks=[], enable_checkpointing=False)
+    tested: list[int] = []  # the samples of each batch
+    counter = LambdaCallback(on_test_batch_end=lambda *args: tested.append(samples_in(args[3])))
+    trainer = build(config["trainer"], "trainer", logger=False, callbacks=[counter], enable_checkpointing=False)
     data.prepare_data()
     model = build(config["model"], "model", spec=data.spec)
     task = Task(model, data.spec, build(config["optimizer"], "optimizer"), config["channels_last"])
@@ -96,5 +103,11 @@ def _test(config: dict[str, Any], weights: Any, name: str, path: Path) -> tuple[
         raise UserError(
             f"ckpt: {path} holds the weights of {name}, which do not fit {type(model).__name__}: {first}"
         ) from error
-    metrics = trainer.test(task, datamodule=data, verbose=False)[0]
-    return f"{name}, tested on {data.name} ({len(data.tensors('test')[0]):,} samples)", metrics
+    metrics = trainer.test(task, datamodule=data, verbose=False)
+    if not metrics:
+        raise UserError(
+            f"trainer.limit_test_batches: got {config['trainer'].get('limit_test_batches')}, which tests no batch"
+        )
+    total, count = len(data.tensors("test")[0]), sum(tested)
+    of = f" of {total:,}" if count < total else ""  # by trainer.limit_test_batches
+    return f"{name}, tested on {data.name} ({count:,}{of} samples)", metrics[0]

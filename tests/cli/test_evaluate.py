@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchscope.cli.evaluate import evaluate
+from batchscope.cli.evaluate import _main, evaluate
 from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
 from batchscope.training.run import train
@@ -166,6 +166,22 @@ def test_a_zip_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("hello.txt", "hello")
     assert str(path) in refusal(path)
+
+
+def test_the_samples_are_those_that_were_tested(best: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batchscope.data.datamodule.MIN_EVAL_BATCH_SIZE", 30)
+    name, _ = evaluate(best, ["+trainer.limit_test_batches=2", root])
+    assert name.endswith("tested on rendered-digits (60 of 100 samples)")
+    with pytest.raises(UserError, match=r"trainer\.limit_test_batches: got 0, which tests no batch"):
+        evaluate(best, ["+trainer.limit_test_batches=0", root])
+
+
+@pytest.mark.parametrize("word", ["cpkt", "ckp", "chkpt", "ckpt_path"])
+def test_a_misspelled_ckpt_is_recognized(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["evaluate", f"{word}=x", "trainer.accelerator=cpu"])
+    with pytest.raises(UserError) as error:
+        _main()
+    assert str(error.value) == f"{word}: no such option. Did you mean 'ckpt'?"
 
 
 def test_without_a_path_the_program_says_what_it_takes(tmp_path: Path) -> None:
