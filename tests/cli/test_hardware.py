@@ -2,14 +2,17 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from batchscope.cli import hardware as program
+from batchscope.cli import hardware as command
 from batchscope.errors import UserError
+from batchscope.hardware import comparison as program
 from batchscope.hardware import timing
 from batchscope.hardware.calibration_cache import cached_calibration, identity
 from batchscope.hardware.measure import as_calibration
@@ -112,7 +115,7 @@ def no_products(monkeypatch):
 
 
 def test_json_is_one_document_and_progress_goes_elsewhere(measured, no_products, capsys):
-    program.run(["--json", "--device", "cpu"])
+    command.run(["--json", "--device", "cpu"])
     printed = json.loads(capsys.readouterr().out)
     assert printed["devices"]["cpu"]["matmul_flops_per_sec"] == {"fp32": 1e11}
     assert [(each["rows"], each["columns"], each["winner"]) for each in printed["products"]] == [
@@ -123,18 +126,18 @@ def test_json_is_one_document_and_progress_goes_elsewhere(measured, no_products,
 
 def test_what_is_cached_is_measured_again_only_when_asked(measured, no_products, capsys):
     for options, times in (([], 1), ([], 1), (["--quick"], 1), (["--refresh"], 2)):
-        program.run(["--device", "cpu", *options])
+        command.run(["--device", "cpu", *options])
         assert len(measured) == times
 
 
 def test_a_quick_measurement_is_not_kept(measured, no_products, capsys):
-    program.run(["--device", "cpu", "--quick"])
+    command.run(["--device", "cpu", "--quick"])
     assert cached_calibration(CPU) is None
 
 
 def test_a_busy_processor_is_measured_with_a_warning_and_again_each_time(measured, busy, no_products, capsys):
     for _ in range(2):
-        program.run(["--device", "cpu"])
+        command.run(["--device", "cpu"])
         assert capsys.readouterr().err == (
             "others used 43 % of the CPU: the rates of this cpu are too low, and are not kept for long\n"
         )
@@ -152,14 +155,19 @@ def test_a_busy_processor_is_measured_with_a_warning_and_again_each_time(measure
 def test_a_device_that_is_not_there_is_refused(device, message, monkeypatch):
     monkeypatch.setattr(program, "available", lambda: ["cpu"])
     with pytest.raises(UserError) as error:
-        program.run(["--device", device])
+        command.run(["--device", device])
     assert str(error.value) == message
+
+
+def test_help_and_a_wrong_name_need_no_torch():
+    code = "import sys; from batchscope.cli import hardware; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_a_mistake_ends_the_program_with_one_line_and_1(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["hardware", "--device", "abacus"])
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     with pytest.raises(SystemExit) as exit:
-        program.main()
+        command.main()
     assert exit.value.code == 1
     assert capsys.readouterr().err == "error: --device: got 'abacus', takes cpu, cuda or mps.\n"
