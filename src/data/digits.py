@@ -24,6 +24,7 @@ from .spec import DataSpec
 
 VERSION = 2  # of the rendering; part of the cache's file name
 _FONTS = ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmb10", "cmr10", "cmss10", "cmti10", "cmtt10")
+DIGIT_SHAPE = (1, 28, 28)
 _GLYPH = 64  # side of an undistorted digit, in pixels
 _CHUNK = 4_096  # digits that are rendered at once
 
@@ -54,7 +55,7 @@ class Digits(GeneratedDataModule):
     @override
     def spec(self) -> DataSpec:
         """Ten classes of `(1, 28, 28)` with pixels in [−1, 1]."""
-        return DataSpec("image", (1, 28, 28), "class", 10, classes=tuple("0123456789"), mean=(0.5,), std=(0.5,))
+        return DataSpec("image", DIGIT_SHAPE, "class", 10, classes=tuple("0123456789"), mean=(0.5,), std=(0.5,))
 
     @override
     def load(self, split: Split) -> tuple[Tensor, Tensor]:
@@ -79,7 +80,7 @@ def cached_digits(root: Path, num: int, seed: int) -> tuple[Tensor, Tensor]:
 def _read_cache(file: Path, num: int) -> tuple[Tensor, Tensor] | None:
     try:
         images, labels = torch.load(file, weights_only=True)
-        good = _is_plain(images, torch.uint8, (num, 1, 28, 28)) and _is_plain(labels, torch.int64, (num,))
+        good = _is_plain(images, torch.uint8, (num, *DIGIT_SHAPE)) and _is_plain(labels, torch.int64, (num,))
         return (images, labels) if good and labels.min() >= 0 and labels.max() < 10 else None
     except Exception:  # noqa: BLE001 - missing, truncated or any other file
         return None
@@ -96,7 +97,7 @@ def render_digits(num: int, seed: int) -> tuple[Tensor, Tensor]:
     glyphs = _glyphs()  # (10, fonts, 64, 64)
     labels = torch.randint(0, 10, (num,), generator=generator)
     fonts = torch.randint(0, glyphs.shape[1], (num,), generator=generator)
-    images = torch.empty(num, 1, 28, 28, dtype=torch.uint8)
+    images = torch.empty(num, *DIGIT_SHAPE, dtype=torch.uint8)
     for start in range(0, num, _CHUNK):
         part = slice(start, start + _CHUNK)
         images[part] = _distort(glyphs[labels[part], fonts[part], None], generator)

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ..errors import UserError, warn
+from ..errors import UserError, in_one_line, warn
 from ..files import wait_for_lock
 from ..options.types import PositiveInt, Purpose
 from .datamodule import Split, TensorDataModule
-from .digits import cached_digits
+from .digits import DIGIT_SHAPE, cached_digits
 from .spec import DataSpec
 
 DOWNLOAD_TIMEOUT_S = 15
@@ -44,7 +44,7 @@ class TorchvisionImages(TensorDataModule):
         root: the folder of torchvision's layout.
         num_val: how many training images are kept for validation, chosen by the seed.
         offline: what to do when files are missing and cannot be downloaded: `digits` trains on rendered digits and
-            records them as such; `error` refuses.
+            records them as such, where its images have the shape of digits; `error` refuses.
         **kwargs: as TensorDataModule.
 
     Raises:
@@ -107,15 +107,21 @@ class TorchvisionImages(TensorDataModule):
         try:
             self._download()
         except Exception as error:  # any failure of a network: refused, unknown host, wrong checksum
-            if self.offline == "error":
+            if self.offline == "error" or self.image_shape != DIGIT_SHAPE:
+                shapes = ["×".join(map(str, shape)) for shape in (DIGIT_SHAPE, self.image_shape)]
+                why = (
+                    ""
+                    if self.offline == "error"
+                    else f"; data.offline=digits: digits are {' and its images '.join(shapes)}"
+                )
                 raise UserError(
                     f"data.root: {self.torchvision_name} is not in {self.root.resolve()} and could not be downloaded "
-                    f"({_in_one_line(error, 200)}); put its files there"
+                    f"({in_one_line(error, 200)}); put its files there{why}"
                 ) from error
             warn(
                 f"NOT {self.torchvision_name.upper()}: this run trains on digits rendered on this machine, and is "
                 f"recorded as 'rendered-digits'. {self.torchvision_name} is not in {self.root.resolve()} and could not "
-                f"be downloaded ({_in_one_line(error, 160)}); put its files there, or set data.offline=error to refuse "
+                f"be downloaded ({in_one_line(error, 160)}); put its files there, or set data.offline=error to refuse "
                 "instead."
             )
 
@@ -143,7 +149,7 @@ class TorchvisionImages(TensorDataModule):
             dataset = self.source(str(self.root), train=train)
         except Exception as error:  # any failure of a parser on a damaged file
             raise UserError(
-                f"data.root: {self.torchvision_name} in {self.root} cannot be read ({_in_one_line(error, 200)}); "
+                f"data.root: {self.torchvision_name} in {self.root} cannot be read ({in_one_line(error, 200)}); "
                 "delete it and run again"
             ) from error
         images, labels = torch.as_tensor(dataset.data), torch.as_tensor(dataset.targets).long()
@@ -205,10 +211,6 @@ def _check_writable(root: Path) -> None:
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"data.root: got '{root}', which cannot be written to ({folder} is not a writable folder)")
-
-
-def _in_one_line(error: Exception, width: int) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:width]
 
 
 @contextlib.contextmanager

@@ -288,6 +288,12 @@ def test_offline_error_refuses_what_cannot_be_downloaded(kind: type[TorchvisionI
     assert [name for name in snapshot(tmp_path / "data") if not name.endswith(".lock")] == []
 
 
+@pytest.mark.usefixtures("no_network")
+def test_digits_stand_in_only_for_images_of_their_shape(tmp_path: Path) -> None:
+    message = message_of(CIFAR10(root=str(tmp_path), offline="digits").prepare_data)
+    assert message.endswith("put its files there; data.offline=digits: digits are 1×28×28 and its images 3×32×32")
+
+
 @pytest.mark.usefixtures("no_network", "small_stand_in")
 def test_offline_digits_says_so_in_one_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     MNIST(root=str(tmp_path), offline="digits", num_val=50).prepare_data()
