@@ -104,7 +104,7 @@ def print_start(record: Mapping[str, Any], dataset: str) -> None:
 
 def print_summary(trainer: Trainer, record: Mapping[str, Any]) -> None:
     """How well the run went, where its result is, and the commands to use next."""
-    metrics, best = record["metrics"], record["checkpoints"].get("best")
+    metrics, checkpoints = record["metrics"], record["checkpoints"]
     test = {key.removeprefix("test/"): value for key, value in metrics.items() if key.startswith("test/")}
     before = record["resumed"][-1]["step"] if record.get("resumed") else 0
     timed = f", the last {record['steps'] - before:,} of them" if before else ""
@@ -116,8 +116,9 @@ def print_summary(trainer: Trainer, record: Mapping[str, Any]) -> None:
     if test:
         print("tested   " + ", ".join(f"{key} {value:.4f}" for key, value in sorted(test.items())))
     run_dir = Path(record["config"]["run_dir"])
-    if best:
-        path = os.path.join(run_dir, best)
+    kept = checkpoints.get("best") or checkpoints.get("last")  # a run without a validation has no best one
+    if kept:
+        path = os.path.join(run_dir, kept)
         print(f"kept     {path}")
         print(f"again    {evaluate_command(record['config'], path)}")
     logs = run_dir.parts[0] if run_dir.parts[0] not in ("..", run_dir.anchor) else run_dir

@@ -116,6 +116,23 @@ def test_a_callback_of_ones_own_reaches_the_record_and_the_last_lines(
     assert "\ncounted  3 steps\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("checkpoints", "kept"),
+    [
+        ({"best": "checkpoints/best.ckpt", "last": "checkpoints/last.ckpt"}, "best"),
+        ({"last": "checkpoints/last.ckpt"}, "last"),  # a run that has ended before its first validation
+    ],
+)
+def test_the_last_lines_name_the_checkpoint_that_was_kept(
+    oversize: Path, checkpoints: dict[str, str], kept: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
+    print_summary(trainer, record(oversize / "out") | {"checkpoints": checkpoints})
+    said = capsys.readouterr().out
+    assert f"\nkept     out/checkpoints/{kept}.ckpt\n" in said
+    assert f" ckpt=out/checkpoints/{kept}.ckpt" in said
+
+
 # --- what Lightning has to say --------------------------------------------------------------------------------------
 
 FINDER = [
