@@ -164,14 +164,18 @@ def serve() -> None:
     gc.freeze()  # nor is what is imported, by a collection that marks every object
     sys.stdout.flush()
     connection = socket.socket(fileno=0)
-    while True:
-        request, streams, *_ = socket.recv_fds(connection, _LARGEST_REQUEST, 5)
-        if not request:
-            os._exit(0)
-        if _fork_twice(connection):
-            break
+    request, streams = b"", list[int]()
+    is_run = False
+    while not is_run:
         for stream in streams:
             os.close(stream)
+        try:
+            request, streams, *_ = socket.recv_fds(connection, _LARGEST_REQUEST, 5)
+            is_run = bool(request) and _fork_twice(connection)
+        except OSError:  # the sweep was killed meanwhile
+            request = b""
+        if not request:
+            os._exit(0)
     connection.detach()  # standard input takes its place
     os.setsid()  # as for a new process: it makes a group of the run and all that it starts
     if turns := streams[3:]:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -123,6 +124,25 @@ os.kill(os.getpid(), signal.SIGKILL)
     left = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     while any(map(is_running, left)):
         time.sleep(0.05)
+
+
+def test_a_sweep_that_is_killed_while_a_run_is_forked_leaves_no_traceback(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    sweep = f"""
+import json, os, signal, socket
+from batchscope.sweep import fork_server
+fork_server.JOB = "tests.support.forked"
+server = fork_server.ForkServer([])
+open({str(tmp_path / "pid")!r}, "w").write(str(server._process.pid))
+words = ["import os, time; time.sleep(0.1)"]
+request = json.dumps({{"words": words, "folder": "."}}).encode()
+socket.send_fds(server._socket, [request], [0, 1, 2])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", sweep], capture_output=True, text=True, check=False)
+    while is_running(int((tmp_path / "pid").read_text())):
+        time.sleep(0.05)
+    assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
 
 
 def is_running(pid: int) -> bool:
