@@ -41,11 +41,13 @@ PUBLIC = {
         "Adding",
         "CIFAR10",
         "CopyMemory",
+        "DataModule",
         "DataSpec",
         "Digits",
         "FashionMNIST",
         "MNIST",
         "SequentialMNIST",
+        "StreamDataModule",
         "TensorDataModule",
     ],
 }

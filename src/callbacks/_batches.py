@@ -19,9 +19,19 @@ def samples_in(batch: Any) -> int:
 
 
 def timesteps_in(module: object, samples: int) -> int:
-    """The time steps of all samples: of a module with a `spec` of kind `sequence` and shape `(T, F)`, T a sample."""
+    """The time steps of all samples: of a module with a `spec` of kind `sequence` and shape `(T, F)`, T a sample.
+
+    0 for sequences of different lengths, whose sum only the device knows.
+    """
     spec: Any = getattr(module, "spec", None)
+    if varies(module):
+        return 0
     return samples * spec.input_shape[0] if getattr(spec, "kind", None) == "sequence" else 0
+
+
+def varies(module: object) -> bool:
+    """Whether a module has a `spec` of sequences of different lengths: one batch says nothing about the next one."""
+    return bool(getattr(getattr(module, "spec", None), "variable_length", False))
 
 
 def _first_tensor(batch: Any) -> Tensor | None:

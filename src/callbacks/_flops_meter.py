@@ -12,6 +12,7 @@ from ..hardware.datasheet import datasheet
 from ..hardware.devices import device_name
 from ..hardware.flops import UncountableError, count_step
 from ..hardware.measure import find_calibration
+from ._batches import varies
 
 
 class FlopsMeter:
@@ -40,17 +41,20 @@ class FlopsMeter:
             self._no_peak = "this device's peak was not measured before" + ("" if measure else ", and calibrate=False")
 
     def count(self, trainer: Trainer, module: LightningModule, batch: Any, samples: int) -> None:
-        """Count the FLOPs of a sample; one warning where they cannot be counted."""
+        """Count the FLOPs of a sample; one warning where they cannot be counted. Sequences of different lengths have none."""
         self.is_counted = True
         try:
             if not samples:
                 raise UncountableError("the batch has no tensors; batch_size_fn says how many samples it has")
+            if varies(module):
+                raise UncountableError("sequences of different lengths take different numbers of FLOPs")
             counted = count_step(module, batch, samples)
         except UncountableError as error:
             self._reason = str(error)
-            rank_zero_warn(
-                f"The FLOPs of {type(module).__name__} cannot be counted, so there is no FLOP/s and no MFU: {error}"
-            )
+            if not varies(module):
+                rank_zero_warn(
+                    f"The FLOPs of {type(module).__name__} cannot be counted, so there is no FLOP/s and no MFU: {error}"
+                )
             return
         self.per_sample = counted.total
         self._find_peaks(trainer, module, counted.shares)

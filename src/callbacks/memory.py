@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..hardware.memory import PARTS, MemoryCounter, StepMemory
 from ..hardware.memory_limits import bytes_of, free_bytes, is_out_of_memory, measured_bytes
 from ..records.formatting import memory
-from ._batches import samples_in
+from ._batches import samples_in, varies
 from ._exclusions import measuring
 from ._never_raise import never_raise
 
@@ -108,11 +108,12 @@ class MemoryMonitor(Callback):
         with measuring(trainer):
             self._counter = MemoryCounter(pl_module, batch, samples)
             self.facts = {"batch_size": self._counter.batch_size, "uncounted": "MemoryMonitor(count=False)"}
-            counted = self._counter.at() if self.count else None
+            counted = self._counter.at() if self.count and not varies(pl_module) else None
         if counted is not None:
             self.facts = _facts_of(counted)
         if self.count and (counted is None or self._counter.optimizer_reason):
-            self.facts["uncounted"] = self._counter.reason or self._counter.optimizer_reason
+            reason = "the sequences have different lengths" if varies(pl_module) else None
+            self.facts["uncounted"] = reason or self._counter.reason or self._counter.optimizer_reason
 
     @override
     @never_raise

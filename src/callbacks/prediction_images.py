@@ -13,11 +13,15 @@ from typing_extensions import override
 from ..options.types import PositiveInt
 from ._never_raise import never_raise
 
+_LEFT_OUT = -100
 _BLUE, _ORANGE = "#0072B2", "#D55E00"  # told apart by everybody (Okabe & Ito 2008)
 
 
 class PredictionImages(Callback):
     """Draws what `test_step` returned as `output` and `target`; does nothing for steps that return neither.
+
+    The input is what it returned as `input`, or the first part of the batch. Steps with a target of -100, which torch's
+    losses leave out, are not drawn.
 
     | Key | Unit | Meaning |
     | --- | --- | --- |
@@ -53,7 +57,8 @@ class PredictionImages(Callback):
     ) -> None:
         if not self._active or not isinstance(outputs, dict) or not {"output", "target"} <= outputs.keys():
             return
-        x, output, target = batch[0], outputs["output"], outputs["target"]
+        x = outputs["input"] if "input" in outputs else batch[0]
+        output, target = outputs["output"], outputs["target"]
         if output.dim() == 2 and target.dim() == 1 and not target.is_floating_point():
             answer = output.argmax(dim=-1)
             wrong = answer != target
@@ -98,7 +103,13 @@ def _draw_samples(samples: list[tuple[Tensor, Tensor, Tensor]], spec: Any) -> Fi
         axes.set_xticks([])
         axes.set_yticks([])
         if per_step:
-            axes.imshow(torch.stack([target, answer]).numpy(), aspect="auto", interpolation="nearest", cmap="viridis")
+            is_step = target != _LEFT_OUT
+            axes.imshow(
+                torch.stack([target[is_step], answer[is_step]]).numpy(),
+                aspect="auto",
+                interpolation="nearest",
+                cmap="viridis",
+            )
             axes.set_yticks([0, 1], ["target", "answer"], fontsize=7)
             continue
         axes.imshow(_as_image(x, spec).numpy(), cmap="gray", interpolation="nearest")

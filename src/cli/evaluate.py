@@ -80,21 +80,22 @@ def _test(config: dict[str, Any], weights: Any, name: str, path: Path) -> tuple[
     from lightning.pytorch.callbacks import LambdaCallback
 
     from ..callbacks._batches import samples_in
+    from ..data.plain import lightning_of
     from ..hardware.devices import check_accelerator
-    from ..training.build import build
+    from ..training.build import build, build_data, build_model, loader_switches
     from ..training.quiet import quiet_libraries
     from ..training.task import Task
 
     quiet_libraries()
     check_accelerator(config["trainer"].get("accelerator", "auto"))
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
-    data = build(config["data"], "data")
-    data.check()
+    data = build_data(config)
     tested: list[int] = []  # the samples of each batch
     counter = LambdaCallback(on_test_batch_end=lambda *args: tested.append(samples_in(args[3])))
-    trainer = build(config["trainer"], "trainer", logger=False, callbacks=[counter], enable_checkpointing=False)
+    alone = {"logger": False, "callbacks": [counter], "enable_checkpointing": False}
+    trainer = build(config["trainer"], "trainer", **alone, **loader_switches(data))
     data.prepare_data()
-    model = build(config["model"], "model", spec=data.spec)
+    model = build_model(config, data)
     task = Task(model, data.spec, build(config["optimizer"], "optimizer"), config["channels_last"])
     try:
         task.load_state_dict(weights)
@@ -103,11 +104,11 @@ def _test(config: dict[str, Any], weights: Any, name: str, path: Path) -> tuple[
         raise UserError(
             f"ckpt: {path} holds the weights of {name}, which do not fit {type(model).__name__}: {first}"
         ) from error
-    metrics = trainer.test(task, datamodule=data, verbose=False)
+    metrics = trainer.test(task, datamodule=lightning_of(data), verbose=False)
     if not metrics:
         raise UserError(
             f"trainer.limit_test_batches: got {config['trainer'].get('limit_test_batches')}, which tests no batch"
         )
-    total, count = len(data.tensors("test")[0]), sum(tested)
-    of = f" of {total:,}" if count < total else ""  # by trainer.limit_test_batches
+    total, count = data.num_samples("test"), sum(tested)
+    of = f" of {total:,}" if total is not None and count < total else ""  # by trainer.limit_test_batches
     return f"{name}, tested on {data.name} ({count:,}{of} samples)", metrics[0]

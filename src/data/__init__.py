@@ -6,6 +6,7 @@ from .._lazy import lazy_names
 
 if TYPE_CHECKING:
     from .adding import Adding as Adding
+    from .base import DataModule as DataModule
     from .cifar10 import CIFAR10 as CIFAR10
     from .copy_memory import CopyMemory as CopyMemory
     from .datamodule import TensorDataModule as TensorDataModule
@@ -14,5 +15,6 @@ if TYPE_CHECKING:
     from .mnist import FashionMNIST as FashionMNIST
     from .sequential_mnist import SequentialMNIST as SequentialMNIST
     from .spec import DataSpec as DataSpec
+    from .stream import StreamDataModule as StreamDataModule
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -27,6 +27,11 @@ def rank_and_world_size() -> tuple[int, int]:
     return 0, 1
 
 
+def epoch_seed(*numbers: int) -> int:
+    """A seed from (seed, epoch, …), mixed into 32 bits: torch's generator ignores the higher bits of a seed."""
+    return int(numpy.random.SeedSequence(numbers).generate_state(1)[0])
+
+
 @dataclass(eq=False)
 class DeterministicBatchSampler(Sampler[list[int]]):
     """The sample indices of each batch of an epoch.
@@ -57,9 +62,8 @@ class DeterministicBatchSampler(Sampler[list[int]]):
         """The indices of all samples `(N,)` in this epoch's order."""
         if not self.shuffle:
             return torch.arange(self.num_samples)
-        # Mixed into 32 bits: torch's generator ignores the higher bits of a seed.
-        seed = int(numpy.random.SeedSequence((self.seed, self.epoch)).generate_state(1)[0])
-        return torch.randperm(self.num_samples, generator=torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(epoch_seed(self.seed, self.epoch))
+        return torch.randperm(self.num_samples, generator=generator)
 
     def rank_batches(self, order: Tensor) -> Iterator[Tensor]:
         """This rank's indices of each batch that is still to be served, out of an `order()`."""

@@ -1,7 +1,10 @@
 """DataSpec: all that a model has to know of a dataset."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+PADDING = -100  # the class of a step behind the end of a sequence; torch's losses leave it out
+LENGTHS = "lengths"  # the field of a dict batch with the lengths of its sequences
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,8 @@ class DataSpec:
     classes: tuple[str, ...] = ()  # their names; empty: their numbers
     mean: tuple[float, ...] = ()  # of the images that were normalised, one number a channel; empty if they were not
     std: tuple[float, ...] = ()  # as `mean`
+    fields: tuple[str, str] | None = None  # where a batch is a dict: the names of its input and its target
+    variable_length: bool = False  # sequences of at most T steps, padded to the longest of a batch, with their lengths
 
     @property
     def sequence_shape(self) -> tuple[int, int]:
@@ -25,3 +30,8 @@ class DataSpec:
             return steps, features
         channels, height, width = self.input_shape
         return height, channels * width
+
+    def parts(self, batch: Any) -> tuple[Any, Any, Any]:
+        """The input, the target and the lengths `(B,)` of a batch; None in place of lengths that do not vary."""
+        keys: tuple[Any, ...] = (*self.fields, LENGTHS) if self.fields else (0, 1, 2)
+        return batch[keys[0]], batch[keys[1]], batch[keys[2]] if self.variable_length else None

@@ -45,13 +45,17 @@ class SequenceModel(nn.Module):
         self.tbptt_steps = tbptt_steps
         self.every_step = spec.target == "class_per_step"
         self.head = nn.Linear(hidden_size, spec.num_outputs)
+        if tbptt_steps and spec.variable_length and not self.every_step:
+            raise ValueError("tbptt_steps: takes null where sequences of different lengths have one target")
 
     def unroll(self, x: Tensor, states: Any = None) -> tuple[Tensor, Any]:
         """`x: (B, T, F)` → hidden states `(B, T, H)`, or `(B, F)` → `(B, H)`; and the final states."""
         return unroll(self.cell, x, states, self.backend)
 
-    def forward(self, x: Tensor, states: Any = None) -> Tensor | tuple[Tensor, Any]:
+    def forward(self, x: Tensor, states: Any = None, lengths: Tensor | None = None) -> Tensor | tuple[Tensor, Any]:
         """Sequences `x: (B, T, F)`, images `(B, C, height, width)`, or one step `(B, F)` of a stream.
+
+        Sequences of different `lengths: (B,)` are padded behind their ends; the head reads the last real step of each.
 
         Returns `(B, num_outputs)`, or `(B, T, num_outputs)` if every step has an output. For one step, and if an
         earlier call's `states` are given, a pair of this output and the new states. Raises ValueError as `unroll`.
@@ -60,6 +64,9 @@ class SequenceModel(nn.Module):
             x = x.transpose(1, 2).flatten(start_dim=2)  # (B, C, height, width) -> (B, height, C·width)
         if x.dim() == 2 or states is not None:
             return self.advance(x, states)
+        if lengths is not None and not self.every_step:
+            hidden, _ = self.unroll(x)
+            return self.head(hidden[torch.arange(len(x), device=x.device), lengths - 1])
         if self.tbptt_steps and x.shape[1] > self.tbptt_steps and torch.is_grad_enabled():
             return self._truncated(x, self.tbptt_steps)
         return self.advance(x)[0]

@@ -25,7 +25,7 @@ def role_of(path: str) -> Role | None:
     lightning = (*TRUSTED_PACKAGES, "lightning")
     roles = {  # `*` is any one name
         "model": Role("torch.nn.Module", TRUSTED_PACKAGES),
-        "data": Role("batchscope.data.datamodule.TensorDataModule", TRUSTED_PACKAGES),
+        "data": Role("lightning.pytorch.core.datamodule.LightningDataModule", TRUSTED_PACKAGES),
         "optimizer": Role("batchscope.training.optimizer.Optimizer", TRUSTED_PACKAGES),
         "search": Role("batchscope.sweep.search.Search", TRUSTED_PACKAGES),
         "trainer": Role("lightning.pytorch.trainer.trainer.Trainer", lightning),

@@ -11,9 +11,11 @@ from lightning import Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from torch import nn
 
 from .._lightning import profiler_of
 from ..checkpointing.checkpoint_file import AtomicCheckpointIO
+from ..data.plain import Data, PlainData, described
 from ..errors import UserError
 from ..options.nodes import check_node, role_of
 
@@ -36,6 +38,29 @@ def build_all(nodes: dict[str, Any] | None, section: str) -> list[Any]:
     return [build(node, f"{section}.{name}") for name, node in (nodes or {}).items() if node]
 
 
+def build_data(config: dict[str, Any]) -> Data:
+    """The data of a configuration, checked as far as they can be before anything is downloaded."""
+    data = described(build(config["data"], "data"))
+    data.check()
+    return data
+
+
+def build_model(config: dict[str, Any], data: Data) -> nn.Module:
+    """The model of a configuration for its data; UserError if the model cannot read them."""
+    cls, spec = _class_of(config["model"]["_target_"], "model"), data.spec
+    accepts = getattr(cls, "accepts", (spec.kind,))
+    if spec.kind not in accepts:  # options.check tells this earlier of data that declare their kind
+        raise UserError(
+            f"model: {cls.__name__} reads {' or '.join(accepts)} data, and {data.name} has {spec.kind} data"
+        )
+    if spec.variable_length and "lengths" not in inspect.signature(cls.forward).parameters:
+        raise UserError(
+            f"model: {cls.__name__} reads sequences of one length: its forward takes no `lengths`, and those of "
+            f"{data.name} vary"
+        )
+    return build(config["model"], "model", spec=spec)
+
+
 def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, bool]]:
     """The callbacks, and the trainer's switches that have to agree with them.
 
@@ -49,6 +74,11 @@ def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, b
             callbacks = [callback for callback in callbacks if not isinstance(callback, kind)]
         switches[switch] = any(isinstance(callback, kind) for callback in callbacks)
     return callbacks, switches
+
+
+def loader_switches(data: Data) -> dict[str, bool]:
+    """The trainer's switches for the loaders: only those of a plain LightningDataModule need Lightning's sampler."""
+    return {"use_distributed_sampler": True} if isinstance(data, PlainData) else {}
 
 
 def build_trainer(

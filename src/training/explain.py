@@ -6,11 +6,11 @@ from lightning import Trainer
 
 from ..callbacks._update_stages import most_updates
 from ..callbacks.profile import OperationProfiler
-from ..data.datamodule import TensorDataModule
+from ..data.plain import Data, lightning_of
 from ..errors import UserError
 from ..hardware.devices import check_accelerator
 from ..records.explanation import Explanation
-from .build import build, build_all
+from .build import build, build_all, build_data, build_model
 from .failures import explain_failures
 from .run import limit_batch_size, set_up_process
 from .task import Task, min_samples
@@ -36,18 +36,17 @@ def explain(
     """
     set_up_process(config)
     check_accelerator(config["trainer"].get("accelerator", "auto"))
-    data: TensorDataModule = build(config["data"], "data")
-    data.check()
+    data = build_data(config)
     profiler = OperationProfiler(warmup_steps=warmup, steps=steps, stop=True, verbose=False)
     callbacks = [profiler, *build_all(config["callbacks"], "callbacks")]
     limit = {"max_steps": sum(most_updates(warmup, steps).values())}
     trainer = build(config["trainer"], "trainer", callbacks=callbacks, logger=False, **limit)
-    model = build(config["model"], "model", spec=data.spec)
+    model = build_model(config, data)
     optimizer = build(config["optimizer"], "optimizer")
     data.check_batch(min_samples(model, data.spec))
     data.prepare_data()
     data.setup("fit")
-    limit_batch_size(data, len(data.tensors("train")[0]), world_size=1)
+    limit_batch_size(data, data.num_samples("train"), world_size=1)
     provenance = {"choices": choices, "dataset": data.name}
     task = Task(model, data.spec, optimizer, config["channels_last"], provenance)
     _fit(trainer, task, data, {**config, "run_dir": place})
@@ -56,10 +55,10 @@ def explain(
     return profiler.explanation, profiler.files
 
 
-def _fit(trainer: Trainer, task: Task, data: TensorDataModule, config: dict[str, Any]) -> None:
+def _fit(trainer: Trainer, task: Task, data: Data, config: dict[str, Any]) -> None:
     try:
         with explain_failures(config, trainer.strategy.root_device, first=True):
-            trainer.fit(task, datamodule=data)
+            trainer.fit(task, datamodule=lightning_of(data))
     except UserError:
         raise
     except Exception as error:

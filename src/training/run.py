@@ -21,7 +21,8 @@ from ..checkpointing.log_files import check_log_files, loggers_of_rank
 from ..checkpointing.restore import prepare_resume
 from ..checkpointing.resume import lock_run_dir
 from ..checkpointing.resume_point import ResumePoint, checkpoint_folder, find_resume_point
-from ..data.datamodule import TensorDataModule
+from ..data.base import DataModule
+from ..data.plain import Data, lightning_of
 from ..distributed.agreement import Agreement, end_together
 from ..errors import UserError, warn
 from ..hardware.allocator import keep_freed_memory
@@ -31,8 +32,19 @@ from ..options.command_lines import program
 from ..records.read import optimized, read
 from ..records.run_record import RunRecord, close_open, versions
 from . import summary
-from .build import build, build_callbacks, build_loggers, build_trainer, folders_written_to, run_name
+from .build import (
+    build,
+    build_callbacks,
+    build_data,
+    build_loggers,
+    build_model,
+    build_trainer,
+    folders_written_to,
+    loader_switches,
+    run_name,
+)
 from .failures import explain_failures
+from .optimizer import Optimizer
 from .quiet import quiet_libraries
 from .task import Task, min_samples
 
@@ -87,8 +99,7 @@ class _Run:
         self.config, self.run_dir = config, run_dir
         self.choices = {group: choices[group] for group in NAMED_GROUPS if choices.get(group)}
         self.folder_option = "resume" if config.get("resume") else "hydra.run.dir"
-        self.data: TensorDataModule = build(config["data"], "data")
-        self.data.check()
+        self.data = build_data(config)
         callbacks, switches = build_callbacks(config)
         callbacks = [
             Agreement(run_dir, self.shared_facts),
@@ -97,9 +108,9 @@ class _Run:
             shutdown,
             LearningRateWatch(),
         ]
-        self.trainer = build_trainer(config, run_dir, callbacks, switches)
-        self.model: nn.Module = build(config["model"], "model", spec=self.data.spec)
-        self.optimizer = build(config["optimizer"], "optimizer")
+        self.trainer = build_trainer(config, run_dir, callbacks, switches | loader_switches(self.data))
+        self.model: nn.Module = build_model(config, self.data)
+        self.optimizer: Optimizer = build(config["optimizer"], "optimizer")
         self.data.check_batch(min_samples(self.model, self.data.spec))
         self.resume_point: ResumePoint | None = None
 
@@ -138,7 +149,8 @@ class _Run:
     def load_data(self, run_id: str) -> None:
         """Load the training data, and name the run, its loggers and its checkpoints after them."""
         self.data.setup("fit")
-        samples = len(self.data.tensors("train")[0])
+        samples = self.data.num_samples("train")
+        check_schedule(self.optimizer, self.trainer, self.data)
         fingerprint = self.data.fingerprint
         self.dataset = {"name": self.data.name, "fingerprint": fingerprint, "train_samples": samples}
         self.batch = limit_batch_size(self.data, samples, self.trainer.world_size)
@@ -172,7 +184,7 @@ class _Run:
             prepare_resume(self.trainer, self.data, self.resume_point)
             checkpoint = self.resume_point.path
         started = time.perf_counter()
-        self.trainer.fit(self.task, datamodule=self.data, ckpt_path=checkpoint, weights_only=True)
+        self.trainer.fit(self.task, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
         waited_s = seconds_waited(callbacks_of(self.trainer))
         facts = {
             "fit_seconds": round(time.perf_counter() - started - waited_s, 3),
@@ -190,7 +202,9 @@ class _Run:
         if not self.config["test"]:
             return
         best = "best" if "best" in summary.checkpoint_paths(self.trainer, self.run_dir) else None
-        self.trainer.test(self.task, datamodule=self.data, ckpt_path=best, verbose=False, weights_only=True)
+        self.trainer.test(
+            self.task, datamodule=lightning_of(self.data), ckpt_path=best, verbose=False, weights_only=True
+        )
         record.add(metrics={**record.facts["metrics"], **summary.last_metrics(self.trainer)})
 
 
@@ -201,19 +215,29 @@ def _known_id(run_dir: Path) -> dict[str, str]:
     return {}
 
 
-def limit_batch_size(data: TensorDataModule, train_samples: int, world_size: int) -> dict[str, int]:
+def check_schedule(optimizer: Optimizer, trainer: lightning.Trainer, data: Data) -> None:
+    """Refuse a schedule that ends with the run where nobody knows how many steps an epoch has."""
+    unknown = isinstance(data, DataModule) and data.num_samples("train") is None and trainer.max_steps < 0
+    if unknown and optimizer.schedule != "constant":
+        raise UserError(
+            f"optimizer.schedule: {optimizer.schedule} ends with the run, and {data.name} does not say how many samples it "
+            "has: give trainer.max_steps, or optimizer.schedule=constant"
+        )
+
+
+def limit_batch_size(data: Data, train_samples: int | None, world_size: int) -> dict[str, int]:
     """Lower a rank's batch size that the training set cannot fill to what a batch will hold, with a warning.
 
     The batches stay the same, and the learning rate and every label follow what they hold. Returns the batch sizes for
     the record: that of all ranks and, where it was lowered, that of one.
     """
-    asked, largest = data.batch_size, -(-train_samples // world_size)
-    if asked <= largest:
+    asked = data.batch_size
+    if train_samples is None or asked <= -(-train_samples // world_size):
         return {"global_batch_size": asked * world_size}
-    data.batch_size = largest
+    data.batch_size = -(-train_samples // world_size)
     each = f" for each of {world_size} processes" if world_size > 1 else ""
     warn(
         f"data.batch_size: got {asked:,}{each}, and {data.name} has {train_samples:,} training samples: every step takes "
         "all of them"
     )
-    return {"batch_size": largest, "global_batch_size": train_samples}
+    return {"batch_size": data.batch_size, "global_batch_size": train_samples}

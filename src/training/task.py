@@ -17,11 +17,11 @@ from typing_extensions import override
 
 from .._lightning import datamodule_of
 from .._torch import is_batch_norm, supports_found_inf
-from ..data.spec import DataSpec
+from ..data.spec import PADDING, DataSpec
 from ..distributed.sharding import shard
 from .optimizer import Optimizer
 
-Batch = tuple[Tensor, Tensor]
+Batch = Any  # what a DataSpec takes apart: `(x, y)`, `(x, y, lengths)` or a dict
 
 
 class Task(LightningModule):
@@ -31,8 +31,11 @@ class Task(LightningModule):
     classes, `acc` as tensors that stay on the device: callbacks read them when they are ready. Under DDP each rank
     scales loss and accuracy by its share of the global batch, so that the mean over ranks is the global mean.
 
+    Where sequences vary in length, the padding behind their ends counts in no loss and no accuracy.
+
     Args:
-        model: `(B, …)` → `(B, num_outputs)`, or `(B, T, num_outputs)` where the target is a class per step.
+        model: `(B, …)` → `(B, num_outputs)`, or `(B, T, num_outputs)` where the target is a class per step. Its forward
+            takes `lengths: (B,)` where they vary.
         spec: of the data.
         optimizer: builds torch's optimizer and schedule.
         channels_last: store images and convolutions channels-last on CPU and CUDA, where that layout is faster.
@@ -56,6 +59,7 @@ class Task(LightningModule):
         self.provenance = provenance
         self.channels_last = channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
         self.classifies = spec.target != "value"
+        self.pads = spec.variable_length and spec.target == "class_per_step"
         self._batch_weight: float = 1
         # Lightning's own mean over ranks rounds the number of samples: it is wrong where they do not divide evenly.
         self.val_loss, self.test_loss = MeanMetric(nan_strategy="disable"), MeanMetric(nan_strategy="disable")
@@ -96,17 +100,17 @@ class Task(LightningModule):
     def _is_sharded(self) -> bool:
         return isinstance(self.trainer.strategy, ModelParallelStrategy)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The model's output for inputs `x: (B, …)`."""
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """The model's output for inputs `x: (B, …)`, sequences of `lengths: (B,)` if these vary."""
         if self.channels_last and x.dim() == 4:
             x = x.to(memory_format=torch.channels_last)
-        return self.model(x)
+        return self.model(x) if lengths is None else self.model(x, lengths=lengths)
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """The mean loss: `output: (B, N)` or `(B, T, N)`; `y: (B,)` or `(B, T)` classes, or `(B,)` values."""
         if not self.classifies:
             return F.mse_loss(output.squeeze(-1), y)
-        return F.cross_entropy(output.flatten(0, -2), y.flatten())
+        return F.cross_entropy(output.flatten(0, -2), y.flatten(), ignore_index=PADDING)
 
     @override
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
@@ -116,8 +120,8 @@ class Task(LightningModule):
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        x, y = batch
-        output = self(x)
+        x, y, lengths = self.spec.parts(batch)
+        output = self(x, lengths)
         result = {"loss": self.loss(output, y)}
         if self.classifies:
             result["acc"] = self._accuracy(output.detach(), y)
@@ -129,8 +133,9 @@ class Task(LightningModule):
 
     @override
     def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Adds to `test/loss` and `test/acc`; returns `output` and `target` for images of predictions."""
-        return {"output": self._evaluate(batch, "test"), "target": batch[1]}
+        """Adds to `test/loss` and `test/acc`; returns `input`, `output` and `target` for images of predictions."""
+        x, y, _ = self.spec.parts(batch)
+        return {"output": self._evaluate(batch, "test"), "input": x, "target": y}
 
     @override
     def configure_optimizers(self) -> Any:
@@ -178,16 +183,21 @@ class Task(LightningModule):
             checkpoint["batchscope"] = self.provenance
 
     def _evaluate(self, batch: Batch, stage: str) -> Tensor:
-        x, y = batch
+        x, y, lengths = self.spec.parts(batch)
         # With fewer samples than ranks, a rank without any takes part in collective operations, and counts nothing.
-        output = self(x) if len(x) else self(x.new_zeros(1, *x.shape[1:]))[:0]
+        one = None if lengths is None else lengths.new_ones(1)
+        output = self(x, lengths) if len(x) else self(x.new_zeros(1, *x.shape[1:]), one)[:0]
+        answers, asked = output.flatten(0, -2), y.flatten()
+        if self.pads:
+            is_step = asked != PADDING
+            answers, asked = answers[is_step], asked[is_step]
         measured: dict[str, Metric] = {"loss": self.val_loss if stage == "val" else self.test_loss}
-        # One value a sample: where torchmetrics may not look for NaN, it ignores weights.
-        measured["loss"].update(self.loss(output, y).expand(len(x)))
+        # One value a sample, or a step of different lengths: where torchmetrics may not look for NaN, it ignores weights.
+        measured["loss"].update(self.loss(output, y).expand(len(asked) if self.pads else len(x)))
         if self.classifies:
             measured["acc"] = self.val_acc if stage == "val" else self.test_acc
             if len(x):
-                measured["acc"].update(output.flatten(0, -2), y.flatten())
+                measured["acc"].update(answers, asked)
         for name, metric in measured.items():
             in_bar = name == "acc" and stage == "val"
             self.log(f"{stage}/{name}", metric, batch_size=len(x), on_step=False, on_epoch=True, prog_bar=in_bar)
@@ -196,9 +206,11 @@ class Task(LightningModule):
     def _accuracy(self, output: Tensor, y: Tensor) -> Tensor:
         """The fraction of correct answers `()`, over the steps that ask for one."""
         correct = output.argmax(dim=-1) == y
-        if self.spec.blank_class is None:
+        if self.spec.blank_class is None and not self.pads:
             return correct.float().mean()
-        asked = y != self.spec.blank_class
+        asked = y != (PADDING if self.spec.blank_class is None else self.spec.blank_class)
+        if self.pads:
+            asked &= y != PADDING
         return (correct & asked).sum() / asked.sum()
 
 

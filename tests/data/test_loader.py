@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from batchscope.callbacks.throughput import ThroughputMonitor
-from batchscope.data import datamodule, loader
-from batchscope.data.datamodule import MIN_EVAL_BATCH_SIZE, Split, TensorDataModule
+from batchscope.data import base, datamodule, loader
+from batchscope.data.base import MIN_EVAL_BATCH_SIZE, Split
+from batchscope.data.datamodule import TensorDataModule
 from batchscope.data.loader import DeterministicBatchSampler, TensorLoader, prefetch_to_device
 from batchscope.data.spec import DataSpec
 from batchscope.errors import UserError
@@ -163,10 +164,10 @@ def asked_by(data: Numbers, **module: Any) -> Numbers:
 
 
 def test_evaluations_batches_are_bounded_by_the_bytes_of_their_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datamodule, "MAX_EVAL_BYTES", 100 * 8)  # a sample is two numbers of 4 bytes
+    monkeypatch.setattr(base, "MAX_EVAL_BYTES", 100 * 8)  # a sample is two numbers of 4 bytes
     assert numbers(batch_size=8).val_dataloader().batch_sampler.batch_size == 100
     assert numbers(batch_size=150).val_dataloader().batch_sampler.batch_size == 150  # which training holds, too
-    monkeypatch.setattr(datamodule, "MAX_EVAL_BYTES", 1)
+    monkeypatch.setattr(base, "MAX_EVAL_BYTES", 1)
     assert numbers(batch_size=8).test_dataloader().batch_sampler.batch_size == 8
 
 

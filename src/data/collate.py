@@ -1,0 +1,70 @@
+"""From samples to a batch: stacked, or padded to the longest sequence; and whether it is what the DataSpec says."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import default_collate
+
+from .base import wrong_labels
+from .spec import LENGTHS, PADDING, DataSpec
+
+
+def collate(samples: list[Any], spec: DataSpec) -> Any:
+    """Samples `(x, y)`, or dicts with the fields of the spec, as one batch: `[x, y]`, `[x, y, lengths]` or a dict.
+
+    Sequences of different lengths are padded behind their ends: inputs with 0, targets of steps with PADDING. Targets that
+    are values are float32.
+    """
+    keys: tuple[Any, Any] = spec.fields or (0, 1)
+    rest: dict[Any, Any] = {}
+    if spec.fields:
+        others = [{k: v for k, v in sample.items() if k not in keys} for sample in samples]
+        rest = default_collate(others) if others[0] else {}
+    xs, ys = ([sample[key] for sample in samples] for key in keys)
+    if not spec.variable_length:
+        x, y, lengths = default_collate(xs), default_collate(ys), None
+    else:
+        xs = [torch.as_tensor(x) for x in xs]
+        x, lengths = pad_sequence(xs, batch_first=True), torch.tensor([len(x) for x in xs])
+        per_step = spec.target == "class_per_step"
+        ys = [torch.as_tensor(y) for y in ys]
+        y = pad_sequence(ys, batch_first=True, padding_value=PADDING) if per_step else torch.stack(ys)
+    y = y.float() if spec.target == "value" else y.long()
+    if not spec.fields:
+        return [x, y] if lengths is None else [x, y, lengths]
+    return {**rest, keys[0]: x, keys[1]: y} | ({} if lengths is None else {LENGTHS: lengths})
+
+
+def empty_batch(batch: Any) -> Any:
+    """A batch of no samples with the shapes of this one."""
+    return tree_map_only(Tensor, lambda tensor: tensor[:0], batch)
+
+
+def check_batch(batch: Any, spec: DataSpec) -> str | None:
+    """What is wrong with a batch by its spec, in words; None if nothing is."""
+    try:
+        x, y, lengths = spec.parts(batch)
+    except (KeyError, IndexError, TypeError):
+        known = (
+            f"the fields {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
+        )
+        wanted = " and ".join(map(repr, spec.fields)) if spec.fields else "an input and a target"
+        return f"it has {known}, and the spec names {wanted}"
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        return f"its input is a {type(x).__name__} and its target a {type(y).__name__}, and both have to be tensors"
+    shape, wanted = tuple(x.shape[1:]), spec.input_shape
+    if spec.variable_length:
+        longest, features = wanted[0], wanted[1:]
+        if shape[1:] != features or shape[0] > longest:
+            return f"its sequences have the shape {shape}, and the spec says at most {longest} steps of {features}"
+    elif shape != tuple(wanted):
+        return f"its inputs have the shape {shape}, and the spec says {tuple(wanted)}"
+    steps = y[y != PADDING] if lengths is not None else y
+    wrong = wrong_labels(spec, steps)
+    if wrong is not None:
+        return f"it has the label {int(steps[tuple(wrong[0])])}, and the classes are 0 to {spec.num_outputs - 1}"
+    return None

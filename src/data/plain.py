@@ -1,0 +1,93 @@
+"""Any LightningDataModule that says its `spec`: what the training program has to know of it, and what it cannot know."""
+
+from typing import Any, cast
+
+from lightning import LightningDataModule
+
+from ..errors import UserError, warn
+from .base import DataModule, Split
+from .spec import DataSpec
+
+
+class PlainData:
+    """A LightningDataModule that is no DataModule, with the names of one. What it does not say is not known.
+
+    Args:
+        module: has a `spec` and a `batch_size`. It may have `name`, `check`, `num_samples`, `fingerprint` and `resume_at`
+            as DataModule has them.
+    """
+
+    def __init__(self, module: LightningDataModule):
+        self.module: Any = module
+        self.spec: DataSpec = cast(Any, module).spec
+        self.name: str = getattr(module, "name", None) or type(module).__name__
+        self.prepare_data = module.prepare_data
+        self.setup = module.setup
+
+    @property
+    def batch_size(self) -> int:
+        """Samples a step, on each device."""
+        return self.module.batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: int) -> None:
+        self.module.batch_size = batch_size
+
+    def check(self) -> None:
+        """As DataModule."""
+        self._call("check")
+
+    def check_batch(self, min_samples: int) -> None:
+        """As DataModule."""
+        self._call("check_batch", min_samples)
+
+    def num_samples(self, split: Split) -> int | None:
+        """As DataModule."""
+        return self._call("num_samples", split)
+
+    @property
+    def fingerprint(self) -> str:
+        """As DataModule; `unknown` where the module does not say it."""
+        return getattr(self.module, "fingerprint", "unknown")
+
+    def resume_at(self, epoch: int, batches: int) -> None:
+        """As DataModule; a warning where the module cannot."""
+        if hasattr(self.module, "resume_at"):
+            self.module.resume_at(epoch, batches)
+        elif batches:
+            warn(
+                f"resume: {self.name} has no resume_at: if the run was stopped within an epoch, the rest of that epoch is "
+                "trained on other batches than without the stop"
+            )
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        found = getattr(self.module, method, None)
+        return found(*arguments) if found else None
+
+
+Data = DataModule | PlainData
+
+
+def described(module: LightningDataModule) -> Data:
+    """What the training program has to know of any LightningDataModule.
+
+    Raises:
+        UserError: if it has no `spec`, or no `batch_size`.
+    """
+    name = type(module).__name__
+    try:
+        spec = getattr(module, "spec", None)
+    except NotImplementedError:
+        spec = None
+    if not isinstance(spec, DataSpec):
+        raise UserError(f"data: {name} has no spec: a property that returns a batchscope.data.DataSpec")
+    if isinstance(module, DataModule):
+        return module
+    if not isinstance(getattr(module, "batch_size", None), int):
+        raise UserError(f"data: {name} has no batch_size: the samples a step, as its constructor takes them")
+    return PlainData(module)
+
+
+def lightning_of(data: Data) -> LightningDataModule:
+    """The LightningDataModule itself, for a Trainer."""
+    return data.module if isinstance(data, PlainData) else data

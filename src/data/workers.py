@@ -1,0 +1,85 @@
+"""Samples that worker processes load: the DataLoader they belong to, their random numbers and their errors."""
+
+import os
+import random
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import connection, parent_process
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from ..errors import UserError
+
+
+def worker_loader(dataset: Any, num_workers: int, seed: int, device: torch.device, **arguments: Any) -> DataLoader:
+    """A DataLoader whose workers stay for all epochs and end with the training process.
+
+    The DataLoader seeds its workers from a private generator, so that the model's draws stay the same.
+    """
+    return DataLoader(
+        dataset,
+        num_workers=num_workers,
+        generator=torch.Generator().manual_seed(seed),
+        persistent_workers=num_workers > 0,
+        worker_init_fn=exit_with_parent,
+        pin_memory=device.type == "cuda",
+        **arguments,
+    )
+
+
+def raised(items: Any) -> Iterator[Any]:
+    """The items of a DataLoader; one that is a UserError is raised, without the traceback that torch would add to it."""
+    for item in items:
+        if isinstance(item, UserError):
+            raise item
+        yield item
+
+
+def in_one_line(what: str, error: Exception) -> UserError:
+    """The error of a user's code or file as one line, with the last place in that code; the traceback is a note of it."""
+    if isinstance(error, UserError):
+        return error
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    first = " ".join(str(error).split())[:200]
+    answer = UserError(f"data: {what}: {type(error).__name__}{f': {first}' if first else ''}{place}")
+    answer.add_note("".join(traceback.format_exception(error)))  # a worker's exception arrives without its cause
+    return answer
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the random numbers of Python, numpy and torch on the CPU; outside of a worker their states are restored."""
+    before = None if get_worker_info() else (random.getstate(), numpy.random.get_state(), torch.get_rng_state())
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        if before is not None:
+            random.setstate(before[0])
+            numpy.random.set_state(before[1])
+            torch.set_rng_state(before[2])
+
+
+def exit_with_parent(worker: int) -> None:
+    """Have a worker exit when the training process ends, even if that is killed.
+
+    torch's workers watch their parent process, which under the start method `forkserver` is the server: the workers of
+    a killed training process would wait forever.
+    """
+    parent = parent_process()
+    assert parent is not None, "a worker has a parent process"
+
+    def wait() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
