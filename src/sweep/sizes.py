@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import LOCK, new_folder, why
+from ..files import new_folder, why
 from ..options import trust
 from ..options.compose import check_command_line
 from ..options.groups import CONFIGS, load
@@ -87,9 +87,9 @@ def measure(
     """
     try:
         folder = new_folder(folder)
-        (folder / LOCK).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {why(error)}") from error
+    say(f"the runs are kept in {os.path.relpath(folder)}; they take about a minute on each device")
     found = []
     for kind in kinds:
         place, began = folder / kind, time.monotonic()

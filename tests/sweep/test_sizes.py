@@ -69,7 +69,13 @@ def test_each_size_is_a_run_with_its_own_record(measure, tmp_path):
     assert record["choices"]["model"] == "cnn"
     assert record["overrides"] == ["model=cnn", "data=digits", "data.batch_size=32"]
     assert (record["config"]["trainer"]["accelerator"], record["config"]["data"]["batch_size"]) == ("cpu", 32)
-    assert said[:2] == ["cpu: measuring batch size 8", "cpu: 1 ms a step of 8"]
+    assert said[0].startswith("the runs are kept in ") and "/new; " in said[0]
+    assert said[1:3] == ["cpu: measuring batch size 8", "cpu: 1 ms a step of 8"]
+
+
+def test_two_measurements_at_once_have_a_folder_each(measure, tmp_path):
+    assert measure(Runs())[0] == [tmp_path / "new" / "cpu"]
+    assert measure(Runs())[0] == [tmp_path / "new-2" / "cpu"]
 
 
 def test_sizes_that_take_too_long_are_left_out(measure):
