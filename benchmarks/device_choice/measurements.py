@@ -1,7 +1,8 @@
 """Read a folder of measured operations: `kernels.csv` and `devices.csv`. A damaged row ends the program in one line.
 
 devices.csv: `device`, `bandwidth_gb_s` and `fp32_gflop_s` are needed. `memory_gb`, `sms`, `cores_per_sm`, `mhz`, `l2_mb`,
-`tdp_w` and `kind` may be missing or empty. kernels.csv: `op`, `device`, `ms`, and the dimensions that the operation has.
+`tdp_w` and `kind` may be missing or empty. kernels.csv: `op`, `device`, `ms`, and the dimensions that the operation has. Where
+it has a `dtype` or `precision`, rows of another one than float32 are left out: nothing says how such a time compares.
 """
 
 import csv
@@ -66,6 +67,8 @@ _ON_ONE = {
 }
 _ON_ONE |= {f"{name}u" for name in _ON_TWO}
 _LARGEST = 2**40
+_PRECISION = ("dtype", "precision")  # columns
+_FLOAT32 = ("", "fp32", "float32", "float", "f32", "32-true", "torch.float32")
 _KINDS = ("cuda", "rocm", "mps", "tpu", "cpu")
 
 
@@ -101,8 +104,9 @@ def read(folder: Path) -> Measurements:
         if row["device"] not in devices:
             raise UserError(f"{where}: device '{row['device']}' is not in {folder / 'devices.csv'}")
         seconds = _number(where, row, "ms") / 1e3
-        if work is None:
-            unknown[row["op"]] += 1
+        other = next((row[name] for name in _PRECISION if row.get(name, "").lower() not in _FLOAT32), "")
+        if work is None or other:
+            unknown[f"{row['op']} in {other}" if other else row["op"]] += 1
         else:
             rows.append((work, devices[row["device"]], seconds))
     if unknown:

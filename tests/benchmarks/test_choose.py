@@ -125,6 +125,17 @@ def test_unknown_operations_are_left_out_with_a_line(tmp_path: Path) -> None:
     assert "fold (1 rows)" in result.stderr
 
 
+def test_other_precisions_are_left_out_with_a_line(tmp_path: Path) -> None:
+    measured = folder(tmp_path / "a")
+    lines = (measured / "kernels.csv").read_text().splitlines()
+    more = ["add,1024,,,,1024,one,1.0,float16", "linear,,8,8,8,,one,1.0,bf16"]
+    text = [f"{lines[0]},dtype", *(f"{line},torch.float32" for line in lines[1:]), *more]
+    (measured / "kernels.csv").write_text("\n".join(text))
+    result = choose("--fit", measured)
+    assert found(result)["overall"]["cases"] == 3 * 3 * 24
+    assert "add in float16 (1 rows), linear in bf16 (1 rows)" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("row", "words"),
     [
