@@ -1,11 +1,13 @@
 """The devices that a prediction can be asked for, by the names that a command line takes."""
 
+import re
+
 from ..errors import UserError, did_you_mean
 from ..hardware.datasheet import Datasheet, by_short_name, datasheets
 from .device import Device
 
 _GIB, _MIB = 2**30, 2**20
-_PREFIXES = ("NVIDIA ", "AMD Instinct ", "Apple ", "GeForce ", "Tesla ")
+_MAKERS = re.compile("^(nvidia|amd|instinct|apple|google|geforce|tesla)+")
 
 
 def find_device(name: str) -> Device:
@@ -51,9 +53,7 @@ def device_of(sheet: Datasheet) -> Device:
 
 def _plain(name: str) -> str:
     """A name without its maker, capitals, spaces and hyphens."""
-    for prefix in _PREFIXES:
-        name = name.strip().removeprefix(prefix)
-    return "".join(character for character in name.lower() if character.isalnum())
+    return _MAKERS.sub("", "".join(character for character in name.lower() if character.isalnum()))
 
 
 def _by_plain_name() -> dict[str, Datasheet]:

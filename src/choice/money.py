@@ -4,7 +4,6 @@ A price is what somebody takes for an hour today, so none is a part of this pack
 in a YAML file that says whose they are and of which day (docs/prices.yaml is an example).
 """
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ _NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _PER_HOUR = {"h": 1.0, "hour": 1.0, "min": 60.0, "s": 3600.0, "d": 1 / 24, "day": 1 / 24}
 _LONGEST_S = 100 * 365 * 86400.0
+_LEAST, _MOST = 1e-6, 1e9  # of an amount, to be one and not a slip of the keys
 _CURRENCY = r"([$€£]|[A-Z]{3})?"
 _LARGEST_FILE = 2**20  # bytes
 
@@ -67,7 +67,7 @@ def amount(text: str) -> Amount:
     """An amount above 0, in a currency or none: `5`, `$5`, `5 EUR`. Raises ValueError, with what is taken."""
     found = re.fullmatch(rf"{_CURRENCY}\s*{_NUMBER}\s*{_CURRENCY}", text.strip())
     value = float(found[2]) if found else 0.0
-    if found is None or not 0 < value < math.inf or (found[1] and found[3]):
+    if found is None or not _LEAST <= value <= _MOST or (found[1] and found[3]):
         raise ValueError(f"takes an amount of money above 0, such as 5 or $5, got {text!r}")
     return Amount(value, found[1] or found[3] or "")
 
@@ -109,7 +109,7 @@ def read_prices(path: Path) -> tuple[dict[str, Amount], str]:
         raise UserError(f"--prices: {path} has to say whose prices these are, and of which day: `source` and `date`")
     prices = {}
     for name, value in table.items():
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not _LEAST <= value <= _MOST:
             raise UserError(f"--prices: {path}: {name}: takes an amount above 0 for an hour, got {value!r}")
         prices[str(name).lower()] = Amount(float(value), str(currency or ""))
     return prices, f"{source.strip()}, {day}"
@@ -124,13 +124,18 @@ def collect(
     """All prices in one currency; a single one replaces that of the file.
 
     Args:
-        single: as `price` gives them.
+        single: as `price` gives them, one for a device.
         file: as `read_prices` gives it.
         budget: has to be in the same currency.
         known: a device's name as the tables have it; raises UserError for an unknown one.
     """
     of_file, source = file or ({}, "")
-    merged = {known(name): value for name, value in of_file.items()} | {known(name): one for name, one in single}
+    ours: dict[str, Amount] = {}
+    for name, one in single:
+        if (device := known(name)) in ours:
+            raise UserError(f"--price: {name} has two prices")
+        ours[device] = one
+    merged = {known(name): value for name, value in of_file.items()} | ours
     currencies = {one.currency for one in (*merged.values(), *([budget] if budget else [])) if one.currency}
     if len(currencies) > 1:
         raise UserError(f"--price, --budget: amounts in {' and in '.join(sorted(currencies))} cannot be compared")

@@ -18,6 +18,8 @@ from batchscope.errors import UserError
         ("mi300x", "AMD Instinct MI300X"),
         ("m2-pro", "Apple M2 Pro"),
         ("tpu-v5e", "TPU v5e"),
+        ("nvidia-tesla-t4", "Tesla T4"),
+        ("geforce rtx4090", "GeForce RTX 4090"),
     ],
 )
 def test_a_device_is_found_by_its_short_and_by_its_whole_name(name, found):
