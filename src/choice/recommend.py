@@ -62,7 +62,7 @@ def recommend(rows: Sequence[Row], question: Question) -> Recommendation:
     unsure = not candidates
     candidates = candidates or [row for row, state in zip(known, states, strict=True) if state == MAY]
     if not candidates:
-        return Recommendation(None, [], [_none_keeps(rows, question)])
+        return Recommendation(None, [], _none_keeps(rows, question))
     priced = [row for row in candidates if math.isfinite(_cost(row).middle)]
     by_cost = question.deadline is not None and bool(priced)
     candidates, measure = (priced, _cost) if by_cost else (candidates, _training)
@@ -71,6 +71,7 @@ def recommend(rows: Sequence[Row], question: Question) -> Recommendation:
     taken = min(alike, key=lambda row: (not row.here, _cost(row).middle, row.training.middle))
     close = [row for row in alike if row is not taken]
     lines = [_what_it_takes(taken, question), _why(taken, close, candidates, by_cost, unsure, question)]
+    lines += _without_price(known, question)
     lines += [_too_close(taken, close, by_cost, question)] if close else []
     lines += _compared_with_here(taken, close, known)
     lines += [] if by_cost or taken.here else _cheaper(taken, close, known, question)
@@ -135,14 +136,24 @@ def _why(
     limits = _limits(question)
     if unsure:
         return f"no device surely keeps {limits}; this one may"
+    if taken.here and taken.cost is None and (by_cost or (question.budget is not None and not close)):
+        return f"it keeps {limits}, and nothing has to be paid"
     if len(candidates) == 1 and limits:
         return f"it is the only device that surely keeps {limits}"
-    if by_cost and taken.here and taken.cost is None:
-        return f"it keeps {limits}, and nothing has to be paid"
     if close or len(candidates) == 1:
         return ""
     kept = f" that surely keeps {limits}" if limits else ""
     return f"it is the {'cheapest' if by_cost else 'fastest'} device{kept}"
+
+
+def _without_price(known: Sequence[Row], question: Question) -> list[str]:
+    """The devices that a budget leaves out because nobody has said what they cost."""
+    found = [row for row in known if not math.isfinite(_cost(row).middle)]
+    if question.budget is None or not found:
+        return []
+    return [
+        f"a budget takes prices, and has none for {listed(_names(found))}: --price {found[0].label}=0.5/h gives one"
+    ]
 
 
 def _too_close(taken: Row, close: Sequence[Row], by_cost: bool, question: Question) -> str:
@@ -197,7 +208,7 @@ def _at_best(taken: Row, rows: Sequence[Row]) -> list[str]:
     return [f"at best, and not predicted: {listed([*named, *more])}; only a run there can tell"]
 
 
-def _none_keeps(rows: Sequence[Row], question: Question) -> str:
+def _none_keeps(rows: Sequence[Row], question: Question) -> list[str]:
     known = [row for row in rows if not row.is_bound]
     maybe = [row for row in rows if row.is_bound and _within(row.training, question.deadline) != MISSES]
     line = f"no device of the table keeps {_limits(question) or 'what was asked'}"
@@ -207,7 +218,7 @@ def _none_keeps(rows: Sequence[Row], question: Question) -> str:
         line += f": {best.title}, the fastest, takes {time(best.training, between=' to ')}{_with_start_up(best)}{paid}"
     if maybe:
         line += f"; {listed([row.title for row in maybe[:_MOST_NAMED]])} may, at best"
-    return sentence(line)
+    return [sentence(each) for each in (line, *_without_price(known, question))]
 
 
 def pays_from(rows: Sequence[Row], workloads: Sequence["Workload"], question: Question) -> list[str]:

@@ -66,6 +66,12 @@ def test_a_device_without_a_price_cannot_keep_a_budget():
     assert answer(Question(20, budget=5.0, prices=Prices({"t4": 0.5})), HEAVY).label == "t4"
 
 
+def test_a_budget_without_prices_says_that_it_takes_some():
+    found = answer(Question(20, budget=5.0))
+    assert found.label == "cpu" and "It keeps the budget of 5, and nothing has to be paid." in found.lines
+    assert any(line.startswith("A budget takes prices, and has none for ") for line in found.lines)
+
+
 def test_what_cannot_be_told_apart_is_said():
     found = answer(Question(20, deadline=7200, prices=Prices({"t4": 0.42, "l4": 0.8}, "$")), HEAVY)
     assert (found.label, found.too_close) == ("l4", ["t4"])
