@@ -119,7 +119,7 @@ class Workload:
         seconds = known or Interval(middle / wide, middle, middle * wide)
         waiting, host = line(self._source.waiting, batch_size), 0.0
         if self.device.kind == "cpu":
-            host = waiting + self._beside
+            host = waiting + self._beside.middle
         limit = _limit(kernels, exactly(seconds.middle - host), exactly(host), waiting)
         return seconds, MEASURED if known else f"predicted from {self.label}", limit
 
@@ -163,12 +163,13 @@ class Workload:
         return Interval(0.6 * min(shortest, expected.high), min(shortest, expected.high), 1.1 * shortest)
 
     @cached_property
-    def _beside(self) -> float:
+    def _beside(self) -> Interval:
         """Seconds of a step on this CPU outside of its operations, from the smallest batch, in which these are shortest."""
         size = self.batch_sizes[0]
-        rows = self._source.steps[size].rows
-        rest = self.measured[size].middle - self._source.waiting[size] - sum(row.seconds for row in rows)
-        return beside_operations(rest, launched(rows))
+        rows, step = self._source.steps[size].rows, self.measured[size]
+        known = self._source.waiting[size] + sum(row.seconds for row in rows)
+        rest = Interval(*(end - known for end in (step.low, step.middle, step.high)))
+        return beside_operations(rest, sum(row.calls for row in rows))
 
     def _correction(self, device: Device) -> float:
         """From one GPU to another: by which factor the kernels here took longer than predicted, if these limited a step."""
