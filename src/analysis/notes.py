@@ -44,7 +44,7 @@ def _of_group(analysis: Analysis, sizes_varied: bool) -> list[str]:
             f"the rate at {vague} is not known to ± {percent(_VAGUE)}: the machine was busy, or the steps differ; a longer "
             "run knows more, and seed=0,1,2 repeats every run"
         )
-    if disturbed := _sizes(group, _is_disturbed):
+    if disturbed := _sizes(group, is_disturbed):
         notes.append(f"the rate at {disturbed} may be too low: other programs disturbed all of the run")
     if unsteady := _sizes(group, _is_unsteady):
         notes.append(
@@ -67,7 +67,8 @@ def _is_vague(run: Run) -> bool:
     return bool(rate and low and high and max(high / rate - 1, 1 - low / rate) > _VAGUE)
 
 
-def _is_disturbed(run: Run) -> bool:
+def is_disturbed(run: Run) -> bool:
+    """Whether other programs disturbed all that was measured of a run."""
     bad, stretches = (positive(at(run.record, f"throughput.{name}")) for name in ("disturbed_stretches", "stretches"))
     return bool(bad and bad == stretches)
 

@@ -2,11 +2,11 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
-from ..records.formatting import count
+from ..errors import UserError, printable
+from ..records.formatting import count, percent
 from ..records.terminal import columns, wrapped
 from . import table
 from .launches import host_of
@@ -130,7 +130,6 @@ def choose(
     workloads: Sequence["Workload"],
     targets: Sequence[Target],
     question: Question,
-    notes: Sequence[str] = (),
 ) -> Choice:
     """Compare devices for one training.
 
@@ -138,7 +137,6 @@ def choose(
         workloads: the training as it was measured on each device that is here.
         targets: the devices on paper to compare with.
         question: what is asked and assumed.
-        notes: further lines for the reader.
 
     Raises:
         UserError: if a step cannot be predicted at all.
@@ -146,6 +144,8 @@ def choose(
     first = workloads[0]
     if first.train_samples < 1:
         raise UserError("choose: no record says how many samples an epoch has; run the sweep again")
+    if question.batch_size is not None and question.batch_size > first.train_samples:
+        raise UserError(f"--batch-size: got {question.batch_size:,}, and an epoch has {first.train_samples:,} samples")
     host_of(question.host)  # what is wrong for every device is no reason to leave one out
     format_of(first.precision, question.precision)
     found, left_out = rows(workloads, targets, question)
@@ -161,11 +161,26 @@ def choose(
         ],
         rows=found,
         left_out=left_out,
-        recommendation=recommend(found, question),
+        recommendation=_doubted(recommend(found, question), workloads),
         pays=pays_from(found, workloads, question),
         checks=checks(workloads, question),
-        notes=[*notes, *_batches(found, workloads, question)],
+        notes=[
+            *dict.fromkeys(printable(line) for one in workloads for line in one.notes),
+            *_batches(found, workloads, question),
+        ],
     )
+
+
+def _doubted(found: Recommendation, workloads: Sequence["Workload"]) -> Recommendation:
+    """The recommendation after a warning, if what it rests on was measured beside other programs."""
+    shares = [one.busy for one in workloads if one.busy is not None]
+    if not shares:
+        return found
+    line = (
+        f"Measured on a busy machine: other programs took up to {percent(min(1.0, max(shares)))} of its processor. Its times "
+        "are too long, and the answer may be another one when it is quiet."
+    )
+    return replace(found, lines=[line, *found.lines])
 
 
 def _batches(rows: Sequence[Row], workloads: Sequence["Workload"], question: Question) -> list[str]:
@@ -197,7 +212,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "energy_at_most_j": row.joules,
         "cost": None if row.cost is None else _ends(row.cost, row.is_bound),
         "memory_bytes": _ends(row.step.memory_bytes, False),
-        "memory_total_bytes": row.device.memory_bytes,
+        "memory_total_bytes": row.device.memory_bytes or None,
         "limit": row.step.limit,
     }
 

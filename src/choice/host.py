@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..records.operations import OperationRow
-from ..records.values import number, table
+from ..records.values import number, peak, table
 from .kinds import PRODUCTS, works_of
 from .measured import Measured
 from .seconds import Interval
@@ -41,8 +41,8 @@ class Processor:
         Raises:
             UserError: if it says too little.
         """
-        peaks = {key: number(value) for key, value in table(calibration.get("matmul_flops_per_sec")).items()}
-        bandwidth = number(calibration.get("memory_bytes_per_sec") or calibration.get("copy_bytes_per_sec"))
+        peaks = {key: peak(value) for key, value in table(calibration.get("matmul_flops_per_sec")).items()}
+        bandwidth = peak(calibration.get("memory_bytes_per_sec") or calibration.get("copy_bytes_per_sec"))
         threads, launch = number(calibration.get("threads")), number(calibration.get("launch_us"))
         if not threads or not bandwidth or not peaks.get("fp32"):
             raise UserError("the processor was not measured with so many threads; batchscope hardware measures it")

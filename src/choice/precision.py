@@ -32,13 +32,13 @@ def format_of(measured: str, asked: str | None) -> str | None:
     if wanted is None:
         near = did_you_mean(str(asked), _NAMES)
         raise UserError(
-            f"precision: got {asked!r}, takes 32-true, tf32, bf16-mixed, 16-mixed, bf16-true or 16-true.{near}"
+            f"--precision: got {asked!r}, takes 32-true, tf32, bf16-mixed, 16-mixed, bf16-true or 16-true.{near}"
         )
     if wanted == _NAMES.get(measured):
         return None
     if _NAMES.get(measured) != "fp32" or wanted == "fp64":
         raise UserError(
-            f"precision: {asked} cannot be predicted from a measurement at {measured}; measure at 32-true, or at {asked}"
+            f"--precision: {asked} cannot be predicted from a measurement at {measured}; measure at 32-true, or at {asked}"
         )
     return wanted
 

@@ -52,6 +52,10 @@ class Workload:
 
     Attributes:
         title: `cnn · mnist`.
+        options: the settings that make a step another one.
+        epochs: that the runs were to train; None where they do not agree.
+        notes: on what was left out, and on what the runs cannot tell.
+        busy: the share of the processor that other programs took while they disturbed all of a run; None if none did.
         precision: that it was measured at, as Lightning takes it.
         batch_sizes: that were measured, smallest first.
         train_samples: of an epoch.
@@ -64,6 +68,8 @@ class Workload:
         self._kernels: dict[str, Kernels] = {}
         self._sums: dict[tuple[str, int, str | None], KernelSum] = {}
         self.title, self.device, self.train_samples = source.title, source.device, source.train_samples
+        self.options, self.epochs, self.notes = source.options, source.epochs, source.notes
+        self.busy = source.busy
         self.precision = source.precision
         self.batch_sizes = tuple(sorted(source.steps))
         self.measured: Mapping[int, Interval] = source.seconds

@@ -99,6 +99,7 @@ def _cost(row: Row, question: Question) -> str:
 def _memory(row: Row) -> str:
     """What a step needs, of what there is."""
     needed, there = row.step.memory_bytes.middle, f"{row.device.memory_bytes / 2**30:.3g} GiB"
-    return (
-        f"{digits(needed / 2**20)} MiB of {there}" if needed < 0.1 * 2**30 else f"{digits(needed / 2**30)} of {there}"
-    )
+    if needed < 0.1 * 2**30 or not row.device.memory_bytes:
+        needs = f"{digits(needed / 2**20)} MiB"
+        return f"{needs} of {there}" if row.device.memory_bytes else needs
+    return f"{digits(needed / 2**30)} of {there}"

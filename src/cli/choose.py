@@ -29,7 +29,7 @@ from ..errors import UserError, exit_on_user_error, reraise_in_hydra
 from ..files import why, write_folder
 from ..options.compose import check_command_line
 from ..options.overrides import accept_null_groups
-from ..records.values import at
+from ..records.formatting import option_value
 from . import command_parser
 
 if TYPE_CHECKING:
@@ -70,15 +70,13 @@ def _main() -> None:
     workloads, own_epochs = _workloads(places)
     question = _question(args, prices, epochs or own_epochs)
     found = choose(workloads, targets, question)
-    folder = _write(args.out, found) if args.out is not None else None
-    if args.json:
-        print(json.dumps(found.as_json(), indent=1, ensure_ascii=False))
-        return
-    print(found.text())
-    if folder is not None:
-        print(f"\nplot     {folder / f'{_NAME}.png'}\ntable    {folder / f'{_NAME}.md'}")
+    print(json.dumps(found.as_json(), indent=1, ensure_ascii=False) if args.json else found.text(), flush=True)
     if overrides:
-        print(f"\nmeasured {places[0].parent}", flush=True)
+        print(f"\nmeasured {places[0].parent}", file=sys.stderr if args.json else sys.stdout, flush=True)
+    if args.out is not None:  # last, so that a folder that cannot be written takes nothing away
+        folder = _write(args.out, found)
+        if not args.json:
+            print(f"\nplot     {folder / f'{_NAME}.png'}\ntable    {folder / f'{_NAME}.md'}")
 
 
 def _is_folder(word: str) -> bool:
@@ -108,6 +106,8 @@ def _find(name: str, option: str) -> Device:
     """The device of this name; the error names the option."""
     if re.match(r"\d+ ?[x×]", name):
         raise UserError(f"{option}: got {name!r}, takes single devices: several of one kind are not predicted")
+    if name.lower() in KINDS:
+        raise UserError(f"{option}: {name} is a device of this machine, which is in the table if it was measured")
     try:
         return find_device(name)
     except UserError as error:
@@ -162,20 +162,21 @@ def _say(line: str) -> None:
 
 def _workloads(folders: Sequence[Path]) -> tuple[list["Workload"], int | None]:
     """What was measured on each device, and how many epochs the runs were to train, where they say so."""
-    from ..analysis.read import find
     from ..choice.step import workloads
 
     found = [each for folder in folders for each in workloads(folder)]
     if len(titles := sorted({each.title for each in found})) > 1:
         raise UserError(f"choose: takes one training; the folders have {' and '.join(titles)}")
+    for key in dict.fromkeys(key for each in found for key in each.options):
+        if len(values := list(dict.fromkeys(option_value(each.options.get(key)) for each in found))) > 1:
+            raise UserError(f"choose: takes one training; the folders have {key}={' and '.join(values)}")
     if len({each.device.name for each in found}) < len(found):
         raise UserError("choose: several folders were measured on the same device; give one for each device")
-    epochs = [at(run.record, "config.trainer.max_epochs") for run in find(folders).runs]
-    is_known = isinstance(epochs[0], int) and epochs[0] > 0 and epochs == epochs[:1] * len(epochs)
-    return found, epochs[0] if is_known else None
+    epochs = {each.epochs for each in found}
+    return found, epochs.pop() if len(epochs) == 1 else None
 
 
-def _write(folder: Path, found: "Choice") -> Path | None:
+def _write(folder: Path, found: "Choice") -> Path:
     """Write the table, the plot and the numbers; where that cannot be done, one line says so."""
     from ..choice.plot import choice_png  # matplotlib takes a second to import
 

@@ -43,6 +43,8 @@ class Training:
     bytes_per_sample: float = 2e6
 
     precision: str = "32-true"
+    notes: tuple[str, ...] = ()
+    busy: float | None = None
 
     @property
     def label(self):

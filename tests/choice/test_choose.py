@@ -16,7 +16,7 @@ QUESTION = Question(20, "trainer.max_epochs", deadline=7200, prices=PRICES)
 
 @pytest.fixture
 def found():
-    return choose([Training(flops=1e9), Training(device=L4, flops=1e9)], TARGETS, QUESTION, ["a note"])
+    return choose([Training(flops=1e9, notes=("a note",)), Training(device=L4, flops=1e9)], TARGETS, QUESTION)
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
@@ -67,3 +67,9 @@ def test_json_has_every_number_and_no_middle_of_a_bound(found):
     assert answer["confidence"] == 0.8
     assert len(answer["checks"]) == 8
     assert (answer["epochs"], answer["deadline_s"], answer["currency"]) == (20, 7200, "$")
+
+
+def test_a_busy_machine_is_said_before_the_answer():
+    found = choose([Training(busy=0.86)], TARGETS, QUESTION)
+    assert found.recommendation.lines[0].startswith("Measured on a busy machine: other programs took up to 86 % of its")
+    assert found.as_json()["recommendation"].startswith("Measured on a busy machine")

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from batchscope.choice.measured import measured
+from batchscope.choice.step import workload
 from batchscope.errors import UserError
 from batchscope.records.operations import FILE, StepOperations, write_operations
 from tests.choice.trainings import mlp, write_training
@@ -83,3 +84,63 @@ def test_several_devices_at_a_time_are_refused(tmp_path):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"processes": 2}))
     with pytest.raises(UserError, match="trained on several devices"):
         measured(tmp_path)
+
+
+def changed(folder, change):
+    for path in folder.rglob("run.json"):
+        record = json.loads(path.read_text())
+        change(record)
+        path.write_text(json.dumps(record))
+    return folder
+
+
+def test_slow_steps_count_towards_the_high_end(tmp_path):
+    def stall(record):
+        record["throughput"]["step_ms"] = 2 * record["throughput"]["step_ms_median"]
+
+    (found,) = measured(changed(write_training(tmp_path), stall))
+    assert found.seconds[64].high == pytest.approx(2 * found.seconds[64].middle)
+
+
+def test_a_run_of_few_steps_has_their_10th_and_90th_percentile(tmp_path):
+    (found,) = measured(changed(write_training(tmp_path), lambda record: record["throughput"].pop("step_ms_interval")))
+    low, middle, high = found.seconds[64].low, found.seconds[64].middle, found.seconds[64].high
+    assert (low, high) == pytest.approx((0.95 * middle, 1.1 * middle))
+
+
+def test_waiting_that_other_programs_made_long_at_one_size_is_not_believed(tmp_path):
+    write_training(tmp_path)
+    changed(tmp_path / "1", lambda record: record["throughput"]["parts_ms"].update(data_wait=500.0))
+    (found,) = measured(tmp_path)
+    assert found.waiting[64] <= found.waiting[512]
+
+
+def test_a_run_that_other_programs_disturbed_all_the_time_says_how_much(tmp_path):
+    busy = {"stretches": 8, "disturbed_stretches": 8, "others_share": 0.86}
+    (quiet,), _ = (measured(write_training(tmp_path / name)) for name in "ab")
+    assert quiet.busy is None
+    (found,) = measured(changed(tmp_path / "b", lambda record: record["throughput"].update(busy)))
+    assert found.busy == 0.86
+
+
+def test_workers_that_a_step_hides_are_a_doubt(tmp_path):
+    (found,) = measured(write_training(tmp_path, options={"data.pipeline": "workers"}))
+    assert any("data.pipeline=workers: a step here hides" in note for note in found.notes)
+
+
+def test_a_fast_device_without_a_datasheet_has_its_calibration(tmp_path):
+    fast = {"matmul_flops_per_sec": {"fp32": 30e12}, "memory_bytes_per_sec": 2e12}
+    for number, size in enumerate((8, 64)):
+        place = write_run(tmp_path / str(number), size, 10.0, device="cuda", device_name="A card")
+        write_operations(place, StepOperations(size, 1.0, "cuda", "A card", "32-true", mlp(size), None, fast))
+    (found,) = measured(tmp_path)
+    assert (found.device.flops_per_sec, found.device.bytes_per_sec) == ({"fp32": 30e12}, 2e12)
+
+
+def test_without_a_calibration_a_step_is_measured_all_the_same(tmp_path):
+    for number, size in enumerate((8, 64)):
+        place = write_run(tmp_path / str(number), size, 10.0)
+        write_operations(place, StepOperations(size, 1.0, "cpu", "A CPU", "32-true", mlp(size), 2))
+    found = workload(tmp_path)
+    assert found.on(found.device, 64).seconds.middle == pytest.approx(10e-3)
+    assert found.on(found.device, 32).seconds.low > 0

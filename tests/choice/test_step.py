@@ -118,10 +118,10 @@ def test_a_card_without_the_precision_is_refused(training):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"host": "threadripper"}, "host: got 'threadripper', takes fast, typical, slow"),
-        ({"host": "0us"}, "host: got '0us'"),
-        ({"precision": "bf16-mixd"}, "precision: got 'bf16-mixd'.*Did you mean 'bf16-mixed'"),
-        ({"precision": "64-true"}, "precision: 64-true cannot be predicted"),
+        ({"host": "threadripper"}, "--host: got 'threadripper', takes fast, typical, slow"),
+        ({"host": "0us"}, "--host: got '0us'"),
+        ({"precision": "bf16-mixd"}, "--precision: got 'bf16-mixd'.*Did you mean 'bf16-mixed'"),
+        ({"precision": "64-true"}, "--precision: 64-true cannot be predicted"),
     ],
 )
 def test_what_is_unknown_is_one_line(training, options, message):

@@ -9,6 +9,7 @@ import pytest
 from batchscope.cli import choose
 from tests.choice.paper import L4, Training
 from tests.choice.trainings import write_training
+from tests.support.synthetic_runs import write_run
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +97,13 @@ def test_a_device_that_is_here_is_not_predicted(monkeypatch, capsys, measured):
         ([], 2, "choose: takes the folder of a sweep, or options such as model=cnn data=mnist"),
         (["sweep", "--devices", "h10"], 1, "--devices: 'h10' is no known device. Did you mean 'h100'?"),
         (["sweep", "--devices", "8xh100"], 1, "--devices: got '8xh100', takes single devices"),
+        (
+            ["sweep", "--devices", "cpu,t4"],
+            1,
+            "--devices: cpu is a device of this machine, which is in the table if it",
+        ),
+        (["sweep", "--batch-size", "55001"], 1, "--batch-size: got 55,001, and an epoch has 55,000 samples"),
+        (["sweep", "--price", "t4=1/h", "--price", "T4=2/h"], 1, "--price: t4 has two prices"),
         (["sweep", "--devices", ","], 2, "argument --devices: takes names of devices, such as t4,l4"),
         (["sweep", "--price", "h10=2/h"], 1, "--price: 'h10' is no known device. Did you mean 'h100'?"),
         (["sweep", "--price", "h100=2.5"], 2, "argument --price: takes a price for a time, such as h100=2.5/h, and"),
@@ -129,11 +137,14 @@ def test_amounts_in_two_currencies_are_refused(monkeypatch, capsys, measured):
     assert (code, said) == (1, "--price, --budget: amounts in $ and in EUR cannot be compared")
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(monkeypatch, capsys, measured, tmp_path):
+def test_a_folder_that_cannot_be_written_is_one_line_after_the_answer(monkeypatch, capsys, measured, tmp_path):
     (tmp_path / "file").write_text("")
-    code, said = refused(monkeypatch, capsys, measured, "--out", "file/out")
-    assert code == 1
-    assert said.startswith("--out: file/out cannot be written: ")
+    with pytest.raises(SystemExit) as end:
+        call(monkeypatch, measured, "--out", "file/out")
+    said = capsys.readouterr()
+    assert end.value.code == 1
+    assert said.out.startswith("cnn · mnist")
+    assert said.err.startswith("error: --out: file/out cannot be written: ") and said.err.count("\n") == 1
 
 
 def test_options_are_measured_and_the_answer_says_where(monkeypatch, capsys, measured):
@@ -211,13 +222,37 @@ class TestFolders:
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            (["--host", "nope"], "host: got 'nope', takes fast, typical, slow"),
-            (["--precision", "8-bit"], "precision: got '8-bit', takes 32-true"),
+            (["--host", "nope"], "--host: got 'nope', takes fast, typical, slow"),
+            (["--precision", "8-bit"], "--precision: got '8-bit', takes 32-true"),
         ],
     )
     def test_what_no_device_understands_is_one_line(self, monkeypatch, capsys, words, said):
         code, message = refused(monkeypatch, capsys, write_training(Path("x")), *words)
         assert (code, message[: len(said)]) == (1, said)
+
+    def test_folders_of_another_width_are_another_training(self, monkeypatch, capsys):
+        gpu = {"device": "cuda", "name": "Tesla T4", "options": {"model.hidden_size": 512}}
+        folders = [write_training(Path("x")), write_training(Path("y"), **gpu)]
+        code, message = refused(monkeypatch, capsys, *folders)
+        assert (code, message) == (1, "choose: takes one training; the folders have model.hidden_size=128 and 512")
+
+    def test_runs_that_measured_nothing_are_named(self, monkeypatch, capsys):
+        folder = write_training(Path("x"))
+        write_run(folder / "3", 4096, status="out_of_memory")
+        (folder / "4").mkdir()
+        (folder / "4" / "run.json").write_text("{")
+        call(monkeypatch, folder, "--devices", "t4")
+        text = " ".join(capsys.readouterr().out.split())
+        assert "left out: 3 (batch size 4,096): out of memory" in text
+        assert "4: cannot be read: " in text
+
+    def test_what_files_say_of_themselves_is_printed_without_control_characters(self, monkeypatch, capsys):
+        folder = write_training(Path("x"), model="\x1b[31mred\ud800", name="a\x07b")
+        call(monkeypatch, folder, "--devices", "t4", "--out", "out")
+        call(monkeypatch, folder, "--devices", "t4", "--json")
+        said = capsys.readouterr().out
+        assert said.isprintable() or not {"\x1b", "\x07", "\ud800"} & set(said)
+        assert "\x1b" not in Path("out/choice.md").read_text()
 
     def test_folders_are_of_one_training_and_of_different_devices(self, monkeypatch, capsys):
         folders = [write_training(Path(name)) for name in ("x", "y")]
