@@ -32,7 +32,7 @@ CASES = {  # the options of the training, and the flags of choose
     "lstm": (["model=lstm_cell", "data=sequential_mnist"], ["--epochs", "20"]),
     "resnet50": (
         ["model=torchvision", "model.name=resnet50", "model.image_size=32", "data=mnist"],
-        ["--epochs", "100", "--deadline", "24h"],
+        ["--epochs", "100", "--deadline", "4h"],
     ),
 }
 WIDTH = 100  # columns
