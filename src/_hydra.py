@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -74,11 +73,11 @@ def composed_by(compose: Callable[[list[str]], DictConfig]) -> Iterator[None]:
         overrides: list[str],
         run_mode: RunMode,
         from_shell: bool = True,  # False in Hydra's public `compose`
-        **how: Any,
+        validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         if from_shell and run_mode is RunMode.RUN:
             return compose(overrides)
-        return compose_anew(self, config_name, overrides, run_mode, from_shell, **how)
+        return compose_anew(self, config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
 
     ConfigLoaderImpl.load_configuration = load
     try:
