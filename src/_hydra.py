@@ -46,11 +46,6 @@ def set_options(config: DictConfig, options: list[Override], overrides: list[Ove
     hydra.runtime.cwd = os.getcwd()
 
 
-def search_path() -> tuple[str, ...]:
-    """The folders and packages that hold the YAML files, in the order of the search. Hydra has to be initialized."""
-    return tuple(str(place.path) for place in GlobalHydra.instance().config_loader().get_search_path().get_path())
-
-
 def runs_of_sweep(overrides: list[Override]) -> list[list[str]]:
     """The overrides of each run that the basic sweeper would start. Hydra has to be initialized."""
     for override in overrides:

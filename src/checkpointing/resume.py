@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def configuration(
         UserError: if the record asks for what only a command line may, or an option would change the result.
     """
     file = os.path.relpath(run_dir / FILE)
-    before = check_config(recorded_config(record, run_dir))
+    before = check_config(recorded_config(record, run_dir, overrides, known))
     config = check_config(apply_overrides(before, overrides))
     refuse_links(run_dir)
     if known is None or known != trust.digest(before):
@@ -127,8 +128,12 @@ def configuration(
     return {**config, "resume": str(run_dir)}
 
 
-def recorded_config(record: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+def recorded_config(
+    record: dict[str, Any], run_dir: Path, overrides: Iterable[str] = (), known: str | None = None
+) -> dict[str, Any]:
     """The configuration of a record, in plain containers, with its paths below the run's present folder.
+
+    The packages that it trusts are those that the overrides name, unless `known` is the configuration's digest.
 
     Raises:
         UserError: if it is not a configuration, or is one of an older version with other names, or `choices`,
@@ -140,9 +145,13 @@ def recorded_config(record: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         texts = [*found, *found.values()] if isinstance(found, dict) else [] if key == "resumed" else found
         if not isinstance(found, kind) or not all(text is None or trust.is_text(text) for text in texts):
             raise UserError(f"{file}: cannot be read: its {key} are not those of a run")
-    config = trust.plain(record.get("config"), file)
+    config = trust.plain(record.get("config"), file, overrides)
     refuse_older_version(config, file, at(record, "versions.batchscope"))
-    return {**with_run_dir(config, str(config.get("run_dir") or here), here), "run_dir": here}
+    config = {**with_run_dir(config, str(config.get("run_dir") or here), here), "run_dir": here}
+    said = record["config"].get("trust")
+    is_names = isinstance(said, str) or (isinstance(said, list) and all(isinstance(name, str) for name in said))
+    as_recorded = {**config, "trust": said if is_names else None}
+    return as_recorded if known is not None and known == trust.digest(as_recorded) else config
 
 
 def continues_training(config: dict[str, Any], record: dict[str, Any]) -> bool:

@@ -11,3 +11,8 @@ def command_parser(command: str, description: str | None) -> argparse.ArgumentPa
     parser = argparse.ArgumentParser(f"batchscope {command}", description=description, formatter_class=formatter)
     refuse_in_one_line(parser)
     return parser
+
+
+def add_config_dir(parser: argparse.ArgumentParser, where: str = "") -> None:
+    """The flag `--config-dir`; `where` says in which case it is taken."""
+    parser.add_argument("--config-dir", metavar="DIR", help=f"adds YAML files of your own{where}")

@@ -7,7 +7,7 @@ import sys
 
 from .. import _hydra
 from ..errors import UserError, did_you_mean, refuse_in_one_line
-from ..options.groups import GROUPS
+from ..options.groups import GROUPS, use_config_dir
 from ..options.overrides import accept_null_groups
 from ..options.purpose import TOP_LEVEL
 
@@ -32,6 +32,7 @@ def parse_arguments() -> argparse.Namespace:
     if unknown:
         raise UserError(_unknown_flag(unknown[0], parser.format_usage()), exit_code=2)
     _check_flags(args)
+    use_config_dir(args.config_dir)
     args.overrides = [re.sub(r"^\+{1,2}resume=", "resume=", word) for word in args.overrides]
     if args.shell_completion:
         _check_completion(args.overrides)

@@ -7,7 +7,7 @@
 
 Devices that are here are measured; the others are predicted from them, with an interval, or bounded. A device that is not
 here is rented, or has to be started: --start-up says how long that takes. Prices are yours: none is built in.
-docs/choosing-a-device.md leads through three cases.
+In the documentation, choosing-a-device.md leads through three cases.
 """
 
 import argparse
@@ -28,9 +28,10 @@ from ..choice.words import one_time
 from ..errors import UserError, exit_on_user_error, reraise_in_hydra
 from ..files import why, write_folder
 from ..options.compose import check_command_line
+from ..options.groups import use_config_dir
 from ..options.overrides import accept_null_groups
 from ..records.formatting import option_value
-from . import command_parser
+from . import add_config_dir, command_parser
 
 if TYPE_CHECKING:
     from ..choice.choose import Choice
@@ -62,6 +63,7 @@ def _main() -> None:
         )
     if folders and args.config_dir is not None:
         raise UserError("--config-dir: is for a measurement, without a folder", exit_code=2)
+    use_config_dir(args.config_dir)
     prices = _prices(args)
     targets = _targets(args.devices, prices)
     epochs, places = _measured(overrides, args) if overrides else (None, [Path(folder) for folder in folders])
@@ -140,7 +142,7 @@ def _measured(overrides: list[str], args: argparse.Namespace) -> tuple[int | Non
     from ..sweep.sizes import measure, own_sizes
 
     overrides, sizes = own_sizes(accept_null_groups(overrides))
-    config = check_command_line(overrides, False, args.config_dir)[0]
+    config = check_command_line(overrides, False)[0]
     trainer = config["trainer"]
     if trainer.get("devices") not in (1, "auto") or trainer.get("num_nodes") not in (1, None):
         raise UserError("trainer.devices: choose compares single devices; leave it at 1")
@@ -151,7 +153,7 @@ def _measured(overrides: list[str], args: argparse.Namespace) -> tuple[int | Non
     kinds = [kind for kind in available() if asked in ("auto", kind) or (asked == "gpu" and kind != "cpu")]
     exit_on_signals()
     folder = _OWN / time.strftime("%Y-%m-%d_%H-%M-%S")
-    places = measure(overrides, sizes, kinds, folder, _say, args.config_dir)
+    places = measure(overrides, sizes, kinds, folder, _say)
     epochs = trainer.get("max_epochs")
     return epochs if isinstance(epochs, int) and epochs > 0 else None, places
 
@@ -226,7 +228,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write the table, the plot and the numbers there")
-    parser.add_argument("--config-dir", metavar="DIR", help="adds YAML files of your own; without a folder")
+    add_config_dir(parser, "; without a folder")
     return parser
 
 

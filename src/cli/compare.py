@@ -6,7 +6,7 @@
     batchscope compare <a> <b> --rerun --python-b ../other/.venv/bin/python
 
 A and B are folders of runs. Runs of sweeps are matched by batch size and settings. The exit code is 3 if B is shown to be
-slower than --max-slowdown allows. docs/comparing.md says what the intervals hold, and how to use this in a project's CI.
+slower than --max-slowdown allows. In the documentation, comparing.md says what the intervals hold, and how to use this in a project's CI.
 """
 
 import argparse
@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 from ..errors import UserError, exit_on_user_error
-from . import command_parser
+from ..options.groups import use_config_dir
+from . import add_config_dir, command_parser
 
 _OWN = Path("outputs") / "compare"
 
@@ -29,6 +30,7 @@ def main() -> None:
 
 def _main() -> None:
     args = _parser().parse_intermixed_args()
+    use_config_dir(args.config_dir)
     from ..analysis.compare import compare  # numpy and a table's modules
 
     folders = [args.a, args.b]
@@ -72,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--python-a", default=sys.executable, metavar="PATH", help=text)
     parser.add_argument("--python-b", default=sys.executable, metavar="PATH", help=text)
     parser.add_argument("--out", type=Path, metavar="DIR", help="with --rerun: folder of the new runs")
+    add_config_dir(parser, "; with --rerun")
     return parser
 
 

@@ -4,7 +4,7 @@
     batchscope evaluate ckpt=<file> data.root=../shared/data trainer.accelerator=cpu
 
 The checkpoint names its model and data. Further options, as of batchscope train, change how the checkpoint is evaluated.
-What a file alone cannot decide, such as a `data.root` other than `data`, has to be typed again (docs/security.md).
+What a file alone cannot decide, such as a `data.root` other than `data`, has to be typed again (security.md in the documentation).
 """
 
 from pathlib import Path
@@ -15,8 +15,9 @@ from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_evaluation
 from ..options.compose import apply_overrides
+from ..options.groups import use_config_dir
 from ..options.renamed import refuse_older_version
-from . import command_parser
+from . import add_config_dir, command_parser
 
 
 def main() -> None:
@@ -27,7 +28,10 @@ def main() -> None:
 def _main() -> None:
     parser = command_parser("evaluate", __doc__)
     parser.add_argument("overrides", nargs="*", metavar="option=value", help="ckpt=<file>, then any option to change")
-    overrides = parser.parse_args().overrides
+    add_config_dir(parser)
+    args = parser.parse_intermixed_args()
+    use_config_dir(args.config_dir)
+    overrides = args.overrides
     paths = [word.removeprefix("ckpt=") for word in overrides if word.startswith("ckpt=")]
     keys = [word.partition("=")[0] for word in overrides]
     if not paths and (near := [key for key in keys if did_you_mean(key, ["ckpt"])]):
@@ -58,7 +62,7 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
     saved = checkpoint["batchscope"]
     if not isinstance(saved, dict) or not isinstance(name := saved.get("name"), str) or not name.isprintable():
         raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote")
-    recorded = trust.plain(saved.get("config"), f"ckpt: {path}")
+    recorded = trust.plain(saved.get("config"), f"ckpt: {path}", overrides)
     refuse_older_version(recorded, f"ckpt: {path}")
     recorded = for_evaluation(check_config(recorded))
     config = check_config(apply_overrides(recorded, overrides))

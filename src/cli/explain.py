@@ -7,7 +7,7 @@
 
 A new training of some steps is measured; the run's weights are not needed, and nothing is tested, logged or kept. The
 folder `explain` in the run's folder gets explain.json, a roofline plot, and a trace for https://ui.perfetto.dev.
-What a record alone cannot decide, such as a `data.root` other than `data`, has to be typed (docs/security.md).
+What a record alone cannot decide, such as a `data.root` other than `data`, has to be typed (security.md in the documentation).
 """
 
 import argparse
@@ -28,13 +28,14 @@ from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_explanation
 from ..options.compose import apply_overrides, check_command_line
+from ..options.groups import use_config_dir
 from ..options.overrides import accept_null_groups, parse
 from ..records.explanation import FILE, ROOFLINE, TRACE, Explanation
 from ..records.formatting import count
 from ..records.read import FILE as RECORD
 from ..records.read import read
 from ..sweep.process import exit_on_signals
-from . import command_parser
+from . import add_config_dir, command_parser
 
 _NAME = "explain"  # of the folder
 _OWN = Path("outputs") / _NAME  # without a run
@@ -103,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--steps", type=_positive, metavar="N", help="measure so many steps (10)")
     parser.add_argument("--warmup", type=_positive, default=10, metavar="N", help="leave out so many steps before (10)")
-    parser.add_argument("--config-dir", metavar="DIR", help="adds YAML files of your own; without a run's folder")
+    add_config_dir(parser)
     return parser
 
 
@@ -116,17 +117,16 @@ def _positive(text: str) -> int:
 def _task(args: argparse.Namespace) -> _Task:
     """What the command line asks for. Raises UserError; nothing has been written by then, and torch is not imported."""
     reraise_in_hydra()
+    use_config_dir(args.config_dir)
     folders = [word for word in args.words if _is_folder(word)]
     overrides = [word for word in args.words if word not in folders]
     if len(folders) > 1:
         raise UserError(f"explain: takes one run; got {' and '.join(folders)}", exit_code=2)
     if folders:
-        if args.config_dir is not None:
-            raise UserError("--config-dir: is for an explanation without a run's folder", exit_code=2)
         run_dir = resume.newest("explain") if folders[0] == "last" else Path(folders[0])
         return _of_run(run_dir, overrides, args.out)
     overrides = accept_null_groups(overrides)
-    (config,) = check_command_line(overrides, False, args.config_dir)
+    (config,) = check_command_line(overrides, False)
     folder = args.out or _OWN / time.strftime("%Y-%m-%d_%H-%M-%S")
     return _Task(check_config(for_explanation(config)), _choices(overrides), folder)
 
@@ -146,7 +146,7 @@ def _of_run(run_dir: Path, overrides: list[str], out: Path | None) -> _Task:
     record = read(run_dir)
     if "config" not in record:
         raise UserError(f"explain: {file} holds no configuration")
-    recorded = check_config(resume.recorded_config(record, run_dir))
+    recorded = check_config(resume.recorded_config(record, run_dir, overrides))
     config = check_config(for_explanation(check_config(apply_overrides(recorded, overrides))))
     trust.confirm(config, overrides, file, run_dir=None)
     if out is None:

@@ -25,6 +25,7 @@ from ..errors import UserError, exit_on_user_error, report, reraise_in_hydra
 from ..files import LOCK, NO_SPACE, WriteError, new_folder, why
 from ..options import trust
 from ..options.check import check_config
+from ..options.command_lines import train_command
 from ..options.compose import CommandLine, check_command_line, check_composition, compose_command_line
 from ..options.compositions import compose
 from ..options.groups import CONFIGS
@@ -58,36 +59,36 @@ def run_command(train: Train) -> None:
         SystemExit: 1 if a run of a sweep failed, for another reason than memory; 129, 130 or 143 if a signal ended it.
     """
     args = parse_arguments()
-    overrides, config_dir = args.overrides, args.config_dir
+    overrides = args.overrides
     reraise_in_hydra()
     if is_for_show(args):
         if not args.shell_completion and not args.hydra_help:
-            check_composition(overrides, config_dir)
+            check_composition(overrides)
         _show(args.hydra_help)
     elif is_resume(args):
         if args.multirun:
             raise UserError(
                 "resume: takes a single run; a sweep is resumed by its own command and hydra.sweep.dir=<its folder>"
             )
-        _resume(train, overrides, config_dir)
+        _resume(train, overrides)
     elif args.multirun:
-        line = compose_command_line(overrides, True, config_dir)
+        line = compose_command_line(overrides, True)
         if any(map(is_diagnosis, line.configs)):
             raise UserError(
                 "experiment=diagnose: tries changes of one run, and -m is for several; write "
-                "python train.py experiment=diagnose … without -m"
+                f"{train_command('experiment=diagnose …')} without -m"
             )
         _start_sweep(line)
     else:
-        line = compose_command_line(overrides, False, config_dir)
+        line = compose_command_line(overrides, False)
         if is_diagnosis(line.configs[0]):  # for Hydra, a sweep of one job
             sys.argv.insert(1, "--multirun")
-            _start_sweep(compose_command_line(overrides, True, config_dir))
+            _start_sweep(compose_command_line(overrides, True))
             return
         _check_devices(line.configs)
         if ranks.current().launcher and ranks.current().rank:
             run = rendezvous.receive()  # the first rank has chosen the folder
-            (config,) = check_command_line(overrides, False, config_dir, run_dir=run["run_dir"])
+            (config,) = check_command_line(overrides, False, run_dir=run["run_dir"])
             train(config, Path(run["run_dir"]), run["choices"], overrides)
         else:
             _run_one(train, line)
@@ -133,7 +134,7 @@ def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: 
 
 def _run_one(train: Train, line: CommandLine) -> None:
     if line.configs[0]["search"]:
-        raise UserError("search: takes several runs; write python train.py -m …")
+        raise UserError(f"search: takes several runs; write {train_command('-m …')}")
     mistakes, begun = [], []
 
     def job(config: DictConfig) -> float | None:
@@ -182,11 +183,11 @@ def _run_sweep(line: CommandLine) -> None:
     run_sweep(sweep_dir, line.configs, line.labels, line.launcher, _start_hydra, runner)
 
 
-def _resume(train: Train, overrides: list[str], config_dir: str | None) -> None:
+def _resume(train: Train, overrides: list[str]) -> None:
     run_dir, others = resume.find(overrides)
     record = resume.recorded(run_dir)
-    known = _digest_of_new_run(others, config_dir, run_dir) if others else None
-    if known == trust.digest(resume.recorded_config(record, run_dir)):
+    known = _digest_of_new_run(others, run_dir) if others else None
+    if known == trust.digest(resume.recorded_config(record, run_dir, others)):
         others = []  # they are those that the run was started with, which a requeued job repeats
     config = resume.configuration(record, run_dir, others, known)
     if record.get("status") == "finished" and not resume.continues_training(config, record):
@@ -196,11 +197,11 @@ def _resume(train: Train, overrides: list[str], config_dir: str | None) -> None:
     train(config, run_dir, record.get("choices", {}), [*record.get("overrides", []), *others])
 
 
-def _digest_of_new_run(overrides: list[str], config_dir: str | None, run_dir: Path) -> str | None:
+def _digest_of_new_run(overrides: list[str], run_dir: Path) -> str | None:
     """The digest of the run that options would start in a folder; None if they would start none."""
     with contextlib.suppress(UserError):
         overrides = accept_null_groups(overrides)
-        (config,) = check_command_line(overrides, False, config_dir, run_dir=os.path.relpath(run_dir))
+        (config,) = check_command_line(overrides, False, run_dir=os.path.relpath(run_dir))
         return trust.digest(config)
     return None
 

@@ -1,13 +1,16 @@
 """A composed configuration → plain, checked containers, or one line that says what is wrong with it."""
 
+import contextlib
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import UserError, did_you_mean
+from . import packages
+from .command_lines import train_command
 from .explain import first_line, similar_option
-from .groups import COLLECTIONS, CONFIGS, SECTIONS, choices_of, load, to_plain, top_level_names
+from .groups import COLLECTIONS, SECTIONS, choices_of, file_of, load, to_plain, top_level_names
 from .nodes import check_node
 from .purpose import TOP_LEVEL
 from .renamed import METRICS, OPTIONS, new_name, refuse_old_name
@@ -27,6 +30,7 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise UserError(f"{error.full_key or 'config'}: {first_line(error)}") from error
     _check_top_level(plain)
+    packages.trust(plain["trust"])
     for section in SECTIONS:
         if not isinstance(plain.get(section), dict) or plain[section].get("_target_") is None:
             shown = "null" if plain.get(section) is None else repr(plain[section])
@@ -66,7 +70,7 @@ def _check_collection(nodes: Any, name: str) -> None:
             if str(node["_target_"]).endswith(".BatchSizeFinder"):
                 raise UserError(
                     f"{option}: BatchSizeFinder takes its trial steps from the learning-rate schedule; write "
-                    f"python train.py -m experiment=find_batch_size …"
+                    f"{train_command('-m experiment=find_batch_size …')}"
                 )
         elif (new := new_name(option, OPTIONS)) and new.rpartition(".")[2] in nodes:
             raise UserError(f"{option}: is called {new} now")
@@ -81,9 +85,17 @@ def _check_model_fits_data(model: dict[str, Any], data: dict[str, Any]) -> None:
     accepts = class_attribute(model["_target_"], "accepts")
     if kind and accepts and kind not in accepts:
         name = model["_target_"].rpartition(".")[2]
-        targets = {one: str(load(CONFIGS / "model" / f"{one}.yaml").get("_target_")) for one in choices_of("model")}
-        fits = [choice for choice, target in targets.items() if kind in (class_attribute(target, "accepts") or ())]
+        fits = [choice for choice in choices_of("model") if kind in _accepted_by(choice)]
         raise UserError(
             f"model: {name} reads {' or '.join(accepts)} data, and data={data['_target_'].rpartition('.')[2]} serves "
             f"{kind} data; models that read it: {', '.join(fits)}"
         )
+
+
+def _accepted_by(choice: str) -> tuple[str, ...]:
+    """The kinds of data that a choice of the group `model` reads; nothing for a file that cannot be read."""
+    file = file_of("model", choice)
+    with contextlib.suppress(UserError):
+        target = load(file).get("_target_") if file else None
+        return class_attribute(target, "accepts") or () if isinstance(target, str) else ()
+    return ()

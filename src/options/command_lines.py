@@ -38,6 +38,11 @@ def program(command: str = "train") -> list[str]:
     return ["python", "-m", f"{_PROGRAM}.{command}"]
 
 
+def train_command(words: str) -> str:
+    """A training command as this process was started, to be shown in a message."""
+    return f"{shlex.join(program())} {words}"
+
+
 def resume_command(config: dict[str, Any], run_dir: Path, started_as: Sequence[str] | None = None) -> str:
     """The line that resumes a run, for a shell. `started_as` is the training program, where it is not this one."""
     place = "./last" if str(run_dir) == "last" else str(run_dir)  # resume=last is the newest run

@@ -19,16 +19,16 @@ from yaml import YAMLError
 from .. import _hydra
 from ..errors import UserError
 from .check import check_config
+from .command_lines import train_command
 from .compositions import compose
 from .explain import chooses, first_line, missing_choice, wrong_choice, wrong_key
 from .groups import CONFIGS, GROUPS, load, to_plain
-from .overrides import is_null_group, parse, quoted, refuse_several_values, text_of
+from .overrides import is_null_group, parse, refuse_several_values, text_of
 
 # The launchers of configs/hydra/launcher describe every option of their plugins and are validated by their names.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
 
 _LONGEST_NAME = 255  # bytes; of a file or folder, on the file systems in use
-_SEVERAL = "; write python train.py -m … to run each of them"
 _HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError)
 
 
@@ -46,15 +46,12 @@ class CommandLine:
     )  # the options of Hydra's launcher, which starts a sweep's runs
 
 
-def compose_command_line(
-    overrides: list[str], multirun: bool, config_dir: str | None = None, run_dir: str | None = None
-) -> CommandLine:
+def compose_command_line(overrides: list[str], multirun: bool, run_dir: str | None = None) -> CommandLine:
     """Compose and check every run that a command line asks for.
 
     Args:
-        overrides: the words after `train.py`, without flags.
+        overrides: the words of `batchscope train`, without flags.
         multirun: whether a value may be a list to sweep over.
-        config_dir: another folder with YAML files, as of `--config-dir`.
         run_dir: the run's folder, where it is known.
 
     Raises:
@@ -62,17 +59,18 @@ def compose_command_line(
     """
     parsed = parse(overrides)
     if not multirun:
-        refuse_several_values(parsed, _SEVERAL)
-    extra = _search_path(config_dir)
+        refuse_several_values(parsed, _several())
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        base = _compose([*_fixed(parsed), *extra])
+        base = _compose(_fixed(parsed))
         runs = _runs_of_sweep(parsed, base) if multirun else []
-        composed = [_compose([*run, *extra]) for run in runs] if multirun else [base]
+        composed = [_compose(run) for run in runs] if multirun else [base]
     for config in composed:
         _check_hydra(config, multirun)
     hydra, kind = base.hydra, "sweep" if multirun else "run"
     folder, chosen = Path(hydra[kind].dir), to_plain(hydra[kind])["dir"] != _named_by_time(kind)
     configs = [check_config(_of_run(config, run_dir)) for config in composed]
+    if any(config["trust"] != configs[0]["trust"] for config in configs):
+        raise UserError("trust: is not swept over; to trust several packages write trust=[one,other]")
     line = CommandLine(configs, folder, chosen)
     if not multirun:
         return line
@@ -80,22 +78,20 @@ def compose_command_line(
     return replace(line, labels=_labels(runs) if is_list else [], launcher=to_plain(hydra.launcher, resolve=True))
 
 
-def check_command_line(
-    overrides: list[str], multirun: bool, config_dir: str | None = None, run_dir: str | None = None
-) -> list[dict[str, Any]]:
+def check_command_line(overrides: list[str], multirun: bool, run_dir: str | None = None) -> list[dict[str, Any]]:
     """The checked configurations alone of `compose_command_line`."""
-    return compose_command_line(overrides, multirun, config_dir, run_dir).configs
+    return compose_command_line(overrides, multirun, run_dir).configs
 
 
-def check_composition(overrides: list[str], config_dir: str | None = None) -> None:
+def check_composition(overrides: list[str]) -> None:
     """Compose one configuration that is only shown: raise UserError if Hydra cannot; its values may be wrong."""
-    refuse_several_values(parse(overrides), _SEVERAL)
+    refuse_several_values(parse(overrides), _several())
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        _compose([*overrides, *_search_path(config_dir)])
+        _compose(overrides)
 
 
 def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
-    """Change a configuration that was composed earlier: `option=value`, `+`, `++`, `~`, `group=choice`, as train.py.
+    """Change a configuration that was composed earlier: `option=value`, `+`, `++`, `~`, `group=choice`, as a new run.
 
     Raises:
         UserError: for a text that cannot be parsed, an unknown option or an unknown choice.
@@ -158,14 +154,8 @@ def _explain(overrides: list[str], error: Exception) -> UserError:
     return next(filter(None, found), None) or UserError(first_line(error))
 
 
-def _search_path(config_dir: str | None) -> list[str]:
-    """The override by which Hydra finds the YAML files of `--config-dir`."""
-    if config_dir is None:
-        return []
-    folder = Path(config_dir).resolve()
-    if not folder.is_dir():
-        raise UserError(f"--config-dir: got '{config_dir}', which is not a folder")
-    return [f"hydra.searchpath=[{quoted(f'file://{folder}')}]"]
+def _several() -> str:
+    return f"; write {train_command('-m …')} to run each of them"
 
 
 def _fixed(parsed: list[Override]) -> list[str]:
@@ -195,7 +185,8 @@ def _check_hydra(config: DictConfig, multirun: bool) -> None:
     """See that Hydra's section keeps the files of a run together."""
     mode = config.hydra.mode
     if mode not in (None, RunMode.MULTIRUN if multirun else RunMode.RUN):
-        raise UserError(f"hydra.mode: got {mode.name}; write python train.py -m … for several runs, without -m for one")
+        takes = f"write {train_command('-m …')} for several runs, without -m for one"
+        raise UserError(f"hydra.mode: got {mode.name}; {takes}")
     if multirun:
         with open_dict(config):
             config.hydra.job.num = config.hydra.job.id = 0

@@ -6,6 +6,7 @@ time goes into reading and merging YAML files, which depends on the choices alon
 
 import functools
 import pickle
+from pathlib import Path
 
 from hydra import compose as hydra_compose
 from hydra.core.override_parser.types import Override
@@ -13,7 +14,8 @@ from omegaconf import DictConfig
 
 from .. import _hydra
 from .explain import chooses
-from .overrides import parse, text_of
+from .groups import config_dir
+from .overrides import parse, quoted, text_of
 
 _SET_LATE = ("hydra.run.", "hydra.sweep.", "hydra.mode")  # of the section hydra: Hydra reads them after all files
 
@@ -32,7 +34,7 @@ def compose(overrides: list[str]) -> DictConfig:
     options = [one for one in parsed if not chooses(one)]
     if any(map(_may_change_files, choices)) or any(map(_may_be_read_early, options)):
         return _compose_anew(overrides)
-    config = pickle.loads(_pickled(tuple(map(text_of, choices)), _hydra.search_path()))
+    config = pickle.loads(_pickled(tuple(map(text_of, choices)), config_dir()))
     _hydra.set_options(config, options, parsed)
     return config
 
@@ -51,10 +53,12 @@ def _may_be_read_early(option: Override) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _pickled(choices: tuple[str, ...], search_path: tuple[str, ...]) -> bytes:
-    """The configuration of these choices in the files of a search path; pickled, because OmegaConf copies five times slower."""
+def _pickled(choices: tuple[str, ...], folder: Path | None) -> bytes:
+    """The configuration of these choices, with the YAML files of a folder; OmegaConf copies five times slower."""
     return pickle.dumps(_compose_anew(list(choices)))
 
 
 def _compose_anew(overrides: list[str]) -> DictConfig:
-    return hydra_compose("train", overrides, return_hydra_config=True)
+    folder = config_dir()
+    search_path = [] if folder is None else [f"hydra.searchpath=[{quoted(f'file://{folder}')}]"]
+    return hydra_compose("train", [*overrides, *search_path], return_hydra_config=True)

@@ -1,11 +1,17 @@
-"""The installed configs: the config groups, the choices of each, and which of them a configuration has to have."""
+"""The configs: those that are installed and those of `--config-dir`; the groups, and the choices of each."""
 
+import contextlib
 import functools
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
+from ..errors import UserError
 from .purpose import TOP_LEVEL
 
 _HERE = Path(__file__).resolve().parents[1]
@@ -15,11 +21,57 @@ GROUPS = sorted(p.name for p in CONFIGS.iterdir() if p.is_dir() and p.name != "_
 SECTIONS = ("model", "data", "optimizer", "trainer")  # groups whose choice is one object to build
 COLLECTIONS = ("callbacks", "logger")  # groups whose choice is a collection of such objects
 OPTIONAL_GROUPS = (*COLLECTIONS, "experiment")  # `group=null` switches them off
+_VARIABLE = "BATCHSCOPE_CONFIG_DIR"  # passes the folder on to the processes that this one starts
+
+
+def use_config_dir(folder: str | None) -> None:
+    """Take the YAML files of a folder as well, as of `--config-dir`; with None, the installed ones alone.
+
+    Raises:
+        UserError: if it is no folder of config groups, or has a file that an installed one hides.
+    """
+    os.environ.pop(_VARIABLE, None)
+    if folder is None:
+        return
+    place = Path(folder).absolute()
+    if not os.path.isdir(place):
+        raise UserError(f"--config-dir: got '{folder}', which is not a folder")
+    found = list(_files_of_groups(place))
+    if not found:
+        raise UserError(
+            f"--config-dir: '{folder}' holds no YAML file of a config group, such as {os.path.join(folder, 'model')}/….yaml"
+        )
+    for file in (*place.glob("*.yaml"), *found):
+        name = file.relative_to(place)
+        if (CONFIGS / name).exists():
+            raise UserError(f"--config-dir: {os.path.relpath(file)} has the name of an installed config; rename it")
+    os.environ[_VARIABLE] = str(place)
+
+
+def config_dir() -> Path | None:
+    """The folder of `--config-dir`, absolute."""
+    return Path(os.environ[_VARIABLE]) if _VARIABLE in os.environ else None
 
 
 def choices_of(group: str) -> list[str]:
     """The choices that a config group offers: the names of its YAML files without a leading underscore."""
-    return sorted(p.stem for p in (CONFIGS / group).glob("[!_]*.yaml"))
+    return sorted({file.stem for folder in _folders() for file in (folder / group).glob("[!_]*.yaml")})
+
+
+def file_of(group: str, choice: object) -> Path | None:
+    """The YAML file of a choice; None if there is none."""
+    files = (folder / group / f"{choice}.yaml" for folder in _folders())
+    return next((file for file in files if file.is_file()), None)
+
+
+def _folders() -> list[Path]:
+    own = config_dir()
+    return [CONFIGS] if own is None else [CONFIGS, own]
+
+
+def _files_of_groups(folder: Path) -> Iterator[Path]:
+    for group in GROUPS:
+        yield from (folder / group).glob("*.yaml")
 
 
 def top_level_names() -> list[str]:
@@ -33,19 +85,26 @@ def to_plain(config: DictConfig, resolve: bool = False) -> dict[str, Any]:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """One of the installed YAML files, as it stands."""
-    return to_plain(cast(DictConfig, OmegaConf.load(file)))
+    """A YAML file, as it stands. Raises UserError for one that cannot be read."""
+    try:
+        return to_plain(cast(DictConfig, OmegaConf.load(file)))
+    except (YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{os.path.relpath(file)}: cannot be read: {error}") from error
+
+
+def known_nodes() -> dict[str, dict[str, frozenset[str]]]:
+    """The targets that the configs name, and the texts that they give each one's options."""
+    return _nodes_in(tuple(_folders()))
 
 
 @functools.cache
-def installed_nodes() -> dict[str, dict[str, frozenset[str]]]:
-    """The targets that the installed configs name, and the texts that they give each one's options."""
+def _nodes_in(folders: tuple[Path, ...]) -> dict[str, dict[str, frozenset[str]]]:
     found: dict[str, dict[str, frozenset[str]]] = {}
 
     def walk(node: Any) -> None:
         if not isinstance(node, dict):
             return
-        if "_target_" in node:
+        if isinstance(node.get("_target_"), str):
             options = found.setdefault(node["_target_"], {})
             for name, value in node.items():
                 if isinstance(value, str) and "${" not in value:
@@ -53,7 +112,9 @@ def installed_nodes() -> dict[str, dict[str, frozenset[str]]]:
         for child in node.values():
             walk(child)
 
-    for file in CONFIGS.glob("*/*.yaml"):
-        if file.parent.name != "hydra":
-            walk(load(file))
+    for folder in folders:
+        for file in _files_of_groups(folder):
+            if file.parent.name != "hydra":
+                with contextlib.suppress(UserError):  # what cannot be read says nothing
+                    walk(load(file))
     return found

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UserError, did_you_mean
-from .purpose import TRUSTED_PACKAGES, annotation_of
+from . import packages
+from .purpose import annotation_of
 from .renamed import TARGETS, refuse_old_name
-from .signatures import ancestors, locate, signature_of
+from .signatures import ancestors, locate, problem_in, signature_of
 from .values import check_value
 
 _TARGET = "_target_"
@@ -14,25 +15,28 @@ _TARGET = "_target_"
 
 @dataclass(frozen=True)
 class Role:
-    """What a node may build: a class of one of the packages that is `base` or inherits from it."""
+    """What a node may build: a class of a trusted package, or of Lightning, that is `base` or inherits from it."""
 
     base: str
-    packages: tuple[str, ...]
+    of_lightning: bool = False
+
+    def allows(self, name: str) -> bool:
+        """Whether a dotted name lies in a package whose classes may be built here."""
+        return packages.trusts(name) or (self.of_lightning and name.startswith("lightning."))
 
 
 def role_of(path: str) -> Role | None:
     """What the node at a path may build; None if it may build nothing."""
-    lightning = (*TRUSTED_PACKAGES, "lightning")
     roles = {  # `*` is any one name
-        "model": Role("torch.nn.Module", TRUSTED_PACKAGES),
-        "data": Role("lightning.pytorch.core.datamodule.LightningDataModule", TRUSTED_PACKAGES),
-        "optimizer": Role("batchscope.training.optimizer.Optimizer", TRUSTED_PACKAGES),
-        "search": Role("batchscope.sweep.search.Search", TRUSTED_PACKAGES),
-        "trainer": Role("lightning.pytorch.trainer.trainer.Trainer", lightning),
-        "trainer.strategy": Role("lightning.pytorch.strategies.strategy.Strategy", lightning),
-        "trainer.profiler": Role("lightning.pytorch.profilers.profiler.Profiler", lightning),
-        "callbacks.*": Role("lightning.pytorch.callbacks.callback.Callback", lightning),
-        "logger.*": Role("lightning.fabric.loggers.logger.Logger", lightning),
+        "model": Role("torch.nn.Module"),
+        "data": Role("lightning.pytorch.core.datamodule.LightningDataModule"),
+        "optimizer": Role("batchscope.training.optimizer.Optimizer"),
+        "search": Role("batchscope.sweep.search.Search"),
+        "trainer": Role("lightning.pytorch.trainer.trainer.Trainer", of_lightning=True),
+        "trainer.strategy": Role("lightning.pytorch.strategies.strategy.Strategy", of_lightning=True),
+        "trainer.profiler": Role("lightning.pytorch.profilers.profiler.Profiler", of_lightning=True),
+        "callbacks.*": Role("lightning.pytorch.callbacks.callback.Callback", of_lightning=True),
+        "logger.*": Role("lightning.fabric.loggers.logger.Logger", of_lightning=True),
     }
     section, *names = path.split(".")
     return roles.get(path) or (roles.get(f"{section}.*") if len(names) == 1 else None)
@@ -79,10 +83,26 @@ def check_target(target: Any, path: str) -> None:
     role = role_of(path)
     if role is None:
         raise UserError(f"{path}.{_TARGET}: got {target!r}, and nothing is built here")
-    packages = tuple(f"{package}." for package in role.packages)
-    found = locate(target) if isinstance(target, str) and target.startswith(packages) else None
-    public = found is not None and not any(part.startswith("_") for part in target.split("."))
-    if found is None or not public or not found[0].name.startswith(packages) or role.base not in ancestors(found):
-        refuse_old_name(f"{path}.{_TARGET}", target, TARGETS)
-        kind, allowed = role.base.rpartition(".")[2], " or ".join(role.packages)
-        raise UserError(f"{path}.{_TARGET}: got {target!r}, takes a {kind} class of {allowed}")
+    if isinstance(target, str) and role.allows(target) and _is_class_of(target, role):
+        return
+    option, package = f"{path}.{_TARGET}", target.partition(".")[0] if isinstance(target, str) else ""
+    refuse_old_name(option, target, TARGETS)
+    allowed = ["batchscope", *(["lightning"] if role.of_lightning else [])]
+    hint = ""
+    if package not in allowed and packages.trusts(f"{package}."):
+        if problem := problem_in(package):
+            raise UserError(f"{option}: {target} cannot be read: {problem}")
+        allowed.append(package)
+    elif packages.may_be_own(package):
+        hint = f"; if {package} is a package of your own, write trust={package}"
+    kind = role.base.rpartition(".")[2]
+    raise UserError(f"{option}: got {target!r}, takes a {kind} class of {' or '.join(allowed)}{hint}")
+
+
+def _is_class_of(target: str, role: Role) -> bool:
+    """Whether a target is, by its source text, a public class of the role's base, defined in a package that is allowed."""
+    try:
+        found = None if any(part.startswith("_") for part in target.split(".")) else locate(target)
+        return found is not None and role.allows(f"{found[0].name}.") and role.base in ancestors(found)
+    except RecursionError:  # modules that import a name from each other in a circle, or a class that is its own base
+        return False

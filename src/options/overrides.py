@@ -68,6 +68,12 @@ def set_by(overrides: Iterable[str]) -> tuple[set[str], set[str]]:
     return options, groups
 
 
+def value_of(option: str, overrides: Iterable[str]) -> Any:
+    """The value that a command line gives an option; None if it gives none. Raises UserError as `parse`."""
+    values = [None if one.is_delete() else one.value() for one in parse(list(overrides)) if one.key_or_group == option]
+    return values[-1] if values else None
+
+
 def as_override(key: str, value: Any) -> str:
     """`key=value` as Hydra reads it back: quoted where the bare text would be split, evaluated or refused."""
     bare, quoted = f"{key}={value}", f"{key}={_literal(value)}"

@@ -7,14 +7,13 @@ between machines, and trust whether a file may set it. Nothing here needs Hydra 
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from . import packages
 from .renamed import TARGETS, new_name
 from .signatures import class_attribute, signature_of
 from .trainer import CALLBACK, LOGGER, OBSERVERS, TRAINER
 from .types import Purpose, Seed
 from .values import alternatives
 
-# Packages whose models, datasets, optimizers and callbacks a `_target_` may name. The one place to trust another.
-TRUSTED_PACKAGES = ("batchscope",)
 PLACES = (Purpose.READ_FROM, Purpose.WRITTEN_TO)
 CHOOSES_NOTHING = (*PLACES, Purpose.OBSERVATION)  # left out of tables, of HPARAMS, and of what divides groups of runs
 TOP_LEVEL: dict[str, Any] = {
@@ -27,6 +26,7 @@ TOP_LEVEL: dict[str, Any] = {
     "search": Annotated[dict | None, Purpose.OBSERVATION],  # it decides which runs there are, and changes none of them
     "resume": Annotated[str | None, Purpose.READ_FROM],
     "run_dir": Annotated[str | None, Purpose.WRITTEN_TO],
+    "trust": Annotated[list[str] | str | None, Purpose.READ_FROM],  # packages (packages.py); never taken from a file
 }
 _TABLES = {"trainer": TRAINER, "callbacks": CALLBACK, "logger": LOGGER}
 
@@ -40,7 +40,7 @@ def annotation_of(option: str, target: Any) -> Any:
     section, *above, name = option.split(".")
     if len(above) == (section in ("callbacks", "logger")) and name in _TABLES.get(section, {}):
         return _TABLES[section][name]
-    signature = signature_of(target) if _is_of(target, *TRUSTED_PACKAGES, "lightning") else None
+    signature = signature_of(target) if _is_readable(target) else None
     return signature.parameters.get(name) if signature else None
 
 
@@ -74,13 +74,11 @@ def only_observes(target: Any) -> bool:
     if not isinstance(target, str):
         return False
     target = new_name(target, TARGETS) or target
-    return target in OBSERVERS or (
-        _is_of(target, *TRUSTED_PACKAGES) and class_attribute(target, "observes_only") is True
-    )
+    return target in OBSERVERS or (packages.trusts(target) and class_attribute(target, "observes_only") is True)
 
 
-def _is_of(target: Any, *packages: str) -> bool:
-    return isinstance(target, str) and target.startswith(tuple(f"{package}." for package in packages))
+def _is_readable(target: Any) -> bool:
+    return isinstance(target, str) and (target.startswith("lightning.") or packages.trusts(target))
 
 
 def _declared(annotation: Any) -> Purpose:

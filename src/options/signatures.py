@@ -1,11 +1,12 @@
 """Signatures, class attributes and base classes, read from source text: nothing is imported, so torch stays unloaded.
 
-Only annotations are evaluated, and only names of `_NAMES` can be reached in them. A signature or an annotation that this
-file cannot read is left for the constructor itself to check.
+Only annotations are evaluated, and only names of `_NAMES` can be reached in them: no name with an underscore, and no call
+of anything but a name. A signature or an annotation that this file cannot read is left for the constructor itself to check.
 """
 
 import ast
 import importlib.util
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +18,10 @@ from . import types
 _NAMES = {name: value for name, value in vars(types).items() if not name.startswith("_")}
 _NAMES |= {"Literal": Literal, "Optional": Optional, "Union": Union}
 _NAMES |= {kind.__name__: kind for kind in (int, float, str, bool, list, tuple, dict)}
+_IN_ANNOTATIONS = (ast.Name, ast.Attribute, ast.Subscript, ast.Tuple, ast.List, ast.Constant, ast.Call, ast.keyword)
+_IN_ANNOTATIONS += (ast.BinOp, ast.BitOr, ast.UnaryOp, ast.USub, ast.Load)
+
+_problems: dict[str, str] = {}  # module → why its source text cannot be read
 
 
 @dataclass(frozen=True)
@@ -117,12 +122,37 @@ def _load(name: str) -> Module | None:
     file = folder / "__init__.py" if is_package else folder.with_suffix(".py")
     if not file.is_file():
         return None
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+        RecursionError,
+        MemoryError,
+    ) as error:  # SyntaxError, too, is no ValueError
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        _problems[name] = f"{os.path.relpath(file)}{line}: {getattr(error, 'msg', None) or type(error).__name__}"
+        return None
     return Module(name, name if is_package else name.rpartition(".")[0], tree)
 
 
+def problem_in(package: str) -> str:
+    """Why a module of a package cannot be read, of those that were looked up; empty if all could."""
+    return next((why for name, why in _problems.items() if name.partition(".")[0] == package), "")
+
+
+def _top_level(nodes: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module, also those under `if` (such as `if TYPE_CHECKING:`) and `try`."""
+    for node in nodes:
+        if isinstance(node, ast.If | ast.Try):
+            yield from _top_level(node.body + node.orelse)
+        else:
+            yield node
+
+
 def _find(module: Module, name: str) -> Definition | None:
-    for node in module.tree.body:
+    for node in _top_level(module.tree.body):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return module, node
         if isinstance(node, ast.ImportFrom):
@@ -141,17 +171,18 @@ def _source_of(module: Module, node: ast.ImportFrom) -> str:
 
 def _parents(module: Module, cls: ast.ClassDef) -> Iterator[ClassDefinition]:
     for base in cls.bases:
-        found = _find(module, base.id) if isinstance(base, ast.Name) else None
+        found = locate(_dotted(module, base))
         if found and isinstance(found[1], ast.ClassDef):
             yield found[0], found[1]
 
 
 def _dotted(module: Module, base: ast.expr) -> str:
     """The full name of a base class by the module's imports: `nn.Module` → `torch.nn.Module`."""
-    first, _, rest = ast.unparse(base).partition(".")
-    if any(isinstance(node, ast.ClassDef) and node.name == first for node in module.tree.body):
+    plain = base.value if isinstance(base, ast.Subscript) else base  # `Base[int]`
+    first, _, rest = ast.unparse(plain).partition(".")
+    if any(isinstance(node, ast.ClassDef) and node.name == first for node in _top_level(module.tree.body)):
         return f"{module.name}.{first}"
-    for node in module.tree.body:
+    for node in _top_level(module.tree.body):
         for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
             if (alias.asname or alias.name) == first:
                 source = f"{_source_of(module, node)}." if isinstance(node, ast.ImportFrom) else ""
@@ -173,7 +204,10 @@ def _read(arguments: ast.arguments, skip: int) -> Signature:
 
 
 def _annotation(node: ast.expr | None) -> Any:
-    if node is None:
+    parts = list(ast.walk(node)) if node is not None else []
+    reaches_in = any(isinstance(part, ast.Attribute) and part.attr.startswith("_") for part in parts)
+    calls = any(isinstance(part, ast.Call) and not isinstance(part.func, ast.Name) for part in parts)
+    if node is None or reaches_in or calls or not all(isinstance(part, _IN_ANNOTATIONS) for part in parts):
         return None
     try:
         return eval(ast.unparse(node), {"__builtins__": {}}, _NAMES)  # only the names above can be reached

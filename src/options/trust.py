@@ -1,7 +1,7 @@
 """What a file may decide: a run's record and a checkpoint are data and may come from anybody.
 
-The command line and the installed configs decide what is built, where files are read and written, and what is
-downloaded. A file may repeat them, set numbers and switches, and name places inside the run's own folder. Anything more
+The command line, and the configs that are installed or that it names, decide what is built, where files are read and
+written, and what is downloaded. A file may repeat them, set numbers and switches, and name places inside the run's own folder. Anything more
 has to be typed on the command line, and the error has the words for it.
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import is_inside
-from .groups import COLLECTIONS, SECTIONS, installed_nodes
-from .overrides import as_override, set_by
+from .groups import COLLECTIONS, SECTIONS, config_dir, known_nodes
+from .overrides import as_override, set_by, value_of
 from .purpose import PLACES, annotation_of, marks
 from .types import Text
 from .values import choices_in
@@ -30,8 +30,10 @@ _NAME = re.compile(r"|[\w-][\w.-]*")  # of a file or folder
 _EXPANDED = re.compile(r"[$:%]|(^|[/\\])(~|\.\.([/\\]|$))")
 
 
-def plain(node: Any, where: str) -> Any:
+def plain(node: Any, where: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """A copy of a configuration, in plain containers, from the file `where`.
+
+    The packages that it trusts are those that the overrides of the command line name; what the file says is dropped.
 
     Raises:
         UserError: if it holds anything but dicts, lists and plain values, an interpolation, or too much of anything.
@@ -59,7 +61,7 @@ def plain(node: Any, where: str) -> Any:
     copied = copy(node, 0)
     if not isinstance(copied, dict):
         raise UserError(f"{where}: holds no configuration")
-    return copied
+    return {**copied, "trust": value_of("trust", overrides)}
 
 
 def is_text(value: Any) -> bool:
@@ -81,8 +83,9 @@ def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_di
     options, groups = set_by(overrides)
     for key, value in outside(config, run_dir):
         if key not in options and key.partition(".")[0] not in groups:
+            of_yaml = "add the --config-dir that has its YAML, or " if key.endswith("_target_") else ""
             raise UserError(
-                f"{key}: is {value!r} in {where}, which a file alone cannot decide; if you want it, write "
+                f"{key}: is {value!r} in {where}, which a file alone cannot decide; if you want it, {of_yaml}write "
                 f"{as_words(key, value)}"
             )
 
@@ -91,6 +94,8 @@ def outside(config: dict[str, Any], run_dir: Path | None) -> Iterator[tuple[str,
     """The options of a checked configuration that only the command line may decide, with their values."""
     for section in (*SECTIONS, *COLLECTIONS, "search"):
         yield from _outside(config.get(section), section, None, run_dir)
+    if config.get("trust"):
+        yield "trust", config["trust"]
 
 
 def as_words(key: str, value: Any) -> str:
@@ -100,7 +105,9 @@ def as_words(key: str, value: Any) -> str:
 
 def words(config: dict[str, Any], run_dir: Path | None) -> str:
     """What a command line has to hold beside the file's name, each with a space before it; empty for an ordinary run."""
-    return "".join(f" {as_words(key, value)}" for key, value in outside(config, run_dir))
+    folder = config_dir()
+    flag = "" if folder is None else f" --config-dir={shlex.quote(os.path.relpath(folder))}"
+    return flag + "".join(f" {as_words(key, value)}" for key, value in outside(config, run_dir))
 
 
 def refuse_outside(config: dict[str, Any], run_dir: Path, places: Iterable[tuple[str, str | os.PathLike[str]]]) -> None:
@@ -128,15 +135,15 @@ def digest(config: dict[str, Any]) -> str:
 
 
 def _outside(node: Any, key: str, takes: Any, run_dir: Path | None, known: frozenset = frozenset()) -> Iterator:
-    """The options at and below a node; `takes` is its annotation, `known` holds the texts of the installed configs."""
+    """The options at and below a node; `takes` is its annotation, `known` holds the texts of the configs."""
     if isinstance(node, dict):
         target = node.get("_target_")
         for name, value in node.items():
             option = f"{key}.{name}"
             if name != "_target_":
-                texts = installed_nodes().get(target or "", {}).get(name, frozenset())
+                texts = known_nodes().get(target or "", {}).get(name, frozenset())
                 yield from _outside(value, option, annotation_of(option, target), run_dir, texts)
-            elif target not in installed_nodes():
+            elif target not in known_nodes():
                 yield option, target
     elif isinstance(node, list):
         if any(True for value in node for _ in _outside(value, key, None, run_dir)):

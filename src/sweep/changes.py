@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..analysis.run import Run
-from ..options.groups import CONFIGS, load
+from ..options.groups import file_of, load
 from ..options.overrides import as_override, set_by
 from ..options.signatures import class_attribute
 from ..options.tree import flatten
@@ -72,8 +72,8 @@ def fixed_options(overrides: Sequence[str], choices: Mapping[str, str]) -> dict[
     """The options that a command line sets, with what sets them: `trainer=cpu` sets the accelerator."""
     options, groups = set_by(overrides)
     fixed = {name: name for name in options}
-    chosen = CONFIGS / "trainer" / f"{choices.get('trainer')}.yaml"
-    if "trainer" in groups and chosen.stem != "default" and chosen.is_file():
+    chosen = file_of("trainer", choices.get("trainer"))
+    if "trainer" in groups and chosen is not None and chosen.stem != "default":
         node = {key: value for key, value in load(chosen).items() if key != "defaults"}
         names = (name if "._target_" not in name else "trainer.strategy" for name, _ in flatten(node, "trainer."))
         fixed = {name: f"trainer={chosen.stem}" for name in names} | fixed

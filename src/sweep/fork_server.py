@@ -156,7 +156,7 @@ def serve() -> None:
     """Import, then fork a run for each request. Returns in each run, with its words in `sys.argv`; never in the server."""
     for name in (*IMPORTED, *sys.argv[2:]):
         importlib.import_module(name)
-    groups.installed_nodes()  # kept once it is read
+    groups.known_nodes()  # kept once it is read
     # A shell's job in the background ignores SIGINT, and Python's own handler raises an exception wherever a fork is. The
     # run installs its handlers at once.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -70,7 +70,6 @@ def measure(
     kinds: Sequence[str],
     folder: Path,
     say: Callable[[str], None],
-    config_dir: str | None = None,
 ) -> list[Path]:
     """Measure a training; returns a folder of runs for each kind of device.
 
@@ -80,7 +79,6 @@ def measure(
         kinds: `cpu`, `cuda`, `mps`.
         folder: is written to.
         say: prints a line of progress.
-        config_dir: as of --config-dir.
 
     Raises:
         UserError: if a run fails, or fewer than two sizes fit.
@@ -93,7 +91,7 @@ def measure(
     found = []
     for kind in kinds:
         place, began = folder / kind, time.monotonic()
-        config = _config(overrides, kind, (sizes or SIZES)[0], place / "0", config_dir)
+        config = _config(overrides, kind, (sizes or SIZES)[0], place / "0")
         with forking([config]) as server, (folder / _LOG).open("ab") as log:
             done, fitted = 0.0, 0
             for number, size in enumerate(sizes or SIZES):
@@ -102,7 +100,7 @@ def measure(
                     say(f"{kind}: batch size {size} would take too long")
                     break
                 say(f"{kind}: measuring batch size {size}")
-                config = _config(overrides, kind, size, place / str(number), config_dir)
+                config = _config(overrides, kind, size, place / str(number))
                 seconds = _run(config, overrides, size, place / str(number), server, log.fileno())
                 if seconds is None:
                     say(f"{kind}: batch size {size} does not fit into memory")
@@ -117,9 +115,9 @@ def measure(
     return found
 
 
-def _config(overrides: Sequence[str], kind: str, size: int, run_dir: Path, config_dir: str | None) -> dict[str, Any]:
+def _config(overrides: Sequence[str], kind: str, size: int, run_dir: Path) -> dict[str, Any]:
     words = [*timed(overrides), f"{BATCH_SIZE}={size}", f"trainer.accelerator={_ACCELERATORS[kind]}"]
-    return check_command_line(words, False, config_dir, run_dir=os.path.relpath(run_dir))[0]
+    return check_command_line(words, False, run_dir=os.path.relpath(run_dir))[0]
 
 
 def _run(

@@ -2,7 +2,9 @@
 
 import importlib
 import inspect
+import os
 import re
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -128,7 +130,7 @@ def _build(node: dict[str, Any], path: str, arguments: dict[str, Any]) -> Any:
         options = {k: _value(v, f"{path}.{k}") for k, v in node.items() if k not in ("_target_", *arguments)}
         return _class_of(node["_target_"], path)(**options, **arguments)
     except (ValueError, TypeError, MisconfigurationException, ModuleNotFoundError) as error:
-        raise UserError(f"{path}: {error}") from error
+        raise UserError(f"{path}: {error}{_place(error, node['_target_'])}") from error
 
 
 def _value(value: Any, path: str) -> Any:
@@ -142,11 +144,31 @@ def _value(value: Any, path: str) -> Any:
 def _class_of(target: str, path: str) -> type:
     """The class that a checked target names; UserError unless it is what its source text says, of the role's base."""
     role = role_of(path)
-    cls = _imported(target)
-    trusted = inspect.isclass(cls) and role is not None and cls.__module__.partition(".")[0] in role.packages
+    try:
+        cls = _imported(target)
+    except (Exception, SystemExit) as error:
+        if _package_of(target) is None:
+            raise
+        raise UserError(
+            f"{path}._target_: {target} cannot be imported: {type(error).__name__}: {error}{_place(error, target)}"
+        ) from error
+    trusted = inspect.isclass(cls) and role is not None and role.allows(f"{cls.__module__}.")
     if role is None or not trusted or not issubclass(cls, _imported(role.base)):
         raise UserError(f"{path}._target_: got {target!r}, takes a {role and role.base} class")
     return cls
+
+
+def _package_of(target: str) -> str | None:
+    """The user's own package that a target lies in."""
+    package = target.partition(".")[0]
+    return None if package in ("batchscope", "lightning") else package
+
+
+def _place(error: BaseException, target: str) -> str:
+    """Where in the user's own package an error was raised, in brackets; empty where it was elsewhere."""
+    package = _package_of(target)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if package in Path(frame.filename).parts]
+    return f" ({os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno})" if package and frames else ""
 
 
 def _imported(target: str) -> Any:

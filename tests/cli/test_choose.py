@@ -152,7 +152,7 @@ def test_options_are_measured_and_the_answer_says_where(monkeypatch, capsys, mea
 
     asked = {}
 
-    def measure(overrides, wanted, kinds, folder, say, config_dir):
+    def measure(overrides, wanted, kinds, folder, say):
         asked.update(overrides=overrides, sizes=wanted, kinds=list(kinds))
         say("cpu: measuring batch size 8")
         return [folder / kind for kind in kinds]

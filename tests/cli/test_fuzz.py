@@ -19,7 +19,9 @@ from batchscope.checkpointing import resume
 from batchscope.checkpointing.checkpoint_file import load_checkpoint, write_checkpoint
 from batchscope.checkpointing.resume_point import find_resume_point
 from batchscope.cli.evaluate import evaluate
+from batchscope.options import compositions
 from batchscope.options.compose import check_command_line
+from batchscope.options.groups import use_config_dir
 from batchscope.records.run_record import read
 from batchscope.sweep import job
 from tests.support.fuzzing import budget, damage, refused, refused_or_fine
@@ -137,10 +139,13 @@ def test_random_bytes_as_a_yaml_file(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     good = b"_target_: batchscope.models.mlp.MLP\nhidden_sizes: [256, 256]\ndropout: 0.0\n"
+    (folder / "mine.yaml").write_bytes(good)
+    use_config_dir(str(tmp_path))
     for dice in budget("yaml"):
         (folder / "mine.yaml").write_bytes(damage(good, dice))
+        compositions._pickled.cache_clear()
         refused_or_fine(
-            lambda: check_command_line(["model=mine"], multirun=False, config_dir=str(tmp_path)),
+            lambda: check_command_line(["model=mine"], multirun=False),
             (folder / "mine.yaml").read_bytes(),
         )
 
@@ -150,7 +155,8 @@ def test_a_yaml_file_without_an_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     deep = "[" * 2000 + "]" * 2000
     (tmp_path / "model" / "mine.yaml").write_text(f"_target_: batchscope.models.mlp.MLP\na: {deep}\n")
-    refused(lambda: check_command_line(["model=mine"], multirun=False, config_dir=str(tmp_path)), "deep")
+    use_config_dir(str(tmp_path))
+    refused(lambda: check_command_line(["model=mine"], multirun=False), "deep")
 
 
 # --- hostile values, planted where real configurations have others ---------------------------------------------------

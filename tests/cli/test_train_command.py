@@ -160,7 +160,7 @@ def test_a_flag_that_cannot_be_is_one_line(start: Callable[..., Started], line: 
 
 
 SHOWN = {
-    "--help": "python train.py model=cnn data.batch_size=512",
+    "--help": "batchscope train model=cnn data.batch_size=512",
     "model=mlp --help": "hidden_sizes:",
     "--hydra-help": "--hydra-help",
     "--hydra-help model=mlp": "--hydra-help",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from batchscope.options import nodes, signatures
+from batchscope.options import nodes, packages, signatures
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     """Write a package `toy` of the given modules, allowed as a target anywhere; importing any of it would fail."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(nodes, "check_target", lambda target, path: None)
-    monkeypatch.setattr("batchscope.options.purpose.TRUSTED_PACKAGES", ("batchscope", "toy"))
+    monkeypatch.setattr(packages, "_typed", ("toy",))
     caches = (signatures.signature_of, signatures.class_attribute, signatures._load)
 
     def write(**modules: str) -> None:

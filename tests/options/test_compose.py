@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from batchscope.errors import UserError
 from batchscope.options.check import check_config
 from batchscope.options.compose import apply_overrides, check_command_line, compose_command_line
-from batchscope.options.groups import CONFIGS
+from batchscope.options.groups import CONFIGS, use_config_dir
 from batchscope.options.overrides import as_override
 
 # command line of a sweep → what the one line of the answer must hold
@@ -55,7 +55,7 @@ MISTAKES = {
     "experiment=diagnose data.batch_size=8,16": ["data.batch_size: got several values, takes one"],
     "search={max:3}": ["search.max: no such option."],
     "seed.foo=3": ["seed.foo: no such option. seed is a value, not a section."],
-    "seed=1,2": ["seed: got several values, takes one; write python train.py -m … to run each of them"],
+    "seed=1,2": ["seed: got several values, takes one; write ", " -m … to run each of them"],
     "callbacks=[] callbacks.throughput.calibrate=false": [
         "callbacks.throughput.calibrate: there is no callbacks section to set it in; callbacks=null leaves"
     ],
@@ -63,7 +63,7 @@ MISTAKES = {
         "callbacks.bsf: BatchSizeFinder takes its trial steps",
         "experiment=find_batch_size",
     ],
-    "data=mnist,digits": ["data: got several values, takes one; write python train.py -m …"],
+    "data=mnist,digits": ["data: got several values, takes one; write "],
     "hydra/launcher=joblib": ["hydra/launcher: joblib is not installed; pip install 'batchscope[joblib]'"],
     "hydra/sweeper=optuna": ["hydra/sweeper: optuna is not installed; pip install 'batchscope[optuna]'"],
     "hydra/launcher=joblab": ["hydra/launcher: got 'joblab', takes basic"],
@@ -313,5 +313,6 @@ def test_a_folder_that_is_named_is_told_from_the_installed_default(word: str) ->
 def test_a_folder_that_a_users_config_names_is_chosen(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "place.yaml").write_text("# @package _global_\nhydra:\n  sweep:\n    dir: there\n")
-    line = compose_command_line(["seed=1,2", "experiment=place"], multirun=True, config_dir=str(tmp_path))
+    use_config_dir(str(tmp_path))
+    line = compose_command_line(["seed=1,2", "experiment=place"], multirun=True)
     assert (line.folder, line.folder_chosen) == (Path("there"), True)

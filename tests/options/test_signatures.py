@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from batchscope.options.groups import installed_nodes
+from batchscope.options.groups import known_nodes
 from batchscope.options.nodes import check_node
 from batchscope.options.signatures import Signature, class_attribute, locate, parameters_of, signature_of
 from batchscope.options.types import PositiveInt
@@ -154,7 +154,7 @@ def test_a_class_attribute_that_is_not_there_is_none(target: str, write: Callabl
 
 
 def test_every_class_that_the_installed_configs_name_can_be_read() -> None:
-    targets = installed_nodes()
+    targets = known_nodes()
     assert len(targets) > 10
     assert {target for target in targets if signature_of(target) is None} == set()
 
