@@ -13,6 +13,7 @@ from batchscope.callbacks import _flops_meter, device, throughput
 from batchscope.callbacks._stopwatch import Clock
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
+from batchscope.hardware.flops import UncountableError
 from batchscope.hardware.probes import ENERGY
 from batchscope.hardware.sampler import Sampler
 from tests.support.third_party_modules import Stranger, loader
@@ -77,6 +78,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
     def count(*_: Any) -> None:
         world.move(40, 400)
+        raise UncountableError("not counted")
 
     monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: None)
     monkeypatch.setattr(throughput, "clock_for", lambda device: world)

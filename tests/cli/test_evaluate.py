@@ -169,7 +169,7 @@ def test_a_zip_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_samples_are_those_that_were_tested(best: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batchscope.data.datamodule.MIN_EVAL_BATCH_SIZE", 30)
+    monkeypatch.setattr("batchscope.data.base.MIN_EVAL_BATCH_SIZE", 30)
     name, _ = evaluate(best, ["+trainer.limit_test_batches=2", root])
     assert name.endswith("tested on rendered-digits (60 of 100 samples)")
     with pytest.raises(UserError, match=r"trainer\.limit_test_batches: got 0, which tests no batch"):
