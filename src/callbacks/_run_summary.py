@@ -72,7 +72,7 @@ def run_summary(
     missing = flops.missing()
     if exceeds_count(seen.operations, flops.per_sample, cost["samples"] / cost["updates"]):
         missing = dict.fromkeys(
-            ("flops_per_sec", "mfu"), "later steps have more FLOPs than the first batch, which was counted"
+            ("flops_per_sec", "mfu"), "the recorded steps have more FLOPs than the first batch, which was counted"
         )
     else:
         summary |= flops.facts(summary["samples_per_sec"] / trainer.world_size)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
 from typing import Any
 
 from lightning import LightningModule, Trainer
@@ -100,13 +101,25 @@ class ThroughputMonitor(Callback):
         self._watch = StepWatch(record_operations)
         self._flops = FlopsMeter(flops_per_sample)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For a process that is spawned: the arguments and the results, without what belongs to a fit."""
+        known = (*signature(type(self).__init__).parameters, "summary", "operations", "failure")
+        return {name: value for name, value in vars(self).items() if name in known}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """The inverse of `__getstate__`."""
+        ThroughputMonitor.__init__(self)
+        vars(self).update(state)
+        self._watch, self._flops = StepWatch(self.record_operations), FlopsMeter(self.flops_per_sample)
+
     def record_facts(self) -> dict[str, Any]:
         """For the run's record: the summary, as `throughput`."""
         return {"throughput": self.summary}
 
     def step_times(self) -> StepTimes | None:
         """After the fit: the time of each measured step, to be kept with `write_step_times`; None without a summary."""
-        return self._measured.cost.steps.times() if "updates" in self.summary else None
+        measured = getattr(self, "_measured", None)  # which a process that was given the summary does not have
+        return measured.cost.steps.times() if measured and "updates" in self.summary else None
 
     @property
     def measurement(self) -> Measurement | None:

@@ -16,7 +16,7 @@ from lightning import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from .._lightning import callbacks_of
-from ..callbacks._run_summary import report
+from ..callbacks._run_summary import report, without_bottleneck
 from ..callbacks.memory import MemoryMonitor
 from ..callbacks.throughput import ThroughputMonitor
 from ..errors import warn
@@ -44,7 +44,8 @@ def checkpoint_paths(trainer: Trainer, run_dir: Path) -> dict[str, str]:
 
 def callback_facts(trainer: Trainer) -> dict[str, Any]:
     """What the callbacks have for the record, and the learning rate: under a schedule its peak."""
-    facts: dict[str, Any] = {"learning_rate": trainer.optimizers[0].defaults["lr"], "throughput": {}}
+    facts: dict[str, Any] = {"learning_rate": trainer.optimizers[0].defaults["lr"]}
+    facts["throughput"] = without_bottleneck("callbacks.throughput is left out")
     for callback in callbacks_of(trainer):
         if hasattr(callback, "record_facts"):
             facts |= callback.record_facts()

@@ -1,5 +1,6 @@
 """ThroughputMonitor in strangers' projects: what it measures, what it leaves out, and that it never ends a training."""
 
+import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -508,6 +509,15 @@ def test_energy_and_memory_come_from_the_device_monitor_in_either_order(tmp_path
         assert monitor.summary["memory_peak_gib"] > 0
 
 
+def test_a_monitor_is_spawned_with_its_arguments_and_results(monitor: ThroughputMonitor, tmp_path: Path) -> None:
+    assert pickle.loads(pickle.dumps(monitor)).summary == {}
+    fit(monitor, tmp_path)
+    again = pickle.loads(pickle.dumps(monitor))
+    assert (again.summary, again.verbose, again.step_times()) == (monitor.summary, False, None)
+    fit(again, tmp_path)
+    assert again.summary["updates"] == monitor.summary["updates"]
+
+
 def fail(*_: Any) -> None:
     raise RuntimeError("cannot be measured")
 
@@ -518,5 +528,5 @@ def test_a_rank_that_gives_up_keeps_none_waiting(tmp_path: Path) -> None:
     measured = "batchscope.callbacks._measurement.UpdateBuilder.add"
     both = ranks(tmp_path, *SMALL, faults={1: [(measured, 1, fail)]})
     assert [one.end() for one in both] == [0, 0], [one.complained for one in both]
-    assert record(tmp_path / "out")["throughput"] == {}
+    assert record(tmp_path / "out")["throughput"] == {"missing": {"bottleneck": "rank 1 has stopped measuring"}}
     assert "ThroughputMonitor has no summary: rank 1 has stopped measuring" in both[0].complained

@@ -111,7 +111,8 @@ def test_a_callback_of_ones_own_reaches_the_record_and_the_last_lines(
 ) -> None:
     trainer = Trainer(callbacks=[CountsSteps()], logger=False, accelerator="cpu", enable_checkpointing=False)
     trainer.optimizers = [torch.optim.SGD([torch.zeros(1)], lr=0.5)]
-    assert callback_facts(trainer) == {"counted": 3, "learning_rate": None, "throughput": {}}
+    unmeasured = {"missing": {"bottleneck": "callbacks.throughput is left out"}}
+    assert callback_facts(trainer) == {"counted": 3, "learning_rate": None, "throughput": unmeasured}
     print_summary(trainer, record(oversize / "out"))
     assert "\ncounted  3 steps\n" in capsys.readouterr().out
 
