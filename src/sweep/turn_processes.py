@@ -30,6 +30,7 @@ _SET_UP_AT_ONCE = min(4, os.cpu_count() or 1)  # reading and checking is the wor
 _SHARE_LEFT = 0.25  # of the memory
 _LOOK_S, _QUIET_PCT = 0.1, 10.0  # of the processor's time
 _ACCELERATORS = ("nvidia[0-9]*", "kfd", "dxg", "davinci[0-9]*")  # in /dev: Lightning's `auto` would take them
+_ROUNDS_PER_S = 10  # more than there can be: rounds of another time in the same folder have other numbers
 _KEEPS_TIME = ("max_time",)  # options of the trainer by which waiting would end a run
 
 
@@ -178,7 +179,7 @@ def run_in_turns(
                 limits,
                 wait=_wait_until_quiet,
                 say=say,
-                first_round=int(time.time()),
+                first_round=int(_ROUNDS_PER_S * time.time()),
             )
         except SystemExit as stop:
             _end_all([run for run in runs if not run.ended], int(str(stop.code)) - 128)

@@ -14,6 +14,7 @@ from batchscope.records.read import read
 from batchscope.sweep import fork_server, runner, turn_processes
 from batchscope.sweep.process import exit_on_signals
 from batchscope.sweep.turn_processes import is_suited, run_in_turns
+from batchscope.sweep.turns import TURN_S
 from tests.sweep.test_fork_server import ROOT, is_running
 
 pytestmark = pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
@@ -58,6 +59,11 @@ def test_each_run_is_told_why_it_ends_and_its_output_is_kept_together(server, tm
     assert run_in_turns(jobs, server, on_end, say=lambda line: None) == {tmp_path / "0", tmp_path / "1"}
     assert ended == ["0", "1"]
     assert capsys.readouterr().out == "said stop known to ± 5 %\nsaid stop known to ± 2 %\n"
+
+
+def test_rounds_are_numbered_faster_than_they_can_pass() -> None:
+    """So that a second group of runs in a folder has no number of the first one's."""
+    assert turn_processes._ROUNDS_PER_S > 1 / TURN_S
 
 
 @pytest.mark.parametrize("before", ["turn == 1 and os.kill(os.getpid(), signal.SIGKILL)", "1 / 0"])
