@@ -21,6 +21,7 @@ from ..options.groups import use_config_dir
 from . import add_config_dir, command_parser
 
 _OWN = Path("outputs") / "compare"
+_FOR_RERUN = ("rounds", "seconds", "python_a", "python_b", "out")
 
 
 def main() -> None:
@@ -29,7 +30,11 @@ def main() -> None:
 
 
 def _main() -> None:
-    args = _parser().parse_intermixed_args()
+    parser = _parser()
+    args = parser.parse_intermixed_args()
+    idle = [name for name in _FOR_RERUN if getattr(args, name) != parser.get_default(name)]
+    if idle and not args.rerun:
+        raise UserError(f"--{idle[0].replace('_', '-')}: is for --rerun, which runs both again in turns", exit_code=2)
     use_config_dir(args.config_dir)
     from ..analysis.compare import compare  # numpy and a table's modules
 

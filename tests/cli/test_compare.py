@@ -89,6 +89,15 @@ def test_options_without_rerun_are_refused(monkeypatch, capsys, runs):
     assert run(monkeypatch, *runs, "--rerun", "--rounds", "2") == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [(["--rounds", "3"], "--rounds"), (["--python-b", "x"], "--python-b"), (["--out", "x"], "--out")],
+)
+def test_what_rerun_takes_is_refused_without_it(monkeypatch, capsys, runs, words, option):
+    assert run(monkeypatch, *runs, *words) == 2
+    assert capsys.readouterr().err == f"error: {option}: is for --rerun, which runs both again in turns\n"
+
+
 def test_rerun_compares_the_new_runs(monkeypatch, capsys, runs, tmp_path):
     def rerun(folders, out, rounds, seconds, pythons, overrides, quiet):
         assert (rounds, seconds, pythons[1], overrides, quiet) == (5, 2.0, "other", ["data.root=x"], True)
