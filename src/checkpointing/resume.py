@@ -163,7 +163,7 @@ def continues_training(config: dict[str, Any], record: dict[str, Any]) -> bool:
 def _refuse(key: str, old: Any, new: Any, config: dict[str, Any]) -> None:
     why = "would change the result"
     if key in _PLANNED_FOR:
-        if config["optimizer"].get("schedule", "constant") == "constant":
+        if config["optimizer"].get("schedule", "constant") in ("constant", "step", "plateau"):
             return
         why = f"would change the learning rate: optimizer.schedule={config['optimizer']['schedule']} ends with the run"
     raise UserError(f"resume: {key} is {old} in the run, and {new} {why}; start another run for it")

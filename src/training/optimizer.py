@@ -1,107 +1,230 @@
 """How a model's weights are updated: one of torch's optimizers, and its learning-rate schedule."""
 
 import copy
-from collections.abc import Iterable
-from typing import Any, Literal, Self
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
+from torch.optim import lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
+from typing_extensions import override
 
 from ..distributed.sharding import local
 from ..errors import UserError
-from ..options.types import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
+from ..options.types import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class Optimizer:
-    """What an option of `optimizer=` builds; a subclass builds one of torch's optimizers in `build`.
+    """What an option of `optimizer=` builds; a subclass names one of torch's optimizers, and has the options of it.
 
     Args:
         lr: the learning rate; under `one_cycle` its peak.
         schedule: `one_cycle` rises to the peak and anneals to almost nothing by the last step (Smith & Topin 2018);
-            `constant` leaves the rate alone.
+            `cosine` falls from `lr` to `min_lr` by the last step (Loshchilov & Hutter 2017); `step` multiplies the rate by
+            `factor` after every `step_epochs` epochs; `plateau` does after more than `patience` epochs in a row in which
+            `val/loss` has not fallen; `constant` leaves the rate alone.
         warmup: the fraction of the steps in which one_cycle rises.
+        factor: by which step and plateau multiply the rate.
+        step_epochs: the epochs between two changes of the schedule `step`.
+        patience: the epochs without a lower `val/loss` that plateau accepts.
+        min_lr: where cosine ends, and below which plateau does not go; it is scaled as `lr` is.
         lr_scaling: how `lr` changes with the batch size: `none` leaves it alone, `linear` multiplies it by
             batch ÷ reference (Goyal et al. 2017, for SGD), `sqrt` by the square root of that (Krizhevsky 2014;
             Malladi et al. 2022 for Adam).
         reference_batch_size: the batch size that `lr` was chosen for, in samples an update over all devices.
     """
 
+    torch_class: ClassVar[Any]  # built with `lr` and `options`
+
     def __init__(
         self,
         lr: PositiveFloat,
-        schedule: Literal["one_cycle", "constant"] = "one_cycle",
+        schedule: Literal["one_cycle", "constant", "cosine", "step", "plateau"] = "one_cycle",
         warmup: Fraction = 0.3,
+        factor: Fraction = 0.1,
+        step_epochs: PositiveInt = 1,
+        patience: NonNegativeInt = 1,
+        min_lr: NonNegativeFloat = 0.0,
         lr_scaling: Literal["none", "sqrt", "linear"] = "none",
         reference_batch_size: PositiveInt = 128,
     ):
+        if min_lr > lr:
+            raise UserError(f"optimizer.min_lr: got {min_lr:g}, takes at most optimizer.lr, which is {lr:g}")
+        if schedule == "plateau" and factor == 1:
+            raise UserError("optimizer.factor: got 1, and optimizer.schedule=plateau takes less")
         self.lr = lr
         self.schedule = schedule
         self.warmup = warmup
+        self.factor = factor
+        self.step_epochs = step_epochs
+        self.patience = patience
+        self.min_lr = min_lr
         self.lr_scaling = lr_scaling
         self.reference_batch_size = reference_batch_size
+        self.options: dict[str, Any] = {}  # of torch's optimizer, by its own names
+
+    @property
+    def interval(self) -> Literal["step", "epoch"]:
+        """After what the schedule is stepped: an update or an epoch."""
+        return "step" if self.schedule in _PLANNED else "epoch"
 
     def scaled_to(self, batch_size: int) -> Self:
         """The same recipe with the learning rate for updates of `batch_size` samples."""
         power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[self.lr_scaling]
-        scaled = copy.copy(self)
-        scaled.lr = self.lr * (batch_size / self.reference_batch_size) ** power
+        scaled, factor = copy.copy(self), (batch_size / self.reference_batch_size) ** power
+        scaled.lr, scaled.min_lr = self.lr * factor, self.min_lr * factor
         return scaled
 
     def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         """Torch's optimizer over the parameters."""
-        raise NotImplementedError
+        return self.torch_class(parameters, lr=self.lr, **self.options)
 
     def build_schedule(self, optimizer: torch.optim.Optimizer, total_steps: float) -> LRScheduler | None:
-        """The schedule, to be stepped after every update; None for a constant rate.
+        """The schedule, to be stepped after every update or epoch, as `interval` says; None for a constant rate.
 
         Raises:
             UserError: if the schedule needs the number of steps, and it is not known beforehand.
         """
-        if self.schedule == "constant":
-            return None
-        if not 0 < total_steps < float("inf"):
-            raise UserError("optimizer.schedule: one_cycle needs an end: set trainer.max_epochs or trainer.max_steps")
-        return OneCycleLR(optimizer, max_lr=self.lr, total_steps=int(total_steps), pct_start=self.warmup)
+        if self.schedule in _PLANNED and not 0 < total_steps < float("inf"):
+            raise UserError(
+                f"optimizer.schedule: {self.schedule} needs an end: set trainer.max_epochs or trainer.max_steps"
+            )
+        match self.schedule:
+            case "one_cycle":
+                return lr_scheduler.OneCycleLR(
+                    optimizer, max_lr=self.lr, total_steps=int(total_steps), pct_start=self.warmup
+                )
+            case "cosine":
+                return lr_scheduler.CosineAnnealingLR(optimizer, T_max=int(total_steps), eta_min=self.min_lr)
+            case "step":
+                return lr_scheduler.StepLR(optimizer, step_size=self.step_epochs, gamma=self.factor)
+            case "plateau":
+                return lr_scheduler.ReduceLROnPlateau(
+                    optimizer, factor=self.factor, patience=self.patience, min_lr=self.min_lr
+                )
+        return None
 
 
-class AdamW(Optimizer):
+_PLANNED = ("one_cycle", "cosine")  # for a known number of steps
+
+
+class Adam(Optimizer):
+    """Adam (Kingma & Ba 2015). Arguments as Optimizer and torch.optim.Adam.
+
+    It is fused: one kernel for all parameters, on every device that Lightning trains on.
+    """
+
+    torch_class = torch.optim.Adam
+
+    def __init__(
+        self,
+        lr: PositiveFloat = 1e-3,
+        weight_decay: NonNegativeFloat = 0.0,
+        betas: tuple[Fraction, Fraction] = (0.9, 0.999),
+        eps: PositiveFloat = 1e-8,
+        **kwargs: Any,
+    ):
+        super().__init__(lr, **kwargs)
+        self.options = {"weight_decay": weight_decay, "betas": _betas(betas), "eps": eps, "fused": True}
+
+
+class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019). Arguments as Optimizer and torch.optim.AdamW."""
 
-    def __init__(self, lr: PositiveFloat = 4e-3, weight_decay: NonNegativeFloat = 0.01, **kwargs: Any):
-        super().__init__(lr, **kwargs)
-        self.weight_decay = weight_decay
+    torch_class = torch.optim.AdamW
 
-    def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """Fused: one kernel for all parameters, on every device that Lightning trains on."""
-        return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay, fused=True)
+    def __init__(self, lr: PositiveFloat = 4e-3, weight_decay: NonNegativeFloat = 0.01, **kwargs: Any):
+        super().__init__(lr, weight_decay, **kwargs)
+
+
+class NAdam(Adam):
+    """Adam with Nesterov momentum (Dozat 2016). Arguments as Optimizer and torch.optim.NAdam."""
+
+    torch_class = torch.optim.NAdam
+
+    def __init__(self, lr: PositiveFloat = 2e-3, **kwargs: Any):
+        super().__init__(lr, **kwargs)
+        del self.options["fused"]  # torch has no fused one
+
+
+class RAdam(NAdam):
+    """Adam with a rectified variance (Liu et al. 2020). Arguments as Optimizer and torch.optim.RAdam."""
+
+    torch_class = torch.optim.RAdam
+
+    def __init__(self, lr: PositiveFloat = 1e-3, **kwargs: Any):
+        super().__init__(lr, **kwargs)
+
+
+class RMSprop(Optimizer):
+    """RMSprop (Hinton 2012). Arguments as Optimizer and torch.optim.RMSprop."""
+
+    torch_class = torch.optim.RMSprop
+
+    def __init__(
+        self,
+        lr: PositiveFloat = 1e-3,
+        momentum: Fraction = 0.0,
+        alpha: Fraction = 0.99,
+        weight_decay: NonNegativeFloat = 0.0,
+        eps: PositiveFloat = 1e-8,
+        **kwargs: Any,
+    ):
+        super().__init__(lr, **kwargs)
+        self.options = {"momentum": momentum, "alpha": alpha, "weight_decay": weight_decay, "eps": eps}
+
+
+class Adagrad(Optimizer):
+    """Adagrad (Duchi et al. 2011). Arguments as Optimizer and torch.optim.Adagrad."""
+
+    torch_class = torch.optim.Adagrad
+
+    def __init__(self, lr: PositiveFloat = 1e-2, weight_decay: NonNegativeFloat = 0.0, **kwargs: Any):
+        super().__init__(lr, **kwargs)
+        self.options = {"weight_decay": weight_decay}
+
+
+class Adadelta(Optimizer):
+    """Adadelta (Zeiler 2012). Arguments as Optimizer and torch.optim.Adadelta."""
+
+    torch_class = torch.optim.Adadelta
+
+    def __init__(
+        self, lr: PositiveFloat = 1.0, rho: Fraction = 0.9, weight_decay: NonNegativeFloat = 0.0, **kwargs: Any
+    ):
+        super().__init__(lr, **kwargs)
+        self.options = {"rho": rho, "weight_decay": weight_decay}
 
 
 class SGD(Optimizer):
     """Stochastic gradient descent with Nesterov momentum. Arguments as Optimizer and torch.optim.SGD."""
 
+    torch_class = torch.optim.SGD
+
     def __init__(
         self, lr: PositiveFloat = 0.1, momentum: Fraction = 0.9, weight_decay: NonNegativeFloat = 5e-4, **kwargs: Any
     ):
         super().__init__(lr, **kwargs)
-        self.momentum = momentum
-        self.weight_decay = weight_decay
+        self.options = {"momentum": momentum, "weight_decay": weight_decay, "nesterov": momentum > 0}
 
+    @override
     def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """Fused, as AdamW, except over sharded parameters: torch has no fused SGD for them."""
+        """Fused, as Adam, except over sharded parameters: torch has no fused SGD for them."""
         parameters = list(parameters)
-        optimizer = torch.optim.SGD(
-            parameters,
-            lr=self.lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            nesterov=self.momentum > 0,
-            fused=all(local(p) is p for p in parameters),
-        )
-        if self.momentum and optimizer.defaults["fused"]:
+        fused = all(local(p) is p for p in parameters)
+        optimizer = torch.optim.SGD(parameters, lr=self.lr, **self.options, fused=fused)
+        if self.options["momentum"] and fused:
             _start_momentum_at_zero(optimizer)
             optimizer.register_load_state_dict_post_hook(_start_momentum_at_zero)
         return optimizer
+
+
+def _betas(betas: Sequence[float]) -> tuple[float, float]:
+    """Adam's two factors; UserError unless there are two, both below 1."""
+    if len(betas) != 2 or max(betas) >= 1:
+        raise UserError(f"optimizer.betas: got {list(betas)}, takes a list of two numbers of at least 0 and below 1")
+    return betas[0], betas[1]
 
 
 def _start_momentum_at_zero(optimizer: torch.optim.Optimizer) -> None:

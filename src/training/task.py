@@ -10,6 +10,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import Metric
 from torchmetrics.aggregation import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
@@ -40,6 +41,9 @@ class Task(LightningModule):
         optimizer: builds torch's optimizer and schedule.
         channels_last: store images and convolutions channels-last on CPU and CUDA, where that layout is faster.
         provenance: kept in every checkpoint under `batchscope`; plain containers only.
+        compile_mode: torch.compile's, for the network in training; None to run it as it is. Only whole batches run the
+            compiled network, so that it is compiled once: the short last batch of an epoch, validation and test run it
+            as it is. Checkpoints have the same names either way.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Task(LightningModule):
         optimizer: Optimizer,
         channels_last: bool = True,
         provenance: dict[str, Any] | None = None,
+        compile_mode: str | None = None,
     ):
         super().__init__()
         self.model = model
@@ -57,6 +62,8 @@ class Task(LightningModule):
         self.optimizer_recipe = optimizer
         self.learning_rate: float | None = None  # scaled to the batch size; LearningRateFinder reads it by this name
         self.provenance = provenance
+        self.compile_mode = compile_mode
+        self._compiled_samples: int | None = None  # of the batches that run the compiled network; None: of all
         self.channels_last = channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
         self.classifies = spec.target != "value"
         self.pads = spec.variable_length and spec.target == "class_per_step"
@@ -90,6 +97,9 @@ class Task(LightningModule):
         self.channels_last = self.channels_last and has_layout
         if self.channels_last:
             self.model.to(memory_format=torch.channels_last)
+        if self.compile_mode and stage == "fit":
+            self._compiled_samples = getattr(datamodule_of(self.trainer), "batch_size", None)
+            self.model.compile(mode=self.compile_mode, dynamic=False)
 
     @override
     def configure_model(self) -> None:
@@ -104,7 +114,11 @@ class Task(LightningModule):
         """The model's output for inputs `x: (B, …)`, sequences of `lengths: (B,)` if these vary."""
         if self.channels_last and x.dim() == 4:
             x = x.to(memory_format=torch.channels_last)
-        return self.model(x) if lengths is None else self.model(x, lengths=lengths)
+        padding = {} if lengths is None else {"lengths": lengths}
+        if self.compile_mode and not (self.training and self._compiled_samples in (None, len(x))):
+            with torch.compiler.set_stance("force_eager"):
+                return self.model(x, **padding)
+        return self.model(x, **padding)
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """The mean loss: `output: (B, N)` or `(B, T, N)`; `y: (B,)` or `(B, T)` classes, or `(B,)` values."""
@@ -139,14 +153,18 @@ class Task(LightningModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        """Torch's optimizer and, unless the rate is constant, its schedule by step."""
+        """Torch's optimizer and, unless the rate is constant, its schedule."""
         recipe = self.optimizer_recipe.scaled_to(self._samples_per_update())
         self.learning_rate = recipe.lr
         optimizer = recipe.build(self.parameters())
         schedule = recipe.build_schedule(optimizer, self.trainer.estimated_stepping_batches)
         if schedule is None:
             return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        stepped = {"scheduler": schedule, "interval": recipe.interval}
+        if isinstance(schedule, ReduceLROnPlateau):  # an epoch without a validation has nothing new to say
+            every = self.trainer.check_val_every_n_epoch
+            stepped |= {"monitor": "val/loss", "frequency": every or 1, "strict": every is not None}
+        return {"optimizer": optimizer, "lr_scheduler": stepped}
 
     @override
     def configure_gradient_clipping(
