@@ -88,6 +88,8 @@ class Text:
     counts: str
     fits: list[list[str]]  # a table with its headings; empty without a fit
     about_fits: str
+    seeds: list[list[str]]  # the same for what several seeds gave
+    about_seeds: str
     notes: list[str]
 
 
@@ -108,6 +110,7 @@ def page(sweep: SweepResults, analyses: Sequence[Analysis], recommended: Sequenc
         f'<p class="hint">{_HINT}</p>',
         divs.get("plots", ""),
         f"<h2>Runs</h2>{divs['runs']}",
+        f"<h2>Repeated runs</h2><p>{_safe(text.about_seeds)}</p>{_rows(text.seeds)}" if text.seeds else "",
         f"<h2>The time of a step</h2><p>{_safe(text.about_fits)}</p>{_rows(text.fits)}" if text.fits else "",
         f"<h2>Notes</h2><ul>{''.join(f'<li>{_safe(note)}</li>' for note in text.notes)}</ul>" if text.notes else "",
         script,
@@ -158,6 +161,8 @@ def _table(sweep: SweepResults, source: ColumnDataSource) -> DataTable:
             texts = [declared.text(row[name]) if name in row else "" for row in rows]
             unit = ", %" if any(text.endswith(" %") for text in texts) and not declared.heading else ""
             columns.append(_column(source, f"cell {name}", f"{declared.heading or name}{unit}", map(_number, texts)))
+    if any("tags" in row for row in rows):
+        columns.append(_column(source, "tags", "tags", [row.get("tags", "") for row in rows]))
     if any("reason" in row for row in rows):
         columns.append(_column(source, "reason", "why not finished", [row.get("reason", "") for row in rows]))
     lines = min(len(rows), _MOST_ROWS)

@@ -14,14 +14,14 @@ from ..files import refuse_links, write_text
 from ..records.formatting import count, percent, significant
 from ..records.rates import NEAR_BEST, RATE
 from ..records.terminal import wrapped
-from . import plots, scaling, table, tensorboard
+from . import compiled, plots, scaling, seeds, table, tensorboard
 from .crossover import Crossover, crossovers
 from .groups import SweepResults
 from .notes import limits
 from .read import find
 from .recommend import Analysis, Recommendation, recommend
-from .text_table import to_text
-from .varied import compare_options, repeats
+from .text_table import aligned, to_text
+from .varied import compare_options
 
 SCHEMA = 2  # of sweep.json
 _MODEL = "(floor^p + (slope · batch size)^p)^(1/p)"
@@ -29,6 +29,9 @@ _ABOUT_FITS = (
     "The error is the median over sizes, each predicted from the others. "
     f"At the knee the rate is {percent(1 - NEAR_BEST)} of the fitted maximum."
 )
+
+
+_ABOUT_SEEDS = "Runs of one setting: the mean ± the standard deviation, and the range."
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,13 @@ class Report:
         lines = [line for r in self.recommendations for line in (r.headline, *(f"  {remark}" for remark in r.remarks))]
         lines += [crossover.headline for crossover in self.crossovers]
         lines += scaling.headlines(self.sweep.runs)
+        lines += compiled.gains(self.sweep.runs, self.sweep.varied)
         return lines + self.others
+
+    @cached_property
+    def seeds(self) -> list[list[str]]:
+        """The table of what several seeds gave, its headings first; empty if no setting ran twice."""
+        return seeds.cells(seeds.repeated(self.sweep))
 
     @property
     def counts(self) -> str:
@@ -73,7 +82,10 @@ class Report:
     def text(self) -> str:
         """For the terminal, and as wide."""
         sentences = [*self.headlines, *(f"note: {note}" for note in self.notes)]
-        return printable("\n".join([*wrapped([self.counts]), "", to_text(self.sweep), *wrapped(sentences)]))
+        over_seeds = [*aligned(self.seeds), ""] if self.seeds else []
+        return printable(
+            "\n".join([*wrapped([self.counts]), "", to_text(self.sweep), *over_seeds, *wrapped(sentences)])
+        )
 
     @property
     def spoken(self) -> str:
@@ -91,6 +103,8 @@ class Report:
     def markdown(self) -> str:
         """`report.md`."""
         lines = ["# Sweep", "", self.spoken, "", "## Runs", "", table.to_markdown(self.sweep)]
+        if self.seeds:
+            lines += ["## Repeated runs", "", f"{_ABOUT_SEEDS}", "", *_as_markdown(self.seeds), ""]
         if any(analysis.fit for analysis in self.analyses):
             lines += ["## The time of a step", "", *self._fits(), ""]
         pictures = [file for file in self.files if file.suffix == ".png"]
@@ -101,10 +115,7 @@ class Report:
         return printable("\n".join(lines))
 
     def _fits(self) -> list[str]:
-        header, *rows = self._fit_rows()
-        lines = [f"A step takes `{_MODEL}`. {_ABOUT_FITS}", "", f"| {' | '.join(header)} |"]
-        lines.append(f"| --- |{(len(header) - 1) * ' ---: |'}")
-        return lines + [f"| {' | '.join(row)} |" for row in rows]
+        return [f"A step takes `{_MODEL}`. {_ABOUT_FITS}", "", *_as_markdown(self._fit_rows())]
 
     def _fit_rows(self) -> list[list[str]]:
         """The fits, their headings first."""
@@ -130,6 +141,8 @@ class Report:
             counts=self.counts,
             fits=fits if len(fits) > 1 else [],
             about_fits=f"A step takes {_MODEL}. {_ABOUT_FITS}",
+            seeds=self.seeds,
+            about_seeds=_ABOUT_SEEDS,
             notes=self.notes,
         )
         return html_report.page(self.sweep, self.analyses, self.recommendations, text)
@@ -146,9 +159,16 @@ class Report:
                 for a in self.analyses
                 if (fit := a.fit)
             ],
+            "repeated": [each.as_json() for each in seeds.repeated(self.sweep)],
             "rows": table.rows(self.sweep),
             "notes": self.notes,
         }
+
+
+def _as_markdown(cells: Sequence[Sequence[str]]) -> list[str]:
+    header, *rows = cells
+    lines = [f"| {' | '.join(header)} |", f"| --- |{(len(header) - 1) * ' ---: |'}"]
+    return lines + [f"| {' | '.join(row)} |" for row in rows]
 
 
 HTML = "report.html"
@@ -228,5 +248,5 @@ def _others(sweep: SweepResults) -> list[str]:
         return [f"One run only{speed}. Several batch sizes are needed for a recommendation."]
     if any(len(group.sizes) > 1 for group in sweep.groups):
         return []
-    found = [*compare_options(sweep), *repeats(sweep)]
+    found = [*compare_options(sweep), *seeds.headlines(seeds.repeated(sweep), sweep)]
     return found or ["One measured run only: nothing to compare it with."]

@@ -40,6 +40,7 @@ _PATHS = {  # numbers above 0, by their name and their place in the record
     "memory_reserved_gib": "throughput.memory_reserved_gib",
     "joules_per_sample": "throughput.joules_per_sample",
     "learning_rate": "learning_rate",
+    "compile_seconds": "compilation.seconds",
     "seconds": "seconds",
 }
 
@@ -79,6 +80,12 @@ class Run:
         if device == "cpu":
             found["threads"] = hardware.get("torch_threads")
         return {key: value for key, value in found.items() if isinstance(value, str | int) and value}
+
+    @property
+    def tags(self) -> list[str]:
+        """The words that the run was started with, to find it by."""
+        tags = at(self.record, "config.tags")
+        return [str(tag) for tag in tags] if isinstance(tags, list) else []
 
     @property
     def model(self) -> str:

@@ -24,6 +24,7 @@ def rows(sweep: SweepResults) -> list[Row]:
     columns, table = _names(sweep), []
     for run in sweep.runs:
         facts: Row = {**run.settings, **run.values, "scaling_efficiency": reached.get(run.name), "run": run.name}
+        facts |= {"tags": " ".join(run.tags) or None}
         facts |= {"group": labels[id(run)], "status": run.status, "reason": run.reason or None}
         table.append({name: facts[name] for name in columns if facts.get(name) is not None})
     return table
@@ -34,7 +35,7 @@ def _names(sweep: SweepResults) -> list[str]:
     settings = [key for key in sweep.varied if key != BATCH_SIZE]
     metrics = [name for stage in ("test/", "val/", "") for name in _of_stage(stage, sweep.runs)]
     measured = [name for name in RUN_METRICS if name != "seconds"]
-    return list(dict.fromkeys(["run", "group", *settings, *measured, *metrics, "seconds", "status", "reason"]))
+    return list(dict.fromkeys(["run", "group", "tags", *settings, *measured, *metrics, "seconds", "status", "reason"]))
 
 
 def to_csv(sweep: SweepResults) -> str:
@@ -86,10 +87,11 @@ def _columns(sweep: SweepResults) -> list[_Column]:
         varied = [key for key in varied if key != "device_name"]
     scaled = any(run.settings.get("optimizer.lr_scaling", "none") != "none" for run in sweep.runs)
     measured = ["scaling_efficiency", "communication_share", "processor_time_pct", "utilization_pct", "sm_activity_pct"]
-    measured += ["throttled_pct", "mfu", "memory_peak_gib", "joules_per_sample"]
+    measured += ["throttled_pct", "mfu", "memory_peak_gib", "joules_per_sample", "compile_seconds"]
     measured += [*(["learning_rate"] if scaled else []), *shown_metrics(sweep), "seconds"]
     return [
         ("run", [row["run"] for row in table]),
+        ("tags", [row.get("tags", "") for row in table]),
         *((key.rpartition(".")[2], [_setting(run, key) for run in sweep.runs]) for key in varied),
         *(_numbers(table, name) for name in ("batch_size", "global_batch_size", "samples_per_sec")),
         _spread(table),

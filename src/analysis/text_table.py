@@ -61,6 +61,13 @@ def _cut(shown: Sequence[_Column], width: int, least: int = _LEAST) -> list[_Col
     return found
 
 
+def aligned(cells: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
+    """Any table, its headings first, in as many lines: texts that are too long are cut."""
+    width = width or columns()
+    shown = [(heading, list(column)) for heading, *column in zip(*cells, strict=True)]
+    return _aligned(_cut(shown, width, least=8), width)
+
+
 def _aligned(shown: Sequence[_Column], width: int) -> list[str]:
     """Numbers on the right, texts on the left. Headings take one line each if there is room, else as many as they need."""
     in_one_line = sum(max(map(len, [heading, *cells])) + _GAP for heading, cells in shown) - _GAP <= width

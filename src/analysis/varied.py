@@ -1,38 +1,14 @@
-"""Sweeps over another option than the batch size, and repeated runs."""
+"""Sweeps over another option than the batch size."""
 
 import statistics
 
-from ..records.formatting import count, significant
+from ..records.formatting import significant
 from ..records.metrics import metric
 from ..records.rates import RATE
 from .groups import SweepResults, label
 from .recommend import ratio
 from .run import BATCH_SIZE, SEED, Run
 from .table import shown_metrics
-
-
-def repeats(sweep: SweepResults) -> list[str]:
-    """A line on each group whose runs repeat one batch size: the median of each number, and its range."""
-    lines = []
-    for group in sweep.groups:
-        runs = [run for run in group.runs if RATE in run.values or run.metrics]
-        sizes = {run.batch_size for run in runs}
-        if len(runs) < 2 or len(sizes) > 1:
-            continue
-        facts = [_median_of(runs, name) for name in (RATE, *shown_metrics(sweep))]
-        at = f" at batch size {runs[0].batch_size:,}" if runs[0].batch_size else ""
-        medians = "; ".join(filter(None, facts))
-        lines.append(f"{group.label}: {count(len(runs), 'repeated run')}{at}, medians: {medians}.")
-    return lines
-
-
-def _median_of(runs: list[Run], name: str) -> str:
-    """`test/acc 98.5 % (98.1 % to 98.9 %)`; empty where no run has the number."""
-    values, declared = [run.values[name] for run in runs if name in run.values], metric(name)
-    if not values:
-        return ""
-    middle, low, high = (declared.text(value) for value in (statistics.median(values), min(values), max(values)))
-    return f"{middle} samples/s ({low} to {high})" if name == RATE else f"{name} {middle} ({low} to {high})"
 
 
 def compare_options(sweep: SweepResults) -> list[str]:

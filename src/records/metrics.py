@@ -157,6 +157,7 @@ RUN_METRICS: dict[str, Metric] = {
         Metric("memory_peak_gib", "GiB", "of the device; on a CPU of the process", False, heading="peak GiB"),
         Metric("memory_reserved_gib", "GiB", f"CUDA: {_RESERVED}", False, heading="reserved GiB"),
         Metric("joules_per_sample", "J", "energy of the device", False, _millijoules, "mJ/sample"),
+        Metric("compile_seconds", "s", "of torch.compile, in no rate", False, heading="compile s"),
         Metric("learning_rate", "", "as scaled to the batch size", None, _learning_rate, "scaled lr"),
         Metric(
             "seconds",

@@ -189,12 +189,12 @@ def test_repetitions_alone(tmp_path):
 
 
 @pytest.mark.usefixtures("words_alone")
-def test_runs_that_differ_in_their_seed_alone_are_repeats_with_a_median_and_a_spread(tmp_path):
+def test_runs_that_differ_in_their_seed_alone_have_a_mean_and_a_spread(tmp_path):
     for seed, (ms, accuracy) in enumerate(((10.0, 0.97), (8.0, 0.99), (12.5, 0.98))):
         write_run(tmp_path / str(seed), 64, ms, seed=seed, metrics={"test/acc": accuracy})
     report = write_report([tmp_path], tmp_path / "out")
-    speed, accuracy = "6,400 samples/s (5,120 to 8,000)", "test/acc 98.0 % (97.0 % to 99.0 %)"
-    assert report.headlines == [f"cnn: 3 repeated runs at batch size 64, medians: {speed}; {accuracy}."]
+    numbers = "test/acc 98.00 ± 1.00 % (97.00 to 99.00); 6,510 ± 1,440 (5,120 to 8,000) samples/s"
+    assert report.headlines == [f"cnn, 3 seeds at batch size 64, mean ± standard deviation (range): {numbers}."]
 
 
 @pytest.mark.usefixtures("words_alone")
@@ -203,8 +203,9 @@ def test_repeats_of_several_options_are_compared_by_their_medians_and_each_has_i
         write_run(tmp_path / str(n), 64, ms, seed=n % 2, options={"data.pipeline": ("memory", "device")[n // 2]})
     first, second, third = write_report([tmp_path], tmp_path / "out").headlines
     assert first.startswith("Fastest: cnn · memory, 4,800 samples/s")
-    assert second == "cnn · memory: 2 repeated runs at batch size 64, medians: 4,800 samples/s (3,200 to 6,400)."
-    assert third.startswith("cnn · device: 2 repeated runs")
+    spread = "mean ± standard deviation (range): 4,800 ± 2,260 (3,200 to 6,400) samples/s."
+    assert second == f"cnn · memory, 2 seeds at batch size 64, {spread}"
+    assert third.startswith("cnn · device, 2 seeds")
 
 
 @pytest.mark.usefixtures("words_alone")
