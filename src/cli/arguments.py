@@ -8,6 +8,7 @@ import sys
 from .. import _hydra
 from ..errors import UserError, did_you_mean, refuse_in_one_line
 from ..options.groups import GROUPS, use_config_dir
+from ..options.habits import habit
 from ..options.overrides import accept_null_groups
 from ..options.purpose import TOP_LEVEL
 
@@ -34,6 +35,10 @@ def parse_arguments() -> argparse.Namespace:
     _check_flags(args)
     use_config_dir(args.config_dir)
     args.overrides = [re.sub(r"^\+{1,2}resume=", "resume=", word) for word in args.overrides]
+    for word in args.overrides:
+        name, _, value = word.lstrip("+").partition("=")
+        if name == "run_dir" and (known := habit(name, value)):  # an option that the run sets, whatever is typed
+            raise known
     if args.shell_completion:
         _check_completion(args.overrides)
     elif not is_resume(args):  # a folder to resume is a path as it is, not Hydra's grammar

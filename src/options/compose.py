@@ -101,7 +101,7 @@ def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
     changed = OmegaConf.create(config)
     OmegaConf.set_struct(changed, True)
     for one in parsed:
-        if re.split("[./]", one.key_or_group)[0] in ("experiment", "hydra"):
+        if re.split("[./]", one.key_or_group)[0] in ("experiment", "debug", "hydra"):
             raise UserError(
                 f"{one.key_or_group}: is for a new run; here, name the options to change: data.batch_size=8"
             )

@@ -10,6 +10,7 @@ from hydra.errors import MissingConfigException
 
 from ..errors import UserError, did_you_mean
 from .groups import COLLECTIONS, GROUPS, choices_of, top_level_names
+from .habits import habit
 from .renamed import OPTIONS, new_name
 from .signatures import parameters_of
 
@@ -22,9 +23,16 @@ def missing_choice(error: MissingConfigException) -> UserError:
     group, _, name = str(error.missing_cfg_file).rpartition("/")
     if (group, name) in _EXTRAS:
         return UserError(f"{group}: {name} is not installed; pip install 'batchscope[{_EXTRAS[group, name]}]'")
+    if known := habit(group, name):
+        return known
     found = [option for option in error.options or () if not option.startswith("_")]
     choices = sorted({*(choices_of(group) if group in GROUPS else ()), *found})
     return UserError(f"{group}: got '{name}', takes {', '.join(choices)}.{did_you_mean(name, choices)}")
+
+
+def value_of(one: Override) -> str:
+    """The value of an override, as it was typed."""
+    return (one.input_line or "").partition("=")[2]
 
 
 def wrong_choice(overrides: list[Override]) -> UserError | None:
@@ -49,6 +57,8 @@ def wrong_key(config: dict[str, Any], one: Override) -> UserError | None:
     """What is wrong with the option's name in an override of `config`, in plain containers; None if nothing is."""
     key = one.key_or_group
     wrong = _unknown_part(config, key)
+    if wrong and (known := habit(key, value_of(one))):
+        return known
     if wrong and not one.is_add() and not one.is_force_add():
         return wrong
     there = None if wrong else _select(config, _parts(key))

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..errors import UserError, did_you_mean
 from . import packages
+from .habits import habit
 from .purpose import annotation_of
 from .renamed import TARGETS, refuse_old_name
 from .signatures import ancestors, locate, problem_in, signature_of
@@ -72,6 +73,8 @@ def _check_option(name: str, key: Any, value: Any, node: dict[str, Any], path: s
     if signature is None:
         return
     if key not in signature.parameters and not (signature.open and isinstance(key, str)):
+        if known := habit(name, str(value)):
+            raise known
         names = [key for key in node if key in signature.parameters]
         takes = f" {path} takes {', '.join(names)}." if 0 < len(names) <= 12 else ""
         raise UserError(f"{name}: no such option.{did_you_mean(str(key), signature.parameters)}{takes}")
