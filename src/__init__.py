@@ -11,6 +11,7 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from .callbacks.communication import CommunicationMonitor as CommunicationMonitor
+    from .callbacks.compilation import CompilationWatch as CompilationWatch
     from .callbacks.curves import TrainCurves as TrainCurves
     from .callbacks.device import DeviceMonitor as DeviceMonitor
     from .callbacks.learning_rate import LearningRateWatch as LearningRateWatch

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -165,6 +165,11 @@ class AppendingCSVWriter(ExperimentWriter):
 
 def has_csv_writer(logger: CSVLogger) -> bool:
     """Whether the logger has been used."""
+    return logger._experiment is not None
+
+
+def has_wandb_run(logger: WandbLogger) -> bool:
+    """Whether the logger has begun its run at W&B."""
     return logger._experiment is not None
 
 

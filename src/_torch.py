@@ -71,6 +71,55 @@ def has_compiled() -> bool:
     return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
 
 
+def compilations() -> dict[str, int]:
+    """How many graphs torch.compile has compiled in this process, and how many breaks there were between them."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    counters = dynamo.counters if dynamo is not None else {"stats": {}, "graph_break": {}}
+    return {
+        "graphs": counters["stats"].get("unique_graphs", 0),
+        "graph_breaks": sum(counters["graph_break"].values()),
+    }
+
+
+def watch_compilation(started: Callable[[], None], ended: Callable[[], None]) -> Callable[[], None]:
+    """Call functions when torch.compile begins and ends to compile something; returns a function that ends this."""
+    from torch._dynamo.callback import callback_handler
+
+    begin = callback_handler.register_start_callback(lambda *_: started())
+    end = callback_handler.register_end_callback(lambda *_: ended())
+
+    def stop() -> None:
+        callback_handler.remove_start_callback(begin)
+        callback_handler.remove_end_callback(end)
+
+    return stop
+
+
+def why_not_compilable(device: torch.device) -> str | None:
+    """Why torch.compile cannot make code for a device here, in one line; None where nothing is known to be missing."""
+    from torch._dynamo.eval_frame import check_if_dynamo_supported
+
+    try:
+        check_if_dynamo_supported()
+        if device.type == "cpu":
+            from torch._inductor.cpp_builder import get_cpp_compiler
+
+            get_cpp_compiler()
+    except Exception as error:  # noqa: BLE001 - of several classes; the message says what is missing
+        name = type(error).__name__
+        return "no C++ compiler is found (g++, or what CXX names)" if name == "InvalidCxxCompiler" else str(error)
+    from torch.utils._triton import has_triton
+
+    if device.type == "cuda" and not has_triton():
+        return "triton is missing, or does not know this GPU"
+    return None if device.type in ("cpu", "cuda") else f"compiling for {device.type} is not supported here"
+
+
+def is_compilation_error(error: BaseException) -> bool:
+    """Whether an exception is one of torch.compile's own classes."""
+    return type(error).__module__.startswith(("torch._dynamo.", "torch._inductor."))
+
+
 def hook_dicts(module: nn.Module) -> list[dict[int, Any]]:
     """The module's own dictionaries of forward and backward hooks; they are empty where there are none."""
     return [getattr(module, name) for name in _HOOKS]

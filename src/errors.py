@@ -101,18 +101,23 @@ def reraise_in_hydra() -> None:
         os.environ["HYDRA_FULL_ERROR"] = os.environ[_SET_BY_US] = "1"
 
 
+def show_tracebacks() -> None:
+    """Have `exit_on_user_error` print the traceback of a UserError, as HYDRA_FULL_ERROR=1 does."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    os.environ.pop(_SET_BY_US, None)
+
+
 def exit_on_user_error(program: Callable[[], None]) -> None:
     """Run a program; a UserError ends it with one line and an exit code.
 
     HYDRA_FULL_ERROR=1 in the environment adds the traceback. A closed standard output (`… --help | head -1`) ends the
     program silently.
     """
-    full = os.environ.get("HYDRA_FULL_ERROR") == "1" and _SET_BY_US not in os.environ
     try:
         try:
             program()
         except UserError as error:
-            if full:
+            if os.environ.get("HYDRA_FULL_ERROR") == "1" and _SET_BY_US not in os.environ:
                 traceback.print_exc()
             report(error)
             sys.exit(error.exit_code)

@@ -9,6 +9,7 @@ import pytest
 
 CALLBACKS = [
     "CommunicationMonitor",
+    "CompilationWatch",
     "DeviceMonitor",
     "LearningRateWatch",
     "MemoryMonitor",

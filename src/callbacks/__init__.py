@@ -6,6 +6,7 @@ from .._lazy import lazy_names
 
 if TYPE_CHECKING:
     from .communication import CommunicationMonitor as CommunicationMonitor
+    from .compilation import CompilationWatch as CompilationWatch
     from .curves import TrainCurves as TrainCurves
     from .device import DeviceMonitor as DeviceMonitor
     from .learning_rate import LearningRateWatch as LearningRateWatch

@@ -34,7 +34,7 @@ class StepWatch:
     def __init__(self, wanted: bool):
         self._wanted = wanted
         self._recorder = OperationRecorder()
-        self._watches = self._active = False
+        self._watches = self._active = self._is_compiled = False
         self._update = 0  # the last that was watched
         self._begun = 0  # the last that was begun
         self._last = LAST  # of the present watch
@@ -51,6 +51,7 @@ class StepWatch:
         self._new_recorder = lambda: OperationRecorder(module, cache_bytes, part)
         self._recorder = self._new_recorder()
         self._watches = self._wanted and can_be_watched(trainer, module)
+        self._is_compiled = self._wanted and is_compiled_module(module)
         self._update = self._begun = 0
         self._last, self._after = LAST, None
         self._moments.clear()
@@ -109,7 +110,9 @@ class StepWatch:
 
     @property
     def reason(self) -> str | None:
-        """Why nothing was recorded, if the recorder failed."""
+        """Why nothing was recorded, if the module is compiled or the recorder failed."""
+        if self._is_compiled:
+            return "torch.compile runs nothing compiled under a recorder"
         error = self._recorder.error
         return None if error is None else f"{type(error).__name__}: {error}"
 
@@ -139,8 +142,9 @@ def _apart(factor: float) -> float:
 
 def can_be_watched(trainer: Trainer, module: LightningModule) -> bool:
     """Whether a recorder sees the operations that would run without it: neither compiled nor sharded ones."""
-    return (
-        type(trainer.strategy) in (SingleDeviceStrategy, DDPStrategy)
-        and compiler_context(module) is None
-        and not any(map(is_compiled, module.modules()))
-    )
+    return type(trainer.strategy) in (SingleDeviceStrategy, DDPStrategy) and not is_compiled_module(module)
+
+
+def is_compiled_module(module: LightningModule) -> bool:
+    """Whether torch.compile has compiled a module or a part of it."""
+    return compiler_context(module) is not None or any(map(is_compiled, module.modules()))

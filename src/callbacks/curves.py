@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from typing_extensions import override
 
-from ..options.types import PositiveInt
+from ..options.types import NonNegativeInt
 from ._deferred_scalars import DeferredScalars
 from ._exclusions import writing
 from ._step_writer import write_steps
@@ -28,13 +28,13 @@ class TrainCurves(Callback):
     and writes them when the next 100 have been collected, or when an epoch, a validation or the run ends.
 
     Args:
-        every_n_steps: log every n-th optimizer step; 1 for all.
+        every_n_steps: log every n-th optimizer step; 1 for all, 0 for none.
     """
 
     observes_only = True
 
-    def __init__(self, every_n_steps: PositiveInt = 1):
-        self.every_n_steps = every_n_steps
+    def __init__(self, every_n_steps: NonNegativeInt | None = 1):
+        self.every_n_steps = 1 if every_n_steps is None else every_n_steps
         self._steps: list[tuple[int, dict[str, Tensor]]] = []
         self._reads: list[tuple[list[tuple[int, str]], DeferredScalars]] = []
         self._last_step = -1
@@ -48,8 +48,8 @@ class TrainCurves(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        if step == self._last_step or step % self.every_n_steps:  # of accumulated batches the last one counts
-            return
+        if step == self._last_step or not self.every_n_steps or step % self.every_n_steps:
+            return  # of accumulated batches the last one counts
         self._last_step = step
         scalars = outputs if isinstance(outputs, dict) else {"loss": outputs}
         self._steps.append((step, {k: v for k, v in scalars.items() if isinstance(v, Tensor) and v.numel() == 1}))

@@ -17,6 +17,7 @@ from ..records.formatting import memory
 from ._batches import samples_in, varies
 from ._exclusions import measuring
 from ._never_raise import never_raise
+from ._step_watch import is_compiled_module
 
 # Of the free memory a step may take so much by the count: kernels' workspaces and fragmentation are not counted.
 USABLE = 0.9
@@ -108,11 +109,14 @@ class MemoryMonitor(Callback):
         with measuring(trainer):
             self._counter = MemoryCounter(pl_module, batch, samples)
             self.facts = {"batch_size": self._counter.batch_size, "uncounted": "MemoryMonitor(count=False)"}
-            counted = self._counter.at() if self.count and not varies(pl_module) else None
+            compiled, lengths = is_compiled_module(pl_module), varies(pl_module)
+            counted = self._counter.at() if self.count and not compiled and not lengths else None
         if counted is not None:
             self.facts = _facts_of(counted)
-        if self.count and (counted is None or self._counter.optimizer_reason):
-            reason = "the sequences have different lengths" if varies(pl_module) else None
+        if compiled:
+            self.facts["uncounted"] = "a compiled step keeps other activations than the one that is counted"
+        elif self.count and (counted is None or self._counter.optimizer_reason):
+            reason = "the sequences have different lengths" if lengths else None
             self.facts["uncounted"] = reason or self._counter.reason or self._counter.optimizer_reason
 
     @override
@@ -139,7 +143,7 @@ class MemoryMonitor(Callback):
     @never_raise
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if is_out_of_memory(exception) and trainer.training and self._counter is not None:
-            self.facts["out_of_memory"] = self._explanation(self._counter)
+            self.facts["out_of_memory"] = {} if is_compiled_module(pl_module) else self._explanation(self._counter)
 
     @override
     @never_raise

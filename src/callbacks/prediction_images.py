@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from matplotlib.figure import Figure
 from torch import Tensor
 from typing_extensions import override
@@ -76,15 +76,18 @@ class PredictionImages(Callback):
     @never_raise
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        if not self._samples or not writers or not trainer.is_global_zero:
+        online = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
+        if not self._samples or not (writers or online) or not trainer.is_global_zero:
             return
         spec = getattr(pl_module, "spec", None)
         figures = {"test/samples": _draw_samples([s[1:] for s in self._samples], spec)}
         if self._confusion is not None:
             classes = int(len(self._confusion) ** 0.5)
             figures["test/confusion"] = _draw_confusion(self._confusion.view(classes, classes).cpu(), spec)
-        for writer in writers:
-            for key, figure in figures.items():
+        for key, figure in figures.items():
+            for logger in online:
+                logger.log_image(key, [figure])
+            for writer in writers:
                 writer.add_figure(key, figure, trainer.global_step, close=False)
 
 

@@ -73,7 +73,7 @@ class ThroughputMonitor(Callback):
 
     def __init__(
         self,
-        every_n_steps: NonNegativeInt = 1,
+        every_n_steps: NonNegativeInt | None = 1,
         warmup_steps: NonNegativeInt = 5,
         batch_size_fn: Callable[[Any], int] | None = None,
         timesteps_fn: Callable[[Any], int] | None = None,
@@ -83,7 +83,7 @@ class ThroughputMonitor(Callback):
         verbose: bool = True,
         details: bool = False,
     ):
-        self.every_n_steps = every_n_steps
+        self.every_n_steps = 1 if every_n_steps is None else every_n_steps
         self.warmup_steps = warmup_steps
         self.batch_size_fn = batch_size_fn
         self.timesteps_fn = timesteps_fn

@@ -66,6 +66,8 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
     refuse_older_version(recorded, f"ckpt: {path}")
     recorded = for_evaluation(check_config(recorded))
     config = check_config(apply_overrides(recorded, overrides))
+    if config["compile"]:
+        raise UserError("compile: only training steps are compiled; an evaluation runs the network as it is")
     trust.confirm(config, overrides, str(path), run_dir=None)
     return _test(config, checkpoint["state_dict"], name, path)
 

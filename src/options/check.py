@@ -11,10 +11,11 @@ from . import packages
 from .command_lines import train_command
 from .explain import first_line, similar_option
 from .groups import COLLECTIONS, SECTIONS, choices_of, file_of, load, to_plain, top_level_names
+from .habits import habit
 from .nodes import check_node
-from .purpose import TOP_LEVEL
+from .purpose import DEFAULTS, TOP_LEVEL
 from .renamed import METRICS, OPTIONS, new_name, refuse_old_name
-from .signatures import class_attribute
+from .signatures import class_attribute, is_installed
 from .values import check_value
 
 
@@ -44,10 +45,15 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     if plain["search"] is not None:
         check_node({"_target_": "batchscope.sweep.search.BatchSizeSearch", **plain["search"]}, "search")
     _check_model_fits_data(plain["model"], plain["data"])
+    _check_compile(plain["compile"], plain["trainer"])
+    if plain["optimizer"].get("schedule") == "plateau" and plain["trainer"].get("limit_val_batches") == 0:
+        raise UserError("optimizer.schedule: plateau reads val/loss, and trainer.limit_val_batches=0 has no validation")
     return plain
 
 
 def _check_top_level(plain: dict[str, Any]) -> None:
+    for key, value in DEFAULTS.items():
+        plain.setdefault(key, value)
     for key in TOP_LEVEL:
         if key not in plain:
             raise UserError(f"{key}: is missing")
@@ -55,9 +61,27 @@ def _check_top_level(plain: dict[str, Any]) -> None:
         if key in TOP_LEVEL:
             check_value(key, value, TOP_LEVEL[key])
         elif key not in SECTIONS + COLLECTIONS:
+            if known := habit(key, str(value)):
+                raise known
             near = did_you_mean(key, top_level_names()) or similar_option(plain, [key])
             raise UserError(f"{key}: no such option.{near}")
     refuse_old_name("optimized_metric", plain["optimized_metric"], METRICS)
+
+
+def _check_compile(compile: bool | str, trainer: dict[str, Any]) -> None:
+    """Refuse what torch.compile does not go together with, as far as the options show it."""
+    strategy = trainer.get("strategy")
+    if not compile:
+        return
+    if isinstance(strategy, dict) or any(name in str(strategy) for name in ("fsdp", "deepspeed")):
+        raise UserError("compile: a sharded model is not compiled; write compile=false, or trainer=ddp")
+    if trainer.get("accelerator") == "mps":
+        raise UserError("compile: torch compiles for CPUs and GPUs; write compile=false with trainer.accelerator=mps")
+    if compile in ("reduce-overhead", "max-autotune") and trainer.get("accumulate_grad_batches", 1) > 1:
+        raise UserError(
+            f"compile: {compile} uses CUDA graphs, which overwrite the gradients that trainer.accumulate_grad_batches "
+            "keeps; write compile=default or compile=max-autotune-no-cudagraphs"
+        )
 
 
 def _check_collection(nodes: Any, name: str) -> None:
@@ -67,6 +91,8 @@ def _check_collection(nodes: Any, name: str) -> None:
         option = f"{name}.{part}"
         if isinstance(node, dict) and "_target_" in node:
             refuse_old_name(f"{option}.monitor", node.get("monitor"), METRICS)
+            if str(node["_target_"]).endswith(".WandbLogger") and not is_installed("wandb"):
+                raise UserError(f"{option}: wandb is not installed; pip install 'batchscope[wandb]'")
             if str(node["_target_"]).endswith(".BatchSizeFinder"):
                 raise UserError(
                     f"{option}: BatchSizeFinder takes its trial steps from the learning-rate schedule; write "

@@ -58,7 +58,7 @@ def for_evaluation(config: dict[str, Any]) -> dict[str, Any]:
     """A run's configuration as an evaluation takes it: on a device of this machine, nothing watched, logged or kept."""
     trainer = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
     trainer |= {"profiler": None, "default_root_dir": None}
-    parts = {"callbacks": {}, "logger": {}, "search": None, "run_dir": None}
+    parts = {"callbacks": {}, "logger": {}, "search": None, "run_dir": None, "compile": False}
     return {**config, "trainer": {**config["trainer"], **trainer}, **parts}
 
 
@@ -74,7 +74,12 @@ def for_explanation(config: dict[str, Any]) -> dict[str, Any]:
     callbacks = {
         name: node for name, node in (config["callbacks"] or {}).items() if node and node["_target_"] in _PART_OF_A_STEP
     }
-    parts = {"callbacks": callbacks, "logger": {}, "search": None, "resume": None, "run_dir": None}
+    # Without a validation a plateau cannot be seen.
+    optimizer = config["optimizer"] | (
+        {"schedule": "constant"} if config["optimizer"].get("schedule") == "plateau" else {}
+    )
+    parts = {"callbacks": callbacks, "optimizer": optimizer, "logger": {}}
+    parts |= {"search": None, "resume": None, "run_dir": None}
     return {**config, "trainer": {**config["trainer"], **trainer}, **parts}
 
 

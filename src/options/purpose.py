@@ -5,7 +5,7 @@ between machines, and trust whether a file may set it. Nothing here needs Hydra 
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from . import packages
 from .renamed import TARGETS, new_name
@@ -16,6 +16,7 @@ from .values import alternatives
 
 PLACES = (Purpose.READ_FROM, Purpose.WRITTEN_TO)
 CHOOSES_NOTHING = (*PLACES, Purpose.OBSERVATION)  # left out of tables, of HPARAMS, and of what divides groups of runs
+_CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 TOP_LEVEL: dict[str, Any] = {
     "seed": Seed,
     "test": Annotated[bool, Purpose.OBSERVATION],
@@ -23,11 +24,14 @@ TOP_LEVEL: dict[str, Any] = {
     "channels_last": bool,
     "flush_denormals": bool,
     "keep_freed_memory": Annotated[bool, Purpose.SPEED],
+    "compile": Annotated[bool | _CompileMode, Purpose.SPEED],
+    "tags": Annotated[list[str], Purpose.OBSERVATION],
     "search": Annotated[dict | None, Purpose.OBSERVATION],  # it decides which runs there are, and changes none of them
     "resume": Annotated[str | None, Purpose.READ_FROM],
     "run_dir": Annotated[str | None, Purpose.WRITTEN_TO],
     "trust": Annotated[list[str] | str | None, Purpose.READ_FROM],  # packages (packages.py); never taken from a file
 }
+DEFAULTS: dict[str, Any] = {"compile": False, "tags": []}  # of options that an older record does not have
 _TABLES = {"trainer": TRAINER, "callbacks": CALLBACK, "logger": LOGGER}
 
 

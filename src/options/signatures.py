@@ -94,6 +94,12 @@ def locate(target: str) -> Definition | None:
     return _find(module, name) if module else None
 
 
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported. A folder of its name, such as W&B makes, is none."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
 def ancestors(found: Definition) -> set[str]:
     """The full names of a class and of all its base classes, as far as they can be read; nothing for a function."""
     module, node = found

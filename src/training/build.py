@@ -12,7 +12,7 @@ from typing import Any
 from lightning import Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from torch import nn
 
 from .._lightning import profiler_of
@@ -20,6 +20,7 @@ from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..data.plain import Data, PlainData, described
 from ..errors import UserError
 from ..options.nodes import check_node, role_of
+from ..options.purpose import only_observes
 
 
 def build(node: dict[str, Any], section: str, **arguments: Any) -> Any:
@@ -69,7 +70,9 @@ def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, b
     `callbacks.progress=null` means no bar rather than Lightning's own, and `trainer.enable_progress_bar=false` leaves
     ours out; the same for checkpoints.
     """
-    callbacks = build_all(config["callbacks"], "callbacks")
+    interval = config["trainer"].get("log_every_n_steps")
+    nodes = {name: node and _with_interval(node, interval) for name, node in (config["callbacks"] or {}).items()}
+    callbacks = build_all(nodes, "callbacks")
     switches = {}
     for switch, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
         if config["trainer"].get(switch) is False:
@@ -83,6 +86,13 @@ def loader_switches(data: Data) -> dict[str, bool]:
     return {"use_distributed_sampler": True} if isinstance(data, PlainData) else {}
 
 
+def _with_interval(node: dict[str, Any], interval: int | None) -> dict[str, Any]:
+    """A callback that observes, and has no interval of its own, writes as often as the trainer's loggers."""
+    if node.get("every_n_steps", 0) is not None or not only_observes(node["_target_"]):
+        return node
+    return {**node, "every_n_steps": interval}
+
+
 def build_trainer(
     config: dict[str, Any], run_dir: Path, callbacks: list[Callback], switches: dict[str, bool]
 ) -> Trainer:
@@ -90,15 +100,6 @@ def build_trainer(
     root = config["trainer"].get("default_root_dir") or run_dir
     parts = {"callbacks": callbacks, "plugins": [AtomicCheckpointIO()], "default_root_dir": root, "logger": False}
     return build(config["trainer"], "trainer", **parts, **switches)
-
-
-def build_loggers(config: dict[str, Any], name: str) -> list[Logger]:
-    """The loggers; TensorBoard's folder is called what the run is, unless an option names it."""
-    nodes = {key: dict(node) for key, node in (config["logger"] or {}).items() if node}
-    for node in nodes.values():
-        if node["_target_"].endswith("TensorBoardLogger"):
-            node.setdefault("name", name)
-    return build_all(nodes, "logger")
 
 
 def run_name(config: dict[str, Any], choices: Mapping[str, str], dataset: str, batch_size: int) -> str:
@@ -115,6 +116,8 @@ def folders_written_to(config: dict[str, Any], trainer: Trainer) -> Iterator[tup
     yield "trainer.default_root_dir", trainer.default_root_dir
     names = [name for name, node in (config["logger"] or {}).items() if node]
     for name, logger in zip(names, trainer.loggers, strict=False):  # a trial run has one logger that writes nothing
+        if isinstance(logger, WandbLogger):
+            yield f"logger.{name}", str(logger.save_dir)
         if isinstance(logger, CSVLogger | TensorBoardLogger):
             yield from ((f"logger.{name}", str(folder)) for folder in (logger.save_dir, logger.log_dir))
     for name, node in (config["callbacks"] or {}).items():

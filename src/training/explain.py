@@ -11,6 +11,7 @@ from ..errors import UserError
 from ..hardware.devices import check_accelerator
 from ..records.explanation import Explanation
 from .build import build, build_all, build_data, build_model
+from .compiling import check_compile, compile_mode
 from .failures import explain_failures
 from .run import limit_batch_size, set_up_process
 from .task import Task, min_samples
@@ -41,6 +42,7 @@ def explain(
     callbacks = [profiler, *build_all(config["callbacks"], "callbacks")]
     limit = {"max_steps": sum(most_updates(warmup, steps).values())}
     trainer = build(config["trainer"], "trainer", callbacks=callbacks, logger=False, **limit)
+    check_compile(config, trainer)
     model = build_model(config, data)
     optimizer = build(config["optimizer"], "optimizer")
     data.check_batch(min_samples(model, data.spec))
@@ -48,7 +50,7 @@ def explain(
     data.setup("fit")
     limit_batch_size(data, data.num_samples("train"), world_size=1)
     provenance = {"choices": choices, "dataset": data.name}
-    task = Task(model, data.spec, optimizer, config["channels_last"], provenance)
+    task = Task(model, data.spec, optimizer, config["channels_last"], provenance, compile_mode(config))
     _fit(trainer, task, data, {**config, "run_dir": place})
     if profiler.explanation is None:
         raise UserError(f"explain: no step of {task.title} could be measured")

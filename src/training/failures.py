@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import torch
 
+from .._torch import is_compilation_error
 from ..callbacks.memory import USABLE
 from ..errors import Interrupted, PeerLostError, UserError
 from ..files import NO_SPACE, WriteError, is_inside, why
@@ -62,10 +63,19 @@ def explain_failures(
             raise RunOutOfMemoryError(_out_of_memory(config, device, memory())) from error
         if _is(error, *_LOST_PEER):
             raise PeerLostError("the connection to another process of the run is lost, and the run ends") from error
+        if config.get("compile") and is_compilation_error(error):
+            raise UserError(_cannot_compile(config, error)) from error
         refused = _refused_file(error, config["run_dir"])
         if refused is None:
             raise
         raise WriteError(f"{refused.filename or config['run_dir']} cannot be written: {why(refused)}") from error
+
+
+def _cannot_compile(config: dict[str, Any], error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    asked, model = str(config["compile"]).lower(), config["model"]["_target_"].rpartition(".")[2]
+    first = lines[0][:200] if lines else type(error).__name__
+    return f"compile: {asked} fails for {model}: {first}; write compile=false, which may be resumed from here"
 
 
 def _print_how_to_resume(config: dict[str, Any], stop: Interrupted) -> None:

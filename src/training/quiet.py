@@ -14,6 +14,8 @@ _IGNORED = (
     ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
     ".*Experiment logs directory .* exists and is not empty.*",
     ".*callbacks used to create the checkpoint need to be provided.*",
+    ".*using the WeightAveraging callback with a model that overrides.*",
+    ".*using the WeightAveraging callback, but loading a checkpoint outside.*",
 )
 # The parts of Lightning that print only what a user asked for: a profile, a learning rate found, a verbose callback.
 _ASKED_FOR = ("profilers", "tuner", "callbacks")
@@ -31,6 +33,7 @@ def quiet_libraries() -> None:
         shared.setLevel(logging.INFO)
     for handler in logging.getLogger("lightning").handlers:  # it would print a second time what its children print
         handler.setLevel(logging.WARNING)
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # torch.compile on a machine without CUDA
     for pattern in _IGNORED:
         warnings.filterwarnings("ignore", pattern)
 

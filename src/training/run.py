@@ -15,6 +15,7 @@ from torch import nn
 
 from .._lightning import callbacks_of, is_fast_dev_run
 from ..callbacks._turns import seconds_waited, turns_of
+from ..callbacks.compilation import CompilationWatch
 from ..callbacks.learning_rate import LearningRateWatch
 from ..checkpointing.graceful_shutdown import GracefulShutdown
 from ..checkpointing.log_files import check_log_files, loggers_of_rank
@@ -24,7 +25,7 @@ from ..checkpointing.resume_point import ResumePoint, checkpoint_folder, find_re
 from ..data.base import DataModule
 from ..data.plain import Data, lightning_of
 from ..distributed.agreement import Agreement, end_together
-from ..errors import UserError, warn
+from ..errors import UserError, show_tracebacks, warn
 from ..hardware.allocator import keep_freed_memory
 from ..hardware.devices import describe
 from ..options import trust
@@ -36,14 +37,15 @@ from .build import (
     build,
     build_callbacks,
     build_data,
-    build_loggers,
     build_model,
     build_trainer,
     folders_written_to,
     loader_switches,
     run_name,
 )
+from .compiling import check_compile, compile_mode
 from .failures import explain_failures
+from .loggers import build_loggers, close_loggers, open_loggers
 from .optimizer import Optimizer
 from .quiet import quiet_libraries
 from .task import Task, min_samples
@@ -62,6 +64,8 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
 
     Returns the metric named by `optimized_metric`, or None where the run has no such metric.
     """
+    if choices.get("debug"):
+        show_tracebacks()
     with GracefulShutdown(lambda number: close_open(run_dir, "interrupted", f"signal {number}")) as shutdown:
         set_up_process(config)
         run = _Run(config, run_dir, choices, shutdown)
@@ -107,8 +111,10 @@ class _Run:
             *turns_of(callbacks),
             shutdown,
             LearningRateWatch(),
+            CompilationWatch(),
         ]
         self.trainer = build_trainer(config, run_dir, callbacks, switches | loader_switches(self.data))
+        check_compile(config, self.trainer)
         self.model: nn.Module = build_model(config, self.data)
         self.optimizer: Optimizer = build(config["optimizer"], "optimizer")
         self.data.check_batch(min_samples(self.model, self.data.spec))
@@ -138,13 +144,17 @@ class _Run:
         ):
             if first:
                 summary.print_start(record.facts, self.data.name)
+            failed = True
             try:
                 yield record
+                failed = False
             except BaseException as error:
                 record.facts |= {"memory": known} if (known := summary.memory_facts(self.trainer)) else {}
                 if not self.config.get("resume") and not isinstance(error, UserError):
                     record.begin_unless_begun()  # a new run that ended while its data were loaded
                 raise
+            finally:
+                close_loggers(loggers_of_rank(self.trainer), failed)
 
     def load_data(self, run_id: str) -> None:
         """Load the training data, and name the run, its loggers and its checkpoints after them."""
@@ -156,11 +166,12 @@ class _Run:
         self.batch = limit_batch_size(self.data, samples, self.trainer.world_size)
         self.name = run_name(self.config, self.choices, self.data.name, self.data.batch_size)
         if not is_fast_dev_run(self.trainer):  # in which Lightning logs nothing
-            self.trainer.loggers = build_loggers(self.config, self.name)
+            self.trainer.loggers = build_loggers(self.config, self.name, run_id)
         trust.refuse_outside(self.config, self.run_dir, folders_written_to(self.config, self.trainer))
         provenance = {"config": self.config, "choices": self.choices, "name": self.name, "run": run_id}
         provenance |= {"dataset": self.data.name, "fingerprint": fingerprint}
-        self.task = Task(self.model, self.data.spec, self.optimizer, self.config["channels_last"], provenance)
+        mode = compile_mode(self.config)
+        self.task = Task(self.model, self.data.spec, self.optimizer, self.config["channels_last"], provenance, mode)
 
     def shared_facts(self) -> dict[str, Any]:
         """What has to be the same in every rank."""
@@ -174,6 +185,7 @@ class _Run:
             self.resume_point = find_resume_point(folder, self.trainer, self.task, self.run_dir)
             self.resume_point.check(self.trainer, self.dataset["fingerprint"])
         check_log_files(loggers_of_rank(self.trainer), self.folder_option)
+        open_loggers(loggers_of_rank(self.trainer))
         record.facts |= {"name": self.name, "dataset": self.dataset, **self.batch}
         record.begin(self.resume_point.facts(self.run_dir) if self.resume_point else None)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning import Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
 from .._lightning import callbacks_of
 from ..callbacks._run_summary import report, without_bottleneck
@@ -74,7 +74,7 @@ def memory_facts(trainer: Trainer) -> dict[str, Any]:
 
 
 def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
-    """In TensorBoard: one row in HPARAMS (what was chosen, what came of it, and how fast), and the summary as text."""
+    """W&B's configuration, and in TensorBoard one row in HPARAMS (what was chosen, what came of it, and how fast), and the summary as text."""
     config = record["config"]
     chosen = {section: config[section] for section in ("model", "data", "optimizer", "trainer")}
     named = [(key, value) for key, value in flatten(chosen) if purpose_of(key, config) not in CHOOSES_NOTHING]
@@ -88,6 +88,8 @@ def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
     metrics = dict(sorted(record["metrics"].items()))
     metrics |= {f"summary/{key}": value for key, value in speed.items() if value is not None}
     for logger in trainer.loggers:
+        if isinstance(logger, WandbLogger):
+            logger.log_hyperparams(row)
         if isinstance(logger, TensorBoardLogger):
             logger.log_hyperparams(row, metrics, step=trainer.global_step)
             if "title" in record["throughput"]:  # a summary that is complete

@@ -1,0 +1,184 @@
+"""`compile=`: the network alone is compiled; checkpoints, rates and the record are those of any run."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from batchscope.callbacks.compilation import CompilationWatch
+from batchscope.errors import UserError
+from batchscope.options.compose import check_command_line
+from batchscope.training import compiling
+from batchscope.training.failures import explain_failures
+from tests.support.runs import EVERY_4, SMALL, assert_alike, kill_9, last, record, results, run
+
+OUT = "hydra.run.dir=out"
+# 20 steps in 2 epochs; the last batch of an epoch holds 4 samples in place of 8.
+MLP = [
+    *(word for word in SMALL if not word.startswith(("data=", "data.delay", "model"))),
+    *("data=digits", "model=mlp", "model.hidden_sizes=[8]", EVERY_4),
+]
+STEP = "batchscope.training.task.Task.training_step"
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None and shutil.which("clang++") is None, reason="torch.compile needs a C++ compiler"
+)
+
+
+def composed(*words: str) -> dict:
+    return check_command_line(list(words), multirun=False)[0]
+
+
+def refusal(*words: str) -> str:
+    with pytest.raises(UserError) as caught:
+        composed(*words)
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a compiled run; it lies beside that of another one, which was killed in its step 15."""
+    folder = tmp_path_factory.mktemp("compiled")
+    done = run(folder, *MLP, "compile=true", OUT)
+    assert done.end() == 0, done.complained
+    return folder / "out"
+
+
+@needs_compiler
+def test_a_compiled_run_compiles_one_graph_and_says_so(compiled: Path) -> None:
+    facts = record(compiled)["compilation"]
+    assert (facts["graphs"], facts["graph_breaks"]) == (1, 0)
+    assert "compiled 1 graph with 0 graph breaks in " in (compiled.parent / "stdout").read_text()
+
+
+@needs_compiler
+def test_compiling_is_in_no_rate(compiled: Path) -> None:
+    found = record(compiled)
+    assert found["compilation"]["seconds"] > 0.5
+    assert found["throughput"]["fit_seconds"] < found["fit_seconds"] - found["compilation"]["seconds"]
+
+
+@needs_compiler
+def test_a_checkpoint_of_a_compiled_run_has_the_names_of_any_other(compiled: Path, tmp_path: Path) -> None:
+    run(tmp_path, *MLP, OUT)
+    plain = last(tmp_path / "out")["state_dict"]
+    assert list(last(compiled)["state_dict"]) == list(plain)
+    for name, weights in last(compiled)["state_dict"].items():
+        torch.testing.assert_close(weights, plain[name], rtol=1e-3, atol=1e-4)
+
+
+@needs_compiler
+def test_flops_are_counted_and_what_a_compiled_step_does_not_show_is_absent(compiled: Path) -> None:
+    throughput = record(compiled)["throughput"]
+    assert throughput["flops_per_sample"] == 1
+    assert throughput["step"] == {"not_recorded": "torch.compile runs nothing compiled under a recorder"}
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_compiled_run_that_was_killed_ends_bit_identically(compiled: Path, tmp_path: Path) -> None:
+    assert run(tmp_path, *MLP, "compile=true", OUT, faults=[(STEP, 15, kill_9)]).end() == -9
+    done = run(tmp_path, "resume=out")
+    assert done.end() == 0, done.complained
+    assert_alike(results(tmp_path / "out"), results(compiled))
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "then"), [("true", "false"), ("false", "true")])
+def test_a_run_is_resumed_with_another_compile(first: str, then: str, tmp_path: Path) -> None:
+    assert run(tmp_path, *MLP, f"compile={first}", OUT, faults=[(STEP, 15, kill_9)]).end() == -9
+    done = run(tmp_path, "resume=out", f"compile={then}")
+    assert done.end() == 0, done.complained
+    assert record(tmp_path / "out")["steps"] == 20
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_compiled_checkpoint_is_evaluated_as_it_is(compiled: Path) -> None:
+    done = run(compiled.parent / "again", f"ckpt={compiled}/checkpoints/best.ckpt", module="batchscope.evaluate")
+    assert done.end() == 0, done.complained
+    tested = {
+        key: float(value)
+        for key, value in (line.split() for line in done.said.splitlines() if line.startswith("test/"))
+    }
+    assert tested == {k: pytest.approx(v, abs=1e-6) for k, v in record(compiled)["metrics"].items() if "test" in k}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trainer=fsdp"], "compile: a sharded model is not compiled; write compile=false, or trainer=ddp"),
+        (
+            ["trainer=mps"],
+            "compile: torch compiles for CPUs and GPUs; write compile=false with trainer.accelerator=mps",
+        ),
+        (["trainer.accumulate_grad_batches=2", "compile=reduce-overhead"], "compile: reduce-overhead uses CUDA graphs"),
+        (
+            ["compile=reduce_overhead"],
+            "compile: got 'reduce_overhead', takes true or false or default, reduce-overhead",
+        ),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_by_its_options(words: list[str], said: str) -> None:
+    assert refusal("compile=true", *words).startswith(said)
+
+
+def test_a_machine_that_cannot_compile_is_refused_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Trainer:
+        class strategy:
+            root_device = torch.device("cpu")
+
+    monkeypatch.setattr(compiling, "why_not_compilable", lambda device: "no C++ compiler is found")
+    compiling.check_compile(composed(), Trainer)
+    with pytest.raises(
+        UserError, match="^compile: got max-autotune, and no C.. compiler is found; write compile=false$"
+    ):
+        compiling.check_compile(composed("compile=max-autotune"), Trainer)
+
+
+def test_a_compilation_that_fails_is_one_line() -> None:
+    from torch._inductor.exc import CppCompileError
+
+    config = composed("compile=true", "model=mlp") | {"run_dir": "out"}
+    with (
+        pytest.raises(UserError, match="^compile: true fails for MLP: C.. compile error; write compile=false, which"),
+        explain_failures(config, torch.device("cpu"), first=True),
+    ):
+        raise CppCompileError(["g++"], "internal error")
+
+
+def test_an_evaluation_compiles_nothing(tmp_path: Path, compiled: Path) -> None:
+    done = run(tmp_path, f"ckpt={compiled}/checkpoints/best.ckpt", "compile=true", module="batchscope.evaluate")
+    assert done.end() == 1
+    assert done.complained.startswith("error: compile: only training steps are compiled")
+
+
+def test_a_module_that_is_not_compiled_is_not_watched() -> None:
+    watch = CompilationWatch()
+    watch.on_train_start(None, torch.nn.Linear(1, 1))
+    assert watch.record_facts() == {"compilation": None}
+
+
+@pytest.mark.parametrize("width", [8, 4])
+def test_only_whole_batches_of_training_run_the_compiled_network(width: int) -> None:
+    from batchscope.data.spec import DataSpec
+    from batchscope.training.task import Task
+
+    calls = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list) -> object:
+        calls.append(len(inputs))
+        return graph.forward
+
+    task = Task(torch.nn.Linear(3, 2), DataSpec("image", (3,), "class", 2), None, compile_mode="default")
+    task._compiled_samples = 8
+    task.model.compile(backend=backend, dynamic=False)
+    try:
+        task(torch.ones(width, 3))
+        task.eval()(torch.ones(8, 3))
+    finally:  # other tests ask whether anything was compiled in this process
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+    assert len(calls) == (width == 8)

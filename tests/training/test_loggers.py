@@ -1,0 +1,158 @@
+"""`logger=`: what each choice writes, read back; and the interval at which the curves are written."""
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batchscope.errors import UserError
+from batchscope.options import check
+from batchscope.options.compose import check_command_line
+from batchscope.options.overrides import accept_null_groups
+from batchscope.options.signatures import is_installed
+from batchscope.records.step_file import read_rows
+from batchscope.training.build import build_callbacks
+from tests.support.runs import EVERY_4, SMALL, curves, kill_9, record, run, table
+
+OUT = "hydra.run.dir=out"
+STEP = "batchscope.training.task.Task.training_step"
+WANDB = ["logger=wandb", "logger.wandb.offline=true"]
+needs_wandb = pytest.mark.skipif(not is_installed("wandb"), reason="needs wandb: pip install 'batchscope[wandb]'")
+
+
+def composed(*words: str) -> dict:
+    return check_command_line(accept_null_groups(list(words)), multirun=False)[0]
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("default", {"tensorboard", "csv"}),
+        ("tensorboard", {"tensorboard"}),
+        ("csv", {"csv"}),
+        ("none", set()),
+        ("null", set()),
+        ("[tensorboard,csv]", {"tensorboard", "csv"}),
+    ],
+)
+def test_a_choice_has_these_loggers(choice: str, names: set[str]) -> None:
+    assert set(composed(f"logger={choice}")["logger"] or ()) == names
+
+
+def test_each_logger_alone_has_every_step(tmp_path: Path) -> None:
+    for choice in ("tensorboard", "csv"):
+        done = run(tmp_path / choice, *SMALL, f"logger={choice}", OUT)
+        assert done.end() == 0, done.complained
+    steps = [step for step, _ in curves(tmp_path / "tensorboard" / "out")["train/loss"]]
+    rows = [int(row["step"]) for row in table(tmp_path / "csv" / "out") if row["train/loss"]]
+    assert steps == rows == list(range(1, 21))
+    assert not (tmp_path / "tensorboard" / "out" / "csv").exists()
+    assert not list((tmp_path / "csv" / "out").glob("*/events.*"))
+
+
+def test_a_run_without_loggers_and_callbacks_ends_and_is_tested(tmp_path: Path) -> None:
+    words = [word for word in SMALL if "callbacks" not in word]
+    done = run(tmp_path, *words, "logger=none", "callbacks=none", OUT)
+    assert done.end() == 0, done.complained
+    assert "test/loss" in record(tmp_path / "out")["metrics"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} <= {"run.json", ".lock"}
+
+
+def test_a_run_is_resumed_without_its_loggers(tmp_path: Path) -> None:
+    assert run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 15, kill_9)]).end() == -9
+    done = run(tmp_path, "resume=out", "logger=none")
+    assert done.end() == 0, done.complained
+    assert max(int(row["step"]) for row in table(tmp_path / "out")) < 16
+
+
+def intervals(*words: str) -> list[int]:
+    names = ("TrainCurves", "ThroughputMonitor")
+    callbacks, _ = build_callbacks(composed(*words))
+    return [callback.every_n_steps for callback in callbacks if type(callback).__name__ in names]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], [1, 1]),
+        (["trainer.log_every_n_steps=10"], [10, 10]),
+        (["trainer.log_every_n_steps=0"], [0, 0]),
+        (["trainer.log_every_n_steps=10", "callbacks.curves.every_n_steps=3"], [3, 10]),
+    ],
+)
+def test_curves_have_the_trainers_interval_unless_they_have_their_own(words: list[str], expected: list[int]) -> None:
+    assert intervals(*words) == expected
+
+
+def test_the_interval_is_that_of_the_curves_in_a_run(tmp_path: Path) -> None:
+    assert run(tmp_path, *SMALL, "trainer.log_every_n_steps=5", OUT).end() == 0
+    rows = [row for row in table(tmp_path / "out") if row["train/loss"]]
+    assert [int(row["step"]) for row in rows] == [5, 10, 15, 20]
+
+
+def test_wandb_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "is_installed", lambda package: False)
+    with pytest.raises(UserError, match=r"^logger.wandb: wandb is not installed; pip install 'batchscope\[wandb\]'$"):
+        composed("logger=wandb")
+
+
+def test_a_folder_called_wandb_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_folder").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not is_installed("some_folder")
+
+
+def history(run_dir: Path) -> Iterator[dict[str, float]]:
+    """The points in W&B's own files of a run, in the order in which they were logged."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for file in sorted(run_dir.glob("wandb/offline-run-*/*.wandb")):
+        for data in _records(file.read_bytes()):
+            found = Record.FromString(data)
+            if found.WhichOneof("record_type") == "history":
+                names = (item.key or "/".join(item.nested_key) for item in found.history.item)
+                yield dict(zip(names, (json.loads(item.value_json) for item in found.history.item), strict=True))
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    """The records of a file in LevelDB's log format, behind a header of 7 bytes."""
+    at, whole = 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield whole
+            whole = b""
+
+
+@needs_wandb
+def test_wandb_has_every_step_of_every_curve_at_its_own_step(tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, *WANDB, "tags=[one,two]", OUT)
+    assert done.end() == 0, done.complained
+    points, rows = list(history(tmp_path / "out")), read_rows(tmp_path / "out" / "csv" / "metrics.csv")[1]
+    for name in ("train/loss", "time/step_ms", "throughput/samples_per_sec"):
+        logged = [(point["trainer/global_step"], point[name]) for point in points if name in point]
+        expected = [(int(row["step"]), float(row[name])) for row in rows if row[name]]
+        assert [step for step, _ in logged] == [step for step, _ in expected]
+        assert [value for _, value in logged] == pytest.approx([value for _, value in expected])
+    assert sum("val/loss" in point for point in points) == 2
+    assert sum("test/loss" in point for point in points) == 1
+    assert not list(tmp_path.glob("wandb"))
+
+
+@needs_wandb
+@pytest.mark.slow
+def test_a_resumed_run_continues_the_same_run_at_wandb(tmp_path: Path) -> None:
+    assert run(tmp_path, *SMALL, EVERY_4, *WANDB, OUT, faults=[(STEP, 15, kill_9)]).end() == -9
+    done = run(tmp_path, "resume=out")
+    assert done.end() == 0, done.complained
+    folders = {path.name.rpartition("-")[2] for path in (tmp_path / "out" / "wandb").glob("offline-run-*")}
+    assert folders == {record(tmp_path / "out")["id"]}
+    steps = {point["trainer/global_step"] for point in history(tmp_path / "out") if "train/loss" in point}
+    assert steps == set(range(1, 21))
