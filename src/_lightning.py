@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy
 from lightning import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, WeightAveraging
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loops.fit_loop import _FitLoop
@@ -67,6 +67,17 @@ def trainer_of(module: LightningModule) -> Trainer | None:
 def compiler_context(module: LightningModule) -> dict[str, Any] | None:
     """What `from_compiled(torch.compile(module))` keeps in the module; None if the module is not compiled."""
     return getattr(module, "_compiler_ctx", None)
+
+
+def forget_averages(trainer: Trainer) -> None:
+    """Have a test of a checkpoint read its averaged weights, after a fit with WeightAveraging.
+
+    The callback takes any checkpoint that is loaded after a fit for one to train on from, and loads the weights that were
+    not averaged.
+    """
+    for callback in callbacks_of(trainer):
+        if isinstance(callback, WeightAveraging):
+            callback._average_model = None
 
 
 def is_accumulating(trainer: Trainer) -> bool:

@@ -46,6 +46,7 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
         check_node({"_target_": "batchscope.sweep.search.BatchSizeSearch", **plain["search"]}, "search")
     _check_model_fits_data(plain["model"], plain["data"])
     _check_compile(plain["compile"], plain["trainer"])
+    _check_averaging(plain["callbacks"] or {}, plain["trainer"])
     if plain["optimizer"].get("schedule") == "plateau" and plain["trainer"].get("limit_val_batches") == 0:
         raise UserError("optimizer.schedule: plateau reads val/loss, and trainer.limit_val_batches=0 has no validation")
     return plain
@@ -82,6 +83,12 @@ def _check_compile(compile: bool | str, trainer: dict[str, Any]) -> None:
             f"compile: {compile} uses CUDA graphs, which overwrite the gradients that trainer.accumulate_grad_batches "
             "keeps; write compile=default or compile=max-autotune-no-cudagraphs"
         )
+
+
+def _check_averaging(callbacks: dict[str, Any], trainer: dict[str, Any]) -> None:
+    for name, node in callbacks.items():
+        if node and node["_target_"].endswith("WeightAveraging") and isinstance(trainer.get("strategy"), dict):
+            raise UserError(f"callbacks.{name}: keeps a whole copy of the weights, and trainer.strategy shards them")
 
 
 def _check_collection(nodes: Any, name: str) -> None:

@@ -164,7 +164,7 @@ class RMSprop(Optimizer):
 
     def __init__(
         self,
-        lr: PositiveFloat = 1e-3,
+        lr: PositiveFloat = 1e-2,
         momentum: Fraction = 0.0,
         alpha: Fraction = 0.99,
         weight_decay: NonNegativeFloat = 0.0,

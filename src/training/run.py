@@ -13,7 +13,7 @@ import lightning
 import torch
 from torch import nn
 
-from .._lightning import callbacks_of, is_fast_dev_run
+from .._lightning import callbacks_of, forget_averages, is_fast_dev_run
 from ..callbacks._turns import seconds_waited, turns_of
 from ..callbacks.compilation import CompilationWatch
 from ..callbacks.learning_rate import LearningRateWatch
@@ -213,6 +213,7 @@ class _Run:
         """Test the best checkpoint; the last weights where no checkpoint is the best."""
         if not self.config["test"]:
             return
+        forget_averages(self.trainer)
         best = "best" if "best" in summary.checkpoint_paths(self.trainer, self.run_dir) else None
         self.trainer.test(
             self.task, datamodule=lightning_of(self.data), ckpt_path=best, verbose=False, weights_only=True

@@ -1,6 +1,7 @@
 """A word typed by habit is answered in one line with what to write here, and what it says is right."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_what_the_table_says_to_type_is_composed(there: str, here: str) -> None:
 
 @pytest.mark.parametrize("there", [there for there, here in rows() if there.startswith("`") and "python" not in there])
 def test_what_they_type_there_works_or_is_answered(there: str) -> None:
-    words = [word.replace("<file>", "x").replace("<folder>", "x") for word in there.split("`")[1].split()]
+    words = [word.replace("<file>", "x").replace("<folder>", "x") for word in shlex.split(there.split("`")[1])]
     try:
         check_command_line(accept_null_groups([word for word in words if word != "-m"]), multirun="-m" in words)
     except UserError as error:

@@ -126,7 +126,7 @@ def test_an_interpolation_in_a_file_is_not_resolved(text: str, run_dir: Path) ->
 # option → a value that the command line may give it, and a file alone may not
 OUTSIDE = {
     "callbacks.checkpoint.dirpath": "/elsewhere",
-    "callbacks.curves._target_": "lightning.pytorch.callbacks.GradientAccumulationScheduler",
+    "callbacks.curves._target_": "lightning.pytorch.callbacks.ModelCheckpoint",
     "logger.csv.save_dir": "elsewhere",
     "logger.csv.name": "../elsewhere",
     "logger.tensorboard.version": "/elsewhere",
