@@ -1,13 +1,15 @@
 """DataModule: what the training program has to know of a dataset, whatever way its samples are stored and served."""
 
+import copy
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import torch
 from lightning import LightningDataModule, LightningModule
 
 from ..errors import UserError
 from ..options.types import NonNegativeInt, PositiveInt, Purpose, Seed
+from .augment import Augment
 from .spec import DataSpec
 
 Split = Literal["train", "val", "test"]
@@ -29,6 +31,7 @@ class DataModule(LightningDataModule):
         batch_size: samples a step, on each device.
         num_workers: processes that load samples; 0 loads them in the training process.
         seed: of the order of samples, of a train/validation split and of generated samples.
+        augment: what changes the images of a training batch on the device; None for nothing.
     """
 
     kind: ClassVar[str]
@@ -39,12 +42,16 @@ class DataModule(LightningDataModule):
         batch_size: PositiveInt = 128,
         num_workers: Annotated[NonNegativeInt, Purpose.SPEED] = 2,
         seed: Seed = 0,
+        augment: Any = None,
     ):
         super().__init__()
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.seed = seed
+        self.augment: Augment | None = augment
         self._start = (0, 0)
+        if self.augment is not None and self.augment.is_on:  # otherwise the hook would be timed in every step
+            self.on_after_batch_transfer = self._augmented
 
     @property
     def spec(self) -> DataSpec:
@@ -82,6 +89,24 @@ class DataModule(LightningDataModule):
     def generator(self, split: Split) -> torch.Generator:
         """A random number generator for a split."""
         return torch.Generator().manual_seed(self.split_seed(split))
+
+    def for_workers(self) -> Self:
+        """A copy for a worker process: without the trainer, which cannot be pickled."""
+        twin = copy.copy(self)
+        twin.trainer = None
+        vars(twin).pop("on_after_batch_transfer", None)
+        return twin
+
+    def _augmented(self, batch: Any, dataloader_idx: int) -> Any:
+        """The hook `on_after_batch_transfer`, with the images of a training batch augmented."""
+        batch = cast(Any, type(self)).on_after_batch_transfer(self, batch, dataloader_idx)  # a subclass may have one
+        trainer = self.trainer
+        if trainer is None or not trainer.training or self.augment is None:
+            return batch
+        number = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        first = cast(Any, trainer.train_dataloader).batch_sampler.first_sample(number)
+        x = self.augment(self.spec.parts(batch)[0], self.seed, trainer.current_epoch, first)
+        return {**batch, self.spec.fields[0]: x} if self.spec.fields else [x, *batch[1:]]
 
     @property
     def _module(self) -> LightningModule | None:

@@ -9,8 +9,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import default_collate
 
+from ..errors import UserError
 from .base import wrong_labels
 from .spec import LENGTHS, PADDING, DataSpec
+from .workers import in_one_line
 
 
 def collate(samples: list[Any], spec: DataSpec) -> Any:
@@ -37,6 +39,26 @@ def collate(samples: list[Any], spec: DataSpec) -> Any:
     if not spec.fields:
         return [x, y] if lengths is None else [x, y, lengths]
     return {**rest, keys[0]: x, keys[1]: y} | ({} if lengths is None else {LENGTHS: lengths})
+
+
+def batch_of(samples: list[Any], sources: list[str], spec: DataSpec) -> Any:
+    """The samples as one batch; UserError with the source of a sample that is not what the spec says."""
+    try:
+        batch = collate(samples, spec)
+        wrong = check_batch(batch, spec)
+    except Exception as error:
+        _check_alone(samples, sources, spec)
+        raise in_one_line(f"a sample of {sources[0]} fits in no batch", error) from error
+    if wrong:
+        _check_alone(samples, sources, spec)
+        raise UserError(f"data: a sample of {sources[0]} is not what the spec says: {wrong}")
+    return batch
+
+
+def _check_alone(samples: list[Any], sources: list[str], spec: DataSpec) -> None:
+    if len(samples) > 1:
+        for sample, source in zip(samples, sources, strict=True):
+            batch_of([sample], [source], spec)
 
 
 def empty_batch(batch: Any) -> Any:

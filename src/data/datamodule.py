@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from .._lightning import profiler_of
 from ..errors import UserError
-from ..options.types import NonNegativeInt, PositiveInt, Purpose, Seed
+from ..options.types import PositiveInt, Purpose
 from .base import STAGE_SPLITS, DataModule, Split, wrong_labels
 from .loader import DeterministicBatchSampler, TensorLoader, rank_and_world_size
 from .workers import worker_loader
@@ -24,21 +24,15 @@ class TensorDataModule(DataModule):
     A subclass sets `kind` and `name`, gives `spec`, and returns a split as `(x, y)` from `load`.
 
     Args:
-        batch_size: samples a step, on each device.
         pipeline: `memory` indexes one tensor in host memory, pinned and prefetched for a GPU; `device` keeps the set on
             the accelerator; `workers` is an ordinary per-sample DataLoader.
-        num_workers: processes of the `workers` pipeline; 0 loads in the training process.
-        seed: of the order of samples, of the train/validation split and of generated samples.
+        **kwargs: as DataModule.
     """
 
     def __init__(
-        self,
-        batch_size: PositiveInt = 128,
-        pipeline: Annotated[Literal["memory", "device", "workers"], Purpose.SPEED] = "memory",
-        num_workers: Annotated[NonNegativeInt, Purpose.SPEED] = 2,
-        seed: Seed = 0,
+        self, pipeline: Annotated[Literal["memory", "device", "workers"], Purpose.SPEED] = "memory", **kwargs: Any
     ):
-        super().__init__(batch_size, num_workers, seed)
+        super().__init__(**kwargs)
         self.pipeline = pipeline
         self._splits: dict[Split, tuple[Tensor, Tensor]] = {}
 

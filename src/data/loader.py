@@ -75,6 +75,13 @@ class DeterministicBatchSampler(Sampler[list[int]]):
         """The sample indices of one batch of this epoch on this rank."""
         return self._rank_batch(self.order(), batch).tolist()
 
+    def first_sample(self, batch: int) -> int:
+        """The position in the epoch's order of this rank's first sample of a batch."""
+        rank, world_size = rank_and_world_size()
+        whole = self._global_batch(batch)
+        share, rest = divmod(len(whole), world_size)
+        return whole.start + rank * share + min(rank, rest)
+
     def weight(self, batch: int) -> float:
         """The weight of this rank's mean in the mean of all ranks: 1, unless the last batch does not divide evenly."""
         rank, world_size = rank_and_world_size()

@@ -82,6 +82,8 @@ def described(module: LightningDataModule) -> Data:
     if not isinstance(spec, DataSpec):
         raise UserError(f"data: {name} has no spec: a property that returns a batchscope.data.DataSpec")
     if isinstance(module, DataModule):
+        if module.augment is not None and module.augment.is_on and spec.kind != "image":
+            raise UserError(f"data.augment: takes images, and {module.name} has {spec.kind} data")
         return module
     if not isinstance(getattr(module, "batch_size", None), int):
         raise UserError(f"data: {name} has no batch_size: the samples a step, as its constructor takes them")

@@ -1,17 +1,16 @@
 """StreamDataModule: data that do not fit in memory, read from files one after the other (shards)."""
 
-import copy
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
 from ..errors import UserError
 from ..files import why
-from ..options.types import NonNegativeInt, PositiveInt, Purpose, Seed
+from ..options.types import NonNegativeInt
 from .base import STAGE_SPLITS, DataModule, Split
 from .loader import rank_and_world_size
 from .stream_loader import StreamLoader, StreamOrder
@@ -30,23 +29,15 @@ class StreamDataModule(DataModule):
     then the raw samples in a buffer.
 
     Args:
-        batch_size: samples a step, on each device.
-        num_workers: processes that read and decode; 0 does both in the training process.
-        seed: of the order.
         shuffle_buffer: raw samples that the order is shuffled among; each worker keeps so many in memory. 0 shuffles the
             shards alone.
+        **kwargs: as DataModule.
     """
 
     randomised: ClassVar[bool] = False  # whether decode draws random numbers, which are then seeded for each sample
 
-    def __init__(
-        self,
-        batch_size: PositiveInt = 128,
-        num_workers: Annotated[NonNegativeInt, Purpose.SPEED] = 2,
-        seed: Seed = 0,
-        shuffle_buffer: NonNegativeInt = 1_000,
-    ):
-        super().__init__(batch_size, num_workers, seed)
+    def __init__(self, shuffle_buffer: NonNegativeInt = 1_000, **kwargs: Any):
+        super().__init__(**kwargs)
         self.shuffle_buffer = shuffle_buffer
         self._shards: dict[Split, list[Path]] = {}
 
@@ -103,8 +94,6 @@ class StreamDataModule(DataModule):
         return self._loader("test", self._eval_batch_size(self.spec.input_shape), shuffle=False)
 
     def _loader(self, split: Split, batch_size: int, shuffle: bool) -> StreamLoader:
-        reader = copy.copy(self)  # what a worker gets: without the trainer, which cannot be pickled
-        reader.trainer = None
         rank, world_size = rank_and_world_size()
         order = StreamOrder(
             split=split,
@@ -119,7 +108,7 @@ class StreamDataModule(DataModule):
             rank=rank,
             world_size=world_size,
         )
-        return StreamLoader(reader, order, self.num_workers, self._device)
+        return StreamLoader(self.for_workers(), order, self.num_workers, self._device)
 
     def _checked(self, split: Split) -> list[Path]:
         """The shards in an order that depends on their names alone; UserError if one is missing or empty."""

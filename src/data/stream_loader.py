@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..errors import UserError
-from .collate import check_batch, collate, empty_batch
+from .collate import batch_of, empty_batch
 from .loader import epoch_seed
 from .workers import in_one_line, raised, seeded, worker_loader
 
@@ -41,7 +41,8 @@ class StreamOrder:
     rank: int
     world_size: int
     epoch: torch.Tensor = field(init=False)  # (): shared with the workers
-    weights: dict[int, float] = field(init=False, default_factory=dict)  # of this rank's batches, where it is not 1
+    # Of this rank's batches, where they are not full: the weight, and the position of the first sample.
+    odd: dict[int, tuple[float, int]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.epoch = torch.tensor(self.start[0])
@@ -53,7 +54,12 @@ class StreamOrder:
 
     def weight(self, batch: int) -> float:
         """The weight of this rank's mean in the mean of all ranks: 1, unless a batch does not divide evenly."""
-        return self.weights.get(batch, 1.0)
+        return self.odd[batch][0] if batch in self.odd else 1.0
+
+    def first_sample(self, batch: int) -> int:
+        """The position in the epoch's order of this rank's first sample of a batch."""
+        full = (batch * self.world_size + self.rank) * self.batch_size
+        return self.odd[batch][1] if batch in self.odd else full
 
     def __len__(self) -> int:
         if self.num_samples is None:
@@ -120,15 +126,15 @@ class StreamLoader:
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        self.batch_sampler.weights.clear()
-        for number, weight, batch in raised(self._loader):
-            if weight != 1:
-                self.batch_sampler.weights[number] = weight
+        self.batch_sampler.odd.clear()
+        for number, odd, batch in raised(self._loader):
+            if odd is not None:
+                self.batch_sampler.odd[number] = odd
             yield batch
 
 
 class _Batches(IterableDataset):
-    """What a worker does. It yields `(number of the batch, weight, batch)`, or a UserError and then nothing more."""
+    """What a worker does. It yields `(number of the batch, what StreamOrder.odd has of it, batch)`, or a UserError and then nothing more."""
 
     def __init__(self, reader: "StreamDataModule", order: StreamOrder):
         self.reader = reader
@@ -141,40 +147,23 @@ class _Batches(IterableDataset):
         except UserError as error:
             yield error
 
-    def _batches(self, worker: int, workers: int) -> Iterator[tuple[int, float, Any]]:
+    def _batches(self, worker: int, workers: int) -> Iterator[tuple[int, tuple[float, int] | None, Any]]:
         order, epoch = self.order, int(self.order.epoch)
         first, position = order.start[1] if epoch == order.start[0] else 0, 0
         raws = order.raws(self.reader, epoch)
         for number, batch in enumerate(order.batches(raws, self.reader.name)):
             if number >= first and (number - first) % workers == worker:
                 own = order.share(len(batch))
-                yield number, len(own) * order.world_size / len(batch), self._decoded(batch, own, epoch, position)
+                full = len(batch) == order.batch_size * order.world_size
+                odd = None if full else (len(own) * order.world_size / len(batch), position + own.start)
+                yield number, odd, self._decoded(batch, own, epoch, position)
             position += len(batch)
 
     def _decoded(self, batch: list[Raw], own: range, epoch: int, position: int) -> Any:
         """This rank's samples as a batch; a rank without any decodes one for its shapes."""
-        samples = [(batch[i][0], self._decode(*batch[i], epoch, position + i)) for i in own or (0,)]
-        made = self._checked(samples)
+        samples = [self._decode(*batch[i], epoch, position + i) for i in own or (0,)]
+        made = batch_of(samples, [str(batch[i][0]) for i in own or (0,)], self.reader.spec)
         return made if own else empty_batch(made)
-
-    def _checked(self, samples: list[Raw]) -> Any:
-        """A batch of decoded samples; UserError with the shard of a sample that is not what the spec says."""
-        name, spec = self.reader.name, self.reader.spec
-        try:
-            made = collate([sample for _, sample in samples], spec)
-            wrong = check_batch(made, spec)
-        except Exception as error:
-            if len(samples) == 1:
-                raise in_one_line(f"a sample of {samples[0][0]} fits in no batch", error) from error
-            for each in samples:
-                self._checked([each])
-            raise in_one_line(f"samples of {samples[0][0]} fit in no batch together", error) from error
-        if wrong and len(samples) > 1:
-            for each in samples:
-                self._checked([each])
-        if wrong:
-            raise UserError(f"data: a sample of {samples[0][0]} is not what {name}'s spec says: {wrong}")
-        return made
 
     def _decode(self, shard: Path, raw: Any, epoch: int, position: int) -> Any:
         try:

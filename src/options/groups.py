@@ -113,7 +113,7 @@ def _nodes_in(folders: tuple[Path, ...]) -> dict[str, dict[str, frozenset[str]]]
             walk(child)
 
     for folder in folders:
-        for file in _files_of_groups(folder):
+        for file in (*folder.glob("_*.yaml"), *_files_of_groups(folder)):
             if file.parent.name != "hydra":
                 with contextlib.suppress(UserError):  # what cannot be read says nothing
                     walk(load(file))

@@ -31,6 +31,7 @@ def role_of(path: str) -> Role | None:
     roles = {  # `*` is any one name
         "model": Role("torch.nn.Module"),
         "data": Role("lightning.pytorch.core.datamodule.LightningDataModule"),
+        "data.augment": Role("batchscope.data.augment.Augment"),
         "optimizer": Role("batchscope.training.optimizer.Optimizer"),
         "search": Role("batchscope.sweep.search.Search"),
         "trainer": Role("lightning.pytorch.trainer.trainer.Trainer", of_lightning=True),
