@@ -13,6 +13,10 @@ from .errors import UserError, did_you_mean, exit_on_user_error
 # command → (the module of `python -m` that is the same command, what it does)
 COMMANDS = {
     "train": ("batchscope.train", "train one model, or with -m a sweep of runs: batchscope train model=cnn"),
+    "new": (
+        "batchscope.cli.new",
+        "write a project of your own, to train your model on your data: batchscope new mynet",
+    ),
     "evaluate": ("batchscope.evaluate", "test a checkpoint: batchscope evaluate ckpt=<run>/checkpoints/best.ckpt"),
     "report": ("batchscope.report", "compare runs in a table, plots and a recommendation: batchscope report <sweep>"),
     "compare": (

@@ -216,6 +216,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
     temporary.mkdir()
     try:
         for name, data in files.items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             write_bytes(temporary / name, data)
         for place in _numbered(folder):
             if not os.path.lexists(place):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from batchscope.cli import new
 from batchscope.options.groups import CONFIGS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy of what it is made of, so that the checkout stays clean."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("src", "configs", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("src", "configs", "examples", "pyproject.toml", "README.md", "LICENSE"):
         subprocess.run(["cp", "-r", str(ROOT / name), str(source)], check=True)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*pip, "--wheel-dir", str(out), str(source)], check=True, capture_output=True)
@@ -28,8 +29,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_every_config_module_and_data_file(wheel: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
     configs = {f"batchscope/configs/{path.relative_to(CONFIGS)}" for path in CONFIGS.rglob("*.yaml")}
+    template = {f"batchscope/own_project/{name}" for name in new.files_of(new.NAME)}
     sources = (path for kind in ("*.py", "*.yaml") for path in (ROOT / "src").rglob(kind))
-    assert configs | {f"batchscope/{path.relative_to(ROOT / 'src')}" for path in sources} <= held
+    assert configs | template | {f"batchscope/{path.relative_to(ROOT / 'src')}" for path in sources} <= held
 
 
 def test_the_wheel_installs_the_program_and_its_aliases(wheel: Path) -> None:
@@ -37,7 +39,7 @@ def test_the_wheel_installs_the_program_and_its_aliases(wheel: Path) -> None:
     scripts = zipfile.ZipFile(wheel).read(name).decode().splitlines()
     assert "batchscope = batchscope.__main__:main" in scripts
     aliases = {line.partition(" ")[0] for line in scripts if line.startswith("batchscope-")}
-    assert aliases == {"batchscope-train", "batchscope-evaluate", "batchscope-report"}
+    assert aliases == {"batchscope-train", "batchscope-evaluate", "batchscope-report", "batchscope-new"}
 
 
 @pytest.mark.slow  # a process that imports everything once more

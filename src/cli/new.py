@@ -1,0 +1,72 @@
+"""`batchscope new`: a project of your own: a model, a dataset and a callback in a package, with the YAML files for them.
+
+    batchscope new mynet                                # writes the folder mynet
+    cd mynet
+    pip install -e .                                    # trusts the package; or write trust=mynet in each command
+    batchscope train --config-dir=conf experiment=mynet
+
+Every file says what it is for. Nothing of batchscope has to be edited.
+"""
+
+import importlib.util
+import keyword
+import os
+import re
+from pathlib import Path
+
+from ..errors import UserError, exit_on_user_error
+from ..files import why, write_folder
+from ..options.command_lines import program
+from ..options.groups import CONFIGS
+from . import command_parser
+
+_HERE = Path(__file__).resolve().parents[1]
+# In a checkout it is an example, in an installed wheel a part of the package.
+TEMPLATE = next(p for p in (_HERE / "own_project", _HERE.parent / "examples" / "own-project") if p.is_dir())
+NAME = "mynet"  # what the template is called
+_WRITTEN = ("*.toml", "*.md", "conf/*/*.yaml", "mynet/*.py", "tests/*.py")
+
+
+def main() -> None:
+    """The program."""
+    exit_on_user_error(_main)
+
+
+def _main() -> None:
+    parser = command_parser("new", __doc__)
+    parser.add_argument("name", help="of the project, its package and its model")
+    name = parser.parse_args().name
+    folder = Path(name)
+    _check_name(name)
+    if os.path.lexists(folder):
+        raise UserError(f"new: {name} is there already; choose another name, or another folder to work in")
+    try:
+        write_folder(folder, files_of(name))
+    except OSError as error:
+        raise UserError(f"new: {name} cannot be written: {why(error)}") from error
+    train = " ".join(program())
+    print(f"{name} is ready; its README.md says what each file is for. To train it:\n")
+    print(f"    cd {name}\n    {train} --config-dir=conf experiment={name} trust={name}\n")
+    print("After `pip install -e .` there, the trust= may be left out.")
+
+
+def files_of(name: str) -> dict[str, bytes]:
+    """The files of a project with this name, by their paths in its folder."""
+    found = [path for pattern in _WRITTEN for path in sorted(TEMPLATE.glob(pattern))]
+    return {
+        str(path.relative_to(TEMPLATE)).replace(NAME, name): path.read_text(encoding="utf-8")
+        .replace(NAME, name)
+        .encode()
+        for path in found
+    }
+
+
+def _check_name(name: str) -> None:
+    """Raise UserError unless a package can have this name, and nothing else has it."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or keyword.iskeyword(name):
+        takes = "a name for a Python package: small letters, digits and _, beginning with a letter"
+        raise UserError(f"new: got {name!r}, takes {takes}")
+    if importlib.util.find_spec(name) is not None or name in ("conf", "tests", "waves"):
+        raise UserError(f"new: got {name!r}, which is the name of another module; choose another name")
+    if any((CONFIGS / path.removeprefix("conf/")).is_file() for path in files_of(name)):
+        raise UserError(f"new: got {name!r}, which is the name of a choice of batchscope's own; choose another name")
