@@ -8,6 +8,7 @@ import csv
 import importlib
 import io
 import json
+import logging
 import os
 import signal
 import socket
@@ -117,6 +118,10 @@ def _program(
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.stdout, sys.stderr = (io.TextIOWrapper(os.fdopen(n, "wb"), write_through=True) for n in (1, 2))
+    for name in ("lightning", "lightning.pytorch"):  # its messages went to the error stream of the process that forked
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(handler, logging.StreamHandler):
+                handler.setStream(sys.stderr)
     sys.argv = ["train.py", *overrides]
     torch.set_num_threads(1)
     for what, count, action in faults:

@@ -122,7 +122,8 @@ def test_the_script_for_one_run_is_started_again_by_slurm_and_goes_on(tmp_path: 
     subprocess.run(["sbatch", str(ROOT / "docs/train.sbatch"), *options], cwd=tmp_path, env=environment, check=True)
     run_dir = tmp_path / "outputs/runs/1000"
     wait_for(run_dir / "checkpoints/last.ckpt")
-    (task,) = [p for p in psutil.process_iter(["cmdline"]) if "hydra.run.dir=outputs/runs/1000" in p.info["cmdline"]]
+    lines = {p: p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])}  # None of a process that has ended
+    (task,) = [p for p, words in lines.items() if "hydra.run.dir=outputs/runs/1000" in words]
     task.send_signal(signal.SIGUSR1)
     wait_until(lambda: json.loads((run_dir / "run.json").read_text())["status"] == "finished", "the job does not end")
     assert slurm.requeued(tmp_path / "slurm") == ["1000"]

@@ -44,10 +44,9 @@ def record(cwd: Path, run: str) -> dict:
 
 
 def wait_until_trains(cwd: Path, run: str) -> int:
-    """Wait for a run's first curves, and return the number of its process."""
-    wait_until(
-        lambda: process_of(cwd, run) and (cwd / "s" / run / "csv/metrics.csv").exists(), "the run does not start"
-    )
+    """Wait for a run's first curves and first checkpoint, and return the number of its process."""
+    files = [cwd / "s" / run / name for name in ("csv/metrics.csv", "checkpoints/last.ckpt")]
+    wait_until(lambda: process_of(cwd, run) and all(file.exists() for file in files), "the run does not start")
     return process_of(cwd, run)
 
 
