@@ -64,6 +64,7 @@ class ForkServer:
 
     def __init__(self, modules: Iterable[str]):
         self._modules = list(modules)
+        self._has_forked = False  # so that another one like it can fork, too
         self._start()
 
     def _start(self) -> None:
@@ -76,7 +77,7 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | None = started
 
     def fork(self, words: list[str], output: tuple[int, int] = (1, 2), turns: tuple[int, ...] = ()) -> ForkedRun | None:
-        """Start `python -m batchscope.sweep.job` with these words; None if the server cannot, now and later.
+        """Start `python -m batchscope.sweep.job` with these words; None if no server can, now and later.
 
         The working directory is that of this process. `output` becomes its standard output and standard error, and
         `turns` are the ends of two pipes by which it is given its turns (callbacks/_turns.py).
@@ -84,6 +85,15 @@ class ForkServer:
         if self._process is not None and self._environment != environment():
             self.close()
             self._start()
+        run = self._fork(words, output, turns)
+        if run is None and self._has_forked:  # the server was killed
+            self._has_forked = False
+            self._start()
+            run = self._fork(words, output, turns)
+        self._has_forked |= run is not None
+        return run
+
+    def _fork(self, words: list[str], output: tuple[int, int], turns: tuple[int, ...]) -> ForkedRun | None:
         if self._process is None:
             return None
         theirs, ours = os.pipe()

@@ -22,8 +22,8 @@ from typing import Any
 from ..analysis.match import Pair, match
 from ..analysis.read import find
 from ..checkpointing.resume import recorded_config, with_run_dir
-from ..errors import UserError
-from ..files import new_folder, why
+from ..errors import UserError, warn
+from ..files import WriteError, new_folder, why
 from ..hardware.host_memory import host_memory
 from ..options import trust
 from ..options.check import check_config
@@ -198,10 +198,11 @@ def _alternate(
             run.stop("its turns were over")
         return turn
     finally:
-        for run in runs:
-            if not run.ended:
-                end_group(run.process.pid)
-                run.close(signal.SIGTERM)
+        left = [run for run in runs if not run.ended]
+        for run in left:
+            end_group(run.process.pid)
+        for run in left:
+            run.close(signal.SIGTERM)
 
 
 def _ended(side: Side, run: TurnRun) -> UserError:
@@ -210,11 +211,14 @@ def _ended(side: Side, run: TurnRun) -> UserError:
 
 
 def _keep_output(run: TurnRun) -> None:
-    with (run.folder / _LOG).open("wb") as log:
-        for file in run.output:
-            with file:
-                file.seek(0)
-                shutil.copyfileobj(file, log)
+    try:
+        with (run.folder / _LOG).open("wb") as log:
+            for file in run.output:
+                with file:
+                    file.seek(0)
+                    shutil.copyfileobj(file, log)
+    except OSError as error:
+        warn(f"{run.folder / _LOG} cannot be written: {why(error)}")
 
 
 def _plan(side: Side, config: dict[str, Any], run_dir: Path, turn: Mapping[str, Any] | None) -> list[str]:
@@ -237,7 +241,11 @@ def run_alone(
     words = _plan(side, check_config(for_timing(side.config, seconds)), run_dir, turn)
     ending, code = Ending(run_dir), -signal.SIGKILL
     try:
-        with (run_dir / _LOG).open("wb") as log:
+        opened = (run_dir / _LOG).open("wb")
+    except OSError as error:
+        raise WriteError(f"{run_dir / _LOG} cannot be written: {why(error)}") from error
+    try:
+        with opened as log:
             process = server.fork(words, (log.fileno(), log.fileno())) if server else None
             process = process or _new_python(side.python, words, log)
             try:

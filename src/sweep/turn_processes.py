@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from ..checkpointing.signals import forces_exit, handled_signals
+from ..errors import UserError
 from ..hardware.host_memory import host_memory
 from .fork_server import ForkServer, is_supported
 from .process import Ending, end_group, wait_for_group
@@ -181,8 +182,9 @@ def run_in_turns(
                 say=say,
                 first_round=int(_ROUNDS_PER_S * time.time()),
             )
-        except SystemExit as stop:
-            _end_all([run for run in runs if not run.ended], int(str(stop.code)) - 128)
+        except BaseException as error:  # a record that cannot be written, too
+            number = int(str(error.code)) - 128 if isinstance(error, SystemExit) else signal.SIGTERM
+            _end_all([run for run in runs if not run.ended], number)
             raise
     return {run.folder for run in runs} - put_off
 
@@ -260,7 +262,8 @@ def _end_all(runs: list[TurnRun], number: int) -> None:
     for run in runs:
         run.let_go()
     for run in runs:
-        run.close(number)
+        with contextlib.suppress(UserError):  # one record that cannot be written leaves no other run behind
+            run.close(number)
 
 
 def _wait_until_quiet(seconds: float) -> None:

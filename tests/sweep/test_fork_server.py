@@ -92,12 +92,11 @@ def test_a_signal_to_a_run_that_has_ended_does_nothing(server: ForkServer) -> No
     run.send_signal(signal.SIGTERM)
 
 
-def test_a_killed_server_ends_no_run_and_is_done_without(server: ForkServer) -> None:
+def test_a_killed_server_ends_no_run_and_is_replaced(server: ForkServer) -> None:
     run = server.fork(["import os; os.read(0, 1); raise SystemExit(5)"])
     os.kill(server._process.pid, signal.SIGKILL)
     server._process.wait()
-    assert server.fork(["pass"]) is None
-    assert server.fork(["pass"]) is None
+    assert server.fork(["raise SystemExit(6)"]).wait() == 6
     os.close(run._stdin)
     run._stdin = os.open(os.devnull, os.O_RDONLY)
     assert run.wait() == 5
@@ -106,6 +105,7 @@ def test_a_killed_server_ends_no_run_and_is_done_without(server: ForkServer) -> 
 def test_a_server_that_cannot_import_is_done_without(server: ForkServer, capfd) -> None:
     server.close()
     broken = ForkServer(["no_such_module"])
+    assert broken.fork(["pass"]) is None
     assert broken.fork(["pass"]) is None
 
 

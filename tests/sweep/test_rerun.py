@@ -152,6 +152,16 @@ def test_on_a_cpu_the_two_processes_of_a_round_alternate(here, stand_in, capsys)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
+def test_a_log_that_cannot_be_written_ends_no_comparison_of_runs_that_finish(here, stand_in, monkeypatch, capsys):
+    monkeypatch.setattr("batchscope.sweep.rerun._LOG", "none/log.txt")
+    rerun([finished(here, "one")] * 2, Path("out"), 3, 0.5, [sys.executable] * 2, [], quiet=True)
+    assert "warning: out/a/0-0/none/log.txt cannot be written: " in capsys.readouterr().err
+    assert read(here / "out" / "b" / "0-2")["status"] == "finished"
+    with pytest.raises(UserError, match="^out-2/a/0-0/none/log.txt cannot be written: "):
+        rerun([here / "one"] * 2, Path("out"), 3, 0.5, [python(here, "a")] * 2, [], quiet=True)
+
+
+@pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
 def test_a_run_that_dies_in_its_turn_ends_it_and_none_is_left(here, stand_in):
     a, b = finished(here, "one"), finished(here, "other", "data.batch_size=8")
     with pytest.raises(UserError, match="compare: a run of B did not finish: killed by SIGKILL"):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from batchscope.files import WriteError
 from batchscope.records.read import read
 from batchscope.sweep import fork_server, runner, turn_processes
 from batchscope.sweep.process import exit_on_signals
@@ -106,9 +107,8 @@ def test_a_run_that_there_is_no_memory_to_train_is_put_off(server, tmp_path: Pat
     assert read(tmp_path / "2")["status"] == "running"  # nothing was recorded: it begins anew
 
 
-def test_without_a_server_no_run_is_started(server, tmp_path: Path) -> None:
-    os.kill(server._process.pid, signal.SIGKILL)
-    server._process.wait()
+def test_where_no_server_can_fork_no_run_is_started(server, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(server, "fork", lambda *_: None)
     assert run_in_turns([run(tmp_path, "0"), run(tmp_path, "1")], server, lambda of: None, lambda line: None) == set()
 
 
@@ -128,6 +128,19 @@ def test_a_signal_ends_all_runs_even_if_it_is_sent_again(server, tmp_path: Path,
     assert stop.value.code == 143
     assert sorted(ended) == ["0", "1", "2"]
     assert [read(tmp_path / name)["status"] for name in "012"] == ["interrupted"] * 3
+
+
+def test_a_record_that_cannot_be_written_ends_all_runs(server, tmp_path: Path) -> None:
+    def cannot_write(of: turn_processes.TurnRun) -> None:
+        raise WriteError("run.json cannot be written: the disk is full")
+
+    pids = tmp_path / "pids"
+    note = f"turn == 0 and open({str(pids)!r}, 'a').write(str(os.getpid()) + ' ')"
+    jobs = [run(tmp_path, str(number), before=note) for number in range(3)]
+    with pytest.raises(WriteError, match="the disk is full"):
+        run_in_turns(jobs, server, cannot_write, say=lambda line: None)
+    assert len(pids.read_text().split()) == 3
+    assert not any(is_running(int(pid)) for pid in pids.read_text().split())
 
 
 def test_no_run_is_left_when_the_sweep_is_killed(tmp_path: Path, monkeypatch) -> None:
