@@ -1,10 +1,12 @@
 """A sweep in TensorBoard: a run for each group, with the batch size in place of the step."""
 
+import io
 import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..files import write_bytes
 from ..records.metrics import RUN_METRICS
 from .groups import Group
 
@@ -32,7 +34,7 @@ def write(groups: list[Group], cards: Mapping[str, bytes], text: str, folder: Pa
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.plugins.text.metadata import create_summary_metadata
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
     except ImportError as error:
         return f"nothing for TensorBoard: {error}"
     when = max((run.ended for group in groups for run in group.runs), default=0.0)
@@ -40,10 +42,13 @@ def write(groups: list[Group], cards: Mapping[str, bytes], text: str, folder: Pa
     def add(run: str, events: list[tuple[int, list[Summary.Value]]]) -> None:
         for old in (folder / run).glob("events.out.tfevents.*"):
             old.unlink()
-        writer = EventFileWriter(str(folder / run))
+        data = io.BytesIO()
+        records = RecordWriter(data)  # EventFileWriter's thread prints a traceback where the disk is full
+        records.write(Event(wall_time=when, file_version="brain.Event:2").SerializeToString())
         for step, values in events:
-            writer.add_event(Event(wall_time=when, step=step, summary=Summary(value=values)))
-        writer.close()
+            records.write(Event(wall_time=when, step=step, summary=Summary(value=values)).SerializeToString())
+        (folder / run).mkdir(parents=True, exist_ok=True)
+        write_bytes(folder / run / f"events.out.tfevents.{when:.0f}", data.getvalue())
 
     for name, group in _named(groups).items():
         scalars = {f"sweep/{key}": group.medians(key) for key in SCALARS}
