@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from inspect import signature
 from typing import Any
 
@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from .._lightning import callbacks_of, overrides
 from ..distributed.gather import gather
+from ..errors import in_one_line
 from ..hardware.contention import cpu_seconds, others_share
 from ..hardware.devices import cache_bytes
 from ..options.types import NonNegativeInt
@@ -31,7 +32,7 @@ from ._profiler_hook import ProfilerHook, attach_profiler_hook, detach_profiler_
 from ._run_summary import Seen, report, run_summary, without_bottleneck
 from ._step_operations import step_operations
 from ._step_watch import StepWatch
-from ._step_writer import write_tables
+from ._step_writer import Table, write_tables
 from ._stopwatch import PARTS_OF_ACTIONS, PAUSE, PREPARING, VALIDATION, Stopwatch, clock_for
 from .communication import CommunicationMonitor
 
@@ -147,7 +148,7 @@ class ThroughputMonitor(Callback):
             self._stopwatch, device, self.warmup_steps, self._watch.last, trainer.global_step, self._devices.restart
         )
         self._flops.restart()
-        self._validating = False
+        self._validating, self._writes = False, True
         detach_profiler_hook(trainer, self._hook)
         unused = {hook for hook in PREPARING if not overrides(trainer, hook)}
         endings = frozenset((*PARTS_OF_ACTIONS, _BATCH)) - unused
@@ -289,10 +290,19 @@ class ThroughputMonitor(Callback):
         """Turn marks into numbers, as far as they can be read without waiting, and write them."""
         with writing(trainer):
             numbers, updates, chosen = self._measured.read(wait)
-            if self.every_n_steps:
+            if self.every_n_steps and self._writes:
                 chosen &= numbers % self.every_n_steps == 0
                 tables = step_metrics(numbers[chosen], updates[chosen], trainer.world_size, self._flops)
-                write_tables(trainer, tables, self.details)
+                self._write(trainer, tables)
+
+    def _write(self, trainer: Trainer, tables: list[Table]) -> None:
+        """Write to the loggers. One that fails gets no more curves, and the steps are measured on."""
+        try:
+            write_tables(trainer, tables, self.details)
+        except Exception as error:  # noqa: BLE001 - anybody's logger
+            self._writes = False
+            with suppress(Warning):  # where warnings are errors
+                rank_zero_warn(f"ThroughputMonitor writes no more curves: {in_one_line(error)}")
 
     @never_raise
     def _stop(self, trainer: Trainer) -> None:

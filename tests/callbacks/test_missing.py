@@ -16,7 +16,7 @@ from batchscope.callbacks._stopwatch import Clock
 from batchscope.callbacks.memory import MemoryMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.calibration import Calibration
-from tests.support.third_party_modules import Stranger, loader
+from tests.support.third_party_modules import Memory, Stranger, loader
 
 
 def fit(module: lightning.LightningModule, *callbacks: Callback, train: Any = None, **options: Any) -> None:
@@ -100,6 +100,17 @@ def test_a_measurement_that_fails_says_with_what(
     monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: None)
     fit(Stranger(), monitor)
     assert "bottleneck" in monitor.summary  # the next fit knows nothing of it
+
+
+def test_a_logger_that_fails_ends_the_curves_and_not_the_measurement(monitor: ThroughputMonitor) -> None:
+    class Broken(Memory):
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            raise ConnectionError("no network")
+
+    with pytest.warns(UserWarning, match="writes no more curves: ConnectionError: no network") as caught:
+        fit(Stranger(), monitor, logger=Broken(), val_check_interval=1)
+    assert len([one for one in caught if "no more curves" in str(one.message)]) == 1
+    assert "bottleneck" in monitor.summary
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0], ids=["stands still", "runs backwards"])
