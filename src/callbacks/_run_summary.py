@@ -47,7 +47,7 @@ class Seen(NamedTuple):
     """What was seen of a run besides its times."""
 
     operations: Sequence[Operation] = ()  # of one step; empty where none was recorded
-    reason: str | None = None  # why none was recorded, if recording failed
+    reason: str | None = None  # why none was recorded
     others: float = 0.0  # the share of the CPU that other processes used meanwhile
     changed: float = 1.0  # the median step ÷ those right after the recorded ones
 
@@ -151,6 +151,7 @@ def bottleneck_facts(
             device=summary["device"],
             steps=summary["updates"],
             operations=seen.operations,
+            not_recorded=seen.reason,
             roofs=roofs_of(calibration) if calibration else None,
             communication_ms=summary.get("communication_ms", None if "processes" in summary else 0.0),
             busy=_fraction(summary.get("sm_activity_pct")),

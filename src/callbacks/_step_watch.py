@@ -11,6 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from .._lightning import compiler_context
 from .._torch import any_mode, end_mode, has_compiled, is_compiled
+from ..errors import in_one_line
 from ..hardware.operations import Operation, OperationRecorder
 
 FIRST, LAST = 2, 4  # the updates that are watched: the first one pays for one-time work
@@ -110,11 +111,20 @@ class StepWatch:
 
     @property
     def reason(self) -> str | None:
-        """Why nothing was recorded, if the module is compiled or the recorder failed."""
+        """Why nothing was recorded; None where something was."""
+        if self._recorder.error is not None:
+            return in_one_line(self._recorder.error)
+        if any(self._recorder.steps) or self._done:
+            return None
+        if not self._wanted:
+            return "record_operations=False"
         if self._is_compiled:
             return "torch.compile runs nothing compiled under a recorder"
-        error = self._recorder.error
-        return None if error is None else f"{type(error).__name__}: {error}"
+        if not self._watches:
+            return "the parameters are sharded"
+        if has_compiled():
+            return "this process has used torch.compile"
+        return f"recording begins with update {FIRST}"
 
     def operations(self, step_s: float | None = None) -> tuple[Sequence[Operation], float]:
         """The operations of a step, and by which factor a step of so many seconds took longer than those after the watch.

@@ -44,6 +44,7 @@ class Step:
     device: str = "cpu"  # torch's type: `cpu`, `cuda`, `mps`
     steps: int = 1000  # that were measured
     operations: Sequence[Operation] = ()  # of one step; empty where they are not known
+    not_recorded: str | None = None  # why there are none
     roofs: Roofs | None = None  # None without a calibration
     communication_ms: float | None = 0.0  # of `backward`, waiting for gradients of other ranks; None if not measured
     busy: float | None = None  # share of the step in which the device computes (SM activity); None on a CPU
@@ -78,6 +79,8 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     if step.work_ms is not None:
         work = min(work, max(step.work_ms - spent["communication"], 0.0))
     why_unknown = "" if step.operations else "no step's operations were recorded"
+    if why_unknown and step.not_recorded:
+        why_unknown += f" ({step.not_recorded})"
     if step.operations and not 1 / CHANGED <= step.changed <= CHANGED:
         step, why_unknown = replace(step, operations=()), f"the steps changed: {_as_long(step.changed)}"
     if step.operations:

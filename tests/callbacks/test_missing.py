@@ -138,6 +138,15 @@ def test_a_short_fit_has_a_bottleneck_and_says_how_few_steps_it_rests_on(
     assert found["certainty"] == "unclear" or "measured" in found["evidence"]
 
 
+def test_a_verdict_without_recorded_operations_says_why_there_are_none() -> None:
+    first, unwanted = ThroughputMonitor(calibrate=False), ThroughputMonitor(calibrate=False, record_operations=False)
+    fit(Stranger(), first, unwanted, max_steps=1)
+    assert first.summary["step"] == {"not_recorded": "recording begins with update 2"}
+    assert unwanted.summary["step"] == {"not_recorded": "record_operations=False"}
+    found = unwanted.summary["bottleneck"]
+    assert found["kind"] != "unclear" or "were recorded (record_operations=False)" in found["evidence"]
+
+
 def test_a_peak_that_was_not_measured_is_the_reason_for_no_mfu(
     monitor: ThroughputMonitor, capsys: pytest.CaptureFixture[str]
 ) -> None:
