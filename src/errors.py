@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import errno
 import os
 import signal
 import sys
@@ -108,7 +109,7 @@ def show_tracebacks() -> None:
 
 
 def exit_on_user_error(program: Callable[[], None]) -> None:
-    """Run a program; a UserError ends it with one line and an exit code.
+    """Run a program; a UserError ends it with one line and an exit code, and so does a full disk under standard output.
 
     HYDRA_FULL_ERROR=1 in the environment adds the traceback. A closed standard output (`… --help | head -1`) ends the
     program silently.
@@ -129,6 +130,12 @@ def exit_on_user_error(program: Callable[[], None]) -> None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more
         sys.exit(_SIGPIPE_EXIT_CODE)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        print(f"error: standard output cannot be written: the disk is full ({error.strerror})", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
     except KeyboardInterrupt:  # no run has started that would save a checkpoint
         sys.exit(130)
 

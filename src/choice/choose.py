@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .step import Workload
 
 SCHEMA = 1  # of the JSON document
+_MOST_NAMED = 8  # devices in a note
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,8 @@ def _batches(rows: Sequence[Row], workloads: Sequence["Workload"], question: Que
     beyond = [row.label for row in rows if row.batch_size > most]
     line = f"a larger batch may need more epochs; --batch-size {min(sizes)} compares all devices at the same size"
     verb = "has" if len(beyond) == 1 else "have"
-    return [f"{line}; {listed(beyond)} {verb} sizes beyond the measured ones" if beyond else line]
+    named = listed(beyond) if len(beyond) <= _MOST_NAMED else f"{len(beyond)} devices"
+    return [f"{line}; {named} {verb} sizes beyond the measured ones" if beyond else line]
 
 
 def _row_as_json(row: Row) -> dict[str, Any]:

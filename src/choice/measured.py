@@ -55,7 +55,7 @@ def measured(folder: Path) -> list[Measured]:
     sweep = find([folder])
     groups = [group for group in sweep.groups if any(map(_is_measured, group.runs))]
     if not groups:
-        raise UserError(f"{folder}: no run in it has measured its steps")
+        raise UserError(f"{folder}: no run in it has measured its steps ({next(_left_out(sweep.runs), '')})")
     if len({group.base for group in groups}) > 1:
         names = ", ".join(group.label for group in groups)
         raise UserError(f"{folder}: has {len(groups)} trainings ({names}); give the folder of one")

@@ -60,7 +60,7 @@ def seconds(text: str) -> float:
 
 def seconds_or_0(text: str) -> float:
     """The same, and `0`."""
-    return 0.0 if text.strip() == "0" else seconds(text)
+    return 0.0 if re.fullmatch(r"0\s*(s|min|h)?", text.strip()) else seconds(text)
 
 
 def amount(text: str) -> Amount:
@@ -68,7 +68,7 @@ def amount(text: str) -> Amount:
     found = re.fullmatch(rf"{_CURRENCY}\s*{_NUMBER}\s*{_CURRENCY}", text.strip())
     value = float(found[2]) if found else 0.0
     if found is None or not _LEAST <= value <= _MOST or (found[1] and found[3]):
-        raise ValueError(f"takes an amount of money above 0, such as 5 or $5, got {text!r}")
+        raise ValueError(f"takes an amount of money above 0 and up to a billion, such as 5 or $5, got {text!r}")
     return Amount(value, found[1] or found[3] or "")
 
 

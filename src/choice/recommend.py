@@ -160,14 +160,15 @@ def _too_close(taken: Row, close: Sequence[Row], by_cost: bool, question: Questi
     shown = sorted(close, key=lambda row: row.training.middle)
     spans = [_money(row, question) if by_cost else time(row.training, between=" to ") for row in shown]
     named = [f"{row.title} ({span})" for row, span in zip(shown, spans, strict=True)][:_MOST_NAMED]
-    if len(set(spans)) == 1 and len(shown) > 1:
+    if len(set(spans[:_MOST_NAMED])) == 1 and len(shown) > 1:
         named = [f"{listed([row.title for row in shown][:_MOST_NAMED])} ({spans[0]} each)"]
     more = [f"{len(shown) - _MOST_NAMED} more"] if len(shown) > _MOST_NAMED else []
     against = f"too close to call{' by cost' if by_cost else ''}: {taken.title} against {listed([*named, *more])}"
     if taken.here and not any(row.here for row in close):
         return f"{against}; {taken.title} has nothing to rent and to start"
-    priced = any(row.cost for row in close) and all(math.isfinite(_cost(row).middle) for row in (taken, *close))
-    return f"{against}; {taken.title} is {'the cheapest' if priced else 'the fastest'} by the middle of the interval"
+    if all(row.cost is not None for row in (taken, *close)):
+        return f"{against}; {taken.title} is the cheapest by the middle of the interval"
+    return f"{against}; {taken.title} is the fastest by the middle of the interval, and prices (--price) may decide"
 
 
 def _compared_with_here(taken: Row, close: Sequence[Row], known: Sequence[Row]) -> list[str]:
@@ -257,7 +258,7 @@ def _pays_from(
 
 
 def _from_batch_size(first: dict[int | None, list[Row]], sizes: Sequence[int]) -> str:
-    ran = f"{sizes[0]:,} to {sizes[-1]:,}"
+    ran = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"
     if list(first) == [None]:
         return f"no GPU of the table has a shorter step than the CPU at the batch sizes measured ({ran})"
     if list(first) == [sizes[0]]:

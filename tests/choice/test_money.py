@@ -22,7 +22,7 @@ def test_a_time_without_a_unit_or_above_all_bounds_is_refused(text):
 
 
 def test_a_start_up_may_be_0():
-    assert money.seconds_or_0("0") == 0
+    assert money.seconds_or_0("0") == money.seconds_or_0("0min") == 0
     assert money.seconds_or_0("2min") == 120
 
 
