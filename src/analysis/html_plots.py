@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,16 +21,17 @@ from ..records.metrics import FRACTION, metric
 from ..records.rates import RATE
 from ..records.step_parts import PARTS
 from .curves import Curve, read_curve
-from .plot_style import DEVICE_TITLES, GREY, PART_COLOURS, bars_of, look_of
+from .plot_style import DEVICE_TITLES, GREY, PART_COLOURS, bars_of, look_of, shortened
 from .recommend import Analysis, Recommendation
 from .run import Run
 
 _MARKERS = {"o": "circle", "s": "square", "^": "triangle", "D": "diamond", "v": "inverted_triangle"}
 _MARKERS |= {"P": "square_pin", "X": "star"}
-_HEIGHT = 360  # pixels
+_HEIGHT, _LEGEND_LINE = 360, 28  # pixels
+_TITLE, _LEGEND = 32, 44  # characters that fit the screen of a phone
+_NARROWEST = 420  # pixels of a plot that another one stands beside
 _MAX_PANELS = 6  # of the parts of a step
 _DIMMED = 0.12  # opacity of what is not picked
-_LONGEST = 60  # characters of a name
 _TICKS = [mantissa * 10.0**power for power in range(-3, 10) for mantissa in (1, 2, 5)]  # of a logarithmic axis
 
 
@@ -53,7 +53,12 @@ class Plots:
         if len(steps) == 1:
             first += [steps.pop()]
         of_steps = [steps[at : at + 2] for at in range(0, len(steps), 2)]
-        return [row for row in (first, *of_steps, self.devices(), self.validations()) if row]
+        found = [row for row in (first, *of_steps, self.devices(), self.validations()) if row]
+        for row in found:
+            tallest = max(plot.height for plot in row)
+            for plot in row:
+                plot.height = tallest
+        return found
 
     def _numbers(self) -> dict[str, list[float]]:
         names = ("batch_size", RATE, self.bars.low, self.bars.high, *DEVICE_TITLES)
@@ -118,7 +123,7 @@ class Plots:
         if not shown:
             return []
         rates = [rate for analysis in shown for rate in analysis.group.rates.values()]
-        plot = self._plot(f"Throughput by the median step; bars: {self.bars.words}", "samples/s", log=True)
+        plot = self._plot("Throughput by the median step", f"samples/s; bars: {self.bars.heading}", log=True)
         plot.y_range.update(start=min(rates) / 1.6, end=1.7 * max(rates))
         points = []
         for colour, marker, label, analysis in self._looks(shown):
@@ -150,8 +155,7 @@ class Plots:
         return [self._step_time(analysis, len(several) > 1) for analysis in several[:_MAX_PANELS]]
 
     def _step_time(self, analysis: Analysis, named: bool) -> figure:
-        title = "Where the time of a step goes; above a bar the median step"
-        title = f"{analysis.group.label}: where the time of a step goes" if named else title
+        title = analysis.group.label if named else "Where the time of a step goes"
         plot = self._plot(title, "share of the mean step, %")
         plot.y_range.update(start=0, end=112)
         typical = {id(self._typical(analysis, size)) for size in analysis.group.sizes}
@@ -164,6 +168,7 @@ class Plots:
         text = {"text_align": "center", "text_font_size": "11px", "text_color": GREY, "y_offset": -2}
         plot.text("batch_size", f"end_{len(PARTS)}", "step_text", **text, **drawn)
         self._size_axis(plot, [analysis])
+        plot.xaxis.axis_label = "batch size; above a bar: the median step"
         self._finish(plot, bars, [("median step", "@step_text"), ("mean step", "@parts_text")], hide=False)
         return plot
 
@@ -206,7 +211,7 @@ class Plots:
         for x, label in (("seconds", "seconds of training"), ("samples", "samples seen")):
             values = [v for c in self.curves.values() if c.metric == name for v in getattr(c, x) if v > 0]
             wide = bool(values) and max(values) > 30 * min(values)
-            plot = self._plot(f"{name} of every run against {label}", f"{name}{unit}", log_x=wide)
+            plot = self._plot(f"{name} of every run", f"{name}{unit}", log_x=wide)
             plot.xaxis.axis_label = label
             plot.xaxis.formatter = NumeralTickFormatter(format="0.[00]a" if x == "samples" else "0,0.[00]")
             lines = []
@@ -224,13 +229,14 @@ class Plots:
         """Colour, marker and name of each group, the same in all plots."""
         at = {label: i for i, label in enumerate(dict.fromkeys(a.group.label for a in self.analyses))}
         looks = [(*look_of(at[a.group.label]), a) for a in analyses]
-        return [(colour, _MARKERS[marker], _shortened(a.group.label), a) for colour, marker, a in looks]
+        return [(colour, _MARKERS[marker], _shortened(a.group.label, _LEGEND), a) for colour, marker, a in looks]
 
     def _plot(self, title: str, y: str, log: bool = False, log_x: bool = True) -> figure:
         plot = figure(
-            title=_shortened(title),
+            title=_shortened(title, _TITLE),
             height=_HEIGHT,
             sizing_mode="stretch_width",
+            styles={"flex": f"1 1 {_NARROWEST}px"},  # below each other where there is no room beside each other
             tools="pan,wheel_zoom,box_zoom,box_select,reset,save",
             x_axis_type="log" if log_x else "linear",
             y_axis_type="log" if log else "linear",
@@ -257,11 +263,13 @@ class Plots:
         plot.add_tools(HoverTool(renderers=glyphs, tooltips=tips), TapTool(renderers=glyphs))
         legend: Any = plot.legend[0]
         longest = max(len(item.label.value) for item in legend.items)
-        legend.update(orientation="horizontal", ncols=max(1, min(6, 80 // (longest + 4))))
-        legend.update(click_policy="hide" if hide else "none", margin=0, spacing=16)
+        columns = max(1, min(6, _LEGEND // (longest + 3)))
+        legend.update(orientation="horizontal", ncols=columns, click_policy="hide" if hide else "none")
+        legend.update(margin=0, spacing=8)
+        plot.height = _HEIGHT + _LEGEND_LINE * (math.ceil(len(legend.items) / columns) - 1)
         plot.add_layout(legend, "above")
 
 
-def _shortened(text: str) -> str:
+def _shortened(text: str, most: int) -> str:
     """A name that is short enough for a title. Two dollar signs would begin a formula."""
-    return textwrap.shorten(text.replace("$", "＄"), _LONGEST + 30, placeholder=" …")
+    return shortened(text.replace("$", "＄"), most)

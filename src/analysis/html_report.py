@@ -45,7 +45,7 @@ _THEME = {
 }
 _STYLE = """
 body { color: #1a1a1a; background: white; font: 15px/1.45 system-ui, "DejaVu Sans", sans-serif; margin: 0 auto;
-       max-width: 1500px; padding: 14px 22px 40px; }
+       max-width: 1500px; padding: 14px 22px 40px; overflow-wrap: anywhere; }
 h1 { font-size: 21px; margin: 0 0 6px; }
 h2 { font-size: 17px; margin: 26px 0 6px; }
 p { margin: 4px 0; }
@@ -54,6 +54,7 @@ p { margin: 4px 0; }
 #recommendation p { font-weight: 600; }
 #recommendation p.remark { font-weight: 400; padding-left: 1.2em; }
 table.plain { border-collapse: collapse; }
+.plain th { overflow-wrap: normal; }
 .plain th, .plain td { padding: 3px 14px 3px 0; text-align: right; }
 .plain th { border-bottom: 1px solid #999; }
 .plain th:first-child, .plain td:first-child { text-align: left; }
@@ -96,7 +97,7 @@ class Text:
 def page(sweep: SweepResults, analyses: Sequence[Analysis], recommended: Sequence[Recommendation], text: Text) -> str:
     """The page. What the runs say of themselves is escaped, and home folders and this host's name are left out."""
     plots = Plots(sweep.runs, analyses, recommended)
-    lines = [row(*figures, sizing_mode="stretch_width") for figures in plots.rows()]
+    lines = [row(*figures, sizing_mode="stretch_width", styles={"flex-wrap": "wrap"}) for figures in plots.rows()]
     roots: dict[str, Model] = {"runs": _table(sweep, plots.source)}
     if lines:
         roots["plots"] = column(*lines, sizing_mode="stretch_width")

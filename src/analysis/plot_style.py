@@ -1,6 +1,5 @@
 """What the plots share: colours, axes and legends."""
 
-import textwrap
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ DEVICE_TITLES = {  # what is shown of a device against the batch size; the unit 
     "sm_activity_pct": "GPU: SM activity, %",
     "memory_peak_gib": "peak memory, GiB",
 }
+_LEGEND_LINE = 0.19  # inches
 RC = {  # matplotlib's settings while the plots are made
     "axes.axisbelow": True,
     "axes.grid": True,
@@ -112,14 +112,24 @@ def _tick(value: float, _: int | None = None) -> str:
     return with_prefix(value) if value >= 1e3 else f"{value:g}"
 
 
+def shortened(text: str, most: int) -> str:
+    """A text in at most so many characters, also where it is one long word."""
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 2]} …"
+
+
 def legend_below(figure: Figure, axes: Axes, title: str | None = None) -> None:
-    """A legend of the axes below them, where it covers nothing; every name once."""
+    """A legend of the axes below them, where it covers nothing; every name once, as far as it leaves half of the figure."""
     handles, names = axes.get_legend_handles_labels()
     once = dict(zip(names, handles, strict=True))
-    texts = [textwrap.shorten(name, 100, placeholder=" …") for name in once]
+    texts = [shortened(name, 100) for name in once]
     longest = max(12, *(len(name) + 5 for name in once))
     room = 10.5 * figure.get_figwidth()  # characters
     columns = min(len(once), round(room / 10.5) if title else max(1, round(room / longest)))
-    legend = figure.legend(list(once.values()), texts, loc="outside lower center", ncols=columns, title=title)
+    most = columns * max(1, int(figure.get_figheight() / 2 / _LEGEND_LINE))
+    if len(texts) > most:
+        texts[most - 1 :] = [f"… and {len(texts) - most + 1} more"]
+    handles = list(once.values())[: len(texts)]
+    legend = figure.legend(handles, texts, loc="outside lower center", ncols=columns, title=title)
     for line in legend.get_lines():
         line.set_alpha(1)

@@ -32,6 +32,7 @@ from .plot_style import (
     log_axis,
     look_of,
     new_figure,
+    shortened,
     size_axis,
     wide_axis,
 )
@@ -168,7 +169,7 @@ def step_time(analyses: Sequence[Analysis], card: bool = False) -> Figure | None
         _draw_bars(
             axes, shares, analysis.group.medians("step_ms_median"), labels=(12, 6, 4)[columns - 1] // (2 if card else 1)
         )
-        name = textwrap.fill(analysis.group.label, 90 // columns)
+        name = textwrap.fill(shortened(analysis.group.label, 180 // columns), 90 // columns)
         axes.set_title(name if len(shown) > 1 else CAPTIONS["step_time"])
     for axes in panels[::columns]:
         axes.set_ylabel("share of the mean step, %")

@@ -112,7 +112,7 @@ class Report:
             lines += ["## Plots", "", *(f"![{plots.CAPTIONS[file.stem]}]({file.name})\n" for file in pictures)]
         if self.notes:
             lines += ["## Notes", "", *(f"- {note}" for note in self.notes), ""]
-        return printable("\n".join(lines))
+        return printable("\n".join(lines)).replace("<", "&lt;")  # nothing that a record says of itself is HTML
 
     def _fits(self) -> list[str]:
         return [f"A step takes `{_MODEL}`. {_ABOUT_FITS}", "", *_as_markdown(self._fit_rows())]

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, printable
 from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
 from ..records.rates import FIT_RATE, MEAN_RATE, RATE
@@ -71,7 +71,7 @@ class Run:
             skipped = derived or key in _SAID_ELSEWHERE or key.endswith("_target_")
             if not skipped and purpose_of(key, config) not in CHOOSES_NOTHING:
                 flat[key] = value
-        return flat
+        return {key: _one_line(value) if isinstance(value, str) else value for key, value in flat.items()}
 
     @staticmethod
     def _hardware(hardware: dict[str, Any]) -> dict[str, Any]:
@@ -235,6 +235,11 @@ class Run:
         means = {end: positive(at(self.record, f"throughput.{end}_step_ms")) for end in ("fastest", "slowest")}
         if all(means.values()):
             yield from ((f"{end}_step_ms_mean", ms) for end, ms in means.items())
+
+
+def _one_line(text: str) -> str:
+    """A text that neither a terminal nor a table of Markdown nor a font trips over."""
+    return " ".join(printable(text).split())
 
 
 def _pair(value: Any) -> tuple[Any, Any]:

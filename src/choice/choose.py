@@ -63,7 +63,8 @@ class Choice:
             "![Time to train on each device](choice.png)",
         ]
         remarks = [*table.left_out_lines(self.left_out), *self.notes, *self._check_lines()]
-        return "\n\n".join([*parts, *(["\n".join(f"- {line}" for line in remarks)] if remarks else [])]) + "\n"
+        text = "\n\n".join([*parts, *(["\n".join(f"- {line}" for line in remarks)] if remarks else [])]) + "\n"
+        return text.replace("<", "&lt;")  # nothing that a record says of itself is HTML
 
     def as_json(self) -> dict[str, Any]:
         """Everything in plain containers: seconds, bytes, joules; an interval is `[low, middle, high]`."""
