@@ -236,6 +236,7 @@ class Plots:
             title=_shortened(title, _TITLE),
             height=_HEIGHT,
             sizing_mode="stretch_width",
+            frame_align=False,  # beside a plot with a higher legend the title would lie under the legend
             styles={"flex": f"1 1 {_NARROWEST}px"},  # below each other where there is no room beside each other
             tools="pan,wheel_zoom,box_zoom,box_select,reset,save",
             x_axis_type="log" if log_x else "linear",
@@ -263,7 +264,7 @@ class Plots:
         plot.add_tools(HoverTool(renderers=glyphs, tooltips=tips), TapTool(renderers=glyphs))
         legend: Any = plot.legend[0]
         longest = max(len(item.label.value) for item in legend.items)
-        columns = max(1, min(6, _LEGEND // (longest + 3)))
+        columns = max(1, min(len(legend.items), _LEGEND // (longest + 3)))
         legend.update(orientation="horizontal", ncols=columns, click_policy="hide" if hide else "none")
         legend.update(margin=0, spacing=8)
         plot.height = _HEIGHT + _LEGEND_LINE * (math.ceil(len(legend.items) / columns) - 1)

@@ -1,5 +1,6 @@
 """`report.html`: one file that a browser shows without network, in which runs are picked and sorted by clicking."""
 
+import itertools
 import os
 import shutil
 import socket
@@ -10,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from batchscope.analysis import write_report
+from batchscope.analysis.html_plots import Plots
+from batchscope.analysis.read import find
+from batchscope.analysis.recommend import Analysis
 from tests.support.synthetic_runs import serial, write_curve, write_run, write_sweep
 
 SIZES = [16, 64, 256]
@@ -79,6 +83,15 @@ def test_what_a_record_says_is_text_and_never_markup(tmp_path):
     text = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "<img src=x" not in text
     assert "&lt;img src=x" in text
+
+
+def test_a_legend_of_many_groups_makes_the_plot_higher(tmp_path):
+    for number in range(12):
+        write_sweep(tmp_path, SIZES, serial(4, 0.1), first=3 * number, model=f"a_model_with_a_long_name_{number}")
+    sweep = find([tmp_path])
+    (plot,) = Plots(sweep.runs, [Analysis(group) for group in sweep.groups], []).throughput()
+    assert plot.height >= 300 + 12 * 28
+    assert plot.legend[0].ncols == 1
 
 
 def test_a_sweep_without_a_batch_size_to_compare_has_its_table(tmp_path):
@@ -153,6 +166,17 @@ def test_it_shows_without_network_and_without_errors_in_the_width_of_a_laptop(pa
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
     assert page.locator("#recommendation").bounding_box()["y"] < 100
     assert page.locator("canvas").count() >= 4
+
+
+@pytest.mark.slow
+def test_on_a_phone_the_plots_stand_below_each_other(page):
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.wait_for_timeout(1000)
+    boxes = [plot.bounding_box() for plot in page.locator(".bk-Figure").all()]
+    assert len(boxes) >= 4
+    assert all(box["width"] > 300 for box in boxes)
+    assert all(below["y"] >= above["y"] + above["height"] for above, below in itertools.pairwise(boxes))
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 from datetime import UTC, datetime
 
 import pytest
@@ -111,6 +112,19 @@ def test_a_report_needs_no_torch(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_names_of_any_characters_break_no_table_no_plot_and_are_no_html(tmp_path):
+    names = ["a|b\n# c", "\ud800", "<img src=x>", "\x1b[31m", "é" * 300]
+    for number, name in enumerate(names):
+        write_sweep(tmp_path / "x", [32, 64], serial(4, 0.1), first=2 * number, model=name, device_name=name)
+    with warnings.catch_warnings(action="error"):
+        report = write_report([tmp_path / "x"], tmp_path / "out")
+    page = (tmp_path / "out" / "report.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    assert len(rows) == 2 + 2 * len(names)
+    assert "a\\|b # c" in page and "<img" not in page and "\n# c" not in page
+    assert {"throughput.png", "step_time.png"} <= {file.name for file in report.files}
 
 
 def test_one_run(tmp_path):
