@@ -32,6 +32,8 @@ def _main() -> None:
     args = parser.parse_intermixed_args()
     use_config_dir(args.config_dir)
     overrides = args.overrides
+    if renamed := [word for word in overrides if word.startswith("ckpt_path=")]:
+        raise UserError(f"ckpt_path: is called ckpt here; write ckpt={renamed[0].removeprefix('ckpt_path=')}")
     paths = [word.removeprefix("ckpt=") for word in overrides if word.startswith("ckpt=")]
     keys = [word.partition("=")[0] for word in overrides]
     if not paths and (near := [key for key in keys if did_you_mean(key, ["ckpt"])]):

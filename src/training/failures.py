@@ -75,7 +75,7 @@ def _cannot_compile(config: dict[str, Any], error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     asked, model = str(config["compile"]).lower(), config["model"]["_target_"].rpartition(".")[2]
     first = lines[0][:200] if lines else type(error).__name__
-    return f"compile: {asked} fails for {model}: {first}; write compile=false, which may be resumed from here"
+    return f"compile: {asked} fails for {model}: {first}; write compile=false"
 
 
 def _print_how_to_resume(config: dict[str, Any], stop: Interrupted) -> None:

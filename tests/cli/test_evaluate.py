@@ -197,3 +197,9 @@ def test_a_run_folder_can_be_moved(run_dir: Path, tmp_path: Path, root: str) -> 
     shutil.copytree(run_dir, moved)
     record = json.loads((moved / "run.json").read_text())
     assert evaluate(moved / record["checkpoints"]["last"], [root])[1]["test/acc"] >= 0
+
+
+def test_the_word_of_other_templates_is_answered_with_the_one_to_write(tmp_path: Path) -> None:
+    done = run(tmp_path, "ckpt_path=some/best.ckpt", module="batchscope.evaluate")
+    assert done.end() == 1
+    assert done.complained == "error: ckpt_path: is called ckpt here; write ckpt=some/best.ckpt\n"
