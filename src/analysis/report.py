@@ -31,7 +31,7 @@ _ABOUT_FITS = (
 )
 
 
-_ABOUT_SEEDS = "Runs of one setting: the mean ± the standard deviation, and the range."
+_ABOUT_SEEDS = "Runs of one setting: the mean ± the standard deviation (of a sample, n − 1), and the range."
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,13 @@ def cells(settings: Sequence[Repeated]) -> list[list[str]]:
     names = list(dict.fromkeys(name for each in settings for name in each.spreads))
     if not names:
         return []
-    headings = ["setting", "batch size", "runs", *("samples/s" if name == RATE else name for name in names)]
+    spread = "mean ± sd (range)"
+    headings = [
+        "setting",
+        "batch size",
+        "runs",
+        *(f"{'samples/s' if name == RATE else name}, {spread}" for name in names),
+    ]
     lines = []
     for each in settings:
         numbers = [each.spreads[name].text if name in each.spreads else "" for name in names]

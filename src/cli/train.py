@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from .. import _hydra, ranks
 from ..checkpointing import resume
 from ..distributed import launch, rendezvous
-from ..errors import UserError, exit_on_user_error, report, reraise_in_hydra
+from ..errors import UserError, exit_on_user_error, report, reraise_in_hydra, warn
 from ..files import LOCK, NO_SPACE, WriteError, new_folder, why
 from ..options import trust
 from ..options.check import check_config
@@ -73,6 +73,7 @@ def run_command(train: Train) -> None:
         _resume(train, overrides)
     elif args.multirun:
         line = compose_command_line(overrides, True)
+        _warn_of_idle_workers(overrides, line.configs)
         if any(map(is_diagnosis, line.configs)):
             raise UserError(
                 "experiment=diagnose: tries changes of one run, and -m is for several; write "
@@ -86,12 +87,22 @@ def run_command(train: Train) -> None:
             _start_sweep(compose_command_line(overrides, True))
             return
         _check_devices(line.configs)
+        _warn_of_idle_workers(overrides, line.configs)
         if ranks.current().launcher and ranks.current().rank:
             run = rendezvous.receive()  # the first rank has chosen the folder
             (config,) = check_command_line(overrides, False, run_dir=run["run_dir"])
             train(config, Path(run["run_dir"]), run["choices"], overrides)
         else:
             _run_one(train, line)
+
+
+def _warn_of_idle_workers(overrides: list[str], configs: list[dict[str, Any]]) -> None:
+    """Warn of workers that a command line asks for, and that no run starts: other programs have no other loader."""
+    pipelines = {config["data"].get("pipeline", "workers") for config in configs}
+    if any(word.startswith("data.num_workers=") for word in overrides) and "workers" not in pipelines:
+        warn(
+            f"data.num_workers: has no effect with data.pipeline={min(pipelines)}; write data.pipeline=workers with it"
+        )
 
 
 def _show(hydra_help: bool) -> None:

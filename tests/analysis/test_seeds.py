@@ -36,7 +36,9 @@ def test_seeds_are_no_settings(sweep: Path) -> None:
 
 def test_each_setting_has_mean_deviation_and_range(sweep: Path) -> None:
     headings, first, *_ = cells(repeated(find([sweep])))
-    assert headings == ["setting", "batch size", "runs", "test/acc", "samples/s"]
+    assert headings == [
+        *("setting", "batch size", "runs", "test/acc, mean ± sd (range)", "samples/s, mean ± sd (range)")
+    ]
     assert first == ["cnn", "64", "3 seeds", "98.70 ± 0.61 % (98.00 to 99.10)", "5,850 ± 534 (5,330 to 6,400)"]
 
 

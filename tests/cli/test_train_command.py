@@ -330,3 +330,12 @@ def test_random_command_lines_end_in_a_run_or_in_one_line(start: Callable[..., S
 
         refused_or_fine(attempt, words)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("pipeline", "warned"), [("memory", True), ("workers", False)])
+def test_workers_that_no_run_would_start_are_a_warning(
+    start: Callable[..., Started], capsys: pytest.CaptureFixture[str], pipeline: str, warned: bool
+) -> None:
+    start("data.num_workers=4", f"data.pipeline={pipeline}")
+    said = "warning: data.num_workers: has no effect with data.pipeline=memory; write data.pipeline=workers with it\n"
+    assert capsys.readouterr().err == (said if warned else "")

@@ -8,10 +8,11 @@ import torch
 
 from batchscope.callbacks.compilation import CompilationWatch
 from batchscope.errors import UserError
+from batchscope.options.check import check_config
 from batchscope.options.compose import check_command_line
 from batchscope.training import compiling
 from batchscope.training.failures import explain_failures
-from tests.support.runs import EVERY_4, SMALL, assert_alike, kill_9, last, record, results, run
+from tests.support.runs import EVERY_4, SMALL, assert_alike, kill_9, last, ranks, record, results, run
 
 OUT = "hydra.run.dir=out"
 # 20 steps in 2 epochs; the last batch of an epoch holds 4 samples in place of 8.
@@ -104,6 +105,23 @@ def test_a_compiled_checkpoint_is_evaluated_as_it_is(compiled: Path) -> None:
         for key, value in (line.split() for line in done.said.splitlines() if line.startswith("test/"))
     }
     assert tested == {k: pytest.approx(v, abs=1e-6) for k, v in record(compiled)["metrics"].items() if "test" in k}
+
+
+def test_a_record_from_before_the_option_is_that_of_a_run_without_it() -> None:
+    config = composed()
+    assert check_config({key: value for key, value in config.items() if key not in ("compile", "tags")}) == config
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_two_ranks_train_as_one_with_twice_the_batch(compiled: Path, tmp_path: Path) -> None:
+    done = ranks(
+        tmp_path, *(word if word != "data.batch_size=8" else "data.batch_size=4" for word in MLP), "compile=true"
+    )
+    assert [one.end() for one in done] == [0, 0], done[0].complained
+    assert record(tmp_path / "out")["compilation"]["graphs"] == 1
+    for name, weights in last(tmp_path / "out")["state_dict"].items():
+        torch.testing.assert_close(weights, last(compiled)["state_dict"][name], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
