@@ -285,7 +285,10 @@ def refuse_links(
                 for names in (folders, files)
             )
         for path in (Path(above, child) for child in (*folders, *files)):
-            if path.is_symlink() and not is_inside(path, folder):
+            of_wandb = fnmatch(
+                str(path), "*/wandb/*run-*/logs/debug-core.log"
+            )  # its log in the cache; never written to
+            if path.is_symlink() and not of_wandb and not is_inside(path, folder):
                 raise UserError(f"{path}: is a link that leads out of {name}; replace it by what it leads to")
             if path.is_fifo() or path.is_socket() or path.is_char_device() or path.is_block_device():
                 raise UserError(f"{path}: is neither a file nor a folder; remove it")

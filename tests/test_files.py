@@ -157,6 +157,16 @@ def test_a_lock_makes_no_file_behind_a_link(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_only_the_link_that_wandb_makes_may_lead_out_of_a_runs_folder(tmp_path: Path) -> None:
+    logs = tmp_path / "run" / "wandb" / "offline-run-1-a" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "debug-core.log").symlink_to(tmp_path / "cache.log")
+    files.refuse_links(tmp_path / "run")
+    (logs / "debug.log").symlink_to(tmp_path / "cache.log")
+    with pytest.raises(UserError, match="debug.log: is a link that leads out of the run's folder"):
+        files.refuse_links(tmp_path / "run")
+
+
 def test_a_link_beside_what_will_be_written_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "data").symlink_to(tmp_path)
