@@ -40,16 +40,19 @@ PUBLIC = {
     ],
     "batchscope.data": [
         "Adding",
+        "Augment",
         "CIFAR10",
         "CopyMemory",
         "DataModule",
         "DataSpec",
+        "DatasetModule",
         "Digits",
         "FashionMNIST",
         "MNIST",
         "SequentialMNIST",
         "StreamDataModule",
         "TensorDataModule",
+        "WebDatasetModule",
     ],
 }
 

@@ -145,7 +145,9 @@ def choose(
     """
     first = workloads[0]
     if first.train_samples < 1:
-        raise UserError("choose: no record says how many samples an epoch has; run the sweep again")
+        raise UserError(
+            "choose: no record says how many samples an epoch has; give the data num_samples, and run the sweep again"
+        )
     if question.batch_size is not None and question.batch_size > first.train_samples:
         raise UserError(f"--batch-size: got {question.batch_size:,}, and an epoch has {first.train_samples:,} samples")
     host_of(question.host)  # what is wrong for every device is no reason to leave one out

@@ -152,7 +152,7 @@ def _pipelines(config: Mapping[str, Any], baseline: Run, machine: Machine) -> It
         same = "memory" if baseline.device == "cpu" and now == "device" else now
         yield from (Change({"data.pipeline": pipeline}) for pipeline in choices if pipeline != same)
     more = min(max(2, 2 * workers), machine.cores)
-    if now == "workers" and more > workers:
+    if "num_workers" in config["data"] and now in (None, "workers") and more > workers:
         yield Change({"data.num_workers": more})
 
 

@@ -279,8 +279,8 @@ class SweepRunner:
             return rate
 
         def limit() -> int | None:
-            shares = [one["dataset"]["train_samples"] // one.get("processes", 1) for one in records[-1:]]
-            return max(1, shares[0]) if shares else None  # of the training set, for one rank
+            samples = records[-1]["dataset"]["train_samples"] if records else None  # None: a stream that is not counted
+            return max(1, samples // records[-1].get("processes", 1)) if samples else None  # for one rank
 
         return search.find(measure, limit, lambda: recommended_in(run_dir))
 
