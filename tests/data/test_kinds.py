@@ -21,7 +21,7 @@ from batchscope.training.optimizer import Optimizer
 from batchscope.training.task import Task
 from tests.checkpointing.support import OUT, STEP
 from tests.support.own_data import TRUST, Dicts, Lengths, MapStyle, Plain, write_config
-from tests.support.runs import assert_alike, kill_9, record, results, run
+from tests.support.runs import assert_alike, kill_9, ranks, record, results, run
 
 QUIET = ["trainer.accelerator=cpu", "trainer.max_epochs=2", "data.batch_size=8", OUT]
 QUIET += [
@@ -284,3 +284,23 @@ def test_what_a_plain_datamodule_says_is_used() -> None:
     known = described(plain)
     known.batch_size = 2
     assert (known.num_samples("train"), known.fingerprint, known.name, plain.batch_size) == (76, "abc", "mine", 2)
+
+
+@pytest.mark.slow
+def test_two_ranks_divide_the_samples_of_a_plain_datamodule(tmp_path: Path) -> None:
+    words = [word for word in line(tmp_path, "Plain", *MLP, "data.batch_size=4") if word != OUT]
+    both = ranks(tmp_path, *words, faults={0: [TRUST], 1: [TRUST]})
+    assert [each.end() for each in both] == [0, 0], [each.complained for each in both]
+    assert record(tmp_path / "out")["steps"] == 20
+
+
+@pytest.mark.slow
+def test_a_dataset_of_two_ranks_ends_as_one_process_with_twice_the_batch(tmp_path: Path) -> None:
+    words = [word for word in line(tmp_path, "MapStyle", *MLP, "optimizer=sgd", "data.num_workers=0") if word != OUT]
+    done = run(tmp_path / "one", *words, OUT, "data.batch_size=10", faults=[TRUST])
+    assert done.end() == 0, done.complained
+    both = ranks(tmp_path / "two", *words, "data.batch_size=5", faults={0: [TRUST], 1: [TRUST]})
+    assert [each.end() for each in both] == [0, 0], [each.complained for each in both]
+    one, two = (results(folder / "out")["weights"] for folder in (tmp_path / "one", tmp_path / "two"))
+    for name in one:
+        torch.testing.assert_close(one[name], two[name])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from batchscope.data import stream
+from batchscope.data.augment import Augment
 from batchscope.errors import UserError
 from tests.checkpointing.support import OUT, STEP
 from tests.support.own_data import SIZES, TRUST, Shards, write_config, write_shards
@@ -345,3 +346,57 @@ def test_a_damaged_shard_ends_all_ranks(own: Path, tmp_path: Path) -> None:
     conf = write_config(own, root=own, known="true").parent
     both: list[Run] = ranks(tmp_path, *line(conf, "data.batch_size=5"), faults={0: [TRUST], 1: [TRUST]})
     assert [each.end() for each in both] == [1, 1]
+
+
+@pytest.mark.parametrize("step", [10, 15])
+@pytest.mark.slow
+def test_a_stream_of_unknown_length_resumes_within_an_epoch_and_at_its_end(
+    root: Path, unstopped: Path, tmp_path: Path, step: int
+) -> None:
+    words = line(root, OUT, "data.known=false", "trainer.max_steps=20", "callbacks.checkpoint.every_n_steps=1")
+    assert run(tmp_path, *words, faults=[TRUST, (STEP, step + 1, kill_9)]).end() == -9
+    again = [words[0], "resume=out", "data._target_=tests.support.own_data.Shards", f"data.root={root}"]
+    done = run(tmp_path, *again, faults=[TRUST])
+    assert done.end() == 0, done.complained
+    assert record(tmp_path / "out")["resumed"][0]["step"] == step
+    assert_alike(results(tmp_path / "out"), results(unstopped))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_evaluated_on_its_shards(root: Path, unstopped: Path, tmp_path: Path) -> None:
+    words = [f"ckpt={unstopped / 'checkpoints' / 'best.ckpt'}", f"data.root={root}"]
+    words += ["data._target_=tests.support.own_data.Shards", "data.num_workers=1"]
+    done = run(tmp_path, *words, faults=[TRUST], module="batchscope.evaluate")
+    assert done.end() == 0, done.complained
+    assert "tested on own-shards (12 samples)" in done.said
+    assert f"{record(unstopped)['metrics']['test/acc']:.6f}" in done.said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["trainer.accumulate_grad_batches=3"],
+        ["trainer.val_check_interval=4"],
+        ["trainer.limit_train_batches=5", "trainer.limit_val_batches=1"],
+        ["+trainer.fast_dev_run=true"],
+        ["data.batch_size=100"],
+        ["data.augment.shift=1", "data.num_workers=2", "trainer.max_steps=12"],
+        ["callbacks.prediction_images={_target_: batchscope.callbacks.prediction_images.PredictionImages}"],
+    ],
+)
+def test_a_stream_takes_the_trainers_options(root: Path, tmp_path: Path, options: list[str]) -> None:
+    words = ["data.known=false", "optimizer.schedule=constant", *options]
+    done = run(tmp_path, *line(root, OUT, *words), faults=[TRUST])
+    assert done.end() == 0, done.complained
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_every_start_method_of_workers_serves_the_same(
+    root: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = loaded(root, num_workers=1, augment=Augment(shift=1))
+    stream_loader = data.train_dataloader()
+    stream_loader._loader.multiprocessing_context = method
+    assert same([x for x, _ in stream_loader], epoch_of(loaded(root)))
