@@ -19,7 +19,7 @@ def collate(samples: list[Any], spec: DataSpec) -> Any:
     """Samples `(x, y)`, or dicts with the fields of the spec, as one batch: `[x, y]`, `[x, y, lengths]` or a dict.
 
     Sequences of different lengths are padded behind their ends: inputs with 0, targets of steps with PADDING. Targets that
-    are values are float32.
+    are values are float32, and so are inputs in numpy's float64.
     """
     keys: tuple[Any, Any] = spec.fields or (0, 1)
     rest: dict[Any, Any] = {}
@@ -35,7 +35,10 @@ def collate(samples: list[Any], spec: DataSpec) -> Any:
         per_step = spec.target == "class_per_step"
         ys = [torch.as_tensor(y) for y in ys]
         y = pad_sequence(ys, batch_first=True, padding_value=PADDING) if per_step else torch.stack(ys)
+    if spec.target != "value" and y.is_floating_point():
+        raise TypeError(f"its target is of {y.dtype}, and the spec says that it is a class")
     y = y.float() if spec.target == "value" else y.long()
+    x = x.float() if x.dtype == torch.float64 else x
     if not spec.fields:
         return [x, y] if lengths is None else [x, y, lengths]
     return {**rest, keys[0]: x, keys[1]: y} | ({} if lengths is None else {LENGTHS: lengths})

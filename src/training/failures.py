@@ -61,6 +61,8 @@ def explain_failures(
     except Exception as error:
         if is_out_of_memory(error):
             raise RunOutOfMemoryError(_out_of_memory(config, device, memory())) from error
+        if _is(error, (), ("DataLoader worker (pid",)):
+            raise UserError(f"data: {error}; where memory is short, take fewer data.num_workers") from error
         if _is(error, *_LOST_PEER):
             raise PeerLostError("the connection to another process of the run is lost, and the run ends") from error
         if config.get("compile") and is_compilation_error(error):

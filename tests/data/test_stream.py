@@ -1,10 +1,12 @@
 """StreamDataModule: its order, what resuming and ranks keep, and shards that cannot be read."""
 
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy
+import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -228,6 +230,7 @@ def test_a_mistake_in_decode_is_one_line_with_its_place(own: Path) -> None:
     [
         (lambda x, y: (x[:, 1:], y), "its inputs have the shape (1, 7, 8), and the spec says (1, 8, 8)"),
         (lambda x, y: (x, y * 0 + 4), "it has the label 4, and the classes are 0 to 3"),
+        (lambda x, y: (x, float(y)), "TypeError: its target is of torch.float64, and the spec says that it is a class"),
         (lambda x, y: {"x": x, "y": y}, "fits in no batch: KeyError: 0"),
         (lambda x, y: (x, "a"), "fits in no batch: "),
     ],
@@ -326,6 +329,31 @@ def test_a_damaged_shard_ends_a_run_in_one_line(own: Path, tmp_path: Path) -> No
     assert said.startswith(
         f"error: data: shard {shard} of own-shards cannot be read: BadZipFile: File is not a zip file"
     )
+
+
+def test_a_worker_that_is_killed_ends_a_run_in_one_line(root: Path, tmp_path: Path) -> None:
+    class_ = "data._target_=tests.support.own_data.KilledWorker"
+    done = run(tmp_path, *line(root, OUT, class_, "data.num_workers=1"), faults=[TRUST])
+    assert done.end() == 1
+    (said,) = (text for text in done.complained.splitlines() if not text.startswith("warning: "))
+    assert said.startswith("error: data: DataLoader worker (pid")
+
+
+def interrupt() -> None:
+    """What Ctrl-C in a terminal does: the signal reaches the workers, too."""
+    for process in (*psutil.Process().children(), psutil.Process()):
+        process.send_signal(signal.SIGINT)
+
+
+def test_ctrl_c_keeps_a_checkpoint_and_ends_the_workers(root: Path, unstopped: Path, tmp_path: Path) -> None:
+    words = line(root, OUT, "data.num_workers=2")
+    stopped = run(tmp_path, *words, faults=[TRUST, (STEP, 13, interrupt)])
+    assert stopped.end() == 130, stopped.complained
+    again = [words[0], "resume=out", "data._target_=tests.support.own_data.Shards", f"data.root={root}"]
+    done = run(tmp_path, *again, faults=[TRUST])
+    assert done.end() == 0, done.complained
+    assert record(tmp_path / "out")["resumed"][0]["step"] == 13
+    assert_alike(results(tmp_path / "out"), results(unstopped))
 
 
 @pytest.mark.slow

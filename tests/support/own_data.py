@@ -1,5 +1,7 @@
 """Datasets as a user writes them: in shards, as a torch Dataset, as dicts, of different lengths, and a plain one."""
 
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,7 +9,7 @@ from typing import Annotated, Any
 import numpy
 import torch
 from lightning import LightningDataModule
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from batchscope.data.dataset import DatasetModule
 from batchscope.data.spec import DataSpec
@@ -67,6 +69,15 @@ class Shards(StreamDataModule):
     def decode(self, raw: Any) -> Any:
         x, y = raw
         return torch.from_numpy(x), int(y)
+
+
+class KilledWorker(Shards):
+    """A worker that the system kills, as it does when memory runs out."""
+
+    def decode(self, raw: Any) -> Any:
+        if get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().decode(raw)
 
 
 class Images(Dataset):
