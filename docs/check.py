@@ -104,7 +104,7 @@ def check_commands(text: str) -> Findings:
             except ValueError:  # an apostrophe: a sentence
                 continue
             wrong = list(check_command(words))
-            if found[2] and not wrong and "resume=" not in command:
+            if found[2] and not wrong and "resume=" not in command and "--config-dir" not in command:
                 yield found.start(1), f"{command}: is shown with an error, but is right"
             elif not found[2]:
                 yield from ((found.start(1), what) for what in wrong)
@@ -137,7 +137,11 @@ def check_flags(program: str, words: list[str]) -> Iterator[str]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
                 place = file.parents[max(node.level, 1) - 1].joinpath(*(node.module or "").split("."))
-                files += [place.with_suffix(".py"), *(place / f"{alias.name}.py" for alias in node.names)]
+                files += [
+                    place.with_suffix(".py"),
+                    place / "__init__.py",
+                    *(place / f"{alias.name}.py" for alias in node.names),
+                ]
     calls = re.findall(
         r"add_argument\([^)]*", "".join(file.read_text(encoding="utf-8") for file in files if file.exists())
     )
@@ -157,12 +161,12 @@ def check_train(words: list[str]) -> Iterator[str]:
     yield from (f"train.py takes no {flag}" for flag in flags - FLAGS)
     overrides = [word for word in words if not word.startswith("-")]
     own = next((word.partition("=")[2] for word in words if word.startswith("--config-dir=")), "")
-    use_config_dir(str(PROJECT / own) if own else None)
     if own:  # a command of a project of one's own, whose package is trusted there
         sys.path += [str(PROJECT)] if str(PROJECT) not in sys.path else []
         overrides = [*(word for word in overrides if not word.startswith("trust=")), "trust=mynet"]
     if not flags & {"--cfg", "--info"} and not any(word.startswith("resume=") for word in overrides):
         try:
+            use_config_dir(str(PROJECT / own) if own else None)
             check_command_line(accept_null_groups(overrides), multirun=bool(flags & {"-m", "--multirun"}))
         except UserError as error:
             if "pip install" not in str(error):

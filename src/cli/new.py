@@ -41,12 +41,12 @@ def _main() -> None:
     if os.path.lexists(folder):
         raise UserError(f"new: {name} is there already; choose another name, or another folder to work in")
     try:
-        write_folder(folder, files_of(name))
+        folder = write_folder(folder, files_of(name))
     except OSError as error:
         raise UserError(f"new: {name} cannot be written: {why(error)}") from error
     train = " ".join(program())
-    print(f"{name} is ready; its README.md says what each file is for. To train it:\n")
-    print(f"    cd {name}\n    {train} --config-dir=conf experiment={name} trust={name}\n")
+    print(f"{folder} is ready; its README.md says what each file is for. To train it:\n")
+    print(f"    cd {folder}\n    {train} --config-dir=conf experiment={name} trust={name}\n")
     print("After `pip install -e .` there, the trust= may be left out.")
 
 

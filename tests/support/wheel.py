@@ -1,0 +1,57 @@
+"""The wheel of this checkout, and an environment in which it alone is installed, beside the libraries of this one."""
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+_PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+_OFFLINE = ["--no-deps", "--no-build-isolation", "--no-index"]
+
+
+def build(folder: Path) -> Path:
+    """Build the wheel from a copy of what it is made of, so that the checkout stays clean."""
+    source, out = folder / "source", folder / "wheel"
+    source.mkdir()
+    for name in ("src", "configs", "examples", "pyproject.toml", "README.md", "LICENSE"):
+        subprocess.run(["cp", "-r", str(ROOT / name), str(source)], check=True)
+    subprocess.run([*_PIP, "wheel", *_OFFLINE, "--wheel-dir", str(out), str(source)], check=True, capture_output=True)
+    return next(out.glob("batchscope-*.whl"))
+
+
+class Environment:
+    """A virtual environment with the wheel, and the libraries of this Python.
+
+    Args:
+        folder: is made.
+        wheel: is installed in it.
+    """
+
+    def __init__(self, folder: Path, wheel: Path):
+        self.programs = folder / "bin"
+        venv.create(folder, with_pip=False, symlinks=True)
+        (site,) = folder.glob("lib/python*/site-packages")
+        (site / "libraries.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")  # no .pth file in there is read
+        self.install(str(wheel))
+
+    def install(self, *words: str, cwd: Path | None = None) -> None:
+        """`pip install`, without network."""
+        pip = [
+            *_PIP[:3],
+            "--python",
+            str(self.programs / "python"),
+            "--quiet",
+            "--disable-pip-version-check",
+            "install",
+        ]
+        subprocess.run([*pip, *_OFFLINE, *words], cwd=cwd, check=True, capture_output=True)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of a shell in which this one is active."""
+        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "HYDRA_FULL_ERROR")}
+        return {**kept, "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}"}

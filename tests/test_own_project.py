@@ -1,0 +1,208 @@
+"""A project of one's own, as `batchscope new` writes it: trained, stopped, resumed, evaluated; and what is wrong with it.
+
+docs/own-project.md is true: its commands do what it shows, in an empty folder, with nothing but the wheel installed.
+`WRITE_DOCS=1 pytest -m slow tests/test_own_project.py` writes what the commands print into the page.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from batchscope.cli import new
+from tests.support import wheel
+from tests.support.runs import assert_alike, kill_9, last, record, run
+from tests.support.waiting import PATIENCE_S
+
+WORDS = ["--config-dir=conf", "experiment=mynet", "trust=mynet", "trainer.accelerator=cpu", "trainer.max_epochs=2"]
+WORDS += [
+    "callbacks.throughput.calibrate=false",
+    "callbacks.progress=null",
+    "callbacks.device=null",
+    "data.batch_size=200",
+]
+AGAIN = ["--config-dir=conf", "trust=mynet"]
+PAGE = wheel.ROOT / "docs" / "own-project.md"
+# What is shown of the output; the rest depends on the machine and its load, or is long.
+SHOWN = re.compile(
+    r"error: |\./|\w+ is ready|Net \(|trained |tested |kept |again |resumed |report |run \d|— run|recommend|test/|mynet-|"
+    r"explain |plot |[0-9]+ of the .* runs"
+)
+TIMED = re.compile(r"\d[\d,.]*( ?(ms|s|min|h)\b)?")  # what differs from run to run, in a line that is shown
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> wheel.Environment:
+    folder = tmp_path_factory.mktemp("own")
+    return wheel.Environment(folder / "venv", wheel.build(folder))
+
+
+class Shell:
+    """Runs the page's commands one after the other, in a folder that `cd` changes."""
+
+    def __init__(self, folder: Path, installed: wheel.Environment):
+        self.folder, self.installed = folder, installed
+
+    def run(self, line: str) -> tuple[int, list[str]]:
+        """The exit code, and the lines that are shown."""
+        command, _, note = line.partition("  # ")
+        if command.startswith("cd "):
+            self.folder /= command.removeprefix("cd ")
+            return 0, []
+        if command == "pip install -e .":  # without network
+            self.installed.install("-e", ".", cwd=self.folder)
+            return 0, []
+        how = {"cwd": self.folder, "env": {**self.installed.variables, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}}
+        with subprocess.Popen(
+            ["bash", "-c", f"exec {command}" if "|" not in command else command],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, **how,
+        ) as process:  # fmt: skip
+            if note == "kill -9":
+                self._kill(process, self.folder / re.findall(r"hydra.run.dir=(\S+)", command)[0])
+                process.communicate(timeout=PATIENCE_S)
+                return process.returncode, ["Killed"]
+            said, _ = process.communicate(timeout=10 * PATIENCE_S)
+        lines = [line.rpartition("\r")[2].rstrip() for line in said.splitlines()]
+        return process.returncode, [line for line in lines if SHOWN.match(line)]
+
+    def _kill(self, process: subprocess.Popen[str], run_dir: Path) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not (run_dir / "checkpoints" / "last.ckpt").exists():
+            assert process.poll() is None, "the run has ended before it was killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """The commands of a page, and the lines that it shows below each."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith("    $ "):
+            below = lines[number + 1 :]
+            end = next(
+                (n for n, one in enumerate(below) if not one.startswith("    ") or one.startswith("    $ ")), None
+            )
+            yield line.removeprefix("    $ "), [one.strip() for one in below[:end]]
+
+
+def normal(line: str) -> str:
+    """A line without its numbers, times and names of machines."""
+    line = re.sub(r"cpu \([^)]*\)", "cpu", line)
+    return TIMED.sub("#", line)
+
+
+@pytest.mark.slow  # ten processes that import torch
+def test_the_commands_of_the_page_do_what_it_shows(tmp_path: Path, installed: wheel.Environment) -> None:
+    shell, text, written = Shell(tmp_path, installed), PAGE.read_text(encoding="utf-8"), []
+    found = {}
+    for command, _ in commands(text):
+        code, lines = shell.run(command)
+        refused = [line for line in lines if line.startswith("error: ")]
+        expected = -9 if command.endswith("# kill -9") else 1 if refused else 0
+        assert code == expected, (command, code, lines)
+        assert len(refused) <= 1 and (not refused or lines == refused), lines
+        found[command] = lines
+    if os.environ.get("WRITE_DOCS") == "1":
+        for line in text.splitlines():
+            if not line.startswith("    ") or line.startswith("    $ "):
+                written.append(line)
+            if line.startswith("    $ "):
+                written += [f"    {one}" for one in found[line.removeprefix("    $ ")]]
+        PAGE.write_text("\n".join(written) + "\n", encoding="utf-8")
+    shown = dict(commands(PAGE.read_text(encoding="utf-8")))
+    assert {command: [*map(normal, lines)] for command, lines in shown.items()} == {
+        command: [*map(normal, lines)] for command, lines in found.items()
+    }
+    measured = shell.run("batchscope choose --config-dir=conf model=mynet data=waves data.batch_size=16,64")
+    assert measured[0] == 0, measured
+    rerun = (
+        "batchscope compare outputs/runs/first outputs/runs/killed --rerun --rounds 2 --seconds 0.2 --config-dir=conf"
+    )
+    assert shell.run(rerun)[0] in (0, 3)  # a slowdown on a busy machine
+    first, killed = shell.folder / "outputs/runs/first", shell.folder / "outputs/runs/killed"
+    assert_alike(last(first)["state_dict"], last(killed)["state_dict"])
+
+
+# --- in this environment ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project, as it is written."""
+    for name, content in new.files_of("mynet").items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def test_a_killed_run_is_resumed_to_the_same_weights_and_evaluated(project: Path) -> None:
+    whole = run(project, *WORDS, "hydra.run.dir=whole")
+    assert whole.end() == 0, whole.complained
+    assert "train/weight_norm" in record(project / "whole")["metrics"]
+    step = ("batchscope.training.task.Task.training_step", 12, kill_9)
+    options = ["hydra.run.dir=out", "callbacks.checkpoint.every_n_steps=5", "data.num_workers=2"]
+    assert run(project, *WORDS, *options, faults=[step]).end() == -9
+    resumed = run(project, "resume=out", *AGAIN)
+    assert resumed.end() == 0, resumed.complained
+    assert_alike(last(project / "whole")["state_dict"], last(project / "out")["state_dict"])
+    again = next(line for line in resumed.said.splitlines() if line.startswith("again"))
+    assert again.endswith("ckpt=out/checkpoints/best.ckpt --config-dir=conf trust=mynet")
+    tested = run(project, "ckpt=out/checkpoints/best.ckpt", *AGAIN, module="batchscope.evaluate")
+    assert tested.end() == 0, tested.complained
+    assert "tested on waves (400 samples)" in tested.said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [["trainer=ddp", "trainer.devices=2"], ["data.num_workers=2", "model.channels=8"]], ids=str
+)
+def test_other_processes_of_a_run_know_the_package(words: list[str], project: Path) -> None:
+    done = run(project, *WORDS, "hydra.run.dir=out", *words)
+    assert done.end() == 0, done.complained
+
+
+def forget_spec(project: Path) -> None:
+    edit(project / "mynet" / "data.py", "def spec(self)", "def specification(self)")
+
+
+def damage_shard(project: Path) -> None:
+    (project / "data" / "waves").mkdir(parents=True)
+    (project / "data" / "waves" / "train-1.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00{'descr': ")
+
+
+def keep_no_shard(project: Path) -> None:
+    edit(project / "mynet" / "data.py", "if not shard.exists()", "if number != 1")
+
+
+def break_import(project: Path) -> None:
+    edit(project / "mynet" / "model.py", "from torch import", "import nowhere_at_all\nfrom torch import")
+
+
+MISTAKES = {
+    forget_spec: "data: Waves",
+    damage_shard: "data: shard data/waves/train-1.npy of waves cannot be read: ",
+    keep_no_shard: "data: shard data/waves/train-1.npy of waves cannot be read: No such file or directory",
+    break_import: "model._target_: mynet.model.Net cannot be imported: ModuleNotFoundError: No module named "
+    "'nowhere_at_all' (mynet/model.py, line 3)",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda one: one.__name__)
+def test_a_mistake_in_the_project_is_one_line(mistake: Callable[[Path], None], project: Path) -> None:
+    mistake(project)
+    done = run(project, *WORDS, "hydra.run.dir=out")
+    assert done.end() == 1
+    (line,) = done.complained.splitlines()
+    assert line.startswith(f"error: {MISTAKES[mistake]}")
