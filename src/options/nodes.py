@@ -23,7 +23,7 @@ class Role:
 
     def allows(self, name: str) -> bool:
         """Whether a dotted name lies in a package whose classes may be built here."""
-        return packages.trusts(name) or (self.of_lightning and name.startswith("lightning."))
+        return (self.of_lightning and name.startswith("lightning.")) or packages.trusts(name)
 
 
 def role_of(path: str) -> Role | None:

@@ -264,6 +264,19 @@ def test_a_record_trusts_nothing(project: Callable[..., None]) -> None:
     assert resumed(config, "trust=mynet", "model._target_=mynet.net.Net", "model.flavour=salty")["trust"] == "mynet"
 
 
+def test_a_record_alone_builds_nothing_of_an_installed_package(
+    project: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "_installed", lambda: frozenset({"mynet"}))
+    sys.path.append(str(Path.cwd()))
+    hostile = {**config_of(), "model": {"_target_": "mynet.net.Net", "flavour": "odd"}}
+    assert refusal(resumed, hostile).startswith("model._target_: is 'mynet.net.Net' in out/run.json, which a file alone")
+    use_config_dir("conf")
+    assert refusal(resumed, hostile).startswith("model.flavour: is 'odd' in out/run.json, which a file alone cannot")
+    hostile["model"]["flavour"] = "salty"  # as the user's YAML has it
+    assert resumed(hostile)["model"]["flavour"] == "salty"
+
+
 def test_the_configs_of_the_user_confirm_what_they_say(project: Callable[..., None]) -> None:
     config = own()
     assert resumed(config, "trust=mynet")["model"]["flavour"] == "salty"
