@@ -270,7 +270,9 @@ def test_a_record_alone_builds_nothing_of_an_installed_package(
     monkeypatch.setattr(packages, "_installed", lambda: frozenset({"mynet"}))
     sys.path.append(str(Path.cwd()))
     hostile = {**config_of(), "model": {"_target_": "mynet.net.Net", "flavour": "odd"}}
-    assert refusal(resumed, hostile).startswith("model._target_: is 'mynet.net.Net' in out/run.json, which a file alone")
+    assert refusal(resumed, hostile).startswith(
+        "model._target_: is 'mynet.net.Net' in out/run.json, which a file alone"
+    )
     use_config_dir("conf")
     assert refusal(resumed, hostile).startswith("model.flavour: is 'odd' in out/run.json, which a file alone cannot")
     hostile["model"]["flavour"] = "salty"  # as the user's YAML has it
