@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Options for train.py: make train ARGS="model=lstm_cell data=adding"
 ARGS ?=
 
-.PHONY: help train test test-all test-lowest lint types docs format bench clean
+.PHONY: help train test test-all test-lowest lint types docs format bench gpu clean
 
 help: ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -49,6 +49,9 @@ format: $(VENV)/.installed-test ## let ruff rewrite what it can
 bench: $(VENV)/.installed-test ## the benchmarks that take minutes; ARGS="--root <folder>" says where MNIST lies
 	$(BIN)/python benchmarks/pipelines.py $(ARGS)
 	$(BIN)/python benchmarks/overhead.py $(ARGS)
+
+gpu: $(VENV)/.installed-test ## all that needs a GPU, 15 minutes on one; REHEARSE=1 tries it in small on the CPU
+	$(BIN)/python benchmarks/gpu.py $(if $(REHEARSE),--rehearse) $(ARGS)
 
 clean: ## remove the environment and caches, never outputs/ or data/
 	rm -rf $(VENV) $(LOWEST) build .pytest_cache .ruff_cache *.egg-info

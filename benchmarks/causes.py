@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from built_in.case import Case
 from built_in.cases import CASES
+from built_in.on_gpu import gpu_cases
 from built_in.verdicts import contradictions, is_right
 from harness import RESULTS, machine, write_result
 
@@ -71,13 +72,13 @@ def compare(args: argparse.Namespace) -> None:
         write_result("causes", text, {"results": data, "disturbed": disturbed, "machine": machine()})
 
 
-def in_a_process(name: str, threads: int, steps: int, checks: int, folder: str) -> Result:
+def in_a_process(name: str, threads: int, steps: int, checks: int, folder: str, device: str = "cpu") -> Result:
     """A case; without a name the calibration, which goes to a cache of this comparison's own."""
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["lightning", "torchvision", "batchscope.callbacks.throughput"])
     with ProcessPoolExecutor(1, server, silence, (folder, threads)) as pool:
         try:
-            return pool.submit(in_this_process, name, steps, checks).result(PATIENCE_S)
+            return pool.submit(in_this_process, name, steps, checks, device).result(PATIENCE_S)
         except TimeoutError:
             for process in multiprocessing.active_children():
                 process.kill()
@@ -97,15 +98,15 @@ def silence(folder: str, threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def in_this_process(name: str, steps: int, check_rounds: int) -> Result:
+def in_this_process(name: str, steps: int, check_rounds: int, device: str = "cpu") -> Result:
     if name:
         from built_in.child import run
 
-        return run(CASES[name], steps, check_rounds)
+        return run((CASES if device == "cpu" else gpu_cases(device))[name], steps, check_rounds, device)
     from batchscope.hardware.calibration_cache import store
     from batchscope.hardware.measure import load_or_measure
 
-    found = load_or_measure(torch.device("cpu"))
+    found = load_or_measure(torch.device(device))
     store(dataclasses.replace(found, disturbed=None))  # the same for all cases, also on a machine that others use
     return {"disturbed": found.disturbed}
 
@@ -146,11 +147,11 @@ def check_in_words(case: Case, run: Result) -> str:
     return "; ".join(words)
 
 
-def table(results: Mapping[tuple[str, int], list[Result]]) -> str:
+def table(results: Mapping[tuple[str, int], list[Result]], cases: Mapping[str, Case] = CASES) -> str:
     lines = ["| case | threads | expected | verdict | right | evidence | check of the cause |"]
     lines.append("| --- | ---: | --- | --- | ---: | --- | --- |")
     for (name, threads), runs in results.items():
-        case, verdicts = CASES[name], [in_words(run) for run in runs]
+        case, verdicts = cases[name], [in_words(run) for run in runs]
         said = "; ".join(dict.fromkeys(verdicts))
         right = "yes" if all(run["right"] for run in runs) else f"**{sum(run['right'] for run in runs)}/{len(runs)}**"
         evidence = evidence_of(runs[0])

@@ -89,18 +89,14 @@ def _plain(name: str) -> str:
     return re.sub(r"(_v\d+|_ptsz|_ptds)+$", "", name)
 
 
-def trace(file: Path, steps: int, accelerator: str = "gpu") -> None:
+def trace(file: Path, steps: int, accelerator: str = "gpu", warm_up: int = WARM_UP, batch: int = 128) -> None:
     """Train, and write the trace of some steps after the warm-up."""
-    import lightning
     import torch
     from lightning.pytorch.callbacks import Callback
-    from monitoring import cnn
-
-    from batchscope.options.compose import check_command_line
-    from batchscope.training.build import build_all, build_callbacks
+    from monitoring import cnn, default_trainer
 
     profiler = torch.profiler.profile(
-        schedule=torch.profiler.schedule(wait=WARM_UP, warmup=2, active=steps, repeat=1),
+        schedule=torch.profiler.schedule(wait=warm_up, warmup=2, active=steps, repeat=1),
         on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(file)),
     )
 
@@ -114,17 +110,9 @@ def trace(file: Path, steps: int, accelerator: str = "gpu") -> None:
         def on_train_end(self, *_: Any) -> None:
             profiler.stop()
 
-    module, loader = cnn(WARM_UP + steps + 10)
     with tempfile.TemporaryDirectory() as folder:
-        (config,) = check_command_line(["callbacks.throughput.calibrate=false"], multirun=False, run_dir=folder)
-        callbacks, flags = build_callbacks(config)
-        trainer = lightning.Trainer(
-            accelerator=accelerator, devices=1, max_epochs=1, logger=build_all(config["logger"], "logger"),
-            callbacks=[*callbacks, Trace()], enable_model_summary=False, use_distributed_sampler=False, **flags,
-        )  # fmt: skip
-        loader.device = trainer.strategy.root_device
-        loader.pinned = loader.device.type == "cuda"
-        trainer.fit(module, loader)
+        trainer = default_trainer(folder, accelerator, [Trace()])
+        trainer.fit(*cnn(warm_up + steps + 10, device=trainer.strategy.root_device, batch=batch))
 
 
 def main() -> None:

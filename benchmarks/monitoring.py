@@ -21,7 +21,8 @@ import random
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,16 @@ from batchscope import DeviceMonitor, ProgressBar, ThroughputMonitor, TrainCurve
 from batchscope.callbacks._measurement import FLUSH_EVERY
 from batchscope.data.loader import DeterministicBatchSampler, TensorLoader
 from batchscope.data.spec import DataSpec
+from batchscope.hardware.timing import clock
 from batchscope.models.cnn import SimpleCNN
+from batchscope.options.compose import check_command_line
+from batchscope.training.build import build_all, build_callbacks
 from batchscope.training.optimizer import AdamW
 from batchscope.training.quiet import quiet_libraries
 from batchscope.training.task import Task
 
 WARM_UP = 20
+CPU = torch.device("cpu")
 
 
 class Linear(lightning.LightningModule):
@@ -67,7 +72,8 @@ class Clock(Callback):
         self.began: list[float] = []
 
     def on_train_batch_start(self, trainer: lightning.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
-        self.began.append(time.perf_counter())
+        # A GPU runs behind the host, and is waited for at the two ends alone.
+        self.began.append(clock() if batch_idx in (WARM_UP, self.steps) else time.perf_counter())
         if batch_idx == WARM_UP:
             self.started = self.began[-1], time.process_time()
         elif batch_idx == self.steps:
@@ -91,38 +97,53 @@ def curve(folder: str) -> list[float]:
         return [float(row["time/step_ms"]) for row in csv.DictReader(file) if row.get("time/step_ms")]
 
 
-def linear(steps: int) -> tuple[lightning.LightningModule, TensorLoader]:
+def linear(steps: int, device: torch.device = CPU) -> tuple[lightning.LightningModule, TensorLoader]:
     x = torch.randn(8 * (steps + 1), 8)
-    return Linear(), TensorLoader(
-        (x, x.sum(1, keepdim=True)), DeterministicBatchSampler(len(x), 8, True), torch.device("cpu")
-    )
+    return Linear(), TensorLoader((x, x.sum(1, keepdim=True)), DeterministicBatchSampler(len(x), 8, True), device)
 
 
-def cnn(steps: int) -> tuple[lightning.LightningModule, TensorLoader]:
+def cnn(steps: int, device: torch.device = CPU, batch: int = 128) -> tuple[Task, TensorLoader]:
     spec = DataSpec("image", (1, 28, 28), "class", 10)
-    x, y = torch.randn(128 * (steps + 1), 1, 28, 28), torch.randint(0, 10, (128 * (steps + 1),))
+    data = images(batch * (steps + 1))
     return Task(SimpleCNN(spec), spec, AdamW()), TensorLoader(
-        (x, y), DeterministicBatchSampler(len(x), 128, True), torch.device("cpu")
+        data, DeterministicBatchSampler(len(data[0]), batch, True), device
     )
 
 
-def turn(make: Callable, steps: int, callbacks: list[Callback], logs: bool) -> list[float]:
-    module, loader = make(steps)
-    clock = Clock(steps)
+@cache
+def images(number: int) -> tuple[Tensor, Tensor]:
+    """So many images `(N, 1, 28, 28)` and classes `(N,)`, the same ones for all turns."""
+    return torch.randn(number, 1, 28, 28), torch.randint(0, 10, (number,))
+
+
+def default_trainer(
+    folder: str, accelerator: str, more: Sequence[Callback] = (), precision: Any = "32-true"
+) -> lightning.Trainer:
+    """A trainer with the callbacks and loggers that train.py has by default; `more` come after them."""
+    (config,) = check_command_line(["callbacks.throughput.calibrate=false"], multirun=False, run_dir=folder)
+    callbacks, flags = build_callbacks(config)
+    return lightning.Trainer(
+        accelerator=accelerator, devices=1, precision=precision, max_epochs=1, logger=build_all(config["logger"], "logger"),
+        callbacks=[*callbacks, *more], enable_model_summary=False, use_distributed_sampler=False, **flags,
+    )  # fmt: skip
+
+
+def turn(make: Callable, steps: int, callbacks: list[Callback], logs: bool, accelerator: str = "cpu") -> list[float]:
+    outside = Clock(steps)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loggers = [TensorBoardLogger(folder), CSVLogger(folder)] if logs else False
         bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
         trainer = lightning.Trainer(
-            accelerator="cpu", max_epochs=1, logger=loggers, callbacks=[*callbacks, clock], log_every_n_steps=1,
-            enable_progress_bar=bar, enable_model_summary=False, enable_checkpointing=False,
+            accelerator=accelerator, devices=1, max_epochs=1, logger=loggers, callbacks=[*callbacks, outside],
+            log_every_n_steps=1, enable_progress_bar=bar, enable_model_summary=False, enable_checkpointing=False,
         )  # fmt: skip
-        trainer.fit(module, loader)
-        began = clock.began[WARM_UP:]
+        trainer.fit(*make(steps, device=trainer.strategy.root_device))
+        began = outside.began[WARM_UP:]
         written = (
             curve(folder) if any(isinstance(callback, ThroughputMonitor) for callback in callbacks) and logs else []
         )
-    return [*clock.per_step, tooth(written[WARM_UP:] or [end - start for start, end in itertools.pairwise(began)])]
+    return [*outside.per_step, tooth(written[WARM_UP:] or [end - start for start, end in itertools.pairwise(began)])]
 
 
 def lightnings_own() -> list[Callback]:

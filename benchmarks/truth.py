@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import os
 import tempfile
-import time
 from typing import Any
 
 import lightning
@@ -20,11 +19,12 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 
 from batchscope.callbacks.throughput import ThroughputMonitor
+from batchscope.hardware.timing import clock
 from batchscope.options.compose import check_command_line
 from batchscope.options.groups import choices_of
 from batchscope.records.step_parts import PARTS
 from batchscope.training.build import build
-from batchscope.training.summary import quiet_libraries
+from batchscope.training.quiet import quiet_libraries
 from batchscope.training.task import Task
 
 # Enough steps for an epoch of some seconds.
@@ -60,30 +60,32 @@ class OutsideClock(Callback):
         self.epochs: list[tuple[float, range]] = []
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        self.first, self.started = trainer.global_step + 1, time.perf_counter()
+        self.first, self.started = trainer.global_step + 1, clock()
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        elapsed = time.perf_counter() - self.started
+        elapsed = clock() - self.started  # a GPU runs behind the host
         self.epochs.append((elapsed, range(self.first, trainer.global_step + 1)))
 
 
-def measure(model: str, pipeline: str, folder: str) -> dict[str, float]:
-    samples = SIZES.get(model, 6_400)
+def measure(
+    model: str, pipeline: str, folder: str, accelerator: str = "cpu", samples: int | None = None
+) -> dict[str, float]:
+    samples = samples or SIZES.get(model, 6_400)
     images = model in ("cnn", "mlp", "torchvision")
     data = ["data=digits", f"data.root={folder}"] if images else ["data=adding", "data.sequence_length=50"]
     line = [f"model={model}", *data, f"data.num_train={samples}", "data.num_val=1", f"data.pipeline={pipeline}"]
     config = check_command_line([*line, "optimizer.schedule=constant"], multirun=False)[0]
     source = build(config["data"], "data")
     task = Task(build(config["model"], "model", spec=source.spec), source.spec, build(config["optimizer"], "optimizer"))
-    rows, clock = Rows(), OutsideClock()
+    rows, outside = Rows(), OutsideClock()
     trainer = lightning.Trainer(
-        accelerator="cpu", max_epochs=2, logger=rows, limit_val_batches=0, use_distributed_sampler=False,
-        callbacks=[clock, ThroughputMonitor(calibrate=False, verbose=False)],
+        accelerator=accelerator, devices=1, max_epochs=2, logger=rows, limit_val_batches=0, use_distributed_sampler=False,
+        callbacks=[outside, ThroughputMonitor(calibrate=False, verbose=False)],
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
     )  # fmt: skip
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
         trainer.fit(task, datamodule=source)
-    wall, steps = clock.epochs[1]
+    wall, steps = outside.epochs[1]
     measured = [rows.rows[step] for step in steps]
     total = sum(row[f"time/{part}_ms"] for row in measured for part in PARTS) / 1e3
     return {

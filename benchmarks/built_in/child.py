@@ -5,7 +5,6 @@ import dataclasses
 import os
 import statistics
 import sys
-import time
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -16,6 +15,7 @@ from harness import median
 from lightning.pytorch.callbacks import Callback
 
 from batchscope.callbacks import ThroughputMonitor
+from batchscope.hardware.timing import clock
 
 from .case import Case
 
@@ -36,7 +36,7 @@ class Clock(Callback):
     def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
         if trainer.global_step != self.step:
             self.step = trainer.global_step
-            self.ends.append(time.perf_counter())
+            self.ends.append(clock())  # waits for a GPU, which runs behind the host
             enough = len(self.ends) > SHORTEST and self.ends[-1] - self.ends[0] > TURN_S
             trainer.should_stop = trainer.should_stop or enough
 
@@ -46,12 +46,13 @@ class Clock(Callback):
         return statistics.quantiles([after - before for before, after in pairwise(self.ends[1:])], n=4)[0]
 
 
-def fit(parts: Any, callback: Callback, steps: int, seconds: float | None = None) -> None:
+def fit(parts: Any, callback: Callback, steps: int, seconds: float | None = None, device: str = "cpu") -> None:
     module, loader, options = parts
     options = {"logger": False, **options, "callbacks": [callback, *options.get("callbacks", [])]}
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
         lightning.Trainer(
-            accelerator="cpu",
+            accelerator="cpu" if device == "cpu" else "gpu",
+            devices=1,
             max_steps=steps,
             max_time=timedelta(seconds=seconds) if seconds else None,
             enable_progress_bar=False,
@@ -62,28 +63,28 @@ def fit(parts: Any, callback: Callback, steps: int, seconds: float | None = None
         ).fit(module, loader)
 
 
-def step_seconds(case: Case, **sizes: Any) -> float:
-    clock = Clock()
-    fit(case.make(**{**case.sizes, **sizes}), clock, TURN_STEPS)
-    return clock.seconds
+def step_seconds(case: Case, device: str, **sizes: Any) -> float:
+    outside = Clock()
+    fit(case.make(**{**case.sizes, **sizes}), outside, TURN_STEPS, device=device)
+    return outside.seconds
 
 
-def balanced(case: Case) -> Case:
+def balanced(case: Case, device: str) -> Case:
     """A mixed case with its halves set so that each takes `HALF_MS`."""
     if case.halves is None:
         return case
-    nothing = step_seconds(case)
+    nothing = step_seconds(case, device)
     sizes: dict[str, Any] = {}
     for half in case.halves:
-        added = step_seconds(case, **{half: UNITS[half]}) - nothing
+        added = step_seconds(case, device, **{half: UNITS[half]}) - nothing
         times = UNITS[half] * HALF_MS / 1e3 / max(added, 1e-6)
         sizes[half] = times if half == "input" else max(1, round(times))
     return dataclasses.replace(case, sizes=sizes)
 
 
-def verdict(case: Case, steps: int) -> dict[str, Any]:
-    monitor = ThroughputMonitor(verbose=False)
-    fit(case.make(**case.sizes), monitor, steps, MOST_S)
+def verdict(case: Case, steps: int, device: str, most_s: float) -> dict[str, Any]:
+    monitor = ThroughputMonitor(verbose=False, calibrate=most_s >= MOST_S)
+    fit(case.make(**case.sizes), monitor, steps, most_s, device)
     return monitor.summary
 
 
@@ -92,41 +93,43 @@ def rate_of(amount: float, run: Any) -> float:
     run()
     taken = []
     for _ in range(8):
-        start = time.perf_counter()
+        start = clock()
         run()
-        taken.append(time.perf_counter() - start)
+        taken.append(clock() - start)
     return amount / min(taken)
 
 
-def product_rate() -> float:
-    a = torch.randn(1024, 1024)
+def product_rate(device: str) -> float:
+    size = 1024 if device == "cpu" else 8192
+    a = torch.randn(size, size, device=device)
     out = torch.empty_like(a)
-    return rate_of(2 * 1024**3, lambda: torch.mm(a, a, out=out))
+    return rate_of(2 * size**3, lambda: torch.mm(a, a, out=out))
 
 
-def copy_rate() -> float:
-    a = torch.ones(32 << 20)
+def copy_rate(device: str) -> float:
+    a = torch.ones(32 << 20 if device == "cpu" else 1 << 28, device=device)
     out = torch.empty_like(a)
     return rate_of(2 * a.nbytes, lambda: out.copy_(a))
 
 
-def check(case: Case, rounds: int) -> dict[str, float]:
+def check(case: Case, rounds: int, device: str) -> dict[str, float]:
     """Ratios of the ablation and of the roofs, medians over rounds in which all take turns."""
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
-        base = step_seconds(case)
+        base = step_seconds(case, device)
         if case.ablation is not None:
-            found.setdefault("ablation", []).append(step_seconds(case, **case.ablation.sizes) / base)
+            found.setdefault("ablation", []).append(step_seconds(case, device, **case.ablation.sizes) / base)
         if case.flops is not None:
-            found.setdefault("of torch.mm", []).append(case.flops / base / product_rate())
+            found.setdefault("of torch.mm", []).append(case.flops / base / product_rate(device))
         if case.bytes is not None:
-            found.setdefault("of copy_", []).append(case.bytes / base / copy_rate())
+            found.setdefault("of copy_", []).append(case.bytes / base / copy_rate(device))
     return {name: median(values) for name, values in found.items()}
 
 
-def run(case: Case, steps: int, rounds: int) -> dict[str, Any]:
-    """The summary of the run, and the ratios of the check, of so many rounds."""
-    case = balanced(case)
-    summary = verdict(case, steps)
+def run(case: Case, steps: int, rounds: int, device: str = "cpu", most_s: float = MOST_S) -> dict[str, Any]:
+    """The summary of the run, and the ratios of the check, of so many rounds. `most_s` bounds the run."""
+    case = balanced(case, device)
+    summary = verdict(case, steps, device, most_s)
     print(f"{summary.get('bottleneck')}", file=sys.stderr, flush=True)
-    return {"summary": summary, "sizes": dict(case.sizes), "checks": check(case, rounds), "bandwidth": copy_rate()}
+    checks, bandwidth = check(case, rounds, device), copy_rate(device)
+    return {"summary": summary, "sizes": dict(case.sizes), "checks": checks, "bandwidth": bandwidth}

@@ -1,0 +1,71 @@
+"""The device that the tests of this folder run on: CUDA; under REHEARSE=1 the CPU, to see that they run at all."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+
+from batchscope.data.digits import Digits
+from batchscope.models.cnn import SimpleCNN
+from batchscope.training.optimizer import AdamW
+from batchscope.training.task import Task
+
+REHEARSAL = os.environ.get("REHEARSE") == "1"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+
+@pytest.fixture
+def device() -> torch.device:
+    if REHEARSAL:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device; REHEARSE=1 runs it on the CPU")
+    return torch.device("cuda", 0)
+
+
+@pytest.fixture
+def cuda(device: torch.device) -> torch.device:
+    """For what a CPU does not have."""
+    if device.type != "cuda":
+        pytest.skip("not on a CPU")
+    return device
+
+
+@pytest.fixture
+def accelerator(device: torch.device) -> str:
+    return "gpu" if device.type == "cuda" else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def float32_products() -> Iterator[None]:
+    """The switches for TF32 as they were."""
+    switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
+    before = [switch.fp32_precision for switch in switches]
+    yield
+    for switch, value in zip(switches, before, strict=True):
+        switch.fp32_precision = value
+
+
+@pytest.fixture
+def train(accelerator: str, tmp_path: Path) -> Callable[..., tuple[lightning.Trainer, Task]]:
+    """Train the SimpleCNN on rendered digits; keywords are the Trainer's, `data` those of the dataset."""
+
+    def fit(*callbacks: Any, data: dict[str, Any] | None = None, optimizer: Any = None, **options: Any) -> Any:
+        lightning.seed_everything(0, verbose=False)
+        sizes = {"num_train": 256, "num_val": 32, "num_test": 32, "batch_size": 32}
+        source = Digits(root=str(tmp_path / "data"), **{**sizes, **(data or {})})
+        task = Task(SimpleCNN(source.spec, channels=[4, 8], hidden_size=16), source.spec, optimizer or AdamW())
+        usual: dict[str, Any] = {"max_epochs": 1, "limit_val_batches": 0, "logger": False}
+        trainer = lightning.Trainer(
+            accelerator=accelerator, devices=1, callbacks=list(callbacks), enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False, **usual | options,
+        )  # fmt: skip
+        trainer.fit(task, datamodule=source)
+        return trainer, task
+
+    return fit

@@ -1,0 +1,109 @@
+"""On a GPU: times are those of a clock outside, nothing in a step waits for the device, and its readings are true."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from batchscope import MemoryMonitor
+from batchscope.callbacks._stopwatch import clock_for
+from batchscope.hardware.calibration_cache import identity
+from batchscope.hardware.probes import CPU, ENERGY, POWER, PROCESSOR_TIME, RSS, SM_CLOCK, UTILIZATION, probes_for
+from batchscope.hardware.timing import clock
+from tests.gpu.conftest import REHEARSAL
+
+pytestmark = pytest.mark.gpu
+
+
+def test_two_marks_are_as_far_apart_as_on_a_clock_outside(device: torch.device):
+    matrix = torch.randn(256 if REHEARSAL else 4096, 256 if REHEARSAL else 4096, device=device)
+    of_device = clock_for(device)
+    matrix @ matrix  # starts the library
+    started, first = clock(), of_device.mark()
+    for _ in range(40):
+        matrix @ matrix
+    last = of_device.mark()
+    of_device.wait(last)
+    outside = clock() - started
+    assert of_device.ready(last)
+    assert of_device.elapsed_ms(first, last) / 1e3 == pytest.approx(outside, rel=0.05)
+
+
+@pytest.mark.parametrize("pipeline", ["memory", "device", "workers"])
+def test_the_parts_of_a_step_add_up_to_the_time_outside(pipeline: str, accelerator: str, tmp_path: Path):
+    from truth import measure
+
+    found = measure("cnn", pipeline, str(tmp_path), accelerator, 256 if REHEARSAL else 25_600)
+    assert found["parts_ratio"] == pytest.approx(1, abs=0.2 if REHEARSAL else 0.02)
+    assert found["samples_per_sec_ratio"] == pytest.approx(1, abs=0.2 if REHEARSAL else 0.02)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+def test_no_step_of_the_default_callbacks_waits_for_the_device(precision: str, accelerator: str, tmp_path: Path):
+    """torch raises an error at a call that waits; `cuda_trace.py` also sees what torch does not know."""
+    from monitoring import cnn, default_trainer
+
+    if REHEARSAL and precision == "16-mixed":
+        pytest.skip("not on a CPU")
+    first, last = (2, 6) if REHEARSAL else (30, 230)  # step 130 has read and written the first hundred
+
+    class Strict(Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            if accelerator == "gpu" and batch_idx in (first, last):
+                torch.cuda.set_sync_debug_mode("error" if batch_idx == first else "default")
+
+    trainer = default_trainer(str(tmp_path), accelerator, [Strict()], precision=precision)
+    try:
+        trainer.fit(*cnn(last + 4, device=trainer.strategy.root_device, batch=8 if REHEARSAL else 128))
+    finally:
+        if accelerator == "gpu":
+            torch.cuda.set_sync_debug_mode("default")
+    assert trainer.global_step == last + 5
+
+
+def test_readings_of_the_device_are_there_and_plausible(device: torch.device):
+    probes = probes_for(device)
+    found: dict[str, float] = {}
+    energies = []
+    matrix = torch.randn(2048, 2048, device=device) if device.type == "cuda" else torch.randn(64, 64)
+    for _ in range(6):
+        until = time.monotonic() + 0.15
+        while time.monotonic() < until:
+            matrix = (matrix @ matrix).tanh()
+        clock()
+        for probe in probes:
+            found |= probe.read()
+        energies.append(found.get(ENERGY, 0.0))
+    assert found[RSS] > 0
+    assert found[CPU] > 0
+    if device.type == "cpu":
+        assert 0 < found[PROCESSOR_TIME] <= 100
+        return
+    assert found[UTILIZATION] > 50
+    assert 20 < found[POWER] < 2000
+    assert 100 < found[SM_CLOCK] < 4000
+    assert energies == sorted(energies)
+    watts = found[POWER]
+    assert energies[-1] - energies[0] < 5 * 0.2 * 3 * max(watts, 100)  # joules, not millijoules
+    assert all(0 <= value <= 100 for key, value in found.items() if key.endswith("_pct") and key != CPU)
+    if torch.cuda.get_device_capability(device) >= (9, 0):
+        assert {"device/sm_activity_pct", "device/tensor_activity_pct", "device/dram_activity_pct"} <= found.keys()
+
+
+def test_a_calibration_knows_the_card_and_its_driver(cuda: torch.device):
+    known = identity(cuda)
+    assert known["uuid"]
+    assert known["driver"]
+    assert 30 < known["power_limit_w"] < 3000
+
+
+def test_the_counted_memory_is_what_the_allocator_measures(train: Callable, device: torch.device):
+    monitor = MemoryMonitor(count=True, verbose=False)
+    train(monitor, data={"batch_size": 64} if REHEARSAL else {"batch_size": 4096, "num_train": 16_384})
+    assert "uncounted" not in monitor.facts, monitor.facts
+    if device.type == "cuda":
+        assert monitor.facts["peak_bytes"] == pytest.approx(monitor.facts["measured_bytes"]["allocated"], rel=0.25)

@@ -1,0 +1,176 @@
+"""On a GPU: precisions, clipping, overflow, layouts, pipelines, memory, and a resumed run."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.plugins import MixedPrecision
+from torch.nn.utils import get_total_norm
+
+from batchscope.callbacks import StopOnNonFinite
+from batchscope.checkpointing.random_state import random_state, restore_random_state
+from batchscope.hardware.memory_limits import is_out_of_memory
+from batchscope.models.recurrent import RNNCell, StackedLSTM, unroll
+from batchscope.training.optimizer import SGD
+from tests.gpu.conftest import REHEARSAL
+from tests.support.runs import EVERY_4, SMALL, assert_alike, kill_9, results, run
+
+pytestmark = pytest.mark.gpu
+STEP = "batchscope.training.task.Task.training_step"
+TOLERANCE = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 8e-2, "fp16": 2e-2}  # of the largest value
+
+
+class EachEpoch(Callback):
+    """The memory that torch has taken from the device, and the loss of the last step, at the end of each epoch."""
+
+    def __init__(self) -> None:
+        self.reserved: list[int] = []
+        self.losses: list[float] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.last = outputs["loss"]
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        self.losses.append(float(self.last))
+        if pl_module.device.type == "cuda":
+            self.reserved.append(torch.cuda.memory_reserved(pl_module.device))
+
+
+def test_every_pipeline_trains_alike_and_takes_no_more_memory_with_time(train: Callable):
+    found = {pipeline: EachEpoch() for pipeline in ("memory", "device", "workers")}
+    for pipeline, seen in found.items():
+        train(seen, data={"pipeline": pipeline, "num_workers": 1}, max_epochs=2 if REHEARSAL else 6)
+        assert len(set(seen.reserved[1:])) <= 1, f"{pipeline}: {seen.reserved}"
+    for one, other in itertools.pairwise(found.values()):
+        assert one.losses == pytest.approx(other.losses, rel=0.05)
+
+
+@pytest.mark.parametrize("kind", ["rnn", "lstm", "stacked_lstm"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_the_fused_kernels_compute_what_the_readable_cells_do(kind: str, precision: str, device: torch.device):
+    if REHEARSAL and precision in ("tf32", "fp16"):
+        pytest.skip("not on a CPU")
+    if device.type == "cuda":
+        for switch in (torch.backends.cuda.matmul, torch.backends.cudnn.rnn):
+            switch.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    torch.manual_seed(0)
+    network = RNNCell(12, 32) if kind == "rnn" else StackedLSTM(1 if kind == "lstm" else 3, 12, 32, dropout=0.0)
+    network.to(device)
+    x = torch.randn(16, 20, 12, device=device)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    outputs = {}
+    for backend in ("reference", "fused"):
+        network.zero_grad()
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            if kind == "rnn":
+                output = unroll(network, x, backend=backend)[0]
+            else:
+                network.backend = backend
+                output = network(x)[0]
+        output.float().square().sum().backward()
+        outputs[backend] = [output.detach(), *(parameter.grad.clone() for parameter in network.parameters())]
+    for readable, fast in zip(outputs["reference"], outputs["fused"], strict=True):
+        largest = float(readable.abs().max())
+        torch.testing.assert_close(
+            fast.float(), readable.float(), rtol=0, atol=TOLERANCE[precision] * largest, check_dtype=False
+        )
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+def test_gradients_are_clipped_at_every_precision(precision: str, train: Callable):
+    if REHEARSAL and precision == "16-mixed":
+        pytest.skip("not on a CPU")
+    norms = []
+
+    class Norms(Callback):
+        def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+            gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
+            if gradients:  # those of the last update
+                norms.append(float(get_total_norm(gradients)))
+
+    train(Norms(), precision=precision, gradient_clip_val=1e-3)
+    assert norms
+    assert max(norms) <= 1e-3 * 1.01
+
+
+def test_a_first_overflow_of_the_scaler_leaves_the_weights_and_the_momentum_sound(cuda: torch.device, train: Callable):
+    weights = []
+
+    class Weights(Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            weights.append([parameter.detach().clone() for parameter in pl_module.parameters()])
+
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**40, growth_interval=1)
+    plugin = MixedPrecision("16-mixed", "cuda", scaler)
+    trainer, task = train(Weights(), plugins=plugin, optimizer=SGD(lr=0.01), max_epochs=4)
+    assert all(map(torch.equal, weights[0], weights[1])), "the first step overflows, and is skipped"
+    assert not all(map(torch.equal, weights[0], weights[-1]))
+    assert all(parameter.isfinite().all() for parameter in task.parameters())
+    momentum = [state["momentum_buffer"] for state in trainer.optimizers[0].state.values()]
+    assert momentum
+    assert all(buffer.isfinite().all() for buffer in momentum)
+
+
+def test_a_step_that_is_not_finite_is_left_out(train: Callable):
+    class Spoil(Callback):
+        def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
+            if trainer.global_step == 3:
+                loss.data.fill_(float("nan"))
+
+        def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.global_step == 3:
+                next(pl_module.parameters()).grad.fill_(float("inf"))
+
+    watch = StopOnNonFinite("skip")
+    _, task = train(watch, Spoil())
+    assert watch.skipped == 1
+    assert all(parameter.isfinite().all() for parameter in task.parameters())
+
+
+def test_convolutions_are_channels_last(train: Callable):
+    _, task = train()
+    weight = next(parameter for parameter in task.parameters() if parameter.dim() == 4 and parameter.shape[1] > 1)
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_random_states_are_restored(device: torch.device):
+    torch.rand(3, device=device)
+    state = random_state()
+    expected = torch.rand(100, device=device)
+    restore_random_state(state)
+    assert torch.equal(torch.rand(100, device=device), expected)
+
+
+def test_too_little_memory_is_recognized(cuda: torch.device, train: Callable):
+    torch.cuda.empty_cache()
+    taken = torch.cuda.memory_reserved(cuda) / torch.cuda.get_device_properties(cuda).total_memory
+    torch.cuda.set_per_process_memory_fraction(taken + 0.002, cuda)
+    try:
+        with pytest.raises(RuntimeError) as caught:
+            train(data={"batch_size": 65_536, "num_train": 65_536})
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, cuda)
+    assert is_out_of_memory(caught.value)
+
+
+@pytest.mark.parametrize("model", ["cnn", "lstm_cell", "stacked_lstm"])
+def test_a_killed_run_is_resumed_bit_for_bit(model: str, accelerator: str, tmp_path: Path):
+    """With deterministic kernels. cuDNN keeps the random state of its dropout to itself, so the LSTM is the readable one."""
+    if REHEARSAL and model == "lstm_cell":
+        pytest.skip("as the others, on a CPU")
+    options = [*SMALL, f"trainer.accelerator={accelerator}", "trainer.deterministic=true", EVERY_4, "hydra.run.dir=out"]
+    if model == "cnn":
+        options = [word for word in options if not word.startswith(("model.", "data.delay"))] + ["data=digits"]
+    options.append(f"model={model}")
+    options += ["model.backend=reference"] if model == "stacked_lstm" else []
+    whole = run(tmp_path / "whole", *options)
+    assert whole.end() == 0, whole.complained
+    assert run(tmp_path / "killed", *options, faults=[(STEP, 18, kill_9)]).end() == -9
+    resumed = run(tmp_path / "killed", "resume=out")
+    assert resumed.end() == 0, resumed.complained
+    assert_alike(results(tmp_path / "killed" / "out"), results(tmp_path / "whole" / "out"))
