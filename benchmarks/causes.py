@@ -74,7 +74,7 @@ def compare(args: argparse.Namespace) -> None:
 
 def in_a_process(name: str, threads: int, steps: int, checks: int, folder: str, device: str = "cpu") -> Result:
     """A case; without a name the calibration, which goes to a cache of this comparison's own."""
-    server = multiprocessing.get_context("forkserver")
+    server = multiprocessing.get_context("forkserver" if device == "cpu" else "spawn")  # CUDA does not survive a fork
     server.set_forkserver_preload(["lightning", "torchvision", "batchscope.callbacks.throughput"])
     with ProcessPoolExecutor(1, server, silence, (folder, threads)) as pool:
         try:

@@ -30,7 +30,7 @@ def tests(setting: Setting) -> Result:
     if not rows:
         raise RuntimeError("pytest collected no test")
     if failed and setting.small:
-        raise RuntimeError(f"{len(failed)} of {len(rows)} tests fail: {failed[0]}")
+        raise RuntimeError(f"{len(failed)} of {len(rows)} tests fail: {'; '.join(failed[:3])}")
     table = "\n".join(["| test | outcome | s |", "| --- | --- | ---: |", *rows])
     return Result(
         table, {"failed": failed, "tests": len(rows)}, {"every test passes or says why it cannot run": not failed}

@@ -11,6 +11,7 @@ from torch import nn
 from zoo_steps import zoo_batch, zoo_task
 
 from batchscope.hardware.calibration import peak_flops_per_sec
+from batchscope.hardware.devices import cache_bytes
 from batchscope.hardware.floor import roofs_of, step_floor
 from batchscope.hardware.measure import calibrate, load_or_measure
 from batchscope.hardware.operations import OperationRecorder
@@ -136,7 +137,7 @@ def _seconds(step: Callable, times: int) -> float:
 def _operations(step: _Step) -> list:
     step()
     clock()
-    recorder = OperationRecorder(step.task, None, lambda: "forward")
+    recorder = OperationRecorder(step.task, cache_bytes(step.x.device), lambda: "forward")
     recorder.next_step()
     with recorder:
         step()

@@ -17,6 +17,7 @@ from batchscope.files import write_text
 
 from . import ROOT, Part, Result, Setting
 
+ITEM = {"card", "seconds", "machine", "table", "claims"}  # of an item that ended well
 PATIENCE_S = 20  # for a process that was asked to end
 _REHEARSAL = "**A rehearsal in small on a CPU: these numbers say nothing about a GPU.**"
 
@@ -61,7 +62,7 @@ def run_part(part: Part, setting: Setting, again: bool) -> list[str]:
 def _done(part: Part, setting: Setting) -> dict[str, Any]:
     """The items that ended well on this card."""
     card = _card(setting)
-    return {name: item for name, item in _read(part, setting).items() if "error" not in item and item["card"] == card}
+    return {name: item for name, item in _read(part, setting).items() if item.keys() >= ITEM and item["card"] == card}
 
 
 def _card(setting: Setting) -> str | None:
@@ -157,7 +158,9 @@ def _read(part: Part, setting: Setting) -> dict[str, Any]:
         found = json.loads(_file(part, setting).read_text(encoding="utf-8"))["items"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    return {name: item for name, item in found.items() if name in part.items} if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: item for name, item in found.items() if name in part.items and isinstance(item, dict)}
 
 
 def _keep(part: Part, setting: Setting, name: str, item: dict[str, Any]) -> None:

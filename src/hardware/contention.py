@@ -31,7 +31,7 @@ MAX_CPU_SHARE = 0.1  # an idle virtual machine has 2 to 3 % of steal
 MAX_OTHERS = 0.5  # of the CPU: above it others disturb a run even where cores are free
 MAX_PROBE_RATIO = 1.25
 MAX_UTILIZATION_PCT = 10
-WINDOW_S = 1.1  # NVML's utilisation is of the last 1/6 to 1 s
+WINDOW_S = 2.1  # NVML's utilisation is of the last complete window, which took 1/6 to 1 s and began up to 2 s ago
 
 
 class Contention:

@@ -11,7 +11,9 @@ from torch.distributed.tensor import DTensor
 
 from .host_memory import host_memory
 
-_OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # in any other RuntimeError
+# In any other RuntimeError. cuBLAS and cuDNN report the lack of memory for their own buffers by a status.
+_OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+_OUT_OF_MEMORY += ("CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -184,6 +184,7 @@ def test_the_optimizer_states_of_a_resumed_fit_are_memory_that_its_steps_may_use
 
 def test_an_error_of_another_kind_is_no_out_of_memory() -> None:
     assert memory_limits.is_out_of_memory(RuntimeError("CUDA error: out of memory"))
+    assert memory_limits.is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"))
     assert memory_limits.is_out_of_memory(MemoryError())
     assert not memory_limits.is_out_of_memory(ValueError("out of memory"))
     assert not memory_limits.is_out_of_memory(RuntimeError("shape mismatch"))
