@@ -55,7 +55,7 @@ class Plots:
         of_steps = [steps[at : at + 2] for at in range(0, len(steps), 2)]
         found = [row for row in (first, *of_steps, self.devices(), self.validations()) if row]
         for row in found:
-            tallest = max(plot.height for plot in row)
+            tallest = max(plot.height or 0 for plot in row)
             for plot in row:
                 plot.height = tallest
         return found

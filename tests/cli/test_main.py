@@ -63,11 +63,11 @@ def test_the_version_is_printed(monkeypatch, capsys) -> None:
     [
         (
             ["trani"],
-            "trani: no such command. Did you mean 'train'? batchscope takes train, evaluate, report, compare, explain, choose, hardware",
+            "trani: no such command. Did you mean 'train'? batchscope takes train, new, evaluate, report, compare, explain, choose, hardware",
         ),
         (
             ["--model", "cnn"],
-            "--model: no such command. batchscope takes train, evaluate, report, compare, explain, choose, hardware",
+            "--model: no such command. batchscope takes train, new, evaluate, report, compare, explain, choose, hardware",
         ),
         (["model=cnn"], "model=cnn: an option comes after a command; write batchscope train model=cnn"),
     ],
