@@ -71,10 +71,14 @@ def _words(run: Run, keys: list[str], sizes_vary: bool) -> str:
 def _left_over(a: SweepResults, b: SweepResults, found: list[dict[str, list[Run]]]) -> Iterator[str]:
     for name, side, own, other in (("A", a, *found), ("B", b, *reversed(found))):
         without = [run for run in side.runs if not _is_measured(run)]
-        yield from (f"{name}, {run.name}: not measured ({run.reason or run.status})" for run in without)
+        yield from (f"{name}, {run.name}: not measured ({_why_not(run)})" for run in without)
         alone = [run.name for key, runs in own.items() if key not in other for run in runs]
         if alone:
             yield f"{name}: nothing matches {', '.join(alone)}"
+
+
+def _why_not(run: Run) -> str:
+    return run.reason or str(at(run.record, "throughput.missing.bottleneck") or run.status)
 
 
 def differences(pairs: list[Pair]) -> dict[str, list[str]]:

@@ -1,5 +1,7 @@
 """A against B: which runs are matched, what is said of them, and when B counts as slower."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -127,6 +129,11 @@ def test_nothing_that_matches_is_one_line(tmp_path):
     with pytest.raises(UserError, match="no run of one folder matches one of the other.*A: nothing matches 0, 1"):
         compare(tmp_path / "a", tmp_path / "b")
     write_run(tmp_path / "c", 64, status="out_of_memory", error="OutOfMemoryError")
+    file = write_run(tmp_path / "d", 64) / "run.json"
+    unmeasured = {"throughput": {"missing": {"bottleneck": "no batch was trained"}}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | unmeasured))
+    with pytest.raises(UserError, match=r"B, d: not measured \(no batch was trained\)"):
+        compare(tmp_path / "a", tmp_path / "d")
     with pytest.raises(UserError, match="A, c: not measured"):
         compare(tmp_path / "c", tmp_path / "c")
     with pytest.raises(UserError, match="no runs in"):
