@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ..errors import printable
 from ..records.formatting import count, option_value
 from ..records.rates import RATE
 from ..records.values import at, number
@@ -87,7 +88,7 @@ def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
 def label(run: Run, keys: Iterable[str]) -> str:
     """The model and the settings `keys` of a run in few words: `cnn · gpu · lr 0.1`."""
     named = [_setting(key, run.settings[key]) for key in keys if key != "model" and key in run.settings]
-    return " · ".join([run.model, *named])
+    return printable(" · ".join([run.model, *named]))  # a font has no lone surrogate
 
 
 def _setting(key: str, value: Any) -> str:
