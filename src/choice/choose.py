@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, printable
@@ -33,6 +33,7 @@ class Choice:
     measured: list[tuple[str, str, list[int]]]  # each device that is here: its label, its name, its batch sizes
     rows: list[Row]
     left_out: list[LeftOut]
+    warning: str  # why not to trust the answer; empty for none
     recommendation: Recommendation
     pays: list[str]
     checks: list[Check]
@@ -45,7 +46,9 @@ class Choice:
         lines += ["", *table.to_text(self.rows, self.question, width)]
         lines += [
             "",
-            *wrapped(filter(None, [" ".join(self.recommendation.lines), " ".join(self.pays)]), width, indent=0),
+            *wrapped(
+                filter(None, [self.warning, " ".join(self.recommendation.lines), " ".join(self.pays)]), width, indent=0
+            ),
         ]
         if self.left_out or self.notes:
             lines += ["", *wrapped([*table.left_out_lines(self.left_out), *self.notes], width)]
@@ -59,6 +62,7 @@ class Choice:
             f"# Which device for {self.title}",
             "\n".join(self._head()[1:]),
             "\n".join(table.to_markdown(self.rows, self.question)),
+            *filter(None, [self.warning]),
             " ".join([*self.recommendation.lines, *self.pays]),
             "![Time to train on each device](choice.png)",
         ]
@@ -88,6 +92,7 @@ class Choice:
             ],
             "devices": [_row_as_json(row) for row in self.rows],
             "left_out": [{"label": one.label, "reason": one.reason} for one in self.left_out],
+            "warning": self.warning or None,
             "recommended": self.recommendation.label,
             "too_close_to_call": self.recommendation.too_close,
             "recommendation": " ".join([*self.recommendation.lines, *self.pays]),
@@ -165,7 +170,8 @@ def choose(
         ],
         rows=found,
         left_out=left_out,
-        recommendation=_doubted(recommend(found, question), workloads),
+        warning=_warning(workloads),
+        recommendation=recommend(found, question),
         pays=pays_from(found, workloads, question),
         checks=checks(workloads, question),
         notes=[
@@ -175,16 +181,15 @@ def choose(
     )
 
 
-def _doubted(found: Recommendation, workloads: Sequence["Workload"]) -> Recommendation:
-    """The recommendation after a warning, if what it rests on was measured beside other programs."""
+def _warning(workloads: Sequence["Workload"]) -> str:
+    """A line if the answer rests on what was measured beside other programs."""
     shares = [one.busy for one in workloads if one.busy is not None]
     if not shares:
-        return found
-    line = (
+        return ""
+    return (
         f"Measured on a busy machine: other programs took up to {percent(min(1.0, max(shares)))} of its processor. Its times "
         "are too long, and the answer may be another one when it is quiet."
     )
-    return replace(found, lines=[line, *found.lines])
 
 
 def _batches(rows: Sequence[Row], workloads: Sequence["Workload"], question: Question) -> list[str]:

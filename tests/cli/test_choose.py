@@ -1,6 +1,7 @@
 """`batchscope choose`: the words of its command line, its output, and what it refuses in one line."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -229,6 +230,16 @@ class TestFolders:
     def test_what_no_device_understands_is_one_line(self, monkeypatch, capsys, words, said):
         code, message = refused(monkeypatch, capsys, write_training(Path("x")), *words)
         assert (code, message[: len(said)]) == (1, said)
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+    def test_a_full_disk_under_standard_output_is_one_line(self):
+        command = [sys.executable, "-m", "batchscope", "choose", str(write_training(Path("x"))), "--devices", "t4"]
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 1
+        assert done.stderr.splitlines() == [
+            "error: standard output cannot be written: the disk is full (No space left on device)"
+        ]
 
     def test_folders_of_another_width_are_another_training(self, monkeypatch, capsys):
         gpu = {"device": "cuda", "name": "Tesla T4", "options": {"model.hidden_size": 512}}
