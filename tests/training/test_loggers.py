@@ -14,6 +14,7 @@ from batchscope.options.overrides import accept_null_groups
 from batchscope.options.signatures import is_installed
 from batchscope.records.step_file import read_rows
 from batchscope.training.build import build_callbacks
+from tests.checkpointing.support import terminate
 from tests.support.runs import EVERY_4, SMALL, curves, kill_9, record, run, table
 
 OUT = "hydra.run.dir=out"
@@ -149,10 +150,10 @@ def test_wandb_has_every_step_of_every_curve_at_its_own_step(tmp_path: Path) -> 
 @needs_wandb
 @pytest.mark.slow
 def test_a_resumed_run_continues_the_same_run_at_wandb(tmp_path: Path) -> None:
-    assert run(tmp_path, *SMALL, EVERY_4, *WANDB, OUT, faults=[(STEP, 15, kill_9)]).end() == -9
+    assert run(tmp_path, *SMALL, EVERY_4, *WANDB, OUT, faults=[(STEP, 15, terminate)]).end() == 143
     done = run(tmp_path, "resume=out")
     assert done.end() == 0, done.complained
     folders = {path.name.rpartition("-")[2] for path in (tmp_path / "out" / "wandb").glob("offline-run-*")}
     assert folders == {record(tmp_path / "out")["id"]}
-    steps = {point["trainer/global_step"] for point in history(tmp_path / "out") if "train/loss" in point}
-    assert steps == set(range(1, 21))
+    steps = [point["trainer/global_step"] for point in history(tmp_path / "out") if "train/loss" in point]
+    assert steps == list(range(1, 21))
