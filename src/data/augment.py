@@ -89,6 +89,9 @@ class Augment:
 
 
 def moved(x: Tensor, maps: Tensor) -> Tensor:
-    """Images `(B, C, H, W)` under affine maps `(B, 2, 3)`, interpolated linearly."""
-    grid = F.affine_grid(maps.to(x.dtype), list(x.shape), align_corners=False)
-    return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    """Images `(B, C, H, W)` under affine maps `(B, 2, 3)`, interpolated linearly; the same type, computed in float32."""
+    values = x if x.dtype == torch.float64 else x.float()  # half precision has no place for a fraction of a pixel
+    grid = F.affine_grid(maps.to(values.dtype), list(x.shape), align_corners=False)
+    for axis, pixels in enumerate((x.shape[3], x.shape[2])):  # grid_sample's own "border" is not on every device
+        grid[..., axis].clamp_(1 / pixels - 1, 1 - 1 / pixels)
+    return F.grid_sample(values, grid, mode="bilinear", padding_mode="zeros", align_corners=False).to(x.dtype)

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from batchscope.data import loader
 from batchscope.data.augment import Augment, moved
 from batchscope.data.datamodule import TensorDataModule
+from batchscope.data.loader import DeterministicBatchSampler
 from batchscope.data.plain import described
 from batchscope.data.spec import DataSpec
 from batchscope.errors import UserError
@@ -38,6 +40,22 @@ def test_a_shift_by_one_pixel_is_a_shift_by_one_pixel() -> None:
 def test_what_comes_in_at_an_edge_repeats_it() -> None:
     right = with_numbers(Augment(shift=1), [MOST, HALF, HALF, HALF, HALF, HALF])
     torch.testing.assert_close(right[..., 0], IMAGE[..., 0])
+
+
+def test_the_edge_is_what_grid_sample_calls_border() -> None:
+    augment = Augment(shift=3, rotation=40, crop=2, flip=True)
+    maps = augment.maps(augment.numbers(0, 0, 0, len(RANDOM)), 6, 6)
+    grid = torch.nn.functional.affine_grid(maps, list(RANDOM.shape), align_corners=False)
+    border = torch.nn.functional.grid_sample(RANDOM, grid, padding_mode="border", align_corners=False)
+    torch.testing.assert_close(moved(RANDOM, maps), border)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_places_are_computed_precisely_for_every_type_of_image(dtype: torch.dtype) -> None:
+    large = torch.rand(1, 1, 256, 256).to(dtype)
+    turned = with_numbers(Augment(rotation=180), [HALF, HALF, 1.0, HALF, HALF, HALF], large)
+    assert turned.dtype == dtype
+    torch.testing.assert_close(turned, large.flip(2, 3), atol=0.01, rtol=0)
 
 
 @pytest.mark.parametrize(("number", "quarters"), [(1.0, 1), (0.0, -1)])
@@ -91,6 +109,19 @@ def test_every_change_occurs_and_none_goes_further() -> None:
     places = Augment(shift=2)(x, 0, 0, 0).flatten(1).argmax(1)
     found = {(int(place) // 9 - 4, int(place) % 9 - 4) for place in places}
     assert found == {(down, right) for down in range(-2, 3) for right in range(-2, 3)}
+
+
+def test_each_of_several_ranks_has_the_numbers_of_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    for world_size in (1, 2, 3):
+        positions = []
+        for rank in range(world_size):
+            monkeypatch.setattr(loader, "rank_and_world_size", lambda at=(rank, world_size): at)
+            order = DeterministicBatchSampler(200, 24 // world_size, shuffle=True)
+            for batch in range(len(order)):
+                first, count = order.first_sample(batch), len(order.samples(batch))
+                assert order.order()[first : first + count].tolist() == order.samples(batch)
+                positions += range(first, first + count)
+        assert sorted(positions) == list(range(200))
 
 
 class Pictures(TensorDataModule):

@@ -101,6 +101,8 @@ def test_the_batches_of_two_ranks_are_those_of_one(root: Path, monkeypatch: pyte
         monkeypatch.setattr(stream, "rank_and_world_size", lambda rank=rank: (rank, 2))
         loader = loaded(root, batch_size=5).train_dataloader()
         shares.append([x for x, _ in loader])
+        firsts = [loader.sampler.first_sample(batch) for batch in range(len(one))]
+        assert firsts == [10 * batch + 5 * rank for batch in range(7)] + [70 + 3 * rank]
         weights.append([loader.sampler.weight(batch) for batch in range(len(one))])
     assert same([torch.cat(pair) for pair in zip(*shares, strict=True)], one)
     assert [len(share[-1]) for share in shares] == [3, 3]
