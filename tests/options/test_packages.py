@@ -32,12 +32,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     monkeypatch.setattr(packages, "_typed", ())
     monkeypatch.setattr(signatures, "_problems", {})
     caches = (signatures.signature_of, signatures.class_attribute, signatures._load, compositions._pickled)
+    caches += (packages._installed,)
 
     def write(package: str = "mynet", **modules: str) -> None:
         Path(package).mkdir(exist_ok=True)
         for name, text in {"__init__": "", "net": NET, **modules}.items():
             Path(package, f"{name}.py").write_text(text)
-        for cache in (*caches, packages._installed):
+        for cache in caches:
             cache.cache_clear()
 
     write()
@@ -47,7 +48,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     yield write
     for name in [name for name in sys.modules if name.partition(".")[0] in ("mynet", "other")]:
         del sys.modules[name]
-    for cache in (*caches, packages._installed):
+    for cache in caches:
         cache.cache_clear()
 
 
