@@ -52,13 +52,9 @@ def _main() -> None:
 
 def files_of(name: str) -> dict[str, bytes]:
     """The files of a project with this name, by their paths in its folder."""
-    found = [path for pattern in _WRITTEN for path in sorted(TEMPLATE.glob(pattern))]
-    return {
-        str(path.relative_to(TEMPLATE)).replace(NAME, name): path.read_text(encoding="utf-8")
-        .replace(NAME, name)
-        .encode()
-        for path in found
-    }
+    paths = [path for pattern in _WRITTEN for path in sorted(TEMPLATE.glob(pattern))]
+    texts = {str(path.relative_to(TEMPLATE)): path.read_text(encoding="utf-8") for path in paths}
+    return {path.replace(NAME, name): text.replace(NAME, name).encode() for path, text in texts.items()}
 
 
 def _check_name(name: str) -> None:

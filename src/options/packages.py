@@ -61,8 +61,12 @@ def _check_name(name: str) -> None:
         raise UserError(
             f"trust: got {name!r}, takes names of packages, without dots: trust=mynet or trust=[mynet,other]"
         )
-    if name in sys.stdlib_module_names or name in _LIBRARIES:
+    if _is_library(name):
         raise UserError(f"trust: got {name!r}, takes packages of your own: {name} is a library that needs no trust")
+
+
+def _is_library(name: str) -> bool:
+    return name in sys.stdlib_module_names or name in _LIBRARIES
 
 
 def _find(name: str) -> None:
@@ -95,4 +99,4 @@ def _installed() -> frozenset[str]:
     path = [entry for entry in sys.path if entry and os.path.realpath(entry) != os.path.realpath(here)]
     points = (point for one in distributions(path=path) for point in one.entry_points if point.group == GROUP)
     names = {point.value for point in points}
-    return frozenset(name for name in names if name.isidentifier() and name not in _LIBRARIES)
+    return frozenset(name for name in names if name.isidentifier() and not _is_library(name))

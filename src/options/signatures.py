@@ -130,13 +130,7 @@ def _load(name: str) -> Module | None:
         return None
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (
-        OSError,
-        ValueError,
-        SyntaxError,
-        RecursionError,
-        MemoryError,
-    ) as error:  # SyntaxError, too, is no ValueError
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         _problems[name] = f"{os.path.relpath(file)}{line}: {getattr(error, 'msg', None) or type(error).__name__}"
         return None
