@@ -43,7 +43,7 @@ WORK = HERE.parent / "outputs" / "bench-gpu"  # runs and sweeps
 def main() -> None:
     args = _parser().parse_args()
     if args.list:
-        print("\n".join(f"{part.number}  {part.name:<12}{', '.join(part.items)}" for part in PARTS))
+        print("\n".join(f"{part.number}  {part.name:<15}{', '.join(part.items)}" for part in PARTS))
     elif args.items:
         child(_part(args.part[0]), args.items, _setting(args, args.out, args.work))
     elif args.rehearse:

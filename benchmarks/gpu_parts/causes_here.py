@@ -37,7 +37,9 @@ def causes(setting: Setting) -> Result:
     folder.mkdir(parents=True, exist_ok=True)
     how = (threads, 8, 1) if setting.small else (threads, 60, 1)
     if not setting.small:
-        comparison.in_a_process("", threads, 0, 0, str(folder), setting.device)
+        calibrated = comparison.in_a_process("", threads, 0, 0, str(folder), setting.device)
+        if "error" in calibrated:
+            raise RuntimeError(calibrated["error"])
     results = {}
     for name, case in cases.items():
         if setting.small:  # in this process: each of its own would import torch again
@@ -66,10 +68,10 @@ def choose(setting: Setting) -> Result:
     shutil.rmtree(out, ignore_errors=True)
     sizes = "8,16" if setting.small else ",".join(map(str, CHOOSE_SIZES))
     options = ["model=cnn", *setting.data(32), f"data.batch_size={sizes}"]
-    options += list(SMALL) if setting.small else []
+    options += [SMALL[1]] if setting.small else []  # the calibration is needed
     line = [sys.executable, "-m", "batchscope", "choose", *options, "--epochs", "10", "--out", str(out)]
     done = subprocess.run(
-        line, cwd=ROOT, env={**os.environ, "COLUMNS": "120"}, capture_output=True, text=True, check=False
+        line, cwd=setting.work, env={**os.environ, "COLUMNS": "120"}, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise RuntimeError((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])

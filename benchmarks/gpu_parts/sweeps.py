@@ -16,7 +16,6 @@ from . import ROOT, Result, Setting
 SIZES = [2**power for power in range(5, 14)]  # 32 to 8,192
 PLOTS = ("*.png", "*.md", "sweep.json", "sweep.csv")
 SMALL = ("callbacks.throughput.calibrate=false", "model.channels=[4,8]")  # of a rehearsal
-UTILIZATION = "device/utilization_mean_pct"
 
 
 def run(setting: Setting) -> Result:
@@ -36,7 +35,7 @@ def run(setting: Setting) -> Result:
         )
     record = read(place)
     said = done.stdout.strip() + ("\n\n" + done.stderr.strip() if done.stderr.strip() else "")
-    facts = {key: record.get(key) for key in ("throughput", "device", "memory", "metrics", "hardware", "fit_seconds")}
+    facts = {key: record.get(key) for key in ("throughput", "memory", "metrics", "hardware", "fit_seconds")}
     claims = {"test accuracy above 98 %": record["metrics"].get("test/acc", 0) > 0.98}
     return Result(f"```text\n{said.replace(str(setting.work), '…')}\n```", facts, claims)
 
@@ -132,6 +131,9 @@ def _row(record: dict[str, Any]) -> str:
         return format(cost[key], form) if isinstance(cost.get(key), int | float) else ""
 
     cells = [_device(record), f"{_batch(record):,}", record["status"], shown("samples_per_sec", ",.0f")]
-    cells += [shown("step_ms_median", ".3g") and f"{shown('step_ms_median', '.3g')} ms", shown(UTILIZATION, ".0f")]
-    cells += [shown("device/sm_activity_mean_pct", ".0f"), shown("device/power_mean_w", ".0f"), shown("mfu", ".3f")]
+    cells += [
+        shown("step_ms_median", ".3g") and f"{shown('step_ms_median', '.3g')} ms",
+        shown("utilization_pct", ".0f"),
+    ]
+    cells += [shown("sm_activity_pct", ".0f"), shown("power_w", ".0f"), shown("mfu", ".3f")]
     return f"| {' | '.join([*cells, bottleneck.get('kind', '')])} |"

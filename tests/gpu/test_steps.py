@@ -84,7 +84,7 @@ def test_readings_of_the_device_are_there_and_plausible(device: torch.device):
     if device.type == "cpu":
         assert 0 < found[PROCESSOR_TIME] <= 100
         return
-    assert found[UTILIZATION] > 50
+    assert found[UTILIZATION] > 10
     assert 20 < found[POWER] < 2000
     assert 100 < found[SM_CLOCK] < 4000
     assert energies == sorted(energies)
@@ -104,7 +104,9 @@ def test_a_calibration_knows_the_card_and_its_driver(cuda: torch.device):
 
 def test_the_counted_memory_is_what_the_allocator_measures(train: Callable, device: torch.device):
     monitor = MemoryMonitor(count=True, verbose=False)
-    train(monitor, data={"batch_size": 64} if REHEARSAL else {"batch_size": 4096, "num_train": 16_384})
-    assert "uncounted" not in monitor.facts, monitor.facts
     if device.type == "cuda":
-        assert monitor.facts["peak_bytes"] == pytest.approx(monitor.facts["measured_bytes"]["allocated"], rel=0.25)
+        torch.cuda.reset_peak_memory_stats(device)
+    train(monitor, data={"batch_size": 64} if REHEARSAL else {"batch_size": 2048, "num_train": 6_144})
+    assert "uncounted" not in monitor.facts, monitor.facts
+    if device.type == "cuda":  # workspaces of kernels are not counted
+        assert 0.5 < monitor.facts["peak_bytes"] / monitor.facts["measured_bytes"]["allocated"] < 1.1
