@@ -54,7 +54,7 @@ PARTS = [
     Part(1, "gpu_tests", ("tests", "waiting")),
     Part(2, "calibration", ("roofs", "mfu")),
     Part(3, "sweeps", ("run", "batch_sizes", "out_of_memory")),
-    Part(4, "loops", ("batch_4096", "batch_64")),
+    Part(4, "loops", ("batch_4096", "batch_64", "readings")),
     Part(5, "recurrence", ("against_cudnn", "graphs", "roofline")),
     Part(6, "causes_here", ("causes", "choose", "kernels")),
     Part(7, "hardware_here", ("hardware",)),

@@ -21,7 +21,7 @@ from batchscope.choice.kernels import PREDICTED, predict
 from batchscope.hardware.datasheet import datasheet
 from batchscope.hardware.timing import Work
 
-from . import ROOT, Result, Setting
+from . import Result, Setting
 from .sweeps import SMALL
 
 LEAST_RIGHT, LEAST_COVERED = 0.9, 0.6  # of the verdicts; of intervals that promise 80 %

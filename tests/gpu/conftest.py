@@ -53,13 +53,24 @@ def float32_products() -> Iterator[None]:
 
 @pytest.fixture
 def train(accelerator: str, tmp_path: Path) -> Callable[..., tuple[lightning.Trainer, Task]]:
-    """Train the SimpleCNN on rendered digits; keywords are the Trainer's, `data` those of the dataset."""
+    """Train the SimpleCNN on rendered digits; keywords are the Trainer's, `data` those of the dataset, `mode` torch.compile's."""
 
-    def fit(*callbacks: Any, data: dict[str, Any] | None = None, optimizer: Any = None, **options: Any) -> Any:
+    def fit(
+        *callbacks: Any,
+        data: dict[str, Any] | None = None,
+        optimizer: Any = None,
+        mode: str | None = None,
+        **options: Any,
+    ) -> Any:
         lightning.seed_everything(0, verbose=False)
         sizes = {"num_train": 256, "num_val": 32, "num_test": 32, "batch_size": 32}
         source = Digits(root=str(tmp_path / "data"), **{**sizes, **(data or {})})
-        task = Task(SimpleCNN(source.spec, channels=[4, 8], hidden_size=16), source.spec, optimizer or AdamW())
+        task = Task(
+            SimpleCNN(source.spec, channels=[4, 8], hidden_size=16),
+            source.spec,
+            optimizer or AdamW(),
+            compile_mode=mode,
+        )
         usual: dict[str, Any] = {"max_epochs": 1, "limit_val_batches": 0, "logger": False}
         trainer = lightning.Trainer(
             accelerator=accelerator, devices=1, callbacks=list(callbacks), enable_checkpointing=False,

@@ -38,7 +38,7 @@ def test_two_marks_are_as_far_apart_as_on_a_clock_outside(device: torch.device):
 def test_the_parts_of_a_step_add_up_to_the_time_outside(pipeline: str, accelerator: str, tmp_path: Path):
     from truth import measure
 
-    found = measure("cnn", pipeline, str(tmp_path), accelerator, 256 if REHEARSAL else 25_600)
+    found = measure("cnn", pipeline, str(tmp_path), accelerator, 640 if REHEARSAL else 25_600)
     assert found["parts_ratio"] == pytest.approx(1, abs=TOLERANCE)
     assert found["samples_per_sec_ratio"] == pytest.approx(1, abs=TOLERANCE)
 

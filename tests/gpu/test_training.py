@@ -138,6 +138,15 @@ def test_convolutions_are_channels_last(train: Callable):
     assert weight.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_compiled_network_trains_as_the_network_does(mode: str, cuda: torch.device, train: Callable):
+    """On a CPU, tests/training/test_compiling.py."""
+    eager, compiled = EachEpoch(), EachEpoch()
+    train(eager, max_epochs=3)
+    train(compiled, max_epochs=3, mode=mode)
+    assert compiled.losses == pytest.approx(eager.losses, rel=0.05)
+
+
 def test_random_states_are_restored(device: torch.device):
     torch.rand(3, device=device)
     state = random_state()
