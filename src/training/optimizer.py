@@ -92,8 +92,10 @@ class Optimizer:
             )
         match self.schedule:
             case "one_cycle":
+                # Momentum falls as the rate rises, where there is one: OneCycleLR on its own gives one to an SGD of none.
+                has_momentum = bool(optimizer.defaults.get("momentum") or "betas" in optimizer.defaults)
                 return lr_scheduler.OneCycleLR(
-                    optimizer, max_lr=self.lr, total_steps=int(total_steps), pct_start=self.warmup
+                    optimizer, self.lr, int(total_steps), pct_start=self.warmup, cycle_momentum=has_momentum
                 )
             case "cosine":
                 return lr_scheduler.CosineAnnealingLR(optimizer, T_max=int(total_steps), eta_min=self.min_lr)

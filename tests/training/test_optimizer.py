@@ -146,6 +146,22 @@ def test_a_planned_schedule_needs_an_end(schedule: str) -> None:
         recipe.build_schedule(recipe.build(layer().parameters()), float("inf"))
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", choices_of("optimizer"))
+def test_every_optimizer_goes_with_every_schedule(name: str, schedule: str) -> None:
+    words = [f"optimizer={name}", f"optimizer.schedule={schedule}"]
+    recipe = build(check_command_line(words, multirun=False)[0]["optimizer"], "optimizer")
+    found = recipe.build_schedule(recipe.build(layer().parameters()), 10)
+    assert (found is None) == (schedule == "constant")
+
+
+def test_one_cycle_gives_no_momentum_to_an_optimizer_of_none() -> None:
+    recipe = SGD(momentum=0.0)
+    optimizer = recipe.build(layer().parameters())
+    recipe.build_schedule(optimizer, 10)
+    assert optimizer.param_groups[0]["momentum"] == 0
+
+
 def rates(schedule: str, steps: int, **options: object) -> list[float]:
     recipe = SGD(lr=1.0, schedule=schedule, **options)
     optimizer = recipe.build(layer().parameters())
