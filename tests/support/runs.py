@@ -120,7 +120,7 @@ def _program(
     sys.stdout, sys.stderr = (io.TextIOWrapper(os.fdopen(n, "wb"), write_through=True) for n in (1, 2))
     for name in ("lightning", "lightning.pytorch"):  # its messages went to the error stream of the process that forked
         for handler in logging.getLogger(name).handlers:
-            if isinstance(handler, logging.StreamHandler):
+            if type(handler) is logging.StreamHandler:  # pytest's is of a file, and Hydra would close its stream
                 handler.setStream(sys.stderr)
     sys.argv = ["train.py", *overrides]
     torch.set_num_threads(1)
