@@ -55,7 +55,7 @@ PARTS = [
     Part(2, "calibration", ("roofs", "mfu")),
     Part(3, "sweeps", ("run", "batch_sizes", "out_of_memory")),
     Part(4, "loops", ("batch_4096", "batch_64", "readings")),
-    Part(5, "recurrence", ("against_cudnn", "graphs", "roofline")),
+    Part(5, "recurrence", ("against_cudnn", "graphs", "roofline", "memory")),
     Part(6, "causes_here", ("causes", "choose", "kernels")),
     Part(7, "hardware_here", ("hardware",)),
 ]

@@ -1,4 +1,4 @@
-"""Part 5: the recurrent models against cuDNN, small batches with CUDA graphs, and large ones against the roofline."""
+"""Part 5: the recurrent models against cuDNN, CUDA graphs, large batches against the roofline, and counted memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +14,7 @@ from batchscope.hardware.calibration import peak_flops_per_sec
 from batchscope.hardware.devices import cache_bytes
 from batchscope.hardware.floor import roofs_of, step_floor
 from batchscope.hardware.measure import calibrate, load_or_measure
+from batchscope.hardware.memory import MemoryCounter
 from batchscope.hardware.operations import OperationRecorder
 from batchscope.hardware.timing import clock, time_runs
 
@@ -86,6 +87,33 @@ def roofline(setting: Setting) -> Result:
         f"no floor is above its step (above: {', '.join(over) or 'none'})": not over,
     }
     return Result("\n".join(lines), data, claims)
+
+
+def memory(setting: Setting) -> Result:
+    """What a step takes at its peak: counted on tensors without memory, and by torch's allocator."""
+    lines, data = ["| model | batch | counted | allocated | counted ÷ allocated |", "| --- " + "| ---: " * 4 + "|"], {}
+    for model in (*MODELS, "rnn_cell", "stacked_lstm", "torchvision"):
+        batch = 4 if setting.small else 512
+        before = torch.cuda.memory_allocated() if setting.device == "cuda" else 0
+        step = _step(setting, model, batch)
+        counter = MemoryCounter(step.task, (step.x, step.y), batch, [step.optimizer])
+        counted = counter.at()
+        if counted is None:
+            raise RuntimeError(f"{model}: {counter.reason}")
+        for _ in range(2):
+            step()
+        taken = None
+        if setting.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            step()
+            taken = torch.cuda.max_memory_allocated() - before
+        data[model] = {"counted": counted.parts, "allocated": taken}
+        cells = [model, str(batch), f"{counted.total / 2**20:.1f} MiB", f"{taken / 2**20:.1f} MiB" if taken else ""]
+        lines.append(f"| {' | '.join([*cells, f'{counted.total / taken:.2f}' if taken else ''])} |")
+        del step, counter
+    ratios = [sum(each["counted"].values()) / each["allocated"] for each in data.values() if each["allocated"]]
+    claim = "counted ÷ allocated is between 0.7 and 1.1 (workspaces of kernels are not counted)"
+    return Result("\n".join(lines), data, {claim: bool(ratios) and min(ratios) >= 0.7 and max(ratios) <= 1.1})
 
 
 class _Step:
