@@ -35,6 +35,8 @@ from pathlib import Path
 from gpu_parts import PARTS, Part, Setting
 from gpu_parts.runner import child, nvidia_card, run_part
 
+from batchscope.files import why
+
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "gpu"
 WORK = HERE.parent / "outputs" / "bench-gpu"  # runs and sweeps
@@ -63,6 +65,12 @@ def run(args: argparse.Namespace, setting: Setting) -> int:
     elif nvidia_card() is None:
         print("error: no NVIDIA GPU here (NVML finds none); --rehearse tries everything on the CPU", file=sys.stderr)
         return 1
+    for option, folder in (("--out", setting.out), ("--work", setting.work)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            print(f"error: {option}: {folder} cannot be written: {why(error)}", file=sys.stderr)
+            return 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what it has started ends with it
     wanted = [_part(number) for number in args.part] if args.part else PARTS
     try:

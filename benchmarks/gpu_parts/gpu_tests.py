@@ -18,7 +18,8 @@ def tests(setting: Setting) -> Result:
     file = setting.work / "tests.xml"
     line = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", *TESTS, f"--junitxml={file}"]
     environment = os.environ | ({"REHEARSE": "1"} if setting.small else {})
-    subprocess.run(line, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False)
+    with (setting.out / "1-pytest.log").open("w") as log:
+        subprocess.run(line, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
     rows, failed = [], []
     for case in ElementTree.parse(file).iter("testcase"):
         outcome = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)

@@ -133,6 +133,15 @@ def test_a_rehearsal_writes_nothing_to_the_results(tmp_path: Path):
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
+    (tmp_path / "file").touch()
+    line = [*COMMAND, "--rehearse", "--out", str(tmp_path / "file" / "out")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: --out: {tmp_path / 'file' / 'out'} cannot be written: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.slow
 def test_an_interrupted_rehearsal_keeps_what_was_done_and_leaves_no_process(tmp_path: Path):
     line = [
