@@ -176,7 +176,7 @@ def test_the_samples_are_those_that_were_tested(best: Path, root: str, monkeypat
         evaluate(best, ["+trainer.limit_test_batches=0", root])
 
 
-@pytest.mark.parametrize("word", ["cpkt", "ckp", "chkpt", "ckpt_path"])
+@pytest.mark.parametrize("word", ["cpkt", "ckp", "chkpt"])
 def test_a_misspelled_ckpt_is_recognized(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["evaluate", f"{word}=x", "trainer.accelerator=cpu"])
     with pytest.raises(UserError) as error:
