@@ -65,7 +65,9 @@ def batch_sizes(setting: Setting) -> Result:
     for record in records:
         if rate := (record.get("throughput") or {}).get("samples_per_sec"):
             rates.setdefault(_device(record), {})[_batch(record)] = rate
-    crossing = next((size for size, rate in rates.get("cuda", {}).items() if rate > rates["cpu"].get(size, rate)), None)
+    crossing = next(
+        (size for size, rate in rates.get("cuda", {}).items() if rate > rates.get("cpu", {}).get(size, rate)), None
+    )
     lines += ["", f"The GPU is faster from batch {crossing} on." if crossing else "The GPU is faster at no size.", ""]
     lines += [f"- {line}" for line in report.get("headlines", [])]
     finished = sum(record["status"] == "finished" for record in records)
@@ -111,7 +113,8 @@ def _fresh(place: Path) -> Path:
 
 
 def _device(record: dict[str, Any]) -> str:
-    return record["hardware"]["device"]
+    asked = {"gpu": "cuda"}.get(record["config"]["trainer"]["accelerator"], "cpu")
+    return (record.get("hardware") or {}).get("device", asked)  # a run that never began has none
 
 
 def _batch(record: dict[str, Any]) -> int:
