@@ -64,6 +64,7 @@ def test_the_plain_example_prints_the_summary_with_mfu_and_the_bottleneck(tmp_pa
     assert re.search(r"\n[\d,]+ samples/s; limited by \w+\n", said)
 
 
+@pytest.mark.slow
 def test_the_example_of_dict_batches_counts_tokens_and_memory(tmp_path: Path) -> None:
     said = said_by("tokens", tmp_path)
     assert "Tagger · batch 25 · cpu" in said

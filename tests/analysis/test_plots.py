@@ -40,6 +40,7 @@ def test_the_bars_are_the_interval_of_the_rate_where_one_is_known(tmp_path):
     assert shown["old"][0].endswith("bars: from the 10th to the 90th percentile of steps")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_alone")
 def test_many_groups_and_odd_sizes_can_be_drawn(tmp_path):
     for g in range(12):

@@ -114,6 +114,7 @@ def test_a_report_needs_no_torch(tmp_path):
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_names_of_any_characters_break_no_table_no_plot_and_are_no_html(tmp_path):
     names = ["a|b\n# c", "\ud800", "<img src=x>", "\x1b[31m", "é" * 300]
     for number, name in enumerate(names):

@@ -83,6 +83,7 @@ def test_dicts_that_are_resumed_end_as_if_they_were_not(tmp_path: Path) -> None:
     assert_alike(results(killed), results(whole))
 
 
+@pytest.mark.slow
 def test_different_lengths_that_are_resumed_end_as_if_they_were_not(tmp_path: Path) -> None:
     whole, killed = resumed(tmp_path, "Lengths", "model=lstm_cell", "model.hidden_size=8")
     assert_alike(results(killed), results(whole))
@@ -250,6 +251,7 @@ def test_any_lightning_datamodule_with_a_spec_is_trained_tested_and_recorded(tmp
     assert found["metrics"].keys() >= {"test/acc", "val/loss"}
 
 
+@pytest.mark.slow
 def test_one_that_is_resumed_at_the_end_of_an_epoch_ends_as_one_that_was_not(tmp_path: Path) -> None:
     words = line(tmp_path, "Plain", *MLP)
     assert run(tmp_path / "whole", *words, faults=[TRUST]).end() == 0

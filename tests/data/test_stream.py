@@ -196,6 +196,7 @@ def test_a_shard_that_cannot_be_read_is_one_line_with_its_name(own: Path, worker
     assert refusal(Shards(root=str(own), num_workers=workers)).startswith(f"data: shard {shard} of own-shards {said}")
 
 
+@pytest.mark.slow
 def test_a_shard_without_a_sample_is_one_line(own: Path) -> None:
     numpy.savez(own / "train-2.npz", x=numpy.zeros((0, 1, 8, 8)), y=numpy.zeros(0))
     assert (
@@ -370,6 +371,7 @@ def test_two_ranks_of_unknown_length_end_as_one_process_with_twice_the_batch(roo
         torch.testing.assert_close(one[name], both[name])
 
 
+@pytest.mark.slow
 def test_a_damaged_shard_ends_all_ranks(own: Path, tmp_path: Path) -> None:
     shard = own / "train-2.npz"
     shard.write_bytes(shard.read_bytes()[:500])

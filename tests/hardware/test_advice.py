@@ -130,7 +130,7 @@ def test_an_own_run_is_advised_in_options_that_exist_and_differ_from_what_is_set
     assert seen
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
 def test_another_project_is_advised_in_arguments_of_its_trainer_and_its_loader(kind: str) -> None:
     seen = set()
     for setting, text in advised(kind, others_settings):

@@ -509,6 +509,7 @@ def test_a_long_loop_is_counted_by_its_length(impatient, monkeypatch):
     assert count_step(Stranger(Loop(window=1000)), torch.randn(4, 301, 5)) == StepFlops(*recurrent(301, 5, 6))
 
 
+@pytest.mark.slow
 def test_a_long_loop_that_is_no_line_is_counted_whole(impatient):
     forward, backward = recurrent(20, 5, 6)  # of one window; only the last one has a gradient
     counted = count_step(Stranger(Loop(window=20)), torch.randn(4, 120, 5))

@@ -43,6 +43,7 @@ def test_the_best_traffic_of_any_kind_is_the_roof_of_memory(rates, best):
     assert (made.memory_bytes_per_sec, made.copy_bytes_per_sec) == (best, 2e10)
 
 
+@pytest.mark.slow
 def test_this_machines_processor_is_measured(monkeypatch):
     monkeypatch.setattr(measure, "QUICK", Effort(0.02, 0.001, 0.01))
     switches = torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision

@@ -181,6 +181,7 @@ def test_simple_cnn_takes_what_its_closed_form_says() -> None:
     assert found.activations == FLOAT * (64 * (first + 3 * pooled + second) + scalars)
 
 
+@pytest.mark.slow
 def test_an_unrolled_cell_grows_by_the_same_for_every_step() -> None:
     cell = zoo_task("lstm_cell", COPY_MEMORY)[0]
     for part in cell.modules():

@@ -161,6 +161,7 @@ def test_a_log_that_cannot_be_written_ends_no_comparison_of_runs_that_finish(her
         rerun([here / "one"] * 2, Path("out"), 3, 0.5, [python(here, "a")] * 2, [], quiet=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
 def test_a_run_that_dies_in_its_turn_ends_it_and_none_is_left(here, stand_in):
     a, b = finished(here, "one"), finished(here, "other", "data.batch_size=8")
