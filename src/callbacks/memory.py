@@ -14,6 +14,7 @@ from ..errors import UserError
 from ..hardware.memory import PARTS, MemoryCounter, StepMemory
 from ..hardware.memory_limits import bytes_of, free_bytes, is_out_of_memory, measured_bytes
 from ..records.formatting import memory
+from ..records.terminal import wrapped
 from ._batches import samples_in, varies
 from ._exclusions import measuring
 from ._never_raise import never_raise
@@ -137,7 +138,7 @@ class MemoryMonitor(Callback):
         if self.failure and "peak_bytes" not in self.facts:
             self.facts["uncounted"] = f"the measurement ended with {self.failure}"
         if self.verbose and self.line and trainer.is_global_zero:
-            print(f"\n{self.line}", flush=True)
+            print("\n" + "\n".join(wrapped([self.line], indent=9)), flush=True)
 
     @override
     @never_raise

@@ -16,6 +16,12 @@ from batchscope.hardware import memory_limits
 from tests.support.third_party_modules import Stranger, loader
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal in which what is printed is one line."""
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
 def fit(
     module: lightning.LightningModule,
     tmp_path: Path,
@@ -111,6 +117,16 @@ def test_a_packed_sequence_is_counted_or_a_line_says_why_not(
     fit(Packed(), tmp_path, data=None)
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith("memory   ") and "not counted: " in line
+
+
+def test_what_is_printed_fits_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    fit(Stranger(), tmp_path)
+    first, *rest = capsys.readouterr().out.strip().splitlines()
+    assert first.startswith("memory   ") and rest
+    assert all(line.startswith(" " * 9) and len(line) <= 60 for line in rest)
 
 
 def test_without_a_count_the_parts_that_exist_are_printed_too(
