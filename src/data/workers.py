@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import threading
 import traceback
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from ..errors import UserError
 
+_IGNORED = ("SIGINT", "SIGHUP", "SIGUSR1")  # the training process answers them with a checkpoint; SIGTERM, too
+
 
 def worker_loader(dataset: Any, num_workers: int, seed: int, device: torch.device, **arguments: Any) -> DataLoader:
     """A DataLoader whose workers stay for all epochs and end with the training process.
@@ -27,7 +30,7 @@ def worker_loader(dataset: Any, num_workers: int, seed: int, device: torch.devic
         num_workers=num_workers,
         generator=torch.Generator().manual_seed(seed),
         persistent_workers=num_workers > 0,
-        worker_init_fn=exit_with_parent,
+        worker_init_fn=start_worker,
         pin_memory=device.type == "cuda",
         **arguments,
     )
@@ -69,7 +72,34 @@ def seeded(seed: int) -> Iterator[None]:
             torch.set_rng_state(before[2])
 
 
-def exit_with_parent(worker: int) -> None:
+def start_worker(worker: int) -> None:
+    """What a worker does first: it leaves the signals of a run to the training process, and ends with it."""
+    leave_signals_to_parent()
+    exit_with_parent()
+
+
+def leave_signals_to_parent() -> None:
+    """Have a worker go on at a signal to all processes of a run, such as Ctrl-C or a job manager's SIGTERM.
+
+    The training process finishes its step meanwhile, and a worker that has ended would make that fail. The training
+    process itself ends its workers by SIGTERM. Where the system does not say who sent a signal (macOS), any SIGTERM ends them.
+    """
+    for name in _IGNORED:
+        signal.signal(getattr(signal, name), lambda number, frame: None)
+    parent = parent_process()
+    if parent is None or not hasattr(signal, "sigwaitinfo"):
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before any thread is started, which inherits it
+
+    def wait() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
+            pass
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def exit_with_parent() -> None:
     """Have a worker exit when the training process ends, even if that is killed.
 
     torch's workers watch their parent process, which under the start method `forkserver` is the server: the workers of

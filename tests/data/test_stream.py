@@ -1,7 +1,9 @@
 """StreamDataModule: its order, what resuming and ranks keep, and shards that cannot be read."""
 
 import signal
+import subprocess
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -342,16 +344,19 @@ def test_a_worker_that_is_killed_ends_a_run_in_one_line(root: Path, tmp_path: Pa
     assert said.startswith("error: data: DataLoader worker (pid")
 
 
-def interrupt() -> None:
-    """What Ctrl-C in a terminal does: the signal reaches the workers, too."""
-    for process in (*psutil.Process().children(), psutil.Process()):
-        process.send_signal(signal.SIGINT)
+def signal_all(number: int) -> None:
+    """What Ctrl-C in a terminal, a closed terminal or a job manager does: the signal reaches the workers, too."""
+    processes = (*psutil.Process().children(), psutil.Process())
+    subprocess.run(["kill", f"-{number}", *(str(process.pid) for process in processes)], check=True)
 
 
-def test_ctrl_c_keeps_a_checkpoint_and_ends_the_workers(root: Path, unstopped: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_processes_keeps_a_checkpoint(
+    root: Path, unstopped: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     words = line(root, OUT, "data.num_workers=2")
-    stopped = run(tmp_path, *words, faults=[TRUST, (STEP, 13, interrupt)])
-    assert stopped.end() == 130, stopped.complained
+    stopped = run(tmp_path, *words, faults=[TRUST, (STEP, 13, partial(signal_all, number))])
+    assert stopped.end() == 128 + number, stopped.complained
     again = [words[0], "resume=out", "data._target_=tests.support.own_data.Shards", f"data.root={root}"]
     done = run(tmp_path, *again, faults=[TRUST])
     assert done.end() == 0, done.complained
