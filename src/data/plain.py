@@ -5,6 +5,7 @@ from typing import Any, cast
 from lightning import LightningDataModule
 
 from ..errors import UserError, warn
+from .augment import Augment
 from .base import DataModule, Split
 from .spec import DataSpec
 
@@ -82,12 +83,24 @@ def described(module: LightningDataModule) -> Data:
     if not isinstance(spec, DataSpec):
         raise UserError(f"data: {name} has no spec: a property that returns a batchscope.data.DataSpec")
     if isinstance(module, DataModule):
-        if module.augment is not None and module.augment.is_on and spec.kind != "image":
-            raise UserError(f"data.augment: takes images, and {module.name} has {spec.kind} data")
+        if module.augment is not None and module.augment.is_on:
+            _check_augment(module.augment, module.name, spec)
         return module
     if not isinstance(getattr(module, "batch_size", None), int):
         raise UserError(f"data: {name} has no batch_size: the samples a step, as its constructor takes them")
     return PlainData(module)
+
+
+def _check_augment(augment: Augment, name: str, spec: DataSpec) -> None:
+    if spec.kind != "image":
+        raise UserError(f"data.augment: takes images, and {name} has {spec.kind} data")
+    height, width = spec.input_shape[1:]
+    for option, pixels in (("shift", augment.shift), ("crop", augment.crop)):
+        if pixels >= min(height, width):
+            raise UserError(
+                f"data.augment.{option}: got {pixels}, takes less than {min(height, width)}: the images of {name} have "
+                f"{height}×{width} pixels"
+            )
 
 
 def lightning_of(data: Data) -> LightningDataModule:

@@ -8,10 +8,12 @@ from . import packages
 from .habits import habit
 from .purpose import annotation_of
 from .renamed import TARGETS, refuse_old_name
-from .signatures import ancestors, locate, problem_in, signature_of
+from .signatures import ancestors, locate, parameters_of, problem_in, signature_of
 from .values import check_value
 
 _TARGET = "_target_"
+_DATA = "batchscope.data.base.DataModule"
+_AUGMENT = "batchscope.data.augment.Augment"
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ def role_of(path: str) -> Role | None:
     roles = {  # `*` is any one name
         "model": Role("torch.nn.Module"),
         "data": Role("lightning.pytorch.core.datamodule.LightningDataModule"),
-        "data.augment": Role("batchscope.data.augment.Augment"),
+        "data.augment": Role(_AUGMENT),
         "optimizer": Role("batchscope.training.optimizer.Optimizer"),
         "search": Role("batchscope.sweep.search.Search"),
         "trainer": Role("lightning.pytorch.trainer.trainer.Trainer", of_lightning=True),
@@ -79,7 +81,16 @@ def _check_option(name: str, key: Any, value: Any, node: dict[str, Any], path: s
         names = [key for key in node if key in signature.parameters]
         takes = f" {path} takes {', '.join(names)}." if 0 < len(names) <= 12 else ""
         raise UserError(f"{name}: no such option.{did_you_mean(str(key), signature.parameters)}{takes}")
+    cls = locate(node[_TARGET]) if name == "data.augment" else None
+    if cls and _DATA in ancestors(cls):  # in anybody else's class the option may be of any kind
+        _check_augment(name, value)
     check_value(name, value, annotation_of(name, node[_TARGET]))
+
+
+def _check_augment(name: str, value: Any) -> None:
+    if value is not None and not (isinstance(value, dict) and _TARGET in value):
+        options = ", ".join(f"{name}.{option}" for option in parameters_of(_AUGMENT))
+        raise UserError(f"{name}: got {value!r}, takes null; its options are {options}")
 
 
 def check_target(target: Any, path: str) -> None:

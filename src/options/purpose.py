@@ -29,7 +29,7 @@ TOP_LEVEL: dict[str, Any] = {
     "search": Annotated[dict | None, Purpose.OBSERVATION],  # it decides which runs there are, and changes none of them
     "resume": Annotated[str | None, Purpose.READ_FROM],
     "run_dir": Annotated[str | None, Purpose.WRITTEN_TO],
-    "trust": Annotated[list[str] | str | None, Purpose.READ_FROM],  # packages (packages.py); never taken from a file
+    "trust": Annotated[str | list[str] | None, Purpose.READ_FROM],  # packages (packages.py); never taken from a file
 }
 DEFAULTS: dict[str, Any] = {"compile": False, "tags": []}  # of options that an older record does not have
 _TABLES = {"trainer": TRAINER, "callbacks": CALLBACK, "logger": LOGGER}

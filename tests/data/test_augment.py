@@ -178,6 +178,14 @@ def test_a_datamodules_own_hook_still_runs() -> None:
     assert torch.cat(seen.trained).min() >= 100
 
 
+@pytest.mark.parametrize("option", ["shift", "crop"])
+def test_more_pixels_than_an_image_has_are_refused_in_one_line(option: str) -> None:
+    height, width = Pictures(batch_size=8).spec.input_shape[1:]
+    said = f"data.augment.{option}: got 999, takes less than {min(height, width)}: the images of pictures have "
+    with pytest.raises(UserError, match=f"^{said}{height}×{width} pixels$"):
+        described(Pictures(batch_size=8, augment=Augment(**{option: 999})))
+
+
 def test_sequences_are_refused_in_one_line() -> None:
     class Rows(Pictures):
         kind = "sequence"

@@ -34,6 +34,20 @@ def test_a_node_with_known_options_passes(thing: str) -> None:
     assert check_node(node, "data") is None
 
 
+@pytest.mark.parametrize("value", [2, True, "shift", [2], {"shift": 2}])
+def test_a_value_in_place_of_the_augmentation_is_answered_with_its_options(value: Any) -> None:
+    node = {"_target_": "batchscope.data.mnist.MNIST", "augment": value}
+    assert message_of(check_node, node, "data") == (
+        f"data.augment: got {value!r}, takes null; its options are data.augment.shift, data.augment.rotation, "
+        "data.augment.crop, data.augment.flip"
+    )
+
+
+def test_somebody_elses_option_of_the_name_augment_takes_anything(write: Callable[..., None]) -> None:
+    write(one="class Other:\n    def __init__(self, augment=True): pass")
+    assert check_node({"augment": False, "_target_": "toy.one.Other"}, "data") is None
+
+
 def test_an_unknown_option_is_refused_with_the_nearest_and_those_that_there_are(thing: str) -> None:
     node = {"_target_": thing, "batch_size": 4, "batch_sise": 3}
     assert message_of(check_node, node, "data") == (
