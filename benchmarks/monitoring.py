@@ -212,6 +212,8 @@ def main() -> None:
         "--only", nargs="*", help="beginnings of the variants to compare with `off`; prints, writes nothing"
     )
     args = parser.parse_args()
+    if min(args.cnn_steps, args.linear_steps) <= WARM_UP:
+        parser.error(f"--cnn-steps, --linear-steps: take more than {WARM_UP}, which are warm-up")
     quiet_libraries()
     names = list(VARIANTS)
     if args.only is not None:
