@@ -231,7 +231,7 @@ def _known_id(run_dir: Path) -> dict[str, str]:
 def check_schedule(optimizer: Optimizer, trainer: lightning.Trainer, data: Data) -> None:
     """Refuse a schedule that ends with the run where nobody knows how many steps an epoch has."""
     unknown = isinstance(data, DataModule) and data.num_samples("train") is None and trainer.max_steps < 0
-    if unknown and optimizer.schedule != "constant":
+    if unknown and optimizer.interval == "step":
         raise UserError(
             f"optimizer.schedule: {optimizer.schedule} ends with the run, and {data.name} does not say how many samples it "
             "has: give trainer.max_steps, or optimizer.schedule=constant"

@@ -325,6 +325,12 @@ def test_an_unknown_length_and_a_schedule_that_ends_with_the_run_are_refused(roo
     assert not list((tmp_path / "out").glob("run.json"))
 
 
+def test_a_schedule_that_changes_after_epochs_takes_an_unknown_length(root: Path, tmp_path: Path) -> None:
+    done = run(tmp_path, *line(root, OUT, "data.known=false", "optimizer.schedule=plateau"), faults=[TRUST])
+    assert done.end() == 0, done.complained
+    assert record(tmp_path / "out")["status"] == "finished"
+
+
 def test_a_damaged_shard_ends_a_run_in_one_line(own: Path, tmp_path: Path) -> None:
     shard = own / "train-2.npz"
     shard.write_bytes(shard.read_bytes()[:500])
