@@ -21,7 +21,7 @@ train: $(VENV)/.installed ## train: make train ARGS="model=lstm_cell data=adding
 # Compiled tests are kept: each process would compile them again, for 6 s.
 test test-all: export PYTHONDONTWRITEBYTECODE =
 
-test: $(VENV)/.installed-test ## the default tests, about 5 minutes on two cores
+test: $(VENV)/.installed-test ## the default tests, about 4 minutes on two cores
 	$(BIN)/python -m pytest -n auto --maxprocesses=8 --dist worksteal $(ARGS)
 
 test-all: export FUZZ_SECONDS ?= 1
