@@ -21,22 +21,15 @@ from batchscope.training.optimizer import Optimizer
 from batchscope.training.task import Task
 from tests.checkpointing.support import OUT, STEP
 from tests.support.own_data import TRUST, Dicts, Lengths, MapStyle, Plain, write_config
-from tests.support.runs import assert_alike, kill_9, ranks, record, results, run
+from tests.support.runs import QUIET, assert_alike, kill_9, ranks, record, results, run
 
-QUIET = ["trainer.accelerator=cpu", "trainer.max_epochs=2", "data.batch_size=8", OUT]
-QUIET += [
-    "callbacks.progress=null",
-    "callbacks.device=null",
-    "callbacks.memory=null",
-    "callbacks.prediction_images=null",
-]
-QUIET += ["callbacks.throughput.calibrate=false", "+callbacks.throughput.flops_per_sample=1"]
+SHORT = ["trainer.accelerator=cpu", "trainer.max_epochs=2", "data.batch_size=8", OUT, *QUIET]
 MLP = ["model=mlp", "model.hidden_sizes=[8]"]
 
 
 def line(folder: Path, name: str, *options: str) -> list[str]:
     conf = write_config(folder, name, None if name in ("Plain", "NoSpec") else "_data")
-    return [f"--config-dir={conf}", "data=own", *QUIET, *options]
+    return [f"--config-dir={conf}", "data=own", *SHORT, *options]
 
 
 def loaded(data: Any) -> Any:

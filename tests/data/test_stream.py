@@ -18,16 +18,9 @@ from batchscope.data.augment import Augment
 from batchscope.errors import UserError
 from tests.checkpointing.support import OUT, STEP
 from tests.support.own_data import SIZES, TRUST, Shards, write_config, write_shards
-from tests.support.runs import Run, assert_alike, kill_9, ranks, record, results, run
+from tests.support.runs import QUIET, Run, assert_alike, kill_9, ranks, record, results, run
 
-QUIET = ["trainer.accelerator=cpu", "trainer.max_epochs=2", "model=mlp", "model.hidden_sizes=[8]"]
-QUIET += [
-    "callbacks.progress=null",
-    "callbacks.device=null",
-    "callbacks.memory=null",
-    "callbacks.prediction_images=null",
-]
-QUIET += ["callbacks.throughput.calibrate=false", "+callbacks.throughput.flops_per_sample=1"]
+SHORT = ["trainer.accelerator=cpu", "trainer.max_epochs=2", "model=mlp", "model.hidden_sizes=[8]", *QUIET]
 NUM = sum(SIZES["train"])
 
 
@@ -40,7 +33,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def line(root: Path, *options: str) -> list[str]:
-    return [f"--config-dir={root / 'conf'}", "data=own", "data.batch_size=8", "data.num_workers=0", *QUIET, *options]
+    return [f"--config-dir={root / 'conf'}", "data=own", "data.batch_size=8", "data.num_workers=0", *SHORT, *options]
 
 
 def loaded(root: Path, **options: Any) -> Shards:

@@ -23,13 +23,17 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.support.fork_server import Forked
 from tests.support.waiting import PATIENCE_S
 
+# Callbacks that take time and have no part in what a run learns.
+QUIET = [
+    *("callbacks.throughput.calibrate=false", "+callbacks.throughput.flops_per_sample=1", "callbacks.progress=null"),
+    *("callbacks.device=null", "callbacks.prediction_images=null", "callbacks.memory=null"),
+]
 # 20 steps in 2 epochs, the last batch of each a short one; shuffled, with dropout, under one-cycle.
 SMALL = [
     *("data=copy_memory", "data.delay=2", "data.num_train=76", "data.num_val=16", "data.num_test=16"),
     *("data.batch_size=8", "model=stacked_lstm", "model.hidden_size=8", "trainer.max_epochs=2"),
-    *("trainer.accelerator=cpu", "callbacks.throughput.calibrate=false", "callbacks.progress=null"),
-    *("callbacks.device=null", "callbacks.prediction_images=null", "callbacks.memory=null"),
-    "+callbacks.throughput.flops_per_sample=1",
+    "trainer.accelerator=cpu",
+    *QUIET,
 ]
 EVERY_4 = "callbacks.checkpoint.every_n_steps=4"
 
