@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 from ..errors import UserError
 from .base import wrong_labels
 from .spec import LENGTHS, PADDING, DataSpec
-from .workers import in_one_line
+from .workers import data_error
 
 
 def collate(samples: list[Any], spec: DataSpec) -> Any:
@@ -51,7 +51,7 @@ def batch_of(samples: list[Any], sources: list[str], spec: DataSpec) -> Any:
         wrong = check_batch(batch, spec)
     except Exception as error:
         _check_alone(samples, sources, spec)
-        raise in_one_line(f"a sample of {sources[0]} fits in no batch", error) from error
+        raise data_error(f"a sample of {sources[0]} fits in no batch", error) from error
     if wrong:
         _check_alone(samples, sources, spec)
         raise UserError(f"data: a sample of {sources[0]} is not what the spec says: {wrong}")

@@ -14,7 +14,7 @@ from ..errors import UserError
 from .base import STAGE_SPLITS, DataModule, Split
 from .collate import batch_of, empty_batch
 from .loader import DeterministicBatchSampler, epoch_seed, rank_and_world_size
-from .workers import in_one_line, raised, seeded, worker_loader
+from .workers import data_error, raised, seeded, worker_loader
 
 _HASHED = 16  # samples of a split that the fingerprint covers
 
@@ -136,7 +136,7 @@ class _Samples(Dataset):
             with seeded(epoch_seed(self.data.seed, epoch, index)):
                 return samples[index]
         except Exception as error:
-            raise in_one_line(f"sample {self._name(index)} cannot be loaded", error) from error
+            raise data_error(f"sample {self._name(index)} cannot be loaded", error) from error
 
     def _name(self, index: int) -> str:
         return f"number {index} of {self.data.name}'s {self.split} split"

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ..errors import UserError
 from .collate import batch_of, empty_batch
 from .loader import epoch_seed
-from .workers import in_one_line, raised, seeded, worker_loader
+from .workers import data_error, raised, seeded, worker_loader
 
 if TYPE_CHECKING:
     from .stream import StreamDataModule
@@ -172,7 +172,7 @@ class _Batches(IterableDataset):
             with seeded(epoch_seed(self.order.seed, epoch, position)):
                 return self.reader.decode(raw)
         except Exception as error:
-            raise in_one_line(f"a sample of {shard} cannot be decoded", error) from error
+            raise data_error(f"a sample of {shard} cannot be decoded", error) from error
 
 
 def _read(reader: "StreamDataModule", shards: list[Path]) -> Iterator[Raw]:
@@ -183,7 +183,7 @@ def _read(reader: "StreamDataModule", shards: list[Path]) -> Iterator[Raw]:
                 yield shard, raw
                 empty = False
         except Exception as error:
-            raise in_one_line(f"shard {shard} of {reader.name} cannot be read", error) from error
+            raise data_error(f"shard {shard} of {reader.name} cannot be read", error) from error
         if empty:
             raise UserError(f"data: shard {shard} of {reader.name} holds no sample")
 

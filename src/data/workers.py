@@ -44,7 +44,7 @@ def raised(items: Any) -> Iterator[Any]:
         yield item
 
 
-def in_one_line(what: str, error: Exception) -> UserError:
+def data_error(what: str, error: Exception) -> UserError:
     """The error of a user's code or file as one line, with the last place in that code; the traceback is a note of it."""
     if isinstance(error, UserError):
         return error
