@@ -4,7 +4,7 @@
     python benchmarks/compare.py --root ../shared/data --comparisons 2      # a short look, which writes no result
     python benchmarks/compare.py --kept                                     # the runs of the last time, analysed again
 
-The runs are short ones of the SimpleCNN, started as `compare --rerun` and sweeps start them. A built-in slowdown is a busy
+The runs are short ones of the SimpleCNN (50 minutes in all), started as `compare --rerun` and sweeps start them. A built-in slowdown is a busy
 wait in `training_step` (slowed_job.py). It needs Linux.
 
 - In turns: runs of A, other ones of A, and ones that are 10 % slower take turns, in processes that each round replaces.
@@ -12,7 +12,7 @@ wait in `training_step` (slowed_job.py). It needs Linux.
   another one of A, and with a slower one, that was run half of the benchmark earlier or later.
 
 A false alarm is exit code 3; "any row" counts a part or rate that is said to differ, too. The last lines say what separate
-runs of the same thing differed by (`BETWEEN_RUNS` in src/analysis/ratios.py), and whether the machine's probe explains it.
+runs of the same thing differed by (`BETWEEN_RUNS` in src/analysis/separate.py), and whether the machine's probe explains it.
 """
 
 import argparse
@@ -28,8 +28,8 @@ from typing import Any
 from harness import write_result
 
 from batchscope.analysis.compare import Comparison, compare
-from batchscope.analysis.ratios import FIT, STEP, median_time, probe_seconds
 from batchscope.analysis.read import find
+from batchscope.analysis.run_times import FASTEST, FIT, STEP, median_time, probe_seconds
 from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
 from batchscope.records.step_parts import PARTS
@@ -91,7 +91,7 @@ def spread(folder: Path, comparisons: int) -> dict[str, float]:
     """Standard deviations of log times over separate runs of the same thing, and of the step over the probe's time."""
     runs = [found for n in range(comparisons) for name in "xy" for found in find([folder / name / str(n)]).runs]
     found = {}
-    for name in (STEP, *PARTS, FIT):
+    for name in (STEP, FASTEST, *PARTS, FIT):
         times = [math.log(t) for one in runs if (t := median_time(one, name))]
         found[name] = statistics.stdev(times) if len(times) > 1 else math.nan
     corrected = [math.log((median_time(one, STEP) or math.nan) / p) for one in runs if (p := probe_seconds([one]))]
@@ -114,9 +114,9 @@ def main() -> None:
     parser.add_argument("--root", default="data")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "bench-compare", help="is emptied")
     parser.add_argument("--comparisons", type=int, default=20, help="of each kind; fewer than 10 write no result")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.4, help="of training of each side in a round")
-    parser.add_argument("--separate-seconds", type=float, default=1.5, help="of training in a separate run")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of training of each side in a round")
+    parser.add_argument("--separate-seconds", type=float, default=30.0, help="of training in a separate run")
     parser.add_argument("--kept", action="store_true", help="analyse the runs in --out again")
     args = parser.parse_args()
     if not args.kept:
@@ -159,7 +159,7 @@ def report(args: argparse.Namespace) -> None:
 def _short(one: Comparison) -> dict[str, Any]:
     """The numbers without the folders."""
     pair = one.as_json()["pairs"][0]
-    return {key: pair[key] for key in ("rounds", "regression", "rows")}
+    return {key: pair[key] for key in ("turns", "regression", "rows")}
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 Many ratios are compared at once, so that some interval would miss 1 by chance. The intervals together hold the truth with
 95 % confidence: half of the 5 % is for the steps, which decide, and half for all other rows (Bonferroni).
+
+The median step decides. Between separate runs, so do the fastest steps, which others disturb the least.
 """
 
 import os
@@ -16,15 +18,18 @@ from ..records.formatting import percent, significant
 from ..records.rates import FIT_RATE, RATE
 from ..records.step_parts import PARTS
 from .match import Pair, differences, doubts, match
-from .ratios import BETWEEN_RUNS, FIT, STEP, Ratio, common_rounds, median_time, time_ratio, took_turns, unreadable
+from .ratios import Ratio, common_rounds, time_ratio, took_turns
 from .read import find
+from .run_times import FASTEST, FASTEST_SHARE, FIT, STEP, median_time, unreadable
+from .separate import BETWEEN_RUNS
 
 SCHEMA = 1  # of the JSON
 ERROR_RATE = 0.05  # of all intervals together
 _SMALL = 0.02  # of the step: a smaller part is shown, and not compared
 _PER_S = "samples/s"
-_TITLES = {STEP: "step ms", RATE: _PER_S, FIT_RATE: f"fit {_PER_S}"}  # of rows that are no part
-_UNLIKE = 2.0  # parts, and the rate of the whole fit, differ by so many times as much between runs as the step
+_FASTEST = f"fastest {percent(FASTEST_SHARE)}"
+# Of rows that are no part.
+_TITLES = {STEP: "step ms", FASTEST: f"  {_FASTEST} ms", RATE: _PER_S, FIT_RATE: f"fit {_PER_S}"}
 
 
 @dataclass(frozen=True)
@@ -60,12 +65,28 @@ class Row:
 
 @dataclass(frozen=True)
 class Compared:
-    """A pair with its rows. `slowdown` is the time of a sample, B ÷ A."""
+    """A pair with its rows. The ratios are of the time of a sample, B ÷ A."""
 
     pair: Pair
     rows: list[Row]
-    slowdown: Ratio
+    median: Ratio
+    fastest: Ratio | None  # of the fastest steps; None where they are not known, or not needed
     turns: int  # of each side, which both took; 0 for runs apart
+
+    @property
+    def slowdown(self) -> Ratio:
+        """What decides: the largest slowdown that is shown, or else a difference, or else the ratio that is known better."""
+        ratios = [one for one in (self.fastest, self.median) if one and one.low]
+        if not ratios:
+            return self.median
+        if slower := [one for one in ratios if one.low > 1]:
+            return max(slower, key=lambda one: one.value)
+        return min(ratios, key=lambda one: (not one.differs, one.high / one.low))
+
+    @property
+    def of(self) -> str:
+        """Which steps that is a ratio of, where these are not the median ones."""
+        return f" in its {_FASTEST} of steps" if self.slowdown is self.fastest else ""
 
 
 @dataclass(frozen=True)
@@ -97,7 +118,7 @@ class Comparison:
         """The answer, in a line for each pair that is slower, or one line."""
         if self.regressions:
             return [
-                f"{_at(c.pair)}B is {_more(c.slowdown.value)} slower than A ({_between(c.slowdown)}); "
+                f"{_at(c.pair)}B is {_more(c.slowdown.value)} slower than A{c.of} ({_between(c.slowdown)}); "
                 f"{percent(self.max_slowdown)} is allowed."
                 for c in self.regressions
             ]
@@ -108,16 +129,16 @@ class Comparison:
         faster = [c for c in self.compared if c.slowdown.high < 1]
         if slower:
             worst = max(slower, key=lambda c: c.slowdown.value)
-            line = f"{_at(worst.pair)}B is {_more(worst.slowdown.value)} slower than A ({_between(worst.slowdown)})"
+            line = f"{_at(worst.pair)}B is {_more(worst.slowdown.value)} slower than A{worst.of} ({_between(worst.slowdown)})"
             return f"{line}; {percent(self.max_slowdown)} is allowed."
         if faster:
             best = min(faster, key=lambda c: c.slowdown.value)
-            line = f"{_at(best.pair)}B takes {significant(best.slowdown.value)} times as long as A"
+            line = f"{_at(best.pair)}B takes {significant(best.slowdown.value)} times as long as A{best.of}"
             return f"{line} ({_between(best.slowdown)}): B is faster."
         widest = max(self.compared, key=lambda c: c.slowdown.high)
         if not widest.slowdown.low:
             return f"{_at(widest.pair)}no difference can be shown, because the spread of the steps is unknown."
-        line = f"{_at(widest.pair)}no difference shown ({_between(widest.slowdown)})."
+        line = f"{_at(widest.pair)}no difference shown{widest.of} ({_between(widest.slowdown)})."
         if widest.slowdown.high > 1 + 2 * self.max_slowdown and not widest.turns:
             line += " compare --rerun runs both in turns, which shows smaller differences."
         return line
@@ -216,25 +237,25 @@ def compare(
 def _compare_pair(pair: Pair, pairs: int, between: float) -> Compared:
     step, in_turns = _times(pair, STEP), took_turns(pair.a, pair.b)
     samples = [side[0].values[RATE] * side[0].values["step_ms_median"] / 1e3 for side in (pair.a, pair.b)]  # of a step
-    ratio = time_ratio(pair.a, pair.b, STEP, 1 - ERROR_RATE / 2 / pairs, between)
-    assert ratio is not None  # only measured runs are matched
-    slowdown = ratio.times(samples[0] / samples[1])
+    fast = (0.0, 0.0) if in_turns else _times(pair, FASTEST)
+    deciding = {STEP: step} | ({FASTEST: fast} if all(fast) else {})
+    confidence = 1 - ERROR_RATE / 2 / pairs / len(deciding)
+    ratios = {name: time_ratio(pair.a, pair.b, name, confidence, between) for name in deciding}
+    assert ratios[STEP] is not None  # only measured runs are matched
+    slowdown = {name: ratio.times(samples[0] / samples[1]) for name, ratio in ratios.items() if ratio}
     known = {name: times for name in (*PARTS, FIT) if all(times := _times(pair, name))}
     if in_turns and not common_rounds(pair.a, pair.b, FIT)[0]:
         known.pop(FIT, None)  # each run's fit was over several turns
     large = [
         n for n, times in known.items() if n == FIT or any(t > _SMALL * s for t, s in zip(times, step, strict=True))
     ]
-    found = {
-        name: time_ratio(pair.a, pair.b, name, 1 - ERROR_RATE / 2 / pairs / len(large), _UNLIKE * between)
-        for name in large
-    }
-    rows = [Row(STEP, "ms", 1e3 * step[0], 1e3 * step[1], ratio)]
+    found = {name: time_ratio(pair.a, pair.b, name, 1 - ERROR_RATE / 2 / pairs / len(large), between) for name in large}
+    rows = [Row(name, "ms", 1e3 * a, 1e3 * b, ratios[name]) for name, (a, b) in deciding.items()]
     rows += [Row(n, "ms", 1e3 * a, 1e3 * b, found.get(n)) for n, (a, b) in known.items() if n != FIT]
-    rows.append(Row(RATE, _PER_S, samples[0] / step[0], samples[1] / step[1], slowdown.inverse))
+    rows.append(Row(RATE, _PER_S, samples[0] / step[0], samples[1] / step[1], slowdown[STEP].inverse))
     if FIT in known and (fit := found[FIT]):
         rows.append(Row(FIT_RATE, _PER_S, 1 / known[FIT][0], 1 / known[FIT][1], fit.inverse))
-    return Compared(pair, rows, slowdown, in_turns)
+    return Compared(pair, rows, slowdown[STEP], slowdown.get(FASTEST), in_turns)
 
 
 def _times(pair: Pair, name: str) -> tuple[float, float]:

@@ -6,9 +6,9 @@ from ..records.formatting import percent
 from ..records.rates import RATE
 from ..records.values import at, positive
 from .groups import Group, SweepResults
-from .ratios import unreadable
 from .recommend import Analysis, same_samples
 from .run import BATCH_SIZE, Run
+from .run_times import unreadable
 
 _UNSTEADY = 2  # times from the 10th to the 90th percentile of a run's steps
 _VAGUE = 0.1  # of the rate: a wider interval is a note

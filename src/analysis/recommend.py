@@ -16,7 +16,9 @@ from ..records.rates import is_near
 from .curves import Curve, read_curve
 from .fit import Fit, fit_step_time, leave_one_out
 from .groups import Group
-from .ratios import STEP, Ratio, has_interval, time_ratio
+from .ratios import Ratio, time_ratio
+from .run_times import STEP
+from .separate import has_interval
 
 CONFIDENCE = 0.9  # with which the size that is taken is within 5 % of the fastest
 _TWO_SIDED = 2 * CONFIDENCE - 1  # the lower end of such an interval has that confidence

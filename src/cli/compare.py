@@ -65,9 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--between-runs",
         type=fraction,
-        default=0.05,
+        default=0.1,
         metavar="SHARE",
-        help="what separate runs of the same thing differ by here: a standard deviation (5%%)",
+        help="what separate runs of the same thing differ by here: a standard deviation (10%%)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     parser.add_argument("--rerun", action="store_true", help="run both again in turns, and compare these runs")

@@ -32,6 +32,17 @@ def turns(folder, slowdown, rounds=9, noise=0.02, parts=None):
     return folder / "a", folder / "b"
 
 
+def disturbed(folder, a, b):
+    """Separate runs of 20 s on a machine that is slow now and then: steps in ms, and the share of slow stretches."""
+    random = np.random.default_rng(5)
+    for name, (ms, share) in (("a", a), ("b", b)):
+        slow = np.where(random.permutation(20) < 20 * share, 1.3, 1.0)[:, None]
+        steps = ms * slow * np.exp(0.02 * random.standard_normal((20, 20)))
+        write_run(folder / name, 64, float(np.median(steps)))
+        write_steps(folder / name, steps)
+    return folder / "a", folder / "b"
+
+
 def rows(found):
     return {row.name: row for row in found.compared[0].rows}
 
@@ -75,6 +86,32 @@ def test_a_slowdown_of_10_percent_is_found_in_turns(tmp_path):
     assert found.exit_code == 3
     assert found.compared[0].turns == 9
     assert "In turns, 9 of each side: " in found.text
+
+
+def test_a_slowdown_that_slow_moments_hide_is_found_in_the_fastest_steps(tmp_path):
+    found = compare(*disturbed(tmp_path, (50.0, 0.8), (65.0, 0.4)))
+    assert rows(found)["step"].verdict == "no difference shown"
+    assert rows(found)["fastest_steps"].verdict == "slower"
+    assert found.exit_code == 3
+    assert "slower than A in its fastest 1 % of steps (interval 1." in found.headlines[0]
+    assert "  fastest 1 % ms" in found.text
+
+
+def test_a_slowdown_that_spares_the_fastest_steps_is_found_in_the_median(tmp_path):
+    a, b = disturbed(tmp_path, (50.0, 0.0), (50.0, 0.0))
+    steps = 50.0 * np.exp(0.02 * np.random.default_rng(0).standard_normal((20, 20)))
+    steps[:, ::4] /= 2  # these wait for no batch
+    write_run(b, 64, 80.0)
+    write_steps(b, 1.6 * steps)
+    found = compare(a, b)
+    assert rows(found)["fastest_steps"].verdict == "faster"
+    assert (found.exit_code, found.headlines[0][:7]) == (3, "B is 60")
+    assert "fastest" not in found.headlines[0]
+
+
+def test_runs_in_turns_are_decided_by_the_median_alone(tmp_path):
+    found = compare(*turns(tmp_path, 1.1))
+    assert "fastest_steps" not in rows(found)
 
 
 def test_the_part_that_is_slower_is_named(tmp_path):
@@ -174,7 +211,7 @@ def test_other_models_data_and_devices_are_compared_with_a_warning(tmp_path):
 
 
 def test_other_batch_sizes_are_judged_by_the_time_of_a_sample(tmp_path):
-    found = compare(*pair(tmp_path, 10.0, 15.0, {"batch_size": 64}, {"batch_size": 128}))
+    found = compare(*pair(tmp_path, 10.0, 14.0, {"batch_size": 64}, {"batch_size": 128}))
     assert rows(found)["step"].verdict == "slower"
     assert rows(found)["samples_per_sec"].verdict == "faster"
     assert found.exit_code == 0

@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from batchscope.analysis.ratios import FIT, STEP, Ratio, time_ratio, took_turns, unreadable
+from batchscope.analysis.ratios import Ratio, time_ratio, took_turns
 from batchscope.analysis.read import find
+from batchscope.analysis.run_times import FASTEST, FIT, STEP, unreadable
 from tests.support.synthetic_runs import write_run, write_steps
 
 CONFIDENCE = 0.975
@@ -38,7 +39,7 @@ def test_a_ratio_is_b_over_a_and_rates_are_its_inverse(tmp_path):
     sides = [runs(measured(tmp_path / name, ms, random)) for name, ms in (("a", 10.0), ("b", 20.0))]
     found = time_ratio(*sides, STEP, CONFIDENCE)
     assert found.value == pytest.approx(2, rel=0.02)
-    assert 1.5 < found.low < found.value < found.high < 2.5
+    assert 1.4 < found.low < found.value < found.high < 2.8
     assert found.inverse.value == pytest.approx(0.5, rel=0.02)
     assert found.inverse.low == pytest.approx(1 / found.high)
     assert found.times(2).high == 2 * found.high
@@ -106,12 +107,12 @@ def test_repeated_runs_tell_what_runs_differ_by(tmp_path):
 
 
 def test_a_machine_that_others_used_may_have_been_slower(tmp_path):
-    for name, ms, share in (("a", 10.0, 0.0), ("b", 15.0, 0.4)):
+    for name, ms, share in (("a", 10.0, 0.0), ("b", 17.0, 0.4)):
         known = {"step_ms_interval": [0.98 * ms, 1.02 * ms], "others_share": share, "steal_share": 0.05}
         write_run(tmp_path / name, 64, ms, throughput=known)
     a, b = (runs(tmp_path / name) for name in "ab")
     found = time_ratio(a, b, STEP, CONFIDENCE)
-    assert found.low < 1 < found.value < found.high < 1.8  # B was slowed
+    assert found.low < 1 < found.value < found.high < 2.4  # B was slowed
     assert time_ratio(b, a, STEP, CONFIDENCE).high == pytest.approx(1 / found.low)
 
 
@@ -126,9 +127,9 @@ def test_disturbed_stretches_do_not_count_where_others_do(tmp_path):
 
 def test_older_records_are_compared_by_their_percentiles(tmp_path):
     known = {"updates": 400, "step_ms_p10": 9.0, "step_ms_p90": 11.0}
-    sides = [runs(write_run(tmp_path / n, 64, ms, throughput=known)) for n, ms in (("a", 10.0), ("b", 13.0))]
+    sides = [runs(write_run(tmp_path / n, 64, ms, throughput=known)) for n, ms in (("a", 10.0), ("b", 15.0))]
     found = time_ratio(*sides, STEP, CONFIDENCE)
-    assert 1 < found.low < 1.3 < found.high
+    assert 1 < found.low < 1.5 < found.high
     assert time_ratio(*sides, "forward", CONFIDENCE).low == 0  # of the parts nothing but the mean is known
 
 
@@ -175,3 +176,50 @@ def test_a_machine_whose_probe_was_slower_may_have_slowed_the_steps(tmp_path):
 
 def calm():
     return np.exp(0.01 * np.random.default_rng(0).standard_normal((8, 25)))
+
+
+def busy(step_ms, slow_share, random, slower=1.3):
+    """Steps of 20 stretches, of which a share is slower because of the machine."""
+    machine = np.where(random.permutation(20) < 20 * slow_share, slower, 1.0)[:, None]
+    return step_ms * machine * np.exp(0.02 * random.standard_normal((20, 20)))
+
+
+def separate(folder, random, **sides):
+    """Two runs, each `(step_ms, share of slow stretches)`."""
+    for name, (step_ms, share) in sides.items():
+        steps = busy(step_ms, share, random)
+        write_run(folder / name, 64, float(np.median(steps)))
+        write_steps(folder / name, steps)
+    return [runs(folder / name) for name in sides]
+
+
+def test_slow_moments_of_the_machine_change_the_median_and_not_the_fastest_steps(tmp_path):
+    sides = separate(tmp_path, np.random.default_rng(0), a=(50.0, 0.2), b=(50.0, 0.8))
+    assert time_ratio(*sides, STEP, CONFIDENCE).value == pytest.approx(1.3, rel=0.03)
+    assert time_ratio(*sides, FASTEST, CONFIDENCE).value == pytest.approx(1, rel=0.03)
+
+
+def test_separate_runs_differ_by_less_in_their_fastest_steps(tmp_path):
+    sides = separate(tmp_path, np.random.default_rng(0), a=(50.0, 0.0), b=(50.0, 0.0))
+    reaches = {}
+    for name in (STEP, FASTEST):
+        found = time_ratio(*sides, name, CONFIDENCE)
+        reaches[name] = math.log(found.high / found.value)
+    assert reaches[FASTEST] == pytest.approx(0.4 * reaches[STEP], rel=0.1)
+
+
+@pytest.mark.parametrize(("step_ms", "per_stretch"), [(50.0, 4), (1.0, 40)], ids=["80 steps", "0.8 s"])
+def test_a_short_run_has_no_fastest_steps(tmp_path, step_ms, per_stretch):
+    folder = write_run(tmp_path, 64, step_ms)
+    write_steps(folder, np.full((20, per_stretch), step_ms))
+    assert time_ratio(runs(tmp_path), runs(tmp_path), FASTEST, CONFIDENCE) is None
+
+
+def test_the_interval_of_the_fastest_steps_holds_1_in_unchanged_pairs_as_often_as_it_says(tmp_path):
+    random, missed = np.random.default_rng(2), 0
+    for trial in range(60):
+        machine = 50 * np.exp(0.05 * random.standard_normal(2))
+        shares = random.uniform(0.1, 0.8, 2)
+        sides = separate(tmp_path / str(trial), random, a=(machine[0], shares[0]), b=(machine[1], shares[1]))
+        missed += time_ratio(*sides, FASTEST, 0.95).differs
+    assert missed <= 7  # 60 trials at 5 %: 8 or more in one of 100

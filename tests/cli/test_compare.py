@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 
+from batchscope.analysis.separate import BETWEEN_RUNS
 from batchscope.cli import compare
 from tests.cli.support import exit_code
 from tests.support.synthetic_runs import write_run
@@ -33,6 +34,7 @@ def test_json_is_one_document(monkeypatch, capsys, runs):
 
 
 def test_what_separate_runs_differ_by_can_be_said(monkeypatch, runs):
+    assert compare._parser().get_default("between_runs") == BETWEEN_RUNS
     assert run(monkeypatch, *runs, "--between-runs", "30%") == 0
 
 
