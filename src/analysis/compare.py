@@ -22,6 +22,7 @@ from .ratios import Ratio, common_rounds, time_ratio, took_turns
 from .read import find
 from .run_times import FASTEST, FASTEST_SHARE, FIT, STEP, median_time, unreadable
 from .separate import BETWEEN_RUNS
+from .text_table import aligned
 
 SCHEMA = 1  # of the JSON
 ERROR_RATE = 0.05  # of all intervals together
@@ -152,7 +153,7 @@ class Comparison:
         lines += (
             [""] if self.differing else ["Nothing differs in configuration, versions, hardware, data or model.", ""]
         )
-        lines += [*_table(list(self._shown())), ""]
+        lines += [*aligned(list(self._shown())), ""]
         lines += [f"warning: {line}" for line in self.warnings]
         lines += [self._how(), *self.headlines]
         return printable("\n".join(lines))
@@ -265,19 +266,6 @@ def _times(pair: Pair, name: str) -> tuple[float, float]:
         sides = [[found for run in runs if (found := median_time(run, name))] for runs in (pair.a, pair.b)]
     a, b = (statistics.geometric_mean(side) if side else 0.0 for side in sides)
     return a, b
-
-
-def _table(lines: list[list[str]]) -> list[str]:
-    """The cells in columns; all but the first and the last are numbers."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    last = len(widths) - 1
-    return [
-        "  ".join(
-            cell.ljust(width) if n in (0, last) else cell.rjust(width)
-            for n, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
 
 
 def _cells(row: Row) -> list[str]:
