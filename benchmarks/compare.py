@@ -4,7 +4,7 @@
     python benchmarks/compare.py --root ../shared/data --comparisons 2      # a short look, which writes no result
     python benchmarks/compare.py --kept                                     # the runs of the last time, analysed again
 
-The runs are short ones of the SimpleCNN (50 minutes in all), started as `compare --rerun` and sweeps start them. A built-in slowdown is a busy
+The runs are of the SimpleCNN, for 50 minutes in all, and are started as `compare --rerun` and sweeps start them. A built-in slowdown is a busy
 wait in `training_step` (slowed_job.py). It needs Linux.
 
 - In turns: runs of A, other ones of A, and ones that are 10 % slower take turns, in processes that each round replaces.
@@ -29,7 +29,7 @@ from harness import write_result
 
 from batchscope.analysis.compare import Comparison, compare
 from batchscope.analysis.read import find
-from batchscope.analysis.run_times import FASTEST, FIT, STEP, median_time, probe_seconds
+from batchscope.analysis.run_times import FASTEST, FIT, STEP, probe_seconds, time_of
 from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
 from batchscope.records.step_parts import PARTS
@@ -92,9 +92,9 @@ def spread(folder: Path, comparisons: int) -> dict[str, float]:
     runs = [found for n in range(comparisons) for name in "xy" for found in find([folder / name / str(n)]).runs]
     found = {}
     for name in (STEP, FASTEST, *PARTS, FIT):
-        times = [math.log(t) for one in runs if (t := median_time(one, name))]
+        times = [math.log(t) for one in runs if (t := time_of(one, name))]
         found[name] = statistics.stdev(times) if len(times) > 1 else math.nan
-    corrected = [math.log((median_time(one, STEP) or math.nan) / p) for one in runs if (p := probe_seconds([one]))]
+    corrected = [math.log((time_of(one, STEP) or math.nan) / p) for one in runs if (p := probe_seconds([one]))]
     found["step ÷ probe"] = statistics.stdev(corrected) if len(corrected) > 1 else math.nan
     return found
 
@@ -142,7 +142,7 @@ def report(args: argparse.Namespace) -> None:
         f"{SEPARATE:.0%} slower, separate": (half_apart(args.out, args.comparisons, "slower"), "≥ 95 %"),
     }
     found = spread(args.out, args.comparisons)
-    header = "| | comparisons | exit code 3 | wanted | any row | median B ÷ A | median interval |"
+    header = "| | comparisons | exit code 3 | wanted | any row | B ÷ A that decides, median | its interval, median |"
     lines = [header, "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
     lines += [row(title, comparisons, wanted) for title, (comparisons, wanted) in tables.items()]
     lines += ["", "Separate runs of the same thing differ by (standard deviation of log times):"]

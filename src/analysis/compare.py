@@ -6,6 +6,7 @@ Many ratios are compared at once, so that some interval would miss 1 by chance. 
 The median step decides. Between separate runs, so do the fastest steps, which others disturb the least.
 """
 
+import math
 import os
 import statistics
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from ..records.step_parts import PARTS
 from .match import Pair, differences, doubts, match
 from .ratios import Ratio, common_rounds, time_ratio, took_turns
 from .read import find
-from .run_times import FASTEST, FASTEST_SHARE, FIT, STEP, median_time, unreadable
+from .run_times import FASTEST, FASTEST_SHARE, FIT, STEP, time_of, unreadable
 from .separate import BETWEEN_RUNS
 from .text_table import aligned
 
@@ -28,6 +29,7 @@ SCHEMA = 1  # of the JSON
 ERROR_RATE = 0.05  # of all intervals together
 _SMALL = 0.02  # of the step: a smaller part is shown, and not compared
 _PER_S = "samples/s"
+_UNCUT = 10_000  # characters of a line: a label that is cut no longer tells pairs apart
 _FASTEST = f"fastest {percent(FASTEST_SHARE)}"
 # Of rows that are no part.
 _TITLES = {STEP: "step ms", FASTEST: f"  {_FASTEST} ms", RATE: _PER_S, FIT_RATE: f"fit {_PER_S}"}
@@ -59,7 +61,7 @@ class Row:
         found: dict[str, Any] = {"name": self.name, "unit": self.unit, "a": self.a, "b": self.b}
         if self.ratio is not None:
             found["ratio"] = self.ratio.value
-            if self.ratio.low:
+            if self.ratio.low and math.isfinite(self.ratio.high):
                 found["interval"] = [self.ratio.low, self.ratio.high]
         return {**found, "verdict": self.verdict}
 
@@ -76,17 +78,22 @@ class Compared:
 
     @property
     def slowdown(self) -> Ratio:
-        """What decides: the largest slowdown that is shown, or else a difference, or else the ratio that is known better."""
-        ratios = [one for one in (self.fastest, self.median) if one and one.low]
-        if not ratios:
+        """What decides: the median, or the fastest steps where these are known better and do not contradict it.
+
+        A change may make most steps slower and a few faster; then the median says what the user sees.
+        """
+        if self.fastest is None or not self.fastest.low:
             return self.median
+        if self.fastest.differs and (self.fastest.value > 1) != (self.median.value > 1):
+            return self.median
+        ratios = [one for one in (self.fastest, self.median) if one.low]
         if slower := [one for one in ratios if one.low > 1]:
             return max(slower, key=lambda one: one.value)
         return min(ratios, key=lambda one: (not one.differs, one.high / one.low))
 
     @property
     def of(self) -> str:
-        """Which steps that is a ratio of, where these are not the median ones."""
+        """Words that name the steps of `slowdown` if they are the fastest ones."""
         return f" in its {_FASTEST} of steps" if self.slowdown is self.fastest else ""
 
 
@@ -153,7 +160,7 @@ class Comparison:
         lines += (
             [""] if self.differing else ["Nothing differs in configuration, versions, hardware, data or model.", ""]
         )
-        lines += [*aligned(list(self._shown())), ""]
+        lines += [*aligned(list(self._shown()), width=_UNCUT), ""]
         lines += [f"warning: {line}" for line in self.warnings]
         lines += [self._how(), *self.headlines]
         return printable("\n".join(lines))
@@ -173,12 +180,14 @@ class Comparison:
                     yield [f"  {name}", *_cells(row)]
 
     def _how(self) -> str:
-        turns = {c.turns for c in self.compared}
         together = f"the intervals hold together with {percent(1 - ERROR_RATE)} confidence"
-        if turns == {0}:
-            return f"Separate runs: {together}, and include what runs of the same thing differ by."
-        number = f"{min(turns)}" if min(turns) == max(turns) else f"{min(turns)} to {max(turns)}"
-        return f"In turns, {number} of each side: {together}."
+        apart = "include what runs of the same thing differ by"
+        turns = sorted({c.turns for c in self.compared} - {0})
+        if not turns:
+            return f"Separate runs: {together}, and {apart}."
+        number = f"{turns[0]}" if len(turns) == 1 else f"{turns[0]} to {turns[-1]}"
+        line = f"In turns, {number} of each side: {together}."
+        return line if all(c.turns for c in self.compared) else f"{line} Those of separate runs {apart}."
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -197,6 +206,7 @@ class Comparison:
                     "b": [run.name for run in c.pair.b],
                     "turns": c.turns,
                     "regression": c in self.regressions,
+                    "decided_by": FASTEST if c.of else STEP,
                     "rows": [row.as_json() for row in c.rows],
                 }
                 for c in self.compared
@@ -263,7 +273,7 @@ def _times(pair: Pair, name: str) -> tuple[float, float]:
     """Seconds of A and B: the geometric mean over the rounds of both, else over repeated runs; 0 where it is unknown."""
     sides: Sequence[list[float]] = common_rounds(pair.a, pair.b, name)
     if not sides[0]:
-        sides = [[found for run in runs if (found := median_time(run, name))] for runs in (pair.a, pair.b)]
+        sides = [[found for run in runs if (found := time_of(run, name))] for runs in (pair.a, pair.b)]
     a, b = (statistics.geometric_mean(side) if side else 0.0 for side in sides)
     return a, b
 

@@ -16,7 +16,7 @@ from ..records.step_parts import PARTS
 from ..records.step_times import StepTimes
 from ..records.values import table
 from .run import Run
-from .run_times import FASTEST, FIT, STEP, median_time, step_times, stretch_of
+from .run_times import FASTEST, FIT, STEP, step_times, stretch_of, time_of
 from .separate import BETWEEN_RUNS, log_ratio
 
 MIN_ROUNDS = 3  # fewer have no spread to speak of
@@ -56,8 +56,8 @@ def time_ratio(
         b: the same.
         name: `STEP`, `FASTEST`, `FIT` or a part.
         confidence: of the interval.
-        between: standard deviation of log times between separate runs; not used where the runs took turns. 0 for runs of one
-            session, which have the noise of their steps alone.
+        between: standard deviation of the log of median times between separate runs; a share of it counts for `FASTEST`. Not
+            used where the runs took turns. 0 for runs of one session, which have the noise of their steps alone.
     """
     of_a, of_b = common_rounds(a, b, name)
     if of_a and any(table(run.record.get("turn")) for run in a):  # the turns of one process resemble each other
@@ -93,7 +93,7 @@ def rounds(runs: Sequence[Run], name: str) -> dict[tuple[str, int], float]:
         turn = table(run.record.get("turn"))
         session = str(turn.get("of") or run.folder.resolve().parent)
         if turn.get("of") and isinstance(turn.get("round"), int):
-            if middle := median_time(run, name):
+            if middle := time_of(run, name):
                 found.setdefault((session, turn["round"]), []).append(middle)
         elif name not in (FIT, FASTEST) and (times := step_times(run)) is not None and (times.round >= 0).any():
             clean = (times.disturbed != 1) & (times.round >= 0)

@@ -12,12 +12,13 @@ from .run import Run
 
 # A time by its name; the parts of the step have their own.
 STEP, FASTEST, FIT = "step", "fastest_steps", "fit"
-FASTEST_SHARE = 0.01  # of the steps: the time of the fastest steps is what the slowest of these took
-_FEWEST_OF_FASTEST, _SHORTEST_S = 100, 10.0  # steps, and seconds of them: fewer hold no calm moment of the machine
+FASTEST_SHARE = 0.01  # of the steps: the time of the fastest steps is this quantile
+_FEWEST_OF_FASTEST, _SHORTEST_S = 300, 10.0  # steps, and seconds of them: fewer hold no calm moment of the machine
+_PROBE_S = (1e-7, 10.0)  # what the fixed product can have taken
 _FEWEST = 30  # undisturbed steps that are enough
 
 
-def median_time(run: Run, name: str) -> float | None:
+def time_of(run: Run, name: str) -> float | None:
     """Seconds: the median, or of a part the mean where the record has no single steps; of `FASTEST` the quantile."""
     if name == STEP and (recorded := run.values.get("step_ms_median")):
         return recorded / 1e3
@@ -25,7 +26,7 @@ def median_time(run: Run, name: str) -> float | None:
         return 1 / run.values[FIT_RATE] if FIT_RATE in run.values else None
     values = single_times(run, name)
     if name == FASTEST:
-        is_long = len(values) >= _FEWEST_OF_FASTEST and values.sum() >= _SHORTEST_S
+        is_long = len(values) >= _FEWEST_OF_FASTEST and measured_seconds(run) >= _SHORTEST_S
         return positive(float(np.quantile(values, FASTEST_SHARE))) if is_long else None
     if len(values):
         return positive(float(np.median(values)))
@@ -35,6 +36,12 @@ def median_time(run: Run, name: str) -> float | None:
 def step_times(run: Run) -> StepTimes | None:
     """The single steps of a run; None without any, or where the file cannot be read (see `unreadable`)."""
     return run.steps if isinstance(run.steps, StepTimes) else None
+
+
+def measured_seconds(run: Run) -> float:
+    """The time of all measured steps; 0 without any."""
+    times = step_times(run)
+    return 0.0 if times is None else float(times.step_s[np.isfinite(times.step_s)].astype(float).sum())
 
 
 def unreadable(runs: Sequence[Run]) -> list[str]:
@@ -70,6 +77,6 @@ def probe_seconds(runs: Sequence[Run], name: str = STEP) -> float:
     """The time of the fixed product beside the steps that count: the median, of `FASTEST` the quantile; 0 if unknown."""
     known = [times.probe_s[~left_out(times)] for run in runs if (times := step_times(run)) is not None]
     found = np.concatenate(known) if known else np.empty(0)
-    found = found[np.isfinite(found) & (found > 0)]
+    found = found[(found > _PROBE_S[0]) & (found < _PROBE_S[1])]
     share = FASTEST_SHARE if name == FASTEST else 0.5
     return float(np.quantile(found, share)) if len(found) else 0.0

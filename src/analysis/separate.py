@@ -1,7 +1,8 @@
 """The ratio of runs that were measured apart: by what their steps or repeated runs differ, and by the hour.
 
-Noise makes a step slower, never faster. So the fastest steps of two runs of the same thing differ by less than their
-medians do (Chen and Revels 2016, Robust benchmarking in noisy environments, arXiv:1608.04295, which takes the minimum).
+What disturbs a machine makes most steps slower, and few faster. So the fastest steps of two runs of the same thing differ by
+less than their medians do (Chen and Revels 2016, Robust benchmarking in noisy environments, arXiv:1608.04295, which takes the
+minimum), as long as each run had a calm moment. Whether it had one is only known by the fixed product beside the steps.
 """
 
 import math
@@ -14,10 +15,23 @@ import numpy as np
 from ..records.intervals import median_interval, student_t
 from ..records.values import at, positive
 from .run import Run
-from .run_times import FASTEST, FASTEST_SHARE, FIT, STEP, left_out, median_time, probe_seconds, single_times, step_times
+from .run_times import (
+    FASTEST,
+    FASTEST_SHARE,
+    FIT,
+    STEP,
+    left_out,
+    measured_seconds,
+    probe_seconds,
+    single_times,
+    step_times,
+    time_of,
+)
 
-BETWEEN_RUNS = 0.1  # standard deviation of log times between separate runs of the same thing (benchmarks/compare.py)
-_OF_FASTEST = 0.4  # of it, between their fastest steps (docs/log.md)
+# Standard deviation of log times between separate runs of the same thing (benchmarks/compare.py), and what share of it the
+# fastest steps differ by: in runs that measured so many seconds, and in shorter ones (docs/log.md).
+BETWEEN_RUNS = 0.1
+_LONG_S, _OF_FASTEST, _OF_FASTEST_IN_SHORT_RUNS = 25.0, 0.4, 0.6
 _SUMMARY_CONFIDENCE = 0.95  # of the interval in a record's summary
 _FEWEST, _PER_INDEPENDENT = 30, 4  # without single steps: the steps of a run, and how many of them count as one
 _USUAL_SHARE = 0.05  # of the processor, taken by others and the hypervisor when a machine is quiet
@@ -31,18 +45,27 @@ def log_ratio(
 
     The interval has the spread of the steps, or of repeated runs, and what separate runs differ by.
     """
-    logs = [[math.log(found) for run in side if (found := median_time(run, name))] for side in (a, b)]
-    if not all(logs):
+    a, b = ([run for run in side if time_of(run, name)] for side in (a, b))
+    if not a or not b:
         return None
+    logs = [[math.log(time_of(run, name) or math.nan) for run in side] for side in (a, b)]
     center = statistics.fmean(logs[1]) - statistics.fmean(logs[0])
     within = _of_repeats(logs, confidence) or _of_steps(a, b, name, confidence)
     if within is None:
         return center, -math.inf, math.inf
-    between *= _OF_FASTEST if name == FASTEST else 1.0
+    between *= _share_of_fastest(a, b) if name == FASTEST else 1.0
     hours = NormalDist().inv_cdf((1 + confidence) / 2) * between * math.sqrt(2)
     low, high = (math.hypot(reach, hours) for reach in within)
     slowed = (_slowed(a, b, name), _slowed(b, a, name)) if between else (0.0, 0.0)
     return center, center - low - slowed[1], center + high + slowed[0]
+
+
+def _share_of_fastest(a: Sequence[Run], b: Sequence[Run]) -> float:
+    """By what share of the medians' difference the fastest steps differ: all of it where no probe tells of slow runs."""
+    if not all(_probes(a, b, FASTEST)):
+        return 1.0
+    is_long = all(measured_seconds(run) >= _LONG_S for run in (*a, *b))
+    return _OF_FASTEST if is_long else _OF_FASTEST_IN_SHORT_RUNS
 
 
 def has_interval(run: Run) -> bool:
@@ -62,7 +85,7 @@ def _of_repeats(logs: list[list[float]], confidence: float) -> tuple[float, floa
 
 
 def _of_steps(a: Sequence[Run], b: Sequence[Run], name: str, confidence: float) -> tuple[float, float] | None:
-    """The same by what is known of each median; None where that is nothing."""
+    """The same by what is known of each run's time; None where that is nothing."""
     first, second = _reaches(a[0], name, confidence), _reaches(b[0], name, confidence)
     if first is None or second is None:
         return None
@@ -70,7 +93,7 @@ def _of_steps(a: Sequence[Run], b: Sequence[Run], name: str, confidence: float) 
 
 
 def _reaches(run: Run, name: str, confidence: float) -> tuple[float, float] | None:
-    """How far the interval of a run's median reaches below and above, in logs; None where it is unknown."""
+    """How far the interval of a run's time reaches below and above, in logs; None where it is unknown."""
     if name == FIT:
         return 0.0, 0.0  # one number, not a median of many: only separate runs tell how far it spreads
     values = single_times(run, name)
@@ -101,7 +124,7 @@ def _jackknife_error(values: np.ndarray, share: float) -> float:
     """The standard error of the log of a quantile of successive values, by leaving out each tenth of them in turn."""
     left = (np.delete(values, tenth) for tenth in np.array_split(np.arange(len(values)), 10))
     logs = [math.log(found) for rest in left if (found := float(np.quantile(rest, share))) > 0]
-    return math.sqrt((len(logs) - 1) * statistics.pvariance(logs))
+    return math.sqrt(9 * statistics.pvariance(logs)) if len(logs) == 10 else math.inf
 
 
 def _interval(run: Run) -> list[float] | None:
@@ -116,10 +139,14 @@ def _slowed(side: Sequence[Run], other: Sequence[Run], name: str) -> float:
     It is what others took of the processor, or how much slower the machine's probe was than beside the other side.
     """
     taken = max((-math.log1p(-_taken(run)) for run in side), default=0.0)
-    probes = [probe_seconds(runs, name) for runs in (side, other)]
-    if not all(probes) or len({_machine(run) for run in (*side, *other)}) > 1:
-        return taken
-    return max(taken, math.log(probes[0] / probes[1]) - _USUAL_PROBE)
+    probe, of_other = _probes(side, other, name)
+    return max(taken, math.log(probe / of_other) - _USUAL_PROBE) if probe and of_other else taken
+
+
+def _probes(side: Sequence[Run], other: Sequence[Run], name: str) -> tuple[float, float]:
+    """What the probe took beside each side; 0 where it is unknown, or the machines differ."""
+    same = len({_machine(run) for run in (*side, *other)}) == 1
+    return (probe_seconds(side, name), probe_seconds(other, name)) if same else (0.0, 0.0)
 
 
 def _machine(run: Run) -> tuple[str, ...]:
@@ -134,6 +161,6 @@ def _taken(run: Run) -> float:
         shares = (positive(at(run.record, f"throughput.{name}")) or 0.0 for name in ("others_share", "steal_share"))
         taken = sum(shares)
     else:
-        shares = np.nan_to_num(times.others_share) + np.nan_to_num(times.steal_share)
-        taken = float(shares[~left_out(times)].mean()) if len(shares) else 0.0
+        others, steal = (np.clip(np.nan_to_num(each), 0, 1) for each in (times.others_share, times.steal_share))
+        taken = float((others + steal)[~left_out(times)].mean()) if len(others) else 0.0
     return min(0.99, max(0.0, taken - _USUAL_SHARE))

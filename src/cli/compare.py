@@ -6,7 +6,8 @@
     batchscope compare <a> <b> --rerun --python-b ../other/.venv/bin/python
 
 A and B are folders of runs. Runs of sweeps are matched by batch size and settings. The exit code is 3 if B is shown to be
-slower than --max-slowdown allows. In the documentation, comparing.md says what the intervals hold, and how to use this in a project's CI.
+slower than --max-slowdown allows. In the documentation, comparing.md says what the intervals hold, and how to use this in a
+project's CI.
 """
 
 import argparse
@@ -67,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         type=fraction,
         default=0.1,
         metavar="SHARE",
-        help="what separate runs of the same thing differ by here: a standard deviation (10%%)",
+        help="what the median step of separate runs of the same thing differs by here: a standard deviation (10%%)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     parser.add_argument("--rerun", action="store_true", help="run both again in turns, and compare these runs")

@@ -33,13 +33,13 @@ def turns(folder, slowdown, rounds=9, noise=0.02, parts=None):
 
 
 def disturbed(folder, a, b):
-    """Separate runs of 20 s on a machine that is slow now and then: steps in ms, and the share of slow stretches."""
+    """Separate runs of 30 s on a machine that is slow now and then: steps in ms, and the share of slow stretches."""
     random = np.random.default_rng(5)
     for name, (ms, share) in (("a", a), ("b", b)):
         slow = np.where(random.permutation(20) < 20 * share, 1.3, 1.0)[:, None]
-        steps = ms * slow * np.exp(0.02 * random.standard_normal((20, 20)))
+        steps = ms * slow * np.exp(0.02 * random.standard_normal((20, 30)))
         write_run(folder / name, 64, float(np.median(steps)))
-        write_steps(folder / name, steps)
+        write_steps(folder / name, steps, probe_s=3e-4)
     return folder / "a", folder / "b"
 
 
@@ -93,20 +93,34 @@ def test_a_slowdown_that_slow_moments_hide_is_found_in_the_fastest_steps(tmp_pat
     assert rows(found)["step"].verdict == "no difference shown"
     assert rows(found)["fastest_steps"].verdict == "slower"
     assert found.exit_code == 3
+    assert found.as_json()["pairs"][0]["decided_by"] == "fastest_steps"
     assert "slower than A in its fastest 1 % of steps (interval 1." in found.headlines[0]
     assert "  fastest 1 % ms" in found.text
 
 
+def some_faster(folder, ms, fast_ms, every):
+    """A run of 30 s in which each n-th step is faster."""
+    steps = np.exp(0.02 * np.random.default_rng(0).standard_normal((20, 30))) * ms
+    steps[:, ::every] *= fast_ms / ms
+    write_run(folder, 64, float(np.median(steps)))
+    write_steps(folder, steps, probe_s=3e-4)
+
+
 def test_a_slowdown_that_spares_the_fastest_steps_is_found_in_the_median(tmp_path):
     a, b = disturbed(tmp_path, (50.0, 0.0), (50.0, 0.0))
-    steps = 50.0 * np.exp(0.02 * np.random.default_rng(0).standard_normal((20, 20)))
-    steps[:, ::4] /= 2  # these wait for no batch
-    write_run(b, 64, 80.0)
-    write_steps(b, 1.6 * steps)
+    some_faster(b, 80.0, 40.0, every=4)
     found = compare(a, b)
     assert rows(found)["fastest_steps"].verdict == "faster"
-    assert (found.exit_code, found.headlines[0][:7]) == (3, "B is 60")
-    assert "fastest" not in found.headlines[0]
+    assert (found.exit_code, found.headlines[0][:6]) == (3, "B is 5")
+    assert found.as_json()["pairs"][0]["decided_by"] == "step"
+
+
+def test_a_run_that_is_faster_but_for_its_fastest_steps_is_no_regression(tmp_path):
+    a, b = disturbed(tmp_path, (50.0, 0.0), (65.0, 0.0))
+    some_faster(a, 110.0, 50.0, every=20)
+    found = compare(a, b)
+    assert rows(found)["fastest_steps"].verdict == "slower"
+    assert (found.exit_code, found.headlines[0].endswith("B is faster.")) == (0, True)
 
 
 def test_runs_in_turns_are_decided_by_the_median_alone(tmp_path):
@@ -228,6 +242,13 @@ def test_one_step_only_has_no_interval_and_shows_nothing(tmp_path):
     assert found.exit_code == 0
     assert rows(found)["step"].verdict == "spread unknown"
     assert "no difference can be shown" in found.headlines[0]
+
+
+def test_no_label_of_a_pair_is_cut(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    for name in "ab":
+        write_sweep(tmp_path / name, [64, 128], overlapped(10, 0.01), throughput=KNOWN)
+    assert "batch size 128: step ms" in compare(tmp_path / "a", tmp_path / "b").text
 
 
 def test_the_text_fits_80_columns(tmp_path):

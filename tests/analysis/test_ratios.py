@@ -178,18 +178,13 @@ def calm():
     return np.exp(0.01 * np.random.default_rng(0).standard_normal((8, 25)))
 
 
-def busy(step_ms, slow_share, random, slower=1.3):
-    """Steps of 20 stretches, of which a share is slower because of the machine."""
-    machine = np.where(random.permutation(20) < 20 * slow_share, slower, 1.0)[:, None]
-    return step_ms * machine * np.exp(0.02 * random.standard_normal((20, 20)))
-
-
-def separate(folder, random, **sides):
-    """Two runs, each `(step_ms, share of slow stretches)`."""
+def separate(folder, random, probe_s=3e-4, per_stretch=30, **sides):
+    """Two runs of 30 s, each `(step_ms, share of stretches that the machine made slower)`."""
     for name, (step_ms, share) in sides.items():
-        steps = busy(step_ms, share, random)
+        machine = np.where(random.permutation(20) < 20 * share, 1.3, 1.0)[:, None]
+        steps = step_ms * machine * np.exp(0.02 * random.standard_normal((20, per_stretch)))
         write_run(folder / name, 64, float(np.median(steps)))
-        write_steps(folder / name, steps)
+        write_steps(folder / name, steps, probe_s=probe_s)
     return [runs(folder / name) for name in sides]
 
 
@@ -199,16 +194,29 @@ def test_slow_moments_of_the_machine_change_the_median_and_not_the_fastest_steps
     assert time_ratio(*sides, FASTEST, CONFIDENCE).value == pytest.approx(1, rel=0.03)
 
 
-def test_separate_runs_differ_by_less_in_their_fastest_steps(tmp_path):
-    sides = separate(tmp_path, np.random.default_rng(0), a=(50.0, 0.0), b=(50.0, 0.0))
+@pytest.mark.parametrize(
+    ("of_runs", "share"), [({}, 0.4), ({"per_stretch": 15}, 0.6), ({"probe_s": math.nan}, 1.0)],
+    ids=["30 s", "15 s", "no probe that tells of slow runs"],
+)  # fmt: skip
+def test_the_fastest_steps_of_separate_runs_differ_by_a_share_of_what_medians_do(tmp_path, of_runs, share):
+    sides = separate(tmp_path, np.random.default_rng(0), **of_runs, a=(50.0, 0.0), b=(50.0, 0.0))
     reaches = {}
     for name in (STEP, FASTEST):
         found = time_ratio(*sides, name, CONFIDENCE)
         reaches[name] = math.log(found.high / found.value)
-    assert reaches[FASTEST] == pytest.approx(0.4 * reaches[STEP], rel=0.1)
+    assert reaches[FASTEST] == pytest.approx(share * reaches[STEP], rel=0.1)
 
 
-@pytest.mark.parametrize(("step_ms", "per_stretch"), [(50.0, 4), (1.0, 40)], ids=["80 steps", "0.8 s"])
+def test_a_repeated_run_without_steps_is_not_asked_for_the_fastest_ones(tmp_path):
+    random = np.random.default_rng(0)
+    separate(tmp_path / "a", random, second=(50.0, 0.0))
+    write_run(tmp_path / "a" / "first", 64, 50.0, seed=1)
+    a, b = runs(tmp_path / "a"), separate(tmp_path, random, b=(65.0, 0.0))[0]
+    assert len(a) == 2
+    assert time_ratio(a, b, FASTEST, CONFIDENCE).value == pytest.approx(1.3, rel=0.03)
+
+
+@pytest.mark.parametrize(("step_ms", "per_stretch"), [(50.0, 14), (1.0, 40)], ids=["280 steps", "0.8 s"])
 def test_a_short_run_has_no_fastest_steps(tmp_path, step_ms, per_stretch):
     folder = write_run(tmp_path, 64, step_ms)
     write_steps(folder, np.full((20, per_stretch), step_ms))
@@ -218,8 +226,16 @@ def test_a_short_run_has_no_fastest_steps(tmp_path, step_ms, per_stretch):
 def test_the_interval_of_the_fastest_steps_holds_1_in_unchanged_pairs_as_often_as_it_says(tmp_path):
     random, missed = np.random.default_rng(2), 0
     for trial in range(60):
-        machine = 50 * np.exp(0.05 * random.standard_normal(2))
+        machine = 50 * np.exp(0.04 * random.standard_normal(2))
         shares = random.uniform(0.1, 0.8, 2)
         sides = separate(tmp_path / str(trial), random, a=(machine[0], shares[0]), b=(machine[1], shares[1]))
         missed += time_ratio(*sides, FASTEST, 0.95).differs
     assert missed <= 7  # 60 trials at 5 %: 8 or more in one of 100
+
+
+def test_absurd_probes_and_shares_are_left_out(tmp_path):
+    for name, probe_s in (("a", 1e308), ("b", 5e-324)):
+        write_run(tmp_path / name, 64, 10.0)
+        write_steps(tmp_path / name, 10.0 * calm(), probe_s=probe_s)
+    found = time_ratio(runs(tmp_path / "a"), runs(tmp_path / "b"), STEP, CONFIDENCE)
+    assert found.high < 1.5
