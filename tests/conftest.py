@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 # Imports and collected tests are no garbage.
 gc.disable()
+# A background job or nohup ignores these signals, and so would the runs that tests start and stop by them.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 import pytest
 
