@@ -59,7 +59,8 @@ class StepProfiler:
             activities.append(ProfilerActivity.CUDA)
         try:
             with _without_kineto_messages():
-                profiler = profile(activities=activities, record_shapes=True)
+                # There is one cycle; without acc_events, older versions of torch warn of several.
+                profiler = profile(activities=activities, record_shapes=True, acc_events=True)
                 profiler.start()
         except Exception as error:  # whatever a driver or a build of torch answers
             raise ProfilerUnavailableError(f"{type(error).__name__}: {error}") from error
