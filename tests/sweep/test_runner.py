@@ -239,10 +239,10 @@ def test_a_search_runs_short_timed_runs_and_recommends_one_of_them(tmp_path: Pat
 @pytest.mark.slow
 def test_the_learning_rate_follows_the_batch_size_and_is_in_record_and_report(tmp_path: Path) -> None:
     scaling = ["optimizer.lr=0.001", "optimizer.lr_scaling=sqrt", "optimizer.reference_batch_size=8"]
-    code, out, _ = sweep(tmp_path, *scaling, "data.batch_size=8,32")
-    assert code == 0
+    code, _, err = sweep(tmp_path, *scaling, "data.batch_size=8,32")
+    assert code == 0, err
     assert [record(tmp_path, run)["learning_rate"] for run in ("0", "1")] == pytest.approx([0.001, 0.002])
-    assert "scaled lr" in out
+    assert "scaled lr" in (tmp_path / "s/report/report.md").read_text()
 
 
 @pytest.mark.slow
@@ -250,7 +250,8 @@ def test_a_sweep_over_devices_says_what_they_bring_and_what_they_wait(tmp_path: 
     several = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1,2", "data.num_train=400"]
     code, out, err = sweep(tmp_path, *several, "data.batch_size=4")
     assert code == 0, err
-    assert re.search(r"rnn_cell: 2 devices with 4 samples each do \d\.\d\d× .* of their step only waits", out), out
+    says = r"rnn_cell: 2 devices with 4 samples each reach [\d.]+× .*; they wait for gradients in \d+ % of a step"
+    assert re.search(says, " ".join(out.split())), out
     both = record(tmp_path, "1")["throughput"]
     assert 0 < both["communication_ms"] < both["parts_ms"]["backward"]
     assert both["gradient_bytes"] == 4 * record(tmp_path, "1")["model"]["parameters"]
@@ -289,5 +290,5 @@ def test_timed_runs_on_a_cpu_take_turns(tmp_path: Path) -> None:
     assert "2 runs: 2 finished" in out
     for number in "01":
         times = read_step_times(tmp_path / "s" / number)
-        assert set(range(3)) <= set(times.round.tolist())
+        assert len(set(times.round.tolist())) >= 3
         assert record(tmp_path, number)["throughput"]["ended"].startswith(("known to ± ", "time was up"))
