@@ -4,8 +4,8 @@
     python benchmarks/compare.py --root ../shared/data --comparisons 2      # a short look, which writes no result
     python benchmarks/compare.py --kept                                     # the runs of the last time, analysed again
 
-The runs are of the SimpleCNN, for 50 minutes in all, and are started as `compare --rerun` and sweeps start them. A built-in slowdown is a busy
-wait in `training_step` (slowed_job.py). It needs Linux.
+The runs are of the SimpleCNN, for 50 minutes in all, and are started as `compare --rerun` and sweeps start them. A built-in
+slowdown is a busy wait in `training_step` (slowed_job.py). It needs Linux.
 
 - In turns: runs of A, other ones of A, and ones that are 10 % slower take turns, in processes that each round replaces.
 - Separate: runs of A, and runs that are 30 % slower, one after the other between the turns. A run of A is compared with
