@@ -164,6 +164,12 @@ class Run:
         return epochs * self.train_samples + rest * per_step
 
     @property
+    def samples_a_step(self) -> float | None:
+        """Samples of a whole step of all devices; None unless its time is known."""
+        rate, median = self.values.get(RATE), self.values.get("step_ms_median")
+        return rate * median / 1e3 if rate and median else None
+
+    @property
     def memory_total_gib(self) -> float | None:
         """Memory of the device; CPU and MPS share that of the machine."""
         of_machine = at(self.record, "hardware.memory_gib") if self.device in ("cpu", "mps") else None

@@ -205,6 +205,7 @@ class _Run:
             "steps": self.trainer.global_step,
             "checkpoints": summary.checkpoint_paths(self.trainer, self.run_dir),
             "metrics": summary.last_metrics(self.trainer),
+            "evaluated": summary.evaluated_samples(self.trainer, self.data),
         }
         record.add(**{**summary.callback_facts(self.trainer), **facts})
         summary.write_steps(self.trainer, self.run_dir)
@@ -219,6 +220,7 @@ class _Run:
             self.task, datamodule=lightning_of(self.data), ckpt_path=best, verbose=False, weights_only=True
         )
         record.add(metrics={**record.facts["metrics"], **summary.last_metrics(self.trainer)})
+        record.add(evaluated={**record.facts["evaluated"], **summary.evaluated_samples(self.trainer, self.data)})
 
 
 def _known_id(run_dir: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@ A callback adds to the first two by these methods:
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from .._lightning import callbacks_of
 from ..callbacks._run_summary import report, without_bottleneck
 from ..callbacks.memory import MemoryMonitor
 from ..callbacks.throughput import ThroughputMonitor
+from ..data.base import Split
+from ..data.plain import Data
 from ..errors import warn
 from ..files import WriteError
 from ..options.command_lines import evaluate_command
@@ -34,6 +36,19 @@ def last_metrics(trainer: Trainer) -> dict[str, float]:
     """Lightning's metrics as plain numbers, and those of a validation before the run was resumed."""
     before = getattr(trainer.checkpoint_callback, "metrics", {})
     return {**before, **{key: float(value) for key, value in trainer.callback_metrics.items()}}
+
+
+def evaluated_samples(trainer: Trainer, data: Data) -> dict[str, int]:
+    """How many samples `val/*` and `test/*` are of; a split whose size nobody knows is left out."""
+    found: dict[str, int] = {}
+    loops: list[tuple[Split, Any, Sequence[float]]] = [
+        ("val", trainer.val_dataloaders, trainer.num_val_batches),
+        ("test", trainer.test_dataloaders, trainer.num_test_batches),
+    ]
+    for split, loader, batches in loops:
+        if isinstance(loader, Sized) and len(loader) and (samples := data.num_samples(split)):
+            found[split] = round(samples * min(1.0, sum(batches) / len(loader)))  # Lightning's limits may leave less
+    return found
 
 
 def checkpoint_paths(trainer: Trainer, run_dir: Path) -> dict[str, str]:

@@ -1,0 +1,300 @@
+"""Which batch size to take: the rules, and the sentences that say what they found.
+
+1. What is not known does not decide. Sizes are compared by the 90 % interval of the ratio of their rates (noise.py).
+2. A sentence is as strong as the interval: nothing is called faster where the interval holds equality.
+3. Recommended is the smallest size that is shown to reach 90 % of the best rate. Where a smaller one may reach it, or
+   another one may beat the best by more than 10 %, the answer is undecided. Doubt never leads to a larger size.
+4. Of trained runs, only sizes whose metric is not shown to be worse than the best can be recommended (quality.py).
+5. On a busy machine there is no answer, but what to do.
+
+`decide` has the rules for any rates; a sweep calls it while it measures. `answer` puts a group of runs into words. Each
+sentence that states something has a claim beside it, so that it can be checked against a longer measurement.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ..records.formatting import percent, significant
+from ..records.rates import RATE
+from .groups import Group
+from .noise import Rates, Ratio
+from .quality import Quality, quality_of, training_words
+from .windows import windows_of
+
+ENOUGH = 0.9  # of the best rate
+VAGUE = 0.1  # a ratio to the best that is not known to ± 10 % is shown as such, and named
+_MOST_NAMED = 6  # sizes in a sentence
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the rules find. `size` is None where the answer is undecided."""
+
+    size: int | None
+    best: int  # with the highest known rate
+    between: list[int]  # the sizes between which the answer is undecided, smallest first; empty if it is decided
+    ratios: dict[int, Ratio]  # of the rate of each size to that of `best`
+
+    @property
+    def fastest(self) -> int | None:
+        """The best size, if it is shown to be faster than all others."""
+        others = [ratio for size, ratio in self.ratios.items() if size != self.best]
+        return self.best if others and all(ratio.high < 1 for ratio in others) else None
+
+    @property
+    def vague(self) -> list[int]:
+        """The sizes whose ratio to the best is not known to ± 10 %."""
+        return [size for size, ratio in self.ratios.items() if ratio.reach > VAGUE]
+
+
+def decide(rates: Rates, sizes: Collection[int] | None = None) -> Decision | None:
+    """Apply rules 1 to 3 to some sizes, by default to all; None where the rate of none is known."""
+    among = sorted(rates.settings if sizes is None else sizes)
+    known = [size for size in among if math.isfinite(rates.reach(size))]
+    if not known:
+        return None
+    best = max(known, key=rates.rate)
+    ratios = {size: rates.ratio(size, best) for size in among}
+    size = min(s for s, ratio in ratios.items() if s == best or ratio.low >= ENOUGH)
+    smaller = [s for s, ratio in ratios.items() if s < size and ratio.high >= ENOUGH]
+    faster = [s for s, ratio in ratios.items() if s not in (size, best) and ratio.high > 1 + VAGUE]
+    between = sorted({size, *smaller, *faster}) if smaller or faster else []
+    return Decision(None if between else size, best, between, ratios)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer for one group of runs that differ in batch size."""
+
+    group: Group
+    rates: Rates
+    decision: Decision | None  # None on a busy machine, or where no rate is known
+    overall: Decision | None  # the same of all sizes, whatever their quality
+    quality: Quality | None
+    lines: list[str] = field(default_factory=list)  # sentences, the answer first
+    claims: list[dict[str, Any]] = field(default_factory=list)  # what the sentences state
+    repeat: list[str] = field(default_factory=list)  # options of the command that decides it; empty if it is decided
+
+    @property
+    def size(self) -> int | None:
+        """The recommended batch size."""
+        return self.decision.size if self.decision else None
+
+    @property
+    def candidate(self) -> int | None:
+        """The recommended size; where the answer is undecided, the smallest that it may be."""
+        return self.size or (min(self.decision.between) if self.decision else None)
+
+    @cached_property
+    def vague(self) -> list[int]:
+        """The sizes whose rate is not known well enough to be compared: all of them on a busy machine."""
+        return list(self.group.sizes) if self.overall is None else self.overall.vague
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `sweep.json`."""
+        ratios = self.overall.ratios if self.overall else {}
+        sizes = [
+            {
+                "batch_size": size,
+                "samples_per_sec": self.rates.rate(size),
+                "reach": _finite(self.rates.reach(size)),
+                "of_best": ratios[size].value if size in ratios else None,
+                "interval": [ratios[size].low, _finite(ratios[size].high)] if size in ratios else None,
+            }
+            for size in self.group.sizes
+        ]
+        found = {"group": self.group.label, "batch_size": self.size, "lines": self.lines, "claims": self.claims}
+        return {**found, "undecided": self.decision.between if self.decision else [], "sizes": sizes}
+
+
+def rates_of(group: Group) -> Rates:
+    """The rates of the sizes of a group, where necessary those of the records alone."""
+    windows = windows_of(group.sizes)
+    measured = set(windows["setting"])
+    return Rates(windows, {size: rate for size, rate in group.medians(RATE).items() if size not in measured})
+
+
+def answer(group: Group, metrics: Sequence[str] = ()) -> Answer | None:
+    """The answer for a group; None where fewer than two sizes were measured.
+
+    `metrics` are those of the test or validation, the most telling one first.
+    """
+    if len(group.sizes) < 2:
+        return None
+    rates = rates_of(group)
+    found = [quality for key in metrics if (quality := quality_of(group.sizes, key))]
+    quality = found[0] if found else None
+    if rates.busy is not None:
+        return _busy(group, rates, quality)
+    overall = decide(rates)
+    decision = decide(rates, quality.as_good) if quality else overall
+    if overall is None or decision is None:
+        line = "No rate is known well enough to compare sizes: the runs measured too few steps."
+        return Answer(group, rates, None, overall, quality, [line], repeat=_timed(list(group.sizes)))
+    if quality and quality.allowed is None and decision.size is not None and decision.size != quality.best:
+        between = sorted({decision.size, quality.best})
+        decision = Decision(None, decision.best, between, decision.ratios)
+    words = _Words(group, rates, decision, overall, quality)
+    return Answer(group, rates, decision, overall, quality, words.lines, words.claims, words.repeat)
+
+
+def _busy(group: Group, rates: Rates, quality: Quality | None) -> Answer:
+    line = (
+        f"The machine was busy: other programs took {percent(rates.busy or 0)} of the processor. No batch size is "
+        "recommended. Close them and repeat the sweep."
+    )
+    return Answer(group, rates, None, None, quality, [line], repeat=_timed(list(group.sizes)))
+
+
+class _Words:
+    """The sentences about one group, each with its claim."""
+
+    def __init__(self, group: Group, rates: Rates, decision: Decision, overall: Decision, quality: Quality | None):
+        self.group, self.rates, self.quality = group, rates, quality
+        self.decision, self.overall = decision, overall
+        self.lines: list[str] = []
+        self.claims: list[dict[str, Any]] = []
+        self.repeat: list[str] = []
+        if decision.size is None:
+            self._undecided()
+        else:
+            self._decided(decision.size)
+        self._price()
+        self._accuracy()
+        self._vague()
+        self._larger()
+
+    def _claim(self, kind: str, size: int, **facts: Any) -> None:
+        self.claims.append({"kind": kind, "batch_size": size, **facts})
+
+    def _decided(self, size: int) -> None:
+        """`512 is the fastest; 64 gives 84 % of it.`"""
+        decision = self.decision
+        self._claim("reaches", size, share=ENOUGH, among=sorted(decision.ratios))
+        among = " of those that train as well" if len(decision.ratios) < len(self.overall.ratios) else ""
+        if len(decision.ratios) == 1:
+            self.lines.append(f"{size:,} is the only size that trains well.")
+        elif decision.fastest == size:
+            self._claim("fastest", size, among=sorted(decision.ratios))
+            self.lines.append(f"{size:,} is the fastest{among}{self._next(size)}.")
+        elif decision.fastest is not None:
+            self._claim("fastest", decision.fastest, among=sorted(decision.ratios))
+            share = self._share(size, decision.ratios[size], decision.fastest)
+            self.lines.append(
+                f"{size:,} is enough: it gives {share} of the rate of {decision.fastest:,}, the fastest{among}."
+            )
+        else:
+            self.lines.append(f"{size:,} is enough: no other size{among} is more than 10 % faster.")
+
+    def _next(self, size: int) -> str:
+        """What the best of the smaller sizes gives, else the best of the larger ones."""
+        others = [s for s in self.decision.ratios if s < size] or [s for s in self.decision.ratios if s > size]
+        other = max(others, key=lambda s: self.decision.ratios[s].value)
+        return f"; {other:,} gives {self._share(other, self.decision.ratios[other], size)} of it"
+
+    def _share(self, size: int, ratio: Ratio, of: int) -> str:
+        """A share that is as exact as it is known: `84 %`, or `at most 70 %`."""
+        if ratio.reach <= VAGUE:
+            self._claim("share", size, of=of, share=ratio.value)
+            return percent(ratio.value)
+        share = math.ceil(100 * ratio.high) / 100
+        self._claim("at_most", size, of=of, share=share)
+        return f"at most {percent(share)}"
+
+    def _undecided(self) -> None:
+        between, ratios = self.decision.between, self.decision.ratios
+        quality = self.quality
+        if quality and quality.allowed is None and quality.best in between:
+            self.lines.append(
+                f"Undecided between {_and(between)}: {quality.best:,} has the best {quality.metric.key}, and how far that "
+                "differs by chance is not known."
+            )
+            self.repeat = ["seed=0,1,2", _sizes(between)]
+            return
+        first = between[0]
+        ratio = ratios[first] if first != self.decision.best else self.decision.ratios[between[-1]]
+        one, other = (first, self.decision.best) if first != self.decision.best else (between[-1], first)
+        span = f"{percent(ratio.low)} to {percent(ratio.high)}" if ratio.high < 10 else "an unknown share"
+        self.lines.append(f"Undecided between {_and(between)}: {one:,} gives {span} of the rate of {other:,}.")
+        self.repeat = _timed(between)
+
+    def _price(self) -> None:
+        """What a faster size that trains worse would gain and lose."""
+        fast, quality, chosen = self.overall.best, self.quality, self.decision.size
+        if quality is None or chosen is None or quality.allowed is None or fast in quality.as_good:
+            return
+        if fast not in quality.values:
+            return
+        ratio = self.rates.ratio(fast, chosen)
+        if ratio.low <= 1:
+            return
+        if ratio.reach <= VAGUE:
+            gain = f"{significant(ratio.value)} times as fast"
+            self._claim("share", fast, of=chosen, share=ratio.value)
+        else:
+            factor = math.floor(10 * ratio.low) / 10
+            gain = f"at least {factor:.1f} times as fast" if factor > 1 else "faster"
+            self._claim("at_least", fast, of=chosen, share=max(factor, 1.0))
+        trained = training_words(self.group.runs)
+        self._claim("worse", fast, metric=quality.metric.key)
+        self.lines.append(f"{fast:,} is {gain} and loses {quality.loss_words(fast)} after {trained}.")
+
+    def _accuracy(self) -> None:
+        quality = self.quality
+        if quality is None:
+            sizes = sorted({s for s in (self.decision.size, self.decision.fastest, *self.decision.between) if s})
+            which = "both" if len(sizes) == 2 else "them" if len(sizes) > 2 else "with it and a smaller one"
+            self.lines.append(f"Accuracy was not measured: train {which} before you choose.")
+            return
+        best = quality.values[quality.best]
+        line = f"Best {quality.metric.key}: {quality.metric.text(best)} at {quality.best:,}"
+        others = [size for size in quality.as_good if size != quality.best]
+        if quality.allowed is not None and others:
+            line += f"; {_and(others)} {'is' if len(others) == 1 else 'are'} not shown to be worse"
+        seeds = "" if quality.seeds > 1 else " (one seed)"
+        self.lines.append(f"{line}{seeds}.")
+        seen = self.group.medians("samples_seen")
+        if seen and max(seen.values()) > 1.1 * min(seen.values()):
+            self.lines.append("The sizes saw different numbers of samples, which changes the metric.")
+
+    def _vague(self) -> None:
+        vague = [size for size in self.overall.vague if size not in self.decision.between]
+        if vague:
+            self.lines.append(f"Not known to ± 10 %: {_and(vague)}.")
+
+    def _larger(self) -> None:
+        """Whether a size that did not run may be faster."""
+        largest, group = max(self.overall.ratios), self.group
+        rest = [ratio.high for size, ratio in self.overall.ratios.items() if size != largest]
+        limit = group.out_of_memory
+        if self.decision.size != largest or max(rest) > 1 - VAGUE / 2:
+            if limit:
+                self.lines.append(f"{limit:,} ran out of memory.")
+        elif limit and limit <= 2 * largest:
+            self.lines.append(f"The rate still rises at {largest:,}, and {limit:,} ran out of memory.")
+        elif group.largest_possible is not None and group.largest_possible <= largest:
+            self.lines.append(f"The rate still rises at {largest:,}, which is the whole training set.")
+        else:
+            self.lines.append(f"The rate still rises at {largest:,}: {2 * largest:,} may be faster.")
+
+
+def _timed(sizes: Sequence[int]) -> list[str]:
+    return ["experiment=throughput", _sizes(sizes)]
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    return f"data.batch_size={','.join(map(str, sizes))}"
+
+
+def _and(sizes: Sequence[int]) -> str:
+    """`64`, `64 and 512`, `8, 64 and 512`."""
+    words = [f"{size:,}" for size in sizes[:_MOST_NAMED]]
+    words += [f"{len(sizes) - _MOST_NAMED} more"] if len(sizes) > _MOST_NAMED else []
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

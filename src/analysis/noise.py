@@ -1,0 +1,228 @@
+"""How well rates are known: windows of runs → the rate of each setting, and the 90 % interval of a ratio of two.
+
+A window is a short time of successive steps (windows.py). The log time of a sample in a window of run r in pass p is
+
+    y = a_r + d_p + e
+
+d_p is what made a whole pass slow or fast, so drift is not in a ratio of settings that share passes. The noise e is pooled
+over all runs and passes, and widened by its autocorrelation. For one run it is never less than its own windows show.
+
+Settings that share no passes were measured one after the other, and the machine may have changed meanwhile. By how much
+such runs differ is estimated from what the two halves of each run differ by, or from repeated runs if these differ by more.
+
+Other programs may have lowered a rate by what they took of the processor: each interval reaches that much further.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.sparse.csgraph import connected_components
+from scipy.special import stdtrit
+
+CONFIDENCE = 0.9
+FEWEST = 3  # windows of a run, and passes that two settings share: fewer have no spread to speak of
+USUAL_SHARE = 0.05  # of the processor, taken by others and the hypervisor when a machine is quiet
+BUSY_SHARE = 0.25  # of the processor, taken by others: such a window is busy
+_CERTAIN = 1e6  # degrees of freedom of what is not estimated
+_MOST_ALIKE = 0.8  # autocorrelation of neighbours: of few values, more cannot be told from drift
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio and its interval, which is from 0 to infinity where nothing is known of its spread."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def differs(self) -> bool:
+        """Whether a difference is shown: the interval does not hold 1."""
+        return self.low > 1 or self.high < 1
+
+    @property
+    def reach(self) -> float:
+        """How far the interval reaches to either side, as a fraction of the ratio."""
+        return max(self.high / self.value, self.value / self.low if self.low > 0 else math.inf) - 1
+
+    @property
+    def inverse(self) -> "Ratio":
+        """The ratio the other way round."""
+        return Ratio(1 / self.value, 1 / self.high, 1 / self.low if self.low > 0 else math.inf)
+
+
+class _Spread(NamedTuple):
+    """A variance and its degrees of freedom; infinite where it is not known."""
+
+    variance: float = math.inf
+    freedom: float = 1.0
+
+
+class Rates:
+    """The rates of settings that are compared with each other. A setting is a batch size, or a side of a comparison.
+
+    Args:
+        windows: with the columns of `windows_of`.
+        recorded: samples a second of settings without windows; nothing is known of their spread.
+        between: a standard deviation that separate runs of the same thing are known to differ by, in logs: at least so
+            much is assumed where settings share no passes.
+    """
+
+    def __init__(
+        self, windows: pd.DataFrame, recorded: Mapping[int, float] | None = None, between: float | None = None
+    ):
+        self.windows = windows
+        self._recorded = dict(recorded or {})
+        self.settings: list[int] = list(dict.fromkeys([*windows["setting"], *self._recorded]))
+        used = _used(windows)
+        runs = used.groupby("run", sort=False)
+        self._setting_of = runs["setting"].first()  # of each run
+        self._component = _components(used)
+        self._center: dict[int, float] = runs["log_s"].mean().to_dict()  # of each run
+        self._spread: dict[int, _Spread] = {}  # of a run beside others of its component
+        for number in set(self._component.values()):
+            members = used[used["setting"].map(self._component) == number]
+            center, spread = _within_passes(members) if members["setting"].nunique() > 1 else _alone(members)
+            self._center |= center
+            self._spread |= spread
+        self._repeats = _of_repeats(self._by_setting(self._center))
+        assumed = None if between is None else _Spread(between**2, _CERTAIN)
+        self._between = _largest(_of_halves(used), self._repeats, assumed)
+        self._slowed = used["taken"].sub(USUAL_SHARE).clip(0, 0.9).groupby(used["setting"]).mean().to_dict()
+
+    def rate(self, setting: int) -> float:
+        """Samples a second."""
+        if setting in self._recorded:
+            return self._recorded[setting]
+        return math.exp(-float(np.mean(self._by_setting(self._center)[setting])))
+
+    def reach(self, setting: int) -> float:
+        """How far the 90 % interval of a rate reaches, as a fraction of it; infinite where it is not known."""
+        if setting in self._recorded:
+            return math.inf
+        spread = self._of(setting, together=list(self._component.values()).count(self._component[setting]) > 1)
+        return math.expm1(min(stdtrit(spread.freedom, (1 + CONFIDENCE) / 2) * math.sqrt(spread.variance), 700))
+
+    def ratio(self, a: int, b: int, confidence: float = CONFIDENCE) -> Ratio:
+        """The rate of a ÷ that of b."""
+        if a == b:
+            return Ratio(1.0, 1.0, 1.0)
+        value = self.rate(a) / self.rate(b)
+        if {a, b} & self._recorded.keys():
+            return Ratio(value, 0.0, math.inf)
+        together = self._component[a] == self._component[b]
+        one, two = self._of(a, together), self._of(b, together)
+        variance = one.variance + two.variance
+        if not math.isfinite(variance):
+            return Ratio(value, 0.0, math.inf)
+        half = stdtrit(min(one.freedom, two.freedom), (1 + confidence) / 2) * math.sqrt(variance)
+        low, high = (half - math.log1p(-self._slowed[s]) for s in (b, a))
+        return Ratio(value, value * math.exp(-min(low, 700)), value * math.exp(min(high, 700)))
+
+    @property
+    def busy(self) -> float | None:
+        """The mean share of the processor that other programs took, if they took over a quarter in most windows."""
+        taken = self.windows["taken"]
+        return float(taken.mean()) if len(taken) and (taken > BUSY_SHARE).mean() > 0.5 else None
+
+    def _by_setting(self, of_run: dict[int, float]) -> dict[int, list[float]]:
+        measured = (setting for setting in self.settings if setting not in self._recorded)
+        return {s: [of_run[run] for run in self._setting_of.index[self._setting_of == s]] for s in measured}
+
+    def _of(self, setting: int, together: bool) -> _Spread:
+        """The spread of a setting's center, beside settings with the same passes (`together`) or others."""
+        spreads = [self._spread[run] for run in self._setting_of.index[self._setting_of == setting]]
+        noise = _Spread(sum(one.variance for one in spreads) / len(spreads), min(one.freedom for one in spreads))
+        found = max(noise, self._repeats or noise) if together else max(noise, self._between)
+        return _Spread(found.variance / len(spreads), found.freedom)
+
+
+def _used(windows: pd.DataFrame) -> pd.DataFrame:
+    """The undisturbed windows of each run; all of a run that has hardly any."""
+    quiet = ~windows["disturbed"].astype(bool)
+    return windows[quiet | (quiet.groupby(windows["run"]).transform("sum") < FEWEST)]
+
+
+def _components(windows: pd.DataFrame) -> dict[int, int]:
+    """A number for each setting: those that share at least three passes, directly or by others, have the same."""
+    settings = list(dict.fromkeys(windows["setting"]))
+    shared = windows.dropna(subset="pass_")
+    present = pd.crosstab(shared["setting"], shared["pass_"]).reindex(settings, fill_value=0).to_numpy() > 0
+    common = present.astype(int) @ present.T.astype(int)
+    return dict(zip(settings, connected_components(common >= FEWEST)[1].tolist(), strict=True))
+
+
+def _within_passes(windows: pd.DataFrame) -> tuple[dict[int, float], dict[int, _Spread]]:
+    """Center and spread of each run by least squares: a number for each run, and one for each pass."""
+    cells = windows.dropna(subset="pass_").groupby(["run", "pass_"], sort=False)["log_s"].mean().reset_index()
+    run, runs = pd.factorize(cells["run"])
+    pass_, passes = pd.factorize(cells["pass_"])
+    y, n = cells["log_s"].to_numpy(), len(cells)
+    design = np.zeros((n + 1, len(runs) + len(passes)))
+    design[np.arange(n), run] = 1
+    design[np.arange(n), len(runs) + pass_] = 1
+    design[n, len(runs) :] = 1  # the effects of passes add up to 0
+    solution = np.linalg.lstsq(design, np.append(y, 0.0), rcond=None)[0]
+    residuals = pd.Series(y - design[:n] @ solution).groupby(run)
+    freedom = n - len(runs) - len(passes) + 1
+    pooled = sum(float((e**2).sum()) for _, e in residuals) / freedom if freedom > 0 else math.inf
+    alike = _autocorrelation([e.to_numpy() for _, e in residuals])
+    center = {int(r): float(a) for r, a in zip(runs, solution, strict=False)}
+    return center, {int(runs[i]): _of_mean(e.to_numpy(), pooled, alike, freedom) for i, e in residuals}
+
+
+def _alone(windows: pd.DataFrame) -> tuple[dict[int, float], dict[int, _Spread]]:
+    """The same for runs of one setting, by their windows alone."""
+    runs = {run: y.to_numpy() for run, y in _by_run(windows)}
+    residuals = {run: y - y.mean() for run, y in runs.items()}
+    freedom = sum(len(y) - 1 for y in runs.values())
+    pooled = sum(float((e**2).sum()) for e in residuals.values()) / freedom if freedom else math.inf
+    alike = _autocorrelation(list(residuals.values()))
+    return {}, {run: _of_mean(e, pooled, alike, freedom) for run, e in residuals.items()}
+
+
+def _of_mean(residuals: np.ndarray, pooled: float, alike: float, freedom: int) -> _Spread:
+    """The spread of the mean of a run's windows."""
+    n = len(residuals)
+    if n < FEWEST:
+        return _Spread()
+    own = float((residuals**2).sum()) / (n - 1) if n >= 2 * FEWEST else 0.0
+    return _Spread(max(pooled, own) / n * (1 + alike) / (1 - alike), max(freedom, 1))
+
+
+def _by_run(windows: pd.DataFrame) -> Iterator[tuple[int, pd.Series]]:
+    """The log times of each run, in order."""
+    for run, y in windows.groupby("run", sort=False)["log_s"]:
+        yield int(str(run)), y
+
+
+def _autocorrelation(series: list[np.ndarray]) -> float:
+    """Of neighbours, pooled; the estimate of a series of n values is low by about 1/n."""
+    squares = sum(float((e**2).sum()) for e in series)
+    products = sum(float((e[1:] * e[:-1]).sum()) for e in series)
+    count = sum(map(len, series)) / max(len(series), 1)
+    return min(max(products / squares + 1 / count, 0.0), _MOST_ALIKE) if squares > 0 else 0.0
+
+
+def _of_halves(windows: pd.DataFrame) -> _Spread | None:
+    """By what runs differ that follow each other, from the halves of each run; None without a run that can be halved."""
+    squares = []
+    for _, y in _by_run(windows):
+        if len(y) > FEWEST:
+            squares.append((y.iloc[: len(y) // 2].mean() - y.iloc[len(y) // 2 :].mean()) ** 2 / 2)
+    return _Spread(float(np.mean(squares)), len(squares)) if squares else None
+
+
+def _of_repeats(centers: dict[int, list[float]]) -> _Spread | None:
+    """By what repeated runs of a setting differ; None without any."""
+    freedom = sum(len(values) - 1 for values in centers.values())
+    squares = sum(float(np.var(values)) * len(values) for values in centers.values())
+    return _Spread(squares / freedom, freedom) if freedom else None
+
+
+def _largest(*spreads: _Spread | None) -> _Spread:
+    return max((one for one in spreads if one is not None), default=_Spread())

@@ -1,0 +1,94 @@
+"""How good the trained networks are: a metric at each batch size, and which sizes are shown to be worse than the best.
+
+The noise of a metric is what runs with other seeds differ by. With one seed, it is the standard error of an accuracy on
+the samples of its set. Of another metric with one seed the noise is not known.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import stdtrit
+
+from ..records.formatting import count, significant
+from ..records.metrics import FRACTION, Metric, metric
+from ..records.values import at, positive
+from .run import Run
+
+_CONFIDENCE = 0.95  # that a size which is said to be worse is worse
+_ERRORS = 2.0  # standard errors of a difference, with one seed
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A metric of trained runs by batch size. `allowed` is None where its noise is not known."""
+
+    metric: Metric
+    values: Mapping[int, float]  # means over the runs of a size
+    allowed: Mapping[int, float] | None  # by how much each size may be below the best without being shown to be worse
+    seeds: int  # runs of a size, at most
+
+    @property
+    def best(self) -> int:
+        """The size with the best value."""
+        return (max if self.metric.higher_is_better else min)(self.values, key=lambda size: self.values[size])
+
+    @property
+    def as_good(self) -> list[int]:
+        """The sizes that are not shown to be worse than the best; all of them where the noise is not known."""
+        return [s for s in self.values if self.allowed is None or self.loss(s) <= self.allowed[s]]
+
+    def loss(self, size: int) -> float:
+        """By how much the metric of a size is worse than the best, at least 0."""
+        return abs(self.values[self.best] - self.values[size])
+
+    def loss_words(self, size: int) -> str:
+        """`10 points` of an accuracy, `0.12 of val/loss` of another metric."""
+        if self.metric.unit != FRACTION:
+            return f"{significant(self.loss(size))} of {self.metric.key}"
+        points = 100 * self.loss(size)
+        return f"{points:.0f} points" if points >= 9.5 else f"{points:.1f} points"
+
+
+def quality_of(sizes: Mapping[int, Sequence[Run]], key: str) -> Quality | None:
+    """The metric of the sizes that have it; None where fewer than two do, or no direction of it is better."""
+    found = {s: [run.metrics[key] for run in runs if key in run.metrics] for s, runs in sizes.items()}
+    found = {size: values for size, values in found.items() if values}
+    declared = metric(key)
+    if len(found) < 2 or declared.higher_is_better is None:
+        return None
+    means = {size: float(np.mean(values)) for size, values in found.items()}
+    best = (max if declared.higher_is_better else min)(means, key=lambda size: means[size])
+    if freedom := sum(len(values) - 1 for values in found.values()):
+        pooled = math.sqrt(sum(float(np.var(v)) * len(v) for v in found.values()) / freedom)
+        t = float(stdtrit(freedom, _CONFIDENCE)) * pooled
+        allowed = {size: t * math.sqrt(1 / len(v) + 1 / len(found[best])) for size, v in found.items()}
+    elif declared.unit == FRACTION and (error := _standard_errors(sizes, key, means)):
+        allowed = {size: _ERRORS * math.hypot(error[size], error[best]) for size in means}
+    else:
+        allowed = None
+    return Quality(declared, means, allowed, max(map(len, found.values())))
+
+
+def _standard_errors(
+    sizes: Mapping[int, Sequence[Run]], key: str, means: Mapping[int, float]
+) -> dict[int, float] | None:
+    """Of an accuracy at each size, by how many samples it was measured on; None where that is not known.
+
+    The rule of succession keeps the error of an accuracy of 0 or 1 above 0.
+    """
+    counts = {s: positive(at(sizes[s][0].record, f"evaluated.{key.partition('/')[0]}")) for s in means}
+    if not all(counts.values()):
+        return None
+    smooth = {s: (means[s] * n + 1) / (n + 2) for s, n in counts.items() if n}
+    return {s: math.sqrt(p * (1 - p) / (counts[s] or 1)) for s, p in smooth.items()}
+
+
+def training_words(runs: Sequence[Run]) -> str:
+    """`these 2 epochs`, or `this training` where the runs trained for different times."""
+    epochs = {run.record.get("epochs") for run in runs if run.metrics}
+    (number,) = epochs if len(epochs) == 1 else (None,)
+    if not isinstance(number, int) or number < 1:
+        return "this training"
+    return "this epoch" if number == 1 else f"these {count(number, 'epoch')}"
