@@ -21,7 +21,7 @@ from ..ranks import TURNS
 from ._exclusions import measuring
 from .throughput import ThroughputMonitor
 
-MIN_STEPS = 2  # of a turn, however long they are
+MIN_STEPS = 1  # of a turn, however long they are
 SHORT_S = 0.1  # the first one of such steps is left out: what others trained meanwhile is in the caches
 
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 from .._lightning import callbacks_of
 from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..options.types import PositiveFloat, PositiveInt, Purpose
-from ..records.intervals import TIME_WAS_UP, known_to, median_interval
+from ..records.intervals import TIME_LIMIT, known_to, median_interval
 from ._exclusions import writing
 from ._measured_steps import MIN_CLEAN, Known
 from .throughput import ThroughputMonitor
@@ -66,7 +66,7 @@ class StopWhenKnown(SyncsRanks):
 
     def _reason(self, trainer: Trainer) -> str | None:
         measured = self._monitor.measurement if self._monitor else None
-        by_clock = TIME_WAS_UP if time.perf_counter() - self._began >= self.seconds else None
+        by_clock = TIME_LIMIT if time.perf_counter() - self._began >= self.seconds else None
         if self._monitor is None or measured is None:
             return by_clock
         stretches = measured.stretches
@@ -81,7 +81,7 @@ class StopWhenKnown(SyncsRanks):
 
 
 def reason_to_end(known: Known, precision: float, seconds: float, min_steps: int) -> str | None:
-    """Why a run that has measured so much ends: `known to ± 5 %`, `time was up`, or None if it goes on."""
+    """Why a run that has measured so much ends: `known to ± 5 %`, `time limit`, or None if it goes on."""
     clean = known.clean_ms
     measured_s = float(clean.sum()) / 1e3
     if measured_s >= LEAST_S and (len(clean) >= min_steps or measured_s >= SLOW_STEP_S * min_steps):
@@ -89,4 +89,4 @@ def reason_to_end(known: Known, precision: float, seconds: float, min_steps: int
         median = float(numpy.median(clean))
         if (1 - precision) * median <= low and high <= (1 + precision) * median:
             return known_to(precision)
-    return TIME_WAS_UP if known.seconds >= seconds and len(known.step_ms) >= MIN_CLEAN else None
+    return TIME_LIMIT if known.seconds >= seconds and len(known.step_ms) >= MIN_CLEAN else None

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .formatting import percent
 
-TIME_WAS_UP = "time was up"  # why a timed run has ended
+TIME_LIMIT = "time limit"  # why a timed run has ended
 _TOO_FEW = 10  # values, to estimate an autocorrelation from
 _TRIMMED = 0.2  # of the log ratios at each end: a few disturbed stretches do not widen the interval
 _TRIMMED_FROM = 8  # stretches; what is left of fewer is too little to know a spread from

@@ -1,12 +1,17 @@
 """Text that fits a terminal: its width, wrapped lines, and whether a line can be redrawn."""
 
+import math
+import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 WITHOUT_TERMINAL = 140  # columns
+_EVERY_S = 10.0
+_VERBOSE = "BATCHSCOPE_VERBOSE"
 _JOIN = "\0"  # in place of a space at which a line must not break
 
 
@@ -15,9 +20,48 @@ def columns() -> int:
     return shutil.get_terminal_size((WITHOUT_TERMINAL, 24)).columns
 
 
+def be_verbose() -> None:
+    """Print the details of each run, in this process and those that it starts."""
+    os.environ[_VERBOSE] = "1"
+
+
+def is_verbose() -> bool:
+    """Whether the user asked for details."""
+    return bool(os.environ.get(_VERBOSE))
+
+
 def can_redraw() -> bool:
     """Whether standard output is a terminal or a notebook, in which a line can be redrawn."""
     return bool(getattr(sys.stdout, "isatty", lambda: False)()) or "ipykernel" in sys.modules
+
+
+class LiveLine:
+    """A line that says what happens: drawn again in a terminal, else printed every ten seconds.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._printed_at = -math.inf
+        self._drawn = 0  # characters of the line that stands
+
+    def __call__(self, text: str) -> None:
+        """Say it."""
+        if can_redraw():
+            text = text[: columns() - 1]
+            print(f"\r{text.ljust(self._drawn)}", end="", flush=True)
+            self._drawn = len(text)
+        elif self._clock() - self._printed_at >= _EVERY_S:
+            self._printed_at = self._clock()
+            print(text, flush=True)
+
+    def clear(self) -> None:
+        """Make room for other text."""
+        if self._drawn:
+            print(f"\r{' ' * self._drawn}\r", end="", flush=True)
+            self._drawn = 0
 
 
 def wrapped(lines: Iterable[str], width: int | None = None, indent: int = 2) -> list[str]:

@@ -29,14 +29,15 @@ from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_timing
 from ..options.compose import apply_overrides
+from ..records.intervals import TIME_LIMIT
 from ..records.read import FILE, read
 from ..records.run_record import plan
 from . import fork_server
 from .fork_server import JOB, ForkServer
+from .passes import VISIT_S
 from .process import Ending, end_group, wait_for_group
 from .runner import is_one_process
 from .turn_processes import CannotFork, TurnRun, is_suited
-from .turns import TURN_S
 
 MIN_STEPS = 15  # of a run, however long they are
 _LOG = "log.txt"  # what the runs print
@@ -187,15 +188,15 @@ def _alternate(
             if run.ended:
                 raise _ended(side, run)
         first, steps = turn, [0] * len(runs)
-        while (turn - first) * TURN_S < seconds or min(steps) < MIN_STEPS:
+        while (turn - first) * VISIT_S < seconds or min(steps) < MIN_STEPS:
             for n in range(len(runs))[:: 1 if turn % 2 == 0 else -1]:
-                found = runs[n].turn(turn, TURN_S)
+                found = runs[n].turn(turn, VISIT_S)
                 if found is None:
                     raise _ended(sides[n], runs[n])
                 steps[n] += found.get("steps") or 1
             turn += 1
         for run in runs:
-            run.stop("its turns were over")
+            run.stop(TIME_LIMIT)
         return turn
     finally:
         left = [run for run in runs if not run.ended]

@@ -26,11 +26,13 @@ from ..options.overrides import as_override
 from ..records.formatting import duration
 from ..records.rates import RATE
 from ..records.read import optimized, read
+from ..records.terminal import LiveLine, is_verbose
 from . import folder, launchers, turn_processes
 from .fork_server import ForkServer, forking
 from .process import exit_on_signals, run_in_subprocess
 from .search import BatchSizeSearch, recommended_in
 
+_NOT_COMPARED = ("data.batch_size=", "seed=", "optimizer.")  # overrides
 Job = Callable[[DictConfig], float | None]  # what Hydra calls for each run
 
 
@@ -190,25 +192,39 @@ class SweepRunner:
                 self.run(self._title(one), *one[1:])
 
     def _run_group(self, group: list[Waiting]) -> set[Path]:
-        """Let runs take turns; the folders of those that did."""
+        """Measure runs in passes; the folders of those that have ended."""
         assert self._server is not None
-        print(f"\n— {len(group)} runs take turns: each says how it went when it has ended", flush=True)
         jobs = []
         for one in group:
             with self._reported():
                 folder.keep_or_plan(one.run_dir, one.config, command=shlex.join(self.command), **one.facts)
             jobs.append((one.run_dir, [trust.digest(one.config), str(one.run_dir)]))
         by_folder = {one.run_dir: one for one in group}
+        line, warned = LiveLine(), set[str]()
 
         def tell(run: turn_processes.TurnRun) -> None:
             one = by_folder[run.folder]
-            print(f"\n— {self._title(one)}", flush=True)
-            run.relay()
+            line.clear()
+            self._relay(run.printed(), self._title(one), warned)
             with self._reported():
                 self._check(read(one.run_dir), one.run_dir, one.config)
 
         limits = turn_processes.limits_of(group[0].config)
-        return turn_processes.run_in_turns(jobs, self._server, tell, lambda line: print(line, flush=True), limits)
+        settings = [_setting(one) for one in group]
+        try:
+            return turn_processes.run_in_turns(jobs, settings, self._server, tell, line, limits)
+        finally:
+            line.clear()
+
+    def _relay(self, printed: tuple[str, str], title: str, warned: set[str]) -> None:
+        """Print what a run has printed, if the user wants details; warnings in any case, each once."""
+        output, errors = printed
+        if is_verbose():
+            print(f"\n— {title}\n{output}", end="", flush=True)
+        for line in errors.splitlines():
+            if line not in warned:
+                warned.add(line)
+                print(line, file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
@@ -318,6 +334,12 @@ def is_one_process(config: Mapping[str, Any]) -> bool:
     """Whether a run is a single process: Lightning starts the other ranks as new Pythons."""
     trainer = config["trainer"]
     return trainer.get("num_nodes", 1) == 1 and str(trainer.get("devices", "auto")) == "1"
+
+
+def _setting(run: Waiting) -> tuple[str, int]:
+    """What a run is compared with: runs that differ in batch size, seed and what is scaled along; and its batch size."""
+    words = [word for word in run.facts["overrides"] if not word.lstrip("+").startswith(_NOT_COMPARED)]
+    return " ".join(sorted(words)), int(run.config["data"]["batch_size"])
 
 
 def _ran_out_of_memory(run_dir: Path) -> bool:

@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections import deque
@@ -22,16 +21,16 @@ import psutil
 from ..checkpointing.signals import forces_exit, handled_signals
 from ..errors import UserError
 from ..hardware.host_memory import host_memory
+from ..records.formatting import count
 from .fork_server import ForkServer, is_supported
+from .passes import USUAL, Limits, measure_in_passes
 from .process import Ending, end_group, wait_for_group
-from .turns import USUAL, Limits, take_turns
 
-MOST_AT_ONCE = 8
+MOST_AT_ONCE = 16  # runs in different groups of so many share no passes
 _SET_UP_AT_ONCE = min(4, os.cpu_count() or 1)  # reading and checking is the work of one core
 _SHARE_LEFT = 0.25  # of the memory
-_LOOK_S, _QUIET_PCT = 0.1, 10.0  # of the processor's time
 _ACCELERATORS = ("nvidia[0-9]*", "kfd", "dxg", "davinci[0-9]*")  # in /dev: Lightning's `auto` would take them
-_ROUNDS_PER_S = 10  # more than there can be: rounds of another time in the same folder have other numbers
+_PASSES_PER_S = 10  # more than there can be: passes of another time in the same folder have other numbers
 _KEEPS_TIME = ("max_time",)  # options of the trainer by which waiting would end a run
 
 
@@ -65,7 +64,7 @@ class TurnRun:
         self._on_end = on_end
         self._rest = b""
         self._code: int | None = None
-        self.output = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115 - `relay` closes them
+        self.output = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115 - `printed` closes them
         read, self._orders = os.pipe()
         self._answers, write = os.pipe()
         try:
@@ -132,14 +131,15 @@ class TurnRun:
         wait_for_group(self.process.pid)
         return self._code
 
-    def relay(self) -> None:
-        """Print what the run has printed; of a line that was drawn again and again, its last state."""
-        for file, stream in zip(self.output, (sys.stdout, sys.stderr), strict=True):
+    def printed(self) -> tuple[str, str]:
+        """What the run has printed; of a line that was drawn again and again, its last state."""
+        texts = []
+        for file in self.output:
             with file:
                 file.seek(0)
                 lines = file.read().decode(errors="replace").replace("\r\n", "\n").split("\n")
-            stream.write("\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines))
-            stream.flush()
+            texts.append("\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines))
+        return texts[0], texts[1]
 
     def let_go(self) -> None:
         """The run waits for no more turns."""
@@ -157,12 +157,15 @@ class TurnRun:
 
 def run_in_turns(
     jobs: Sequence[tuple[Path, list[str]]],
+    settings: Sequence[tuple[str, int]],
     server: ForkServer,
     on_end: Callable[[TurnRun], None],
     say: Callable[[str], None],
     limits: Limits = USUAL,
 ) -> set[Path]:
-    """Start as many runs as there is memory for, and let them take turns until they have ended.
+    """Start as many runs as there is memory for, and visit them in passes until they have ended.
+
+    `settings` has what each job is compared with (see `measure_in_passes`), `say` is told what happens.
 
     Returns the folders of those that have ended. The others have trained nothing: there was no memory for them, or the
     server could not fork.
@@ -173,14 +176,15 @@ def run_in_turns(
     runs: list[TurnRun] = []
     with _one_exit(runs):
         try:
+            say(f"preparing {count(len(jobs), 'setting')}")
             _set_up(runs, jobs[:MOST_AT_ONCE], server, on_end)
             put_off = _warm_up(runs)
-            take_turns(
+            measure_in_passes(
                 [run for run in runs if not run.ended],
+                [setting for run, setting in zip(runs, settings, strict=False) if not run.ended],
                 limits,
-                wait=_wait_until_quiet,
                 say=say,
-                first_round=int(_ROUNDS_PER_S * time.time()),
+                first_pass=int(_PASSES_PER_S * time.time()),
             )
         except BaseException as error:  # a record that cannot be written, too
             number = int(str(error.code)) - 128 if isinstance(error, SystemExit) else signal.SIGTERM
@@ -264,13 +268,6 @@ def _end_all(runs: list[TurnRun], number: int) -> None:
     for run in runs:
         with contextlib.suppress(UserError):  # one record that cannot be written leaves no other run behind
             run.close(number)
-
-
-def _wait_until_quiet(seconds: float) -> None:
-    """Wait until other programs leave the processor, for so many seconds at most; no run trains meanwhile."""
-    deadline = time.monotonic() + seconds
-    while psutil.cpu_percent(_LOOK_S) > _QUIET_PCT and time.monotonic() < deadline:
-        pass
 
 
 def _has_memory_for_another(runs: list[TurnRun]) -> bool:

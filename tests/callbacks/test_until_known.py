@@ -37,10 +37,10 @@ def known(clean: int, ms: float, disturbed: int = 0, spread: float = 0.0) -> Kno
         pytest.param(known(9, 1000), "known to ± 5 %", id="nine long steps"),
         pytest.param(known(8, 1000), None, id="eight long steps"),
         pytest.param(known(0, 20, disturbed=100), None, id="a disturbed machine"),
-        pytest.param(known(0, 20, disturbed=500), "time was up", id="a disturbed machine, for the whole time"),
-        pytest.param(known(500, 20, spread=2.0), "time was up", id="steps that vary for the whole time"),
+        pytest.param(known(0, 20, disturbed=500), "time limit", id="a disturbed machine, for the whole time"),
+        pytest.param(known(500, 20, spread=2.0), "time limit", id="steps that vary for the whole time"),
         pytest.param(known(5, 9000), None, id="five steps of nine seconds"),
-        pytest.param(known(2, 9000, disturbed=4), "time was up", id="six steps of nine seconds"),
+        pytest.param(known(2, 9000, disturbed=4), "time limit", id="six steps of nine seconds"),
         pytest.param(known(0, 1), None, id="no step"),
     ],
 )
@@ -123,7 +123,7 @@ def test_a_fit_ends_when_the_step_is_known(tmp_path: Path, monkeypatch: pytest.M
 def test_a_fit_ends_when_its_time_is_up(tmp_path: Path) -> None:
     timed = monitor()
     fit(tmp_path, timed, StopWhenKnown(precision=1e-9, seconds=0.3))
-    assert timed.summary["ended"] == "time was up"
+    assert timed.summary["ended"] == "time limit"
     assert timed.summary["seconds"] >= 0.3
 
 
@@ -205,5 +205,5 @@ def test_all_ranks_end_after_the_same_step(tmp_path: Path) -> None:
     for run in ranks(tmp_path, "experiment=throughput", *small):
         assert run.end() == 0, run.complained
     found = record(tmp_path / "out")
-    assert (found["status"], found["throughput"]["ended"]) == ("finished", "time was up")
+    assert (found["status"], found["throughput"]["ended"]) == ("finished", "time limit")
     assert (tmp_path / "out" / "steps.npz").is_file()

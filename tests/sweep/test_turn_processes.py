@@ -15,7 +15,7 @@ from batchscope.records.read import read
 from batchscope.sweep import fork_server, runner, turn_processes
 from batchscope.sweep.process import exit_on_signals
 from batchscope.sweep.turn_processes import is_suited, run_in_turns
-from batchscope.sweep.turns import TURN_S
+from batchscope.sweep.passes import VISIT_S
 from tests.sweep.test_fork_server import ROOT, is_running
 
 pytestmark = pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
@@ -42,6 +42,10 @@ signal.pause()  # nobody gives turns any more
 """
 
 
+def settings(jobs: list) -> list[tuple[str, int]]:
+    return [("", 8**number) for number in range(len(jobs))]
+
+
 def run(folder: Path, name: str, before: str = "pass", samples: int = 8) -> tuple[Path, list[str]]:
     made = folder / name
     made.mkdir()
@@ -49,29 +53,30 @@ def run(folder: Path, name: str, before: str = "pass", samples: int = 8) -> tupl
     return made, [RUN.format(before=before, samples=samples)]
 
 
-def test_each_run_is_told_why_it_ends_and_its_output_is_kept_together(server, tmp_path: Path, capsys) -> None:
+def test_each_run_is_told_why_it_ends_and_its_output_is_kept_together(server, tmp_path: Path) -> None:
     jobs = [run(tmp_path, "0", samples=8), run(tmp_path, "1", samples=64)]
     ended: list[str] = []
+    printed: list[str] = []
 
     def on_end(of: turn_processes.TurnRun) -> None:
         ended.append(of.folder.name)
-        of.relay()
+        printed.extend(of.printed())
 
-    assert run_in_turns(jobs, server, on_end, say=lambda line: None) == {tmp_path / "0", tmp_path / "1"}
+    assert run_in_turns(jobs, settings(jobs), server, on_end, say=lambda line: None) == {tmp_path / "0", tmp_path / "1"}
     assert ended == ["0", "1"]
-    assert capsys.readouterr().out == "said stop known to ± 5 %\nsaid stop known to ± 2 %\n"
+    assert printed == ["said stop known to ± 5 %\n", ""] * 2
 
 
-def test_rounds_are_numbered_faster_than_they_can_pass() -> None:
+def test_passes_are_numbered_faster_than_they_can_pass() -> None:
     """So that a second group of runs in a folder has no number of the first one's."""
-    assert turn_processes._ROUNDS_PER_S > 1 / TURN_S
+    assert turn_processes._PASSES_PER_S > 1 / VISIT_S
 
 
 @pytest.mark.parametrize("before", ["turn == 1 and os.kill(os.getpid(), signal.SIGKILL)", "1 / 0"])
 def test_a_run_that_dies_ends_no_other(server, tmp_path: Path, before: str) -> None:
     jobs = [run(tmp_path, "0"), run(tmp_path, "1", before=before)]
     ended: list[str] = []
-    run_in_turns(jobs, server, lambda of: ended.append(of.folder.name), say=lambda line: None)
+    run_in_turns(jobs, settings(jobs), server, lambda of: ended.append(of.folder.name), say=lambda line: None)
     assert ended == ["1", "0"]
     assert read(tmp_path / "1")["status"] in ("killed", "failed")
 
@@ -81,7 +86,7 @@ def test_a_run_that_is_killed_while_it_waits_ends_no_other(server, tmp_path: Pat
     first = run(tmp_path, "0", before=f"turn == 1 and os.kill(int(open({str(pids)!r}).read()), signal.SIGKILL)")
     second = run(tmp_path, "1", before=f"open({str(pids)!r}, 'w').write(str(os.getpid()))")
     ended: list[str] = []
-    run_in_turns([first, second], server, lambda of: ended.append(of.folder.name), say=lambda line: None)
+    run_in_turns([first, second], settings([0, 1]), server, lambda of: ended.append(of.folder.name), say=lambda line: None)
     assert ended == ["1", "0"]
     assert read(tmp_path / "1")["status"] == "killed"
 
@@ -89,7 +94,7 @@ def test_a_run_that_is_killed_while_it_waits_ends_no_other(server, tmp_path: Pat
 def test_no_more_runs_wait_than_there_is_memory_for(server, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(turn_processes, "_has_memory_for_another", lambda runs: len(runs) < 2)
     jobs = [run(tmp_path, str(number)) for number in range(3)]
-    assert run_in_turns(jobs, server, lambda of: None, say=lambda line: None) == {tmp_path / "0", tmp_path / "1"}
+    assert run_in_turns(jobs, settings(jobs), server, lambda of: None, say=lambda line: None) == {tmp_path / "0", tmp_path / "1"}
 
 
 def test_a_run_that_there_is_no_memory_to_train_is_put_off(server, tmp_path: Path, monkeypatch) -> None:
@@ -102,14 +107,14 @@ def test_a_run_that_there_is_no_memory_to_train_is_put_off(server, tmp_path: Pat
 
     monkeypatch.setattr(turn_processes, "_has_memory_for_another", has_memory)
     ended: list[turn_processes.TurnRun] = []
-    assert run_in_turns(jobs, server, ended.append, say=lambda line: None) == {tmp_path / "0", tmp_path / "1"}
+    assert run_in_turns(jobs, settings(jobs), server, ended.append, say=lambda line: None) == {tmp_path / "0", tmp_path / "1"}
     assert len(ended) == 2
     assert read(tmp_path / "2")["status"] == "running"  # nothing was recorded: it begins anew
 
 
 def test_where_no_server_can_fork_no_run_is_started(server, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(server, "fork", lambda *_: None)
-    assert run_in_turns([run(tmp_path, "0"), run(tmp_path, "1")], server, lambda of: None, lambda line: None) == set()
+    assert run_in_turns([run(tmp_path, "0"), run(tmp_path, "1")], settings([0, 1]), server, lambda of: None, lambda line: None) == set()
 
 
 @pytest.mark.parametrize("signals", ["(signal.SIGTERM,)", "(signal.SIGTERM, signal.SIGTERM, signal.SIGTERM)"])
@@ -121,7 +126,7 @@ def test_a_signal_ends_all_runs_even_if_it_is_sent_again(server, tmp_path: Path,
     try:
         exit_on_signals()
         with pytest.raises(SystemExit) as stop:
-            run_in_turns(jobs, server, lambda of: ended.append(of.folder.name), say=lambda line: None)
+            run_in_turns(jobs, settings(jobs), server, lambda of: ended.append(of.folder.name), say=lambda line: None)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -138,7 +143,7 @@ def test_a_record_that_cannot_be_written_ends_all_runs(server, tmp_path: Path) -
     note = f"turn == 0 and open({str(pids)!r}, 'a').write(str(os.getpid()) + ' ')"
     jobs = [run(tmp_path, str(number), before=note) for number in range(3)]
     with pytest.raises(WriteError, match="the disk is full"):
-        run_in_turns(jobs, server, cannot_write, say=lambda line: None)
+        run_in_turns(jobs, settings(jobs), server, cannot_write, say=lambda line: None)
     assert len(pids.read_text().split()) == 3
     assert not any(is_running(int(pid)) for pid in pids.read_text().split())
 
@@ -155,7 +160,7 @@ from batchscope.sweep import fork_server, runner, turn_processes
 fork_server.JOB = "tests.support.forked"
 server = fork_server.ForkServer([])
 jobs = [(pathlib.Path(folder), words) for folder, words in {[(str(folder), words) for folder, words in jobs]!r}]
-turn_processes.run_in_turns(jobs, server, print, print)
+turn_processes.run_in_turns(jobs, [("", 1), ("", 8)], server, print, print)
 """
     done = subprocess.run([sys.executable, "-c", sweep], capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -191,7 +196,7 @@ def test_where_there_is_an_accelerator_auto_is_no_cpu(tmp_path: Path) -> None:
 def test_a_run_without_memory_while_others_wait_is_run_again_alone(tmp_path: Path, monkeypatch, capsys) -> None:
     alone: list[str] = []
 
-    def in_turns(jobs: list, server: object, on_end: object, say: object, limits: object) -> set[Path]:
+    def in_turns(jobs: list, settings: list, server: object, on_end: object, say: object, limits: object) -> set[Path]:
         for (folder, _), status in zip(jobs, ("finished", "out_of_memory", "finished"), strict=True):
             (folder / "run.json").write_text(json.dumps(read(folder) | {"status": status}))
         return {folder for folder, _ in jobs[:2]}  # the third one waits for memory
@@ -208,7 +213,7 @@ def test_a_run_without_memory_while_others_wait_is_run_again_alone(tmp_path: Pat
     sweep._server = object()
     for number in range(3):
         facts = {"choices": {}, "overrides": []}
-        config = SUITED | {"trainer": {"devices": 1}, "run_dir": str(tmp_path / str(number))}
+        config = SUITED | {"trainer": {"devices": 1}, "run_dir": str(tmp_path / str(number)), "data": {"batch_size": 8}}
         sweep._in_turns.append(runner.Waiting(number, tmp_path / str(number), config, facts))
     sweep.run_in_turns()
     assert alone == ["2 planned", "1 planned"]

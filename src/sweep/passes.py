@@ -1,0 +1,139 @@
+"""Passes: a timed sweep visits its runs in order, then in reverse, again and again, until it can say which batch size to take.
+
+A slow moment of the machine is then in the visits of all runs alike, and rates are compared within passes. This file decides
+who is visited, and who is done; turn_processes.py has the processes.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import pandas as pd
+
+from ..analysis.answer import Decision, decide
+from ..analysis.noise import Rates
+from ..analysis.windows import COLUMNS
+from ..records.intervals import TIME_LIMIT, known_to
+
+VISIT_S = 0.25  # many short passes say more than few long ones: what disturbs a machine often lasts for a second
+FEWEST = 5  # passes
+DECIDE_S = 120.0  # of all visits: so long a sweep may take to decide between sizes
+
+
+class Run(Protocol):
+    """A run that waits to be visited."""
+
+    def turn(self, number: int, seconds: float) -> Mapping[str, Any] | None:
+        """Train for so many seconds in this pass, and say what was measured; None if the run has ended."""
+        ...
+
+    def stop(self, reason: str) -> None:
+        """End the run and wait for it; no run trains meanwhile."""
+        ...
+
+
+class Limits(NamedTuple):
+    """When a run is done."""
+
+    precision: float = 0.05  # of a rate: how far its interval may reach
+    seconds: float = 3.0  # of visits, a run on average
+
+
+USUAL = Limits()
+
+
+@dataclass(eq=False)
+class _Visited:
+    """A run, what it is compared with, and what its visits have measured."""
+
+    run: Run
+    group: str
+    size: int
+    windows: list[tuple[Any, ...]] = field(default_factory=list)
+
+
+def measure_in_passes(
+    runs: Sequence[Run],
+    settings: Sequence[tuple[str, int]],
+    limits: Limits = USUAL,
+    clock: Callable[[], float] = time.monotonic,
+    say: Callable[[str], None] = lambda line: None,
+    first_pass: int = 0,
+) -> None:
+    """Visit runs until each has ended, by itself or because it is done.
+
+    A run is done when its rate is known to the precision and its size is not among those between which the answer is
+    undecided. After the time that the runs have, only these go on, for at most two minutes in all.
+
+    Args:
+        runs: that wait.
+        settings: of each run, the name of the group that it is compared in, and its batch size.
+        limits: see Limits.
+        clock: seconds.
+        say: is told what happens, in one line, before every pass.
+        first_pass: the number of the first pass; passes of other times in the same folder have other numbers.
+    """
+    waiting = [_Visited(run, *setting) for run, setting in zip(runs, settings, strict=True)]
+    measured = list(waiting)
+    began, most = clock(), limits.seconds * len(runs)
+    number = 0
+    while waiting:
+        spent = clock() - began
+        say(_words(waiting, len(runs), number, most - spent, max(most, DECIDE_S) - spent))
+        for one in waiting[:: -1 if number % 2 else 1]:
+            if not _visit(one, first_pass + number):
+                waiting.remove(one)
+                measured.remove(one)
+                one.run.stop("")
+        number += 1
+        if number < FEWEST:
+            continue
+        spent = clock() - began
+        vague, contending = _open(measured, limits.precision)
+        for one in list(waiting):
+            goes_on = spent < max(most, DECIDE_S) and one in contending or spent < most and one in vague
+            if not goes_on:
+                waiting.remove(one)
+                one.run.stop(TIME_LIMIT if one in vague else known_to(limits.precision))
+
+
+def _visit(one: _Visited, number: int) -> bool:
+    """Visit a run, and keep what it has measured; whether the run goes on."""
+    facts = one.run.turn(number, VISIT_S)
+    if facts is None:
+        return False
+    seconds, samples = facts.get("median_s") or math.nan, facts.get("samples") or math.nan
+    if seconds > 0 and samples > 0:
+        taken = facts.get("others_share", 0.0) + facts.get("steal_share", 0.0)
+        row = (one.size, id(one), str(number), math.log(seconds / samples), taken, bool(facts.get("disturbed")))
+        one.windows.append(row)
+    return True
+
+
+def _open(measured: Sequence[_Visited], precision: float) -> tuple[list[_Visited], list[_Visited]]:
+    """The runs whose rate is not known to the precision, and those on which an answer still depends."""
+    vague: list[_Visited] = []
+    contending: list[_Visited] = []
+    for group in dict.fromkeys(one.group for one in measured):
+        members = [one for one in measured if one.group == group]
+        rates = Rates(pd.DataFrame([row for one in members for row in one.windows], columns=list(COLUMNS)))
+        known = {size: rates.reach(size) for size in rates.settings}
+        vague += [one for one in members if known.get(one.size, math.inf) > precision]
+        decision = decide(rates) if len(known) > 1 and rates.busy is None else None
+        contending += [one for one in members if decision and one.size in _contenders(decision)]
+    return vague, contending
+
+
+def _contenders(decision: Decision) -> set[int]:
+    return {*decision.between, decision.best} if decision.between else set()
+
+
+def _words(waiting: Sequence[_Visited], runs: int, number: int, left: float, at_most: float) -> str:
+    """`measuring 4 settings · pass 2 · about 20 s left`, or what is measured again."""
+    done = f" · {runs - len(waiting)} done" if len(waiting) < runs else ""
+    if left > 0 or number < FEWEST:
+        return f"measuring {runs} settings · pass {number + 1}{done} · at most {max(left, 1):.0f} s left"
+    sizes = " and ".join(f"{size:,}" for size in sorted({one.size for one in waiting}))
+    return f"not decided yet: measuring {sizes} again · pass {number + 1} · at most {at_most:.0f} s left"
