@@ -70,18 +70,25 @@ class Rates:
         recorded: samples a second of settings without windows; nothing is known of their spread.
         between: a standard deviation that separate runs of the same thing are known to differ by, in logs: at least so
             much is assumed where settings share no passes.
+        allow_for_load: whether intervals allow for what other programs took. More measurements do not narrow that part.
     """
 
     def __init__(
-        self, windows: pd.DataFrame, recorded: Mapping[int, float] | None = None, between: float | None = None
+        self,
+        windows: pd.DataFrame,
+        recorded: Mapping[int, float] | None = None,
+        between: float | None = None,
+        allow_for_load: bool = True,
     ):
         self.windows = windows
         self._recorded = dict(recorded or {})
         self.settings: list[int] = list(dict.fromkeys([*windows["setting"], *self._recorded]))
         used = _used(windows)
+        self._component = _components(used)
+        shared = used["setting"].map(self._component).map(pd.Series(self._component).value_counts()) > 1
+        used = used[used["pass_"].notna() | ~shared]  # a setting with passes is not compared by what it has besides
         runs = used.groupby("run", sort=False)
         self._setting_of = runs["setting"].first()  # of each run
-        self._component = _components(used)
         self._center: dict[int, float] = runs["log_s"].mean().to_dict()  # of each run
         self._spread: dict[int, _Spread] = {}  # of a run beside others of its component
         for number in set(self._component.values()):
@@ -92,7 +99,8 @@ class Rates:
         self._repeats = _of_repeats(self._by_setting(self._center))
         assumed = None if between is None else _Spread(between**2, _CERTAIN)
         self._between = _largest(_of_halves(used), self._repeats, assumed)
-        self._slowed = used["taken"].sub(USUAL_SHARE).clip(0, 0.9).groupby(used["setting"]).mean().to_dict()
+        taken = used["taken"].sub(USUAL_SHARE).clip(0, 0.9) * allow_for_load
+        self._slowed = taken.groupby(used["setting"]).mean().to_dict()
 
     def rate(self, setting: int) -> float:
         """Samples a second."""
