@@ -1,5 +1,6 @@
-"""Text that fits a terminal: its width, wrapped lines, and whether a line can be redrawn."""
+"""Text that fits a terminal: its width, wrapped lines, whether a line can be redrawn, and how much is said."""
 
+import os
 import re
 import shutil
 import sys
@@ -7,6 +8,9 @@ import textwrap
 from collections.abc import Iterable
 
 WITHOUT_TERMINAL = 140  # columns
+BLOCK = 80  # columns of a run's last lines, at most
+LABEL = 8  # columns in front of each of these lines
+_VERBOSE = "BATCHSCOPE_VERBOSE"  # in the environment, so that the processes of a sweep and of other ranks know it
 _JOIN = "\0"  # in place of a space at which a line must not break
 
 
@@ -18,6 +22,26 @@ def columns() -> int:
 def can_redraw() -> bool:
     """Whether standard output is a terminal or a notebook, in which a line can be redrawn."""
     return bool(getattr(sys.stdout, "isatty", lambda: False)()) or "ipykernel" in sys.modules
+
+
+def be_verbose() -> None:
+    """From now on runs print their details, in this process and in those that it starts."""
+    os.environ[_VERBOSE] = "1"
+
+
+def is_verbose() -> bool:
+    """Whether runs print their details."""
+    return bool(os.environ.get(_VERBOSE))
+
+
+def row(label: str, text: str) -> str:
+    """A line of a run's last lines."""
+    return f"{label:<{LABEL}}{text}"
+
+
+def block(lines: Iterable[str], indent: int = LABEL) -> str:
+    """A run's last lines, in at most 80 columns; what continues stands `indent` columns behind the line's beginning."""
+    return "\n".join(wrapped(lines, min(BLOCK, columns()), indent))
 
 
 def wrapped(lines: Iterable[str], width: int | None = None, indent: int = 2) -> list[str]:
