@@ -29,7 +29,7 @@ def parse_arguments() -> argparse.Namespace:
         UserError: for a flag that does not exist, or that this program does not take.
     """
     parser = _hydra.args_parser()
-    parser.add_argument("-v", "--verbose", action="store_true", help="print the details of each run")
+    parser.add_argument("--verbose", "-v", action="store_true", help="print the details of each run")
     refuse_in_one_line(parser)
     args, unknown = parser.parse_known_intermixed_args()
     if unknown:

@@ -117,7 +117,8 @@ def print_summary(trainer: Trainer, record: Mapping[str, Any]) -> None:
     print(f"\n{block(rows)}", flush=True)
     if is_verbose():
         found = _lines_of(trainer, "detail_lines")
-        print(f"\n{block(found, indent=2)}\n\n{block(_commands(record, run_dir))}", flush=True)
+        commands = "\n".join(_commands(record, run_dir))  # not wrapped, to be copied
+        print(f"\n{block(found, indent=2)}\n\n{commands}", flush=True)
 
 
 def _lines_of(trainer: Trainer, method: str) -> list[str]:
