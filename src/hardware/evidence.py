@@ -17,7 +17,6 @@ _NAMES = {
     "compute": "arithmetic",
     "elementwise": "elementwise and similar operations",
 }
-_WAITS = {"transfer": "copying the batch to the device", "communication": "waiting for the gradients of other ranks"}
 _MANY_FAULTS = 1000  # a step
 _SLIGHT = 0.02  # of the work: less is not worth a word
 _WORTH_A_WORD = 0.05  # of the step, in a row
@@ -75,11 +74,13 @@ def evidence_of(
         mfu: FLOP/s of the peak, for a step whose operations are not known.
     """
     of_step = f"{percent(share)} of the step is"
-    if kind in ("input", *_WAITS):
-        what = f"preparing the batch in {preparing}" if preparing else "waiting for data"
-        what = "moving the batch in transfer_batch_to_device" if kind == "transfer" and is_cpu else what
-        what = what if kind == "input" or (kind == "transfer" and is_cpu) else _WAITS[kind]
-        return f"{of_step} {what}: {duration(spent / 1e3)} of {duration(total / 1e3)}"
+    waits = {
+        "input": f"preparing the batch in {preparing}" if preparing else "waiting for data",
+        "transfer": "moving the batch in transfer_batch_to_device" if is_cpu else "copying the batch to the device",
+        "communication": "waiting for the gradients of other ranks",
+    }
+    if kind in waits:
+        return f"{of_step} {waits[kind]}: {duration(spent / 1e3)} of {duration(total / 1e3)}"
     if kind == "host":
         return f"{of_step} {_host(operations, roofs, is_cpu, work)}"
     if not operations:
