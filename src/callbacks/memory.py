@@ -14,10 +14,11 @@ from ..errors import UserError
 from ..hardware.memory import PARTS, MemoryCounter, StepMemory
 from ..hardware.memory_limits import bytes_of, free_bytes, is_out_of_memory, measured_bytes
 from ..records.formatting import memory
-from ..records.terminal import wrapped
+from ..records.terminal import block
 from ._batches import samples_in, varies
 from ._exclusions import measuring
 from ._never_raise import never_raise
+from ._setting import own_config
 from ._step_watch import is_compiled_module
 
 # Of the free memory a step may take so much by the count: kernels' workspaces and fragmentation are not counted.
@@ -37,7 +38,7 @@ class MemoryMonitor(Callback):
     StateOutsideError. Without `count` the parts are those that exist after the second update, without activations, and a
     step is counted only when memory has run out.
 
-    After the fit `facts` has the result, and a line is printed. When the fit runs out of memory, `facts["out_of_memory"]` says which part takes
+    After the fit `facts` has the result, and `detail_lines` says it. When the fit runs out of memory, `facts["out_of_memory"]` says which part takes
     most, and the largest power of two of samples that would have fitted.
     """
 
@@ -45,7 +46,7 @@ class MemoryMonitor(Callback):
 
     def __init__(self, count: bool = False, verbose: bool = True) -> None:
         self.count = count
-        self.verbose = verbose  # whether the line is printed
+        self.verbose = verbose  # whether the line is printed; `train.py` prints it among the details
         self.failure: str | None = None  # the exception that has ended the measurement
         self._reset()
 
@@ -60,15 +61,19 @@ class MemoryMonitor(Callback):
         """For the run's record: the facts, as `memory`."""
         return {"memory": self.facts}
 
+    def detail_lines(self) -> list[str]:
+        """For the details of a run: the peak and its parts."""
+        return [self.line] if self.verbose and self.line else []
+
     @property
     def line(self) -> str:
         """The peak and its parts as far as they are known, and what is not counted; empty before that."""
         parts, measured = self.facts.get("parts_bytes"), self.facts.get("measured_bytes", {})
         if not parts:
-            return f"memory   not counted: {self.facts['uncounted']}" if "uncounted" in self.facts else ""
+            return f"memory  not counted: {self.facts['uncounted']}" if "uncounted" in self.facts else ""
         known = memory(sum(parts.values()), parts)
         is_counted = "peak_bytes" in self.facts
-        line = f"memory   at the peak of a step {known} (counted)" if is_counted else f"memory   {known}"
+        line = f"memory  at the peak of a step {known} (counted)" if is_counted else f"memory  {known}"
         if "allocated" in measured:
             line += f"; measured {memory(measured['allocated'])}, reserved {memory(measured['reserved'])}"
         if reason := self.facts.get("uncounted"):
@@ -137,8 +142,8 @@ class MemoryMonitor(Callback):
             self._measure(trainer, pl_module)
         if self.failure and "peak_bytes" not in self.facts:
             self.facts["uncounted"] = f"the measurement ended with {self.failure}"
-        if self.verbose and self.line and trainer.is_global_zero:
-            print("\n" + "\n".join(wrapped([self.line], indent=9)), flush=True)
+        if trainer.is_global_zero and own_config(pl_module) is None:
+            print("".join(f"\n{block([line])}\n" for line in self.detail_lines()), end="", flush=True)
 
     @override
     @never_raise

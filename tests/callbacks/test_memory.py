@@ -43,6 +43,11 @@ def fit(
     return monitor
 
 
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was printed, as one line."""
+    return " ".join(capsys.readouterr().out.split())
+
+
 def test_the_record_has_the_peak_its_parts_and_what_the_process_has_grown_by(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,8 +59,8 @@ def test_the_record_has_the_peak_its_parts_and_what_the_process_has_grown_by(
     assert facts["peak_bytes"] == sum(facts["parts_bytes"].values())
     assert facts["measured_bytes"]["process_peak"] > facts["measured_bytes"]["process_growth"] >= 0
     assert "uncounted" not in facts
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith("memory   at the peak of a step 0.1")
+    line = printed(capsys)
+    assert line.startswith("memory at the peak of a step 0.1")
     assert line.endswith("(counted)")
     assert all(f" {part} " in line for part in facts["parts_bytes"])
 
@@ -75,8 +80,8 @@ def test_a_step_that_cannot_be_counted_has_the_parts_that_exist_and_a_reason(
     monitor = fit(ByValue(), tmp_path)
     assert monitor.facts["parts_bytes"] == {"parameters": 20, "gradients": 20, "optimizer": 20}
     assert "_local_scalar_dense" in monitor.facts["uncounted"]
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith("memory   0.0586 KiB: parameters 0.0195, optimizer 0.0195, gradients 0.0195; the rest of")
+    line = printed(capsys)
+    assert line.startswith("memory 0.0586 KiB: parameters 0.0195, optimizer 0.0195, gradients 0.0195; the rest of")
     assert "the rest of the step is not counted: " in line and "_local_scalar_dense" in line
 
 
@@ -90,10 +95,8 @@ def test_the_step_of_an_optimizer_that_needs_a_closure_is_measured_and_named(
 ) -> None:
     monitor = fit(ByClosure(), tmp_path)
     assert monitor.facts["parts_bytes"]["optimizer"] > 0
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert (
-        line.startswith("memory   at the peak of a step ") and "; not counted: the step of LBFGS (TypeError: " in line
-    )
+    line = printed(capsys)
+    assert line.startswith("memory at the peak of a step ") and "; not counted: the step of LBFGS (TypeError: " in line
 
 
 class Packed(Stranger):
@@ -115,8 +118,8 @@ def test_a_packed_sequence_is_counted_or_a_line_says_why_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit(Packed(), tmp_path, data=None)
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith("memory   ") and "not counted: " in line
+    line = printed(capsys)
+    assert line.startswith("memory ") and "not counted: " in line
 
 
 def test_what_is_printed_fits_the_terminal(
@@ -125,15 +128,15 @@ def test_what_is_printed_fits_the_terminal(
     monkeypatch.setenv("COLUMNS", "60")
     fit(Stranger(), tmp_path)
     first, *rest = capsys.readouterr().out.strip().splitlines()
-    assert first.startswith("memory   ") and rest
-    assert all(line.startswith(" " * 9) and len(line) <= 60 for line in rest)
+    assert first.startswith("memory ") and rest
+    assert all(line.startswith(" " * 8) and len(line) <= 60 for line in rest)
 
 
 def test_without_a_count_the_parts_that_exist_are_printed_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit(Stranger(), tmp_path, count=False)
-    line = capsys.readouterr().out.splitlines()[-1]
+    line = printed(capsys)
     assert line.endswith("; the rest of the step is not counted: MemoryMonitor(count=False)")
     fit(Stranger(), tmp_path, verbose=False)
     assert "memory" not in capsys.readouterr().out
