@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..hardware.contention import Noise, NoiseMeter, is_disturbed
 from ..hardware.speed_probe import SpeedProbe
 from ..records.formatting import count, percent, significant
-from ..records.intervals import TIME_WAS_UP
+from ..records.intervals import TIME_LIMIT
 
 STRETCH_S = (
     0.25  # the shortest; of a shorter one the shares are mostly rounding, since the system counts ticks of 10 ms
@@ -138,7 +138,7 @@ def median_words(summary: Mapping[str, Any]) -> str:
     """The median step with its interval, and why a timed run has ended: `12.3 ms (12.1 to 12.5, known to ± 5 %)`."""
     interval = " to ".join(map(significant, summary.get("step_ms_interval", ())))
     ended = summary.get("ended")
-    ended = "at its time limit" if ended == TIME_WAS_UP else ended
+    ended = "at its time limit" if ended == TIME_LIMIT else ended
     within = ", ".join(filter(None, (interval, ended)))
     return f"{significant(summary['step_ms_median'])} ms" + (f" ({within})" if within else "")
 
