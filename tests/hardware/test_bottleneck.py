@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+from batchscope.callbacks._run_summary import Seen, bottleneck_facts
+from batchscope.hardware.advice import Setting
 from batchscope.hardware.bottleneck import Step, find_bottleneck
 from batchscope.hardware.floor import Roofs, step_floor
 from batchscope.hardware.operations import Operation
@@ -119,6 +121,13 @@ def test_a_devices_own_counters_tell_memory_from_arithmetic():
     work = [product(0.1, gflop=100), elementwise(0.1, cold=1e9)]
     assert verdict(work, {"forward": 10}, GPU, "cuda", busy=0.9).kind == "compute"
     assert verdict(work, {"forward": 10}, GPU, "cuda", busy=0.9, memory_busy=0.7, tensor_busy=0.1).kind == "memory"
+
+
+def test_a_kernel_that_runs_all_the_time_on_few_multiprocessors_leaves_nothing_to_the_host():
+    cost = {"parts_ms": {"forward": 10.0}, "work_ms_median": 10.0, "step_ms_median": 10.0, "step_ms_p90": 10.0}
+    read = {"device": "cuda", "updates": 100, "batch_size": 8, "utilization_pct": 100.0, "sm_activity_pct": 15.0}
+    found = bottleneck_facts(cost | read, None, Seen([product(0.1)]), Setting("cuda"))["bottleneck"]
+    assert found["shares"].get("host", 0.0) == 0.0
 
 
 def test_on_a_busy_machine_an_operation_far_below_its_roof_may_only_have_waited():
