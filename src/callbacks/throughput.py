@@ -168,7 +168,8 @@ class ThroughputMonitor(Callback):
     @override
     @never_raise
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._stop(trainer)  # other ranks may be gone, so nothing is gathered from them
+        # Other ranks may be gone: nothing is gathered from them, and the device may wait for them for ever.
+        self._stop(trainer, wait=False)
         self.summary |= without_bottleneck(f"the fit ended with {type(exception).__name__}")
 
     @override
@@ -305,12 +306,12 @@ class ThroughputMonitor(Callback):
                 rank_zero_warn(f"ThroughputMonitor writes no more curves: {in_one_line(error)}")
 
     @never_raise
-    def _stop(self, trainer: Trainer) -> None:
+    def _stop(self, trainer: Trainer, wait: bool = True) -> None:
         remove_exclusion(trainer, self._exclude)
         if self._active:
             self._watch.stop()
             self._measured.end()
-            self._flush(trainer, wait=True)
+            self._flush(trainer, wait)
             self._active = False
             seconds = time.perf_counter() - self._started - self._stopwatch.measuring_seconds
             self.summary = self._measured.summary(trainer.world_size, seconds)

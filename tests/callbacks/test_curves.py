@@ -82,6 +82,26 @@ def test_the_curve_reaches_the_step_before_a_failure(tmp_path: Path) -> None:
     assert [step for step, _ in memory.curve] == [1, 2, 3]
 
 
+def test_a_rank_that_fails_writes_what_is_there_and_waits_for_no_other_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Read:
+        def __init__(self, is_ready: bool):
+            self.is_ready = is_ready
+
+        def ready(self) -> bool:
+            return self.is_ready
+
+        def values(self) -> list[float]:
+            return [0.5] if self.is_ready else pytest.fail("waits for a collective operation that may never end")
+
+    memory, callback = Memory(), TrainCurves()
+    callback._reads = [([(1, "loss")], Read(True)), ([(2, "loss")], Read(False))]
+    monkeypatch.setattr(lightning.Trainer, "world_size", 2)
+    callback.on_exception(trainer(tmp_path, memory), Stranger(), RuntimeError("a rank is gone"))
+    assert memory.curve == [(1, {"train/loss": 0.5})]
+
+
 def test_a_module_that_returns_nothing_is_left_alone(tmp_path: Path) -> None:
     class Silent(Stranger):
         def training_step(self, batch: Any, batch_idx: int) -> None:
