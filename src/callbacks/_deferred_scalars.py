@@ -19,7 +19,8 @@ class DeferredScalars:
     CUDA: the copy into pinned memory is queued behind the work that computes the scalars; only `values` waits for it.
     CPU: there is nothing to wait for. MPS has no asynchronous copy, so the constructor waits for the device.
 
-    `scalars` are tensors of one element each, on one device. `combine`, `(N,)` → `(N,)`, runs on the device.
+    `scalars` are tensors of one element each. Those on the CPU are copied to the device of the others. `combine`, `(N,)` →
+    `(N,)`, runs on that device.
     """
 
     def __init__(self, scalars: Sequence[Tensor], combine: Callable[[Tensor], Tensor] = lambda values: values):
@@ -44,6 +45,10 @@ class DeferredScalars:
 
 @torch.no_grad()
 def _stack(scalars: Sequence[Tensor]) -> Tensor:
+    devices = {scalar.device for scalar in scalars}
+    if len(devices) > 1:
+        device = max(devices, key=lambda each: each.type != "cpu")
+        scalars = [scalar.to(device, non_blocking=True) for scalar in scalars]
     if len({(scalar.dtype, scalar.dim()) for scalar in scalars}) == 1:  # a tenth of the operations
         return torch.stack(list(scalars)).reshape(-1).float()
     return torch.stack([scalar.reshape(()).float() for scalar in scalars])
