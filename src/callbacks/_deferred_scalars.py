@@ -26,11 +26,10 @@ class DeferredScalars:
     def __init__(self, scalars: Sequence[Tensor], combine: Callable[[Tensor], Tensor] = lambda values: values):
         stacked = combine(_stack(scalars))
         self._event = None
+        self._values = stacked.to("cpu", non_blocking=stacked.is_cuda)
         if stacked.is_cuda:
-            stacked = stacked.to("cpu", non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record()
-        self._values = stacked
 
     def ready(self) -> bool:
         """Whether `values` returns at once."""

@@ -54,8 +54,8 @@ class TrainCurves(Callback):
         scalars = outputs if isinstance(outputs, dict) else {"loss": outputs}
         self._steps.append((step, {k: v for k, v in scalars.items() if isinstance(v, Tensor) and v.numel() == 1}))
         if len(self._steps) >= FLUSH_EVERY:
+            self._start_read()  # a part of the step: on MPS it waits for the step's own work
             with writing(trainer):
-                self._start_read()
                 self._write(trainer, only_ready=True)
 
     @override
