@@ -20,7 +20,7 @@ from ..hardware.devices import cache_bytes
 from ..options.types import NonNegativeInt
 from ..records.operations import StepOperations
 from ..records.step_times import StepTimes
-from ..records.terminal import wrapped
+from ..records.terminal import say, wrapped
 from ._batches import samples_in, timesteps_in
 from ._cost_summary import step_metrics
 from ._exclusions import add_exclusion, measuring, remove_exclusion, writing
@@ -341,7 +341,7 @@ class ThroughputMonitor(Callback):
             why = why or (_stopped(steps) if None in steps else self._measured.why_nothing_is_known())
             self.summary = without_bottleneck(why)
         if self.verbose and trainer.is_global_zero:
-            print("\n" + "\n".join(wrapped(report(self.summary).splitlines())), flush=True)
+            say("\n" + "\n".join(wrapped(report(self.summary).splitlines())))
 
 
 def _stopped(steps: list[float | None]) -> str:

@@ -29,7 +29,7 @@ from ..options.tree import flatten
 from ..records.formatting import count
 from ..records.operations import write_operations
 from ..records.step_times import write_step_times
-from ..records.terminal import wrapped
+from ..records.terminal import say, wrapped
 
 
 def last_metrics(trainer: Trainer) -> dict[str, float]:
@@ -117,7 +117,7 @@ def print_start(record: Mapping[str, Any], dataset: str) -> None:
     """What is trained on what."""
     model, hardware = record["model"], record["hardware"]
     device = hardware["device"] + (f" ({hardware['device_name']})" if hardware["device_name"] else "")
-    print(f"{model['class']} ({model['parameters']:,} parameters) on {dataset}, {device}", flush=True)
+    say(f"{model['class']} ({model['parameters']:,} parameters) on {dataset}, {device}")
 
 
 def print_summary(trainer: Trainer, record: Mapping[str, Any]) -> None:
