@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from .._torch import non_finite_check, supports_found_inf
+from .._torch import non_finite_check, stored_values, supports_found_inf
 from ..distributed.sharding import local
 from ..errors import UserError
 from ._deferred_scalars import DeferredFlags
@@ -74,7 +74,7 @@ class StopOnNonFinite(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         if not self._active:
             return
-        numbers = [local(p.grad) for p in self._parameters if p.grad is not None]
+        numbers = [_values(p.grad) for p in self._parameters if p.grad is not None]
         if self._loss is not None:
             numbers.append(self._loss)
         if self._flags is None:
@@ -146,7 +146,7 @@ def _step(trainer: Trainer, optimizer: Optimizer) -> _Step:
 
 
 def _what_is_bad(module: LightningModule, loss: Tensor | None, at_once: bool) -> str:
-    gradients = {name: local(p.grad) for name, p in module.named_parameters() if p.grad is not None}
+    gradients = {name: _values(p.grad) for name, p in module.named_parameters() if p.grad is not None}
     bad = [name for name, gradient in gradients.items() if not gradient.isfinite().all()]
     if not at_once:  # the present gradients are those of a step or so later
         later = f"; a little later the gradient of {bad[0]} is not" if bad else ""
@@ -154,6 +154,10 @@ def _what_is_bad(module: LightningModule, loss: Tensor | None, at_once: bool) ->
     what = f"the loss is {float(loss):.4g}" if loss is not None else "the loss is another process's"
     what += f", the gradient of {bad[0]} is not finite" if bad else ", every gradient is finite"
     return what + (f" (of {len(bad)} of {len(gradients)} parameters)" if len(bad) > 1 else "")
+
+
+def _values(gradient: Tensor) -> Tensor:
+    return stored_values(local(gradient))
 
 
 def _samples(trainer: Trainer, step: _Step) -> str:

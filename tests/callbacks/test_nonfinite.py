@@ -149,6 +149,24 @@ def test_the_count_goes_on_in_a_resumed_run() -> None:
     assert after.skipped == 5
 
 
+class Looking(Stranger):
+    """Looks rows up in a table, whose gradient is sparse; breaks in the third step."""
+
+    def __init__(self, breaks: bool) -> None:
+        super().__init__()
+        self.table, self.breaks = nn.Embedding(10, 4, sparse=True), breaks
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.layer(self.table(torch.tensor([1, 1, 3]))).square().mean()
+        return loss / 0 if self.breaks and batch_idx == 2 else loss
+
+
+def test_sparse_gradients_are_checked(tmp_path: Path) -> None:
+    assert fit(tmp_path, Looking(breaks=False), StopOnNonFinite()).global_step == 10
+    with pytest.raises(UserError, match="the loss is inf, the gradient of layer.weight is not finite .of 3 of 3 param"):
+        fit(tmp_path, Looking(breaks=True), StopOnNonFinite())
+
+
 def test_parameters_of_several_precisions_are_checked(tmp_path: Path) -> None:
     class Mixed(Breaking):
         def __init__(self) -> None:
