@@ -151,7 +151,7 @@ def bottleneck_facts(
             not_recorded=seen.reason,
             roofs=roofs_of(calibration) if calibration else None,
             communication_ms=summary.get("communication_ms", None if "processes" in summary else 0.0),
-            busy=_fraction(summary.get("sm_activity_pct")),
+            busy=_fraction(summary.get("utilization_pct")),
             tensor_busy=_fraction(summary.get("tensor_activity_pct")),
             memory_busy=_fraction(summary.get("dram_activity_pct")),
             mfu=summary.get("mfu"),

@@ -40,6 +40,11 @@ LOGGED = (
 
 FLUSH_EVERY = 20  # samples written together
 _GIB = 2**30
+_OF_CUDA = {
+    MEMORY_ALLOCATED: "allocated_bytes.all.current",
+    MEMORY_PEAK: "allocated_bytes.all.peak",
+    MEMORY_RESERVED: "reserved_bytes.all.peak",
+}
 
 
 class AllocatorProbe:
@@ -60,9 +65,8 @@ class AllocatorProbe:
     def read(self) -> dict[str, float]:
         """The readings by metric; empty for any other device."""
         if self._device.type == "cuda":
-            held, peak = torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
-            reserved = torch.cuda.max_memory_reserved(self._device)
-            return {MEMORY_ALLOCATED: held / _GIB, MEMORY_PEAK: peak / _GIB, MEMORY_RESERVED: reserved / _GIB}
+            stats = torch.cuda.memory_stats(self._device)  # empty before the first allocation
+            return {key: stats.get(name, 0) / _GIB for key, name in _OF_CUDA.items()}
         if self._device.type == "mps":
             held = torch.mps.current_allocated_memory() / _GIB
         elif self._device.type == "cpu":

@@ -22,7 +22,7 @@ from ..hardware.operations import OperationRecorder
 from ..hardware.trace import MAX_BYTES, ProfilerUnavailableError, StepProfiler, compressed
 from ..options.types import NonNegativeInt, PositiveInt
 from ..records.explanation import FILE, TRACE, Explanation
-from ..records.terminal import row
+from ..records.terminal import row, say
 from ._batches import samples_in
 from ._explanation import Measured, explain
 from ._never_raise import never_raise
@@ -295,4 +295,4 @@ class OperationProfiler(Callback):
             except OSError as error:
                 rank_zero_warn(f"OperationProfiler: {self.dirpath} cannot be written: {why(error)}")
         if self.verbose:
-            print("\n" + as_text(self.explanation), flush=True)
+            say("\n" + as_text(self.explanation))

@@ -20,7 +20,7 @@ from ..hardware.devices import cache_bytes
 from ..options.types import NonNegativeInt
 from ..records.operations import StepOperations
 from ..records.step_times import StepTimes
-from ..records.terminal import block, is_verbose
+from ..records.terminal import block, is_verbose, say
 from ._batches import samples_in, timesteps_in
 from ._cost_summary import step_metrics
 from ._exclusions import add_exclusion, measuring, remove_exclusion, writing
@@ -178,7 +178,8 @@ class ThroughputMonitor(Callback):
     @override
     @never_raise
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._stop(trainer)  # other ranks may be gone, so nothing is gathered from them
+        # Other ranks may be gone: nothing is gathered from them, and the device may wait for them for ever.
+        self._stop(trainer, wait=False)
         self.summary |= without_bottleneck(f"the fit ended with {type(exception).__name__}")
 
     @override
@@ -315,12 +316,12 @@ class ThroughputMonitor(Callback):
                 rank_zero_warn(f"ThroughputMonitor writes no more curves: {in_one_line(error)}")
 
     @never_raise
-    def _stop(self, trainer: Trainer) -> None:
+    def _stop(self, trainer: Trainer, wait: bool = True) -> None:
         remove_exclusion(trainer, self._exclude)
         if self._active:
             self._watch.stop()
             self._measured.end()
-            self._flush(trainer, wait=True)
+            self._flush(trainer, wait)
             self._active = False
             seconds = time.perf_counter() - self._started - self._stopwatch.measuring_seconds
             self.summary = self._measured.summary(trainer.world_size, seconds)
@@ -353,7 +354,7 @@ class ThroughputMonitor(Callback):
             self.summary = without_bottleneck(why)
         if trainer.is_global_zero and own_config(trainer.lightning_module) is None:
             lines = [*self.summary_lines(), *(self.detail_lines() if is_verbose() else [])]
-            print(f"\n{block(lines)}\n" if lines else "", end="", flush=True)
+            say(f"\n{block(lines)}" if lines else "")
 
 
 def _stopped(steps: list[float | None]) -> str:

@@ -52,7 +52,7 @@ class Step:
     not_recorded: str | None = None  # why there are none
     roofs: Roofs | None = None  # None without a calibration
     communication_ms: float | None = 0.0  # of `backward`, waiting for gradients of other ranks; None if not measured
-    busy: float | None = None  # share of the step in which the device computes (SM activity); None on a CPU
+    busy: float | None = None  # share of the step in which a kernel runs; None where it is not known
     tensor_busy: float | None = None  # share of the step in which tensor cores compute
     memory_busy: float | None = None  # share of the memory's highest bandwidth that the step uses
     mfu: float | None = None  # of the mean step; asked only where the operations are not known

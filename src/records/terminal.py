@@ -1,5 +1,6 @@
 """Text that fits a terminal: its width, wrapped lines, whether a line can be redrawn, and how much is said."""
 
+import contextlib
 import math
 import os
 import re
@@ -28,6 +29,12 @@ def can_redraw() -> bool:
     return bool(getattr(sys.stdout, "isatty", lambda: False)()) or "ipykernel" in sys.modules
 
 
+def say(text: str, end: str = "\n") -> None:
+    """Print, or go on in silence: a closed pipe (`… | head -1`) or a full disk ends no measurement."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed, or cannot encode the text
+        print(text, end=end, flush=True)
+
+
 class LiveLine:
     """A line that says what happens: drawn again in a terminal, else printed every ten seconds.
 
@@ -44,16 +51,16 @@ class LiveLine:
         """Say it."""
         if can_redraw():
             text = text[: columns() - 1]
-            print(f"\r{text.ljust(self._drawn)}", end="", flush=True)
+            say(f"\r{text.ljust(self._drawn)}", end="")
             self._drawn = len(text)
         elif self._clock() - self._printed_at >= _EVERY_S:
             self._printed_at = self._clock()
-            print(text, flush=True)
+            say(text)
 
     def clear(self) -> None:
         """Make room for other text."""
         if self._drawn:
-            print(f"\r{' ' * self._drawn}\r", end="", flush=True)
+            say(f"\r{' ' * self._drawn}\r", end="")
             self._drawn = 0
 
 

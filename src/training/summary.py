@@ -31,7 +31,7 @@ from ..options.tree import flatten
 from ..records.formatting import count, duration, percent
 from ..records.operations import write_operations
 from ..records.step_times import write_step_times
-from ..records.terminal import block, has_words, is_verbose, row
+from ..records.terminal import block, has_words, is_verbose, row, say
 
 
 def last_metrics(trainer: Trainer) -> dict[str, float]:
@@ -121,7 +121,7 @@ def print_start(record: Mapping[str, Any], dataset: str) -> None:
         return
     model, hardware = record["model"], record["hardware"]
     device = hardware["device"] + (f" ({hardware['device_name']})" if hardware["device_name"] else "")
-    print(f"{model['class']} ({model['parameters']:,} parameters) on {dataset}, {device}", flush=True)
+    say(f"{model['class']} ({model['parameters']:,} parameters) on {dataset}, {device}")
 
 
 def print_summary(trainer: Trainer, record: Mapping[str, Any]) -> None:
@@ -133,11 +133,11 @@ def print_summary(trainer: Trainer, record: Mapping[str, Any]) -> None:
         rows.insert(0, record["name"])
     run_dir = Path(record["config"]["run_dir"])
     rows += [row("result", _result(record)), row("files", str(run_dir))]
-    print(f"\n{block(rows)}", flush=True)
+    say(f"\n{block(rows)}")
     if is_verbose():
         found = _lines_of(trainer, "detail_lines")
         commands = "\n".join(_commands(record, run_dir))  # not wrapped, to be copied
-        print(f"\n{block(found, indent=2)}\n\n{commands}", flush=True)
+        say(f"\n{block(found, indent=2)}\n\n{commands}")
 
 
 def _lines_of(trainer: Trainer, method: str) -> list[str]:

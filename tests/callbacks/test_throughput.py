@@ -506,6 +506,22 @@ def test_a_run_that_fails_has_the_cost_of_its_steps(monitor: ThroughputMonitor, 
     assert monitor.summary["updates"] == 3
 
 
+def test_a_run_that_fails_does_not_wait_for_a_device_that_may_wait_for_a_lost_rank(
+    monitor: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Stranger):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 3:
+                raise ConnectionError("a rank is gone")
+
+    clock = LateClock()
+    monkeypatch.setattr(throughput, "clock_for", lambda device: clock)
+    with pytest.raises(ConnectionError):
+        fit(monitor, tmp_path, Failing())
+    assert clock.waited == 0
+    assert monitor.summary["missing"] == {"bottleneck": "the fit ended with ConnectionError"}
+
+
 @pytest.mark.usefixtures("alone")
 def test_the_rows_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(ThroughputMonitor(calibrate=False), tmp_path, callbacks=(DeviceMonitor(),))

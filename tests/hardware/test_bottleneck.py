@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+from batchscope.callbacks._run_summary import Seen, bottleneck_facts
+from batchscope.hardware.advice import Setting
 from batchscope.hardware.bottleneck import Step, find_bottleneck
 from batchscope.hardware.contention import Noise
 from batchscope.hardware.evidence import limit_row
@@ -148,6 +150,13 @@ def test_a_hypervisor_that_took_most_of_it_is_named():
 @pytest.mark.parametrize("windows", [[], [Noise()], [QUIET, BUSY, QUIET], [Noise(0.2, 0.05, 0.3)]])
 def test_a_verdict_needs_no_quiet_machine_in_every_window(windows):
     assert verdict([product(9, gflop=0.6)], windows=windows).kind == "compute"
+
+
+def test_a_kernel_that_runs_all_the_time_on_few_multiprocessors_leaves_nothing_to_the_host():
+    cost = {"parts_ms": {"forward": 10.0}, "work_ms_median": 10.0, "step_ms_median": 10.0, "step_ms_p90": 10.0}
+    read = {"device": "cuda", "updates": 100, "batch_size": 8, "utilization_pct": 100.0, "sm_activity_pct": 15.0}
+    found = bottleneck_facts(cost | read, None, Seen([product(0.1)]), Setting("cuda"))["bottleneck"]
+    assert found["shares"].get("host", 0.0) == 0.0
 
 
 @pytest.mark.parametrize("factor", [3.0, 0.3])
