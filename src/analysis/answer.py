@@ -28,6 +28,7 @@ from .windows import windows_of
 ENOUGH = 0.9  # of the best rate
 STATED = 0.98  # confidence of what a sentence states: that a size is the fastest, `at most`, `at least`
 VAGUE = 0.1  # a ratio to the best that is not known to ± 10 % is shown as such, and named
+_BETWEEN_CPU = 0.1  # standard deviation of log rates between separate runs on a CPU (benchmarks/compare.py)
 _MOST_NAMED = 6  # sizes in a sentence
 
 
@@ -113,7 +114,8 @@ def rates_of(group: Group) -> Rates:
     """The rates of the sizes of a group, where necessary those of the records alone."""
     windows = windows_of(group.sizes)
     measured = set(windows["setting"])
-    return Rates(windows, {size: rate for size, rate in group.medians(RATE).items() if size not in measured})
+    recorded = {size: rate for size, rate in group.medians(RATE).items() if size not in measured}
+    return Rates(windows, recorded, between=_BETWEEN_CPU if group.device == "cpu" else None)
 
 
 def answer(group: Group, metrics: Sequence[str] = ()) -> Answer | None:
