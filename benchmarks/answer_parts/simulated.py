@@ -9,9 +9,8 @@ The mood is of a whole run, drift and bursts are of the time, and the window noi
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from batchscope.records.upgrade import SCHEMA
 WINDOW_S = 0.25
 STEPS = 3  # of a window in a file: the analysis takes their median
 METRIC = "test/acc"
+_PER_WINDOW = [one.name for one in fields(StepTimes) if one.name not in ("step_s", "parts_s", "parts_every")]
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,16 @@ def _step_times(seconds: np.ndarray, taken: np.ndarray, disturbed: np.ndarray, r
     )
 
 
+def first_windows(run: Run, count: int) -> Run:
+    """The run as it was after so many windows."""
+    assert isinstance(run.steps, StepTimes)
+    rows = {name: getattr(run.steps, name)[:count] for name in _PER_WINDOW}
+    steps = {name: getattr(run.steps, name)[: STEPS * count] for name in ("step_s", "parts_s")}
+    found = Run(run.name, run.folder, run.record)
+    found.__dict__["steps"] = replace(run.steps, **rows, **steps)
+    return found
+
+
 def group(runs: Sequence[Run]) -> Group:
     """The runs as a group, as `find` would give it."""
     return Group("simulated", "simulated", list(runs))
@@ -188,8 +198,3 @@ def random_accuracies(sizes: Sequence[int], rng: np.random.Generator) -> dict[in
     """True accuracies: equal up to some size, and falling beyond it."""
     best, last, fall = rng.uniform(0.6, 0.99), float(rng.choice([*sizes, math.inf])), rng.uniform(0.002, 0.05)
     return {size: float(best - fall * math.log2(max(size / last, 1))) for size in sizes}
-
-
-def facts(noise: Noise, truth: Truth) -> dict[str, Any]:
-    """For the JSON."""
-    return {"noise": noise.__dict__, "rates": dict(truth.rates), "accuracies": dict(truth.accuracies)}
