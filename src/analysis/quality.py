@@ -19,7 +19,7 @@ from ..records.metrics import FRACTION, Metric, metric
 from ..records.values import at, positive
 from .run import Run
 
-_CONFIDENCE = 0.95  # that all sizes which are said to be worse are worse
+_CONFIDENCE = 0.98  # that all sizes which are said to be worse are worse
 
 
 @dataclass(frozen=True)
