@@ -1,7 +1,8 @@
 """Which batch size to take: the rules, and the sentences that say what they found.
 
 1. What is not known does not decide. Sizes are compared by the 90 % interval of the ratio of their rates (noise.py).
-2. A sentence is as strong as the interval: nothing is called faster where the interval holds equality.
+2. A sentence is as strong as the interval: nothing is called faster where the interval holds equality. What a sentence
+   states as certain holds with 98 % confidence, because the best size is chosen by the same numbers.
 3. Recommended is the smallest size that is shown to reach 90 % of the best rate. Where a smaller one may reach it, or
    another one may beat the best by more than 10 %, the answer is undecided. Doubt never leads to a larger size.
 4. Of trained runs, only sizes whose metric is not shown to be worse than the best can be recommended (quality.py).
@@ -13,7 +14,7 @@ sentence that states something has a claim beside it, so that it can be checked 
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +26,9 @@ from .quality import Quality, quality_of, training_words
 from .windows import windows_of
 
 ENOUGH = 0.9  # of the best rate
+STATED = 0.98  # confidence of what a sentence states: that a size is the fastest, `at most`, `at least`
 VAGUE = 0.1  # a ratio to the best that is not known to ± 10 % is shown as such, and named
+_BETWEEN_CPU = 0.1  # standard deviation of log rates between separate runs on a CPU (benchmarks/compare.py)
 _MOST_NAMED = 6  # sizes in a sentence
 
 
@@ -37,12 +40,7 @@ class Decision:
     best: int  # with the highest known rate
     between: list[int]  # the sizes between which the answer is undecided, smallest first; empty if it is decided
     ratios: dict[int, Ratio]  # of the rate of each size to that of `best`
-
-    @property
-    def fastest(self) -> int | None:
-        """The best size, if it is shown to be faster than all others."""
-        others = [ratio for size, ratio in self.ratios.items() if size != self.best]
-        return self.best if others and all(ratio.high < 1 for ratio in others) else None
+    fastest: int | None  # the best size, if it is shown to be faster than all others
 
     @property
     def vague(self) -> list[int]:
@@ -62,7 +60,9 @@ def decide(rates: Rates, sizes: Collection[int] | None = None) -> Decision | Non
     smaller = [s for s, ratio in ratios.items() if s < size and ratio.high >= ENOUGH]
     faster = [s for s, ratio in ratios.items() if s not in (size, best) and ratio.high > 1 + VAGUE]
     between = sorted({size, *smaller, *faster}) if smaller or faster else []
-    return Decision(None if between else size, best, between, ratios)
+    others = [rates.ratio(s, best, STATED) for s in among if s != best]  # of equal ones, one is the best by chance
+    fastest = best if others and all(ratio.high < 1 for ratio in others) else None
+    return Decision(None if between else size, best, between, ratios, fastest)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,8 @@ def rates_of(group: Group) -> Rates:
     """The rates of the sizes of a group, where necessary those of the records alone."""
     windows = windows_of(group.sizes)
     measured = set(windows["setting"])
-    return Rates(windows, {size: rate for size, rate in group.medians(RATE).items() if size not in measured})
+    recorded = {size: rate for size, rate in group.medians(RATE).items() if size not in measured}
+    return Rates(windows, recorded, between=_BETWEEN_CPU if group.device == "cpu" else None)
 
 
 def answer(group: Group, metrics: Sequence[str] = ()) -> Answer | None:
@@ -136,7 +137,7 @@ def answer(group: Group, metrics: Sequence[str] = ()) -> Answer | None:
         return Answer(group, rates, None, overall, quality, [line], repeat=_timed(list(group.sizes)))
     if quality and quality.allowed is None and decision.size is not None and decision.size != quality.best:
         between = sorted({decision.size, quality.best})
-        decision = Decision(None, decision.best, between, decision.ratios)
+        decision = replace(decision, size=None, between=between)
     words = _Words(group, rates, decision, overall, quality)
     return Answer(group, rates, decision, overall, quality, words.lines, words.claims, words.repeat)
 
@@ -200,7 +201,7 @@ class _Words:
         if ratio.reach <= VAGUE:
             self._claim("share", size, of=of, share=ratio.value)
             return percent(ratio.value)
-        share = math.ceil(100 * ratio.high) / 100
+        share = math.ceil(100 * self.rates.ratio(size, of, STATED).high) / 100
         self._claim("at_most", size, of=of, share=share)
         return f"at most {percent(share)}"
 
@@ -228,14 +229,14 @@ class _Words:
             return
         if fast not in quality.values:
             return
-        ratio = self.rates.ratio(fast, chosen)
-        if ratio.low <= 1:
+        ratio, bound = self.rates.ratio(fast, chosen), self.rates.ratio(fast, chosen, STATED).low
+        if bound <= 1:
             return
         if ratio.reach <= VAGUE:
             gain = f"{significant(ratio.value)} times as fast"
             self._claim("share", fast, of=chosen, share=ratio.value)
         else:
-            factor = math.floor(10 * ratio.low) / 10
+            factor = math.floor(10 * bound) / 10
             gain = f"at least {factor:.1f} times as fast" if factor > 1 else "faster"
             self._claim("at_least", fast, of=chosen, share=max(factor, 1.0))
         trained = training_words(self.group.runs)
