@@ -136,8 +136,7 @@ class Rates:
     @property
     def busy(self) -> float | None:
         """The mean share of the processor that other programs took, if they took over a quarter in most windows."""
-        taken = self.windows["taken"]
-        return float(taken.mean()) if len(taken) and (taken > BUSY_SHARE).mean() > 0.5 else None
+        return busy_share(self.windows)
 
     def _shares_passes(self, setting: int) -> bool:
         return list(self._component.values()).count(self._component[setting]) > 1
@@ -154,6 +153,12 @@ class Rates:
             noise = self._repeats
         found = max(noise, self._repeats or noise) if together else max(noise, self._between)
         return _Spread(found.variance / len(spreads), found.freedom)
+
+
+def busy_share(windows: pd.DataFrame) -> float | None:
+    """The mean share of the processor that other programs took, if they took over a quarter in most windows."""
+    taken = windows["taken"]
+    return float(taken.mean()) if len(taken) and (taken > BUSY_SHARE).mean() > 0.5 else None
 
 
 def _used(windows: pd.DataFrame) -> pd.DataFrame:
