@@ -7,7 +7,6 @@ together with 95 % confidence: half of the 5 % is for the whole step of each pai
 
 import math
 import os
-import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +20,7 @@ from ..records.rates import RATE
 from ..records.step_parts import PARTS
 from ..records.terminal import wrapped
 from .match import Pair, differences, doubts, match
-from .noise import Rates, Ratio, busy_share
+from .noise import Rates, Ratio, busy_share, rates_of_runs
 from .read import find
 from .text_table import aligned
 from .windows import STEP, windows_of
@@ -30,7 +29,6 @@ SCHEMA = 2  # of the JSON
 BETWEEN_RUNS = 0.1  # standard deviation of log times between separate runs of the same thing (docs/comparing.md)
 _ERROR_RATE = 0.05  # of all intervals together
 _SMALL = 0.02  # of the step: a smaller part is not compared
-_VAGUE = 1e4  # the ratio of an interval's ends from which on nothing is known
 _WIDTH = 80  # columns
 _A, _B = 0, 1  # the settings of the rates
 _SHOWN = _SLOWER, _FASTER = ("slower", "faster")  # verdicts
@@ -55,13 +53,13 @@ class Row:
         """For `--json`; what is not known is left out."""
         found: dict[str, Any] = {"name": self.name, "unit": self.unit, "a": self.a, "b": self.b}
         found |= {"ratio": self.ratio.value} if self.ratio else {}
-        found |= {"interval": [self.ratio.low, self.ratio.high]} if self.ratio and _is_known(self.ratio) else {}
+        found |= {"interval": [self.ratio.low, self.ratio.high]} if self.ratio and self.ratio.span else {}
         return {**found, "verdict": self.verdict}
 
     def cells(self) -> list[str]:
         """For the terminal."""
         title = self.unit if self.name == RATE else f"  {self.name.replace('_', ' ')}, {self.unit}"
-        ratio = [f"{self.ratio.value:.2f}", _interval(self.ratio)] if self.ratio else ["", ""]
+        ratio = [f"{self.ratio.value:.2f}", self.ratio.span] if self.ratio else ["", ""]
         return [title, significant(self.a), significant(self.b), *ratio, self.verdict]
 
 
@@ -90,10 +88,12 @@ class Compared:
     def words(self) -> str:
         """`batch size 64: B is slower: a sample takes 1.40 times as long (1.21 to 1.62)`."""
         label = f"{self.pair.label}: " if self.pair.label else ""
-        if not _is_known(self.slowdown):
-            return f"{label}No difference can be shown: the noise of the steps is not known"
+        if not self.slowdown.span:
+            return (
+                f"{label}No difference can be shown: the noise of the steps is not known; compare --rerun measures it"
+            )
         is_shown = f"B is {self.verdict}" if self.verdict in _SHOWN else "No difference shown"
-        return f"{label}{is_shown}: a sample takes {self.slowdown.value:.2f} times as long ({_interval(self.slowdown)})"
+        return f"{label}{is_shown}: a sample takes {self.slowdown.value:.2f} times as long ({self.slowdown.span})"
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,8 @@ class Comparison:
             if found := [c for c in self.compared if c.verdict == verdict]:
                 return [max(found, key=lambda c: abs(math.log(c.slowdown.value))).words + f"{allowed}."]
         widest = max(self.compared, key=lambda c: c.slowdown.high)
-        return [f"{widest.words}." + ("" if widest.passes else " compare --rerun shows smaller differences.")]
+        advise = not widest.passes and bool(widest.slowdown.span)
+        return [f"{widest.words}." + (" compare --rerun shows smaller differences." if advise else "")]
 
     @property
     def text(self) -> str:
@@ -211,11 +212,8 @@ def compare(
 def _compare_pair(pair: Pair, confidence: float, between: float | None) -> Compared:
     repeated = min(len(pair.a), len(pair.b)) > 1
     assumed = BETWEEN_RUNS if between is None and not repeated else between
-    windows = windows_of({_A: pair.a, _B: pair.b})
-    without = {s: side for s, side in ((_A, pair.a), (_B, pair.b)) if s not in set(windows["setting"])}
-    recorded = {s: statistics.geometric_mean(run.values[RATE] for run in side) for s, side in without.items()}
-    steps = Rates(windows, recorded, assumed)
-    busy = max((busy_share(side) or 0.0 for _, side in windows.groupby("setting")), default=0.0) or None
+    steps = rates_of_runs({_A: pair.a, _B: pair.b}, assumed)
+    busy = max((busy_share(side) or 0.0 for _, side in steps.windows.groupby("setting")), default=0.0) or None
     parts = {part: rates for part in PARTS if (rates := _of_part(pair, part, assumed))}
     small = {p for p, r in parts.items() if all(steps.rate(s) < _SMALL * r.rate(s) for s in (_A, _B))}
     of_part = 1 - (1 - confidence) / max(len(parts) - len(small), 1)
@@ -223,7 +221,7 @@ def _compare_pair(pair: Pair, confidence: float, between: float | None) -> Compa
     rows = [_row(STEP, steps, slowdown, busy)]
     rows += [_row(p, r, None if p in small else r.ratio(_A, _B, of_part), busy) for p, r in parts.items()]
     rate = Row(RATE, steps.rate(_A), steps.rate(_B), slowdown.inverse, rows[0].verdict)
-    passes = _shared_passes(windows) if steps.together(_A, _B) else 0
+    passes = _shared_passes(steps.windows) if steps.together(_A, _B) else 0
     return Compared(pair, slowdown, [rate, *rows], busy, passes, assumed)
 
 
@@ -237,7 +235,7 @@ def _row(name: str, rates: Rates, ratio: Ratio | None, busy: float | None) -> Ro
     if ratio is None:
         return Row(name, a, b, ratio, f"below {percent(_SMALL)} of the step")
     known = "no difference shown" if not ratio.differs else _SLOWER if ratio.value > 1 else _FASTER
-    return Row(name, a, b, ratio, "busy" if busy else known if _is_known(ratio) else "noise unknown")
+    return Row(name, a, b, ratio, "busy" if busy else known if ratio.span else "noise unknown")
 
 
 def _shared_passes(windows: pd.DataFrame) -> int:
@@ -245,11 +243,3 @@ def _shared_passes(windows: pd.DataFrame) -> int:
     passes = windows.dropna(subset="pass_").groupby("pass_")
     runs = passes["run"].agg(frozenset)[passes["setting"].nunique() == 2]
     return runs.nunique() if runs.nunique() > 1 else len(runs)
-
-
-def _is_known(ratio: Ratio) -> bool:
-    return ratio.low > 0 and ratio.high < _VAGUE * ratio.low
-
-
-def _interval(ratio: Ratio) -> str:
-    return f"{ratio.low:.2f} to {ratio.high:.2f}" if _is_known(ratio) else ""

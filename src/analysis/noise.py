@@ -16,7 +16,7 @@ Other programs may have lowered a rate by what they took of the processor: each 
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,10 +26,15 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from scipy.special import stdtrit
 
+from ..records.rates import RATE
+from .run import Run
+from .windows import windows_of
+
 CONFIDENCE = 0.9
 FEWEST = 3  # windows of a run, and passes that two settings share: fewer have no spread to speak of
 USUAL_SHARE = 0.05  # of the processor, taken by others and the hypervisor when a machine is quiet
 BUSY_SHARE = 0.25  # of the processor, taken by others: such a window is busy
+_VAGUE = 1e4  # the ratio of an interval's ends from which on it says nothing
 _CERTAIN = 1e6  # degrees of freedom of what is not estimated
 _MOST_ALIKE = 0.8  # autocorrelation of neighbours: of few values, more cannot be told from drift
 
@@ -51,6 +56,12 @@ class Ratio:
     def reach(self) -> float:
         """How far the interval reaches to either side, as a fraction of the ratio."""
         return max(self.high / self.value, self.value / self.low if self.low > 0 else math.inf) - 1
+
+    @property
+    def span(self) -> str:
+        """`1.21 to 1.62`; empty where the interval says nothing."""
+        says_nothing = not self.low or self.high >= _VAGUE * self.low
+        return "" if says_nothing else f"{self.low:.2f} to {self.high:.2f}"
 
     @property
     def inverse(self) -> "Ratio":
@@ -153,6 +164,14 @@ class Rates:
             noise = self._repeats
         found = max(noise, self._repeats or noise) if together else max(noise, self._between)
         return _Spread(found.variance / len(spreads), found.freedom)
+
+
+def rates_of_runs(settings: Mapping[int, Sequence[Run]], between: float | None = None) -> Rates:
+    """The rates of the runs of each setting; those of the records, with nothing known of their spread, where no windows are."""
+    windows = windows_of(settings)
+    without = settings.keys() - set(windows["setting"])
+    recorded = {s: float(np.exp(np.mean([math.log(run.values[RATE]) for run in settings[s]]))) for s in without}
+    return Rates(windows, recorded, between)
 
 
 def busy_share(windows: pd.DataFrame) -> float | None:
