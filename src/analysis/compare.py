@@ -89,9 +89,7 @@ class Compared:
         """`batch size 64: B is slower: a sample takes 1.40 times as long (1.21 to 1.62)`."""
         label = f"{self.pair.label}: " if self.pair.label else ""
         if not self.slowdown.span:
-            return (
-                f"{label}No difference can be shown: the noise of the steps is not known; compare --rerun measures it"
-            )
+            return f"{label}No difference can be shown: the steps' noise is not known; compare --rerun measures it"
         is_shown = f"B is {self.verdict}" if self.verdict in _SHOWN else "No difference shown"
         return f"{label}{is_shown}: a sample takes {self.slowdown.value:.2f} times as long ({self.slowdown.span})"
 
@@ -124,11 +122,11 @@ class Comparison:
     def headlines(self) -> list[str]:
         """The answer, in a line for each pair that is slower than allowed, or one line."""
         if self.regressions:
-            return [f"{c.words}; {1 + self.max_slowdown:.2f} is allowed." for c in self.regressions]
+            return [f"{c.words}, more than the {1 + self.max_slowdown:g} that is allowed." for c in self.regressions]
         if taken := [c.busy for c in self.compared if c.busy is not None]:
             line = f"The machine was busy: other programs took {percent(max(taken))} of the processor, so there is no"
             return [f"{line} verdict. Close them, and measure both again (compare --rerun)."]
-        for verdict, allowed in ((_SLOWER, f"; {1 + self.max_slowdown:.2f} is allowed"), (_FASTER, "")):
+        for verdict, allowed in ((_SLOWER, f"; {1 + self.max_slowdown:g} is allowed"), (_FASTER, "")):
             if found := [c for c in self.compared if c.verdict == verdict]:
                 return [max(found, key=lambda c: abs(math.log(c.slowdown.value))).words + f"{allowed}."]
         widest = max(self.compared, key=lambda c: c.slowdown.high)

@@ -60,8 +60,10 @@ class Ratio:
     @property
     def span(self) -> str:
         """`1.21 to 1.62`; empty where the interval says nothing."""
-        says_nothing = not self.low or self.high >= _VAGUE * self.low
-        return "" if says_nothing else f"{self.low:.2f} to {self.high:.2f}"
+        if not self.low or self.high >= _VAGUE * self.low:
+            return ""
+        digits = 3 if min(abs(self.low - 1), abs(self.high - 1)) < 0.005 else 2  # whether it holds 1 is to be seen
+        return f"{self.low:.{digits}f} to {self.high:.{digits}f}"
 
     @property
     def inverse(self) -> "Ratio":
