@@ -8,7 +8,6 @@ from ..records.values import at, positive
 from .groups import Group, SweepResults
 from .recommend import Analysis, same_samples
 from .run import BATCH_SIZE, Run
-from .run_times import unreadable
 
 _UNSTEADY = 2  # times from the 10th to the 90th percentile of a run's steps
 _VAGUE = 0.1  # of the rate: a wider interval is a note
@@ -26,7 +25,7 @@ def limits(sweep: SweepResults, analyses: Sequence[Analysis]) -> list[str]:
     without = [run.name for run in sweep.runs if run.status == "finished" and RATE not in run.values]
     if without:
         notes.append(f"finished without a throughput summary: {', '.join(without)}")
-    notes += unreadable(sweep.runs)
+    notes += [f"{run.name}: {run.steps}" for run in sweep.runs if isinstance(run.steps, str)]
     return notes
 
 

@@ -16,9 +16,8 @@ from ..records.rates import is_near
 from .curves import Curve, read_curve
 from .fit import Fit, fit_step_time, leave_one_out
 from .groups import Group
-from .ratios import Ratio, time_ratio
-from .run_times import STEP
-from .separate import has_interval
+from .noise import Rates, Ratio
+from .windows import windows_of
 
 CONFIDENCE = 0.9  # with which the size that is taken is within 5 % of the fastest
 _TWO_SIDED = 2 * CONFIDENCE - 1  # the lower end of such an interval has that confidence
@@ -138,13 +137,11 @@ def _share(group: Group, size: int, fastest: int) -> Ratio:
     """The rate of a size over that of the fastest; without a spread where the records know none."""
     value = group.rates[size] / group.rates[fastest]
     runs, best = group.sizes[size], group.sizes[fastest]
-    known = size != fastest and all(map(has_interval, (*runs, *best)))
-    # One sweep is one session: its runs differ by what their intervals say.
-    times = time_ratio(runs, best, STEP, _TWO_SIDED, between=0) if known else None
-    if times is None or not times.low:
+    windows = windows_of({size: runs, fastest: best})
+    if size == fastest or len(set(windows["setting"])) < 2:
         return Ratio(value, value, value)
-    medians = group.medians("step_ms_median")
-    return times.times(value * medians[size] / medians[fastest])
+    found = Rates(windows).ratio(size, fastest, _TWO_SIDED)
+    return found if found.low else Ratio(value, value, value)
 
 
 def _is_alike(share: Ratio) -> bool:
