@@ -80,7 +80,9 @@ class Rates:
         self.settings: list[int] = list(dict.fromkeys([*windows["setting"], *self._recorded]))
         used = _used(windows)
         runs = used.groupby("run", sort=False)
-        self._setting_of = runs["setting"].first()  # of each run
+        self._runs: dict[int, list[int]] = (
+            runs["setting"].first().reset_index().groupby("setting")["run"].agg(list).to_dict()
+        )
         self._component = _components(used)
         self._center: dict[int, float] = runs["log_s"].mean().to_dict()  # of each run
         self._spread: dict[int, _Spread] = {}  # of a run beside others of its component
@@ -89,7 +91,7 @@ class Rates:
             center, spread = _within_passes(members) if members["setting"].nunique() > 1 else _alone(members)
             self._center |= center
             self._spread |= spread
-        self._repeats = _of_repeats(self._by_setting(self._center))
+        self._repeats = _of_repeats({s: [self._center[run] for run in runs] for s, runs in self._runs.items()})
         assumed = None if between is None else _Spread(between**2, _CERTAIN)
         self._between = _largest(_of_halves(used), self._repeats, assumed)
         self._slowed = used["taken"].sub(USUAL_SHARE).clip(0, 0.9).groupby(used["setting"]).mean().to_dict()
@@ -98,7 +100,7 @@ class Rates:
         """Samples a second."""
         if setting in self._recorded:
             return self._recorded[setting]
-        return math.exp(-float(np.mean(self._by_setting(self._center)[setting])))
+        return math.exp(-float(np.mean([self._center[run] for run in self._runs[setting]])))
 
     def reach(self, setting: int) -> float:
         """How far the 90 % interval of a rate reaches, as a fraction of it; infinite where it is not known."""
@@ -129,13 +131,9 @@ class Rates:
         taken = self.windows["taken"]
         return float(taken.mean()) if len(taken) and (taken > BUSY_SHARE).mean() > 0.5 else None
 
-    def _by_setting(self, of_run: dict[int, float]) -> dict[int, list[float]]:
-        measured = (setting for setting in self.settings if setting not in self._recorded)
-        return {s: [of_run[run] for run in self._setting_of.index[self._setting_of == s]] for s in measured}
-
     def _of(self, setting: int, together: bool) -> _Spread:
         """The spread of a setting's center, beside settings with the same passes (`together`) or others."""
-        spreads = [self._spread[run] for run in self._setting_of.index[self._setting_of == setting]]
+        spreads = [self._spread[run] for run in self._runs[setting]]
         noise = _Spread(sum(one.variance for one in spreads) / len(spreads), min(one.freedom for one in spreads))
         found = max(noise, self._repeats or noise) if together else max(noise, self._between)
         return _Spread(found.variance / len(spreads), found.freedom)

@@ -130,6 +130,12 @@ class Run:
         return next(map(round, sizes), None)
 
     @property
+    def asked(self) -> int | None:
+        """The batch size that was asked for; None if it is not known."""
+        found = number(self.settings.get(BATCH_SIZE))
+        return round(found) if found and found >= 1 else None
+
+    @property
     def train_samples(self) -> int | None:
         """Size of the training set; None if the run ended before loading it."""
         found = positive(at(self.record, "dataset.train_samples"))
