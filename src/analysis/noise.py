@@ -27,6 +27,7 @@ CONFIDENCE = 0.9
 FEWEST = 3  # windows of a run, and passes that two settings share: fewer have no spread to speak of
 USUAL_SHARE = 0.05  # of the processor, taken by others and the hypervisor when a machine is quiet
 BUSY_SHARE = 0.25  # of the processor, taken by others: such a window is busy
+_LARGEST = 700  # whose exponential is a number
 _CERTAIN = 1e6  # degrees of freedom of what is not estimated
 _MOST_ALIKE = 0.8  # autocorrelation of neighbours: of few values, more cannot be told from drift
 
@@ -80,9 +81,8 @@ class Rates:
         self.settings: list[int] = list(dict.fromkeys([*windows["setting"], *self._recorded]))
         used = _used(windows)
         runs = used.groupby("run", sort=False)
-        self._runs: dict[int, list[int]] = (
-            runs["setting"].first().reset_index().groupby("setting")["run"].agg(list).to_dict()
-        )
+        owner = runs["setting"].first()
+        self._runs = {int(s): [int(run) for run in owner.index[owner == s]] for s in owner.unique()}
         self._component = _components(used)
         self._center: dict[int, float] = runs["log_s"].mean().to_dict()  # of each run
         self._spread: dict[int, _Spread] = {}  # of a run beside others of its component
@@ -107,7 +107,8 @@ class Rates:
         if setting in self._recorded:
             return math.inf
         spread = self._of(setting, together=list(self._component.values()).count(self._component[setting]) > 1)
-        return math.expm1(min(stdtrit(spread.freedom, (1 + CONFIDENCE) / 2) * math.sqrt(spread.variance), 700))
+        half = stdtrit(spread.freedom, (1 + CONFIDENCE) / 2) * math.sqrt(spread.variance)
+        return math.expm1(half) if half < _LARGEST else math.inf
 
     def ratio(self, a: int, b: int, confidence: float = CONFIDENCE) -> Ratio:
         """The rate of a ÷ that of b."""
@@ -123,7 +124,7 @@ class Rates:
             return Ratio(value, 0.0, math.inf)
         half = stdtrit(min(one.freedom, two.freedom), (1 + confidence) / 2) * math.sqrt(variance)
         low, high = (half - math.log1p(-self._slowed[s]) for s in (b, a))
-        return Ratio(value, value * math.exp(-min(low, 700)), value * math.exp(min(high, 700)))
+        return Ratio(value, value * math.exp(-min(low, _LARGEST)), value * math.exp(min(high, _LARGEST)))
 
     @property
     def busy(self) -> float | None:
@@ -189,7 +190,8 @@ def _of_mean(residuals: np.ndarray, pooled: float, alike: float, freedom: int) -
     if n < FEWEST:
         return _Spread()
     own = float((residuals**2).sum()) / (n - 1) if n >= 2 * FEWEST else 0.0
-    return _Spread(max(pooled, own) / n * (1 + alike) / (1 - alike), max(freedom, 1))
+    longer = (1 + alike) / (1 - alike)  # as many values as stand for one independent value
+    return _Spread(max(pooled, own) / n * longer, max(freedom / longer, 1))
 
 
 def _by_run(windows: pd.DataFrame) -> Iterator[tuple[int, pd.Series]]:
@@ -199,11 +201,14 @@ def _by_run(windows: pd.DataFrame) -> Iterator[tuple[int, pd.Series]]:
 
 
 def _autocorrelation(series: list[np.ndarray]) -> float:
-    """Of neighbours, pooled; the estimate of a series of n values is low by about 1/n."""
+    """Of neighbours, pooled. The estimate of a series of n values is low by about (1 + 4 ρ) / n (Marriott and Pope)."""
     squares = sum(float((e**2).sum()) for e in series)
     products = sum(float((e[1:] * e[:-1]).sum()) for e in series)
     count = sum(map(len, series)) / max(len(series), 1)
-    return min(max(products / squares + 1 / count, 0.0), _MOST_ALIKE) if squares > 0 else 0.0
+    if not squares > 0:
+        return 0.0
+    estimate = (products / squares + 1 / count) / max(1 - 4 / count, 0.5)
+    return min(max(estimate, 0.0), _MOST_ALIKE)
 
 
 def _of_halves(windows: pd.DataFrame) -> _Spread | None:
