@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Sequence
 
 from ..errors import printable
-from ..options.command_lines import program
 from ..records.formatting import significant
 from ..records.metrics import FRACTION, metric
 from ..records.terminal import wrapped
@@ -103,6 +102,8 @@ def _name(run: Run, group: Group, sweep: SweepResults) -> str:
 
 def repeat_command(answer: Answer) -> str:
     """The command line of the sweep, with what is to be repeated in place of its own options."""
+    from ..options.command_lines import program  # which imports Hydra, and few reports need it
+
     run = next(iter(answer.group.runs))
     given = run.record.get("overrides")
     own = [word for word in given if isinstance(word, str)] if isinstance(given, list) else []
