@@ -212,7 +212,7 @@ class _BySize:
             }
             axes.plot(size, value, gid=gid, zorder=4, color=colour, **shape, **(label if number == 0 else {}))
             if size == series.ringed:
-                axes.plot(size, value, ls="", marker="o", ms=14, mfc="none", mec="black", zorder=5)
+                axes.plot(size, value, ls="", marker="o", ms=14, mfc="none", mec="black", zorder=5, gid=gid)
 
 
 def _step_time(groups: Sequence[Group], numbers: Mapping[int, int]) -> Figure | None:

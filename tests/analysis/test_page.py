@@ -145,5 +145,5 @@ def test_a_browser_shows_it(width: int, page: str, tmp_path: Path):
     (tmp_path / "report.html").write_text(page, encoding="utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     command = [browser, *options, f"--window-size={width},2000", "--dump-dom", f"file://{tmp_path}/report.html"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "</html>" in done.stdout and 'id="answer"' in done.stdout
