@@ -56,6 +56,8 @@ class Crossover:
         words = times_as_fast(ratios[most])
         if words == "faster":
             return ""
+        if len(at) == 1:
+            return f", {words}"
         return f", {words} at {most:,}" if words.startswith("at least") else f", up to {words} (at {most:,})"
 
     def as_dict(self) -> dict[str, Any]:
@@ -74,12 +76,16 @@ def _is_below(ratio: Ratio) -> bool:
 
 def crossovers(groups: Sequence[Group]) -> list[Crossover]:
     """For each model that ran on several devices, each pair of them that has a batch size in common."""
-    found = (_crossover(one, two) for one, two in itertools.combinations(groups, 2) if one.base == two.base)
+    found = []
+    for one, two in itertools.combinations(groups, 2):
+        if one.base == two.base:
+            devices = [group.device for group in groups if group.base == one.base]
+            several = any(devices.count(group.device) > 1 for group in (one, two))
+            found.append(_crossover(one, two, _names(one, two, HARDWARE[1:] if several else HARDWARE)))
     return [crossover for crossover in found if crossover]
 
 
-def _crossover(one: Group, two: Group) -> Crossover | None:
-    names = _names(one, two)
+def _crossover(one: Group, two: Group, names: tuple[str, str] | None) -> Crossover | None:
     sizes = [size for size in one.sizes if size in two.sizes]
     if names is None or not sizes:
         return None
@@ -94,9 +100,9 @@ def _crossover(one: Group, two: Group) -> Crossover | None:
     return Crossover(one.base, *names, ratios)
 
 
-def _names(one: Group, two: Group) -> tuple[str, str] | None:
-    """What the devices of two groups are called: by what sets them apart."""
-    for key in HARDWARE:
+def _names(one: Group, two: Group, keys: Sequence[str]) -> tuple[str, str] | None:
+    """What the devices of two groups are called: by the first of these settings that sets them apart."""
+    for key in keys:
         first, second = (group.runs[0].settings.get(key) for group in (one, two))
         if first != second and first and second:
             return (f"{first} threads", f"{second} threads") if key == "threads" else (str(first), str(second))

@@ -141,13 +141,14 @@ class _BySize:
     def utilisation(self, groups: Sequence[Group]) -> Figure | None:
         """The useful part of the device (MFU) and the time in which it is busy, in one picture."""
         useful = [_Series(g, {s: 100 * v for s, v in g.medians("mfu").items()}) for g in groups]
-        busy = [_Series(g, g.medians(name), dashed=True) for g in groups for name in BUSY if g.medians(name)]
+        busy = [_Series(g, g.medians(BUSY[g.device != "cpu"]), dashed=True) for g in groups]
         figure = self._figure([*useful, *busy], "%", "How much of the device is used", 3.9)
         if figure is None:
             return None
         figure.axes[0].set_ylim(0, max(105, *(v for one in (*useful, *busy) for v in one.values.values())))
         on_cpu = [group.device == "cpu" for group in groups]
-        words = "processor time" if all(on_cpu) else "busy time" if any(on_cpu) else "time in which a kernel ran"
+        words = "processor time" if all(on_cpu) else "time in which a kernel ran"
+        words = f"CPU: processor time, GPU: {words}" if any(on_cpu) and not all(on_cpu) else words
         handles = [
             Line2D([], [], color=style.GREY, label="useful: MFU, of the measured peak"),
             Line2D([], [], color=style.GREY, ls="--", label=f"busy: {words}"),

@@ -37,10 +37,9 @@ def run_table(sweep: SweepResults, efficiencies: dict[str, float]) -> pd.DataFra
     labels = {id(run): group.label for group in sweep.groups for run in group.runs}
     rows: list[dict[str, Any]] = []
     for run in sweep.runs:
-        values = {name: value for name, value in run.values.items() if name not in (LOW, HIGH)}
         rows.append(
             {key: run.settings.get(key) for key in sweep.varied}
-            | values
+            | run.values
             | rates.get(id(run), {})
             | {"run": run.name, "group": labels[id(run)], "tags": " ".join(run.tags) or None, "status": run.status}
             | {"reason": run.reason or None, "scaling_efficiency": efficiencies.get(run.name)}

@@ -59,6 +59,19 @@ def test_two_cards_are_compared_by_their_names(tmp_path: Path):
     assert found.as_dict()["devices"] == ["T4", "A100"]
 
 
+def test_three_devices_are_told_apart_by_their_names(tmp_path: Path):
+    write_measured(tmp_path, {8: 20.0}, **QUIET)
+    for number, name in enumerate(("T4", "A100"), 1):
+        write_measured(tmp_path, {8: 20.0 / 2**number}, first=number, device="cuda", device_name=name, **QUIET)
+    said = [crossover.headline for crossover in crossovers(find([tmp_path]).groups)]
+    at = "at the one size that ran on both (8)"
+    assert said == [
+        f"cnn: T4 is faster than A CPU {at}, 2.00 times as fast.",
+        f"cnn: A100 is faster than A CPU {at}, 4.00 times as fast.",
+        f"cnn: A100 is faster than T4 {at}, 2.00 times as fast.",
+    ]
+
+
 def test_models_are_not_compared(tmp_path: Path):
     write_measured(tmp_path, {8: 10.0})
     write_measured(tmp_path, {8: 10.0}, first=1, device="cuda", model="mlp")
