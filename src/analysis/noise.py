@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from scipy.special import stdtrit
 
@@ -156,18 +157,24 @@ def _components(windows: pd.DataFrame) -> dict[int, int]:
 
 
 def _within_passes(windows: pd.DataFrame) -> tuple[dict[int, float], dict[int, _Spread]]:
-    """Center and spread of each run by least squares: a number for each run, and one for each pass."""
+    """Center and spread of each run by least squares: a number for each run, and one for each pass.
+
+    The numbers of passes that are connected by runs, as those of one sweep, add up to 0: what makes a whole sweep slow is
+    in the centers of its runs, and in what repeated runs differ by.
+    """
     cells = windows.dropna(subset="pass_").groupby(["run", "pass_"], sort=False)["log_s"].mean().reset_index()
     run, runs = pd.factorize(cells["run"])
     pass_, passes = pd.factorize(cells["pass_"])
     y, n = cells["log_s"].to_numpy(), len(cells)
-    design = np.zeros((n + 1, len(runs) + len(passes)))
+    links = coo_array((np.ones(n), (run, len(runs) + pass_)), shape=(len(runs) + len(passes),) * 2)
+    count, part = connected_components(links, directed=False)
+    design = np.zeros((n + count, len(runs) + len(passes)))
     design[np.arange(n), run] = 1
     design[np.arange(n), len(runs) + pass_] = 1
-    design[n, len(runs) :] = 1  # the effects of passes add up to 0
-    solution = np.linalg.lstsq(design, np.append(y, 0.0), rcond=None)[0]
+    design[n + part[len(runs) :], len(runs) + np.arange(len(passes))] = 1  # adds up to 0
+    solution = np.linalg.lstsq(design, np.append(y, np.zeros(count)), rcond=None)[0]
     residuals = pd.Series(y - design[:n] @ solution).groupby(run)
-    freedom = n - len(runs) - len(passes) + 1
+    freedom = n - len(runs) - len(passes) + count
     pooled = sum(float((e**2).sum()) for _, e in residuals) / freedom if freedom > 0 else math.inf
     alike = _autocorrelation([e.to_numpy() for _, e in residuals])
     center = {int(r): float(a) for r, a in zip(runs, solution, strict=False)}

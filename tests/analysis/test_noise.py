@@ -74,6 +74,17 @@ def test_a_spread_that_is_known_beforehand_is_assumed_between_separate_runs():
     assert Rates(windows, between=0.1).ratio(1, 2).reach > 0.15 > Rates(windows).ratio(1, 2).reach
 
 
+def test_sweeps_that_share_one_setting_keep_their_rates():
+    first = simulated({1: 0.0, 2: -1.0}, noise=0.001, drift=0.1)
+    second = simulated({2: -1.0, 3: -3.0}, noise=0.001, drift=0.1, seed=1)
+    drift = [one.groupby("setting")["log_s"].mean() for one in (first, second)]
+    second["run"] += 2
+    second["pass_"] = "other " + second["pass_"]
+    rates = Rates(pd.concat([first, second]))
+    assert rates.rate(1) == pytest.approx(math.exp(-drift[0][1]))
+    assert rates.rate(3) == pytest.approx(math.exp(-drift[1][3]))
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_of_fewer_than_three_windows_no_spread_is_known(count: int):
     rates = Rates(simulated({1: 0.0, 2: 0.0}, count=count))
