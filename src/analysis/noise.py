@@ -89,9 +89,12 @@ class Rates:
         self._spread: dict[int, _Spread] = {}  # of a run beside others of its component
         for number in set(self._component.values()):
             members = used[used["setting"].map(self._component) == number]
-            center, spread = _within_passes(members) if members["setting"].nunique() > 1 else _alone(members)
-            self._center |= center
-            self._spread |= spread
+            shared = members.dropna(subset="pass_") if members["setting"].nunique() > 1 else members[:0]
+            if len(shared):
+                center, spread = _within_passes(shared)
+                self._center |= center
+                self._spread |= spread
+            self._spread |= _alone(members[~members["run"].isin(shared["run"])])
         self._repeats = _of_repeats({s: [self._center[run] for run in runs] for s, runs in self._runs.items()})
         assumed = None if between is None else _Spread(between**2, _CERTAIN)
         self._between = _largest(_of_halves(used), self._repeats, assumed)
@@ -162,7 +165,7 @@ def _within_passes(windows: pd.DataFrame) -> tuple[dict[int, float], dict[int, _
     The numbers of passes that are connected by runs, as those of one sweep, add up to 0: what makes a whole sweep slow is
     in the centers of its runs, and in what repeated runs differ by.
     """
-    cells = windows.dropna(subset="pass_").groupby(["run", "pass_"], sort=False)["log_s"].mean().reset_index()
+    cells = windows.groupby(["run", "pass_"], sort=False)["log_s"].mean().reset_index()
     run, runs = pd.factorize(cells["run"])
     pass_, passes = pd.factorize(cells["pass_"])
     y, n = cells["log_s"].to_numpy(), len(cells)
@@ -181,14 +184,14 @@ def _within_passes(windows: pd.DataFrame) -> tuple[dict[int, float], dict[int, _
     return center, {int(runs[i]): _of_mean(e.to_numpy(), pooled, alike, freedom) for i, e in residuals}
 
 
-def _alone(windows: pd.DataFrame) -> tuple[dict[int, float], dict[int, _Spread]]:
-    """The same for runs of one setting, by their windows alone."""
+def _alone(windows: pd.DataFrame) -> dict[int, _Spread]:
+    """The spread of runs that share no passes with those of other settings, by their windows alone."""
     runs = {run: y.to_numpy() for run, y in _by_run(windows)}
     residuals = {run: y - y.mean() for run, y in runs.items()}
     freedom = sum(len(y) - 1 for y in runs.values())
     pooled = sum(float((e**2).sum()) for e in residuals.values()) / freedom if freedom else math.inf
     alike = _autocorrelation(list(residuals.values()))
-    return {}, {run: _of_mean(e, pooled, alike, freedom) for run, e in residuals.items()}
+    return {run: _of_mean(e, pooled, alike, freedom) for run, e in residuals.items()}
 
 
 def _of_mean(residuals: np.ndarray, pooled: float, alike: float, freedom: int) -> _Spread:

@@ -139,3 +139,12 @@ def test_an_interval_holds_the_truth_in_at_least_85_of_100_cases(alike: float, d
             ratio = rates.ratio(one, two)
             held.append(ratio.low <= math.exp(truth[two] - truth[one]) <= ratio.high)
     assert np.mean(held) >= 0.85
+
+
+def test_a_run_of_its_own_beside_runs_that_share_passes_counts_by_its_windows():
+    """A size that ran in a sweep and once more alone."""
+    alone = simulated({1: 0.4}, noise=0.001, passes=False)
+    alone["run"] += 2
+    rates = Rates(pd.concat([simulated({1: 0.0, 2: 0.0}, noise=0.001), alone]))
+    assert rates.rate(1) == pytest.approx(math.exp(-0.2), rel=0.01)
+    assert rates.ratio(1, 2).reach > 0.2  # the runs at 1 differ by 40 %
