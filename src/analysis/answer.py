@@ -19,16 +19,13 @@ from functools import cached_property
 from typing import Any
 
 from ..records.formatting import percent, significant
-from ..records.rates import RATE
 from .groups import Group
 from .noise import Rates, Ratio
 from .quality import Quality, quality_of, training_words
-from .windows import windows_of
 
 ENOUGH = 0.9  # of the best rate
 STATED = 0.98  # confidence of what a sentence states: that a size is the fastest, `at most`, `at least`
 VAGUE = 0.1  # a ratio to the best that is not known to ± 10 % is shown as such, and named
-_BETWEEN_CPU = 0.1  # standard deviation of log rates between separate runs on a CPU (benchmarks/compare.py)
 _MOST_NAMED = 6  # sizes in a sentence
 
 
@@ -85,8 +82,9 @@ class Answer:
 
     @property
     def candidate(self) -> int | None:
-        """The recommended size; where the answer is undecided, the smallest that it may be."""
-        return self.size or (min(self.decision.between) if self.decision else None)
+        """The recommended size; where the answer is undecided, the smallest that it may be and whose rate is known."""
+        between = self.decision.between if self.decision else []
+        return self.size or min((s for s in between if math.isfinite(self.rates.reach(s))), default=None)
 
     @cached_property
     def vague(self) -> list[int]:
@@ -110,31 +108,24 @@ class Answer:
         return {**found, "undecided": self.decision.between if self.decision else [], "sizes": sizes}
 
 
-def rates_of(group: Group) -> Rates:
-    """The rates of the sizes of a group, where necessary those of the records alone."""
-    windows = windows_of(group.sizes)
-    measured = set(windows["setting"])
-    recorded = {size: rate for size, rate in group.medians(RATE).items() if size not in measured}
-    return Rates(windows, recorded, between=_BETWEEN_CPU if group.device == "cpu" else None)
-
-
 def answer(group: Group, metrics: Sequence[str] = ()) -> Answer | None:
-    """The answer for a group; None where fewer than two sizes were measured.
+    """The answer for a group; None where fewer than two sizes were measured that were asked for.
 
     `metrics` are those of the test or validation, the most telling one first.
     """
-    if len(group.sizes) < 2:
+    asked = group.asked
+    if len(asked) < 2:
         return None
-    rates = rates_of(group)
-    found = [quality for key in metrics if (quality := quality_of(group.sizes, key))]
-    quality = found[0] if found else None
+    rates = group.rates
+    sizes = {size: group.sizes[size] for size in asked}
+    quality = next((found for key in metrics if (found := quality_of(sizes, key))), None)
     if rates.busy is not None:
         return _busy(group, rates, quality)
-    overall = decide(rates)
+    overall = decide(rates, asked)
     decision = decide(rates, quality.as_good) if quality else overall
     if overall is None or decision is None:
         line = "No rate is known well enough to compare sizes: the runs measured too few steps."
-        return Answer(group, rates, None, overall, quality, [line], repeat=_timed(list(group.sizes)))
+        return Answer(group, rates, None, overall, quality, [line], repeat=_timed(asked))
     if quality and quality.allowed is None and decision.size is not None and decision.size != quality.best:
         between = sorted({decision.size, quality.best})
         decision = replace(decision, size=None, between=between)
@@ -147,7 +138,7 @@ def _busy(group: Group, rates: Rates, quality: Quality | None) -> Answer:
         f"The machine was busy: other programs took {percent(rates.busy or 0)} of the processor. No batch size is "
         "recommended. Close them and repeat the sweep."
     )
-    return Answer(group, rates, None, None, quality, [line], repeat=_timed(list(group.sizes)))
+    return Answer(group, rates, None, None, quality, [line], repeat=_timed(group.asked))
 
 
 class _Words:
@@ -159,6 +150,7 @@ class _Words:
         self.lines: list[str] = []
         self.claims: list[dict[str, Any]] = []
         self.repeat: list[str] = []
+        self.named: set[int] = set()  # sizes in the first sentence beside the recommended one
         if decision.size is None:
             self._undecided()
         else:
@@ -194,6 +186,7 @@ class _Words:
         """What the best of the smaller sizes gives, else the best of the larger ones."""
         others = [s for s in self.decision.ratios if s < size] or [s for s in self.decision.ratios if s > size]
         other = max(others, key=lambda s: self.decision.ratios[s].value)
+        self.named.add(other)
         return f"; {other:,} gives {self._share(other, self.decision.ratios[other], size)} of it"
 
     def _share(self, size: int, ratio: Ratio, of: int) -> str:
@@ -246,7 +239,7 @@ class _Words:
     def _accuracy(self) -> None:
         quality = self.quality
         if quality is None:
-            sizes = sorted({s for s in (self.decision.size, self.decision.fastest, *self.decision.between) if s})
+            sizes = {s for s in (self.decision.size, self.decision.fastest, *self.decision.between) if s} | self.named
             which = "both" if len(sizes) == 2 else "them" if len(sizes) > 2 else "with it and a smaller one"
             self.lines.append(f"Accuracy was not measured: train {which} before you choose.")
             return
@@ -264,7 +257,7 @@ class _Words:
     def _vague(self) -> None:
         vague = [size for size in self.overall.vague if size not in self.decision.between]
         if vague:
-            self.lines.append(f"Not known to ± 10 %: {_and(vague)}.")
+            self.lines.append(f"Not known to ± 10 %, and marked with ?: the rate at {_and(vague)}.")
 
     def _larger(self) -> None:
         """Whether a size that did not run may be faster."""
@@ -278,6 +271,8 @@ class _Words:
             self.lines.append(f"The rate still rises at {largest:,}, and {limit:,} ran out of memory.")
         elif group.largest_possible is not None and group.largest_possible <= largest:
             self.lines.append(f"The rate still rises at {largest:,}, which is the whole training set.")
+        elif group.largest_possible is not None and group.largest_possible < 2 * largest:
+            self.lines.append(f"The rate still rises at {largest:,}; the training set has {group.largest_possible:,}.")
         else:
             self.lines.append(f"The rate still rises at {largest:,}: {2 * largest:,} may be faster.")
 

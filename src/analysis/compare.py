@@ -19,8 +19,9 @@ from ..records.formatting import percent, significant
 from ..records.rates import RATE
 from ..records.step_parts import PARTS
 from ..records.terminal import wrapped
+from .groups import rates_of
 from .match import Pair, differences, doubts, match
-from .noise import Rates, Ratio, busy_share, rates_of_runs
+from .noise import Rates, Ratio, busy_share
 from .read import find
 from .text_table import aligned
 from .windows import STEP, windows_of
@@ -210,7 +211,7 @@ def compare(
 def _compare_pair(pair: Pair, confidence: float, between: float | None) -> Compared:
     repeated = min(len(pair.a), len(pair.b)) > 1
     assumed = BETWEEN_RUNS if between is None and not repeated else between
-    steps = rates_of_runs({_A: pair.a, _B: pair.b}, assumed)
+    steps = rates_of({_A: pair.a, _B: pair.b}, assumed)
     busy = max((busy_share(side) or 0.0 for _, side in steps.windows.groupby("setting")), default=0.0) or None
     parts = {part: rates for part in PARTS if (rates := _of_part(pair, part, assumed))}
     small = {p for p, r in parts.items() if all(steps.rate(s) < _SMALL * r.rate(s) for s in (_A, _B))}

@@ -19,7 +19,8 @@ from ..records.metrics import metric
 from ..records.rates import NEAR_BEST, RATE
 from ..records.terminal import wrapped
 from ..records.values import at, table
-from .noise import Rates, Ratio, rates_of_runs
+from .groups import rates_of
+from .noise import Rates, Ratio
 from .read import find
 from .run import Run
 from .text_table import aligned
@@ -54,7 +55,7 @@ class Trial:
     def rate(self) -> float | None:
         """Samples/s; None unless the run finished."""
         is_measured = self.run.status == "finished" and RATE in self.run.values
-        return rates_of_runs({0: [self.run]}).rate(0) if is_measured else None
+        return rates_of({0: [self.run]}).rate(0) if is_measured else None
 
     @property
     def bottleneck(self) -> dict[str, Any]:
@@ -90,7 +91,7 @@ class Findings:
         for trial in self.trials:
             if trial.rate:
                 runs.setdefault(self._setting(trial), []).append(trial.run)
-        return rates_of_runs(runs)
+        return rates_of(runs)
 
     def _setting(self, trial: Trial) -> int:
         return 0 if trial.is_baseline else 1 + self.trials.index(trial)

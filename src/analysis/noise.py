@@ -33,7 +33,8 @@ BUSY_SHARE = 0.25  # of the processor, taken by others: such a window is busy
 _VAGUE = 1e4  # the ratio of an interval's ends from which on it says nothing
 BETWEEN_CPU = 0.1  # standard deviation of log rates between separate runs on a CPU (benchmarks/compare.py)
 _LARGEST = 700  # whose exponential is a number
-_CERTAIN = 1e6  # degrees of freedom of what is not estimated
+_WORTH = 10.0  # degrees of freedom of what is not estimated
+_ROUNDING = 1e-20  # smaller squares of log times are not noise
 _MOST_ALIKE = 0.8  # autocorrelation of neighbours: of few values, more cannot be told from drift
 
 
@@ -82,8 +83,8 @@ class Rates:
     Args:
         windows: with the columns of `windows_of`.
         recorded: samples a second of settings without windows; nothing is known of their spread.
-        between: a standard deviation that separate runs of the same thing differ by, in logs: at least so much is assumed
-            where settings share no passes, and no repeated runs tell.
+        between: a standard deviation that separate runs of the same thing are taken to differ by, in logs, where settings
+            share no passes. It counts as ten repeated runs beside those that there are.
         allow_for_load: whether intervals allow for what other programs took. More measurements do not narrow that part.
     """
 
@@ -113,8 +114,8 @@ class Rates:
             self._spread |= spread
             blocks += more
         self._repeats = _of_repeats(self._by_setting(self._center), blocks)
-        assumed = None if between is None or self._repeats else _Spread(between**2, _CERTAIN)
-        self._between = max((one for one in (_of_halves(used), self._repeats, assumed) if one), default=_Spread())
+        apart = _pooled(self._repeats, None if between is None else _Spread(between**2, _WORTH))
+        self._between = max((one for one in (_of_halves(used), apart) if one), default=_Spread())
         taken = used["taken"].sub(USUAL_SHARE).clip(0, 0.9) * allow_for_load
         self._slowed = taken.groupby(used["setting"]).mean().to_dict()
 
@@ -170,7 +171,8 @@ class Rates:
         noise = _Spread(sum(one.variance for one in spreads) / len(spreads), min(one.freedom for one in spreads))
         if self._repeats and not math.isfinite(noise.variance):  # too few windows, which repeated runs make up for
             noise = self._repeats
-        found = max(noise, self._repeats or noise) if together else max(noise, self._between)
+        repeats = _pooled(self._repeats, noise._replace(freedom=_WORTH)) if self._repeats else noise
+        found = max(noise, repeats if together else self._between)
         return _Spread(found.variance / len(spreads), found.freedom)
 
 
@@ -267,7 +269,7 @@ def _autocorrelation(series: list[np.ndarray]) -> float:
     squares = sum(float((e**2).sum()) for e in series)
     products = sum(float((e[1:] * e[:-1]).sum()) for e in series)
     n = sum(map(len, series)) / max(len(series), 1)
-    if not squares:
+    if squares < _ROUNDING:
         return 0.0
     estimate = products / squares
     return min(max(estimate + (1 + 3 * max(estimate, 0.0)) / n, 0.0), _MOST_ALIKE)
@@ -287,3 +289,10 @@ def _of_repeats(centers: dict[int, list[float]], blocks: int) -> _Spread | None:
     freedom = sum(len(values) - 1 for values in centers.values()) - blocks
     squares = sum(float(np.var(values)) * len(values) for values in centers.values())
     return _Spread(squares / freedom, freedom) if freedom > 0 else None
+
+
+def _pooled(*spreads: _Spread | None) -> _Spread | None:
+    """One estimate of several of the same variance; None without any."""
+    known = [one for one in spreads if one is not None]
+    freedom = sum(one.freedom for one in known)
+    return _Spread(sum(one.variance * one.freedom for one in known) / freedom, freedom) if known else None

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..analysis.notes import is_disturbed
 from ..analysis.read import find
 from ..analysis.run import Run
 from ..errors import UserError, printable
@@ -101,7 +100,7 @@ def _of_group(folder: Path, runs: Sequence[Run], notes: Sequence[str]) -> Measur
         options={key: value for key, value in first.settings.items() if key in _OF_A_STEP or key.startswith("model.")},
         epochs=epochs[0] if epochs == epochs[:1] * len(epochs) and _is_count(epochs[0]) else None,
         notes=[*notes, *_doubts(runs, kept)],
-        busy=max((_others(run) for run, _ in kept if is_disturbed(run)), default=None),
+        busy=max((_others(run) for run, _ in kept if _is_disturbed(run)), default=None),
         device=_device(first, step),
         precision=step.precision,
         train_samples=first.train_samples or 0,
@@ -126,6 +125,12 @@ def _doubts(runs: Sequence[Run], kept: Sequence[tuple[Run, StepOperations]]) -> 
             "data.pipeline=workers: a step here hides how long the workers take to load a batch; on a faster device it may "
             "wait for them longer than predicted"
         )
+
+
+def _is_disturbed(run: Run) -> bool:
+    """Whether other programs disturbed all that was measured of a run."""
+    bad, windows = (positive(at(run.record, f"throughput.{name}")) for name in ("disturbed_stretches", "stretches"))
+    return bool(bad and bad == windows)
 
 
 def _others(run: Run) -> float:

@@ -123,7 +123,7 @@ class SweepRunner:
         with forking(configs, wanted=needed and launchers.is_basic(launcher)) as self._server:
             if self._server is not None:
                 with contextlib.suppress(ImportError):  # for the report: it takes seconds, and disturbs no run now
-                    importlib.import_module("..analysis.html_report", __package__)
+                    importlib.import_module("..analysis.report", __package__)
             yield
         self._server = None
 
