@@ -3,8 +3,8 @@
 1. What is not known does not decide. Sizes are compared by the 90 % interval of the ratio of their rates (noise.py).
 2. A sentence is as strong as the interval: nothing is called faster where the interval holds equality. What a sentence
    states as certain holds with 98 % confidence, because the best size is chosen by the same numbers.
-3. Recommended is the smallest size that is shown to reach 90 % of the best rate. Where a smaller one may reach it, or
-   another one may beat the best by more than 10 %, the answer is undecided. Doubt never leads to a larger size.
+3. Recommended is the smallest size that is shown to reach 90 % of the best rate. Where a smaller one may reach 95 %, or
+   another one may beat the best by more than 10 %, the answer is undecided. No affordable sweep could tell 89 from 91 %.
 4. Of trained runs, only sizes whose metric is not shown to be worse than the best can be recommended (quality.py).
 5. On a busy machine there is no answer, but what to do.
 
@@ -21,14 +21,13 @@ from typing import Any
 from ..records.formatting import percent, significant
 from ..records.rates import RATE
 from .groups import Group
-from .noise import Rates, Ratio
+from .noise import BETWEEN_CPU, Rates, Ratio
 from .quality import Quality, quality_of, training_words
 from .windows import windows_of
 
-ENOUGH = 0.9  # of the best rate
+ENOUGH, DOUBT = 0.9, 0.95  # of the best rate: what is enough, and what a smaller size must not be able to reach
 STATED = 0.98  # confidence of what a sentence states: that a size is the fastest, `at most`, `at least`
 VAGUE = 0.1  # a ratio to the best that is not known to ± 10 % is shown as such, and named
-_BETWEEN_CPU = 0.1  # standard deviation of log rates between separate runs on a CPU (benchmarks/compare.py)
 _MOST_NAMED = 6  # sizes in a sentence
 
 
@@ -57,7 +56,7 @@ def decide(rates: Rates, sizes: Collection[int] | None = None) -> Decision | Non
     best = max(known, key=rates.rate)
     ratios = {size: rates.ratio(size, best) for size in among}
     size = min(s for s, ratio in ratios.items() if s == best or ratio.low >= ENOUGH)
-    smaller = [s for s, ratio in ratios.items() if s < size and ratio.high >= ENOUGH]
+    smaller = [s for s, ratio in ratios.items() if s < size and ratio.high >= DOUBT]
     faster = [s for s, ratio in ratios.items() if s not in (size, best) and ratio.high > 1 + VAGUE]
     between = sorted({size, *smaller, *faster}) if smaller or faster else []
     others = [rates.ratio(s, best, STATED) for s in among if s != best]  # of equal ones, one is the best by chance
@@ -115,7 +114,7 @@ def rates_of(group: Group) -> Rates:
     windows = windows_of(group.sizes)
     measured = set(windows["setting"])
     recorded = {size: rate for size, rate in group.medians(RATE).items() if size not in measured}
-    return Rates(windows, recorded, between=_BETWEEN_CPU if group.device == "cpu" else None)
+    return Rates(windows, recorded, between=BETWEEN_CPU if group.device == "cpu" else None)
 
 
 def answer(group: Group, metrics: Sequence[str] = ()) -> Answer | None:

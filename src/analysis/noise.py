@@ -9,6 +9,7 @@ over all runs and passes, and widened by its autocorrelation. For one run it is 
 
 Settings that share no passes were measured one after the other, and the machine may have changed meanwhile. By how much
 such runs differ is estimated from what the two halves of each run differ by, or from repeated runs if these differ by more.
+A mood of the machine that is longer than a run shows in neither: `between` says what is assumed at least.
 
 Other programs may have lowered a rate by what they took of the processor: each interval reaches that much further.
 """
@@ -27,6 +28,7 @@ CONFIDENCE = 0.9
 FEWEST = 3  # windows of a run, and passes that two settings share: fewer have no spread to speak of
 USUAL_SHARE = 0.05  # of the processor, taken by others and the hypervisor when a machine is quiet
 BUSY_SHARE = 0.25  # of the processor, taken by others: such a window is busy
+BETWEEN_CPU = 0.1  # standard deviation of log rates between separate runs on a CPU (benchmarks/compare.py)
 _CERTAIN = 1e6  # degrees of freedom of what is not estimated
 _MOST_ALIKE = 0.8  # autocorrelation of neighbours: of few values, more cannot be told from drift
 
