@@ -114,18 +114,28 @@ def _is_done(found: Answer) -> bool:
     return found.size is not None and not found.vague
 
 
-def row(scenario: Scenario, sweeps: Sequence[Mapping[str, Any]]) -> str:
-    """A line of the table."""
-    false = Counter(kind for each in sweeps for kind in set(each["false"]))
-    stated = Counter(kind for each in sweeps for kind in each["stated"])
-    kinds = ", ".join(f"{kind} {false[kind]} of {stated[kind]}" for kind in sorted(false))
+def summary(sweeps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The sweeps of a scenario in numbers; shares of the sweeps, and how often each kind of claim was stated and false."""
     shares = [each["of_best"] for each in sweeps if each["of_best"]]
-    wrong, decided = (sum(map(bool, (each[key] for each in sweeps))) / len(sweeps) for key in ("false", "decided"))
-    covered = float(np.mean([held for each in sweeps for held in each["covered"]]))
-    reach = float(np.median([each["reach"] for each in sweeps if each["reach"]] or [np.nan]))
-    least = f"{min(shares):.2f}" if shares else "–"
-    cells = [scenario.name, f"{wrong:.1%}", kinds or "–", f"{decided:.0%}", f"{covered:.0%}", f"{reach:.1%}", least]
-    return f"| {' | '.join(cells)} |"
+    return {
+        "false": sum(bool(each["false"]) for each in sweeps) / len(sweeps),
+        "false_kinds": Counter(kind for each in sweeps for kind in set(each["false"])),
+        "stated_kinds": Counter(kind for each in sweeps for kind in each["stated"]),
+        "decided": sum(each["decided"] for each in sweeps) / len(sweeps),
+        "covered": float(np.mean([held for each in sweeps for held in each["covered"]])),
+        "reach": float(np.median([each["reach"] for each in sweeps if each["reach"]] or [np.nan])),
+        "least_of_best": min(shares, default=None),
+        "passes": float(np.mean([each["passes"] for each in sweeps])),
+    }
+
+
+def row(name: str, found: Mapping[str, Any]) -> str:
+    """A line of the table."""
+    false, stated = found["false_kinds"], found["stated_kinds"]
+    kinds = ", ".join(f"{kind} {false[kind]} of {stated[kind]}" for kind in sorted(false)) or "–"
+    least = f"{found['least_of_best']:.2f}" if found["least_of_best"] else "–"
+    cells = [name, f"{found['false']:.1%}", kinds, f"{found['decided']:.0%}", f"{found['covered']:.0%}"]
+    return f"| {' | '.join(cells)} | {found['reach']:.1%} | {least} |"
 
 
 def run(sweeps: int, grid: Sequence[Scenario] = GRID) -> tuple[str, dict[str, Any]]:
@@ -139,8 +149,8 @@ def run(sweeps: int, grid: Sequence[Scenario] = GRID) -> tuple[str, dict[str, An
     with multiprocessing.get_context("spawn").Pool(cores()) as pool:
         for number, scenario in enumerate(grid, 1):
             found = pool.starmap(one, [(scenario, seed) for seed in range(sweeps)], chunksize=8)
-            lines.append(row(scenario, found))
-            data["scenarios"][scenario.name] = found
+            data["scenarios"][scenario.name] = summary(found)
+            lines.append(row(scenario.name, data["scenarios"][scenario.name]))
             print(f"\rattack: {number} of {len(grid)}", end="", flush=True)
     print()
     return "\n".join([*lines, "", f"{sweeps} sweeps of each kind. A claim is false by the exact rates."]), data

@@ -20,7 +20,7 @@ from .simulated import METRIC, Noise, Truth
 
 SIZES = (8, 32, 64, 128, 256, 512)
 SLOWER = 0.3  # built into `compare`'s slower side
-_FASTER = 1.6  # the change that helps
+_FASTER = 1.4  # the change that helps
 
 
 def random_noise(rng: np.random.Generator) -> Noise:
@@ -86,12 +86,8 @@ def simulated_diagnosis(place: Path, number: int) -> dict[str, Any]:
 
 
 def _as_batch_size(record: dict[str, Any], size: int) -> None:
-    """The same rate, with another batch."""
-    throughput = record["throughput"]
-    scale = size / throughput["batch_size"]
-    record["config"]["data"]["batch_size"] = throughput["batch_size"] = size
-    for name in ("step_ms", "step_ms_median"):
-        throughput[name] *= scale
+    """The same rate and steps, called another batch size: the runs of a diagnosis have the same."""
+    record["config"]["data"]["batch_size"] = record["throughput"]["batch_size"] = size
 
 
 def compare_pairs(

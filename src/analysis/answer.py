@@ -24,7 +24,7 @@ from .noise import Rates, Ratio
 from .quality import Quality, quality_of, training_words
 
 ENOUGH = 0.9  # of the best rate
-STATED = 0.98  # confidence of what a sentence states: that a size is the fastest, `at most`, `at least`
+STATED = 0.98  # confidence of what a sentence states: the fastest, a share within ± 10 %, at most, at least
 VAGUE = 0.1  # a ratio to the best that is not known to ± 10 % is shown as such, and named
 _MOST_NAMED = 6  # sizes in a sentence
 
@@ -175,7 +175,7 @@ class _Words:
             self.lines.append(f"{size:,} is the fastest{among}{self._next(size)}.")
         elif decision.fastest is not None:
             self._claim("fastest", decision.fastest, among=sorted(decision.ratios))
-            share = self._share(size, decision.ratios[size], decision.fastest)
+            share = self._share(size, decision.fastest)
             self.lines.append(
                 f"{size:,} is enough: it gives {share} of the rate of {decision.fastest:,}, the fastest{among}."
             )
@@ -187,14 +187,15 @@ class _Words:
         others = [s for s in self.decision.ratios if s < size] or [s for s in self.decision.ratios if s > size]
         other = max(others, key=lambda s: self.decision.ratios[s].value)
         self.named.add(other)
-        return f"; {other:,} gives {self._share(other, self.decision.ratios[other], size)} of it"
+        return f"; {other:,} gives {self._share(other, size)} of it"
 
-    def _share(self, size: int, ratio: Ratio, of: int) -> str:
+    def _share(self, size: int, of: int) -> str:
         """A share that is as exact as it is known: `84 %`, or `at most 70 %`."""
+        ratio = self.rates.ratio(size, of, STATED)
         if ratio.reach <= VAGUE:
             self._claim("share", size, of=of, share=ratio.value)
             return percent(ratio.value)
-        share = math.ceil(100 * self.rates.ratio(size, of, STATED).high) / 100
+        share = math.ceil(100 * ratio.high) / 100
         self._claim("at_most", size, of=of, share=share)
         return f"at most {percent(share)}"
 
@@ -222,14 +223,14 @@ class _Words:
             return
         if fast not in quality.values:
             return
-        ratio, bound = self.rates.ratio(fast, chosen), self.rates.ratio(fast, chosen, STATED).low
-        if bound <= 1:
+        ratio = self.rates.ratio(fast, chosen, STATED)
+        if ratio.low <= 1:
             return
         if ratio.reach <= VAGUE:
             gain = f"{significant(ratio.value)} times as fast"
             self._claim("share", fast, of=chosen, share=ratio.value)
         else:
-            factor = math.floor(10 * bound) / 10
+            factor = math.floor(10 * ratio.low) / 10
             gain = f"at least {factor:.1f} times as fast" if factor > 1 else "faster"
             self._claim("at_least", fast, of=chosen, share=max(factor, 1.0))
         trained = training_words(self.group.runs)

@@ -171,7 +171,7 @@ class Rates:
         noise = _Spread(sum(one.variance for one in spreads) / len(spreads), min(one.freedom for one in spreads))
         if self._repeats and not math.isfinite(noise.variance):  # too few windows, which repeated runs make up for
             noise = self._repeats
-        repeats = _pooled(self._repeats, noise._replace(freedom=_WORTH)) if self._repeats else noise
+        repeats = _pooled(self._repeats, noise._replace(freedom=_WORTH)) or noise
         found = max(noise, repeats if together else self._between)
         return _Spread(found.variance / len(spreads), found.freedom)
 

@@ -13,7 +13,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 from answer_parts import load, others, simulated
-from answer_parts.attack import GRID, one, row
+from answer_parts.attack import GRID, one, row, summary
 from answer_parts.claims import Reference, why_false
 
 from batchscope.analysis.answer import answer
@@ -121,7 +121,7 @@ def test_what_was_measured_is_kept(tmp_path: Path):
 def test_a_row_of_the_attack_counts_false_claims():
     found = [one(GRID[0], seed) for seed in range(2)]
     found[0]["false"] = ["share"]
-    assert row(GRID[0], found).startswith(f"| {GRID[0].name} | 50.0% | share 1 of ")
+    assert row("quiet", summary(found)).startswith("| quiet | 50.0% | share 1 of ")
 
 
 @pytest.mark.slow
