@@ -60,9 +60,10 @@ class AllocatorProbe:
     def read(self) -> dict[str, float]:
         """The readings by metric; empty for any other device."""
         if self._device.type == "cuda":
-            held, peak = torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
-            reserved = torch.cuda.max_memory_reserved(self._device)
-            return {MEMORY_ALLOCATED: held / _GIB, MEMORY_PEAK: peak / _GIB, MEMORY_RESERVED: reserved / _GIB}
+            known = torch.cuda.memory_stats(self._device)  # once: each call makes a dictionary of all that there is
+            names = {MEMORY_ALLOCATED: "allocated_bytes.all.current", MEMORY_PEAK: "allocated_bytes.all.peak"}
+            names[MEMORY_RESERVED] = "reserved_bytes.all.peak"
+            return {metric: known.get(name, 0) / _GIB for metric, name in names.items()}
         if self._device.type == "mps":
             held = torch.mps.current_allocated_memory() / _GIB
         elif self._device.type == "cpu":

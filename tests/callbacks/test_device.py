@@ -273,9 +273,9 @@ def test_a_step_is_written_when_it_can_get_no_more_samples(monkeypatch):
 def test_memory_of_a_gpu_is_the_allocators(monkeypatch):
     reset = []
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2**30)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**30)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 4 * 2**30)
+    stats = {"allocated_bytes.all.current": 2**30, "allocated_bytes.all.peak": 3 * 2**30}
+    known = [stats | {"reserved_bytes.all.peak": 4 * 2**30}]  # read once: it is a dictionary of all that there is
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: known.pop())
     cuda = torch.device("cuda", 1)
 
     assert AllocatorProbe(cuda).read() == {MEMORY_ALLOCATED: 1.0, MEMORY_PEAK: 3.0, MEMORY_RESERVED: 4.0}

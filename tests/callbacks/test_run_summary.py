@@ -5,10 +5,9 @@ from typing import Any
 import lightning
 import pytest
 
-from batchscope.callbacks._run_summary import device_facts, exceeds_count, predicted_knee, rank_facts, report
+from batchscope.callbacks._run_summary import device_facts, predicted_knee, rank_facts, report
 from batchscope.callbacks._setting import setting_of
 from batchscope.hardware.bottleneck import Bottleneck
-from batchscope.hardware.operations import Operation
 from batchscope.hardware.probes import usable_cores
 from batchscope.options.compose import check_command_line
 from tests.support.third_party_modules import Stranger
@@ -147,20 +146,3 @@ def test_a_run_of_a_diagnosis_is_known_as_one_so_that_it_is_not_advised_to_start
     trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     trainer.strategy.connect(module)
     assert setting_of(trainer, {"batch_size": 8}, None).experiment == experiment
-
-
-@pytest.mark.parametrize(
-    ("recorded", "flops_per_sample", "exceeds"),
-    [
-        (800.0, 100.0, False),
-        (8 * 133.0, 100.0, False),  # activations that are computed again
-        (8 * 200.0, 100.0, True),  # the first batch was not like the others
-        (0.0, 100.0, False),  # compiled kernels, which nobody counts
-        (800.0, None, False),
-    ],
-)
-def test_no_rate_follows_from_a_first_batch_with_far_fewer_flops(
-    recorded: float, flops_per_sample: float | None, exceeds: bool
-) -> None:
-    operations = [Operation("mm", "forward", "", "fp32", flops=recorded / 2)] * 2
-    assert exceeds_count(operations, flops_per_sample, samples=8) == exceeds
