@@ -199,12 +199,15 @@ def _device(run: Run, step: StepOperations) -> Device:
 
 
 def _memory(runs: Mapping[int, Run], steps: Mapping[int, StepOperations]) -> CountedMemory:
-    """What was counted, or an estimate from what exists and from the traffic of the forward pass."""
-    fixed, by_size, guessed = 0.0, {}, {}
+    """What was measured, or an estimate from what exists and from the traffic of the forward pass."""
+    fixed, by_size, guessed, moving = 0.0, {}, {}, {}
     for size, run in runs.items():
         parts = {key: positive(value) or 0.0 for key, value in table(at(run.record, "memory.parts_bytes")).items()}
         fixed = max(fixed, sum(parts.get(key, 0.0) for key in ("parameters", "gradients", "optimizer")))
-        if "activations" in parts:
-            by_size[size] = parts["activations"] + parts.get("rest", 0.0)
-        guessed[size] = 0.5 * sum(row.bytes for row in steps[size].rows if row.part == "forward")
-    return CountedMemory(fixed, by_size or guessed, bool(by_size))
+        rows = steps[size].rows
+        if "saved" in parts:
+            by_size[size] = parts["saved"] + parts.get("rest", 0.0)
+            largest = max((row.bytes / row.calls for row in rows if row.part == "backward" and row.calls), default=0.0)
+            moving |= {} if "rest" in parts else {size: largest}
+        guessed[size] = 0.5 * sum(row.bytes for row in rows if row.part == "forward")
+    return CountedMemory(fixed, by_size or guessed, bool(by_size), moving)
