@@ -7,12 +7,12 @@
 The runs are of the SimpleCNN, for 50 minutes in all, and are started as `compare --rerun` and sweeps start them. A built-in
 slowdown is a busy wait in `training_step` (slowed_job.py). It needs Linux.
 
-- In turns: runs of A, other ones of A, and ones that are 10 % slower take turns, in processes that each round replaces.
-- Separate: runs of A, and runs that are 30 % slower, one after the other between the turns. A run of A is compared with
-  another one of A, and with a slower one, that was run half of the benchmark earlier or later.
+- Side by side: runs of A, other ones of A, and ones that are 10 % slower alternate, in processes that each pass replaces.
+- Separate: runs of A, and runs that are 50 % slower, one after the other in between. A run of A is compared with another
+  one of A, and with a slower one, that was run half of the benchmark earlier or later.
 
-A false alarm is exit code 3; "any row" counts a part or rate that is said to differ, too. The last lines say what separate
-runs of the same thing differed by (`BETWEEN_RUNS` in src/analysis/separate.py), and whether the machine's probe explains it.
+A false alarm is exit code 3; "any row" counts a part or rate that is said to differ, too; "busy" counts comparisons without
+a verdict. The last lines say what separate runs of the same thing differed by (`BETWEEN_RUNS` in src/analysis/compare.py).
 """
 
 import argparse
@@ -28,8 +28,9 @@ from typing import Any
 from harness import write_result
 
 from batchscope.analysis.compare import Comparison, compare
+from batchscope.analysis.noise import Rates
 from batchscope.analysis.read import find
-from batchscope.analysis.run_times import FASTEST, FIT, STEP, probe_seconds, time_of
+from batchscope.analysis.windows import STEP, windows_of
 from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
 from batchscope.records.step_parts import PARTS
@@ -38,7 +39,7 @@ from batchscope.sweep.fork_server import ForkServer
 from batchscope.sweep.rerun import Side, forking, run_alone, take_rounds
 
 ROOT = Path(__file__).resolve().parent.parent
-IN_TURNS, SEPARATE = 0.1, 0.3  # built-in slowdowns
+SIDE_BY_SIDE, SEPARATE = 0.1, 0.5  # built-in slowdowns
 FEWEST = 10  # comparisons of which a result is written
 OPTIONS = (
     "experiment=throughput",
@@ -64,12 +65,12 @@ def side(name: str, words: Sequence[str], share: float = 0.0) -> Side:
 
 def measure(out: Path, args: argparse.Namespace, server: ForkServer | None, words: Sequence[str]) -> None:
     """All runs, in the order of the docstring."""
-    together = [side("a", words), side("again", words), side("slower", words, IN_TURNS)]
+    together = [side("a", words), side("again", words), side("slower", words, SIDE_BY_SIDE)]
     unchanged, slower = side("a", words), side("slower", words, SEPARATE)
     for number in range(args.comparisons):
         began = time.perf_counter()
         place = out / "turns" / str(number)
-        take_rounds(together, place, "0", args.rounds, args.seconds, server, lambda turn, medians: None)
+        take_rounds(together, place, "0", args.passes, args.seconds, server, lambda turn, medians: None)
         for name, one in (("x", unchanged), ("slower", slower), ("y", unchanged)):
             run_alone(one, out / name / str(number), args.separate_seconds, server)
         print(f"{number + 1} of {args.comparisons}: {time.perf_counter() - began:.0f} s", flush=True)
@@ -81,32 +82,32 @@ def half_apart(out: Path, comparisons: int, name: str) -> list[Comparison]:
     return [compare(out / "x" / str(number), out / name / str(other[number])) for number in range(comparisons)]
 
 
-def in_turns(out: Path, comparisons: int, name: str) -> list[Comparison]:
-    """Runs that took turns."""
+def side_by_side(out: Path, comparisons: int, name: str) -> list[Comparison]:
+    """Runs that alternated."""
     places = [out / "turns" / str(number) for number in range(comparisons)]
     return [compare(place / "a", place / name) for place in places]
 
 
 def spread(folder: Path, comparisons: int) -> dict[str, float]:
-    """Standard deviations of log times over separate runs of the same thing, and of the step over the probe's time."""
+    """Standard deviations of log times over separate runs of the same thing."""
     runs = [found for n in range(comparisons) for name in "xy" for found in find([folder / name / str(n)]).runs]
     found = {}
-    for name in (STEP, FASTEST, *PARTS, FIT):
-        times = [math.log(t) for one in runs if (t := time_of(one, name))]
+    for name in (STEP, *PARTS):
+        windows = [windows_of({0: [run]}, name) for run in runs]
+        times = [math.log(1 / Rates(one).rate(0)) for one in windows if len(one)]
         found[name] = statistics.stdev(times) if len(times) > 1 else math.nan
-    corrected = [math.log((time_of(one, STEP) or math.nan) / p) for one in runs if (p := probe_seconds([one]))]
-    found["step ÷ probe"] = statistics.stdev(corrected) if len(corrected) > 1 else math.nan
     return found
 
 
 def row(title: str, found: list[Comparison], wanted: str) -> str:
     """A line of the table."""
     alarms = sum(one.exit_code == 3 for one in found)
-    differing = sum(any(r.ratio and r.ratio.differs for r in one.compared[0].rows) for one in found)
+    differing = sum(len(one.compared[0].shown) > 1 or one.compared[0].verdict in ("slower", "faster") for one in found)
+    busy = sum(one.compared[0].busy is not None for one in found)
     ratios = [one.compared[0].slowdown for one in found]
     lows, highs = (statistics.median(getattr(ratio, end) for ratio in ratios) for end in ("low", "high"))
     ratio, share = statistics.median(one.value for one in ratios), f"{alarms / len(found):.0%}"
-    return f"| {title} | {len(found)} | {alarms} ({share}) | {wanted} | {differing} | {ratio:.3f} | {lows:.2f} to {highs:.2f} |"
+    return f"| {title} | {len(found)} | {alarms} ({share}) | {wanted} | {differing} | {busy} | {ratio:.3f} | {lows:.2f} to {highs:.2f} |"
 
 
 def main() -> None:
@@ -114,8 +115,8 @@ def main() -> None:
     parser.add_argument("--root", default="data")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "bench-compare", help="is emptied")
     parser.add_argument("--comparisons", type=int, default=20, help="of each kind; fewer than 10 write no result")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of training of each side in a round")
+    parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of training of each side in a pass")
     parser.add_argument("--separate-seconds", type=float, default=30.0, help="of training in a separate run")
     parser.add_argument("--kept", action="store_true", help="analyse the runs in --out again")
     args = parser.parse_args()
@@ -137,21 +138,21 @@ def report(args: argparse.Namespace) -> None:
     """The table; a result where there are enough comparisons."""
     tables = {
         "unchanged, separate": (half_apart(args.out, args.comparisons, "y"), "≤ 5 %"),
-        "unchanged, in turns": (in_turns(args.out, args.comparisons, "again"), "≤ 5 %"),
-        f"{IN_TURNS:.0%} slower, in turns": (in_turns(args.out, args.comparisons, "slower"), "≥ 90 %"),
+        "unchanged, side by side": (side_by_side(args.out, args.comparisons, "again"), "≤ 5 %"),
+        f"{SIDE_BY_SIDE:.0%} slower, side by side": (side_by_side(args.out, args.comparisons, "slower"), "≥ 90 %"),
         f"{SEPARATE:.0%} slower, separate": (half_apart(args.out, args.comparisons, "slower"), "≥ 95 %"),
     }
     found = spread(args.out, args.comparisons)
-    header = "| | comparisons | exit code 3 | wanted | any row | B ÷ A that decides, median | its interval, median |"
-    lines = [header, "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    header = "| | comparisons | exit code 3 | wanted | any row | busy | time of a sample, B ÷ A, median | its interval, median |"
+    lines = [header, "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
     lines += [row(title, comparisons, wanted) for title, (comparisons, wanted) in tables.items()]
     lines += ["", "Separate runs of the same thing differ by (standard deviation of log times):"]
     lines += [", ".join(f"{name.replace('_', ' ')} {value:.1%}" for name, value in found.items()) + "."]
-    lines += [f"{args.rounds} rounds of {args.seconds:g} s, separate runs of {args.separate_seconds:g} s."]
+    lines += [f"{args.passes} passes of {args.seconds:g} s, separate runs of {args.separate_seconds:g} s."]
     if args.comparisons < FEWEST:
         print("\n".join(lines))
         return
-    data = {key: getattr(args, key) for key in ("rounds", "seconds", "separate_seconds")} | {"spread": found}
+    data = {key: getattr(args, key) for key in ("passes", "seconds", "separate_seconds")} | {"spread": found}
     short = {title: [_short(one) for one in comparisons] for title, (comparisons, _) in tables.items()}
     write_result("compare", "\n".join(lines), data | {"tables": short})
 
@@ -159,7 +160,7 @@ def report(args: argparse.Namespace) -> None:
 def _short(one: Comparison) -> dict[str, Any]:
     """The numbers without the folders."""
     pair = one.as_json()["pairs"][0]
-    return {key: pair[key] for key in ("turns", "regression", "rows")}
+    return {key: pair[key] for key in ("passes", "busy", "regression", "rows")}
 
 
 if __name__ == "__main__":

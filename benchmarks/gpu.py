@@ -15,7 +15,7 @@ the repository's root, for Python 3.12 on Linux there:
 
     pip download --no-deps --only-binary=:all: --python-version 3.12 --implementation cp --platform manylinux2014_x86_64
       --platform manylinux_2_17_x86_64 --platform any -d wheels
-      hydra-core==1.3.8 omegaconf==2.3.1 bokeh==3.9.2 tornado==6.6.1 xyzservices==2026.9.1
+      hydra-core==1.3.8 omegaconf==2.3.1
     pip wheel --no-deps -w wheels antlr4-python3-runtime==4.9.3 .
 
 The last line builds antlr4, of which there is no wheel, and batchscope itself. Carry the repository with `wheels` and MNIST

@@ -46,7 +46,7 @@ def busy_process(seed: int) -> Iterator[None]:
 
 
 def sweep(place: Path, options: list[str]) -> dict[str, Any]:
-    """Do the sweep; its wall time, the recommended size, and the rate of each size with its interval."""
+    """Do the sweep; its wall time, the recommended size (None where it is undecided), and the rate of each size with its interval."""
     shutil.rmtree(place, ignore_errors=True)
     started = time.perf_counter()
     done = subprocess.run(sweep_line(place, options), cwd=ROOT, capture_output=True, text=True, check=False)
@@ -56,8 +56,8 @@ def sweep(place: Path, options: list[str]) -> dict[str, Any]:
     rates = {
         row["batch_size"]: [row.get(f"samples_per_sec{end}") for end in ("_low", "", "_high")] for row in report["rows"]
     }
-    found = report["recommendations"][0]
-    return {"seconds": seconds, "size": found["batch_size"], "headline": found["headline"], "rates": rates}
+    found = report["answers"][0]
+    return {"seconds": seconds, "size": found["batch_size"], "headline": found["lines"][0], "rates": rates}
 
 
 def covered(sweeps: list[dict[str, Any]]) -> list[bool]:
@@ -72,8 +72,8 @@ def covered(sweeps: list[dict[str, Any]]) -> list[bool]:
 
 
 def table(sweeps: list[dict[str, Any]]) -> str:
-    sizes = [one["size"] for one in sweeps]
-    usual = Counter(sizes).most_common(1)[0][0]
+    sizes = [one["size"] for one in sweeps if one["size"]]
+    usual = Counter(sizes).most_common(1)[0][0] if sizes else 1
     near = sum(abs(math.log2(size / usual)) <= 1 for size in sizes)
     held = covered(sweeps)
     width = median(
@@ -82,10 +82,10 @@ def table(sweeps: list[dict[str, Any]]) -> str:
     quiet, beside = ([one["seconds"] for one in sweeps if one["busy"] is busy] for busy in (False, True))
     rows = ["| sweep | beside it | s | recommended |", "| ---: | --- | ---: | ---: |"]
     rows += [
-        f"| {number} | {'a busy process' if one['busy'] else '–'} | {one['seconds']:.0f} | {one['size']} |"
+        f"| {number} | {'a busy process' if one['busy'] else '–'} | {one['seconds']:.0f} | {one['size'] or 'none'} |"
         for number, one in enumerate(sweeps, 1)
     ]
-    rows += ["", f"Within one power of two of {usual}, the most frequent: {near} of {len(sizes)}."]
+    rows += ["", f"Within one power of two of {usual}, the most frequent: {near} of {len(sizes)} answers."]
     rows.append(
         f"Intervals that hold the median rate of all sweeps: {sum(held)} of {len(held)} ({sum(held) / len(held):.0%})."
     )

@@ -18,14 +18,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from harness import fill_in, machine, median, spread, write_result
 from ring_model import Link, Prediction, batches_to_accumulate, predict, ring_ms, worthwhile
+from scipy.optimize import nnls
 from torch import distributed, multiprocessing, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from batchscope.analysis.fit import fit_step_time
 from batchscope.data.spec import DataSpec
 from batchscope.hardware.allocator import keep_freed_memory
 from batchscope.options.compose import check_command_line
@@ -135,9 +136,11 @@ def measured_link(found: dict[str, float]) -> Link:
 
 
 def step_time(alone: dict[str, float]) -> Callable[[float], float]:
-    """The time of a step at any batch size, by the fit that reports use."""
-    fit = fit_step_time([int(size) for size in alone], list(alone.values()))
-    return fit.step_ms
+    """The time of a step at any batch size: a constant and a time for each sample, by least squares of relative errors."""
+    ms = np.array(list(alone.values()))
+    sizes = np.array([float(size) for size in alone])
+    (constant, of_sample), _ = nnls(np.stack([1 / ms, sizes / ms], axis=1), np.ones(len(ms)))
+    return lambda size: float(constant + of_sample * size)
 
 
 def compared(models: dict[str, Any], link: Link) -> str:

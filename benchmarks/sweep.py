@@ -28,13 +28,9 @@ def sweep(place: Path, *options: str) -> dict[str, Any]:
     return json.loads((place / "report" / "sweep.json").read_text())
 
 
-def recommended(report: dict[str, Any]) -> dict[str, int]:
-    return {r["group"]: r["batch_size"] for r in report["recommendations"]}
-
-
-def errors(report: dict[str, Any]) -> dict[str, float]:
-    """The median leave-one-out error of each group."""
-    return {fit["group"]: fit.get("leave_one_out_error") for fit in report["fits"]}
+def recommended(report: dict[str, Any]) -> dict[str, int | str]:
+    """The size of each model; `undecided` where there is none."""
+    return {found["group"]: found["batch_size"] or "undecided" for found in report["answers"]}
 
 
 def runs_of(place: Path) -> int:
@@ -54,17 +50,15 @@ def main() -> None:
         place = args.out / f"search-{model}"
         search = sweep(place, "experiment=find_batch_size", *common, f"model={model}")
         found = [recommended(report)[model] for report in (*reports, search)]
-        misses = [errors(report).get(model) for report in reports]
-        data[model] = {"recommended": found, "leave_one_out": misses, "search_runs": runs_of(place)}
-        missed = ", ".join("none" if miss is None else f"{miss:.1%}" for miss in misses)
-        rows.append(f"| {model} | {found[0]} | {found[1]} | {missed} | {found[2]} | {runs_of(place)} |")
-    header = "| model | recommended: first sweep | second | fit, leave-one-out error | found by the search | its runs |"
+        data[model] = {"recommended": found, "search_runs": runs_of(place)}
+        rows.append(f"| {model} | {found[0]} | {found[1]} | {found[2]} | {runs_of(place)} |")
+    header = "| model | recommended: first sweep | second | found by the search | its runs |"
     kept = RESULTS / "sweep"
     shutil.rmtree(kept, ignore_errors=True)
     shutil.copytree(args.out / "first" / "report", kept, ignore=shutil.ignore_patterns("tensorboard", "*.html"))
     write_result(
         "sweep",
-        "\n".join([header, "| --- | ---: | ---: | --- | ---: | ---: |", *rows]),
+        "\n".join([header, "| --- | ---: | ---: | ---: | ---: |", *rows]),
         {"models": data, "sizes": SIZES},
     )
 

@@ -152,6 +152,11 @@ def flatten_cudnn_weights(weights: Sequence[nn.Parameter], mode: str, hidden_siz
     return True
 
 
+def stored_values(tensor: Tensor) -> Tensor:
+    """The values that a sparse tensor stores, as they are: several may be of one element. A dense tensor is returned."""
+    return tensor._values() if tensor.layout == torch.sparse_coo else tensor
+
+
 def non_finite_check(tensors: list[Tensor], flag: Tensor, one: Tensor) -> None:
     """Set `flag` to 1 on the device if any value is infinite or NaN, in one operation for each dtype among the tensors.
 

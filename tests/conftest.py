@@ -54,6 +54,14 @@ def environment() -> Iterator[None]:
             del os.environ[name]
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verdict does not depend on what other programs do on the machine that runs the test."""
+    monkeypatch.setattr("batchscope.hardware.bottleneck.BUSY", 2.0)
+    for module in ("profile", "throughput"):
+        monkeypatch.setattr(f"batchscope.callbacks.{module}.others_share", lambda before, after: 0.0)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """`data.root` of the real MNIST, for tests of its checksums, its statistics or the accuracy on it."""

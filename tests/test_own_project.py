@@ -30,7 +30,7 @@ AGAIN = ["--config-dir=conf", "trust=mynet"]
 PAGE = wheel.ROOT / "docs" / "own-project.md"
 # What is shown of the output; the rest depends on the machine and its load, or is long.
 SHOWN = re.compile(
-    r"error: |\./|\w+ is ready|Net \(|trained |tested |kept |again |resumed |report |run \d|— run|recommend|test/|mynet-|"
+    r"error: |\./|\w+ is ready|Net \(|mynet · |result |files |resumed |report |run \d|— run|recommend|test/|mynet-|"
     r"explain |plot |[0-9]+ of the .* runs"
 )
 TIMED = re.compile(r"\d[\d,.]*( ?(ms|s|min|h)\b)?")  # what differs from run to run, in a line that is shown
@@ -156,7 +156,7 @@ def test_a_killed_run_is_resumed_to_the_same_weights_and_evaluated(project: Path
     step = ("batchscope.training.task.Task.training_step", 12, kill_9)
     options = ["hydra.run.dir=out", "callbacks.checkpoint.every_n_steps=5", "data.num_workers=2"]
     assert run(project, *WORDS, *options, faults=[step]).end() == -9
-    resumed = run(project, "resume=out", *AGAIN)
+    resumed = run(project, "-v", "resume=out", *AGAIN)
     assert resumed.end() == 0, resumed.complained
     assert_alike(last(project / "whole")["state_dict"], last(project / "out")["state_dict"])
     again = next(line for line in resumed.said.splitlines() if line.startswith("again"))

@@ -69,7 +69,7 @@ def batch_sizes(setting: Setting) -> Result:
         (size for size, rate in rates.get("cuda", {}).items() if rate > rates.get("cpu", {}).get(size, rate)), None
     )
     lines += ["", f"The GPU is faster from batch {crossing} on." if crossing else "The GPU is faster at no size.", ""]
-    lines += [f"- {line}" for line in report.get("headlines", [])]
+    lines += [f"- {line}" for line in report.get("lines", [])]
     finished = sum(record["status"] == "finished" for record in records)
     claims = {f"all {len(records)} runs finished": finished == len(records) == len(sizes) * len(devices.split(","))}
     return Result("\n".join(lines), {"rates": rates, "crossing": crossing, "report": report}, claims)

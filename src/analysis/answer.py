@@ -1,7 +1,8 @@
 """Which batch size to take: the rules, and the sentences that say what they found.
 
 1. What is not known does not decide. Sizes are compared by the 90 % interval of the ratio of their rates (noise.py).
-2. A sentence is as strong as the interval: nothing is called faster where the interval holds equality.
+2. A sentence is as strong as the interval: nothing is called faster where the interval holds equality. What a sentence
+   states as certain holds with 98 % confidence, because the best size is chosen by the same numbers.
 3. Recommended is the smallest size that is shown to reach 90 % of the best rate. Where a smaller one may reach it, or
    another one may beat the best by more than 10 %, the answer is undecided. Doubt never leads to a larger size.
 4. Of trained runs, only sizes whose metric is not shown to be worse than the best can be recommended (quality.py).
@@ -13,18 +14,17 @@ sentence that states something has a claim beside it, so that it can be checked 
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from ..records.formatting import percent, significant
-from ..records.rates import RATE
 from .groups import Group
 from .noise import Rates, Ratio
 from .quality import Quality, quality_of, training_words
-from .windows import windows_of
 
 ENOUGH = 0.9  # of the best rate
+STATED = 0.98  # confidence of what a sentence states: the fastest, a share within ± 10 %, at most, at least
 VAGUE = 0.1  # a ratio to the best that is not known to ± 10 % is shown as such, and named
 _MOST_NAMED = 6  # sizes in a sentence
 
@@ -37,12 +37,7 @@ class Decision:
     best: int  # with the highest known rate
     between: list[int]  # the sizes between which the answer is undecided, smallest first; empty if it is decided
     ratios: dict[int, Ratio]  # of the rate of each size to that of `best`
-
-    @property
-    def fastest(self) -> int | None:
-        """The best size, if it is shown to be faster than all others."""
-        others = [ratio for size, ratio in self.ratios.items() if size != self.best]
-        return self.best if others and all(ratio.high < 1 for ratio in others) else None
+    fastest: int | None  # the best size, if it is shown to be faster than all others
 
     @property
     def vague(self) -> list[int]:
@@ -62,7 +57,9 @@ def decide(rates: Rates, sizes: Collection[int] | None = None) -> Decision | Non
     smaller = [s for s, ratio in ratios.items() if s < size and ratio.high >= ENOUGH]
     faster = [s for s, ratio in ratios.items() if s not in (size, best) and ratio.high > 1 + VAGUE]
     between = sorted({size, *smaller, *faster}) if smaller or faster else []
-    return Decision(None if between else size, best, between, ratios)
+    others = [rates.ratio(s, best, STATED) for s in among if s != best]  # of equal ones, one is the best by chance
+    fastest = best if others and all(ratio.high < 1 for ratio in others) else None
+    return Decision(None if between else size, best, between, ratios, fastest)
 
 
 @dataclass(frozen=True)
@@ -85,8 +82,9 @@ class Answer:
 
     @property
     def candidate(self) -> int | None:
-        """The recommended size; where the answer is undecided, the smallest that it may be."""
-        return self.size or (min(self.decision.between) if self.decision else None)
+        """The recommended size; where the answer is undecided, the smallest that it may be and whose rate is known."""
+        between = self.decision.between if self.decision else []
+        return self.size or min((s for s in between if math.isfinite(self.rates.reach(s))), default=None)
 
     @cached_property
     def vague(self) -> list[int]:
@@ -110,33 +108,27 @@ class Answer:
         return {**found, "undecided": self.decision.between if self.decision else [], "sizes": sizes}
 
 
-def rates_of(group: Group) -> Rates:
-    """The rates of the sizes of a group, where necessary those of the records alone."""
-    windows = windows_of(group.sizes)
-    measured = set(windows["setting"])
-    return Rates(windows, {size: rate for size, rate in group.medians(RATE).items() if size not in measured})
-
-
 def answer(group: Group, metrics: Sequence[str] = ()) -> Answer | None:
-    """The answer for a group; None where fewer than two sizes were measured.
+    """The answer for a group; None where fewer than two sizes were measured that were asked for.
 
     `metrics` are those of the test or validation, the most telling one first.
     """
-    if len(group.sizes) < 2:
+    asked = group.asked
+    if len(asked) < 2:
         return None
-    rates = rates_of(group)
-    found = [quality for key in metrics if (quality := quality_of(group.sizes, key))]
-    quality = found[0] if found else None
+    rates = group.rates
+    sizes = {size: group.sizes[size] for size in asked}
+    quality = next((found for key in metrics if (found := quality_of(sizes, key))), None)
     if rates.busy is not None:
         return _busy(group, rates, quality)
-    overall = decide(rates)
+    overall = decide(rates, asked)
     decision = decide(rates, quality.as_good) if quality else overall
     if overall is None or decision is None:
         line = "No rate is known well enough to compare sizes: the runs measured too few steps."
-        return Answer(group, rates, None, overall, quality, [line], repeat=_timed(list(group.sizes)))
+        return Answer(group, rates, None, overall, quality, [line], repeat=_timed(asked))
     if quality and quality.allowed is None and decision.size is not None and decision.size != quality.best:
         between = sorted({decision.size, quality.best})
-        decision = Decision(None, decision.best, between, decision.ratios)
+        decision = replace(decision, size=None, between=between)
     words = _Words(group, rates, decision, overall, quality)
     return Answer(group, rates, decision, overall, quality, words.lines, words.claims, words.repeat)
 
@@ -146,7 +138,7 @@ def _busy(group: Group, rates: Rates, quality: Quality | None) -> Answer:
         f"The machine was busy: other programs took {percent(rates.busy or 0)} of the processor. No batch size is "
         "recommended. Close them and repeat the sweep."
     )
-    return Answer(group, rates, None, None, quality, [line], repeat=_timed(list(group.sizes)))
+    return Answer(group, rates, None, None, quality, [line], repeat=_timed(group.asked))
 
 
 class _Words:
@@ -158,6 +150,7 @@ class _Words:
         self.lines: list[str] = []
         self.claims: list[dict[str, Any]] = []
         self.repeat: list[str] = []
+        self.named: set[int] = set()  # sizes in the first sentence beside the recommended one
         if decision.size is None:
             self._undecided()
         else:
@@ -182,7 +175,7 @@ class _Words:
             self.lines.append(f"{size:,} is the fastest{among}{self._next(size)}.")
         elif decision.fastest is not None:
             self._claim("fastest", decision.fastest, among=sorted(decision.ratios))
-            share = self._share(size, decision.ratios[size], decision.fastest)
+            share = self._share(size, decision.fastest)
             self.lines.append(
                 f"{size:,} is enough: it gives {share} of the rate of {decision.fastest:,}, the fastest{among}."
             )
@@ -193,10 +186,12 @@ class _Words:
         """What the best of the smaller sizes gives, else the best of the larger ones."""
         others = [s for s in self.decision.ratios if s < size] or [s for s in self.decision.ratios if s > size]
         other = max(others, key=lambda s: self.decision.ratios[s].value)
-        return f"; {other:,} gives {self._share(other, self.decision.ratios[other], size)} of it"
+        self.named.add(other)
+        return f"; {other:,} gives {self._share(other, size)} of it"
 
-    def _share(self, size: int, ratio: Ratio, of: int) -> str:
+    def _share(self, size: int, of: int) -> str:
         """A share that is as exact as it is known: `84 %`, or `at most 70 %`."""
+        ratio = self.rates.ratio(size, of, STATED)
         if ratio.reach <= VAGUE:
             self._claim("share", size, of=of, share=ratio.value)
             return percent(ratio.value)
@@ -228,7 +223,7 @@ class _Words:
             return
         if fast not in quality.values:
             return
-        ratio = self.rates.ratio(fast, chosen)
+        ratio = self.rates.ratio(fast, chosen, STATED)
         if ratio.low <= 1:
             return
         if ratio.reach <= VAGUE:
@@ -245,7 +240,7 @@ class _Words:
     def _accuracy(self) -> None:
         quality = self.quality
         if quality is None:
-            sizes = sorted({s for s in (self.decision.size, self.decision.fastest, *self.decision.between) if s})
+            sizes = {s for s in (self.decision.size, self.decision.fastest, *self.decision.between) if s} | self.named
             which = "both" if len(sizes) == 2 else "them" if len(sizes) > 2 else "with it and a smaller one"
             self.lines.append(f"Accuracy was not measured: train {which} before you choose.")
             return
@@ -263,7 +258,7 @@ class _Words:
     def _vague(self) -> None:
         vague = [size for size in self.overall.vague if size not in self.decision.between]
         if vague:
-            self.lines.append(f"Not known to ± 10 %: {_and(vague)}.")
+            self.lines.append(f"Not known to ± 10 %, and marked with ?: the rate at {_and(vague)}.")
 
     def _larger(self) -> None:
         """Whether a size that did not run may be faster."""
@@ -277,6 +272,8 @@ class _Words:
             self.lines.append(f"The rate still rises at {largest:,}, and {limit:,} ran out of memory.")
         elif group.largest_possible is not None and group.largest_possible <= largest:
             self.lines.append(f"The rate still rises at {largest:,}, which is the whole training set.")
+        elif group.largest_possible is not None and group.largest_possible < 2 * largest:
+            self.lines.append(f"The rate still rises at {largest:,}; the training set has {group.largest_possible:,}.")
         else:
             self.lines.append(f"The rate still rises at {largest:,}: {2 * largest:,} may be faster.")
 

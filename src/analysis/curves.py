@@ -1,12 +1,19 @@
-"""A validation metric against training time and samples, from the step file of a run."""
+"""A validation metric against training time and samples, from the step file of a run; and the plot of all of them."""
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
-from ..records.metrics import best_first, metric
+from ..records.metrics import FRACTION, best_first, metric
 from ..records.step_file import read_rows
 from ..records.values import number
+from . import plot_style as style
+from .groups import SweepResults
 from .run import Run
 
 _Row = dict[str, float]
@@ -20,17 +27,6 @@ class Curve:
     seconds: list[float]  # training time, without validation and checkpoints
     samples: list[float]  # trained on by then
     values: list[float]
-
-    @property
-    def best(self) -> float:
-        """The best value reached."""
-        return max(self.values) if metric(self.metric).higher_is_better else min(self.values)
-
-    def seconds_to(self, target: float) -> float | None:
-        """Training time until the first validation that was at least as good; None if there was none."""
-        rises = bool(metric(self.metric).higher_is_better)
-        reached = (s for s, v in zip(self.seconds, self.values, strict=True) if v == target or (v > target) == rises)
-        return next(reached, None)
 
 
 def read_curve(run: Run) -> Curve | None:
@@ -80,3 +76,50 @@ def _seconds_at(wanted: list[float], rows: list[_Row], mean_step_ms: float | Non
         seconds.append(seconds[-1] + (wanted[-1] - steps[-1]) * mean)
         steps.append(wanted[-1])
     return [float(s) for s in np.interp(wanted, steps, seconds)]
+
+
+def draw_curves(sweep: SweepResults, looks: Mapping[int, tuple[str, str]], numbers: Mapping[int, int]) -> Figure | None:
+    """The curves of all runs against time and against samples; None without a curve of two validations.
+
+    Args:
+        sweep: the runs.
+        looks: colour and marker, by the id of a group.
+        numbers: those of the runs, by the id of a run.
+    """
+    found = [(group, run, curve) for group in sweep.groups for run in group.runs if (curve := read_curve(run))]
+    names = Counter(curve.metric for *_, curve in found)
+    name = max(names, key=lambda name: (names[name], name), default="")
+    shown = [(group, run, curve) for group, run, curve in found if curve.metric == name]
+    if not any(len(curve.values) > 1 for *_, curve in shown):
+        return None
+    sizes = sorted({run.batch_size or 0 for _, run, _ in shown})
+    by_size = len({id(group) for group, *_ in shown}) == 1 and len(sizes) > 1
+    shades = dict(zip(sizes, colormaps["viridis"](np.linspace(0, 0.88, len(sizes))), strict=True))
+    figure = style.new_figure(3.7, style.REPORT_WIDTH)
+    left, right = figure.subplots(1, 2, sharey=True)
+    for group, run, curve in shown:
+        colour, marker = looks[id(group)]
+        label = group.label
+        if by_size:
+            colour, marker, label = shades[run.batch_size or 0], "o", f"{run.batch_size:,}"
+        gid = style.gid_of([numbers[id(run)]])
+        for axes, x in ((left, curve.seconds), (right, curve.samples)):
+            axes.plot(x, curve.values, color=colour, marker=marker, ms=3.5, lw=1.2, alpha=0.9, label=label, gid=gid)
+    _label_axes(figure, name, [curve for *_, curve in shown])
+    style.legend_below(figure, left, "batch size" if by_size else None)
+    return figure
+
+
+def _label_axes(figure: Figure, name: str, curves: list[Curve]) -> None:
+    left, right = figure.axes
+    left.set_title(f"{name} of every run")
+    left.set_ylabel(name)
+    if metric(name).unit == FRACTION:
+        left.set_ylabel(f"{name}, %")
+        left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
+    elif min(value for curve in curves for value in curve.values) > 0:
+        style.log_axis(left)
+    style.wide_axis(left, (s for curve in curves for s in curve.seconds))
+    style.wide_axis(right, (s for curve in curves for s in curve.samples))
+    left.set_xlabel("seconds of training")
+    right.set_xlabel("samples seen")

@@ -1,7 +1,11 @@
-"""The table of a diagnosis: what each change really gave, against a baseline measured at the beginning and at the end."""
+"""The table of a diagnosis: what each change really gave, against a baseline measured at the beginning and at the end.
+
+The baselines repeat one setting, so they show what separate runs of the same thing differ by here. A change is recommended
+only where the 90 % interval of its rate over theirs (noise.py) lies above 1. Of changes that are not shown to differ from
+the fastest one, the one that changes least is recommended: with the fewest options, then with the smallest batch.
+"""
 
 import json
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,18 +14,23 @@ from typing import Any
 
 from ..errors import UserError, printable
 from ..files import refuse_links, why, write_text
-from ..records.formatting import count, percent, significant
+from ..records.formatting import count, percent
 from ..records.metrics import metric
 from ..records.rates import NEAR_BEST, RATE
-from ..records.values import at, number, table
+from ..records.terminal import wrapped
+from ..records.values import at, table
+from .groups import rates_of
+from .noise import Rates, Ratio
 from .read import find
 from .run import Run
+from .text_table import aligned
 
-SCHEMA = 1  # of diagnosis.json
+SCHEMA = 2  # of diagnosis.json
 BASELINE, CHANGE, AGAIN, TOGETHER = "baseline", "change", "baseline_again", "together"  # roles of a run
 _ORDER = (BASELINE, AGAIN, CHANGE, TOGETHER)
 _FILES = ("diagnosis.md", "diagnosis.json")
 _NUMBERS = (RATE, "step_ms_median", "memory_peak_gib")
+_WIDTH = 80  # columns
 
 
 @dataclass(frozen=True)
@@ -35,21 +44,29 @@ class Trial:
     @property
     def name(self) -> str:
         """What people call the run: its options, or `baseline`."""
-        words = " ".join(self.options) or "baseline"
-        return f"{words}, at the end" if self.role == AGAIN else words
+        return "baseline, at the end" if self.role == AGAIN else " ".join(self.options) or "baseline"
 
     @property
+    def is_baseline(self) -> bool:
+        """Whether it changes nothing."""
+        return self.role in (BASELINE, AGAIN)
+
+    @cached_property
     def rate(self) -> float | None:
         """Samples/s; None unless the run finished."""
-        return self.run.values.get(RATE) if self.run.status == "finished" else None
+        is_measured = self.run.status == "finished" and RATE in self.run.values
+        return rates_of({0: [self.run]}).rate(0) if is_measured else None
 
     @property
-    def bottleneck(self) -> str:
-        """`memory 61 %`, `probably host 40 %`, `unclear`, or empty if the record does not say."""
-        found = table(at(self.run.record, "throughput.bottleneck"))
-        kind, share = str(found.get("kind") or ""), number(found.get("share"))
-        probably = "probably " if found.get("certainty") == "probable" else ""
-        return kind if share is None or kind in ("", "unclear") else f"{probably}{kind} {percent(share)}"
+    def bottleneck(self) -> dict[str, Any]:
+        """What the run said of its bottleneck; empty if it said nothing."""
+        return table(at(self.run.record, "throughput.bottleneck"))
+
+    @property
+    def verdict(self) -> str:
+        """The kind of the bottleneck: `memory`, `probably host`, `unclear`, or empty."""
+        probably = "probably " if self.bottleneck.get("certainty") == "probable" else ""
+        return probably + str(self.bottleneck.get("kind") or "")
 
     @property
     def why_not(self) -> str:
@@ -64,122 +81,122 @@ class Findings:
     def __init__(self, trials: Iterable[Trial], not_tried: Sequence[str] = ()):
         self.not_tried = list(dict.fromkeys(not_tried))  # lines on changes that were not tried, with the reason
         self.trials = sorted(trials, key=lambda trial: (_ORDER.index(trial.role), -(trial.rate or 0.0)))
+        self.changes = [trial for trial in self.trials if trial.role == CHANGE]
+        self.baselines = [trial.rate for trial in self.trials if trial.is_baseline and trial.rate]
 
     @cached_property
-    def baselines(self) -> list[float]:
-        """The rates of the baseline: at the beginning, and at the end if the diagnosis came that far."""
-        return [trial.rate for trial in self.trials if trial.role in (BASELINE, AGAIN) and trial.rate]
+    def _rates(self) -> Rates:
+        """The rates of the baseline (0), and of each change (from 1 on)."""
+        runs: dict[int, list[Run]] = {}
+        for trial in self.trials:
+            if trial.rate:
+                runs.setdefault(self._setting(trial), []).append(trial.run)
+        return rates_of(runs)
+
+    def _setting(self, trial: Trial) -> int:
+        return 0 if trial.is_baseline else 1 + self.trials.index(trial)
 
     @property
     def is_complete(self) -> bool:
         """Whether the changes stand between two measured baselines, which show how much the machine itself drifts."""
         return len(self.baselines) > 1
 
-    def ratio(self, trial: Trial) -> float | None:
-        """A run's rate over the mean rate of the baseline."""
-        if trial.rate is None or not self.baselines:
+    def ratio(self, trial: Trial) -> Ratio | None:
+        """The rate of a change over that of the baseline; None where it is not known, and for the baseline."""
+        if not trial.rate or trial.is_baseline or not self.baselines:
             return None
-        return trial.rate * len(self.baselines) / sum(self.baselines)
+        return self._rates.ratio(self._setting(trial), 0)
 
     def is_faster(self, trial: Trial) -> bool:
-        """Whether a run is faster than the faster baseline by 5 %, and by more than separates the two baselines."""
-        if trial.role in (BASELINE, AGAIN) or not trial.rate or not self.baselines:
-            return False
-        fastest, slowest = max(self.baselines), min(self.baselines)
-        return trial.rate > fastest + max(NEAR_BEST * fastest, fastest - slowest)
+        """Whether a change is shown to be faster than the baseline; never on a busy machine."""
+        ratio = self.ratio(trial)
+        return ratio is not None and ratio.low > 1 and self._rates.busy is None
 
     def helps(self, trial: Trial) -> bool:
         """Whether a change can be recommended: it is faster, and was compared with a baseline on both sides."""
         return self.is_complete and self.is_faster(trial)
 
-    @property
+    @cached_property
     def best(self) -> Trial | None:
-        """The fastest run with a change that helps; None if no change helps."""
-        return max((one for one in self.trials if self.helps(one)), key=lambda one: one.rate or 0.0, default=None)
+        """The change to recommend; None if none helps."""
+        helping = [trial for trial in self.trials if self.helps(trial)]
+        if not helping:
+            return None
+        first = self._setting(max(helping, key=lambda trial: trial.rate or 0.0))
+        equal = [trial for trial in helping if not self._rates.ratio(self._setting(trial), first).differs]
+        return min(equal, key=lambda trial: (len(trial.options), trial.run.batch_size or 0, -(trial.rate or 0.0)))
 
     @property
     def headline(self) -> str:
-        """One sentence: the best change, or that none helps."""
-        best, changes = self.best, [trial for trial in self.trials if trial.role == CHANGE]
+        """The best change, or why none is recommended."""
+        tried = count(len(self.changes), "change")
         if not self.baselines:
             return "The baseline was not measured, so there is nothing to compare."
+        if self._rates.busy is not None:
+            line = (
+                f"The machine was busy: other programs took {percent(self._rates.busy)} of the processor. No change is"
+            )
+            return f"{line} recommended. Close them, and start a new diagnosis."
         if not self.is_complete:
             return (
-                f"Incomplete: {count(len(changes), 'change')} tried, and the baseline was not measured again after that, "
-                "so no change is recommended."
+                f"Incomplete: {tried} tried, and the baseline was not measured again after that, so no change is "
+                "recommended."
             )
-        if not changes:
+        if not self.changes:
             return "No change has been tried."
-        if best is None:
-            tried = count(len(changes), "change")
-            return f"No change helps: of {tried} tried, none is clearly faster than the baseline."
-        gain = significant(self.ratio(best) or 0.0)
-        others = [trial for trial in self.trials if trial.role == TOGETHER and trial is not best and trial.rate]
-        also = f"; {others[0].name} together give {significant(self.ratio(others[0]) or 0.0)} times" if others else ""
-        return f"Best: {best.name}, {gain} times the baseline{also}."
+        if self.best is None:
+            return f"No change helps: of {tried} tried, none is shown to be faster than the baseline."
+        others = [trial for trial in self.trials if trial.role == TOGETHER and trial is not self.best and trial.rate]
+        also = "".join(f"; {trial.name} together give {self._times(trial)}" for trial in others)
+        return f"Recommended: {self.best.name}, {self._times(self.best)} the baseline's rate{also}."
+
+    def _times(self, trial: Trial) -> str:
+        ratio = self.ratio(trial)
+        return f"{ratio.value:.2f} times ({ratio.span or 'not known'})" if ratio else ""
 
     @property
     def remarks(self) -> list[str]:
         """What to know before the table is believed."""
-        lines = list(self.not_tried)
-        if self.is_complete:
-            drift = self.baselines[-1] / self.baselines[0] - 1
-            if abs(drift) > NEAR_BEST:
-                lines.append(
-                    f"the baseline itself was {percent(abs(drift))} {'faster' if drift > 0 else 'slower'} at the end "
-                    "than at the beginning: something else uses the machine, or its clock changes"
-                )
+        lines = [f"{trial.name}: {' '.join(trial.why_not.split())[:200]}" for trial in self.trials if trial.why_not]
+        lines += self.not_tried
+        if self.is_complete and abs((drift := self.baselines[-1] / self.baselines[0]) - 1) > NEAR_BEST:
+            lines.append(
+                f"at the end the baseline was {drift:.2f} times as fast as at the beginning: something else uses the "
+                "machine, or its clock changes"
+            )
         if self.best and any(word.startswith("data.batch_size=") for word in self.best.options):
             lines.append("a larger batch also changes how the model learns")
-        return lines
-
-    def columns(self) -> list[tuple[str, list[str]]]:
-        """Headings and cells; columns without values are left out."""
-        ratios = [self.ratio(trial) for trial in self.trials]
-        numbers = ((name, [trial.run.values.get(name) for trial in self.trials]) for name in _NUMBERS)
-        shown = [(metric(name).heading, [_cell(name, value) for value in values]) for name, values in numbers]
         found = [
-            ("run", [trial.name for trial in self.trials]),
-            shown[0],
-            ("÷ baseline", ["" if ratio is None else significant(ratio) for ratio in ratios]),
-            shown[1],
-            ("bottleneck", [trial.bottleneck for trial in self.trials]),
-            shown[2],
-            ("not measured", [textwrap.shorten(t.why_not, 90, placeholder=" …") for t in self.trials]),
+            (t.name, t.verdict, t.bottleneck["evidence"])
+            for t in self.trials
+            if t.is_baseline and "evidence" in t.bottleneck
         ]
-        return [(heading, cells) for heading, cells in found if any(cells)]
+        return [*lines, *(f"{name}: {verdict}: {evidence}" for name, verdict, evidence in found)]
 
     def text(self, line: str | None) -> str:
-        """For the terminal; `line` is the command with the best change."""
-        columns = self.columns()
-        widths = [max(map(len, (heading, *cells))) for heading, cells in columns]
-        left = [heading in ("run", "bottleneck", "not measured") for heading, _ in columns]
-        lines = zip(*([heading, *cells] for heading, cells in columns), strict=True)
-        rows = [
-            "  ".join(c.ljust(w) if is_left else c.rjust(w) for c, w, is_left in zip(one, widths, left, strict=True))
-            for one in lines
-        ]
-        notes = [f"note: {remark}" for remark in self.remarks]
-        return printable("\n".join([*map(str.rstrip, rows), "", *notes, self.headline, *([line] if line else [])]))
-
-    def markdown(self, line: str | None) -> str:
-        """`diagnosis.md`."""
-        headings, cells = zip(*self.columns(), strict=True)
-        rows = [headings, ["---"] * len(headings), *zip(*cells, strict=True)]
-        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-        notes = [f"- {remark}" for remark in self.remarks]
-        command = ["", f"    {line}"] if line else []
-        return printable("\n".join(["# Diagnosis", "", self.headline, *command, "", *lines, "", *notes, ""]))
+        """What the terminal and `diagnosis.md` show; `line` is the command with the recommended change."""
+        rows = [["run", metric(RATE).heading, "÷ baseline", "90 % interval", "bottleneck"]]
+        for trial in self.trials:
+            name = " ".join(word.rpartition(".")[2] for word in trial.options) if trial.options else trial.name
+            rate = metric(RATE).cell(trial.rate) if trial.rate else "not measured"
+            ratio = self.ratio(trial)
+            rows.append([name, rate, *([f"{ratio.value:.2f}", ratio.span] if ratio else ["", ""]), trial.verdict])
+        notes = wrapped([f"note: {remark}" for remark in self.remarks], _WIDTH)
+        lines = [*wrapped([self.headline], _WIDTH), *([line] if line else []), "", *aligned(rows, _WIDTH), "", *notes]
+        return printable("\n".join(lines))
 
     def as_json(self, line: str | None) -> dict[str, Any]:
         """`diagnosis.json`."""
         rows = []
         for trial in self.trials:
+            ratio = self.ratio(trial)
             known = {name: trial.run.values.get(name) for name in _NUMBERS}
-            known |= {"ratio": self.ratio(trial), "bottleneck": at(trial.run.record, "throughput.bottleneck")}
+            known |= {"ratio": ratio.value, "interval": [ratio.low, ratio.high]} if ratio and ratio.span else {}
             row = {"run": trial.run.name, "role": trial.role, "options": list(trial.options), **known}
-            row |= {"status": trial.run.status, "reason": trial.why_not or None, "helps": self.helps(trial)}
-            rows.append({key: value for key, value in row.items() if value is not None})
+            row |= {"bottleneck": trial.bottleneck or None, "status": trial.run.status, "reason": trial.why_not or None}
+            rows.append(
+                {key: value for key, value in (row | {"helps": self.helps(trial)}).items() if value is not None}
+            )
         found = {"schema": SCHEMA, "complete": self.is_complete, "headline": self.headline, "command": line}
         found |= {"remarks": self.remarks, "rows": rows}
         return {key: value for key, value in found.items() if value is not None}
@@ -208,8 +225,7 @@ def holds_one_diagnosis(folder: Path) -> bool:
 def best_pair(findings: Findings) -> list[Trial]:
     """The two best single changes that are faster and set different options; fewer if there are no two."""
     found: list[Trial] = []
-    faster = [trial for trial in findings.trials if trial.role == CHANGE and findings.is_faster(trial)]
-    for trial in sorted(faster, key=lambda one: -(one.rate or 0.0)):
+    for trial in filter(findings.is_faster, findings.changes):  # the fastest first
         if not _names(found) & _names([trial]):
             found.append(trial)
     return found[:2]
@@ -227,18 +243,18 @@ def write_diagnosis(folder: Path, command: Callable[[Trial], str], out: Path | N
     findings, root = find_findings(folder), folder if out is None else None
     out = out or folder / "report"
     line = command(findings.best) if findings.best else None
+    text = findings.text(line)
     content = json.dumps(findings.as_json(line), indent=2, ensure_ascii=False)
-    refused = ""
     try:
         refuse_links(out, "the report's folder", root, _FILES)
         out.mkdir(parents=True, exist_ok=True)
-        for name, text in zip(_FILES, (findings.markdown(line), f"{content}\n"), strict=True):
-            write_text(out / name, text)
+        for name, written in zip(_FILES, (f"# Diagnosis\n\n```text\n{text}\n```\n", f"{content}\n"), strict=True):
+            write_text(out / name, written)
     except OSError as error:
-        refused = f"note: {out} cannot be written: {why(error)}\n"
+        return printable(f"note: {out} cannot be written: {why(error)}\n{text}")
     except UserError as error:
-        refused = f"note: {error}\n"
-    return printable(refused) + findings.text(line)
+        return f"note: {error}\n{text}"
+    return text
 
 
 def _names(trials: Iterable[Trial]) -> set[str]:
@@ -247,7 +263,3 @@ def _names(trials: Iterable[Trial]) -> set[str]:
 
 def _texts(value: Any) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else ()
-
-
-def _cell(name: str, value: float | None) -> str:
-    return "" if value is None else metric(name).cell(value)

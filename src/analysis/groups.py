@@ -3,7 +3,7 @@
 import json
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,8 +11,10 @@ from typing import Any
 from ..errors import printable
 from ..records.formatting import count, option_value
 from ..records.rates import RATE
-from ..records.values import at, number
+from ..records.values import at
+from .noise import BETWEEN_CPU, Rates
 from .run import BATCH_SIZE, CHOICES, HARDWARE, SEED, Run
+from .windows import windows_of
 
 _SCALES_ALONG = re.compile(r"optimizer\.|trainer\.(max|limit)_")  # what people change together with the batch size
 
@@ -44,9 +46,14 @@ class Group:
         return {size: statistics.median(values) for size, values in known.items() if values}
 
     @cached_property
-    def rates(self) -> dict[int, float]:
-        """Samples/s by batch size."""
-        return self.medians(RATE)
+    def rates(self) -> Rates:
+        """The rates of the sizes: from the windows of their runs, and from the records of runs without windows."""
+        return rates_of(self.sizes)
+
+    @cached_property
+    def asked(self) -> list[int]:
+        """The sizes that some run was asked for. A batch that is larger than the training set holds fewer samples."""
+        return [size for size, runs in self.sizes.items() if any(run.asked in (None, size) for run in runs)]
 
     @property
     def largest_possible(self) -> int | None:
@@ -59,6 +66,19 @@ class Group:
         """The smallest batch size that ran out of memory, among those that no run could train with."""
         sizes = [r.batch_size for r in self.runs if r.status == "out_of_memory" and r.batch_size]
         return min((size for size in sizes if size not in self.sizes), default=None)
+
+
+def rates_of(settings: Mapping[int, Sequence[Run]], between: float | None = BETWEEN_CPU) -> Rates:
+    """The rates of some settings that are compared with each other; those of runs without windows are not known well.
+
+    `between` is what separate runs on a CPU are taken to differ by (see Rates).
+    """
+    windows = windows_of(settings)
+    on_cpu = any(run.device == "cpu" for runs in settings.values() for run in runs)
+    recorded = {number: [run.values[RATE] for run in runs if RATE in run.values] for number, runs in settings.items()}
+    measured = set(windows["setting"])
+    without = {n: statistics.median(rates) for n, rates in recorded.items() if rates and n not in measured}
+    return Rates(windows, without, between if on_cpu else None)
 
 
 @dataclass(frozen=True)
@@ -153,8 +173,6 @@ def _doubts(runs: list[Run]) -> list[str]:
     for choice, names in datasets.items():
         if len(names) > 1:
             notes.append(f"data={choice} was not the same data in every run: {', '.join(sorted(names))}")
-    for run in runs:
-        asked = number(run.settings.get(BATCH_SIZE))
-        if run.batch_size and asked and run.batch_size < asked:
-            notes.append(f"{run.name}: batches held {run.batch_size:,} samples, and {asked:,.0f} were asked for")
+    held = {(run.asked, run.batch_size) for run in runs if run.asked and run.batch_size and run.batch_size < run.asked}
+    notes += [f"a batch of {asked:,} is larger than the training set: it held {size:,}" for asked, size in sorted(held)]
     return notes

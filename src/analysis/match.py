@@ -9,13 +9,13 @@ from ..errors import UserError
 from ..options.purpose import PLACES, purpose_of
 from ..options.tree import flatten
 from ..records.formatting import count, option_value
-from ..records.rates import RATE
 from ..records.values import at, table
 from .groups import SweepResults, label
 from .run import BATCH_SIZE, Run
 
 _SAID = ("seed", "data.seed", "search", "resume", "run_dir")  # of which a difference says nothing, or is said elsewhere
 _MOST_VALUES = 3  # of one option, in one line
+_LONGEST = 60  # characters of a value
 
 
 @dataclass(frozen=True)
@@ -38,58 +38,42 @@ def match(a: SweepResults, b: SweepResults) -> tuple[list[Pair], list[str]]:
     """
     keys = [key for key in dict.fromkeys([*a.dividing, *b.dividing]) if key != "device_name"]
     sizes_vary = any(BATCH_SIZE in side.varied for side in (a, b))
-    found = [_by_settings(side, keys, sizes_vary) for side in (a, b)]
-    pairs = [
-        Pair(_words(runs[0], keys, sizes_vary), runs, found[1][key])
-        for key, runs in found[0].items()
-        if key in found[1]
-    ]
-    lines = list(_left_over(a, b, found))
-    if not pairs:
+    of_a, of_b = (_by_settings(side, keys, sizes_vary) for side in (a, b))
+    common = [key for key in of_a if key in of_b]
+    lines = [*_left_over("A", a, of_a, of_b), *_left_over("B", b, of_b, of_a)]
+    if not common:
         raise UserError(f"compare: no run of one folder matches one of the other ({'; '.join(lines[:4])})")
-    return pairs, lines
+    return [Pair(_words(of_a[key][0], keys, sizes_vary), of_a[key], of_b[key]) for key in common], lines
 
 
 def _by_settings(side: SweepResults, keys: list[str], sizes_vary: bool) -> dict[str, list[Run]]:
     found: dict[str, list[Run]] = {}
     for run in side.runs:
-        if _is_measured(run):
+        if run.samples_a_step:
             values = [run.settings.get(key) for key in keys] + ([run.batch_size] if sizes_vary else [])
             found.setdefault(json.dumps(values, sort_keys=True, default=str), []).append(run)
     return found
 
 
-def _is_measured(run: Run) -> bool:
-    return RATE in run.values and "step_ms_median" in run.values
-
-
 def _words(run: Run, keys: list[str], sizes_vary: bool) -> str:
-    words = [label(run, keys)] if keys else []
-    return " · ".join([*words, *([f"batch size {run.batch_size:,}"] if sizes_vary and run.batch_size else [])])
+    size = f"batch size {run.batch_size:,}" if sizes_vary and run.batch_size else ""
+    return " · ".join(filter(None, [label(run, keys) if keys else "", size]))
 
 
-def _left_over(a: SweepResults, b: SweepResults, found: list[dict[str, list[Run]]]) -> Iterator[str]:
-    for name, side, own, other in (("A", a, *found), ("B", b, *reversed(found))):
-        without = [run for run in side.runs if not _is_measured(run)]
-        yield from (f"{name}, {run.name}: not measured ({_why_not(run)})" for run in without)
-        alone = [run.name for key, runs in own.items() if key not in other for run in runs]
-        if alone:
-            yield f"{name}: nothing matches {', '.join(alone)}"
-
-
-def _why_not(run: Run) -> str:
-    return run.reason or str(at(run.record, "throughput.missing.bottleneck") or run.status)
+def _left_over(name: str, side: SweepResults, own: dict[str, list[Run]], other: dict[str, list[Run]]) -> Iterator[str]:
+    for run in side.runs:
+        if not run.samples_a_step:
+            why = run.reason or at(run.record, "throughput.missing.bottleneck") or run.status
+            yield f"{name}, {run.name}: not measured ({why})"
+    if alone := [run.name for key, runs in own.items() if key not in other for run in runs]:
+        yield f"{name}: nothing matches {', '.join(alone)}"
 
 
 def differences(pairs: list[Pair]) -> dict[str, list[str]]:
     """What differs between the sides, by where the records say so; places without a difference are left out."""
-    places: dict[str, Callable[[Run], Mapping[str, Any]]] = {
-        "configuration": _configuration,
-        "versions": lambda run: table(run.record.get("versions")),
-        "hardware": lambda run: table(run.record.get("hardware")),
-        "data": lambda run: table(run.record.get("dataset")),
-        "model": lambda run: table(run.record.get("model")),
-    }
+    places: dict[str, Callable[[Run], Mapping[str, Any]]] = {"configuration": _configuration}
+    keys = {"versions": "versions", "hardware": "hardware", "data": "dataset", "model": "model"}
+    places |= {place: lambda run, key=key: table(run.record.get(key)) for place, key in keys.items()}
     found = {place: list(_differing(pairs, read)) for place, read in places.items()}
     return {place: lines for place, lines in found.items() if lines}
 
@@ -101,8 +85,7 @@ def _configuration(run: Run) -> dict[str, Any]:
     return {
         key: value
         for key, value in flatten(config)
-        if key.partition(".")[0] not in _SAID
-        and key not in _SAID
+        if not {key, key.partition(".")[0]} & {*_SAID}
         and purpose_of(key, config) not in PLACES
         and not (isinstance(value, str) and here in value)
     }
@@ -126,7 +109,7 @@ def _values(runs: Iterable[Run], read: Callable[[Run], Mapping[str, Any]]) -> di
     found: dict[str, set[str]] = {}
     for run in runs:
         for key, value in read(run).items():
-            found.setdefault(str(key), set()).add(option_value(value)[:100])
+            found.setdefault(str(key), set()).add(option_value(value)[:_LONGEST])
     return {key: frozenset(values) for key, values in found.items()}
 
 
@@ -134,31 +117,24 @@ def _text(values: frozenset[str] | None) -> str:
     return "—" if values is None else ", ".join(sorted(values))
 
 
-def doubts(pairs: list[Pair]) -> list[str]:
+def doubts(pairs: list[Pair]) -> Iterator[str]:
     """What makes the two sides less comparable than their settings say, one line each."""
-    reads: dict[str, Callable[[Run], Any]] = {
+    reads: dict[str, Callable[[Run], tuple[str, Any]]] = {
         "the models": lambda run: (run.model, at(run.record, "model.parameters")),
         "the data": lambda run: (run.dataset, at(run.record, "dataset.fingerprint")),
         "the devices": lambda run: (run.device, run.settings.get("device_name")),
     }
-    lines = []
     for what, read in reads.items():
-        sides = [{str(read(run)[0]) for pair in pairs for run in side(pair)} for side in (_a, _b)]
-        if any({read(run) for run in pair.a} != {read(run) for run in pair.b} for pair in pairs):
-            a, b = (", ".join(sorted(side)) for side in sides)
-            lines.append(f"{what} differ" + (f": {a} and {b}" if a != b else ", though they have the same name"))
+        facts = [[{str(read(run)) for run in side} for side in (pair.a, pair.b)] for pair in pairs]
+        if any(a != b for a, b in facts):
+            a, b = (", ".join(sorted({read(run)[0] for run in side})) for side in _sides(pairs))
+            yield f"{what} differ" + (f": {a} and {b}" if a != b else ", though they have the same name")
     if any(pair.a[0].global_batch_size != pair.b[0].global_batch_size for pair in pairs):
-        lines.append("the batch sizes differ: a slowdown is judged by the time of a sample, not of a step")
-    if {run.folder.resolve() for pair in pairs for run in pair.a} & {
-        run.folder.resolve() for p in pairs for run in p.b
-    }:
-        lines.append("a run is compared with itself")
-    return lines
+        yield "the batch sizes differ: what is compared is the time of a sample, not of a step"
+    a, b = ({run.folder.resolve() for run in side} for side in _sides(pairs))
+    if a & b:
+        yield "a run is compared with itself"
 
 
-def _a(pair: Pair) -> list[Run]:
-    return pair.a
-
-
-def _b(pair: Pair) -> list[Run]:
-    return pair.b
+def _sides(pairs: list[Pair]) -> tuple[list[Run], list[Run]]:
+    return [run for pair in pairs for run in pair.a], [run for pair in pairs for run in pair.b]

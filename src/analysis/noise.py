@@ -6,6 +6,8 @@ A window is a short time of successive steps (windows.py). The log time of a sam
 
 d_p is what made a whole pass slow or fast, so drift is not in a ratio of settings that share passes. The noise e is pooled
 over all runs and passes, and widened by its autocorrelation. For one run it is never less than its own windows show.
+Runs that share no pass with others (two sessions, or a new pair of processes in each pass) are in blocks of their own. What
+a block differs by is taken out, too, so repeated runs count by what they differ by within blocks.
 
 Settings that share no passes were measured one after the other, and the machine may have changed meanwhile. By how much
 such runs differ is estimated from what the two halves of each run differ by, or from repeated runs if these differ by more.
@@ -20,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from scipy.special import stdtrit
 
@@ -27,7 +30,11 @@ CONFIDENCE = 0.9
 FEWEST = 3  # windows of a run, and passes that two settings share: fewer have no spread to speak of
 USUAL_SHARE = 0.05  # of the processor, taken by others and the hypervisor when a machine is quiet
 BUSY_SHARE = 0.25  # of the processor, taken by others: such a window is busy
-_CERTAIN = 1e6  # degrees of freedom of what is not estimated
+_VAGUE = 1e4  # the ratio of an interval's ends from which on it says nothing
+BETWEEN_CPU = 0.1  # standard deviation of log rates between separate runs on a CPU (benchmarks/compare.py)
+_LARGEST = 700  # whose exponential is a number
+_WORTH = 10.0  # degrees of freedom of what is not estimated
+_ROUNDING = 1e-20  # smaller squares of log times are not noise
 _MOST_ALIKE = 0.8  # autocorrelation of neighbours: of few values, more cannot be told from drift
 
 
@@ -50,6 +57,14 @@ class Ratio:
         return max(self.high / self.value, self.value / self.low if self.low > 0 else math.inf) - 1
 
     @property
+    def span(self) -> str:
+        """`1.21 to 1.62`; empty where the interval says nothing."""
+        if not self.low or self.high >= _VAGUE * self.low:
+            return ""
+        digits = 3 if min(abs(self.low - 1), abs(self.high - 1)) < 0.005 else 2  # whether it holds 1 is to be seen
+        return f"{self.low:.{digits}f} to {self.high:.{digits}f}"
+
+    @property
     def inverse(self) -> "Ratio":
         """The ratio the other way round."""
         return Ratio(1 / self.value, 1 / self.high, 1 / self.low if self.low > 0 else math.inf)
@@ -68,31 +83,41 @@ class Rates:
     Args:
         windows: with the columns of `windows_of`.
         recorded: samples a second of settings without windows; nothing is known of their spread.
-        between: a standard deviation that separate runs of the same thing are known to differ by, in logs: at least so
-            much is assumed where settings share no passes.
+        between: a standard deviation that separate runs of the same thing are taken to differ by, in logs, where settings
+            share no passes. It counts as ten repeated runs beside those that there are.
+        allow_for_load: whether intervals allow for what other programs took. More measurements do not narrow that part.
     """
 
     def __init__(
-        self, windows: pd.DataFrame, recorded: Mapping[int, float] | None = None, between: float | None = None
+        self,
+        windows: pd.DataFrame,
+        recorded: Mapping[int, float] | None = None,
+        between: float | None = None,
+        allow_for_load: bool = True,
     ):
         self.windows = windows
         self._recorded = dict(recorded or {})
         self.settings: list[int] = list(dict.fromkeys([*windows["setting"], *self._recorded]))
         used = _used(windows)
+        self._component = _components(used)
+        # A setting with passes is not compared by what it has besides.
+        used = used[used["pass_"].notna() | ~used["setting"].map(self._shares_passes).astype(bool)]
         runs = used.groupby("run", sort=False)
         self._setting_of = runs["setting"].first()  # of each run
-        self._component = _components(used)
         self._center: dict[int, float] = runs["log_s"].mean().to_dict()  # of each run
         self._spread: dict[int, _Spread] = {}  # of a run beside others of its component
+        blocks = 0  # beyond the first of each component
         for number in set(self._component.values()):
             members = used[used["setting"].map(self._component) == number]
-            center, spread = _within_passes(members) if members["setting"].nunique() > 1 else _alone(members)
+            center, spread, more = _within_passes(members) if members["setting"].nunique() > 1 else _alone(members)
             self._center |= center
             self._spread |= spread
-        self._repeats = _of_repeats(self._by_setting(self._center))
-        assumed = None if between is None else _Spread(between**2, _CERTAIN)
-        self._between = _largest(_of_halves(used), self._repeats, assumed)
-        self._slowed = used["taken"].sub(USUAL_SHARE).clip(0, 0.9).groupby(used["setting"]).mean().to_dict()
+            blocks += more
+        self._repeats = _of_repeats(self._by_setting(self._center), blocks)
+        apart = _pooled(self._repeats, None if between is None else _Spread(between**2, _WORTH))
+        self._between = max((one for one in (_of_halves(used), apart) if one), default=_Spread())
+        taken = used["taken"].sub(USUAL_SHARE).clip(0, 0.9) * allow_for_load
+        self._slowed = taken.groupby(used["setting"]).mean().to_dict()
 
     def rate(self, setting: int) -> float:
         """Samples a second."""
@@ -104,8 +129,9 @@ class Rates:
         """How far the 90 % interval of a rate reaches, as a fraction of it; infinite where it is not known."""
         if setting in self._recorded:
             return math.inf
-        spread = self._of(setting, together=list(self._component.values()).count(self._component[setting]) > 1)
-        return math.expm1(min(stdtrit(spread.freedom, (1 + CONFIDENCE) / 2) * math.sqrt(spread.variance), 700))
+        spread = self._of(setting, self._shares_passes(setting))
+        half = stdtrit(spread.freedom, (1 + CONFIDENCE) / 2) * math.sqrt(spread.variance)
+        return math.expm1(half) if half < _LARGEST else math.inf
 
     def ratio(self, a: int, b: int, confidence: float = CONFIDENCE) -> Ratio:
         """The rate of a ÷ that of b."""
@@ -114,20 +140,26 @@ class Rates:
         value = self.rate(a) / self.rate(b)
         if {a, b} & self._recorded.keys():
             return Ratio(value, 0.0, math.inf)
-        together = self._component[a] == self._component[b]
+        together = self.together(a, b)
         one, two = self._of(a, together), self._of(b, together)
         variance = one.variance + two.variance
         if not math.isfinite(variance):
             return Ratio(value, 0.0, math.inf)
         half = stdtrit(min(one.freedom, two.freedom), (1 + confidence) / 2) * math.sqrt(variance)
         low, high = (half - math.log1p(-self._slowed[s]) for s in (b, a))
-        return Ratio(value, value * math.exp(-min(low, 700)), value * math.exp(min(high, 700)))
+        return Ratio(value, value * math.exp(-min(low, _LARGEST)), value * math.exp(min(high, _LARGEST)))
+
+    def together(self, a: int, b: int) -> bool:
+        """Whether two settings were measured in the same passes, and not one after the other."""
+        return not {a, b} & self._recorded.keys() and self._component[a] == self._component[b]
 
     @property
     def busy(self) -> float | None:
         """The mean share of the processor that other programs took, if they took over a quarter in most windows."""
-        taken = self.windows["taken"]
-        return float(taken.mean()) if len(taken) and (taken > BUSY_SHARE).mean() > 0.5 else None
+        return busy_share(self.windows)
+
+    def _shares_passes(self, setting: int) -> bool:
+        return list(self._component.values()).count(self._component[setting]) > 1
 
     def _by_setting(self, of_run: dict[int, float]) -> dict[int, list[float]]:
         measured = (setting for setting in self.settings if setting not in self._recorded)
@@ -137,8 +169,17 @@ class Rates:
         """The spread of a setting's center, beside settings with the same passes (`together`) or others."""
         spreads = [self._spread[run] for run in self._setting_of.index[self._setting_of == setting]]
         noise = _Spread(sum(one.variance for one in spreads) / len(spreads), min(one.freedom for one in spreads))
-        found = max(noise, self._repeats or noise) if together else max(noise, self._between)
+        if self._repeats and not math.isfinite(noise.variance):  # too few windows, which repeated runs make up for
+            noise = self._repeats
+        repeats = _pooled(self._repeats, noise._replace(freedom=_WORTH)) or noise
+        found = max(noise, repeats if together else self._between)
         return _Spread(found.variance / len(spreads), found.freedom)
+
+
+def busy_share(windows: pd.DataFrame) -> float | None:
+    """The mean share of the processor that other programs took, if they took over a quarter in most windows."""
+    taken = windows["taken"]
+    return float(taken.mean()) if len(taken) and (taken > BUSY_SHARE).mean() > 0.5 else None
 
 
 def _used(windows: pd.DataFrame) -> pd.DataFrame:
@@ -156,42 +197,65 @@ def _components(windows: pd.DataFrame) -> dict[int, int]:
     return dict(zip(settings, connected_components(common >= FEWEST)[1].tolist(), strict=True))
 
 
-def _within_passes(windows: pd.DataFrame) -> tuple[dict[int, float], dict[int, _Spread]]:
-    """Center and spread of each run by least squares: a number for each run, and one for each pass."""
-    cells = windows.dropna(subset="pass_").groupby(["run", "pass_"], sort=False)["log_s"].mean().reset_index()
-    run, runs = pd.factorize(cells["run"])
-    pass_, passes = pd.factorize(cells["pass_"])
-    y, n = cells["log_s"].to_numpy(), len(cells)
-    design = np.zeros((n + 1, len(runs) + len(passes)))
-    design[np.arange(n), run] = 1
-    design[np.arange(n), len(runs) + pass_] = 1
-    design[n, len(runs) :] = 1  # the effects of passes add up to 0
-    solution = np.linalg.lstsq(design, np.append(y, 0.0), rcond=None)[0]
-    residuals = pd.Series(y - design[:n] @ solution).groupby(run)
-    freedom = n - len(runs) - len(passes) + 1
-    pooled = sum(float((e**2).sum()) for _, e in residuals) / freedom if freedom > 0 else math.inf
-    alike = _autocorrelation([e.to_numpy() for _, e in residuals])
-    center = {int(r): float(a) for r, a in zip(runs, solution, strict=False)}
-    return center, {int(runs[i]): _of_mean(e.to_numpy(), pooled, alike, freedom) for i, e in residuals}
+def _within_passes(windows: pd.DataFrame) -> tuple[dict[int, float], dict[int, _Spread], int]:
+    """Center and spread of each run by least squares, in each block a number for each run and each pass; more blocks."""
+    cells = windows.groupby(["setting", "run", "pass_"], sort=False)["log_s"].mean().reset_index()
+    runs, passes = pd.factorize(cells["run"])[0], pd.factorize(cells["pass_"])[0] + cells["run"].nunique()
+    links = coo_array((np.ones(len(cells)), (runs, passes)), shape=(passes.max() + 1,) * 2)
+    block = connected_components(links, directed=False)[1][runs]  # of each cell
+    center, residuals, freedom = {}, {}, 0
+    for _, members in cells.groupby(block):
+        of_run, e = _two_way(members["log_s"], members["run"], members["pass_"])
+        center |= of_run
+        residuals |= dict(list(e.groupby(members["run"])))
+        freedom += len(members) - members["run"].nunique() - members["pass_"].nunique() + 1
+    pooled = sum(float((e**2).sum()) for e in residuals.values()) / freedom if freedom > 0 else math.inf
+    alike = _autocorrelation([e.to_numpy() for e in residuals.values()])
+    spread = {int(run): _of_mean(e.to_numpy(), pooled, alike, freedom) for run, e in residuals.items()}
+    if block.max():
+        firsts = cells.assign(block=block).drop_duplicates("run")
+        y = firsts["run"].map(center)
+        of_setting, e = _two_way(y, firsts["setting"], firsts["block"])
+        center = dict(zip(firsts["run"].astype(int), firsts["setting"].map(of_setting) + e, strict=True))
+    return center, spread, int(block.max())
 
 
-def _alone(windows: pd.DataFrame) -> tuple[dict[int, float], dict[int, _Spread]]:
+def _two_way(y: pd.Series, rows: pd.Series, columns: pd.Series) -> tuple[dict[int, float], pd.Series]:
+    """The effect of each row by least squares on rows and columns, whose effects add up to 0; and the residuals."""
+    row, of_rows = pd.factorize(rows)
+    column, of_columns = pd.factorize(columns)
+    n = len(y)
+    design = np.zeros((n + 1, len(of_rows) + len(of_columns)))
+    design[np.arange(n), row] = 1
+    design[np.arange(n), len(of_rows) + column] = 1
+    design[n, len(of_rows) :] = 1
+    solution = np.linalg.lstsq(design, np.append(y.to_numpy(), 0.0), rcond=None)[0]
+    effects = {int(each): float(value) for each, value in zip(of_rows, solution, strict=False)}
+    return effects, y - design[:n] @ solution
+
+
+def _alone(windows: pd.DataFrame) -> tuple[dict[int, float], dict[int, _Spread], int]:
     """The same for runs of one setting, by their windows alone."""
     runs = {run: y.to_numpy() for run, y in _by_run(windows)}
     residuals = {run: y - y.mean() for run, y in runs.items()}
     freedom = sum(len(y) - 1 for y in runs.values())
     pooled = sum(float((e**2).sum()) for e in residuals.values()) / freedom if freedom else math.inf
     alike = _autocorrelation(list(residuals.values()))
-    return {}, {run: _of_mean(e, pooled, alike, freedom) for run, e in residuals.items()}
+    return {}, {run: _of_mean(e, pooled, alike, freedom) for run, e in residuals.items()}, 0
 
 
 def _of_mean(residuals: np.ndarray, pooled: float, alike: float, freedom: int) -> _Spread:
-    """The spread of the mean of a run's windows."""
+    """The spread of the mean of a run's windows.
+
+    n windows whose neighbours correlate say as much as n / k independent ones, k = (1 + alike) / (1 - alike). Their own
+    variance is too small by (n / k - 1) / (n / k) · n / (n - 1), because they move together.
+    """
     n = len(residuals)
-    if n < FEWEST:
+    k = (1 + alike) / (1 - alike)
+    if n < FEWEST or n <= k:
         return _Spread()
     own = float((residuals**2).sum()) / (n - 1) if n >= 2 * FEWEST else 0.0
-    return _Spread(max(pooled, own) / n * (1 + alike) / (1 - alike), max(freedom, 1))
+    return _Spread(max(pooled, own) * (n - 1) / n / (n / k - 1), max(freedom / k, 1))
 
 
 def _by_run(windows: pd.DataFrame) -> Iterator[tuple[int, pd.Series]]:
@@ -201,11 +265,14 @@ def _by_run(windows: pd.DataFrame) -> Iterator[tuple[int, pd.Series]]:
 
 
 def _autocorrelation(series: list[np.ndarray]) -> float:
-    """Of neighbours, pooled; the estimate of a series of n values is low by about 1/n."""
+    """Of neighbours, pooled. The estimate of a series of n values is low by (1 + 3 · the truth) / n (Kendall 1954)."""
     squares = sum(float((e**2).sum()) for e in series)
     products = sum(float((e[1:] * e[:-1]).sum()) for e in series)
-    count = sum(map(len, series)) / max(len(series), 1)
-    return min(max(products / squares + 1 / count, 0.0), _MOST_ALIKE) if squares > 0 else 0.0
+    n = sum(map(len, series)) / max(len(series), 1)
+    if squares < _ROUNDING:
+        return 0.0
+    estimate = products / squares
+    return min(max(estimate + (1 + 3 * max(estimate, 0.0)) / n, 0.0), _MOST_ALIKE)
 
 
 def _of_halves(windows: pd.DataFrame) -> _Spread | None:
@@ -217,12 +284,15 @@ def _of_halves(windows: pd.DataFrame) -> _Spread | None:
     return _Spread(float(np.mean(squares)), len(squares)) if squares else None
 
 
-def _of_repeats(centers: dict[int, list[float]]) -> _Spread | None:
-    """By what repeated runs of a setting differ; None without any."""
-    freedom = sum(len(values) - 1 for values in centers.values())
+def _of_repeats(centers: dict[int, list[float]], blocks: int) -> _Spread | None:
+    """By what repeated runs of a setting differ; None without any. `blocks` have been taken out of the centers."""
+    freedom = sum(len(values) - 1 for values in centers.values()) - blocks
     squares = sum(float(np.var(values)) * len(values) for values in centers.values())
-    return _Spread(squares / freedom, freedom) if freedom else None
+    return _Spread(squares / freedom, freedom) if freedom > 0 else None
 
 
-def _largest(*spreads: _Spread | None) -> _Spread:
-    return max((one for one in spreads if one is not None), default=_Spread())
+def _pooled(*spreads: _Spread | None) -> _Spread | None:
+    """One estimate of several of the same variance; None without any."""
+    known = [one for one in spreads if one is not None]
+    freedom = sum(one.freedom for one in known)
+    return _Spread(sum(one.variance * one.freedom for one in known) / freedom, freedom) if known else None

@@ -1,7 +1,6 @@
 """What the plots share: colours, axes and legends."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,20 +8,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from ..records.formatting import with_prefix
-from ..records.rates import RATE
-from .run import Run
 
 # Okabe and Ito's colours, which colour-blind people can tell apart; black and yellow are left for other things.
+REPORT_WIDTH = 6.4  # inches; letters can be read in 400 pixels
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 PART_COLOURS = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#BBBBBB")  # of the parts of a step
 GREY = "#555555"
-DEVICE_TITLES = {  # what is shown of a device against the batch size; the unit stands behind the comma
-    "processor_time_pct": "CPU: processor time, %",
-    "utilization_pct": "GPU: time in which a kernel ran, %",
-    "sm_activity_pct": "GPU: SM activity, %",
-    "memory_peak_gib": "peak memory, GiB",
-}
 _LEGEND_LINE = 0.19  # inches
 RC = {  # matplotlib's settings while the plots are made
     "axes.axisbelow": True,
@@ -37,38 +29,27 @@ RC = {  # matplotlib's settings while the plots are made
     "legend.frameon": False,
     "legend.title_fontsize": 9,
     "savefig.dpi": 150,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "batchscope",  # the same figure is the same file
     "text.parse_math": False,  # two dollar signs in a name are no formula
     "xtick.labelsize": 9,
     "ytick.labelsize": 9,
 }
 
 
-class Bars(NamedTuple):
-    """What the bars of rates are: the numbers of a run at both ends, and words for it."""
-
-    low: str
-    high: str
-    heading: str
-    words: str
-
-
-_INTERVAL = Bars(f"{RATE}_low", f"{RATE}_high", "95 % interval", "its 95 % interval")
-_STEPS = Bars(f"{RATE}_p10", f"{RATE}_p90", "10th–90th percentile", "from the 10th to the 90th percentile of steps")
-
-
-def bars_of(runs: Iterable[Run]) -> Bars:
-    """The interval of the rate, as in the table; where no run has one, the spread of its steps."""
-    return _INTERVAL if any(_INTERVAL.low in run.values for run in runs) else _STEPS
-
-
-def new_figure(height: float, card: bool = False) -> Figure:
-    """A figure of the common width; sizes in inches. A card of TensorBoard is some 200 pixels high: the lower, the larger."""
-    return Figure(figsize=(6.4, 3.1) if card else (8.0, height), layout="constrained")
+def new_figure(height: float, width: float = 8.0) -> Figure:
+    """A figure; sizes in inches."""
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def look_of(index: int) -> tuple[str, str]:
     """Colour and marker of the n-th group."""
     return COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+
+
+def gid_of(numbers: Iterable[int]) -> str:
+    """The id of what is drawn of some runs."""
+    return f"run-{'_'.join(map(str, numbers))}"
 
 
 def size_axis(axes: Axes, sizes: Iterable[int], most: int = 9) -> None:
@@ -119,8 +100,10 @@ def shortened(text: str, most: int) -> str:
 
 
 def legend_below(figure: Figure, axes: Axes, title: str | None = None) -> None:
-    """A legend of the axes below them, where it covers nothing; every name once, as far as it leaves half of the figure."""
+    """A legend of several names below the axes; every name once, as far as it leaves half of the figure."""
     handles, names = axes.get_legend_handles_labels()
+    if len(set(names)) < 2 and title is None:
+        return
     once = dict(zip(names, handles, strict=True))
     texts = [shortened(name, 100) for name in once]
     longest = max(12, *(len(name) + 5 for name in once))

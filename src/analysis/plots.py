@@ -1,287 +1,262 @@
-"""The plots of a sweep: rates, where the time of a step goes, what the device does, and how training went."""
+"""The plots of a sweep, each drawn once and kept as PNG and as SVG: rates, utilisation, parts of a step, memory, training.
+
+All but two are of one kind: a series for each group against the batch size. What is drawn of a run has the id `run-<n>`
+with its number among the runs of the report (`run-<n>_<m>` for several), by which the page picks runs.
+"""
 
 import io
-import itertools
+import math
+import statistics
 import textwrap
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from matplotlib import colormaps, rc_context
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
 
-from ..files import atomic_write
-from ..records.formatting import estimate, percent, significant
+from ..records.formatting import significant
 from ..records.metrics import FRACTION, metric
-from ..records.rates import NEAR_BEST
 from ..records.step_parts import PARTS
-from .curves import read_curve
-from .fit import Fit
-from .plot_style import (
-    DEVICE_TITLES,
-    GREY,
-    MARKERS,
-    PART_COLOURS,
-    RC,
-    Bars,
-    bars_of,
-    legend_below,
-    log_axis,
-    look_of,
-    new_figure,
-    shortened,
-    size_axis,
-    wide_axis,
-)
-from .recommend import Analysis
-from .run import Run
+from . import plot_style as style
+from .answer import Answer
+from .curves import draw_curves
+from .groups import Group, SweepResults
+from .table import BUSY
 
 CAPTIONS = {
     "throughput": "Samples per second against batch size",
-    "step_time": "Where the time of a step goes",
-    "device": "How much of the time the device works, and the memory that is needed",
-    "validation": "The validation metric against time and against samples",
+    "utilisation": "MFU, the useful part of the device, and the time in which it is busy, against batch size",
+    "step_time": "The parts of a step",
+    "memory": "Peak memory against batch size",
+    "accuracy": "The quality of the trained networks against batch size",
+    "validation": "The validation metric of each run in the course of its training",
 }
-_MAX_PANELS = 9
-_FEW = 4  # groups, for which there is room to draw everything
-_IDEAL = {"lw": 0.8, "ls": (0, (6, 4))}
+_OF_EARLIER_VERSIONS = ("device",)
+_MOST_PANELS = 9
+_SOFTWARE = "batchscope report"  # in each PNG, by which a report knows its own pictures
 
 
-_Plot = Callable[[Sequence[Analysis], bool], Figure | None]
+@dataclass(frozen=True)
+class Picture:
+    """A plot in both formats."""
+
+    png: bytes
+    svg: str
 
 
-def draw(analyses: Sequence[Analysis], folder: Path) -> tuple[list[Path], list[str]]:
-    """Write every plot that has data; returns the PNG files, and a note for each plot that is missing or incomplete."""
-    files, notes = [], []
-    with rc_context(RC):
-        for name, (plot, needs) in _PLOTS.items():
-            figure = plot(analyses, False)
-            if figure is None:
-                notes.append(f"no {name} plot: it {needs}")
-                continue
-            files.append(folder / f"{name}.png")
-            with atomic_write(files[-1]) as file:
-                figure.savefig(file, format="png")
-    if sum(len(a.group.sizes) > 1 for a in analyses) > _MAX_PANELS:
-        notes.append(f"the step_time plot shows the first {_MAX_PANELS} groups")
-    return files, notes
+@dataclass(frozen=True)
+class _Series:
+    """A number of a group by batch size; `ends` are those of intervals, `open_` the sizes that are not known well."""
+
+    group: Group
+    values: Mapping[int, float]
+    ends: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    open_: Collection[int] = ()
+    ringed: int | None = None
+    dashed: bool = False
 
 
-def cards(analyses: Sequence[Analysis]) -> dict[str, bytes]:
-    """The plots as PNG for the cards of TensorBoard: lower, so that type is larger; of the parts of a step three panels."""
-    found = {}
-    with rc_context(RC):
-        for name, (plot, _) in _PLOTS.items():
-            if figure := plot(analyses, True):
-                figure.savefig(file := io.BytesIO(), format="png")
-                found[name] = file.getvalue()
+def draw(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence[str]) -> dict[str, Picture]:
+    """Every plot that has data, by its name."""
+    groups = [group for group in sweep.groups if len(group.sizes) > 1]
+    numbers = {id(run): number for number, run in enumerate(sweep.runs)}
+    found: dict[str, Picture] = {}
+    with rc_context(style.RC), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks
+        looks = {id(group): style.look_of(number) for number, group in enumerate(sweep.groups)}
+        by_size = _BySize(looks, numbers)
+        figures = {
+            "throughput": by_size.throughput(groups, answers),
+            "utilisation": by_size.utilisation(groups),
+            "step_time": _step_time(groups, numbers),
+            "memory": by_size.memory(groups),
+            "accuracy": by_size.accuracy(groups, metrics),
+            "validation": draw_curves(sweep, looks, numbers),
+        }
+        for name, figure in figures.items():
+            if figure is not None:
+                found[name] = _saved(figure)
     return found
 
 
-def throughput(analyses: Sequence[Analysis], card: bool = False) -> Figure | None:
-    """Samples/s against batch size: measured, fitted, and the knee."""
-    shown = [a for a in analyses if len(a.group.sizes) > 1]
-    if not shown:
-        return None
-    figure = new_figure(4.6, card)
-    axes, looks, few = figure.subplots(), _looks(analyses), len(shown) <= _FEW
-    heights = [rate for a in shown for rate in a.group.rates.values()]
-    bars = bars_of(run for a in shown for run in a.group.runs)
-    for analysis in shown:
-        colour, marker = looks[analysis.group.label]
-        _draw_measured(axes, analysis, bars, colour, marker)
-        if few:
-            _draw_ideal(axes, analysis, colour)
-        if analysis.trusted:
-            heights += _draw_fit(axes, analysis.trusted, list(analysis.group.rates), colour, named=few)
-        else:
-            axes.plot(*_xy(analysis.group.rates), color=colour, lw=0.8, alpha=0.5)
-    size_axis(axes, (size for a in shown for size in a.group.sizes))
-    axes.set_ylim(min(heights) / 1.5, max(heights) * 1.6)
-    log_axis(axes)
-    axes.set_ylabel(metric("samples_per_sec").unit)
-    axes.set_title(f"Throughput by the median step; bars: {bars.words}")
-    explained = [Line2D([], [], color=GREY, label="ideal: twice the batch, twice the rate", **_IDEAL)] if few else []
-    if any(a.trusted for a in shown):
-        knee = f"knee: {percent(1 - NEAR_BEST)} of the fit's maximum"
-        explained.append(Line2D([], [], color=GREY, lw=1.4, label="fit (dotted: extrapolated)"))
-        explained.append(Line2D([], [], ls="", marker="*", ms=11, mfc="white", mec=GREY, label=knee))
-    if explained and not card:
-        figure.legend(handles=explained, loc="outside upper center", ncols=len(explained), fontsize=8.5)
-    legend_below(figure, axes)
-    return figure
+def _saved(figure: Figure) -> Picture:
+    png, svg = io.BytesIO(), io.BytesIO()
+    figure.savefig(png, format="png", metadata={"Software": _SOFTWARE})
+    figure.set_layout_engine("none")  # the layout is found, and stays
+    figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return Picture(png.getvalue(), svg.getvalue().decode())
 
 
-def _xy(series: dict[int, float]) -> tuple[list[int], list[float]]:
-    return list(series), list(series.values())
+def remove_stale(folder: Path, keep: Collection[str]) -> None:
+    """Remove the pictures of an earlier report that this one does not have; other pictures stay."""
+    for name in (*CAPTIONS, *_OF_EARLIER_VERSIONS):
+        path = folder / f"{name}.png"
+        if name not in keep and path.is_file() and _SOFTWARE.encode() in path.read_bytes()[:512]:
+            path.unlink()
 
 
-def _draw_measured(axes: Axes, analysis: Analysis, bars: Bars, colour: str, marker: str) -> None:
-    rates = analysis.group.rates
-    low, high = (analysis.group.medians(name) for name in (bars.low, bars.high))
-    below = [max(0.0, rate - low.get(size, rate)) for size, rate in rates.items()]
-    above = [max(0.0, high.get(size, rate) - rate) for size, rate in rates.items()]
-    style = {"ls": "", "marker": marker, "ms": 6, "color": colour, "elinewidth": 1.2, "capsize": 2.5, "zorder": 4}
-    axes.errorbar(*_xy(rates), yerr=[below, above], label=analysis.group.label, **style)
+class _BySize:
+    """Figures with a series for each group against the batch size."""
+
+    def __init__(self, looks: Mapping[int, tuple[str, str]], numbers: Mapping[int, int]):
+        self._looks = looks  # colour and marker, by the id of a group
+        self._numbers = numbers  # by the id of a run
+
+    def throughput(self, groups: Sequence[Group], answers: Sequence[Answer]) -> Figure | None:
+        """Samples/s with their intervals; the recommended size has a ring."""
+        found = {id(answer.group): answer for answer in answers}
+        series = []
+        for group in groups:
+            rates, known = group.rates, found.get(id(group))
+            reach = {size: rates.reach(size) for size in group.sizes}
+            values = {size: rates.rate(size) for size in group.sizes}
+            ends = {s: (values[s] / (1 + r), values[s] * (1 + r)) for s, r in reach.items() if r < 1}
+            vague = known.vague if known else [size for size, r in reach.items() if not r < 1]
+            series.append(_Series(group, values, ends, vague, known.size if known else None))
+        figure = self._figure(series, "samples/s", "Throughput, with 90 % intervals", 3.9)
+        if figure is None:
+            return None
+        axes = figure.axes[0]
+        heights = [
+            v for one in series for v in (*one.values.values(), *(end for ends in one.ends.values() for end in ends))
+        ]
+        axes.set_ylim(min(heights) / 1.4, max(heights) * 1.4)
+        style.log_axis(axes)
+        marks = []
+        if any(one.open_ for one in series):
+            marks.append(Line2D([], [], ls="", marker="o", mfc="white", mec=style.GREY, label="not known to ± 10 %"))
+        if any(one.ringed for one in series):
+            ring = {"ls": "", "marker": "o", "ms": 12, "mfc": "none", "mec": "black"}
+            marks.append(Line2D([], [], label="recommended", **ring))
+        if marks:
+            figure.legend(handles=marks, loc="outside upper right", ncols=2)
+        return figure
+
+    def utilisation(self, groups: Sequence[Group]) -> Figure | None:
+        """The useful part of the device (MFU) and the time in which it is busy, in one picture."""
+        useful = [_Series(g, {s: 100 * v for s, v in g.medians("mfu").items()}) for g in groups]
+        busy = [_Series(g, g.medians(BUSY[g.device != "cpu"]), dashed=True) for g in groups]
+        figure = self._figure([*useful, *busy], "%", "How much of the device is used", 3.9)
+        if figure is None:
+            return None
+        figure.axes[0].set_ylim(0, max(105, *(v for one in (*useful, *busy) for v in one.values.values())))
+        on_cpu = [group.device == "cpu" for group in groups]
+        words = "processor time" if all(on_cpu) else "time in which a kernel ran"
+        words = f"CPU: processor time, GPU: {words}" if any(on_cpu) and not all(on_cpu) else words
+        handles = [
+            Line2D([], [], color=style.GREY, label="useful: MFU, of the measured peak"),
+            Line2D([], [], color=style.GREY, ls="--", label=f"busy: {words}"),
+        ]
+        figure.legend(handles=handles, loc="outside upper right", ncols=2)
+        return figure
+
+    def memory(self, groups: Sequence[Group]) -> Figure | None:
+        """Peak memory, from 0."""
+        series = [_Series(group, group.medians("memory_peak_gib")) for group in groups]
+        figure = self._figure(series, "GiB", "Peak memory", 3.6)
+        if figure is not None:
+            figure.axes[0].set_ylim(0, 1.1 * max(v for one in series for v in one.values.values()))
+        return figure
+
+    def accuracy(self, groups: Sequence[Group], metrics: Sequence[str]) -> Figure | None:
+        """The first metric; where runs repeat each other the mean, with a bar of one standard deviation to each side."""
+        if not metrics:
+            return None
+        declared, series = metric(metrics[0]), []
+        scale = 100 if declared.unit == FRACTION else 1
+        for group in groups:
+            found = {s: [scale * r.metrics[declared.key] for r in runs if declared.key in r.metrics]
+                     for s, runs in group.sizes.items()}  # fmt: skip
+            means = {size: statistics.fmean(values) for size, values in found.items() if values}
+            spread = {size: statistics.stdev(values) for size, values in found.items() if len(values) > 1}
+            ends = {size: (means[size] - sd, means[size] + sd) for size, sd in spread.items()}
+            series.append(_Series(group, means, ends))
+        title = f"{declared.key}{', mean ± standard deviation' if any(one.ends for one in series) else ''}"
+        return self._figure(series, f"{declared.key}{', %' if scale == 100 else ''}", title, 3.6)
+
+    def _figure(self, series: Sequence[_Series], unit: str, title: str, height: float) -> Figure | None:
+        series = [one for one in series if one.values]
+        if not any(len(one.values) > 1 for one in series):
+            return None
+        figure = style.new_figure(height, style.REPORT_WIDTH)
+        axes = figure.subplots()
+        for one in series:
+            self._draw(axes, one)
+        style.size_axis(axes, (size for one in series for size in one.values))
+        axes.set_ylabel(unit)
+        axes.set_title(title)
+        style.legend_below(figure, axes)
+        return figure
+
+    def _draw(self, axes: Axes, series: _Series) -> None:
+        colour, marker = self._looks[id(series.group)]
+        line = "--" if series.dashed else "-"
+        label: dict[str, Any] = {} if series.dashed else {"label": series.group.label}
+        axes.plot(*zip(*series.values.items(), strict=True), color=colour, ls=line, lw=1.2, alpha=0.6)
+        for number, (size, value) in enumerate(series.values.items()):
+            gid = style.gid_of(self._numbers[id(run)] for run in series.group.sizes[size])
+            if size in series.ends:
+                axes.vlines(size, *series.ends[size], color=colour, lw=1.4, gid=gid)
+            fill = "white" if series.dashed or size in series.open_ else colour
+            shape: dict[str, Any] = {
+                "ls": "",
+                "marker": marker,
+                "ms": 4.5 if series.dashed else 6.5,
+                "mec": colour,
+                "mfc": fill,
+            }
+            axes.plot(size, value, gid=gid, zorder=4, color=colour, **shape, **(label if number == 0 else {}))
+            if size == series.ringed:
+                axes.plot(size, value, ls="", marker="o", ms=14, mfc="none", mec="black", zorder=5, gid=gid)
 
 
-def _draw_ideal(axes: Axes, analysis: Analysis, colour: str) -> None:
-    """From the smallest size on: the rate if a larger batch took no longer."""
-    smallest, *_, largest = analysis.group.rates
-    rate = analysis.group.rates[smallest]
-    axes.plot([smallest, largest], [rate, rate * largest / smallest], color=colour, alpha=0.5, zorder=1, **_IDEAL)
-
-
-def _draw_fit(axes: Axes, fit: Fit, sizes: list[int], colour: str, named: bool) -> list[float]:
-    """The fit at the sizes that ran, dotted to the knee if that is not much further; returns the rate at the knee."""
-    smallest, *_, largest = sizes
-    ran = np.geomspace(smallest, largest, 100)
-    axes.plot(ran, [fit.samples_per_sec(b) for b in ran], color=colour, lw=1.4, alpha=0.8, zorder=3)
-    if fit.knee is None or not smallest <= fit.knee <= 4 * largest:
-        return []
-    if fit.knee > largest:
-        beyond = np.geomspace(largest, fit.knee, 40)
-        axes.plot(beyond, [fit.samples_per_sec(b) for b in beyond], color=colour, lw=1.4, ls=":", zorder=3)
-    at = (fit.knee, fit.samples_per_sec(fit.knee))
-    axes.plot(*at, marker="*", ms=12, mfc="white", mec=colour, mew=1.4, zorder=5)
-    if named:
-        centred = {"textcoords": "offset points", "ha": "center", "va": "top"}
-        axes.annotate(estimate(fit.knee), at, (0, -9), fontsize=8, color=colour, zorder=6, **centred)
-    return [at[1]]
-
-
-def step_time(analyses: Sequence[Analysis], card: bool = False) -> Figure | None:
-    """Where the time of a step goes, in shares; a panel for each group."""
-    shown = [(a, shares) for a in analyses if len(shares := _shares(a)) > 1]
-    shown = shown[: 3 if card else _MAX_PANELS]
+def _step_time(groups: Sequence[Group], numbers: Mapping[int, int]) -> Figure | None:
+    """The shares of the parts of a mean step; a panel for each group."""
+    shown = [(group, shares) for group in groups if len(shares := _shares(group)) > 1][:_MOST_PANELS]
     if not shown:
         return None
     columns = 2 if len(shown) == 4 else min(3, len(shown))
     lines = -(-len(shown) // columns)
-    figure = new_figure(1.0 + 2.7 * lines, card)
+    figure = style.new_figure(1.2 + 2.4 * lines, style.REPORT_WIDTH)
     panels = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
-    for axes, (analysis, shares) in zip(panels, shown, strict=False):
-        _draw_bars(
-            axes, shares, analysis.group.medians("step_ms_median"), labels=(12, 6, 4)[columns - 1] // (2 if card else 1)
-        )
-        name = textwrap.fill(shortened(analysis.group.label, 180 // columns), 90 // columns)
-        axes.set_title(name if len(shown) > 1 else CAPTIONS["step_time"])
+    for axes, (group, shares) in zip(panels, shown, strict=False):
+        _draw_bars(axes, group, shares, numbers, most=(9, 5, 3)[columns - 1])
+        name = textwrap.fill(style.shortened(group.label, 140 // columns), 70 // columns)
+        axes.set_title(name if len(shown) > 1 else "The parts of a step; above: the median step")
     for axes in panels[::columns]:
         axes.set_ylabel("share of the mean step, %")
-    names = panels[0].get_legend_handles_labels()
-    figure.legend(*names, loc="outside lower center", ncols=len(PARTS), title="above a bar: the median step")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
-def _shares(analysis: Analysis) -> dict[int, list[float]]:
-    """By size, the shares of the parts of the mean step in % (of their medians over repeated runs)."""
-    series = [analysis.group.medians(f"{part}_ms_mean") for part in PARTS]
+def _shares(group: Group) -> dict[int, list[float]]:
+    """By size, the shares of the parts in %."""
+    series = [group.medians(f"{part}_ms_mean") for part in PARTS]
     parts = {size: [of[size] for of in series] for size in series[0]}
     return {size: [100 * ms / sum(found) for ms in found] for size, found in parts.items() if sum(found) > 0}
 
 
-def _draw_bars(axes: Axes, shares: dict[int, list[float]], medians: dict[int, float], labels: int) -> None:
-    """A bar for each size; above the bar the median step, as in the table, although the shares are of the mean."""
-    at, bottom = np.arange(len(shares)), np.zeros(len(shares))
-    for part, colour, heights in zip(PARTS, PART_COLOURS, zip(*shares.values(), strict=True), strict=True):
-        label = part.replace("_", " ")
-        axes.bar(at, heights, 0.82, bottom, color=colour, label=label, edgecolor="white", linewidth=0.5)
-        bottom += heights
-    every = -(-len(shares) // labels)
-    for i, size in list(enumerate(shares))[::every]:
-        if size in medians:
+def _draw_bars(axes: Axes, group: Group, shares: dict[int, list[float]], numbers: Mapping[int, int], most: int) -> None:
+    medians, every = group.medians("step_ms_median"), math.ceil(len(shares) / most)
+    for at, (size, heights) in enumerate(shares.items()):
+        gid, bottom = style.gid_of(numbers[id(run)] for run in group.sizes[size]), 0.0
+        for part, colour, height in zip(PARTS, style.PART_COLOURS, heights, strict=True):
+            label: dict[str, Any] = {"label": part.replace("_", " ")} if at == 0 else {}
+            axes.bar(at, height, 0.82, bottom, color=colour, edgecolor="white", linewidth=0.5, gid=gid, **label)
+            bottom += height
+        if at % every == 0 and size in medians:
             text = f"{significant(medians[size])} ms"
-            axes.annotate(text, (i, 101), ha="center", va="bottom", fontsize=7.5, color=GREY)
-    axes.set_xticks(at[::every], [f"{size:,}" for size in list(shares)[::every]])
+            axes.annotate(text, (at, 101), ha="center", va="bottom", fontsize=7.5, color=style.GREY)
+    axes.set_xticks(np.arange(len(shares))[::every], [f"{size:,}" for size in list(shares)[::every]])
     axes.set_ylim(0, 108)
     axes.set_yticks([0, 25, 50, 75, 100])
     axes.set_xlabel("batch size")
     axes.grid(False)
-
-
-def device(analyses: Sequence[Analysis], card: bool = False) -> Figure | None:
-    """How much of its time the device works, and the memory it needs, against batch size."""
-    found = {name: {a.group.label: a.group.medians(name) for a in analyses} for name in DEVICE_TITLES}
-    found = {name: {label: s for label, s in series.items() if len(s) > 1} for name, series in found.items()}
-    shown = {name: series for name, series in found.items() if series}
-    if not shown:
-        return None
-    figure, looks = new_figure(3.7, card), _looks(analyses)
-    panels = figure.subplots(1, len(shown), squeeze=False)[0]
-    for axes, (name, groups) in zip(panels, shown.items(), strict=True):
-        for label, series in groups.items():
-            colour, marker = looks[label]
-            axes.plot(*_xy(series), color=colour, marker=marker, ms=5, lw=1.2, label=label)
-        size_axis(axes, itertools.chain(*groups.values()), most=6)
-        axes.set_title(DEVICE_TITLES[name])
-        if name.endswith("_pct"):
-            axes.set_ylim(0, 105)
-        else:
-            axes.set_ylim(0, 1.1 * max(value for series in groups.values() for value in series.values()))
-    legend_below(figure, panels[-1])
-    return figure
-
-
-def validation(analyses: Sequence[Analysis], card: bool = False) -> Figure | None:
-    """The validation metric of every run, against its training time and against the samples that it had seen."""
-    curves = [(a, run, curve) for a in analyses for run in a.group.runs if (curve := read_curve(run))]
-    names = [curve.metric for _, _, curve in curves]
-    name = max(set(names), key=lambda name: (names.count(name), name), default="")
-    curves = [(a, run, curve) for a, run, curve in curves if curve.metric == name]
-    if not any(len(curve.values) > 1 for _, _, curve in curves):
-        return None
-    figure = new_figure(4.2, card)
-    left, right = figure.subplots(1, 2, sharey=True)
-    look, title = _curve_looks([(a, run) for a, run, _ in curves], analyses)
-    sizes = sorted({run.batch_size or 0 for _, run, _ in curves})
-    for analysis, run, curve in curves:
-        colour, marker, label = look(analysis, run)
-        alpha = 0.9 if title else 0.3 + 0.65 * (sizes.index(run.batch_size or 0) + 1) / len(sizes)
-        for axes, x in ((left, curve.seconds), (right, curve.samples)):
-            axes.plot(x, curve.values, color=colour, marker=marker, ms=3.5, lw=1.1, alpha=alpha, label=label)
-    left.set_ylabel(name)
-    if metric(name).unit == FRACTION:
-        left.set_ylabel(f"{name}, %")
-        left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
-    elif min(value for *_, curve in curves for value in curve.values) > 0:
-        log_axis(left)
-    wide_axis(left, itertools.chain(*(curve.seconds for *_, curve in curves)))
-    wide_axis(right, itertools.chain(*(curve.samples for *_, curve in curves)))
-    left.set_xlabel("seconds of training")
-    right.set_xlabel("samples seen")
-    faint = "" if title or len(sizes) == 1 else "; the smaller the batch, the fainter"
-    left.set_title(f"{name} of every run{faint}")
-    legend_below(figure, left, title)
-    return figure
-
-
-_PLOTS: dict[str, tuple[_Plot, str]] = {  # and what each needs
-    "throughput": (throughput, "needs two batch sizes"),
-    "step_time": (step_time, "needs two batch sizes with the parts of their steps"),
-    "device": (device, "needs two batch sizes with utilisation or memory"),
-    "validation": (validation, "needs csv/metrics.csv with two validations in the folder of a run"),
-}
-
-
-def _looks(analyses: Sequence[Analysis]) -> dict[str, tuple[str, str]]:
-    """A colour and a marker for each group, the same in all plots."""
-    return {label: look_of(i) for i, label in enumerate(dict.fromkeys(a.group.label for a in analyses))}
-
-
-def _curve_looks(
-    shown: list[tuple[Analysis, Run]], analyses: Sequence[Analysis]
-) -> tuple[Callable[[Analysis, Run], tuple[str, str, str]], str | None]:
-    """Colour, marker and name of a run's curve, and the title of the legend: one group's curves differ by batch size."""
-    groups = {analysis.group.label for analysis, _ in shown}
-    sizes = sorted({run.batch_size or 0 for _, run in shown})
-    if len(groups) > 1 or len(sizes) == 1:
-        looks = _looks(analyses)
-        return lambda analysis, run: (*looks[analysis.group.label], analysis.group.label), None
-    shades = colormaps["viridis"](np.linspace(0, 0.88, len(sizes)))
-    by_size = {size: (shades[i], MARKERS[i % len(MARKERS)], f"{size:,}") for i, size in enumerate(sizes)}
-    return lambda analysis, run: by_size[run.batch_size or 0], "batch size"

@@ -1,7 +1,10 @@
 """How good the trained networks are: a metric at each batch size, and which sizes are shown to be worse than the best.
 
 The noise of a metric is what runs with other seeds differ by. With one seed, it is the standard error of an accuracy on
-the samples of its set. Of another metric with one seed the noise is not known.
+the samples of its set, and as much again for the seed. Of another metric with one seed the noise is not known.
+
+The best of many equal sizes is the luckiest one. So each of the others is compared with it at a confidence by which all
+comparisons together hold (Bonferroni).
 """
 
 import math
@@ -9,15 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import ndtri, stdtrit
 
 from ..records.formatting import count, significant
 from ..records.metrics import FRACTION, Metric, metric
 from ..records.values import at, positive
 from .run import Run
 
-_CONFIDENCE = 0.95  # that a size which is said to be worse is worse
-_ERRORS = 2.0  # standard errors of a difference, with one seed
+_CONFIDENCE = 0.98  # that all sizes which are said to be worse are worse
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,13 @@ def quality_of(sizes: Mapping[int, Sequence[Run]], key: str) -> Quality | None:
         return None
     means = {size: float(np.mean(values)) for size, values in found.items()}
     best = (max if declared.higher_is_better else min)(means, key=lambda size: means[size])
+    confidence = 1 - (1 - _CONFIDENCE) / (len(found) - 1)
     if freedom := sum(len(values) - 1 for values in found.values()):
         pooled = math.sqrt(sum(float(np.var(v)) * len(v) for v in found.values()) / freedom)
-        t = float(stdtrit(freedom, _CONFIDENCE)) * pooled
+        t = float(stdtrit(freedom, confidence)) * pooled
         allowed = {size: t * math.sqrt(1 / len(v) + 1 / len(found[best])) for size, v in found.items()}
     elif declared.unit == FRACTION and (error := _standard_errors(sizes, key, means)):
-        allowed = {size: _ERRORS * math.hypot(error[size], error[best]) for size in means}
+        allowed = {size: float(ndtri(confidence)) * math.hypot(error[size], error[best]) for size in means}
     else:
         allowed = None
     return Quality(declared, means, allowed, max(map(len, found.values())))
@@ -76,13 +79,13 @@ def _standard_errors(
 ) -> dict[int, float] | None:
     """Of an accuracy at each size, by how many samples it was measured on; None where that is not known.
 
-    The rule of succession keeps the error of an accuracy of 0 or 1 above 0.
+    What seeds differ by is taken to be as large. The rule of succession keeps the error of an accuracy of 0 or 1 above 0.
     """
     counts = {s: positive(at(sizes[s][0].record, f"evaluated.{key.partition('/')[0]}")) for s in means}
     if not all(counts.values()):
         return None
     smooth = {s: (means[s] * n + 1) / (n + 2) for s, n in counts.items() if n}
-    return {s: math.sqrt(p * (1 - p) / (counts[s] or 1)) for s, p in smooth.items()}
+    return {s: math.sqrt(2 * p * (1 - p) / (counts[s] or 1)) for s, p in smooth.items()}
 
 
 def training_words(runs: Sequence[Run]) -> str:

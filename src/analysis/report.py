@@ -1,37 +1,33 @@
 """write_report: the folders of a sweep → report.md, report.html, sweep.csv, sweep.json, plots, TensorBoard, and a text for the terminal."""
 
 import json
+import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from ..errors import UserError, printable
-from ..files import refuse_links, write_text
-from ..records.formatting import count, percent, significant
-from ..records.rates import NEAR_BEST, RATE
+from ..files import refuse_links, why, write_bytes, write_text
+from ..records.formatting import count, significant
+from ..records.rates import RATE
 from ..records.terminal import wrapped
-from . import compiled, plots, scaling, seeds, table, tensorboard
-from .crossover import Crossover, crossovers
+from . import page, plots, table, tensorboard
+from .answer import Answer, answer
+from .devices import Crossover, crossovers, scaling, scaling_lines, scaling_notes
 from .groups import SweepResults
-from .notes import limits
 from .read import find
-from .recommend import Analysis, Recommendation, recommend
-from .text_table import aligned, to_text
-from .varied import compare_options
+from .run import BATCH_SIZE
+from .settings import compare_settings, compile_gains, seeds_line
+from .text import failures, group_block, settings_table
+from .text_table import page_width
 
-SCHEMA = 2  # of sweep.json
-_MODEL = "(floor^p + (slope · batch size)^p)^(1/p)"
-_ABOUT_FITS = (
-    "The error is the median over sizes, each predicted from the others. "
-    f"At the knee the rate is {percent(1 - NEAR_BEST)} of the fitted maximum."
-)
-
-
-_ABOUT_SEEDS = "Runs of one setting: the mean ± the standard deviation (of a sample, n − 1), and the range."
+SCHEMA = 3  # of sweep.json
 
 
 @dataclass(frozen=True)
@@ -39,10 +35,11 @@ class Report:
     """What was found."""
 
     sweep: SweepResults
-    analyses: list[Analysis]  # one for each group
-    recommendations: list[Recommendation]  # for every group with two batch sizes or more
-    crossovers: list[Crossover]  # for every model that ran on several devices
-    others: list[str]  # lines on sweeps over another option than the batch size
+    frame: pd.DataFrame  # a row for each run, see table.py
+    metrics: list[str]  # of quality, the most telling one first
+    answers: list[Answer]  # one for each group with two batch sizes or more
+    crossovers: list[Crossover]  # one for each pair of devices that ran the same
+    others: list[str]  # sentences on runs that differ in something else than the batch size
     notes: list[str]  # what could not be read, compared, drawn or written
     files: list[Path]  # everything that was written
 
@@ -53,17 +50,10 @@ class Report:
 
     @cached_property
     def headlines(self) -> list[str]:
-        """The recommendation first; without one, what else can be said."""
-        lines = [line for r in self.recommendations for line in (r.headline, *(f"  {remark}" for remark in r.remarks))]
-        lines += [crossover.headline for crossover in self.crossovers]
-        lines += scaling.headlines(self.sweep.runs)
-        lines += compiled.gains(self.sweep.runs, self.sweep.varied)
-        return lines + self.others
-
-    @cached_property
-    def seeds(self) -> list[list[str]]:
-        """The table of what several seeds gave, its headings first; empty if no setting ran twice."""
-        return seeds.cells(seeds.repeated(self.sweep))
+        """The answers first, each with the label of its group where there are several."""
+        several = len(self.sweep.groups) > 1
+        lines = [f"{a.group.label}: {line}" if several else line for a in self.answers for line in a.lines]
+        return [*lines, *(crossover.headline for crossover in self.crossovers), *self.others]
 
     @property
     def counts(self) -> str:
@@ -80,33 +70,38 @@ class Report:
 
     @property
     def text(self) -> str:
-        """For the terminal, and as wide."""
-        sentences = [*self.headlines, *(f"note: {note}" for note in self.notes)]
-        over_seeds = [*aligned(self.seeds), ""] if self.seeds else []
-        return printable(
-            "\n".join([*wrapped([self.counts]), "", to_text(self.sweep), *over_seeds, *wrapped(sentences)])
-        )
-
-    @property
-    def spoken(self) -> str:
-        """The recommendation and what ran, as Markdown."""
-        lines = [f"  - {line.strip()}" if line.startswith("  ") else f"- **{line}**" for line in self.headlines]
-        return printable("\n".join([*lines, "", f"{self.counts}."]))
+        """For the terminal, at most 80 columns wide; only commands are longer."""
+        width = page_width()
+        lines = [*wrapped([self.counts], width), ""]
+        answers = {id(found.group): found for found in self.answers}
+        if any(len(group.sizes) > 1 for group in self.sweep.groups):
+            for group in (group for group in self.sweep.groups if group.sizes):
+                lines += [*group_block(group, answers.get(id(group)), self.metrics), ""]
+        elif len(self.sweep.runs) > 1 and (found := settings_table(self.sweep, self.metrics)):
+            lines += [*found, ""]
+        said = [*(crossover.headline for crossover in self.crossovers), *self.others]
+        lines += wrapped([f"→ {line}" for line in said], width)
+        lines += failures(self.sweep)
+        lines += wrapped([f"note: {note}" for note in self.notes], width)
+        return printable("\n".join(lines).rstrip("\n"))
 
     @property
     def printed(self) -> str:
-        """The text, and where `report.md` and `report.html` are."""
-        places = [min(str(file), os.path.relpath(file), key=len) for file in self.files if file.stem == "report"]
-        return "\n".join([self.text, "", *(f"report   {place}" for place in places)])
+        """The text, and where `report.html` is."""
+        place = next((file for file in self.files if file.name == page.FILE), None)
+        shortest = "" if place is None else min(str(place), os.path.relpath(place), key=len)
+        return "\n".join([self.text, "", f"report   {shortest}"])
+
+    @property
+    def spoken(self) -> str:
+        """The answer and what ran, as Markdown."""
+        return printable("\n".join([*(f"- {line}" for line in self.headlines), "", f"{self.counts}."]))
 
     @property
     def markdown(self) -> str:
         """`report.md`."""
-        lines = ["# Sweep", "", self.spoken, "", "## Runs", "", table.to_markdown(self.sweep)]
-        if self.seeds:
-            lines += ["## Repeated runs", "", f"{_ABOUT_SEEDS}", "", *_as_markdown(self.seeds), ""]
-        if any(analysis.fit for analysis in self.analyses):
-            lines += ["## The time of a step", "", *self._fits(), ""]
+        lines = [f"# {self.title}", "", self.spoken, "", "## Runs", ""]
+        lines.append(table.to_markdown(table.shown(self.sweep, self.frame)))
         pictures = [file for file in self.files if file.suffix == ".png"]
         if pictures:
             lines += ["## Plots", "", *(f"![{plots.CAPTIONS[file.stem]}]({file.name})\n" for file in pictures)]
@@ -114,87 +109,26 @@ class Report:
             lines += ["## Notes", "", *(f"- {note}" for note in self.notes), ""]
         return printable("\n".join(lines)).replace("<", "&lt;")  # nothing that a record says of itself is HTML
 
-    def _fits(self) -> list[str]:
-        return [f"A step takes `{_MODEL}`. {_ABOUT_FITS}", "", *_as_markdown(self._fit_rows())]
+    @property
+    def title(self) -> str:
+        """`Sweep: cnn, mlp`."""
+        return f"Sweep: {', '.join(dict.fromkeys(run.model for run in self.sweep.runs))}"
 
-    def _fit_rows(self) -> list[list[str]]:
-        """The fits, their headings first."""
-        rows = [["group", "floor ms", "slope µs/sample", "p", "knee", "error %"]]
-        for analysis in self.analyses:
-            fit, error = analysis.fit, analysis.error
-            if fit:
-                knee = "" if fit.knee is None else f"{fit.knee:,.0f}"
-                off = "" if error is None else f"{100 * error:.1f}"
-                cells = (significant(fit.floor_ms), significant(1e3 * fit.slope_ms), f"{fit.sharpness:g}", knee, off)
-                rows.append([analysis.group.label, *cells])
-        return rows
-
-    def html(self) -> str:
-        """`report.html`."""
-        from . import html_report  # which imports Bokeh, and takes a second
-
-        fits = self._fit_rows()
-        models = dict.fromkeys(run.model for run in self.sweep.runs)
-        text = html_report.Text(
-            title=f"Sweep: {', '.join(models)}",
-            headlines=self.headlines,
-            counts=self.counts,
-            fits=fits if len(fits) > 1 else [],
-            about_fits=f"A step takes {_MODEL}. {_ABOUT_FITS}",
-            seeds=self.seeds,
-            about_seeds=_ABOUT_SEEDS,
-            notes=self.notes,
-        )
-        return html_report.page(self.sweep, self.analyses, self.recommendations, text)
-
-    def as_json(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """`sweep.json`."""
         return {
             "schema": SCHEMA,
             "varied": self.sweep.varied,
-            "recommendations": [{**_known(asdict(r)), "headline": r.headline} for r in self.recommendations],
-            "crossovers": [{**_known(asdict(c)), "headline": c.headline} for c in self.crossovers],
-            "fits": [
-                _known({"group": a.group.label, **asdict(fit), "knee": fit.knee, "leave_one_out_error": a.error})
-                for a in self.analyses
-                if (fit := a.fit)
-            ],
-            "repeated": [each.as_json() for each in seeds.repeated(self.sweep)],
-            "rows": table.rows(self.sweep),
+            "answers": [found.as_dict() for found in self.answers],
+            "crossovers": [crossover.as_dict() for crossover in self.crossovers],
+            "lines": self.headlines,
+            "rows": table.records(self.frame),
             "notes": self.notes,
         }
 
 
-def _as_markdown(cells: Sequence[Sequence[str]]) -> list[str]:
-    header, *rows = cells
-    lines = [f"| {' | '.join(header)} |", f"| --- |{(len(header) - 1) * ' ---: |'}"]
-    return lines + [f"| {' | '.join(row)} |" for row in rows]
-
-
-HTML = "report.html"
-FILES: dict[str, Callable[[Report], str]] = {  # beside the plots
-    "report.md": lambda report: report.markdown,
-    HTML: lambda report: report.html(),
-    "sweep.csv": lambda report: table.to_csv(report.sweep),
-    "sweep.json": lambda report: json.dumps(report.as_json(), indent=2, ensure_ascii=False) + "\n",
-}
-
-
-def _why_no_html() -> str:
-    """A note if Bokeh is missing, else an empty string."""
-    try:
-        from . import html_report  # noqa: F401
-    except ImportError as error:
-        return f"no {HTML}: {error}"
-    return ""
-
-
-def _known(facts: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in facts.items() if value is not None}
-
-
 def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.PathLike[str]) -> Report:
-    """Read all runs below the folders, and write the report.
+    """Read all runs below the folders, and write the report. What an earlier report wrote in its folder is replaced.
 
     Raises:
         UserError: if there is not one readable record, or `out_dir` has or is a link that leads elsewhere, before
@@ -203,29 +137,46 @@ def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.Pa
     paths, out = [Path(folder) for folder in folders], Path(out_dir)
     sweep = find(paths)
     _refuse_links(out, paths)
-    analyses = [Analysis(group) for group in sweep.groups]
-    metrics = table.shown_metrics(sweep)
+    report = _analysed(sweep)
+    pictures = plots.draw(sweep, report.answers, report.metrics)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        pictures, missing = plots.draw(analyses, out)
-        missing.append(_why_no_html())
-        texts = [name for name in FILES if name != HTML or not missing[-1]]
-        report = Report(
-            sweep=sweep,
-            analyses=analyses,
-            recommendations=[found for a in analyses if (found := recommend(a, metrics))],
-            crossovers=crossovers(analyses),
-            others=_others(sweep),
-            notes=[*sweep.notes, *scaling.doubts(sweep.runs), *limits(sweep, analyses), *filter(None, missing)],
-            files=[*(out / name for name in texts), *pictures],
-        )
-        if note := tensorboard.write(sweep.groups, plots.cards(analyses), report.spoken, out / "tensorboard"):
+        for name, picture in pictures.items():
+            write_bytes(out / f"{name}.png", picture.png)
+        plots.remove_stale(out, keep=pictures)
+        report.files.extend(out / f"{name}.png" for name in pictures)
+        if note := tensorboard.write(sweep.groups, report.metrics, pictures, report.spoken, out / "tensorboard"):
             report.notes.append(note)
-        for name in texts:
-            write_text(out / name, FILES[name](report))
+        texts = {
+            "report.md": report.markdown,
+            page.FILE: page.page(report, pictures),
+            "sweep.csv": table.to_csv(report.frame),
+            "sweep.json": json.dumps(_finite(report.as_dict()), indent=2, ensure_ascii=False, default=str) + "\n",
+        }
+        for name, text in texts.items():
+            write_text(out / name, text)
+            report.files.append(out / name)
     except OSError as error:
-        raise UserError(f"{out}: cannot be written: {error}") from error
+        raise UserError(f"{out}: cannot be written: {why(error)}") from error
     return report
+
+
+def _analysed(sweep: SweepResults) -> Report:
+    """The report before anything is written."""
+    metrics, several = table.shown_metrics(sweep), scaling(sweep.runs)
+    processes = {run.name: run.processes for run in sweep.runs}
+    frame = table.run_table(sweep, {name: ratio.value / processes[name] for name, ratio in several.items()})
+    answers = [found for group in sweep.groups if (found := answer(group, metrics))]
+    return Report(
+        sweep=sweep,
+        frame=frame,
+        metrics=metrics,
+        answers=answers,
+        crossovers=crossovers(sweep.groups),
+        others=[*_others(sweep, metrics, answers), *scaling_lines(sweep.runs, several), *compile_gains(sweep)],
+        notes=[*sweep.notes, *scaling_notes(sweep.runs, several), *_notes(sweep)],
+        files=[],
+    )
 
 
 def _refuse_links(out: Path, folders: Sequence[Path]) -> None:
@@ -236,7 +187,7 @@ def _refuse_links(out: Path, folders: Sequence[Path]) -> None:
     refuse_links(out, "the report's folder", root, ("report.*", "sweep.*", "*.png", "tensorboard"))
 
 
-def _others(sweep: SweepResults) -> list[str]:
+def _others(sweep: SweepResults, metrics: Sequence[str], answers: Sequence[Answer]) -> list[str]:
     """What can be said of runs that differ in something else than batch size alone."""
     runs = sweep.runs
     if not any(RATE in run.values or run.status == "finished" for run in runs):
@@ -246,7 +197,31 @@ def _others(sweep: SweepResults) -> list[str]:
         rate = runs[0].values.get(RATE)
         speed = f": {significant(rate)} samples/s at batch size {runs[0].batch_size:,}" if rate else ""
         return [f"One run only{speed}. Several batch sizes are needed for a recommendation."]
-    if any(len(group.sizes) > 1 for group in sweep.groups):
+    if answers:
         return []
-    found = [*compare_options(sweep), *seeds.headlines(seeds.repeated(sweep), sweep)]
+    if any(len(group.sizes) > 1 for group in sweep.groups):
+        return ["Fewer than two batch sizes were measured as they were asked for, so none is recommended."]
+    found = compare_settings(sweep, metrics) if len(sweep.groups) > 1 else []
+    found += filter(None, (seeds_line(group, metrics) for group in sweep.groups))
     return found or ["One measured run only: nothing to compare it with."]
+
+
+def _notes(sweep: SweepResults) -> list[str]:
+    """Which conclusions the runs do not allow."""
+    notes = ["nothing varied: the runs repeat one another"] if len(sweep.runs) > 1 and not sweep.varied else []
+    if BATCH_SIZE in sweep.varied and any(len(group.sizes) > 1 for group in sweep.groups):
+        alone = [group.label for group in sweep.groups if len(group.sizes) == 1]
+        notes += [f"{label}: one batch size was measured, so none is recommended" for label in alone]
+    without = [run.name for run in sweep.runs if run.status == "finished" and RATE not in run.values]
+    if without:
+        notes.append(f"finished without a rate: {', '.join(without)}")
+    return notes + [f"{run.name}: {run.steps}" for run in sweep.runs if isinstance(run.steps, str)]
+
+
+def _finite(value: Any) -> Any:
+    """The value with None for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

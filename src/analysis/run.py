@@ -130,6 +130,12 @@ class Run:
         return next(map(round, sizes), None)
 
     @property
+    def asked(self) -> int | None:
+        """The batch size that was asked for; None if it is not known."""
+        found = number(self.settings.get(BATCH_SIZE))
+        return round(found) if found and found >= 1 else None
+
+    @property
     def train_samples(self) -> int | None:
         """Size of the training set; None if the run ended before loading it."""
         found = positive(at(self.record, "dataset.train_samples"))
@@ -215,9 +221,6 @@ class Run:
         for name, slow in (("p10", "p90"), ("p90", "p10")):  # a step that is slower than 90 % of them has a low rate
             ms = positive(at(self.record, f"throughput.step_ms_{slow}"))
             yield f"{RATE}_{name}", rate * median / ms if rate and median and ms else None
-        low, high = (positive(end) for end in _pair(at(self.record, "throughput.step_ms_interval")))
-        yield f"{RATE}_low", rate * median / high if rate and median and high else None
-        yield f"{RATE}_high", rate * median / low if rate and median and low else None
         yield "batch_ms", median / self.accumulated if median else None
         # Records from before `processor_time_pct` have the processor time of a CPU as `utilization_pct`.
         utilization = number(at(self.record, "throughput.utilization_pct"))
@@ -246,8 +249,3 @@ class Run:
 def _one_line(text: str) -> str:
     """A text that neither a terminal nor a table of Markdown nor a font trips over."""
     return " ".join(printable(text).split())
-
-
-def _pair(value: Any) -> tuple[Any, Any]:
-    """The two values of a list; unknown ones for anything else."""
-    return (value[0], value[1]) if isinstance(value, list) and len(value) == 2 else (None, None)

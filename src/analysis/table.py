@@ -1,59 +1,81 @@
-"""A row for each run: as Markdown for people, as CSV and JSON with all numbers in full; text_table.py has the terminal's."""
+"""The runs of a report as one DataFrame, with a row for each run: CSV, JSON, and the columns that people compare."""
 
 import csv
-import io
+import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..records.formatting import option_value
+import pandas as pd
+
+from ..errors import printable
+from ..records.formatting import option_value, percent, significant
 from ..records.metrics import RUN_METRICS, best_first, metric
-from ..records.step_parts import PARTS, SHORT_NAMES
-from . import scaling
-from .groups import SweepResults
+from ..records.rates import RATE
+from .groups import Group, SweepResults, rates_of
 from .run import BATCH_SIZE, Run
 
-Row = dict[str, Any]
-_Column = tuple[str, list[str]]  # a heading and the cells of all runs
+LOW, HIGH = f"{RATE}_low", f"{RATE}_high"
+BUSY = ("processor_time_pct", "utilization_pct")  # of a CPU, of an accelerator
+_FACTS = ("run", "group", "tags", "status", "reason", "seconds")
+_LONGEST = 90  # characters of a reason
+_SHOWN = ("batch_size", "global_batch_size", RATE, "mfu", *BUSY, "sm_activity_pct", "memory_peak_gib")
+_SHOWN += ("step_ms_median", "scaling_efficiency", "communication_share", "joules_per_sample", "compile_seconds")
 
 
-def rows(sweep: SweepResults) -> list[Row]:
-    """All that is known of each run, by the names of `sweep.csv` and in their order; unknown values are left out."""
+def run_table(sweep: SweepResults, efficiencies: dict[str, float]) -> pd.DataFrame:
+    """All that is known of each run; the columns are those of `sweep.csv`, and an unknown value is NaN.
+
+    The rate of a run is that of its windows, as in the answer (noise.py); low and high are its 90 % interval. A run
+    without windows has the rate of its record, and no interval.
+
+    Args:
+        sweep: the runs.
+        efficiencies: the scaling efficiency of runs on several devices, by the name of the run.
+    """
+    rates = {id(run): rate for group in sweep.groups for run, rate in _rates(group)}
     labels = {id(run): group.label for group in sweep.groups for run in group.runs}
-    reached = scaling.efficiencies(sweep.runs)
-    columns, table = _names(sweep), []
+    rows: list[dict[str, Any]] = []
     for run in sweep.runs:
-        facts: Row = {**run.settings, **run.values, "scaling_efficiency": reached.get(run.name), "run": run.name}
-        facts |= {"tags": " ".join(run.tags) or None}
-        facts |= {"group": labels[id(run)], "status": run.status, "reason": run.reason or None}
-        table.append({name: facts[name] for name in columns if facts.get(name) is not None})
-    return table
-
-
-def _names(sweep: SweepResults) -> list[str]:
-    """All columns of `sweep.csv`."""
+        rows.append(
+            {key: run.settings.get(key) for key in sweep.varied}
+            | run.values
+            | rates.get(id(run), {})
+            | {"run": run.name, "group": labels[id(run)], "tags": " ".join(run.tags) or None, "status": run.status}
+            | {"reason": run.reason or None, "scaling_efficiency": efficiencies.get(run.name)}
+        )
     settings = [key for key in sweep.varied if key != BATCH_SIZE]
     metrics = [name for stage in ("test/", "val/", "") for name in _of_stage(stage, sweep.runs)]
     measured = [name for name in RUN_METRICS if name != "seconds"]
-    return list(dict.fromkeys(["run", "group", "tags", *settings, *measured, *metrics, "seconds", "status", "reason"]))
+    columns = dict.fromkeys([*_FACTS[:3], *settings, *measured, *metrics, "seconds", "status", "reason"])
+    frame = pd.DataFrame(rows, columns=list(columns), dtype=object)
+    return frame.dropna(axis="columns", how="all")
 
 
-def to_csv(sweep: SweepResults) -> str:
-    """All columns that have a value; an unknown value is an empty cell."""
-    table, text = rows(sweep), io.StringIO()
-    filled = [name for name in _names(sweep) if any(name in row for row in table)]
-    writer = csv.DictWriter(text, filled, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    return text.getvalue()
+def _rates(group: Group) -> list[tuple[Run, dict[str, float]]]:
+    """The rate of each run, and the ends of its interval where it is known."""
+    rates = rates_of(dict(enumerate([run] for run in group.runs)))
+    found = []
+    for number, run in enumerate(group.runs):
+        if number in rates.settings:
+            rate, reach = rates.rate(number), rates.reach(number)
+            ends = {LOW: rate / (1 + reach), HIGH: rate * (1 + reach)} if math.isfinite(reach) else {}
+            found.append((run, {RATE: rate, **ends}))
+    return found
 
 
-def to_markdown(sweep: SweepResults) -> str:
-    """The columns that people compare; columns without values are left out."""
-    header, lines = cells(sweep)
-    right = [is_number_column(column) for column in zip(*lines, strict=True)]
-    lines = [header, [("---:" if is_right else "---") for is_right in right], *lines]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+def to_csv(frame: pd.DataFrame) -> str:
+    """`sweep.csv`: all numbers in full; an unknown value is an empty cell."""
+    return str(frame.to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_MINIMAL))
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """A dict for each run, without the values that are not known."""
+    return [{str(k): v for k, v in row.items() if _known(v)} for row in frame.to_dict("records")]
+
+
+def _known(value: Any) -> bool:
+    return not (value is None or (isinstance(value, float) and math.isnan(value)))
 
 
 def shown_metrics(sweep: SweepResults) -> list[str]:
@@ -75,67 +97,46 @@ def _of_stage(stage: str, runs: Sequence[Run]) -> list[str]:
     return best_first(name for run in runs for name in run.metrics if name.startswith(stage))
 
 
-def cells(sweep: SweepResults) -> tuple[list[str], list[list[str]]]:
-    """Header and lines of the table for people."""
-    kept = [(heading, column) for heading, column in _columns(sweep) if any(column)]
-    return [heading for heading, _ in kept], [list(line) for line in zip(*(column for _, column in kept), strict=True)]
-
-
-def _columns(sweep: SweepResults) -> list[_Column]:
-    table, varied = rows(sweep), [key for key in sweep.varied if key != BATCH_SIZE]
-    if "device" in varied:  # which says less, but enough
-        varied = [key for key in varied if key != "device_name"]
+def shown(sweep: SweepResults, frame: pd.DataFrame) -> pd.DataFrame:
+    """The columns that people compare, as text, under their headings; an unknown value is empty."""
+    varied = [key for key in sweep.varied if key != BATCH_SIZE]
+    if "device" in varied:  # the name says more
+        varied.remove("device")
+        varied = ["device_name", *(key for key in varied if key != "device_name")]
     scaled = any(run.settings.get("optimizer.lr_scaling", "none") != "none" for run in sweep.runs)
-    measured = ["scaling_efficiency", "communication_share", "processor_time_pct", "utilization_pct", "sm_activity_pct"]
-    measured += ["throttled_pct", "mfu", "memory_peak_gib", "joules_per_sample", "compile_seconds"]
-    measured += [*(["learning_rate"] if scaled else []), *shown_metrics(sweep), "seconds"]
-    return [
-        ("run", [row["run"] for row in table]),
-        ("tags", [row.get("tags", "") for row in table]),
-        *((key.rpartition(".")[2], [_setting(run, key) for run in sweep.runs]) for key in varied),
-        *(_numbers(table, name) for name in ("batch_size", "global_batch_size", "samples_per_sec")),
-        _spread(table),
-        _numbers(table, "samples_per_sec_fit"),
-        _numbers(table, "step_ms_median"),
-        _ranges(table, "fastest–slowest mean ms", "fastest_step_ms_mean", "slowest_step_ms_mean"),
-        (f"mean {'/'.join(SHORT_NAMES)} %", [_shares(row) for row in table]),
-        *(_numbers(table, name) for name in measured),
-        ("why not finished", [textwrap.shorten(row.get("reason", ""), 90, placeholder=" …") for row in table]),
+    names = [*_SHOWN, *(["learning_rate"] if scaled else []), *shown_metrics(sweep), "seconds"]
+    found: dict[str, list[str]] = {"run": list(map(str, frame["run"]))}
+    found["tags"] = [str(tags) if _known(tags) else "" for tags in frame.get("tags", [])]
+    for key in varied:
+        found[key.rpartition(".")[2]] = [option_value(run.settings.get(key, "")) for run in sweep.runs]
+    for name in dict.fromkeys(names):
+        if name in frame:
+            declared = metric(name)
+            found[declared.heading or name] = [declared.cell(v) if _known(v) else "" for v in frame[name]]
+        if name == RATE and HIGH in frame:
+            found["±"] = [
+                reach_text(h / r - 1) if _known(h) else "" for h, r in zip(frame[HIGH], frame[RATE], strict=True)
+            ]
+    reasons = [
+        textwrap.shorten(str(r), _LONGEST, placeholder=" …") if _known(r) else "" for r in frame.get("reason", [])
     ]
+    found["why not finished"] = reasons
+    return pd.DataFrame({heading: cells for heading, cells in found.items() if any(cells)}).map(printable)
 
 
-def _spread(table: Sequence[Row]) -> _Column:
-    """The interval of the rate; where no run has one, the spread of its steps."""
-    if any("samples_per_sec_low" in row for row in table):
-        return "± %", [_reach(row) for row in table]
-    return _ranges(table, "p10–p90", "samples_per_sec_p10", "samples_per_sec_p90")
+def reach_text(reach: float) -> str:
+    """How far an interval reaches, as a part of the rate: `4 %`; empty where the rate is hardly known."""
+    return f"{significant(100 * reach)} %" if reach < 0.01 else percent(reach) if reach < 1 else ""
 
 
-def _reach(row: Row) -> str:
-    """How far the interval of the rate reaches, in percent of the rate."""
-    rate, low, high = (row.get(f"samples_per_sec{end}") for end in ("", "_low", "_high"))
-    return f"{100 * max(high / rate - 1, 1 - low / rate):.1f}" if rate and low and high else ""
+def to_markdown(cells: pd.DataFrame) -> str:
+    """A table of texts as Markdown; columns of numbers stand on the right."""
+    right = ["---:" if is_number_column(cells[heading]) else "---" for heading in cells]
+    lines = [list(map(str, cells.columns)), right, *cells.to_numpy().tolist()]
+    escaped = ([" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in escaped) + "\n"
 
 
-def _setting(run: Run, key: str) -> str:
-    return option_value(run.settings[key]) if key in run.settings else ""
-
-
-def _numbers(table: Sequence[Row], name: str) -> _Column:
-    declared = metric(name)
-    return declared.heading or name, [declared.cell(row[name]) if name in row else "" for row in table]
-
-
-def _ranges(table: Sequence[Row], heading: str, low: str, high: str) -> _Column:
-    ends = [[metric(name).text(row[name]) for name in (low, high) if name in row] for row in table]
-    return heading, ["–".join(pair) for pair in ends]
-
-
-def _shares(row: Row) -> str:
-    parts = [row.get(f"{part}_ms_mean", 0.0) for part in PARTS]
-    return "/".join(f"{100 * ms / sum(parts):.0f}" for ms in parts) if sum(parts) else ""
-
-
-def is_number_column(cells: Sequence[str]) -> bool:
+def is_number_column(cells: Iterable[str]) -> bool:
     """Whether the cells are numbers or empty."""
     return all(not cell or cell[0] in "0123456789.-−" for cell in cells)

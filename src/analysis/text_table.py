@@ -1,83 +1,66 @@
-"""The table of a sweep for the terminal: the columns that have room."""
+"""Tables for the terminal, in at most 80 columns."""
 
-import textwrap
 from collections.abc import Sequence
 
-from ..records.terminal import columns, wrapped
-from . import table
-from .groups import SweepResults
+from ..records.terminal import columns
+from .table import is_number_column
 
-# Left out in this order where the terminal is too narrow: the headings of columns, or how they begin.
-_LESS_USEFUL = (
-    *("fit samples/s", "mean ", "p10", "seconds", "throttled", "fastest", "comm", "kernel ran", "processor time"),
-    *("SM activity", "mJ/sample", "scaled lr", "MFU", "peak GiB", "median step"),
-)
+WIDTH = 80
 _GAP = 2  # columns between two columns
-_LEAST = 24  # characters that remain of a text that is cut
-
-_Column = tuple[str, list[str]]  # a heading and the cells of all runs
+_LEAST = 8  # characters that remain of a text that is cut
 
 
-def to_text(sweep: SweepResults, width: int | None = None) -> str:
-    """The columns of `report.md` as far as they fit, aligned; then what is left out.
-
-    Args:
-        sweep: the runs.
-        width: in characters; None for that of the terminal.
-    """
-    width = width or columns()
-    header, cells = table.cells(sweep)
-    shown = list(zip(header, map(list, zip(*cells, strict=True)), strict=True))
-    left_out: list[str] = []
-    for useless in _LESS_USEFUL:
-        if _width(_cut(shown, width)) <= width:
-            break
-        left_out += [heading for heading, _ in shown if heading.startswith(useless)]
-        shown = [column for column in shown if not column[0].startswith(useless)]
-    lines = _aligned(_cut(shown, width, least=8), width)
-    if left_out:
-        lines += wrapped([f"(without {', '.join(left_out)}: see report.md)"], width)
-    return "\n".join(lines) + "\n"
+def page_width() -> int:
+    """80 columns, or fewer in a narrower terminal."""
+    return min(WIDTH, columns())
 
 
-def _width(shown: Sequence[_Column]) -> int:
-    return sum(_column_width(column) for column in shown) + _GAP * (len(shown) - 1)
-
-
-def _column_width(column: _Column) -> int:
-    """A heading may take several lines, so it needs no more than its longest word."""
-    return max(map(len, [*column[0].split(), *column[1]]))
-
-
-def _cut(shown: Sequence[_Column], width: int, least: int = _LEAST) -> list[_Column]:
-    """The columns with their longest texts cut, one after the other, until the table fits."""
-    found = list(shown)
-    for at in sorted(range(len(found)), key=lambda at: -_column_width(found[at])):
-        heading, cells = found[at]
-        excess = _width(found) - width
-        if excess > 0 and not table.is_number_column(cells):
-            room = max(least, _column_width(found[at]) - excess)
-            found[at] = heading, [cell if len(cell) <= room else f"{cell[: room - 1]}…" for cell in cells]
-    return found
+def cut(text: str, most: int) -> str:
+    """A text in at most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def aligned(cells: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
-    """Any table, its headings first, in as many lines: texts that are too long are cut."""
-    width = width or columns()
-    shown = [(heading, list(column)) for heading, *column in zip(*cells, strict=True)]
-    return _aligned(_cut(shown, width, least=8), width)
+    """A table, its headings first: numbers on the right, texts on the left. Texts are cut, the longest first."""
+    found = [list(column) for column in zip(*cells, strict=True)]
+    widths = [max(map(len, column)) for column in found]
+    excess = sum(widths) + _GAP * (len(widths) - 1) - (width or page_width())
+    right = [is_number_column(column[1:]) for column in found]
+    for at in sorted(range(len(found)), key=lambda at: -widths[at]):
+        if excess > 0 and not right[at]:
+            room = min(widths[at], max(_LEAST, widths[at] - excess))
+            excess -= widths[at] - room
+            widths[at] = room
+    lines = []
+    for line in cells:
+        texts = [cut(cell, room) for cell, room in zip(line, widths, strict=True)]
+        padded = [t.rjust(w) if r else t.ljust(w) for t, w, r in zip(texts, widths, right, strict=True)]
+        lines.append((" " * _GAP).join(padded).rstrip())
+    return lines
 
 
-def _aligned(shown: Sequence[_Column], width: int) -> list[str]:
-    """Numbers on the right, texts on the left. Headings take one line each if there is room, else as many as they need."""
-    in_one_line = sum(max(map(len, [heading, *cells])) + _GAP for heading, cells in shown) - _GAP <= width
-    headings = [
-        [h] if in_one_line else textwrap.wrap(h, _column_width((h, c)), break_long_words=False) for h, c in shown
-    ]
-    height = max(map(len, headings))
-    blocks = []
-    for heading, (_, cells) in zip(headings, shown, strict=True):
-        lines = [*[""] * (height - len(heading)), *heading, *cells]
-        room = max(map(len, lines))
-        blocks.append([line.rjust(room) if table.is_number_column(cells) else line.ljust(room) for line in lines])
-    return [(" " * _GAP).join(line).rstrip() for line in zip(*blocks, strict=True)]
+def size_blocks(label: str, sizes: Sequence[int], rows: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """A table with a column for each batch size, below each other in as many blocks as the sizes need.
+
+    Args:
+        label: of the group; a long one takes a line of its own.
+        sizes: the batch sizes.
+        rows: a name and a cell for each size.
+    """
+    room, width = max(10, *(len(name) for name, _ in rows)), page_width()
+    lines = [] if len(label) <= room + 8 else [cut(label, width)]
+    first = "batch size" if lines else label
+    room = max(room, len(first))
+    cells = [[first, *(f"{size:,}" for size in sizes)], *([name, *cells] for name, cells in rows)]
+    widths = [max(len(line[at]) for line in cells) + _GAP for at in range(1, len(cells[0]))]
+    begin = 0
+    while begin < len(widths):
+        end = begin + 1
+        while end < len(widths) and room + sum(widths[begin : end + 1]) <= width:
+            end += 1
+        for line in cells:
+            padded = (line[at + 1].rjust(widths[at]) for at in range(begin, end))
+            lines.append((line[0].ljust(room) + "".join(padded)).rstrip())
+        lines += [""] if end < len(widths) else []
+        begin = end
+    return lines

@@ -38,7 +38,7 @@ def _rows(run: Run, part: str) -> Iterable[tuple[Any, ...]]:
     turn = table(run.record.get("turn"))  # of a run that is one of many short ones, A B A B …
     session = str(turn.get("of") or run.folder.resolve().parent)
     for number, seconds in enumerate(medians):
-        of_pass = turn.get("round", int(times.round[number]))
+        of_pass = turn.get("round", int(times.round[number]))  # of the whole run, or of each window
         shared = isinstance(of_pass, int) and of_pass >= 0
         if 0 < seconds < np.inf:
             yield (

@@ -159,6 +159,7 @@ class CostSummary:
             result["step_ms_interval"] = list(interval)
         if undisturbed:
             result["undisturbed_steps"] = len(counted)  # the median is of these alone
+            result["undisturbed_share"] = float(step_ms.sum()) / 1e3 / seconds  # of the time of all steps
         if fit_seconds:
             result |= {"fit_seconds": fit_seconds, FIT_RATE: self._trained * world_size / fit_seconds}
         if sums[WRITING]:

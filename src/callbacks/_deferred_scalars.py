@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-POOL = 1024  # flags that may be on their way from the device
+POOL = 1024  # flags, in two halves: one is cleared while the other is on its way from the device
+_HALF = POOL // 2
 _UNKNOWN = -1.0
 
 
@@ -19,17 +20,17 @@ class DeferredScalars:
     CUDA: the copy into pinned memory is queued behind the work that computes the scalars; only `values` waits for it.
     CPU: there is nothing to wait for. MPS has no asynchronous copy, so the constructor waits for the device.
 
-    `scalars` are tensors of one element each, on one device. `combine`, `(N,)` → `(N,)`, runs on the device.
+    `scalars` are tensors of one element each. Those on the CPU are copied to the device of the others. `combine`, `(N,)` →
+    `(N,)`, runs on that device.
     """
 
     def __init__(self, scalars: Sequence[Tensor], combine: Callable[[Tensor], Tensor] = lambda values: values):
         stacked = combine(_stack(scalars))
         self._event = None
+        self._values = stacked.to("cpu", non_blocking=stacked.is_cuda)
         if stacked.is_cuda:
-            stacked = stacked.to("cpu", non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record()
-        self._values = stacked
 
     def ready(self) -> bool:
         """Whether `values` returns at once."""
@@ -44,6 +45,10 @@ class DeferredScalars:
 
 @torch.no_grad()
 def _stack(scalars: Sequence[Tensor]) -> Tensor:
+    devices = {scalar.device for scalar in scalars}
+    if len(devices) > 1:
+        device = max(devices, key=lambda each: each.type != "cpu")
+        scalars = [scalar.to(device, non_blocking=True) for scalar in scalars]
     if len({(scalar.dtype, scalar.dim()) for scalar in scalars}) == 1:  # a tenth of the operations
         return torch.stack(list(scalars)).reshape(-1).float()
     return torch.stack([scalar.reshape(()).float() for scalar in scalars])
@@ -63,17 +68,18 @@ class DeferredFlags:
 
     def next(self) -> Tensor:
         """The flag of the next step; it is 0."""
-        if self._sent == POOL:
-            if self._seen < POOL:
+        at = self._sent % POOL
+        if self._sent >= POOL and at % _HALF == 0:
+            if self._sent - self._seen > _HALF:
                 raise RuntimeError("arrived() was not called")
-            self._flags.zero_()
-            self._read.fill(_UNKNOWN)
-            self._sent = self._seen = 0
-        return self._views[self._sent]
+            self._flags[at : at + _HALF].zero_()
+            self._read[at : at + _HALF].fill(_UNKNOWN)
+        return self._views[at]
 
     def send(self) -> None:
         """Start the copy of the flag to the host."""
-        self._host_views[self._sent].copy_(self._views[self._sent], non_blocking=True)
+        at = self._sent % POOL
+        self._host_views[at].copy_(self._views[at], non_blocking=True)
         self._sent += 1
 
     def wait(self) -> None:
@@ -82,10 +88,11 @@ class DeferredFlags:
             torch.cuda.synchronize(self._device)
 
     def arrived(self) -> list[bool]:
-        """The flags that have arrived since the last call, in order. A full pool is waited for."""
-        if self._sent == POOL and self._read[POOL - 1] == _UNKNOWN:
+        """The flags that have arrived since the last call, in order. A device that is half a pool behind is waited for."""
+        if self._sent - self._seen > _HALF:
             self.wait()
-        first = self._seen
-        while self._seen < self._sent and self._read[self._seen] != _UNKNOWN:
+        flags = []
+        while self._seen < self._sent and (flag := self._read[self._seen % POOL]) != _UNKNOWN:
+            flags.append(bool(flag))
             self._seen += 1
-        return [bool(flag) for flag in self._read[first : self._seen]]
+        return flags

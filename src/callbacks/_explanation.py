@@ -1,13 +1,14 @@
-"""From what was recorded of some steps to an Explanation: operations with their times and floors, gaps, and notes."""
+"""From what was recorded of some steps to an Explanation: operations with times and lower bounds, gaps, and notes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ..hardware.bottleneck import Step, find_bottleneck
 from ..hardware.calibration import Calibration
+from ..hardware.contention import Noise
 from ..hardware.devices import device_name
 from ..hardware.floor import Roofs, roofs_of
 from ..hardware.operations import Operation, OperationRecorder
@@ -37,7 +38,10 @@ class Measured:
     events: Sequence[Event] = ()
     trace_steps: int = 0
     calibration: Calibration | None = None
-    others: float = 0.0  # the share of the CPU that other processes used meanwhile
+    others: float = 0.0  # the share of the processor that other programs used meanwhile
+    noise: Noise = field(default_factory=Noise)  # what disturbed the machine meanwhile
+    spread: float = 1.0  # the 90th percentile of the steps ÷ their median
+    is_judged: bool = True  # whether this says what limits the step: not beside ThroughputMonitor, nor of one rank
     notes: list[str] = field(default_factory=list)
 
 
@@ -46,14 +50,15 @@ def explain(measured: Measured) -> Explanation:
     device, calibration, notes = measured.device, measured.calibration, list(measured.notes)
     roofs = roofs_of(calibration) if calibration else _NO_ROOFS
     if calibration is None:
-        notes.append("the device was not measured: no floors (batchscope hardware measures it)")
+        notes.append("the device was not measured: no lower bounds (batchscope hardware measures it)")
     operations, is_timed, remarks = _timed(measured)
     notes += remarks
     of_trace = _of_trace(measured, operations)
     shown, remarks = _within_step(operations, _room(measured, of_trace.get("idle_share", 0.0)))
     notes += remarks
     if measured.others:
-        notes.append(f"other processes used {percent(measured.others)} of the CPU meanwhile, which makes times longer")
+        used = f"other programs used {percent(measured.others)} of the processor meanwhile"
+        notes.append(f"{used}, which makes times longer")
     return Explanation(
         title=measured.title,
         device=device.type,
@@ -70,7 +75,7 @@ def explain(measured: Measured) -> Explanation:
         ),
         operations=records.add_up((_cost(each, roofs) for each in shown), _group),
         threads=torch.get_num_threads() if device.type == "cpu" else None,
-        bottleneck=_bottleneck(measured, operations, roofs if calibration else None) if device.type == "cpu" else None,
+        bottleneck=_bottleneck(measured, operations, roofs if calibration else None),
         trace_steps=measured.trace_steps,
         notes=notes,
         **of_trace,
@@ -124,16 +129,23 @@ def _within_step(operations: Sequence[Operation], room: float) -> tuple[Sequence
 
 
 def _bottleneck(measured: Measured, operations: Sequence[Operation], roofs: Roofs | None) -> dict[str, Any] | None:
-    """What limits the step, by the rule that every run is judged by."""
-    waiting, between = 1e3 * measured.waiting_seconds, 1e3 * measured.between_seconds
-    parts = {"data_wait": waiting, "other": between - waiting, "forward": 1e3 * measured.step_seconds - between}
-    others = measured.others
-    found = find_bottleneck(
-        Step(parts, device="cpu", steps=measured.steps, operations=operations, roofs=roofs, others=others)
-    )
-    if found is None:
+    """What limits the step, by the rule that every run is judged by; None on a device whose parts of a step are not timed."""
+    if measured.device.type != "cpu" or not measured.is_judged:
         return None
-    return {"kind": found.kind, "share": found.share, "certainty": found.certainty, "evidence": found.evidence}
+    waiting, between = 1e3 * measured.waiting_seconds, 1e3 * measured.between_seconds
+    found = find_bottleneck(
+        Step(
+            {"data_wait": waiting, "other": between - waiting, "forward": 1e3 * measured.step_seconds - between},
+            steps=measured.steps,
+            operations=operations,
+            not_recorded=str(measured.recorder.error) if measured.recorder and measured.recorder.error else None,
+            roofs=roofs,
+            others=measured.others,
+            spread=measured.spread,
+            windows=[measured.noise],
+        )
+    )
+    return asdict(found) if found else None
 
 
 def _group(cost: Cost) -> Any:
@@ -141,7 +153,7 @@ def _group(cost: Cost) -> Any:
 
 
 def _cost(operation: Operation, roofs: Roofs) -> Cost:
-    """An operation with its floor."""
+    """An operation with its lower bound."""
     return Cost(
         operation.module,
         operation.part,

@@ -4,6 +4,7 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 
+from ..hardware.evidence import limit_line
 from ..records.explanation import Cost, Explanation
 from ..records.formatting import count, duration, percent, with_prefix
 from ..records.step_parts import PARTS, SHORT_NAMES
@@ -48,13 +49,11 @@ def _heading(step: Explanation) -> list[str]:
     took = (
         f"a step takes {duration(step.step_seconds)} ({'median' if step.device == 'cpu' else 'mean'} of {step.steps})"
     )
-    floor = step.total.floor_seconds
-    lines.append(
-        f"{took}; its floor here is {duration(floor)}, {percent(floor / step.step_seconds)} of it" if floor else took
-    )
-    if found := step.bottleneck:
-        certainty = "" if found["certainty"] == "clear" else f"{found['certainty']} "
-        lines.append(f"{certainty}bottleneck: {found['kind']}: {found['evidence']}")
+    least = step.total.floor_seconds
+    bound = f"; its lower bound here is {duration(least)}, {percent(least / step.step_seconds)} of it" if least else ""
+    lines.append(took + bound)
+    if step.bottleneck:
+        lines.append(limit_line(step.bottleneck))
     if step.idle_share is not None:
         lines.append(f"no kernel runs in {percent(step.idle_share)} of a step")
     return lines
@@ -81,7 +80,7 @@ def _modules(step: Explanation, depth: int | None, width: int) -> list[str]:
 
 
 _HOST = "host: Python, autograd"
-_HEADINGS = ["share", "time", "calls", "FLOPs", "bytes", "from memory", "floor/time"]
+_HEADINGS = ["share", "time", "calls", "FLOPs", "bytes", "from memory", "bound/time"]
 
 
 def _cells(cost: Cost, step: Explanation) -> list[str]:

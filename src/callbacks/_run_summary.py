@@ -1,4 +1,4 @@
-"""The summary of a run: its cost, what the devices and ranks add to it, the bottleneck, and all of it in words."""
+"""The summary of a run: its cost, what the devices and ranks add to it, and the bottleneck."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,16 +10,14 @@ from lightning import Trainer
 from ..hardware.advice import Setting, advise
 from ..hardware.bottleneck import CHANGED, Bottleneck, Step, find_bottleneck
 from ..hardware.calibration import Calibration
+from ..hardware.contention import Noise
 from ..hardware.devices import device_name
 from ..hardware.floor import roofs_of, step_floor
-from ..hardware.nvml_readings import THROTTLED_BY
 from ..hardware.operations import Operation
 from ..hardware.probes import usable_cores
-from ..records.formatting import count, percent, significant, with_prefix
 from ..records.step_parts import StepPart
 from ._flops_meter import FlopsMeter
 from ._setting import setting_of
-from ._stretches import median_words, noise_words
 
 _DEVICE_FACTS = {  # what DeviceMonitor sums up → its name in the run's summary
     "device/utilization_mean_pct": "utilization_pct",
@@ -38,8 +36,6 @@ _DEVICE_FACTS = {  # what DeviceMonitor sums up → its name in the run's summar
     "host/cpu_mean_pct": "host_cpu_pct",
     "host/rss_max_gib": "host_rss_gib",
 }
-_NAMES = {"flops_per_sec": "FLOP/s", "mfu": "MFU"}  # of what may be missing
-MIN_THROTTLED_PCT = 1.0  # of the time; less is not worth a word
 
 
 class Seen(NamedTuple):
@@ -49,6 +45,7 @@ class Seen(NamedTuple):
     reason: str | None = None  # why none was recorded
     others: float = 0.0  # the share of the CPU that other processes used meanwhile
     changed: float = 1.0  # the median step ÷ those right after the recorded ones
+    windows: Sequence[Noise] = ()  # what disturbed each; on an accelerator only windows that were slowed
 
 
 def run_summary(
@@ -146,23 +143,34 @@ def bottleneck_facts(
             not_recorded=seen.reason,
             roofs=roofs_of(calibration) if calibration else None,
             communication_ms=summary.get("communication_ms", None if "processes" in summary else 0.0),
-            busy=_fraction(summary.get("sm_activity_pct")),
+            busy=_fraction(summary.get("utilization_pct")),
             tensor_busy=_fraction(summary.get("tensor_activity_pct")),
             memory_busy=_fraction(summary.get("dram_activity_pct")),
             mfu=summary.get("mfu"),
             others=seen.others,
             changed=seen.changed,
             spread=summary["step_ms_p90"] / median if median else 1.0,
+            windows=seen.windows,
         )
     )
     if found is None:
         return {}
     facts: dict[str, Any] = asdict(found)
-    extra = {
-        "advice": advise(found.kind, replace(setting, preparing=preparing)),
-        "predicted_knee": predicted_knee(found, summary["batch_size"], summary["device"], setting.batch_limit),
-    }
-    return {"bottleneck": facts | {key: value for key, value in extra.items() if value}}
+    if found.busy:
+        return {"bottleneck": facts}
+    del facts["busy"]
+    setting = replace(setting, preparing=preparing, optimizer_traffic=is_optimizer_traffic(seen.operations))
+    if advice := advise(found.kind, setting):
+        facts |= {"advice": advice.change, "advice_effect": advice.effect}
+    if knee := predicted_knee(found, summary["batch_size"], summary["device"], setting.batch_limit):
+        facts["predicted_knee"] = knee
+    return {"bottleneck": facts}
+
+
+def is_optimizer_traffic(operations: Sequence[Operation]) -> bool:
+    """Whether the optimizer moves most of the bytes that pass through memory in a step."""
+    of_optimizer = sum(each.cold_bytes for each in operations if each.part == "optimizer")
+    return 2 * of_optimizer > sum(each.cold_bytes for each in operations)
 
 
 def preparing_hook(summary: Mapping[str, Any]) -> str | None:
@@ -189,91 +197,3 @@ def predicted_knee(found: Bottleneck, batch_size: int, device: str, limit: int |
     knee = batch_size * (19 * found.share / rest if device == "cpu" else 1 / rest)
     near = 2 ** math.ceil(math.log2(knee)) if knee > batch_size else None
     return None if near is None or (limit is not None and near > limit) else near
-
-
-def report(summary: Mapping[str, Any]) -> str:
-    """The summary in words: the run, the step and its parts, the rates, the bottleneck, and why one of them is missing."""
-    lines = _measured(summary) if "updates" in summary else []
-    reasons: dict[str, list[str]] = {}
-    for key, reason in summary.get("missing", {}).items():
-        reasons.setdefault(reason, []).append(_NAMES.get(key, key))
-    return "\n".join([*lines, *(f"no {' and no '.join(names)}: {reason}" for reason, names in reasons.items())])
-
-
-def _measured(summary: Mapping[str, Any]) -> list[str]:
-    name = f" ({summary['device_name']})" if summary.get("device_name") else ""
-    run = (summary["title"], f"batch {summary['batch_size']:,}", summary["device"] + name, summary["precision"])
-    parts = " + ".join(f"{part.removesuffix('_wait')} {significant(ms)}" for part, ms in summary["parts_ms"].items())
-    mean = significant(summary["step_ms"])
-    lines = [
-        " · ".join([*run, f"{count(summary['updates'], 'step')} measured"]),
-        f"median step {median_words(summary)}; mean {mean} ms = {parts}",
-        " · ".join(_rates(summary)),
-    ]
-    lines += filter(None, [noise_words(summary)])
-    if "processes" in summary:
-        lines.append(
-            f"{summary['processes']} ranks, global batch {summary['batch_size'] * summary['processes']:,}, samples/s of "
-            f"all ranks; mean step: fastest rank {significant(summary['fastest_step_ms'])} ms, slowest rank "
-            f"{significant(summary['slowest_step_ms'])} ms (rank {summary['slowest_process']})"
-        )
-    if "communication_ms" in summary:
-        exposed = summary["communication_ms"]
-        lines.append(
-            f"communication: {significant(exposed)} ms ({percent(exposed / summary['step_ms'])}) of the mean step is not "
-            f"hidden behind the backward pass, for {with_prefix(summary['gradient_bytes'], 'B')} of gradients"
-        )
-    if "bottleneck" in summary:
-        found = summary["bottleneck"]
-        knee = f" The knee is predicted near {found['predicted_knee']:,}." if "predicted_knee" in found else ""
-        certainty = "probably " if found["certainty"] == "probable" else ""
-        lines.append(f"bottleneck: {certainty}{found['kind']}: {found['evidence']}.{knee}")
-        if "advice" in found:
-            lines.append(found["advice"])
-    return lines
-
-
-def _rates(summary: Mapping[str, Any]) -> list[str]:
-    rate, mean = significant(summary["samples_per_sec"]), significant(summary["samples_per_sec_mean"])
-    rates = [f"{rate} samples/s at the median step, {mean} over all steps"]
-    if "samples_per_sec_fit" in summary:
-        rates[0] += f", {significant(summary['samples_per_sec_fit'])} over the whole fit"
-    if "step_ms_p99" in summary:
-        rates.append(f"p99 step {significant(summary['step_ms_p99'])} ms")
-    if summary.get("stalls"):
-        rates.append(f"{count(summary['stalls'], 'stall')} took {significant(summary['stall_seconds'])} s")
-    if "timesteps_per_sec" in summary:
-        rates.append(f"{significant(summary['timesteps_per_sec'])} time steps/s")
-    if "flops_per_sec" in summary:
-        flops = with_prefix(summary["flops_per_sec"], "FLOP/s")
-        if "mfu" in summary:
-            peak = with_prefix(summary["peak_flops_per_sec"], "FLOP/s")
-            flops += f", MFU {percent(summary['mfu'], digits=1)} of the {peak} measured here"
-        if "mfu_of_datasheet" in summary:
-            flops += f", {percent(summary['mfu_of_datasheet'], digits=1)} of the datasheet's"
-        rates.append(flops)
-    rates += _device_words(summary)
-    if "joules_per_sample" in summary:
-        rates.append(f"{with_prefix(summary['joules_per_sample'], 'J')}/sample")
-    return rates
-
-
-def _device_words(summary: Mapping[str, Any]) -> list[str]:
-    """What the device did and held, in the words of who measured it: NVML's utilisation says nothing of how much ran."""
-    words = []
-    if "processor_time_pct" in summary:
-        share, cores = percent(summary["processor_time_pct"] / 100), summary["cores"]
-        words.append(f"processor time {share} of {cores:g} core{'' if cores == 1 else 's'}")
-    if "utilization_pct" in summary:
-        words.append(f"a kernel ran in {percent(summary['utilization_pct'] / 100)} of the time")
-    if "sm_activity_pct" in summary:
-        words.append(f"SM activity {percent(summary['sm_activity_pct'] / 100)}")
-    if summary.get("throttled_pct", 0.0) >= MIN_THROTTLED_PCT:
-        causes = {cause: summary.get(f"throttled_{cause}_pct", 0.0) for cause in THROTTLED_BY}
-        shares = ", ".join(f"{cause} {percent(pct / 100)}" for cause, pct in causes.items() if pct >= MIN_THROTTLED_PCT)
-        words.append(f"clocks lowered in {percent(summary['throttled_pct'] / 100)} of the time ({shares})")
-    if "memory_peak_gib" in summary:
-        reserved = summary.get("memory_reserved_gib")
-        words.append(f"peak {significant(summary['memory_peak_gib'])} GiB")
-        words[-1] += f" ({significant(reserved)} reserved)" if reserved is not None else ""
-    return words

@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 
 from ..hardware.contention import Noise, NoiseMeter, is_disturbed
 from ..hardware.speed_probe import SpeedProbe
-from ..records.formatting import percent, significant
+from ..records.formatting import count, percent, significant
+from ..records.intervals import TIME_LIMIT
 
 STRETCH_S = (
     0.25  # the shortest; of a shorter one the shares are mostly rounding, since the system counts ticks of 10 ms
 )
+TELLING_S = 0.15  # of less, these ticks are too few for a share
 _GROWTH = 0.02  # of the time so far: a long run has longer stretches instead of more and more of them
 OUTSIDE = -1  # the round of a stretch that is no turn
 
@@ -112,6 +114,12 @@ class Stretches:
         usual = median(probes) if probes else math.nan
         return numpy.array([is_disturbed(stretch.noise, stretch.probe_s, usual) for stretch in self.all], bool)
 
+    def noise(self, slowed_alone: bool) -> list[Noise]:
+        """What disturbed each ended stretch that is long enough to tell; with `slowed_alone` nothing if by the rule none did."""
+        found = zip(self.all, self.disturbed(), strict=True)
+        known = [(each.noise, bad) for each, bad in found if each.end is not None and each.seconds >= TELLING_S]
+        return [noise if bad or not slowed_alone else Noise(0.0, 0.0) for noise, bad in known]
+
     def facts(self) -> dict[str, Any]:
         """For the run's summary: how many stretches there are, how many disturbed, and the shares over all of them."""
         ended = [stretch for stretch in self.all if stretch.end is not None]
@@ -129,21 +137,22 @@ class Stretches:
 def median_words(summary: Mapping[str, Any]) -> str:
     """The median step with its interval, and why a timed run has ended: `12.3 ms (12.1 to 12.5, known to ± 5 %)`."""
     interval = " to ".join(map(significant, summary.get("step_ms_interval", ())))
-    within = ", ".join(filter(None, (interval, summary.get("ended"))))
+    ended = summary.get("ended")
+    ended = "at its time limit" if ended == TIME_LIMIT else ended
+    within = ", ".join(filter(None, (interval, ended)))
     return f"{significant(summary['step_ms_median'])} ms" + (f" ({within})" if within else "")
 
 
 def noise_words(summary: Mapping[str, Any]) -> str | None:
-    """A line on disturbed stretches for a run's summary; None if there were none."""
-    bad, stretches = summary.get("disturbed_stretches", 0), summary.get("stretches", 0)
+    """A line on windows that something else has slowed, for a run's details; None if there were none."""
+    bad, windows = summary.get("disturbed_stretches", 0), summary.get("stretches", 0)
     if not bad:
         return None
     shares = [
-        f"{who} {percent(summary[key])} of the processor"
-        for key, who in (("others_share", "other processes used"), ("steal_share", "the hypervisor took"))
+        f", {who} {percent(summary[key])} of the processor"
+        for key, who in (("others_share", "other programs used"), ("steal_share", "the hypervisor took"))
         if summary.get(key, 0.0) >= 0.01
     ]
-    seen = f"disturbed: {bad} of {stretches} stretches" + "".join(f", {words}" for words in shares)
-    if "undisturbed_steps" in summary:
-        return f"{seen}; the median is of the others"
-    return f"{seen}; too few undisturbed steps could be had, so the rate may be too low"
+    enough = "undisturbed_steps" in summary
+    median_is = "the median is of the others" if enough else "the others have too few steps, so the median is of all"
+    return f"{bad} of {count(windows, 'window')} slowed from outside{''.join(shares)}; {median_is}"

@@ -5,7 +5,9 @@ import time
 from collections.abc import Iterator
 from enum import Enum, auto
 from statistics import mean, median
+from typing import Any
 
+import numpy
 import torch
 from lightning import Trainer
 
@@ -99,16 +101,25 @@ class UpdateStages:
         """Whether no update is left to be measured."""
         return self._left[Stage.PROFILED] <= 0
 
-    def step_seconds(self) -> tuple[float, float, float]:
-        """The time of a plain update, of it the time between batches, and of this the time of waiting for data."""
-        # A device that is awaited only after the last update makes the sum of the updates true, and no single one.
-        average = median if self._device.type == "cpu" else mean
-        total, between, waiting = zip(*self.intervals, strict=True)
-        return average(total), average(between), average(waiting)
+    def elapsed(self) -> float:
+        """Seconds since the beginning."""
+        return time.perf_counter() - self._began
+
+    def facts(self) -> dict[str, Any]:
+        """Of the plain updates: how many, the time of one, of it that between batches, of this that of waiting for data.
+
+        `spread` is the 90th percentile ÷ the median. A device that is awaited only after the last update makes the sum of
+        the updates true, and no single one: then the times are means, and the spread is not known.
+        """
+        is_cpu = self._device.type == "cpu"
+        times = [(median if is_cpu else mean)(each) for each in zip(*self.intervals, strict=True)]
+        middle, high = numpy.quantile([each[0] for each in self.intervals], (0.5, 0.9))
+        facts = dict(zip(("step_seconds", "between_seconds", "waiting_seconds"), times, strict=True))
+        return {**facts, "steps": len(self.intervals), "spread": float(high / middle) if is_cpu else 1.0}
 
     def _choose(self, operations: int) -> None:
         done = self._warmup - self._left[Stage.WARMUP]
-        if done >= _FEWEST_WARMUP and time.perf_counter() - self._began > _LONGEST_WARMUP_S:
+        if done >= _FEWEST_WARMUP and self.elapsed() > _LONGEST_WARMUP_S:
             self._left[Stage.WARMUP] = 0
         is_long = self.stage is Stage.PLAIN and time.perf_counter() - self._plain_began > _LONGEST_PLAIN_S
         if self._may_shorten and is_long and len(self.intervals) >= _FEWEST_PLAIN - 1:  # the last one is not added yet

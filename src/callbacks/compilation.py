@@ -33,8 +33,8 @@ class CompilationWatch(Callback):
         """For the run's record: the facts, as `compilation`; None where nothing was compiled."""
         return {"compilation": self.facts or None}
 
-    def summary_lines(self) -> list[str]:
-        """For the run's last lines: what was compiled, and for how long."""
+    def detail_lines(self) -> list[str]:
+        """For the details of a run: what was compiled, and for how long."""
         if not self.facts:
             return []
         graphs, breaks = (

@@ -54,8 +54,8 @@ class TrainCurves(Callback):
         scalars = outputs if isinstance(outputs, dict) else {"loss": outputs}
         self._steps.append((step, {k: v for k, v in scalars.items() if isinstance(v, Tensor) and v.numel() == 1}))
         if len(self._steps) >= FLUSH_EVERY:
+            self._start_read()  # a part of the step: on MPS it waits for the step's own work
             with writing(trainer):
-                self._start_read()
                 self._write(trainer, only_ready=True)
 
     @override
@@ -70,10 +70,12 @@ class TrainCurves(Callback):
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if trainer.world_size > 1:  # not all ranks may have failed, so nothing more can be averaged
-            self._steps = []
         try:
-            self._finish(trainer)
+            if trainer.world_size > 1:  # other ranks may be gone: nothing more is averaged, and nothing is waited for
+                self._steps = []
+                self._write(trainer, only_ready=True)
+            else:
+                self._finish(trainer)
         except RuntimeError:  # the device was lost; the run's own error is the one to report
             self._steps, self._reads = [], []
 

@@ -40,6 +40,11 @@ LOGGED = (
 
 FLUSH_EVERY = 20  # samples written together
 _GIB = 2**30
+_OF_CUDA = {
+    MEMORY_ALLOCATED: "allocated_bytes.all.current",
+    MEMORY_PEAK: "allocated_bytes.all.peak",
+    MEMORY_RESERVED: "reserved_bytes.all.peak",
+}
 
 
 class AllocatorProbe:
@@ -60,10 +65,8 @@ class AllocatorProbe:
     def read(self) -> dict[str, float]:
         """The readings by metric; empty for any other device."""
         if self._device.type == "cuda":
-            known = torch.cuda.memory_stats(self._device)  # once: each call makes a dictionary of all that there is
-            names = {MEMORY_ALLOCATED: "allocated_bytes.all.current", MEMORY_PEAK: "allocated_bytes.all.peak"}
-            names[MEMORY_RESERVED] = "reserved_bytes.all.peak"
-            return {metric: known.get(name, 0) / _GIB for metric, name in names.items()}
+            stats = torch.cuda.memory_stats(self._device)  # empty before the first allocation
+            return {key: stats.get(name, 0) / _GIB for key, name in _OF_CUDA.items()}
         if self._device.type == "mps":
             held = torch.mps.current_allocated_memory() / _GIB
         elif self._device.type == "cpu":

@@ -46,7 +46,7 @@ class LearningRateWatch(Callback):
             return []
         kept = [type(scheduler).__name__ for scheduler in self._schedulers.values() if changed["steps"] < self._steps]
         return [
-            f"changed  the learning rate, by a callback, in {changed['steps']:,} of {count(self._steps, 'step')}: in "
+            f"changed the learning rate, by a callback, in {changed['steps']:,} of {count(self._steps, 'step')}: in "
             f"step {changed['first_step']:,} to {changed['to']:.3g} instead of {changed['from']:.3g}"
             + (f"; in the others {kept[0]} set it" if kept else "")
         ]

@@ -13,10 +13,11 @@ from .._torch import has_compiled
 from ..hardware.memory_limits import bytes_of, measured_bytes
 from ..hardware.saved_tensors import SavedTensors
 from ..records.formatting import memory
-from ..records.terminal import wrapped
+from ..records.terminal import block, say
 from ._batches import samples_in, varies
 from ._never_raise import never_raise
 from ._profiler_hook import ProfilerHook, attach_profiler_hook, detach_profiler_hook
+from ._setting import own_config
 from ._step_watch import FIRST, LAST, can_be_watched, is_compiled_module
 
 _HAS_COMPILED = "this process has used torch.compile"
@@ -29,12 +30,12 @@ class MemoryMonitor(Callback):
     for the backward pass in the updates 2 to 4, on the device that trains. Beside them is what the device itself tells: the
     peak of torch's allocator on a GPU, and of the process on a CPU. On a GPU `rest` is what that peak has beyond the parts.
 
-    After the fit `facts` has the result, and a line is printed. Nothing of the module, its optimizers or the random states
-    changes, and nothing is run that the training does not run (docs/measuring.md, Memory).
+    After the fit `facts` has the result, and `detail_lines` says it. Nothing of the module, its optimizers or the random
+    states changes, and nothing is run that the training does not run (docs/measuring.md, Memory).
 
     Args:
         record_saved_tensors: whether saved tensors are seen, by hooks of autograd around `training_step` in these updates.
-        verbose: whether the line is printed.
+        verbose: whether the line is printed; `train.py` prints it among the details.
     """
 
     observes_only = True
@@ -60,14 +61,18 @@ class MemoryMonitor(Callback):
         """For the run's record: the facts, as `memory`."""
         return {"memory": self.facts}
 
+    def detail_lines(self) -> list[str]:
+        """For the details of a run: what a step holds."""
+        return [self.line] if self.verbose and self.line else []
+
     @property
     def line(self) -> str:
         """The parts as far as they are known, what the device tells, and why a part is missing; empty before that."""
         parts, measured = self.facts.get("parts_bytes"), self.facts.get("measured_bytes", {})
         if not parts:
-            return f"memory   not measured: {self.facts['uncounted']}" if "uncounted" in self.facts else ""
+            return f"memory  not measured: {self.facts['uncounted']}" if "uncounted" in self.facts else ""
         shown = {"saved by autograd" if name == "saved" else name: size for name, size in parts.items()}
-        line = f"memory   a step holds {memory(sum(parts.values()), shown)}"
+        line = f"memory  a step holds {memory(sum(parts.values()), shown)}"
         if "allocated" in measured:
             line += f"; measured {memory(measured['allocated'])}, reserved {memory(measured['reserved'])}"
         reason = self.facts.get("uncounted")
@@ -145,8 +150,8 @@ class MemoryMonitor(Callback):
         self._measure(trainer, pl_module)
         if self.failure and "parts_bytes" not in self.facts:
             self.facts["uncounted"] = f"the measurement ended with {self.failure}"
-        if self.verbose and self.line and trainer.is_global_zero:
-            print("\n" + "\n".join(wrapped([self.line], indent=9)), flush=True)
+        if trainer.is_global_zero and own_config(pl_module) is None and (lines := self.detail_lines()):
+            say(f"\n{block(lines)}")
 
     @override
     @never_raise

@@ -1,17 +1,19 @@
 """StopOnNonFinite: a loss or gradient that is infinite or NaN ends the run in its own step, or the step is skipped."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from .._torch import non_finite_check, supports_found_inf
+from .._torch import is_batch_norm, non_finite_check, stored_values, supports_found_inf
 from ..distributed.sharding import local
 from ..errors import UserError
 from ._deferred_scalars import DeferredFlags
@@ -28,15 +30,22 @@ class _Step(NamedTuple):
 
 
 class StopOnNonFinite(Callback):
-    """Checks the loss and all gradients before every update, in one operation on the device.
+    """Checks the loss and all gradients before every update, in one operation on the device, which no step waits for.
 
-    On CUDA nothing waits for the answer: the device leaves a bad update out (by the optimizer's `found_inf`, made for
-    gradient scalers), and the host learns of it a step or so later. Elsewhere the answer is there at once. Either way
-    the weights stay as they were before the bad step. Under `16-mixed` precision this callback does nothing, because the
-    gradient scaler does all of this, and infinite gradients are part of its normal work.
+    | Device | The host learns of it | The bad update |
+    | --- | --- | --- |
+    | CPU | at once | is left out |
+    | CUDA, all optimizers fused | a step or so later | is left out by the device (by `found_inf`, made for gradient scalers) |
+    | CUDA otherwise, or sharded parameters | a step or so later | is in the weights, and in no checkpoint |
+    | MPS | at the next checkpoint or the end of the epoch | is in the weights, and in no checkpoint |
+
+    What the forward pass writes, such as the statistics of batch norm, is left as it is; the message names statistics that
+    are not finite. On other devices this callback does nothing. Under `16-mixed` precision neither, because the gradient
+    scaler does all of this, and infinite gradients are part of its normal work.
 
     Args:
-        action: `stop` ends the run with one line; `skip` leaves the update out, counts it in `skipped`, and continues.
+        action: `stop` ends the run with one line; `skip`, where the update is left out, counts it in `skipped`, and
+            continues.
     """
 
     observes_only = True
@@ -44,6 +53,7 @@ class StopOnNonFinite(Callback):
     def __init__(self, action: Literal["stop", "skip"] = "stop"):
         self.action = action
         self.skipped = 0
+        self._leaves_out, self._has_warned = True, False
         self._loss: Tensor | None = None
         self._flags: DeferredFlags | None = None
 
@@ -55,12 +65,17 @@ class StopOnNonFinite(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         device = trainer.strategy.root_device
         scaler = isinstance(trainer.precision_plugin, MixedPrecision) and trainer.precision_plugin.scaler
-        self._active = not scaler and device.type in ("cpu", "cuda")
+        self._active = not scaler and device.type in ("cpu", "cuda", "mps")
         self._parameters = list(pl_module.parameters())
         # Each rank checks its shards of the gradients, and an optimizer of shards takes no flag.
         self._sharded = any(local(p) is not p for p in self._parameters)
-        deferred = device.type == "cuda" and all(map(supports_found_inf, trainer.optimizers)) and not self._sharded
-        self._flags = DeferredFlags(device) if deferred else None
+        self._leaves_out = _can_leave_out(device.type, trainer.optimizers, self._sharded)
+        if self._active and self.action == "skip" and not self._leaves_out:
+            raise UserError(
+                f"{_skip(pl_module)}: on {device.type} an update can be left out only by CUDA's fused optimizers over parameters "
+                "that are not sharded; take another optimizer, or the action stop"
+            )
+        self._flags = DeferredFlags(device) if device.type == "cuda" else None
         self._waiting: deque[_Step] = deque()  # steps whose flags have not arrived
         self._found = torch.zeros((), device=device)
         self._one = torch.ones((), device=device)
@@ -74,35 +89,38 @@ class StopOnNonFinite(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         if not self._active:
             return
-        numbers = [local(p.grad) for p in self._parameters if p.grad is not None]
+        numbers = [_values(p.grad) for p in self._parameters if p.grad is not None]
         if self._loss is not None:
             numbers.append(self._loss)
-        if self._flags is None:
-            if self._is_bad(numbers):
-                self._act(trainer, pl_module, _step(trainer, optimizer), self._loss, at_once=True)
-                optimizer.zero_grad(set_to_none=True)  # an optimizer skips parameters without a gradient
-            return
-        flag = self._flags.next()
+        flag = self._found if self._flags is None else self._flags.next()
         non_finite_check(numbers, flag, self._one)
-        vars(optimizer).update(found_inf=flag, grad_scale=None)
-        self._flags.send()
-        self._waiting.append(_step(trainer, optimizer))
-        self._read_flags(self._flags, trainer, pl_module)
+        if self._sharded:
+            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
+        if self._flags is not None:
+            if self._leaves_out:
+                vars(optimizer).update(found_inf=flag, grad_scale=None)
+            self._flags.send()
+            self._waiting.append(_step(trainer, optimizer))
+            self._read_flags(self._flags, trainer, pl_module)
+        elif self._leaves_out and self._is_found():
+            self._act(trainer, pl_module, _step(trainer, optimizer), self._loss, at_once=True)
+            optimizer.zero_grad(set_to_none=True)  # an optimizer skips parameters without a gradient
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self._flags is not None:  # nothing bad gets into a checkpoint unseen; it waits for the device anyway
-            self._flags.wait()
-            self._read_flags(self._flags, trainer, pl_module)
+        self._catch_up(trainer, pl_module)  # nothing bad gets into a checkpoint unseen
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._flags is None:
+            self._catch_up(trainer, pl_module)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._flags is not None:
-            self._flags.wait()
-            self._read_flags(self._flags, trainer, pl_module)
-            for optimizer in trainer.optimizers:
-                for name in ("found_inf", "grad_scale"):
-                    vars(optimizer).pop(name, None)
+        self._catch_up(trainer, pl_module)
+        for optimizer in trainer.optimizers:
+            for name in ("found_inf", "grad_scale"):
+                vars(optimizer).pop(name, None)
         self._parameters, self._loss = [], None
 
     @override
@@ -113,10 +131,15 @@ class StopOnNonFinite(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.skipped = state_dict["skipped"]
 
-    def _is_bad(self, numbers: list[Tensor]) -> bool:
-        non_finite_check(numbers, self._found, self._one)
-        if self._sharded:
-            torch.distributed.all_reduce(self._found, op=torch.distributed.ReduceOp.MAX)
+    def _catch_up(self, trainer: Trainer, module: LightningModule) -> None:
+        """Wait for all answers, at a moment at which training waits for the device anyway."""
+        if self._flags is not None:
+            self._flags.wait()
+            self._read_flags(self._flags, trainer, module)
+        elif not self._leaves_out and self._is_found():
+            self._act(trainer, module, None, None, at_once=False)
+
+    def _is_found(self) -> bool:
         if not self._found.item():
             return False
         self._found.zero_()
@@ -128,16 +151,46 @@ class StopOnNonFinite(Callback):
             if bad:
                 self._act(trainer, module, step, None, at_once=False)
 
-    def _act(self, trainer: Trainer, module: LightningModule, step: _Step, loss: Tensor | None, at_once: bool) -> None:
+    def _act(
+        self, trainer: Trainer, module: LightningModule, step: _Step | None, loss: Tensor | None, at_once: bool
+    ) -> None:
+        """Stop or count; `step` is None where only the time in which it happened is known."""
         self.skipped += 1
-        if self.action == "stop":
-            what = _what_is_bad(module, loss, at_once)
-            skip = "callbacks.nonfinite.action=skip" if own_config(module) else 'StopOnNonFinite("skip")'
-            raise UserError(
-                f"step {step.number}: {what}; batch {step.batch} of epoch {step.epoch}{_samples(trainer, step)}, "
-                f"learning rate {step.lr:.4g}. The weights were left as they were; {skip} "
-                "leaves such steps out"
-            )
+        norm = _bad_statistics(module)
+        if self.action == "skip":
+            if norm and not self._has_warned:
+                self._has_warned = True
+                rank_zero_warn(f"a step was left out, and its forward pass has left {norm}: evaluation will use them")
+            return
+        where = f"step {step.number}" if step else f"one of the steps up to {trainer.global_step}"
+        what = _what_is_bad(module, loss, at_once)
+        if step:
+            what += f"; batch {step.batch} of epoch {step.epoch}{_samples(trainer, step)}, learning rate {step.lr:.4g}"
+        left = (
+            "The weights were left as they were"
+            if self._leaves_out
+            else "The weights have this update, no checkpoint has"
+        )
+        left += f", with {norm}" if norm else ""
+        hint = f"; {_skip(module)} leaves such steps out" if self._leaves_out else ""
+        raise UserError(f"{where}: {what}. {left}{hint}")
+
+
+def _can_leave_out(device: str, optimizers: Sequence[Optimizer], sharded: bool) -> bool:
+    """Whether a bad update can be left out without a wait for the device in the step."""
+    return device == "cpu" or (device == "cuda" and not sharded and all(map(supports_found_inf, optimizers)))
+
+
+def _skip(module: LightningModule) -> str:
+    return "callbacks.nonfinite.action=skip" if own_config(module) else 'StopOnNonFinite("skip")'
+
+
+def _bad_statistics(module: LightningModule) -> str | None:
+    """The first batch norm whose statistics are not finite, in words."""
+    for name, norm in module.named_modules():
+        if is_batch_norm(norm) and any(not buffer.isfinite().all() for buffer in norm.buffers(recurse=False)):
+            return f"statistics of {name} that are not finite"
+    return None
 
 
 def _step(trainer: Trainer, optimizer: Optimizer) -> _Step:
@@ -146,7 +199,7 @@ def _step(trainer: Trainer, optimizer: Optimizer) -> _Step:
 
 
 def _what_is_bad(module: LightningModule, loss: Tensor | None, at_once: bool) -> str:
-    gradients = {name: local(p.grad) for name, p in module.named_parameters() if p.grad is not None}
+    gradients = {name: _values(p.grad) for name, p in module.named_parameters() if p.grad is not None}
     bad = [name for name, gradient in gradients.items() if not gradient.isfinite().all()]
     if not at_once:  # the present gradients are those of a step or so later
         later = f"; a little later the gradient of {bad[0]} is not" if bad else ""
@@ -154,6 +207,10 @@ def _what_is_bad(module: LightningModule, loss: Tensor | None, at_once: bool) ->
     what = f"the loss is {float(loss):.4g}" if loss is not None else "the loss is another process's"
     what += f", the gradient of {bad[0]} is not finite" if bad else ", every gradient is finite"
     return what + (f" (of {len(bad)} of {len(gradients)} parameters)" if len(bad) > 1 else "")
+
+
+def _values(gradient: Tensor) -> Tensor:
+    return stored_values(local(gradient))
 
 
 def _samples(trainer: Trainer, step: _Step) -> str:

@@ -1,4 +1,4 @@
-"""OperationProfiler: what each operation of a training step costs, in which module, and how near it is to its floor."""
+"""OperationProfiler: what each operation of a training step costs, in which module, and its lower bound."""
 
 import contextlib
 import json
@@ -13,31 +13,33 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from typing_extensions import override
 
+from .._lightning import callbacks_of
 from ..files import why, write_folder
-from ..hardware.contention import cpu_seconds, others_share
+from ..hardware.contention import Noise, cpu_seconds, noise_between, others_share
 from ..hardware.devices import cache_bytes
 from ..hardware.measure import find_calibration
 from ..hardware.operations import OperationRecorder
 from ..hardware.trace import MAX_BYTES, ProfilerUnavailableError, StepProfiler, compressed
 from ..options.types import NonNegativeInt, PositiveInt
 from ..records.explanation import FILE, TRACE, Explanation
+from ..records.terminal import row, say
 from ._batches import samples_in
 from ._explanation import Measured, explain
 from ._never_raise import never_raise
 from ._operation_table import as_text
 from ._step_watch import can_be_watched
+from ._stretches import TELLING_S
 from ._update_stages import Stage, UpdateStages, most_updates, time_loader
+from .throughput import ThroughputMonitor
 
 
 class OperationProfiler(Callback):
     """Takes some training steps apart, in any Lightning project, without touching the module.
 
     After a warm-up, it measures some steps as they are, notes the operations of some more, and records some with
-    `torch.profiler`. The recorded steps take longer, so the profiler belongs into a run that is about speed.
-
-    On a CPU an operation's time is that of its call. On a GPU it is that of its kernels; the host waits for the device
-    four times in all. After that, `explanation` has the result. Of several ranks the first one measures, and all end
-    after the same update.
+    `torch.profiler`. The recorded steps take longer, so the profiler belongs into a run that is about speed. On a CPU an
+    operation's time is that of its call. On a GPU it is that of its kernels; the host waits for the device four times in
+    all. `explanation` has the result. Of several ranks the first one measures, and all end after the same update.
 
     Args:
         dirpath: a folder for `explain.json` and `trace.json.gz` (https://ui.perfetto.dev), written at once when both are
@@ -46,7 +48,7 @@ class OperationProfiler(Callback):
         steps: updates that are measured as they are, and at most recorded with `torch.profiler`. None measures 10
             (fewer, but 5, if they take more than 3 s) and records 5.
         calibrate: whether the device's peaks may be measured (once, for some seconds; the result is cached). Without
-            them there are no floors.
+            them there are no lower bounds.
         stop: end the training when all is known.
         verbose: print the tables when all is known.
     """
@@ -77,7 +79,7 @@ class OperationProfiler(Callback):
 
     def summary_lines(self) -> list[str]:
         """For the end of a run: where the explanation is."""
-        return [f"explain  {os.path.relpath(self.folder)}"] if self.folder else []
+        return [row("explain", os.path.relpath(self.folder))] if self.folder else []
 
     @override
     @never_raise
@@ -135,19 +137,19 @@ class OperationProfiler(Callback):
             self._recorder.next_step()
         elif stages.stage is Stage.PROFILED:
             if self._profiler is None:
-                self._start_profiler(stages)
+                self._profiler = self._started_profiler(stages)
             if self._profiler is not None:
                 self._profiler.begin_step()
 
-    def _start_profiler(self, stages: UpdateStages) -> None:
+    def _started_profiler(self, stages: UpdateStages) -> StepProfiler | None:
         try:
             profiler = StepProfiler(self._device)
             profiler.start()
         except ProfilerUnavailableError as error:
             self._notes.append(f"torch.profiler cannot be used, so there is no trace: {error}")
             stages.skip_profile()
-        else:
-            self._profiler = profiler
+            return None
+        return profiler
 
     @override
     @never_raise
@@ -250,31 +252,30 @@ class OperationProfiler(Callback):
         stages = self._stages
         if stages is None:
             return
-        if self._profiler is not None:
-            try:
-                self._trace = self._profiler.stop()
-            except ProfilerUnavailableError as error:
-                self._notes.append(f"there is no trace: {error}")
+        try:
+            self._trace = self._profiler.stop() if self._profiler else self._trace
+        except ProfilerUnavailableError as error:
+            self._notes.append(f"there is no trace: {error}")
         self.disable()
         if self.stop and trainer.world_size == 1:
             trainer.should_stop = True
         if not stages.intervals:
             rank_zero_warn(f"OperationProfiler has measured no step: it needs {self.warmup_steps + 2} updates")
             return
-        seconds, between, waiting = stages.step_seconds()
+        load = cpu_seconds()
         measured = Measured(
             title=getattr(module, "title", type(module).__name__),
             device=self._device,
             precision=str(trainer.precision),
             batch_size=self._batch_size,
-            step_seconds=seconds,
-            between_seconds=between,
-            waiting_seconds=waiting,
-            steps=len(stages.intervals),
+            **stages.facts(),
             recorder=self._recorder if self._records else None,
             events=self._trace["traceEvents"],
             calibration=self._calibration,
-            others=others_share(self._cpu_before, cpu_seconds()),
+            others=others_share(self._cpu_before, load),
+            noise=noise_between(self._cpu_before, load) if stages.elapsed() >= TELLING_S else Noise(),
+            is_judged=trainer.world_size == 1
+            and not any(isinstance(one, ThroughputMonitor) for one in callbacks_of(trainer)),
             notes=self._notes,
         )
         self._explain(measured)
@@ -294,4 +295,4 @@ class OperationProfiler(Callback):
             except OSError as error:
                 rank_zero_warn(f"OperationProfiler: {self.dirpath} cannot be written: {why(error)}")
         if self.verbose:
-            print("\n" + as_text(self.explanation), flush=True)
+            say("\n" + as_text(self.explanation))

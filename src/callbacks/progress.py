@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from ..options.types import PositiveFloat
 from ..records.formatting import significant
-from ..records.terminal import can_redraw
+from ..records.terminal import can_redraw, say
 from ._batches import samples_in
 from ._deferred_scalars import DeferredScalars
 from ._exclusions import add_exclusion, remove_exclusion
@@ -115,7 +115,7 @@ class ProgressBar(TQDMProgressBar):
         batch = f"batch {batch_idx + 1:,}" + (f" of {batches:,}" if math.isfinite(batches) else "")
         values = self.get_metrics(trainer, pl_module).items()
         words = (f"{name} {significant(value) if isinstance(value, float) else value}" for name, value in values)
-        print(f"{epoch}, {batch}: {', '.join(words)}", flush=True)
+        say(f"{epoch}, {batch}: {', '.join(words)}")
 
     def _update_loss(self, loss: Any) -> None:
         if self._read is not None and self._read.ready():

@@ -20,7 +20,7 @@ from ..hardware.devices import cache_bytes
 from ..options.types import NonNegativeInt
 from ..records.operations import StepOperations
 from ..records.step_times import StepTimes
-from ..records.terminal import wrapped
+from ..records.terminal import block, is_verbose, say
 from ._batches import samples_in, timesteps_in
 from ._cost_summary import step_metrics
 from ._exclusions import add_exclusion, remove_exclusion, writing
@@ -29,7 +29,9 @@ from ._followed_devices import FollowedDevices
 from ._measurement import Measurement
 from ._never_raise import never_raise
 from ._profiler_hook import ProfilerHook, attach_profiler_hook, detach_profiler_hook
-from ._run_summary import Seen, report, run_summary, without_bottleneck
+from ._run_summary import Seen, run_summary, without_bottleneck
+from ._run_words import details, headline
+from ._setting import own_config
 from ._step_operations import step_operations
 from ._step_watch import StepWatch
 from ._step_writer import Table, write_tables
@@ -66,7 +68,7 @@ class ThroughputMonitor(Callback):
             a measured peak there is no MFU.
         record_operations: whether the operations of the updates 2 to 4 are recorded: the FLOPs of a sample, and evidence
             for the bottleneck. These updates are slower, and no rate is read from them.
-        verbose: whether the summary is printed when training ends.
+        verbose: whether the summary is printed when training ends; `train.py` prints it with the run's last lines.
         details: whether TensorBoard gets the parts of a step, FLOP/s and batches/s too. CSV has them in any case.
     """
 
@@ -116,6 +118,14 @@ class ThroughputMonitor(Callback):
     def record_facts(self) -> dict[str, Any]:
         """For the run's record: the summary, as `throughput`."""
         return {"throughput": self.summary}
+
+    def summary_lines(self) -> list[str]:
+        """For the run's last lines: what ran, how fast, what limits it, and what to try."""
+        return headline(self.summary) if self.verbose else []
+
+    def detail_lines(self) -> list[str]:
+        """For the details of a run: every number, and the evidence."""
+        return details(self.summary) if self.verbose else []
 
     def step_times(self) -> StepTimes | None:
         """After the fit: the time of each measured step, to be kept with `write_step_times`; None without a summary."""
@@ -168,7 +178,8 @@ class ThroughputMonitor(Callback):
     @override
     @never_raise
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._stop(trainer, failed=True)  # other ranks may be gone, so nothing is gathered from them
+        # Other ranks may be gone: nothing is gathered from them, and the device may wait for them for ever.
+        self._stop(trainer, wait=False)
         self.summary |= without_bottleneck(f"the fit ended with {type(exception).__name__}")
 
     @override
@@ -305,14 +316,14 @@ class ThroughputMonitor(Callback):
                 rank_zero_warn(f"ThroughputMonitor writes no more curves: {in_one_line(error)}")
 
     @never_raise
-    def _stop(self, trainer: Trainer, failed: bool = False) -> None:
+    def _stop(self, trainer: Trainer, wait: bool = True) -> None:
         remove_exclusion(trainer, self._exclude)
         if self._active:
             self._watch.stop()
             self._measured.end()
-            if not failed:  # in the middle of an update, which may be one that is recorded
+            if wait:  # else in the middle of an update, which may be one that is recorded
                 self._flops.learn(trainer, trainer.lightning_module, self._watch)
-            self._flush(trainer, wait=True)
+            self._flush(trainer, wait)
             self._active = False
             seconds = time.perf_counter() - self._started - self._stopwatch.measuring_seconds
             self.summary = self._measured.summary(trainer.world_size, seconds)
@@ -328,7 +339,9 @@ class ThroughputMonitor(Callback):
             monitors = [c for c in callbacks_of(trainer) if isinstance(c, CommunicationMonitor)]
             communication = monitors[0].result() if monitors else {}
             operations, factor = self._watch.operations(), self._measured.cost.change(cost["step_ms_median"])
-            seen = Seen(operations, self._watch.reason, others_share(self._measured.load_before, cpu_seconds()), factor)
+            others = others_share(self._measured.load_before, cpu_seconds())
+            windows = self._measured.stretches.noise(slowed_alone=trainer.strategy.root_device.type != "cpu")
+            seen = Seen(operations, self._watch.reason, others, factor, windows)
             self.summary = run_summary(
                 cost | communication, trainer, measured, self._flops, self._devices.result(), seen
             )
@@ -341,8 +354,9 @@ class ThroughputMonitor(Callback):
             why = self.failure and f"the measurement ended with {self.failure}"
             why = why or (_stopped(steps) if None in steps else self._measured.why_nothing_is_known())
             self.summary = without_bottleneck(why)
-        if self.verbose and trainer.is_global_zero:
-            print("\n" + "\n".join(wrapped(report(self.summary).splitlines())), flush=True)
+        if trainer.is_global_zero and own_config(trainer.lightning_module) is None:
+            lines = [*self.summary_lines(), *(self.detail_lines() if is_verbose() else [])]
+            say(f"\n{block(lines)}" if lines else "")
 
 
 def _stopped(steps: list[float | None]) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..analysis.notes import is_disturbed
 from ..analysis.read import find
 from ..analysis.run import Run
 from ..errors import UserError, printable
@@ -21,6 +20,7 @@ from .memory import CountedMemory
 from .seconds import Interval
 
 _GIB = 2**30
+_LOOP = 8  # calls of one operation for a batch in one module: Python goes through time steps
 MOST_EPOCHS = 10**6
 _PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp64")
 # The settings that make a step another one, beside those of the model.
@@ -101,7 +101,7 @@ def _of_group(folder: Path, runs: Sequence[Run], notes: Sequence[str]) -> Measur
         options={key: value for key, value in first.settings.items() if key in _OF_A_STEP or key.startswith("model.")},
         epochs=epochs[0] if epochs == epochs[:1] * len(epochs) and _is_count(epochs[0]) else None,
         notes=[*notes, *_doubts(runs, kept)],
-        busy=max((_others(run) for run, _ in kept if is_disturbed(run)), default=None),
+        busy=max((_others(run) for run, _ in kept if _is_disturbed(run)), default=None),
         device=_device(first, step),
         precision=step.precision,
         train_samples=first.train_samples or 0,
@@ -126,6 +126,12 @@ def _doubts(runs: Sequence[Run], kept: Sequence[tuple[Run, StepOperations]]) -> 
             "data.pipeline=workers: a step here hides how long the workers take to load a batch; on a faster device it may "
             "wait for them longer than predicted"
         )
+
+
+def _is_disturbed(run: Run) -> bool:
+    """Whether other programs disturbed all that was measured of a run."""
+    bad, windows = (positive(at(run.record, f"throughput.{name}")) for name in ("disturbed_stretches", "stretches"))
+    return bool(bad and bad == windows)
 
 
 def _others(run: Run) -> float:
@@ -200,14 +206,16 @@ def _device(run: Run, step: StepOperations) -> Device:
 
 def _memory(runs: Mapping[int, Run], steps: Mapping[int, StepOperations]) -> CountedMemory:
     """What was measured, or an estimate from what exists and from the traffic of the forward pass."""
-    fixed, by_size, guessed, moving = 0.0, {}, {}, {}
+    fixed, by_size, guessed, moving, has_loop = 0.0, {}, {}, {}, False
     for size, run in runs.items():
         parts = {key: positive(value) or 0.0 for key, value in table(at(run.record, "memory.parts_bytes")).items()}
         fixed = max(fixed, sum(parts.get(key, 0.0) for key in ("parameters", "gradients", "optimizer")))
         rows = steps[size].rows
         if "saved" in parts:
             by_size[size] = parts["saved"] + parts.get("rest", 0.0)
-            largest = max((row.bytes / row.calls for row in rows if row.part == "backward" and row.calls), default=0.0)
+            backward = [row for row in rows if row.part == "backward" and row.calls]
+            largest = max((row.bytes / row.calls for row in backward), default=0.0)
+            has_loop |= any(row.calls >= _LOOP * steps[size].batches for row in backward)
             moving |= {} if "rest" in parts else {size: largest}
         guessed[size] = 0.5 * sum(row.bytes for row in rows if row.part == "forward")
-    return CountedMemory(fixed, by_size or guessed, bool(by_size), moving)
+    return CountedMemory(fixed, by_size or guessed, bool(by_size), moving, has_loop)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..analysis.recommend import MAX_EXTRAPOLATION
 from ..errors import UserError
 from ..records.formatting import memory
 from .device import Device
@@ -16,6 +15,7 @@ from .words import title_of
 if TYPE_CHECKING:
     from .step import StepPrediction, Workload
 
+MAX_EXTRAPOLATION = 8  # times the largest size that ran
 NEAR = 0.95  # of the best rate: the smallest batch that reaches it is taken
 START_UP_S = 300.0  # of a device that is not here: a machine is rented, boots, and gets the environment and the data
 

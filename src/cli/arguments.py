@@ -11,6 +11,7 @@ from ..options.groups import GROUPS, use_config_dir
 from ..options.habits import habit
 from ..options.overrides import accept_null_groups
 from ..options.purpose import TOP_LEVEL
+from ..records.terminal import be_verbose
 
 _REFUSED_FLAGS = {
     "config-path": "the configuration is this program's own; --config-dir=<folder> adds YAML files of yours to it",
@@ -28,6 +29,7 @@ def parse_arguments() -> argparse.Namespace:
         UserError: for a flag that does not exist, or that this program does not take.
     """
     parser = _hydra.args_parser()
+    parser.add_argument("--verbose", "-v", action="store_true", help="print the details of each run")
     refuse_in_one_line(parser)
     args, unknown = parser.parse_known_intermixed_args()
     if unknown:
@@ -43,7 +45,10 @@ def parse_arguments() -> argparse.Namespace:
         _check_completion(args.overrides)
     elif not is_resume(args):  # a folder to resume is a path as it is, not Hydra's grammar
         args.overrides = accept_null_groups(args.overrides)
-    flags = [(f"--{name.replace('_', '-')}", value) for name, value in vars(args).items() if name != "overrides"]
+    if args.verbose:  # Hydra does not know it
+        be_verbose()
+    own = ("overrides", "verbose")
+    flags = [(f"--{name.replace('_', '-')}", value) for name, value in vars(args).items() if name not in own]
     words = [flag if value is True else f"{flag}={value}" for flag, value in flags if value not in (None, False)]
     sys.argv[1:] = [*words, *args.overrides]
     return args

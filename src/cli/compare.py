@@ -1,13 +1,13 @@
-"""`batchscope compare`: is B slower than A, in which part, and what differs between them?
+"""`batchscope compare`: is B slower than A, in which part of the step, and what differs between them?
 
     batchscope compare outputs/runs/<one> outputs/runs/<other>
     batchscope compare outputs/sweeps/<one> outputs/sweeps/<other> --max-slowdown 10%
-    batchscope compare <a> <b> --rerun                # runs both again, in turns: an hour differs from the next
+    batchscope compare <a> <b> --rerun                # runs both again, side by side: an hour differs from the next
     batchscope compare <a> <b> --rerun --python-b ../other/.venv/bin/python
 
 A and B are folders of runs. Runs of sweeps are matched by batch size and settings. The exit code is 3 if B is shown to be
-slower than --max-slowdown allows. In the documentation, comparing.md says what the intervals hold, and how to use this in a
-project's CI.
+slower than --max-slowdown allows. On a busy machine there is no verdict. In the documentation, comparing.md says what the
+intervals hold, and how to use this in a project's CI.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from ..options.groups import use_config_dir
 from . import add_config_dir, command_parser
 
 _OWN = Path("outputs") / "compare"
-_FOR_RERUN = ("rounds", "seconds", "python_a", "python_b", "out")
+_FOR_RERUN = ("passes", "seconds", "python_a", "python_b", "out")
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def _main() -> None:
     args = parser.parse_intermixed_args()
     idle = [name for name in _FOR_RERUN if getattr(args, name) != parser.get_default(name)]
     if idle and not args.rerun:
-        raise UserError(f"--{idle[0].replace('_', '-')}: is for --rerun, which runs both again in turns", exit_code=2)
+        raise UserError(f"--{idle[0].replace('_', '-')}: is for --rerun, which runs both again", exit_code=2)
     use_config_dir(args.config_dir)
     from ..analysis.compare import compare  # numpy and a table's modules
 
@@ -45,7 +45,7 @@ def _main() -> None:
 
         out = args.out or _OWN / time.strftime("%Y-%m-%d_%H-%M-%S")
         pythons = (args.python_a, args.python_b)
-        folders = rerun(folders, out, args.rounds, args.seconds, pythons, args.overrides, quiet=args.json)
+        folders = rerun(folders, out, args.passes, args.seconds, pythons, args.overrides, quiet=args.json)
     elif args.overrides:
         raise UserError(
             f"compare: takes two folders; got {args.overrides[0]!r}, and options are for --rerun", exit_code=2
@@ -66,13 +66,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--between-runs",
         type=fraction,
-        default=0.1,
         metavar="SHARE",
-        help="what the median step of separate runs of the same thing differs by here: a standard deviation (10%%)",
+        help="by which separate runs of the same thing differ here at least: a standard deviation (10%%; with repeated "
+        "runs on both sides, what these show)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
-    parser.add_argument("--rerun", action="store_true", help="run both again in turns, and compare these runs")
-    parser.add_argument("--rounds", type=_rounds, default=9, metavar="N", help="with --rerun: runs of each (9)")
+    parser.add_argument("--rerun", action="store_true", help="run both again side by side, and compare these runs")
+    parser.add_argument("--passes", type=_passes, default=9, metavar="N", help="with --rerun: runs of each (9)")
     parser.add_argument(
         "--seconds", type=_seconds, default=2.0, metavar="S", help="with --rerun: of training in a run (2)"
     )
@@ -93,7 +93,7 @@ def fraction(text: str) -> float:
     return value
 
 
-def _rounds(text: str) -> int:
+def _passes(text: str) -> int:
     if not text.isdecimal() or not 3 <= int(text) <= 1000:
         raise argparse.ArgumentTypeError(f"takes a whole number from 3 to 1000, got {text!r}")
     return int(text)

@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class _Task:
     choices: dict[str, str]
     folder: Path  # to write to
     notes: tuple[str, ...] = ()
+    record: dict[str, Any] = field(default_factory=dict)  # of the run, if this measures the same again
 
 
 def main() -> None:
@@ -78,7 +79,7 @@ def _explain(task: _Task, args: argparse.Namespace) -> None:
 
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
         found, files = explain(task.config, task.choices, str(task.folder), args.warmup, args.steps)
-    found = replace(found, notes=[*task.notes, *found.notes])
+    found = _reconciled(replace(found, notes=[*task.notes, *found.notes]), task.record)
     files = _complete(found, files)
     folder = _write(task.folder, files)
     if args.json:
@@ -152,7 +153,8 @@ def _of_run(run_dir: Path, overrides: list[str], out: Path | None) -> _Task:
     if out is None:
         refuse_links(run_dir, written=(f"{_NAME}*", f".{_NAME}*"))
     choices = {key: value for key, value in record.get("choices", {}).items() if value is not None}
-    return _Task(config, choices | _choices(overrides), out or run_dir / _NAME, tuple(_differences(record)))
+    notes, same = tuple(_differences(record)), _recorded(record, overrides)
+    return _Task(config, choices | _choices(overrides), out or run_dir / _NAME, notes, same)
 
 
 def _no_run(path: Path) -> str:
@@ -197,6 +199,27 @@ def _differences(record: dict[str, Any]) -> list[str]:
     if isinstance(processes, int) and processes > 1:
         notes.append(f"the run used {processes} processes; one of them is explained, without communication")
     return notes
+
+
+def _recorded(record: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """The record of a run that is measured again as it was, else nothing: one process on a CPU, with its own options."""
+    changes = [word for word in overrides if not word.startswith("data.root=")]
+    is_same = record.get("hardware", {}).get("device") == "cpu" and record.get("processes", 1) == 1
+    return record if is_same and not changes else {}
+
+
+def _reconciled(found: Explanation, record: dict[str, Any]) -> Explanation:
+    """The explanation without a verdict where it has another one than the run's record; an unclear one contradicts none."""
+    from ..hardware.bottleneck import UNCLEAR
+    from ..hardware.evidence import limit_row
+
+    new, old = found.bottleneck, record.get("throughput", {}).get("bottleneck")
+    if not new or not old or UNCLEAR in (new["kind"], old.get("kind")) or new["kind"] == old.get("kind"):
+        return found
+    if record["hardware"].get("device_name") != found.device_name:  # another machine has other limits
+        return found
+    evidence = f"these steps say {limit_row(new)[1]}, the run's record says {limit_row(old)[1]}"
+    return replace(found, bottleneck={**new, "kind": UNCLEAR, "certainty": UNCLEAR, "evidence": evidence})
 
 
 def _choices(overrides: list[str]) -> dict[str, str]:

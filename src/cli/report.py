@@ -3,16 +3,18 @@
     batchscope report outputs/sweeps/<sweep>
     batchscope report outputs/sweeps/<one> outputs/sweeps/<another> --out outputs/compared
 
-Every run.json in and below the folders is read. The report is written to <first folder>/report. Of the folder of a
-diagnosis (experiment=diagnose) it is the diagnosis's own table.
+Every run.json in and below the folders is read. The report on one folder is written to <folder>/report, one on several
+to outputs/reports/<name>+<name>. Of the folder of a diagnosis (experiment=diagnose) it is the diagnosis's own table.
 """
 
-import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import exit_on_user_error
 from . import command_parser
+
+_LONGEST = 120  # characters of a folder's name
 
 
 def main() -> None:
@@ -34,8 +36,14 @@ def _main() -> None:
 
         print(report_again(args.folders[0], args.out))
         return
-    # A report does not create a folder that the user misspelt.
-    home = next((folder for folder in args.folders if os.path.isdir(folder)), args.folders[0])
-    report = write_report(args.folders, args.out or home / "report")
+    report = write_report(args.folders, args.out or _place(args.folders))
     print(report.printed, flush=True)
     sys.exit(report.exit_code)
+
+
+def _place(folders: Sequence[Path]) -> Path:
+    """Where the report on some folders goes: that on several never replaces that on one of them."""
+    if len(folders) == 1:
+        return folders[0] / "report"
+    names = [folder.resolve().name or "root" for folder in folders]
+    return Path("outputs/reports") / "+".join(names)[:_LONGEST]

@@ -1,4 +1,4 @@
-"""Advice on a bottleneck: one sentence with an option that exists, is not set already, and is not known to hurt here.
+"""Advice on a bottleneck: one change by options that exist, are not set already, and are not known to hurt here.
 
 A run by this project's own options is advised in those options. Any other Lightning project is advised in arguments of
 its `Trainer` and its `DataLoader`.
@@ -6,10 +6,10 @@ its `Trainer` and its `DataLoader`.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
-_MOST = 2  # suggestions in a sentence
+from ..records.formatting import option_value
+
 _BATCH_FACTOR = 4  # between the present batch and the suggested one
 # How a change is written: in this project's options, and in another project's calls. None: it does not exist there.
 _WRITTEN: dict[str, tuple[str | None, str | None]] = {
@@ -53,6 +53,7 @@ class Setting:
     channels_last: bool | None = None
     keep_freed_memory: bool | None = None
     experiment: str | None = None  # `diagnose` in a run of a diagnosis
+    optimizer_traffic: bool = False  # whether most of the step's traffic with memory is the optimizer's
 
     @property
     def batch_limit(self) -> int | None:
@@ -79,22 +80,28 @@ _FINDS_OUT = (
 )
 
 
-def advise(kind: str, setting: Setting) -> str | None:
-    """One sentence on what may help against a bottleneck; where nothing is known, on how to find out.
+class Advice(NamedTuple):
+    """A change, as it is written, and what it does."""
+
+    change: str
+    effect: str
+
+
+def advise(kind: str, setting: Setting) -> Advice | None:
+    """The change that is most likely to help against a bottleneck; where none is known, how to find one.
 
     Args:
-        kind: `input`, `transfer`, `host`, `memory`, `compute`, `communication` or `unclear`.
+        kind: of the bottleneck.
         setting: of the run.
     """
     if kind == "input" and setting.preparing:  # no option of a loader makes it faster
-        return f"Move the work of {setting.preparing} into the dataset, where workers of the loader do it meanwhile."
+        change = f"move the work of {setting.preparing} into the dataset"
+        return Advice(change, "where the loader's workers do it while the model trains")
     rule = _RULES.get(kind)
     if rule is None:
         return None
-    found = list(islice((one for one in rule(setting) if _applies(one, setting)), _MOST))
-    found = found or [one for one in _FINDS_OUT if _applies(one, setting)]
-    sentences = [f"{_written(change, setting)}, which {change.effect}" for change in found]
-    return f"Try {'; or '.join(sentences)}." if sentences else None
+    found = next((one for one in (*rule(setting), *_FINDS_OUT) if _applies(one, setting)), None)
+    return Advice(_written(found, setting), found.effect) if found else None
 
 
 def _applies(change: _Change, setting: Setting) -> bool:
@@ -104,21 +111,14 @@ def _applies(change: _Change, setting: Setting) -> bool:
 
 
 def _written(change: _Change, setting: Setting) -> str:
-    """`data.batch_size=512 (now 128)`, or `DataLoader(batch_size=512) (now 128)`."""
-    calls: dict[str, list[tuple[str, Any]]] = {}
+    """`data.batch_size=512`, or `DataLoader(batch_size=512)`."""
+    if setting.own:
+        words = ((_WRITTEN[name][0], value) for name, value in change.options.items())
+        return " ".join(f"{option}={option_value(value)}" for option, value in words)
+    calls: dict[str | None, list[str]] = {}
     for name, value in change.options.items():
-        option, call = _WRITTEN[name]
-        calls.setdefault(str(option if setting.own else call), []).append((name, value))
-    texts = []
-    for place, arguments in calls.items():
-        if setting.own:
-            ((_, value),) = arguments  # each option has a name of its own
-            text = f"{place}={str(value).lower() if isinstance(value, bool) else value}"
-        else:
-            text = f"{place}({', '.join(f'{name}={value!r}' for name, value in arguments)})"
-        now = [value for name, _ in arguments if not isinstance(value := getattr(setting, name, None), bool | None)]
-        texts.append(f"{text} (now {', '.join(map(str, now))})" if now else text)
-    return " with ".join(texts)
+        calls.setdefault(_WRITTEN[name][1], []).append(f"{name}={value!r}")
+    return " with ".join(f"{call}({', '.join(arguments)})" for call, arguments in calls.items())
 
 
 def _input(setting: Setting) -> Iterator[_Change]:
@@ -154,8 +154,7 @@ def _transfer(setting: Setting) -> Iterator[_Change]:
 
 
 def _host(setting: Setting) -> Iterator[_Change]:
-    if setting.backend == "reference":
-        yield _Change({"backend": "fused"}, "runs a whole sequence in one call")
+    yield from _fused(setting)
     batch, accumulated = setting.batch_size, setting.accumulate_grad_batches
     whole = (batch or 0) * accumulated
     if accumulated > 1 and batch and (setting.batch_limit is None or whole <= setting.batch_limit):
@@ -169,17 +168,29 @@ def _host(setting: Setting) -> Iterator[_Change]:
 
 
 def _memory(setting: Setting) -> Iterator[_Change]:
+    if setting.optimizer_traffic:  # the optimizer reads and writes as many bytes at any batch size and precision
+        yield from _larger_batch(setting, "moves the optimizer's bytes less often for the same samples")
+        yield from _accelerator(setting, "has more bandwidth")
+        return
     if setting.device == "cpu" and setting.keep_freed_memory is False:
         yield _Change({"keep_freed_memory": True}, "spares the page faults of memory that is freed and taken again")
     yield from _channels_last(setting)
     yield from _precision(setting, "moves fewer bytes")
     yield from _accelerator(setting, "has more bandwidth")
-    yield from _larger_batch(setting, "reads the weights less often for the same samples")
+
+
+def _elementwise(setting: Setting) -> Iterator[_Change]:
+    yield from _fused(setting)
+    yield from _accelerator(setting, "computes faster")
+
+
+def _fused(setting: Setting) -> Iterator[_Change]:
+    if setting.backend == "reference":
+        yield _Change({"backend": "fused"}, "runs a whole sequence in one call")
 
 
 def _compute(setting: Setting) -> Iterator[_Change]:
-    if setting.backend == "reference":
-        yield _Change({"backend": "fused"}, "runs a whole sequence in one call")
+    yield from _fused(setting)
     yield from _channels_last(setting)
     yield from _precision(setting, "was measured to compute faster here")
     yield from _accelerator(setting, "computes faster")
@@ -229,6 +240,7 @@ _RULES: dict[str, Callable[[Setting], Iterator[_Change]]] = {
     "host": _host,
     "memory": _memory,
     "compute": _compute,
+    "elementwise": _elementwise,
     "communication": _communication,
     "unclear": _unclear,
 }

@@ -2,26 +2,30 @@
 
 The step's wall time is divided into shares. `input`, `transfer` and `communication` are measured: waiting for data, copying
 to the device, and the exchange of gradients that is not hidden behind the backward pass. `step_shares.py` divides the rest
-into `host`, `memory` and `compute`.
+into `host`, `memory`, `compute` and `elementwise`.
 
 The largest share names the bottleneck. The verdict is `clear`, or `probable` where the evidence is thin: few steps, a
-disturbed machine, a device that is not calibrated, or another share that is nearly as large. It is `unclear` where no share
+busy machine, a device that is not calibrated, or another share that is nearly as large. It is `unclear` where no share
 reaches `LEAST`, or where more of the step is unknown than the largest share: also where the steps whose operations are
-known do not stand for the others, because the run has changed.
+known do not stand for the others. Where others took more than `BUSY` of the processor in most windows, there is no
+verdict: no time of such a run is its own.
+
+Runs and explanations are judged by `find_bottleneck` alone.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Literal
 
 from ..records.formatting import count, percent
 from ..records.step_parts import PARTS
-from .contention import MAX_OTHERS
+from .contention import Noise
 from .evidence import evidence_of, seen
-from .floor import Roofs, step_floor
+from .floor import Roofs
 from .operations import Operation
-from .step_shares import TYPICAL, divide
+from .step_shares import divide, recorded_excess
 
 Certainty = Literal["clear", "probable", "unclear"]
 UNCLEAR = "unclear"  # in place of a kind
@@ -30,8 +34,9 @@ MARGIN = 0.1  # of the step, between the largest share and the next one
 FEW_STEPS = 10
 WELL_USED = 0.25  # of the peak: at least so much of it is reached by networks that arithmetic limits
 CHANGED = 2.0  # between the recorded steps and the median one: then they do not stand for it
-LEAST_USED = 0.05  # of a roof, for its verdict on a machine that others use for most of the time
+SLOWER = 1.2  # the same, for a doubt
 UNSTEADY = 1.5  # the 90th percentile of the steps ÷ their median
+BUSY = 0.25  # of the processor, taken by other processes and the hypervisor
 
 
 @dataclass(frozen=True)
@@ -47,24 +52,26 @@ class Step:
     not_recorded: str | None = None  # why there are none
     roofs: Roofs | None = None  # None without a calibration
     communication_ms: float | None = 0.0  # of `backward`, waiting for gradients of other ranks; None if not measured
-    busy: float | None = None  # share of the step in which the device computes (SM activity); None on a CPU
+    busy: float | None = None  # share of the step in which a kernel runs; None where it is not known
     tensor_busy: float | None = None  # share of the step in which tensor cores compute
     memory_busy: float | None = None  # share of the memory's highest bandwidth that the step uses
     mfu: float | None = None  # of the mean step; asked only where the operations are not known
     changed: float = 1.0  # the median step ÷ those right after the steps whose operations were recorded
     others: float = 0.0  # share of the CPU that other processes used meanwhile, where they left no core free
     spread: float = 1.0  # the 90th percentile of the steps ÷ their median
+    windows: Sequence[Noise] = ()  # what disturbed each; on an accelerator only windows that were slowed
 
 
 @dataclass(frozen=True)
 class Bottleneck:
     """What limits a run."""
 
-    kind: str  # `input`, `transfer`, `communication`, `host`, `memory`, `compute` or `unclear`
+    kind: str  # `input`, `transfer`, `communication`, `host`, `memory`, `compute`, `elementwise` or `unclear`
     share: float  # of the step's wall time, 0 to 1
     certainty: Certainty
     evidence: str  # one line with the numbers that the verdict rests on
     shares: Mapping[str, float] = field(default_factory=dict)  # of every kind; what is missing to 1 is unknown
+    busy: bool = False  # whether there is no verdict because others used the processor
 
 
 def find_bottleneck(step: Step) -> Bottleneck | None:
@@ -73,33 +80,64 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     total = sum(parts.values())
     if not math.isfinite(total) or total <= 0 or min(parts.values()) < 0:
         return None
+    if taken := _taken(step.windows):
+        return Bottleneck(UNCLEAR, 0.0, "unclear", taken, busy=True)
     spent = _waiting(step, parts, total)
     # A few long steps are no cause of the others' time: what the mean step has beyond the median one is not known.
     work = total - sum(spent.values())
     if step.work_ms is not None:
         work = min(work, max(step.work_ms - spent["communication"], 0.0))
-    why_unknown = "" if step.operations else "no step's operations were recorded"
-    if why_unknown and step.not_recorded:
-        why_unknown += f" ({step.not_recorded})"
-    if step.operations and not 1 / CHANGED <= step.changed <= CHANGED:
-        step, why_unknown = replace(step, operations=()), f"the steps changed: {_as_long(step.changed)}"
+    step, why_unknown = _representative(step, work)
     if step.operations:
         seen_by_device = {"busy": step.busy, "compute": step.tensor_busy, "memory": step.memory_busy}
         counters = {name: None if share is None else share * total for name, share in seen_by_device.items()}
         spent |= divide(step.operations, step.roofs, step.device, work, counters)
     else:
         spent |= _without_operations(step, parts, work)
+    is_cpu = step.device == "cpu"
     shares = {kind: max(ms, 0.0) / total for kind, ms in spent.items()}
     largest, second = sorted(shares, key=shares.__getitem__, reverse=True)[:2]
     share, unknown = min(shares[largest], 1.0), 1 - sum(shares.values())
-    if share < LEAST or unknown > share or _is_preempted(step, largest, spent[largest]):
+    if share < LEAST or unknown > share:
         line = f"{_others(step)}; " if step.others else ""
         return Bottleneck(UNCLEAR, share, "unclear", line + seen(shares, unknown, why_unknown), shares)
-    is_cpu = step.device == "cpu"
-    evidence = evidence_of(largest, share, step.operations, step.roofs, is_cpu, work, total, spent, step.preparing)
-    doubts = _doubts(step, {largest: shares[largest], second: shares[second]}, unknown)
+    evidence = evidence_of(
+        largest, share, step.operations, step.roofs, is_cpu, work, total, spent[largest], step.preparing, step.mfu
+    )
+    doubts = _doubts(step, {largest: shares[largest], second: shares[second]}, unknown, work)
     line = evidence if not doubts else f"{evidence}; {'; '.join(doubts)}"
     return Bottleneck(largest, share, "probable" if doubts else "clear", line, shares)
+
+
+def _taken(windows: Sequence[Noise]) -> str | None:
+    """What others took of the processor, and what to do about it; None if it was little in most windows."""
+    known = [each for each in windows if not math.isnan(each.others_share + each.steal_share)]
+    if not known or (taken := median(each.others_share + each.steal_share for each in known)) <= BUSY:
+        return None
+    if median(each.steal_share for each in known) > median(each.others_share for each in known):
+        return f"the hypervisor took {percent(taken)} of the processor: run again when the machine is quieter"
+    return f"other programs took {percent(taken)} of the processor: close them and run again"
+
+
+def _representative(step: Step, work: float) -> tuple[Step, str]:
+    """The step without operations where those do not stand for it, and why they are not known."""
+    if not step.operations:
+        return step, "no step's operations were recorded" + (f" ({step.not_recorded})" if step.not_recorded else "")
+    if not 1 / CHANGED <= step.changed <= CHANGED:
+        longer = f"the median step takes {step.changed:.2g} times as long as those whose operations were recorded"
+        return replace(step, operations=()), f"the steps changed: {longer}"
+    if (excess := _excess(step, work)) > CHANGED:
+        return replace(step, operations=()), _slower(excess)
+    return step, ""
+
+
+def _excess(step: Step, work: float) -> float:
+    """By which factor the recorded operations take longer than a step has for them; 1 on an asynchronous device."""
+    return recorded_excess(step.operations, step.roofs, work) if step.device == "cpu" and work > 0 else 1.0
+
+
+def _slower(excess: float) -> str:
+    return f"the operations took {excess:.2g} times as long while they were recorded as a step has for them"
 
 
 def _waiting(step: Step, parts: Mapping[str, float], total: float) -> dict[str, float]:
@@ -128,7 +166,7 @@ def _without_operations(step: Step, parts: Mapping[str, float], work: float) -> 
     return known
 
 
-def _doubts(step: Step, first_two: Mapping[str, float], unknown: float) -> list[str]:
+def _doubts(step: Step, first_two: Mapping[str, float], unknown: float, work: float) -> list[str]:
     """Why the verdict is not certain, given the two largest shares, and the share that is not known."""
     (_, share), (second, second_share) = first_two.items()
     doubts = []
@@ -138,8 +176,10 @@ def _doubts(step: Step, first_two: Mapping[str, float], unknown: float) -> list[
         doubts.append(f"{percent(unknown)} is not known")
     if step.steps < FEW_STEPS:
         doubts.append(f"only {count(step.steps, 'step')} measured")
-    if step.roofs is None and {"memory", "compute"} & set(first_two):
+    if step.roofs is None and {"memory", "compute", "elementwise"} & set(first_two):
         doubts.append("the device is not calibrated")
+    if (excess := _excess(step, work)) > SLOWER:
+        doubts.append(_slower(excess))
     if step.communication_ms is None:
         doubts.append("waiting for other ranks is not measured without CommunicationMonitor")
     if step.others:
@@ -149,18 +189,5 @@ def _doubts(step: Step, first_two: Mapping[str, float], unknown: float) -> list[
     return doubts
 
 
-def _is_preempted(step: Step, kind: str, ms: float) -> bool:
-    """Whether the time of the operations may be that of waiting for the processor, which others use."""
-    if step.others <= MAX_OTHERS or kind not in ("memory", "compute") or not step.operations:
-        return False
-    floor = step_floor(step.operations, step.roofs or TYPICAL)
-    return 1e3 * getattr(floor, kind) < LEAST_USED * ms
-
-
-def _as_long(factor: float) -> str:
-    return f"the median step takes {factor:.2g} times as long as those whose operations were recorded"
-
-
 def _others(step: Step) -> str:
-    busy = "the machine was busy: " if step.others > MAX_OTHERS else ""
-    return f"{busy}other processes used {percent(step.others)} of the CPU meanwhile"
+    return f"other programs used {percent(step.others)} of the processor meanwhile"

@@ -18,9 +18,11 @@ from typing import NamedTuple, Self
 import psutil
 import torch
 
+from .. import ranks
 from ..records.formatting import percent
 from .devices import nvml_handle
 from .nvml_readings import THROTTLED_BY, Throttling
+from .probes import CGROUP, cpu_quota
 
 try:
     import resource
@@ -67,11 +69,15 @@ class Contention:
 
 
 class Load(NamedTuple):
-    """What the cores that this process may use have done since the system started, in seconds of one core."""
+    """What the processor time that this process may use has been spent on until now, in seconds of one core.
+
+    That is the time of its cores. Where a control group has a quota below them, it is the quota, used by the group's
+    processes: those outside of it take nothing from it.
+    """
 
     total: float
     busy: float  # with any process, or taken by the hypervisor (steal)
-    own: float  # with this process and its children
+    own: float  # with this process, its children, and the other ranks of its run that share its cores
     steal: float = 0.0
 
 
@@ -150,15 +156,18 @@ def others_share(before: Load, after: Load) -> float:
     return taken if crowded or taken > MAX_OTHERS else 0.0
 
 
-def cpu_seconds(proc: Path = Path("/proc")) -> Load:
+def cpu_seconds(proc: Path = Path("/proc"), cgroup: Path = CGROUP) -> Load:
     """The load up to now."""
     ended = os.times()
     own = time.process_time() + ended.children_user + ended.children_system
-    for child in _descendants(proc):
+    for other in _others_of_this_run(proc):
         with contextlib.suppress(psutil.Error):
-            used = psutil.Process(child).cpu_times()
-            own += used.user + used.system
+            own += sum(psutil.Process(other).cpu_times()[:4])  # children that have ended are in it, too
     total, busy, steal = _cores(proc)
+    quota = cpu_quota(cgroup)
+    if quota is not None and quota.cores < (cores := len(os.sched_getaffinity(0))):
+        steal *= quota.cores / cores
+        total, busy = quota.cores * time.monotonic(), quota.used_s + steal
     return Load(total, busy, own, steal)
 
 
@@ -182,9 +191,27 @@ def _cores(proc: Path) -> tuple[float, float, float]:
     return (busy + idle + waiting) / tick, busy / tick, steal / tick
 
 
-def _descendants(proc: Path) -> list[int]:
-    """This process's children, and theirs: from Linux's lists of children, which is cheap, or from all processes."""
-    found, left = [], [os.getpid()]
+def _others_of_this_run(proc: Path) -> list[int]:
+    """This process's descendants, and where it is one of several ranks those of its parent, which has started them all.
+
+    One that is bound to other cores takes nothing from those of this process.
+    """
+    rank = ranks.current()
+    is_one_of_several = rank.rank > 0 or (rank.launcher and rank.world_size > 1)
+    root = os.getppid() if is_one_of_several else os.getpid()
+    return [pid for pid in [root, *_descendants(root, proc)] if pid != os.getpid() and _shares_cores(pid)]
+
+
+def _shares_cores(pid: int) -> bool:
+    try:
+        return bool(os.sched_getaffinity(pid) & os.sched_getaffinity(0))
+    except (OSError, AttributeError):  # it has ended, or this is not Linux
+        return True
+
+
+def _descendants(root: int, proc: Path) -> list[int]:
+    """A process's children, and theirs: from Linux's lists of children, which is cheap, or from all processes."""
+    found, left = [], [root]
     try:
         while left:
             pid = left.pop()
@@ -194,7 +221,7 @@ def _descendants(proc: Path) -> list[int]:
                 left += children
     except (OSError, ValueError):  # a kernel without these lists, another system, or a child that has just ended
         with contextlib.suppress(psutil.Error):
-            return [child.pid for child in psutil.Process().children(recursive=True)]
+            return [child.pid for child in psutil.Process(root).children(recursive=True)]
     return found
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..records.terminal import say
 from .calibration import PRECISIONS, Calibration
 from .calibration_cache import cached_calibration, identity, store
 from .contention import Contention
@@ -37,7 +38,7 @@ def find_calibration(device: torch.device, measure: bool) -> Calibration | None:
     """The device's calibration from the cache; if there is none and `measure`, it is measured, which a line says."""
     found = cached_calibration(device)
     if found is None and measure:
-        print(f"measuring what this {device.type} can do; once, some seconds …", flush=True)
+        say(f"measuring what this {device.type} can do; once, some seconds …")
         found = calibrate_in_subprocess(device)
     return found
 

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import psutil
 import torch
@@ -34,6 +34,7 @@ CHILDREN_EVERY_S = 2.0
 MAX_WATTS = 2000  # see AmdProbe
 _LOST = (15, 16)  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
 _GIB = 2**30
+CGROUP = Path("/sys/fs/cgroup")
 
 Clock = Callable[[], float]
 Query = Callable[[], float | Mapping[str, float] | None]
@@ -221,11 +222,28 @@ def cpu_seconds_of(process: psutil.Process) -> float:
     return times.user + times.system
 
 
-def usable_cores() -> float:
+def usable_cores(cgroup: Path = CGROUP) -> float:
     """The cores that this process may use: its affinity, or the quota of its control group if that is lower."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return min(cores, int(quota) / int(period))
-    except (OSError, ValueError):  # no control groups of version 2, or no quota ("max")
-        return cores
+    quota = cpu_quota(cgroup)
+    return cores if quota is None else min(cores, quota.cores)
+
+
+class Quota(NamedTuple):
+    """The processor time that a control group may use, in cores, and what it has used, in seconds of one core."""
+
+    cores: float
+    used_s: float
+
+
+def cpu_quota(cgroup: Path = CGROUP) -> Quota | None:
+    """The quota of this container's control group, of version 2 or 1; None where there is none."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: "max", which is no quota
+        quota, period = map(int, (cgroup / "cpu.max").read_text().split())
+        used = dict(line.split() for line in (cgroup / "cpu.stat").read_text().splitlines())
+        return Quota(quota / period, int(used["usage_usec"]) / 1e6)
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = (int((cgroup / "cpu" / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+        if quota > 0:  # -1 is no quota
+            return Quota(quota / period, int((cgroup / "cpuacct" / "cpuacct.usage").read_text()) / 1e9)
+    return None

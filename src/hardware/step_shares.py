@@ -1,10 +1,10 @@
-"""Divide the work of a step into `host`, `memory` and `compute`.
+"""Divide the work of a step into `host`, `memory`, `compute` (of operations with FLOPs) and `elementwise` (of the others).
 
 On a CPU every operation of a few steps was timed. The time between the operations (Python, autograd, the framework) is
 `host`. So is what an operation takes longer than its work needs at a well-used roof, up to 30 µs a call, or 100 µs of
 a product: of a small operation it is nearly everything. The rest is `memory` or `compute`, by the one that needs more time at the roofs; where
 both need about as much, it is divided between them. An operation without products whose traffic needs less than a fifth
-of its time is `compute`: the cores are busy with it. One whose traffic is out of order (`access.py`) is `memory` whatever
+of its time is `elementwise`: the cores are busy with it. One whose traffic is out of order (`access.py`) is `memory` whatever
 it reaches: it waits for single cache lines. So is a copy or a sum of values that no cache holds. Page faults of the thread that
 waits for the operation count as memory.
 
@@ -52,7 +52,7 @@ def divide(
     work: float,
     counters: Mapping[str, float | None],
 ) -> dict[str, float]:
-    """Milliseconds of `host`, `memory` and `compute` among the `work`; the rest of it is not known.
+    """Milliseconds of each kind among the `work`; the rest of it is not known.
 
     Args:
         operations: of one step.
@@ -70,18 +70,25 @@ def divide(
 
 
 def _measured(operations: Sequence[Operation], roofs: Roofs, work: float) -> dict[str, float]:
-    spent = {"memory": 0.0, "compute": 0.0, "host": 0.0}
+    spent = {"memory": 0.0, "compute": 0.0, "elementwise": 0.0, "host": 0.0}
     for operation in operations:
         for kind, share in share_of_kinds(operation, roofs).items():
             spent[kind] += 1e3 * operation.seconds * share
-    busy, timed = spent["memory"] + spent["compute"], sum(spent.values())
+    timed = sum(spent.values())
+    busy = timed - spent["host"]
     if busy > work:  # they were timed in a slower moment than the mean step
         return {kind: ms * work / timed for kind, ms in spent.items()}
     return spent | {"host": work - busy}  # timing them lengthens their calls, so their own share is not used
 
 
+def recorded_excess(operations: Sequence[Operation], roofs: Roofs | None, work: float) -> float:
+    """By which factor the computing and the traffic of a CPU's operations exceed the `work`, in ms; at least 1."""
+    host = (each.seconds * share_of_kinds(each, roofs or TYPICAL)["host"] for each in operations)
+    return max(1e3 * (sum(each.seconds for each in operations) - sum(host)) / work, 1.0)
+
+
 def share_of_kinds(operation: Operation, roofs: Roofs) -> dict[str, float]:
-    """How the time of a CPU's operation divides into `host`, `memory` and `compute`; the shares add up to 1."""
+    """How the time of a CPU's operation divides into the kinds; the shares add up to 1."""
     seconds = operation.seconds or 1e-9
     compute, memory = roofs.compute_seconds(operation) / seconds, roofs.memory_seconds(operation) / seconds
     faults = min(roofs.page_fault_s * operation.waited_faults / seconds, 1.0)
@@ -89,15 +96,15 @@ def share_of_kinds(operation: Operation, roofs: Roofs) -> dict[str, float]:
     waits = scattered or (_is_light(operation) and 2 * operation.cold_bytes > operation.bytes)
     explained = min(max(compute, memory) / (_SCATTERED if scattered else _FILLS) + faults, 1.0)
     host = min(1 - explained, (_PRODUCT_S if operation.flops else OVERHEAD_S) * operation.calls / seconds)
-    rest = 1 - host - faults
+    rest, computes = 1 - host - faults, "compute" if operation.flops else "elementwise"
     if waits:  # for single lines, or for data that is hardly computed with
         shares = {"memory": 1.0}
     elif compute >= _EVEN * memory or memory < (_MOVES_AT_LEAST if compute else _MOVES) * (1 - faults):
-        shares = {"compute": 1.0}
+        shares = {computes: 1.0}
     elif memory > _EVEN * compute:
         shares = {"memory": 1.0}
     else:
-        shares = {"memory": memory / (memory + compute), "compute": compute / (memory + compute)}
+        shares = {"memory": memory / (memory + compute), computes: compute / (memory + compute)}
     found = {kind: rest * share for kind, share in shares.items()} | {"host": host}
     return found | {"memory": found.get("memory", 0.0) + faults}
 

@@ -1,5 +1,6 @@
-"""Text that fits a terminal: its width, wrapped lines, and whether a line can be redrawn."""
+"""Text that fits a terminal: its width, wrapped lines, whether a line can be redrawn, and how much is said."""
 
+import contextlib
 import math
 import os
 import re
@@ -10,8 +11,11 @@ import time
 from collections.abc import Callable, Iterable
 
 WITHOUT_TERMINAL = 140  # columns
-_EVERY_S = 10.0
-_VERBOSE = "BATCHSCOPE_VERBOSE"
+BLOCK = 80  # columns of a run's last lines, at most
+LABEL = 8  # columns in front of each of these lines
+_VERBOSE = "BATCHSCOPE_VERBOSE"  # in the environment, so that the processes of a sweep and of other ranks know it
+_IN_SWEEP = "BATCHSCOPE_IN_SWEEP"  # in the environment of a sweep's runs: the sweep says what came of them
+_EVERY_S = 10.0  # seconds, of a line that cannot be redrawn
 _JOIN = "\0"  # in place of a space at which a line must not break
 
 
@@ -20,19 +24,15 @@ def columns() -> int:
     return shutil.get_terminal_size((WITHOUT_TERMINAL, 24)).columns
 
 
-def be_verbose() -> None:
-    """Print the details of each run, in this process and those that it starts."""
-    os.environ[_VERBOSE] = "1"
-
-
-def is_verbose() -> bool:
-    """Whether the user asked for details."""
-    return bool(os.environ.get(_VERBOSE))
-
-
 def can_redraw() -> bool:
     """Whether standard output is a terminal or a notebook, in which a line can be redrawn."""
     return bool(getattr(sys.stdout, "isatty", lambda: False)()) or "ipykernel" in sys.modules
+
+
+def say(text: str, end: str = "\n") -> None:
+    """Print, or go on in silence: a closed pipe (`… | head -1`) or a full disk ends no measurement."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed, or cannot encode the text
+        print(text, end=end, flush=True)
 
 
 class LiveLine:
@@ -51,17 +51,47 @@ class LiveLine:
         """Say it."""
         if can_redraw():
             text = text[: columns() - 1]
-            print(f"\r{text.ljust(self._drawn)}", end="", flush=True)
+            say(f"\r{text.ljust(self._drawn)}", end="")
             self._drawn = len(text)
         elif self._clock() - self._printed_at >= _EVERY_S:
             self._printed_at = self._clock()
-            print(text, flush=True)
+            say(text)
 
     def clear(self) -> None:
         """Make room for other text."""
         if self._drawn:
-            print(f"\r{' ' * self._drawn}\r", end="", flush=True)
+            say(f"\r{' ' * self._drawn}\r", end="")
             self._drawn = 0
+
+
+def be_verbose() -> None:
+    """From now on runs print their details, in this process and in those that it starts."""
+    os.environ[_VERBOSE] = "1"
+
+
+def is_verbose() -> bool:
+    """Whether runs print their details."""
+    return bool(os.environ.get(_VERBOSE))
+
+
+def leave_words_to_sweep() -> None:
+    """This process is a run of a sweep, which prints one line on it."""
+    os.environ[_IN_SWEEP] = "1"
+
+
+def has_words() -> bool:
+    """Whether a run prints what it trains and what came of it: alone, or where the user wants details."""
+    return is_verbose() or not os.environ.get(_IN_SWEEP)
+
+
+def row(label: str, text: str) -> str:
+    """A line of a run's last lines."""
+    return f"{label:<{LABEL}}{text}"
+
+
+def block(lines: Iterable[str], indent: int = LABEL) -> str:
+    """A run's last lines, in at most 80 columns; what continues stands `indent` columns behind the line's beginning."""
+    return "\n".join(wrapped(lines, min(BLOCK, columns()), indent))
 
 
 def wrapped(lines: Iterable[str], width: int | None = None, indent: int = 2) -> list[str]:

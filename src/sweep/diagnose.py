@@ -22,6 +22,7 @@ from ..options.compose import apply_overrides
 from ..options.purpose import purpose_of
 from ..options.types import Purpose
 from ..records.rates import RATE
+from ..records.terminal import wrapped
 from .changes import Change, changes_to_try, fixed_options, this_machine
 from .runner import RunFailed, SweepRunner
 from .search import Diagnosis
@@ -56,7 +57,7 @@ class DiagnosisRunner(SweepRunner):
         fixed = fixed_options(facts["overrides"], facts["choices"])
         asked = Diagnosis(**{key: value for key, value in config["search"].items() if key != "_target_"})
         changes, not_tried = changes_to_try(config, baseline, machine, fixed, asked.batch_factors)
-        print("\n".join(["", *not_tried]), flush=True)
+        print("\n".join(["", *wrapped(not_tried)]), flush=True)
         runs.expected = len(changes) + 3
         for change in changes:
             runs.try_out(CHANGE, change, not_tried=not_tried)

@@ -22,6 +22,7 @@ from ..checkpointing import resume
 from ..errors import UserError, exit_on_user_error
 from ..records.read import read
 from ..records.run_record import close, ended_as, reason
+from ..records.terminal import leave_words_to_sweep
 from . import fork_server
 from .process import exit_on_signals
 
@@ -32,6 +33,7 @@ def main() -> None:
     if sys.argv[1] == fork_server.SERVE:
         fork_server.serve()
     exit_on_signals()  # until the run has its own way to stop
+    leave_words_to_sweep()
     threading.Thread(target=_stop_with_the_sweep, daemon=True).start()
     known, run_dir = sys.argv[1:]
     exit_on_user_error(lambda: run_planned(Path(run_dir), known))

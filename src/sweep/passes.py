@@ -118,7 +118,8 @@ def _open(measured: Sequence[_Visited], precision: float) -> tuple[list[_Visited
     contending: list[_Visited] = []
     for group in dict.fromkeys(one.group for one in measured):
         members = [one for one in measured if one.group == group]
-        rates = Rates(pd.DataFrame([row for one in members for row in one.windows], columns=list(COLUMNS)))
+        windows = pd.DataFrame([row for one in members for row in one.windows], columns=list(COLUMNS))
+        rates = Rates(windows, allow_for_load=False)  # further passes do not narrow what is allowed for it
         known = {size: rates.reach(size) for size in rates.settings}
         vague += [one for one in members if known.get(one.size, math.inf) > precision]
         decision = decide(rates) if len(known) > 1 and rates.busy is None else None

@@ -93,7 +93,7 @@ def rerun(
             def say(turn: int, medians: Mapping[str, float], label: str = pair.label) -> None:
                 times = ", ".join(f"{name.upper()} {1e3 * medians[name]:.3g} ms" for name in sorted(medians))
                 if not quiet:
-                    print(f"{label + ': ' if label else ''}round {turn + 1} of {rounds}: {times}", flush=True)
+                    print(f"{label + ': ' if label else ''}pass {turn + 1} of {rounds}: {times}", flush=True)
 
             take_rounds(both, out, str(number), rounds, seconds, server, say)
     return [out / "a", out / "b"]

@@ -23,10 +23,12 @@ from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import program, resume_command
 from ..options.overrides import as_override
-from ..records.formatting import duration
-from ..records.rates import RATE
+from ..records.formatting import duration, significant
+from ..records.metrics import best_first, metric
+from ..records.rates import MEAN_RATE, RATE
 from ..records.read import optimized, read
 from ..records.terminal import LiveLine, is_verbose
+from ..records.values import at, positive
 from . import folder, launchers, turn_processes
 from .fork_server import ForkServer, forking
 from .process import exit_on_signals, run_in_subprocess
@@ -121,7 +123,7 @@ class SweepRunner:
         with forking(configs, wanted=needed and launchers.is_basic(launcher)) as self._server:
             if self._server is not None:
                 with contextlib.suppress(ImportError):  # for the report: it takes seconds, and disturbs no run now
-                    importlib.import_module("..analysis.html_report", __package__)
+                    importlib.import_module("..analysis.report", __package__)
             yield
         self._server = None
 
@@ -246,6 +248,8 @@ class SweepRunner:
             record = run_in_subprocess(run_dir, trust.digest(config), server)
             self.durations.append(time.monotonic() - started)
         self._check(record, run_dir, config, kept)
+        if not is_verbose():
+            print(f"  {_outcome(record)}", flush=True)
         return record
 
     def _check(self, record: dict[str, Any], run_dir: Path, config: dict[str, Any], kept: bool = False) -> None:
@@ -334,6 +338,15 @@ def is_one_process(config: Mapping[str, Any]) -> bool:
     """Whether a run is a single process: Lightning starts the other ranks as new Pythons."""
     trainer = config["trainer"]
     return trainer.get("num_nodes", 1) == 1 and str(trainer.get("devices", "auto")) == "1"
+
+
+def _outcome(record: Mapping[str, Any]) -> str:
+    """`3,230 samples/s · test acc 98.9 % · 47 s`, as far as it is known."""
+    rate, metrics = positive(at(record, f"throughput.{MEAN_RATE}")), record.get("metrics", {})
+    words = [f"{significant(rate)} samples/s"] if rate else []
+    shown = best_first(key for key in metrics if key.startswith("test/"))[:1]
+    words += [f"{key.replace('/', ' ')} {metric(key).text(metrics[key])}" for key in shown]
+    return " · ".join([*words, duration(record.get("seconds", 0))])
 
 
 def _setting(run: Waiting) -> tuple[str, int]:

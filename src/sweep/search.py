@@ -5,8 +5,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..analysis.answer import answer
 from ..analysis.read import find
-from ..analysis.recommend import Analysis, recommend
+from ..analysis.table import shown_metrics
 from ..errors import UserError
 from ..options.types import Fraction, PositiveInt
 from ..records.rates import NEAR_BEST
@@ -110,9 +111,9 @@ class BatchSizeSearch(Search):
 
 
 def recommended_in(folder: Path) -> int | None:
-    """The batch size that a report recommends for the runs in a folder; None where it recommends none."""
+    """The batch size that a report recommends for the runs in a folder, or else the smallest that it may be; or None."""
     with suppress(UserError):  # no record can be read
-        groups = find([folder]).groups
-        found = recommend(Analysis(max(groups, key=lambda group: len(group.sizes))))
-        return found.batch_size if found else None
+        sweep = find([folder])
+        found = answer(max(sweep.groups, key=lambda group: len(group.sizes)), shown_metrics(sweep))
+        return found.candidate if found else None
     return None

@@ -64,6 +64,10 @@ def explain_failures(
             raise UserError(f"data: {error}; where memory is short, take fewer data.num_workers") from error
         if _is(error, *_LOST_PEER):
             raise PeerLostError("the connection to another process of the run is lost, and the run ends") from error
+        if _is(error, (), ("sparse gradients",)):  # the words of every optimizer of torch
+            raise UserError(
+                f"optimizer: {error}; write optimizer=adagrad without weight_decay, or give the model's embeddings sparse=False"
+            ) from error
         if config.get("compile") and is_compilation_error(error):
             raise UserError(_cannot_compile(config, error)) from error
         refused = _refused_file(error, config["run_dir"])

@@ -1,9 +1,10 @@
 """What is left of a run: facts for its record, its first and last lines in the terminal, its row in HPARAMS.
 
-A callback adds to the first two by these methods:
+A callback adds to these by methods:
 
 - `record_facts() -> dict[str, Any]` is merged into run.json when training has ended; None takes a fact back.
 - `summary_lines() -> list[str]` is printed among the run's last lines.
+- `detail_lines() -> list[str]` is printed after them where details are wanted (`-v`).
 """
 
 import os
@@ -16,7 +17,8 @@ from lightning import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
 from .._lightning import callbacks_of
-from ..callbacks._run_summary import report, without_bottleneck
+from ..callbacks._run_summary import without_bottleneck
+from ..callbacks._run_words import details, headline
 from ..callbacks.memory import MemoryMonitor
 from ..callbacks.throughput import ThroughputMonitor
 from ..data.base import Split
@@ -26,10 +28,10 @@ from ..files import WriteError
 from ..options.command_lines import evaluate_command
 from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
-from ..records.formatting import count
+from ..records.formatting import count, duration, percent
 from ..records.operations import write_operations
 from ..records.step_times import write_step_times
-from ..records.terminal import wrapped
+from ..records.terminal import block, has_words, is_verbose, row, say
 
 
 def last_metrics(trainer: Trainer) -> dict[str, float]:
@@ -108,37 +110,64 @@ def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
         if isinstance(logger, TensorBoardLogger):
             logger.log_hyperparams(row, metrics, step=trainer.global_step)
             if "title" in record["throughput"]:  # a summary that is complete
-                text = "\n\n".join(report(record["throughput"]).splitlines())
+                text = "\n\n".join([*headline(record["throughput"]), *details(record["throughput"])])
                 logger.experiment.add_text("summary", text, trainer.global_step)
             logger.save()
 
 
 def print_start(record: Mapping[str, Any], dataset: str) -> None:
     """What is trained on what."""
+    if not has_words():
+        return
     model, hardware = record["model"], record["hardware"]
     device = hardware["device"] + (f" ({hardware['device_name']})" if hardware["device_name"] else "")
-    print(f"{model['class']} ({model['parameters']:,} parameters) on {dataset}, {device}", flush=True)
+    say(f"{model['class']} ({model['parameters']:,} parameters) on {dataset}, {device}")
 
 
 def print_summary(trainer: Trainer, record: Mapping[str, Any]) -> None:
-    """How well the run went, where its result is, and the commands to use next."""
-    metrics, checkpoints = record["metrics"], record["checkpoints"]
-    test = {key.removeprefix("test/"): value for key, value in metrics.items() if key.startswith("test/")}
-    before = record["resumed"][-1]["step"] if record.get("resumed") else 0
-    timed = f", the last {record['steps'] - before:,} of them" if before else ""
-    done = f"{count(record['epochs'], 'epoch')}, {count(record['steps'], 'step')}{timed}"
-    print(f"\ntrained  {record['name']}: {done} in {record['fit_seconds']:.1f} s")
-    for callback in callbacks_of(trainer):
-        lines = callback.summary_lines() if hasattr(callback, "summary_lines") else ()
-        print("".join(f"{line}\n" for line in wrapped(lines, indent=9)), end="")
-    if test:
-        print("tested   " + ", ".join(f"{key} {value:.4f}" for key, value in sorted(test.items())))
+    """What every run ends with: what it cost, how well it went, and where it is; with `-v` the details, too."""
+    if not has_words():
+        return
+    rows = _lines_of(trainer, "summary_lines")
+    if "title" not in record["throughput"]:
+        rows.insert(0, record["name"])
     run_dir = Path(record["config"]["run_dir"])
+    rows += [row("result", _result(record)), row("files", str(run_dir))]
+    say(f"\n{block(rows)}")
+    if is_verbose():
+        found = _lines_of(trainer, "detail_lines")
+        commands = "\n".join(_commands(record, run_dir))  # not wrapped, to be copied
+        say(f"\n{block(found, indent=2)}\n\n{commands}")
+
+
+def _lines_of(trainer: Trainer, method: str) -> list[str]:
+    return [line for one in callbacks_of(trainer) if hasattr(one, method) for line in getattr(one, method)()]
+
+
+def _result(record: Mapping[str, Any]) -> str:
+    """The last metrics, `test acc 98.9 % in 47 s`: of the test, or of the validation, and accuracies if there are any."""
+    metrics, before = record["metrics"], record["resumed"][-1]["step"] if record.get("resumed") else 0
+    stage = next((one for one in ("test", "val") if any(key.startswith(f"{one}/") for key in metrics)), "")
+    found = {key: value for key, value in metrics.items() if stage and key.startswith(f"{stage}/")}
+    better = {key: value for key, value in found.items() if not key.endswith("/loss")}
+    words = [f"{key.replace('/', ' ')} {_metric(key, value)}" for key, value in sorted((better or found).items())]
+    words = words or [f"{count(record['epochs'], 'epoch')}, {count(record['steps'], 'step')}"]
+    timed = f", the last {record['steps'] - before:,} of {count(record['steps'], 'step')}" if before else ""
+    return f"{', '.join(words)} in {duration(record['fit_seconds'])}{timed}"
+
+
+def _metric(key: str, value: float) -> str:
+    return percent(value, digits=1) if key.endswith("/acc") else f"{value:.4g}"
+
+
+def _commands(record: Mapping[str, Any], run_dir: Path) -> list[str]:
+    """The checkpoint that was kept, and the commands to use next."""
+    checkpoints, lines = record["checkpoints"], []
     kept = checkpoints.get("best") or checkpoints.get("last")  # a run without a validation has no best one
     if kept:
         path = os.path.join(run_dir, kept)
-        print(f"kept     {path}")
-        print(f"again    {evaluate_command(record['config'], path)}")
+        lines += [row("kept", path), row("again", evaluate_command(record["config"], path))]
     logs = run_dir.parts[0] if run_dir.parts[0] not in ("..", run_dir.anchor) else run_dir
     if any(run_dir.rglob("events.out.tfevents.*")):
-        print(f"look     tensorboard --logdir {shlex.quote(str(logs))}", flush=True)
+        lines.append(row("look", f"tensorboard --logdir {shlex.quote(str(logs))}"))
+    return lines

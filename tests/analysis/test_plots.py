@@ -1,63 +1,87 @@
-"""The plots show the same numbers as the table, and cope with many groups and odd sizes."""
+"""The plots: what is drawn of rates, of utilisation and of runs."""
+
+from pathlib import Path
+from typing import Any
 
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from batchscope.analysis import write_report
-from batchscope.analysis.plots import device, step_time, throughput
+from batchscope.analysis import plots
+from batchscope.analysis.answer import answer
+from batchscope.analysis.groups import SweepResults
 from batchscope.analysis.read import find
-from batchscope.analysis.recommend import Analysis
-from batchscope.analysis.text_table import to_text
-from batchscope.records.step_parts import PARTS
-from tests.support.synthetic_runs import serial, write_run, write_sweep
+from tests.support.synthetic_runs import write_measured
 
-DEVICE = {"throughput": {"utilization_pct": 50.0, "memory_peak_gib": 1.0, "mfu": 0.1}}
+RATES = {8: 1000, 64: 3000, 512: 4000}
 
 
-def test_the_plot_of_the_parts_names_the_step_that_the_table_has(tmp_path):
-    for n, size in enumerate((32, 64)):
-        write_run(tmp_path / str(n), size, 171.0 + n, throughput={"parts_ms": dict.fromkeys(PARTS, 260 / 6)})
-    sweep = find([tmp_path])
-    figure = step_time([Analysis(group) for group in sweep.groups])
-    above = [text.get_text() for axes in figure.axes for text in axes.texts]
-    assert above == ["171 ms", "172 ms"]
-    header, *lines = to_text(sweep, 200).splitlines()
-    assert "median step ms" in header
-    assert ["171" in lines[0].split(), "172" in lines[1].split()] == [True, True]
-    assert figure.axes[0].get_ylabel() == "share of the mean step, %"
-    assert figure.legends[0].get_title().get_text() == "above a bar: the median step"
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are saved."""
+    found: list[Figure] = []
+    monkeypatch.setattr(plots, "_saved", lambda figure: found.append(figure) or plots.Picture(b"", ""))
+    return found
 
 
-def test_the_bars_are_the_interval_of_the_rate_where_one_is_known(tmp_path):
-    write_sweep(tmp_path / "old", [32, 64], serial(4, 0.1))
-    for n, (size, ms) in enumerate(((32, 8.0), (64, 10.0))):
-        write_run(tmp_path / "new" / str(n), size, ms, throughput={"step_ms_interval": [0.9 * ms, 1.25 * ms]})
-    shown = {}
-    for name in ("old", "new"):
-        (axes,) = throughput([Analysis(group) for group in find([tmp_path / name]).groups]).axes
-        (bar, _) = axes.containers[0].lines[2][0].get_segments()
-        shown[name] = (axes.get_title(loc="left") or axes.get_title(), [round(float(end)) for _, end in bar])
-    assert shown["new"] == ("Throughput by the median step; bars: its 95 % interval", [3200, 4444])
-    assert shown["old"][0].endswith("bars: from the 10th to the 90th percentile of steps")
+def drawn(folder: Path, **facts: Any) -> tuple[SweepResults, list[str]]:
+    """The names of the plots of a sweep with the rates above."""
+    write_measured(folder, {size: 1e3 * size / rate for size, rate in RATES.items()}, **facts)
+    sweep = find([folder])
+    answers = [found for group in sweep.groups if (found := answer(group))]
+    return sweep, list(plots.draw(sweep, answers, ["test/acc"]))
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("pictures_alone")
-def test_many_groups_and_odd_sizes_can_be_drawn(tmp_path):
-    for g in range(12):
-        sizes = [3, 7, 100] if g % 2 else [1, 1000, 1001]
-        write_sweep(tmp_path, sizes, serial(4, 0.1 + g), first=10 * g, options={"model.hidden_size": 2**g}, **DEVICE)
-    report = write_report([tmp_path], tmp_path / "out")
-    assert len(report.recommendations) == 12
-    assert "the step_time plot shows the first 9 groups" in report.notes
+def points(axes: Axes) -> list[Any]:
+    """The markers of single sizes, without the ring."""
+    return [line for line in axes.lines if len(line.get_xdata()) == 1 and line.get_markerfacecolor() != "none"]
 
 
-@pytest.mark.usefixtures("pictures_alone")
-def test_a_name_with_dollar_signs_is_a_name_and_no_formula(tmp_path):
-    write_sweep(tmp_path, [32, 64, 128], serial(4, 0.1), model="a$$b$c", **DEVICE)
-    assert (tmp_path / "out" / "throughput.png") in write_report([tmp_path], tmp_path / "out").files
+def test_the_interval_of_a_rate_is_drawn_whole(tmp_path: Path, figures: list[Figure]):
+    sweep, _ = drawn(tmp_path, passes=False, noise=0.2, windows=8)
+    rates = sweep.groups[0].rates
+    axes = figures[0].axes[0]
+    low, high = axes.get_ylim()
+    for bar, size in zip(axes.collections, RATES, strict=True):
+        ends = bar.get_segments()[0][:, 1]
+        assert list(ends) == pytest.approx(
+            [rates.rate(size) / (1 + rates.reach(size)), rates.rate(size) * (1 + rates.reach(size))]
+        )
+        assert low < ends[0] < ends[1] < high
 
 
-def test_memory_is_drawn_from_zero_with_ticks_at_even_distances(tmp_path):
-    write_sweep(tmp_path, [32, 64, 128], serial(4, 0.1), **DEVICE)
-    *_, axes = device([Analysis(group) for group in find([tmp_path]).groups]).axes
-    assert (axes.get_yscale(), axes.get_ylim()[0]) == ("linear", 0)
+def test_the_recommended_size_has_a_ring_and_a_size_that_is_hardly_known_is_hollow(
+    tmp_path: Path, figures: list[Figure]
+):
+    drawn(tmp_path)
+    (ring,) = [line for line in figures[0].axes[0].lines if line.get_markerfacecolor() == "none"]
+    assert ring.get_xdata() == [512]
+    assert "white" not in [line.get_markerfacecolor() for line in points(figures[0].axes[0])]
+
+
+def test_an_undecided_answer_has_no_ring(tmp_path: Path, figures: list[Figure], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(RATES, 64, 3800)
+    drawn(tmp_path, passes=False, noise=0.2, windows=8)
+    axes = figures[0].axes[0]
+    assert not [line for line in axes.lines if line.get_markerfacecolor() == "none"]
+    assert "white" in [line.get_markerfacecolor() for line in points(axes)]
+
+
+def test_useful_and_busy_are_in_one_picture(tmp_path: Path, figures: list[Figure]):
+    _, names = drawn(tmp_path, throughput={"mfu": 0.12, "processor_time_pct": 98.0})
+    axes = figures[names.index("utilisation")].axes[0]
+    assert sorted({float(line.get_ydata()[0]) for line in points(axes)}) == [12.0, 98.0]
+    assert axes.get_ylim() == (0, 105)
+
+
+def test_what_is_drawn_of_a_run_has_its_id(tmp_path: Path, figures: list[Figure]):
+    _, names = drawn(tmp_path, throughput={"memory_peak_gib": 1.0}, metrics={"test/acc": 0.9})
+    assert set(names) == {"throughput", "step_time", "memory", "accuracy"}
+    for figure in figures:
+        artists = [*figure.axes[0].lines, *figure.axes[0].patches]
+        assert {"run-0", "run-1", "run-2"} <= {artist.get_gid() for artist in artists}
+
+
+def test_of_one_size_there_is_no_plot_against_the_size(tmp_path: Path, figures: list[Figure]):
+    write_measured(tmp_path, {64: 10.0})
+    assert plots.draw(find([tmp_path]), [], []) == {}

@@ -39,7 +39,7 @@ def test_a_batch_that_the_dataset_could_not_fill_counts_as_what_it_held(tmp_path
     write_run(tmp_path / "0", 4096, 10.0, throughput={"batch_size": 1000})
     sweep = find([tmp_path])
     assert sweep.runs[0].batch_size == 1000
-    assert sweep.notes == ["0: batches held 1,000 samples, and 4,096 were asked for"]
+    assert sweep.notes == ["a batch of 4,096 is larger than the training set: it held 1,000"]
 
 
 def test_every_process_has_a_batch_of_its_own(tmp_path):

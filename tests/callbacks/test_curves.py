@@ -1,6 +1,9 @@
 """TrainCurves writes what every training step returned at that step, in a stranger's project as in this one."""
 
+import contextlib
+import itertools
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 
 from batchscope.callbacks import _measurement, curves, throughput
+from batchscope.callbacks._exclusions import add_exclusion
 from batchscope.callbacks.curves import TrainCurves
 from tests.support.third_party_modules import Memory, Stranger, loader
 
@@ -82,6 +86,26 @@ def test_the_curve_reaches_the_step_before_a_failure(tmp_path: Path) -> None:
     assert [step for step, _ in memory.curve] == [1, 2, 3]
 
 
+def test_a_rank_that_fails_writes_what_is_there_and_waits_for_no_other_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Read:
+        def __init__(self, is_ready: bool):
+            self.is_ready = is_ready
+
+        def ready(self) -> bool:
+            return self.is_ready
+
+        def values(self) -> list[float]:
+            return [0.5] if self.is_ready else pytest.fail("waits for a collective operation that may never end")
+
+    memory, callback = Memory(), TrainCurves()
+    callback._reads = [([(1, "loss")], Read(True)), ([(2, "loss")], Read(False))]
+    monkeypatch.setattr(lightning.Trainer, "world_size", 2)
+    callback.on_exception(trainer(tmp_path, memory), Stranger(), RuntimeError("a rank is gone"))
+    assert memory.curve == [(1, {"train/loss": 0.5})]
+
+
 def test_a_module_that_returns_nothing_is_left_alone(tmp_path: Path) -> None:
     class Silent(Stranger):
         def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -120,6 +144,31 @@ def test_writing_lengthens_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert monitor.summary["writing_ms"] > 20
     assert monitor.summary["fit_seconds"] > 240 * 0.02 > monitor.summary["seconds"]
     assert monitor.summary["samples_per_sec_fit"] == pytest.approx(120 / monitor.summary["fit_seconds"])
+
+
+def test_what_waits_for_the_device_on_mps_is_in_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+
+    @contextlib.contextmanager
+    def excluding(part: str) -> Iterator[None]:
+        happened.append("excluded")
+        yield
+        happened.append("included")
+
+    class Watched(curves.DeferredScalars):
+        def __init__(self, *args: Any):
+            happened.append("waits")
+            super().__init__(*args)
+
+    class Excluding(lightning.Callback):
+        def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+            add_exclusion(trainer, excluding)
+
+    monkeypatch.setattr(curves, "DeferredScalars", Watched)
+    monkeypatch.setattr(curves, "FLUSH_EVERY", 2)
+    trainer(tmp_path, Memory(), callbacks=[TrainCurves(), Excluding()]).fit(Stranger(), loader())
+    before_waits = [before for before, now in itertools.pairwise(happened) if now == "waits"]
+    assert before_waits and set(before_waits) == {"included"}
 
 
 def test_the_mean_of_all_ranks_is_taken_without_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:

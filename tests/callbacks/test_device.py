@@ -270,16 +270,16 @@ def test_a_step_is_written_when_it_can_get_no_more_samples(monkeypatch):
     assert written == [[(6, {RSS: 1.0})], [(7, {RSS: 3.0})]]
 
 
-def test_memory_of_a_gpu_is_the_allocators(monkeypatch):
-    reset = []
+def test_a_sample_of_a_gpus_memory_asks_its_allocator_once(monkeypatch):
+    reset, asked = [], []
+    bytes_of = {"allocated_bytes.all.current": 1, "allocated_bytes.all.peak": 3, "reserved_bytes.all.peak": 4}
+    stats = {key: number * 2**30 for key, number in bytes_of.items()}
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
-    stats = {"allocated_bytes.all.current": 2**30, "allocated_bytes.all.peak": 3 * 2**30}
-    known = [stats | {"reserved_bytes.all.peak": 4 * 2**30}]  # read once: it is a dictionary of all that there is
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: known.pop())
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: asked.append(device) or stats)
     cuda = torch.device("cuda", 1)
 
     assert AllocatorProbe(cuda).read() == {MEMORY_ALLOCATED: 1.0, MEMORY_PEAK: 3.0, MEMORY_RESERVED: 4.0}
-    assert reset == [cuda]
+    assert (reset, asked) == ([cuda], [cuda])
 
 
 def test_peak_of_a_device_without_a_counter_is_the_highest_sample(monkeypatch):

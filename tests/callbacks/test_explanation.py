@@ -9,6 +9,7 @@ from batchscope.callbacks import _explanation
 from batchscope.callbacks._explanation import Measured, explain
 from batchscope.callbacks._operation_table import as_text
 from batchscope.hardware.calibration import Calibration
+from batchscope.hardware.contention import Noise
 from batchscope.hardware.operations import Operation, OperationRecorder
 from tests.hardware.test_trace import two_steps
 
@@ -116,11 +117,31 @@ def test_on_a_gpu_kernels_that_overlap_are_scaled_to_the_time_in_which_one_runs(
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_disturbed_machine_is_a_note_and_makes_no_clear_bottleneck(device: str) -> None:
+def test_a_busy_machine_is_a_note_and_makes_no_clear_bottleneck(device: str) -> None:
     step = explain(measured(device, events=two_steps() if device == "cuda" else (), others=0.4, steps=100))
-    assert any(note.startswith("other processes used 40 % of the CPU meanwhile") for note in step.notes)
+    assert any(note.startswith("other programs used 40 % of the processor meanwhile") for note in step.notes)
     if step.bottleneck is not None:
         assert step.bottleneck["certainty"] != "clear"
+
+
+def test_an_explanation_on_a_busy_machine_has_no_verdict_but_what_to_do() -> None:
+    step = explain(measured("cpu", steps=100, noise=Noise(0.4, 0.03, 0.0)))
+    assert step.bottleneck is not None
+    assert (step.bottleneck["kind"], step.bottleneck["busy"]) == ("unclear", True)
+    words = "\nbusy: other programs took 43 % of the processor: close them and run again\n"
+    assert words in as_text(step, width=200)
+    assert "limit" not in as_text(step)
+
+
+def test_within_a_run_that_says_what_limits_it_there_is_no_second_verdict() -> None:
+    assert explain(measured("cpu", steps=100, is_judged=False)).bottleneck is None
+
+
+def test_unsteady_steps_make_no_clear_verdict_as_in_a_run() -> None:
+    step = explain(measured("cpu", steps=100, spread=2.1))
+    assert step.bottleneck is not None
+    assert step.bottleneck["certainty"] == "probable"
+    assert step.bottleneck["evidence"].endswith("one step in ten takes 2.1 times the median")
 
 
 def test_operations_that_could_not_be_counted_are_one_note() -> None:

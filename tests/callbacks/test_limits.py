@@ -14,7 +14,7 @@ from batchscope.hardware.calibration import Calibration
 from batchscope.hardware.measure import calibrate
 from tests.support.third_party_modules import Stranger, loader
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("alone")]
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,11 @@ def fit(
     return monitor
 
 
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was printed, as one line."""
+    return " ".join(capsys.readouterr().out.split())
+
+
 class Wide(Stranger):
     """Two layers, with an activation of 64 numbers a sample between them, and Adam."""
 
@@ -58,8 +63,8 @@ def test_the_record_has_the_parts_of_a_step_and_what_the_process_has_grown_by(
     }  # fmt: skip
     assert facts["measured_bytes"]["process_peak"] > facts["measured_bytes"]["process_growth"] >= 0
     assert "uncounted" not in facts and "peak_bytes" not in facts
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith("memory   a step holds 7.0")
+    line = printed(capsys)
+    assert line.startswith("memory a step holds 7.0")
     assert all(f" {part} " in line for part in ("parameters", "gradients", "optimizer", "saved by autograd"))
 
 
@@ -72,7 +77,7 @@ def test_on_a_gpu_the_rest_is_what_the_peak_has_beyond_the_parts(
     facts = fit(Wide(), tmp_path).facts
     assert facts["parts_bytes"]["rest"] == 100
     assert facts["peak_bytes"] == sum(facts["parts_bytes"].values()) == parts + 100
-    assert "; measured 7.1" in capsys.readouterr().out
+    assert "; measured 7.1" in printed(capsys)
 
 
 def test_the_updates_2_to_4_are_seen_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,14 +155,14 @@ def test_what_is_printed_fits_the_terminal(
     monkeypatch.setenv("COLUMNS", "60")
     fit(Stranger(), tmp_path)
     first, *rest = capsys.readouterr().out.strip().splitlines()
-    assert first.startswith("memory   ") and rest
-    assert all(line.startswith(" " * 9) and len(line) <= 60 for line in rest)
+    assert first.startswith("memory ") and rest
+    assert all(line.startswith(" " * 8) and len(line) <= 60 for line in rest)
 
 
 def test_what_was_not_to_be_seen_is_missing_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monitor = fit(Stranger(), tmp_path, monitor=MemoryMonitor(record_saved_tensors=False))
     assert set(monitor.facts["parts_bytes"]) == {"parameters", "gradients", "optimizer"}
-    line = capsys.readouterr().out.splitlines()[-1]
+    line = printed(capsys)
     assert line.endswith("; what autograd saves is not known: record_saved_tensors=False")
     fit(Stranger(), tmp_path, monitor=MemoryMonitor(verbose=False))
     assert "memory" not in capsys.readouterr().out

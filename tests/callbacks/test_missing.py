@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from batchscope.callbacks import _flops_meter, throughput
-from batchscope.callbacks._run_summary import report
+from batchscope.callbacks._run_words import details
 from batchscope.callbacks._setting import setting_of
 from batchscope.callbacks._stopwatch import Clock
 from batchscope.callbacks.memory import MemoryMonitor
@@ -69,7 +69,7 @@ def test_steps_that_lightning_does_not_see_are_no_updates(
         "of 10 batches none ended with an optimizer step that Lightning counts; with manual optimization, step the "
         "optimizers that self.optimizers() returns"
     )
-    assert f"no bottleneck: {why(monitor)}" in " ".join(capsys.readouterr().out.split())
+    assert f"speed unknown: {why(monitor)}" in " ".join(capsys.readouterr().out.split())
     assert monitor.step_times() is None
 
 
@@ -95,7 +95,7 @@ def test_a_measurement_that_fails_says_with_what(
     with pytest.warns(UserWarning, match="stopped measuring"):
         fit(Stranger(), monitor)
     assert why(monitor) == "the measurement ended with OSError: the driver went away"
-    assert "no bottleneck: the measurement ended with OSError" in capsys.readouterr().out
+    assert "speed   unknown: the measurement ended with OSError" in capsys.readouterr().out
     monkeypatch.undo()
     monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: None)
     fit(Stranger(), monitor)
@@ -152,7 +152,8 @@ def test_a_peak_that_was_not_measured_is_the_reason_for_no_mfu(
 ) -> None:
     fit(Stranger(), monitor)
     assert monitor.summary["missing"] == {"mfu": "this device's peak was not measured before, and calibrate=False"}
-    assert "\nno MFU: this device's peak was not measured before" in capsys.readouterr().out
+    assert f"no MFU: {monitor.summary['missing']['mfu']}" in details(monitor.summary)
+    assert "MFU" not in capsys.readouterr().out
 
 
 def test_a_precision_that_was_not_measured_is_the_reason_for_no_mfu(
@@ -169,9 +170,7 @@ def test_a_precision_that_was_not_measured_is_the_reason_for_no_mfu(
     assert why(monitor, "mfu") == "the peak at precision 64-true was not measured here"
 
 
-def test_a_step_that_cannot_be_counted_has_one_reason_for_both(
-    monitor: ThroughputMonitor, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_step_that_cannot_be_counted_has_one_reason_for_both(monitor: ThroughputMonitor) -> None:
     class Uncountable(Stranger):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             return torch.fft.rfft(self.layer(batch[0])).abs().mean()
@@ -179,7 +178,7 @@ def test_a_step_that_cannot_be_counted_has_one_reason_for_both(
     with pytest.warns(UserWarning, match="cannot be counted, so there is no FLOP/s and no MFU: "):
         fit(Uncountable(), monitor)
     assert why(monitor, "flops_per_sec") == why(monitor, "mfu") == "the FLOPs of aten._fft_r2c.default are not known"
-    assert "\nno FLOP/s and no MFU: " in capsys.readouterr().out
+    assert f"no FLOP/s and no MFU: {why(monitor, 'mfu')}" in details(monitor.summary)
 
 
 def test_a_batch_without_tensors_has_step_times_and_a_reason_for_the_rest(monitor: ThroughputMonitor) -> None:
@@ -201,13 +200,13 @@ def test_a_complete_summary_misses_nothing(monitor: ThroughputMonitor, monkeypat
     monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: measured)
     fit(Stranger(), monitor)
     assert "missing" not in monitor.summary
-    assert "\nno " not in report(monitor.summary)
+    assert not any(line.startswith("no ") for line in details(monitor.summary))
 
 
 def test_memory_of_no_batch_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
     monitor = MemoryMonitor()
     monitor.facts = {"uncounted": "no batch was trained"}
-    assert monitor.line == "memory   not measured: no batch was trained"
+    assert monitor.line == "memory  not measured: no batch was trained"
 
 
 # --- what the advice knows of another project's loader ----------------------------------------------------------------

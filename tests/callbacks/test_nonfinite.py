@@ -1,5 +1,6 @@
 """A number that is not finite ends the run in its own step, with the weights from before it, or is left out."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from batchscope.callbacks import nonfinite
 from batchscope.callbacks._deferred_scalars import POOL, DeferredFlags
 from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.errors import UserError
@@ -44,6 +46,22 @@ class Late(StopOnNonFinite):
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._flags = TwoStepsLate(torch.device("cpu"))
+
+
+class LateAndNotFused(Late):
+    """As on CUDA with an optimizer that takes no flag."""
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._leaves_out = False
+
+
+class OnMps(StopOnNonFinite):
+    """As on MPS: there is no copy that nobody waits for."""
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._leaves_out = False
 
 
 class TwoStepsLate(DeferredFlags):
@@ -127,6 +145,89 @@ def test_where_the_answer_comes_late_a_parameter_that_is_still_bad_is_named(tmp_
         fit(tmp_path, module, Late())
 
 
+@pytest.mark.parametrize(
+    ("callback", "steps", "said"),
+    [
+        (
+            LateAndNotFused(),
+            5,
+            "step 3: the loss or a gradient is not finite.*; batch 2 of epoch 0, learning rate 0.01",
+        ),
+        (OnMps(), 5, "one of the steps up to 5: the loss or a gradient is not finite"),
+    ],
+    ids=["CUDA", "MPS"],
+)
+def test_where_an_update_cannot_be_left_out_no_step_waits_and_the_message_says_where_it_is(
+    callback: StopOnNonFinite, steps: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Watched(Breaking):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            monkeypatch.setattr(Tensor, "item", item)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            monkeypatch.setattr(Tensor, "item", read)
+
+    def item(tensor: Tensor) -> Any:
+        assert "nonfinite" not in sys._getframe(1).f_code.co_filename
+        return read(tensor)
+
+    read, module = Tensor.item, Watched()
+    with pytest.raises(UserError, match=f"{said}.*The weights have this update, no checkpoint has$"):
+        fit(tmp_path, module, callback)
+    assert len(module.weights) == steps
+    assert not module.layer.weight.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("device", "fused", "sharded", "can"),
+    [
+        ("cpu", False, True, True),
+        ("cuda", True, False, True),
+        ("cuda", True, True, False),
+        ("cuda", False, False, False),
+        ("mps", True, False, False),
+    ],
+)
+def test_which_updates_can_be_left_out_without_a_wait(device: str, fused: bool, sharded: bool, can: bool) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], fused=fused)
+    assert nonfinite._can_leave_out(device, [optimizer], sharded) is can
+
+
+def test_skip_is_refused_where_it_would_need_a_wait_in_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nonfinite, "_can_leave_out", lambda *args: False)
+    with pytest.raises(UserError, match=r'^StopOnNonFinite\("skip"\): on cpu an update can be left out only by'):
+        fit(tmp_path, Breaking(), StopOnNonFinite("skip"))
+
+
+class Normalised(Breaking):
+    """Whose third batch is not a number, before a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__(bad=())
+        self.norm = nn.BatchNorm1d(4)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        x = x / 0 if batch_idx == 2 else x
+        return super().training_step((self.norm(x), y), batch_idx)
+
+
+def test_statistics_that_a_bad_step_has_left_are_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match="The weights were left as they were, with statistics of norm that are not finite"
+    ):
+        fit(tmp_path, Normalised(), StopOnNonFinite())
+    module = Normalised()
+    with pytest.warns(
+        UserWarning, match="has left statistics of norm that are not finite: evaluation will use"
+    ) as said:
+        fit(tmp_path, module, StopOnNonFinite("skip"))
+    assert len([each for each in said if "statistics" in str(each.message)]) == 1
+    assert module.layer.weight.isfinite().all()
+
+
 def test_flags_come_in_order_however_many_there_are() -> None:
     flags, heard = DeferredFlags(torch.device("cpu")), []
     for step in range(2 * POOL + 10):
@@ -147,6 +248,24 @@ def test_the_count_goes_on_in_a_resumed_run() -> None:
     before.skipped = 5
     after.load_state_dict(before.state_dict())
     assert after.skipped == 5
+
+
+class Looking(Stranger):
+    """Looks rows up in a table, whose gradient is sparse; breaks in the third step."""
+
+    def __init__(self, breaks: bool) -> None:
+        super().__init__()
+        self.table, self.breaks = nn.Embedding(10, 4, sparse=True), breaks
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.layer(self.table(torch.tensor([1, 1, 3]))).square().mean()
+        return loss / 0 if self.breaks and batch_idx == 2 else loss
+
+
+def test_sparse_gradients_are_checked(tmp_path: Path) -> None:
+    assert fit(tmp_path, Looking(breaks=False), StopOnNonFinite()).global_step == 10
+    with pytest.raises(UserError, match="the loss is inf, the gradient of layer.weight is not finite .of 3 of 3 param"):
+        fit(tmp_path, Looking(breaks=True), StopOnNonFinite())
 
 
 def test_parameters_of_several_precisions_are_checked(tmp_path: Path) -> None:

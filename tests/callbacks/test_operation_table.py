@@ -10,7 +10,7 @@ from tests.support.explanations import cost, explanation
 
 NUMBERS = {"calls": 1234, "flops": 1.23e9, "bytes": 1.23e8, "cold_bytes": 1.23e7, "seconds": 1.23, "floor_seconds": 0.5}
 EVIDENCE = (
-    "86 % of the step is arithmetic: 4 GFLOP, at 41 % of the peak measured here, most of it in convolution_backward"
+    "86 % of the step is arithmetic: 4 GFLOP, at 41 % of the peak measured here; most of it in convolution_backward"
 )
 
 
@@ -36,7 +36,7 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 
 def test_a_wide_terminal_shows_every_column_and_the_whole_evidence_in_a_line() -> None:
     text = as_text(wide(), width=200)
-    assert "  bytes  from memory  floor/time" in text
+    assert "  bytes  from memory  bound/time" in text
     assert EVIDENCE in text
     assert "backward" in text
 
@@ -44,10 +44,16 @@ def test_a_wide_terminal_shows_every_column_and_the_whole_evidence_in_a_line() -
 def test_a_narrow_terminal_leaves_bytes_out_and_cuts_modules_from_the_left() -> None:
     lines = as_text(wide(), width=80).splitlines()
     (heading,) = [line for line in lines if line.startswith("costliest operations")]
-    assert heading.split()[2:] == ["module", "part", "share", "time", "FLOPs", "floor/time"]
+    assert heading.split()[2:] == ["module", "part", "share", "time", "FLOPs", "bound/time"]
     (row,) = [line for line in lines if "…" in line and " bwd " in line]
     assert "output_projection"[-12:] in row
     assert any(line.startswith("host: Python, autograd") for line in lines)
+
+
+def test_the_verdict_is_a_line_and_a_busy_machine_stands_in_its_place() -> None:
+    assert f"\nlimit: {EVIDENCE}\n" in as_text(wide(), width=200)
+    busy = {"kind": "unclear", "certainty": "unclear", "busy": True, "evidence": "other programs took 43 %"}
+    assert "\nbusy: other programs took 43 %\n" in as_text(replace(wide(), bottleneck=busy), width=200)
 
 
 def test_the_width_is_that_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

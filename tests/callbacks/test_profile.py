@@ -101,6 +101,7 @@ def test_the_step_is_that_of_updates_which_nothing_else_measures() -> None:
     assert step.outside_seconds >= 0.015
 
 
+@pytest.mark.usefixtures("alone")
 def test_waiting_for_data_is_the_time_in_the_loader() -> None:
     class Slow(Stranger):
         def train_dataloader(self) -> Any:
@@ -126,6 +127,7 @@ def test_waiting_for_data_is_the_time_in_the_loader() -> None:
     assert trainer.profiler is own
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_slow_callback_is_not_waiting_for_data() -> None:
     class Sleep(lightning.Callback):
         def on_train_batch_end(self, *args: Any) -> None:
@@ -188,6 +190,7 @@ def test_ten_updates_are_measured_or_fewer_slow_ones_unless_a_number_is_given(
     assert clocked(seconds, steps, monkeypatch) == measured
 
 
+@pytest.mark.usefixtures("alone")
 def test_by_default_a_bottleneck_can_be_clear() -> None:
     class Slow(Stranger):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -288,16 +291,16 @@ def test_without_room_for_temporary_files_there_is_no_trace_and_a_line_says_so(m
 
 def test_other_load_on_the_machine_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "others_share", lambda before, after: 0.6 if before < after else 0.0)
-    assert any("other processes used 60 % of the CPU" in note for note in explained().notes)
+    assert any("other programs used 60 % of the processor" in note for note in explained().notes)
 
 
-def test_without_a_calibration_there_is_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_calibration_there_is_no_lower_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "find_calibration", lambda device, measure: None)
     callback = profiler(calibrate=False)
     fit(callback)
     assert callback.explanation is not None
     assert callback.explanation.total.floor_seconds == 0
-    assert any("no floors" in note for note in callback.explanation.notes)
+    assert any("no lower bounds" in note for note in callback.explanation.notes)
 
 
 def test_an_error_in_a_recorded_step_passes_and_leaves_nothing_behind() -> None:

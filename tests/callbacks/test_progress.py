@@ -1,5 +1,8 @@
 """ProgressBar redraws by the clock and shows the rate since the last redraw."""
 
+import contextlib
+import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import lightning
@@ -8,10 +11,11 @@ import pytest
 from batchscope.callbacks import progress
 from batchscope.callbacks._exclusions import measuring
 from batchscope.callbacks.progress import ProgressBar
+from batchscope.callbacks.throughput import ThroughputMonitor
 from tests.support.third_party_modules import Stranger, loader
 
 
-def fit(bar: ProgressBar, tmp_path: Path, epochs: int = 1) -> None:
+def fit(bar: ProgressBar, tmp_path: Path, epochs: int = 1, callbacks: Sequence[lightning.Callback] = ()) -> None:
     lightning.Trainer(
         default_root_dir=tmp_path,
         accelerator="cpu",
@@ -19,7 +23,7 @@ def fit(bar: ProgressBar, tmp_path: Path, epochs: int = 1) -> None:
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
-        callbacks=[bar],
+        callbacks=[bar, *callbacks],
     ).fit(Stranger(), loader(), loader())
 
 
@@ -92,6 +96,23 @@ def test_without_a_terminal_there_is_a_plain_line_every_ten_seconds(
     assert [int(line.split("batch ")[1].split(" ")[0]) for line in lines] == batches
     for line in lines:
         assert line.startswith("epoch 1 of 1, batch ") and ": loss " in line and "samples/s " in line
+
+
+def test_a_closed_pipe_under_standard_output_ends_no_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    class Closed(io.StringIO):
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(progress, "can_redraw", lambda: False)
+    monitor = ThroughputMonitor(calibrate=False)
+    bar = Ticking(20.0, monkeypatch)
+    with contextlib.redirect_stdout(Closed()) as closed:
+        fit(bar, tmp_path, callbacks=[monitor])
+    assert "epoch 1 of 1, batch 5" in closed.getvalue() and "bottleneck" in closed.getvalue()
+    assert "updates" in monitor.summary and monitor.failure is None
+    assert not [warning for warning in recwarn if "stopped measuring" in str(warning.message)]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from batchscope.callbacks import ThroughputMonitor
 from batchscope.hardware import operations
 
 BATCH, STEPS = 4, 12
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 class Net(LightningModule):

@@ -120,6 +120,18 @@ def test_the_facts_are_over_the_time_of_all_stretches(clock: Time, noises: list[
     assert stretches.facts() == {"stretches": 3, "disturbed_stretches": 1, **shares}
 
 
+def test_on_an_accelerator_a_window_counts_as_busy_only_if_it_was_slowed(clock: Time, noises: list[Noise]) -> None:
+    stretches = Stretches(CPU, 0, clock)
+    cores_are_free, slowed = Noise(0.4, 0.0, 0.5), Noise(0.4, 0.0, 0.1)
+    noises += [cores_are_free, slowed]
+    for update in range(2):
+        stretches.begin(update)
+        clock.now += 1.0
+    stretches.end(2)
+    assert stretches.noise(slowed_alone=False) == [cores_are_free, slowed]
+    assert [each.others_share for each in stretches.noise(slowed_alone=True)] == [0.0, 0.4]
+
+
 def test_a_slow_probe_is_slower_than_those_of_most_stretches(clock: Time) -> None:
     stretches = Stretches(CPU, 0, clock)
     for update in range(6):
@@ -150,6 +162,7 @@ def test_disturbed_steps_leave_the_median_and_stay_in_the_mean(clock: Time, nois
     assert (summary["step_ms_median"], summary["work_ms_median"], summary["step_ms_p99"]) == (10, 10, 10)
     assert (summary["step_ms_interval"], summary["undisturbed_steps"]) == ([10, 10], 6)
     assert summary["samples_per_sec"] == pytest.approx(400)
+    assert summary["undisturbed_share"] == pytest.approx(60 / 360)
     assert summary["updates"] == 16
     assert summary["step_ms"] == pytest.approx((10 * 30 + 6 * 10) / 16)
 
@@ -198,11 +211,13 @@ def test_a_run_without_stretches_has_one(clock: Time) -> None:
     assert "step_ms_interval" not in cost.summary()  # of one step
 
 
-def test_the_words_say_what_could_not_be_had_clean() -> None:
+def test_the_words_say_what_slowed_the_windows_and_which_steps_the_median_is_of() -> None:
     summary = {"stretches": 20, "disturbed_stretches": 3, "others_share": 0.2, "steal_share": 0.004}
-    assert "too few undisturbed steps could be had" in noise_words(summary)
+    assert noise_words(summary).endswith("; the others have too few steps, so the median is of all")
     summary |= {"undisturbed_steps": 40}
-    words = "disturbed: 3 of 20 stretches, other processes used 20 % of the processor; the median is of the others"
+    words = (
+        "3 of 20 windows slowed from outside, other programs used 20 % of the processor; the median is of the others"
+    )
     assert noise_words(summary) == words
     assert noise_words(summary | {"disturbed_stretches": 0}) is noise_words({}) is None
 
@@ -212,3 +227,4 @@ def test_the_median_has_its_interval_and_why_the_run_ended() -> None:
     assert median_words(summary) == "12.3 ms (12.1 to 12.5, known to ± 5 %)"
     assert median_words(summary | {"step_ms_interval": []}) == "12.3 ms (known to ± 5 %)"
     assert median_words({"step_ms_median": 12.34}) == "12.3 ms"
+    assert median_words({"step_ms_median": 12.34, "ended": "time was up"}) == "12.3 ms (at its time limit)"

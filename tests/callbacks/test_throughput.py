@@ -125,6 +125,7 @@ def test_time_is_found_in_the_part_that_takes_it(part: str, monitor: ThroughputM
     assert parts[part] >= 20
 
 
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("hook", ["on_before_batch_transfer", "on_after_batch_transfer"])
 @pytest.mark.parametrize("in_datamodule", [False, True], ids=["module", "datamodule"])
 def test_a_hook_that_prepares_the_batch_is_input_and_is_named(
@@ -147,6 +148,7 @@ def test_a_hook_that_prepares_the_batch_is_input_and_is_named(
     assert hook in found["advice"]
 
 
+@pytest.mark.usefixtures("alone")
 def test_waiting_for_the_loader_is_data_wait_and_the_bottleneck_is_input(
     monitor: ThroughputMonitor, tmp_path: Path
 ) -> None:
@@ -525,12 +527,37 @@ def test_a_run_that_fails_has_the_cost_of_its_steps(monitor: ThroughputMonitor, 
     assert monitor.summary["updates"] == 3
 
 
-def test_the_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_fails_does_not_wait_for_a_device_that_may_wait_for_a_lost_rank(
+    monitor: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Stranger):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 3:
+                raise ConnectionError("a rank is gone")
+
+    clock = LateClock()
+    monkeypatch.setattr(throughput, "clock_for", lambda device: clock)
+    with pytest.raises(ConnectionError):
+        fit(monitor, tmp_path, Failing())
+    assert clock.waited == 0
+    assert monitor.summary["missing"] == {"bottleneck": "the fit ended with ConnectionError"}
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_rows_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(ThroughputMonitor(calibrate=False), tmp_path, callbacks=(DeviceMonitor(),))
     said = capsys.readouterr().out
-    assert "Stranger · batch 4 · cpu" in said
-    assert "= data " in said
-    assert "samples/s" in said
+    assert said.startswith("\nStranger · batch 4 · cpu\nspeed   ")
+    assert [line.split()[0] for line in said.splitlines()[2:] if line[0] != " "] == ["speed", "step", "limit", "try"]
+    assert "p99" not in said  # a detail
+
+
+def test_the_details_are_printed_where_they_are_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCHSCOPE_VERBOSE", "1")
+    fit(ThroughputMonitor(calibrate=False), tmp_path)
+    assert "p99 step" in capsys.readouterr().out
 
 
 def test_energy_and_memory_come_from_the_device_monitor_in_either_order(tmp_path: Path) -> None:

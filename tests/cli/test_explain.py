@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from batchscope.cli import explain
 from batchscope.options.compose import check_command_line
 from batchscope.records.explanation import FILE, ROOFLINE, TRACE
 from batchscope.training.run import train
+from tests.support.explanations import explanation
 from tests.support.runs import Run
 from tests.support.synthetic_runs import write_run
 
@@ -90,6 +92,57 @@ def test_a_run_is_explained_and_nothing_else_in_its_folder_changes(
     assert "costliest operations" in said.out
     assert "Kineto" not in said.err
     assert "Profiler" not in said.err
+
+
+def verdict(kind: str, share: float = 0.99) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "share": share,
+        "certainty": "clear",
+        "shares": {kind: share},
+        "evidence": kind,
+        "busy": False,
+    }
+
+
+VERDICTS = {  # what these steps say, what the run's record says, another option → the kind, and the end of the evidence
+    "the same": (verdict("compute"), verdict("compute"), (), "compute", "compute"),
+    "another one": (
+        verdict("compute"),
+        verdict("host", 0.87),
+        (),
+        "unclear",
+        "these steps say arithmetic (99 % of the step), the run's record says Python and framework overhead (87 % of the step)",
+    ),
+    "another one with another option": (
+        verdict("compute"),
+        verdict("host"),
+        ("data.batch_size=8",),
+        "compute",
+        "compute",
+    ),
+    "none, in the record": (verdict("compute"), verdict("unclear", 0.2), (), "compute", "compute"),
+    "none, now": (verdict("unclear", 0.2), verdict("host"), (), "unclear", "unclear"),
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_a_verdict_that_contradicts_the_runs_record_is_unclear_and_both_are_said(
+    name: str, run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    new, old, options, kind, evidence = VERDICTS[name]
+    record = json.loads((run_dir / "run.json").read_text())
+    record["throughput"]["bottleneck"] = old
+    (run_dir / "run.json").write_text(json.dumps(record))
+    step = replace(explanation(), device="cpu", device_name=record["hardware"]["device_name"], bottleneck=new)
+    monkeypatch.setattr("batchscope.training.explain.explain", lambda *args: (step, {}))
+    call(monkeypatch, run_dir, root, *options)
+    said = capfd.readouterr().out
+    found = json.loads((run_dir / "explain" / FILE).read_text())["bottleneck"]
+    assert (found["kind"], found["evidence"]) == (kind, evidence)
+    assert f"limit: {'unclear: ' if kind == 'unclear' and name != 'none, now' else ''}{evidence}" in " ".join(
+        said.split()
+    )
 
 
 def test_options_change_what_is_explained(

@@ -120,11 +120,11 @@ def test_a_run_on_two_devices_is_trained_and_its_printed_commands_name_the_progr
 ) -> None:
     devices = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
     options = [*SMALL, *devices, "hydra.run.dir=out", "optimizer.schedule=constant"]
-    done = start([*batchscope, "train", *options], tmp_path)
+    done = start([*batchscope, "train", "-v", *options], tmp_path)
     assert done.returncode == 0, done.stderr
     assert record(tmp_path / "out")["throughput"]["processes"] == 2
     named = batchscope[0] if len(batchscope) == 1 else "python -m batchscope"
-    assert f"again    {named} evaluate ckpt=out/checkpoints/best.ckpt" in done.stdout
+    assert f"again   {named} evaluate ckpt=out/checkpoints/best.ckpt" in done.stdout
     resumed = start([*batchscope, "train", "resume=out", "trainer.max_epochs=3"], tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert record(tmp_path / "out")["epochs"] == 3

@@ -17,6 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from batchscope.cli import train as command
 from batchscope.errors import UserError
+from batchscope.records.terminal import is_verbose
 from batchscope.sweep.runner import SweepRunner
 from tests.support.fuzzing import budget, refused_or_fine
 from tests.support.runs import SMALL
@@ -69,6 +70,16 @@ IN_ANY_ORDER = [
 def test_a_flag_may_stand_anywhere(start: Callable[..., Started], line: str) -> None:
     # Hydra and Lightning's processes read sys.argv again, where the flags are first.
     assert start(*line.split()) == [("sweep", 2, ["--multirun", "data.batch_size=8,16", "seed=1"])]
+
+
+@pytest.mark.parametrize("line", ["-v -m seed=1,2", "seed=1,2 -m --verbose", "-mv seed=1,2"])
+def test_details_are_asked_for_anywhere_and_every_process_of_a_sweep_knows_it(
+    start: Callable[..., Started], line: str
+) -> None:
+    assert not is_verbose()
+    assert start(*line.split()) == [("sweep", 2, ["--multirun", "seed=1,2"])]  # Hydra has no such flag
+    assert os.environ["BATCHSCOPE_VERBOSE"] == "1"
+    assert is_verbose()
 
 
 def test_a_diagnosis_is_a_sweep_of_one_job(start: Callable[..., Started]) -> None:

@@ -23,7 +23,7 @@ def test_two_processes_leave_one_record_of_both(tmp_path: Path) -> None:
     quiet = ["callbacks.throughput.calibrate=false", "callbacks.progress=null", "trainer.max_epochs=1"]
     done = train(tmp_path, "trainer=ddp", "trainer.devices=2", "model=rnn_cell", "hydra.run.dir=out", *small, *quiet)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(" parameters) on ") == done.stdout.count("trained  ") == 1
+    assert done.stdout.count(" parameters) on ") == done.stdout.count("\nresult  ") == 1
     record = json.loads((tmp_path / "out" / "run.json").read_text())
     assert record["status"] == "finished"
     assert record["steps"] == 8  # 64 samples, 4 in each of two processes

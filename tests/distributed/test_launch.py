@@ -223,7 +223,7 @@ def the_only_record(folder: Path, processes: list[subprocess.Popen[str]]) -> dic
     """Two ranks leave one folder, one record and one set of logs, and only rank 0 prints."""
     said = [process.communicate(timeout=PATIENCE_S) for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes), said
-    assert sum(out.count("trained  ") for out, _ in said) == sum(out.count(" parameters) on ") for out, _ in said) == 1
+    assert sum(out.count("\nresult  ") for out, _ in said) == sum(out.count(" parameters) on ") for out, _ in said) == 1
     (run_dir,) = (folder / "out").iterdir()
     assert len(list(run_dir.glob("rnn-cell-*"))) == len(list(run_dir.glob("csv/*.csv"))) == 1
     record = json.loads((run_dir / "run.json").read_text())
@@ -269,7 +269,7 @@ def test_processes_that_torchrun_starts_again_leave_the_failed_attempts_addresse
     again = attempt(tmp_path / "1", 1, store)
     assert [one.end() for one in again] == [0, 0], [one.complained for one in again]
     assert json.loads((tmp_path / "1" / "out" / "run.json").read_text())["status"] == "finished"
-    assert "tested" in again[0].said
+    assert "test acc" in again[0].said
 
 
 @pytest.mark.slow
@@ -289,7 +289,7 @@ def test_torchrun_starts_processes_again_that_have_failed(tmp_path: Path) -> Non
     process = start(tmp_path, [*launcher, str(program), *SMALL, "trainer.devices=2"])
     said, complained = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, complained
-    assert said.count("trained  ") == 1
+    assert said.count("\nresult  ") == 1
     records = [json.loads((run / "run.json").read_text()) for run in sorted((tmp_path / "out").iterdir())]
     assert [record["status"] for record in records] == ["failed", "finished"]
 

@@ -4,7 +4,11 @@ import math
 
 import pytest
 
+from batchscope.callbacks._run_summary import Seen, bottleneck_facts
+from batchscope.hardware.advice import Setting
 from batchscope.hardware.bottleneck import Step, find_bottleneck
+from batchscope.hardware.contention import Noise
+from batchscope.hardware.evidence import limit_row
 from batchscope.hardware.floor import Roofs, step_floor
 from batchscope.hardware.operations import Operation
 
@@ -35,7 +39,7 @@ CASES = {  # the operations of a step on a CPU of 10 ms, unless the parts say ot
     "small products": ([product(0.09, gflop=0.0001)] * 100, {}, "host", 0.96),
     "a matrix times a vector": ([product(9, gflop=0.08, cold=160e6)], {}, "memory", 0.9),
     "elementwise work on large tensors": ([elementwise(9, cold=128e6)], {}, "memory", 0.9),
-    "elementwise work in the cache": ([elementwise(9)], {}, "compute", 0.9),
+    "elementwise work in the cache": ([elementwise(9)], {}, "elementwise", 0.9),
     "look-ups in a large table": ([elementwise(9, cold=4e6, scattered_bytes=4e6, name="embedding")], {}, "memory", 0.9),
     "strides through large tensors": (
         [elementwise(9, cold=4e6, scattered_bytes=64e6, name="cumsum")],
@@ -44,8 +48,8 @@ CASES = {  # the operations of a step on a CPU of 10 ms, unless the parts say ot
         0.9,
     ),
     "a copy at a tenth of the bandwidth": ([elementwise(9, cold=20e6, name="clone")], {}, "memory", 0.9),
-    "special functions on large tensors": ([elementwise(9, cold=20e6, name="lgamma")], {}, "compute", 0.9),
-    "page faults of other threads alone": ([elementwise(9, page_faults=12_000)], {}, "compute", 0.9),
+    "special functions on large tensors": ([elementwise(9, cold=20e6, name="lgamma")], {}, "elementwise", 0.9),
+    "page faults of other threads alone": ([elementwise(9, page_faults=12_000)], {}, "elementwise", 0.9),
     "page faults of fresh memory": ([elementwise(9, page_faults=12_000, waited_faults=12_000)], {}, "memory", 0.84),
     "many small operations": ([tiny(1000)], {}, "host", 1.0),
     "a wait in Python": ([product(1)], {}, "host", 0.9),
@@ -77,14 +81,21 @@ def test_a_short_operation_that_needs_its_time_at_the_roofs_is_no_overhead():
 
 
 def test_operations_that_were_timed_in_a_slower_moment_are_scaled_to_the_step():
-    found = verdict([product(20), elementwise(20, cold=128e6)])
-    assert found.shares["memory"] == found.shares["compute"] == pytest.approx(0.5)
+    found = verdict([product(8), elementwise(8, cold=128e6)])
+    assert found.shares["memory"] == found.shares["compute"] == pytest.approx(0.5, abs=0.01)
+    assert "the operations took 1.6 times as long while they were recorded as a step has for them" in found.evidence
+
+
+def test_operations_that_took_far_longer_while_they_were_recorded_are_no_evidence():
+    found = verdict([product(87)])
+    assert found.kind == "unclear"
+    assert "because the operations took 8.7 times as long while they were recorded" in found.evidence
 
 
 def test_what_a_few_long_steps_add_to_the_mean_is_not_known():
     found = verdict([product(5, gflop=0.3)], {"data_wait": 2, "forward": 8}, work_ms=6)
     assert found.shares == pytest.approx(
-        {"input": 0.2, "transfer": 0, "communication": 0, "memory": 0, "compute": 0.5, "host": 0.1}
+        {"input": 0.2, "transfer": 0, "communication": 0, "memory": 0, "compute": 0.5, "elementwise": 0, "host": 0.1}
     )
     assert (found.kind, found.certainty) == ("compute", "clear")
 
@@ -121,14 +132,31 @@ def test_a_devices_own_counters_tell_memory_from_arithmetic():
     assert verdict(work, {"forward": 10}, GPU, "cuda", busy=0.9, memory_busy=0.7, tensor_busy=0.1).kind == "memory"
 
 
-def test_on_a_busy_machine_an_operation_far_below_its_roof_may_only_have_waited():
-    slow = [product(9, gflop=0.001)]
-    assert verdict(slow).kind == "compute"
-    found = verdict(slow, others=0.9)
-    assert (found.kind, found.certainty) == ("unclear", "unclear")
-    assert found.evidence.startswith(
-        "the machine was busy: other processes used 90 % of the CPU meanwhile; of the step"
-    )
+BUSY, QUIET = Noise(0.4, 0.03, 0.0), Noise(0.02, 0.01, 0.4)
+
+
+def test_where_others_took_a_quarter_of_the_processor_in_most_windows_there_is_no_verdict_but_what_to_do():
+    found = verdict([product(9, gflop=0.6)], windows=[BUSY, QUIET, BUSY])
+    assert (found.kind, found.certainty, found.busy, found.shares) == ("unclear", "unclear", True, {})
+    assert found.evidence == "other programs took 43 % of the processor: close them and run again"
+    assert limit_row(vars(found)) == ("busy", found.evidence)
+
+
+def test_a_hypervisor_that_took_most_of_it_is_named():
+    found = verdict([product(9, gflop=0.6)], windows=[Noise(0.02, 0.4, 0.1)])
+    assert found.evidence == "the hypervisor took 42 % of the processor: run again when the machine is quieter"
+
+
+@pytest.mark.parametrize("windows", [[], [Noise()], [QUIET, BUSY, QUIET], [Noise(0.2, 0.05, 0.3)]])
+def test_a_verdict_needs_no_quiet_machine_in_every_window(windows):
+    assert verdict([product(9, gflop=0.6)], windows=windows).kind == "compute"
+
+
+def test_a_kernel_that_runs_all_the_time_on_few_multiprocessors_leaves_nothing_to_the_host():
+    cost = {"parts_ms": {"forward": 10.0}, "work_ms_median": 10.0, "step_ms_median": 10.0, "step_ms_p90": 10.0}
+    read = {"device": "cuda", "updates": 100, "batch_size": 8, "utilization_pct": 100.0, "sm_activity_pct": 15.0}
+    found = bottleneck_facts(cost | read, None, Seen([product(0.1)]), Setting("cuda"))["bottleneck"]
+    assert found["shares"].get("host", 0.0) == 0.0
 
 
 @pytest.mark.parametrize("factor", [3.0, 0.3])
@@ -142,15 +170,9 @@ def test_operations_of_steps_that_do_not_stand_for_the_others_are_not_used(facto
     assert verdict([product(2)], {"data_wait": 8, "forward": 2}, changed=factor).kind == "input"
 
 
-def test_on_a_busy_machine_nothing_is_clear_and_the_words_say_so():
-    found = verdict([product(9, gflop=0.6)], others=0.6)
-    assert found.certainty == "probable"
-    assert found.evidence.endswith("; the machine was busy: other processes used 60 % of the CPU meanwhile")
-
-
 DOUBTS = {
     "only 3 steps measured": {"steps": 3},
-    "other processes used 35 % of the CPU meanwhile": {"others": 0.35},
+    "other programs used 35 % of the processor meanwhile": {"others": 0.35},
     "one step in ten takes 2.1 times the median": {"spread": 2.1},
     "the device is not calibrated": {"roofs": None},
     "waiting for other ranks is not measured without CommunicationMonitor": {"communication_ms": None},
@@ -218,23 +240,27 @@ def test_a_step_without_a_time_has_no_bottleneck(parts):
 EVIDENCE = {
     "80 % of the step is waiting for data: 8 ms of 10 ms": ([product(1)], {"data_wait": 8, "forward": 2}),
     "90 % of the step is moving 64 MB through memory out of order (1.02 GB in whole cache lines), at 7.11 GB/s of the 20 GB/s "
-    "measured here, most of it in cumsum of net": (
+    "measured here; most of it in cumsum of net": (
         [elementwise(9, cold=64e6, scattered_bytes=1024e6, name="cumsum")],
         {},
     ),
-    "90 % of the step is arithmetic: 600 MFLOP, at 67 % of the peak measured here, most of it in mm of net": (
+    "90 % of the step is arithmetic: 600 MFLOP, at 67 % of the peak measured here; most of it in mm of net": (
         [product(9, gflop=0.6)],
         {},
     ),
-    "80 % of the step is moving 128 MB through memory, at 16 GB/s of the 20 GB/s measured here, most of it in mul of net": (
+    "80 % of the step is moving 128 MB through memory, at 16 GB/s of the 20 GB/s measured here; most of it in mul of net": (
         [elementwise(8, cold=128e6)],
         {},
     ),
-    "90 % of the step is computing, mostly in other operations than products and convolutions, most of it in exp of net": (
+    "90 % of the step is elementwise and similar operations: 1 operation on 4 MB; most of it in exp of net": (
         [elementwise(9, name="exp")],
         {},
     ),
-    "89 % of the step is arithmetic: 10 MFLOP, at 1 % of the peak measured here, most of it in mm of net": (
+    "84 % of the step is page faults: 12,000, for freshly allocated memory; most of it in mul of net": (
+        [elementwise(9, page_faults=12_000, waited_faults=12_000)],
+        {},
+    ),
+    "89 % of the step is arithmetic: 10 MFLOP, at 1 % of the peak measured here; most of it in mm of net": (
         [product(9, gflop=0.01)],
         {},
     ),
@@ -255,6 +281,54 @@ def test_a_hook_that_prepares_the_batch_is_named():
 def test_the_evidence_is_one_line_with_the_numbers_of_the_verdict(line):
     operations, parts = EVIDENCE[line]
     assert verdict(operations, parts).evidence == line
+
+
+def test_most_of_it_is_more_than_half_of_it_and_otherwise_the_largest_has_its_share():
+    layers = [Operation("aten.mm", "forward", f"layer{n}", "fp32", 1, 0.06e9, 0, 0, 0.9 * MS) for n in range(10)]
+    found = verdict([*layers[:9], Operation("aten.mm", "forward", "conv2", "fp32", 1, 0.07e9, 0, 0, 1 * MS)])
+    assert "most of it" not in found.evidence
+    assert found.evidence.endswith("; largest: mm of conv2, 11 % of it")
+
+
+def test_arithmetic_has_flops():
+    found = verdict([elementwise(8.6, name="exp")])
+    assert found.kind == "elementwise"
+    assert "FLOP" not in found.evidence and "arithmetic" not in found.evidence
+    assert limit_row(vars(found)) == ("limit", "elementwise and similar operations (86 % of the step)")
+
+
+def test_arithmetic_of_operations_that_were_not_recorded_is_known_by_the_peak():
+    found = verdict(parts={"forward": 4, "backward": 5, "other": 1}, mfu=0.4)
+    assert found.evidence.startswith("90 % of the step is arithmetic, at 40 % of the peak measured here")
+
+
+def test_a_share_of_a_mixed_step_is_that_of_its_own_operations_alone():
+    found = verdict([product(5, gflop=0.3), elementwise(4)])
+    assert (found.kind, found.share) == ("compute", pytest.approx(0.5, abs=0.01))
+    assert found.shares["elementwise"] == pytest.approx(0.4, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("found", "row"),
+    [
+        ({"kind": "compute", "certainty": "clear", "share": 0.57}, ("limit", "arithmetic (57 % of the step)")),
+        (
+            {"kind": "input", "certainty": "probable", "share": 0.4},
+            ("limit", "probably waiting for data (40 % of the step)"),
+        ),
+        (
+            {
+                "kind": "unclear",
+                "certainty": "unclear",
+                "share": 0.3,
+                "shares": {"compute": 0.3, "host": 0.25, "input": 0.01},
+            },
+            ("limit", "unclear: arithmetic 30 %, Python and framework overhead 25 %, unknown 44 %"),
+        ),
+    ],
+)
+def test_a_verdict_is_one_row(found, row):
+    assert limit_row({"evidence": "", **found}) == row
 
 
 def test_the_floor_of_a_cpu_is_the_sum_of_the_largest_needs():

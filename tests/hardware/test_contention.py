@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -90,6 +91,70 @@ def test_the_load_is_of_the_cores_that_this_process_may_use_and_guests_count_onc
     assert load.busy == pytest.approx((500 + 10 + 200 + 3 + 2 + 30 + 100 + 70) / 100)
     assert load.total == pytest.approx(load.busy + (1000 + 50 + 2000) / 100)
     assert load.steal == pytest.approx(1.0)
+
+
+GROUPS = {  # the files of a control group that may use half a core and has used 6 s
+    "version 2": {"cpu.max": "50000 100000\n", "cpu.stat": "usage_usec 6000000\nuser_usec 5000000\n"},
+    "version 1": {
+        "cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n", "cpuacct/cpuacct.usage": "6000000000\n"
+    },
+}  # fmt: skip
+
+
+def control_group(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("version", GROUPS)
+def test_neighbours_of_a_container_with_a_quota_take_nothing_from_it(version, proc, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    load = cpu_seconds(proc(STAT), control_group(tmp_path / "cgroup", GROUPS[version]))
+    steal = 1.0 * 0.5 / 2  # of the machine's two cores
+    assert load[:2] == pytest.approx((0.5 * 100.0, 6.0 + steal))
+    assert load.steal == pytest.approx(steal)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{"cpu.max": "max 100000"}, {"cpu/cpu.cfs_quota_us": "-1"}, GROUPS["version 2"] | {"cpu.max": "400000 100000"}],
+)
+def test_without_a_quota_below_its_cores_a_process_may_use_all_of_them(files, proc, tmp_path) -> None:
+    files = files | {"cpu/cpu.cfs_period_us": "100000"} if "cpu/cpu.cfs_quota_us" in files else files
+    load = cpu_seconds(proc(STAT), control_group(tmp_path / "cgroup", files))
+    assert load[:2] == cpu_seconds(proc(STAT), tmp_path / "nothing")[:2]
+
+
+LAUNCHED = {
+    "by torchrun": {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2"},
+    "by srun": {"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "train"},
+    "by Lightning": {"LOCAL_RANK": "1"},
+}
+
+
+@pytest.mark.parametrize(
+    ("launched", "shared", "counts"),
+    [(None, True, False), *((each, True, True) for each in LAUNCHED), ("by srun", False, False)],
+)
+def test_the_other_ranks_of_a_run_are_its_own_where_they_share_its_cores(
+    launched, shared, counts, tmp_path, monkeypatch
+) -> None:
+    for name in ("TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in LAUNCHED.get(launched, {}).items():
+        monkeypatch.setenv(name, value)
+    me, launcher, sibling = os.getpid(), os.getppid(), 4_000_000
+    for pid, children in ((me, ""), (launcher, f"{me} {sibling}"), (sibling, "")):
+        tasks = tmp_path / str(pid) / "task" / str(pid)
+        tasks.mkdir(parents=True)
+        (tasks / "children").write_text(children)
+    used = {launcher: (0.0,) * 4, sibling: (30.0, 10.0, 2.0, 1.0)}
+    monkeypatch.setattr(psutil, "Process", lambda pid: SimpleNamespace(cpu_times=lambda: used[pid]))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1} if pid == sibling and not shared else {0})
+    alone = time.process_time() + sum(os.times()[2:4])
+    assert cpu_seconds(tmp_path, tmp_path).own - alone == pytest.approx(43.0 if counts else 0.0, abs=1.0)
 
 
 @pytest.mark.parametrize("stat", ["", "cpu0 5 x", "cpu0 1 2 3", "nonsense\n\n"])

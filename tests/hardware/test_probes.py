@@ -448,11 +448,12 @@ def test_a_real_child_is_seen():
 
 
 @pytest.mark.parametrize("text, cores", [("150000 100000", 1.5), ("max 100000", 8), ("800000000 100000", 8), ("", 8)])
-def test_usable_cores(monkeypatch, text, cores):
+def test_usable_cores(monkeypatch, tmp_path, text, cores):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    monkeypatch.setattr(probes.Path, "read_text", lambda self: text)
+    (tmp_path / "cpu.max").write_text(text)
+    (tmp_path / "cpu.stat").write_text("usage_usec 5")
 
-    assert usable_cores() == cores
+    assert usable_cores(tmp_path) == cores
 
 
 def test_cpu_probes_are_for_the_cpu():

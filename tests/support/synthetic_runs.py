@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +132,11 @@ def write_steps(
     shares: Sequence[float] = (0.02, 0.03, 0.3, 0.5, 0.1, 0.05),
     disturbed: Sequence[int] = (),
     probe_s: float = math.nan,
+    others: float = math.nan,
 ) -> Path:
-    """`steps.npz` of a run's folder: the steps of each stretch, its round, and the stretches that were disturbed."""
+    """`steps.npz` of a run's folder: the steps of each stretch, its round, the stretches that were disturbed, and the
+    share of the processor that other programs took.
+    """
     steps = np.array([ms for stretch in step_ms for ms in stretch]) / 1e3
     count, unknown = len(step_ms), np.full(len(step_ms), np.nan)
     parts, every = thinned(steps[:, None] * np.array(shares))
@@ -142,7 +145,7 @@ def write_steps(
         stretch=np.cumsum([0, *(len(stretch) for stretch in step_ms[:-1])]),
         round=np.array(rounds if rounds is not None else [-1] * count),
         start_unix=np.arange(count, dtype=float),
-        others_share=unknown,
+        others_share=np.full(count, others),
         steal_share=unknown,
         involuntary_switches=unknown,
         throttled=unknown,
@@ -153,3 +156,45 @@ def write_steps(
     )
     write_step_times(folder, times)
     return folder
+
+
+def write_measured(
+    folder: Path,
+    step_ms: Mapping[int, float],
+    *,
+    first: int = 0,
+    windows: int = 12,
+    noise: float = 0.003,
+    drift: float = 0.02,
+    passes: bool = True,
+    others: float = math.nan,
+    seed: int = 0,
+    test_samples: int | None = None,
+    **facts: Any,
+) -> Path:
+    """A run with windows for each size, in folders numbered from `first`; the time of a step by size.
+
+    Args:
+        windows: of each run.
+        noise, drift: the standard deviation of a window, and of the change from one pass to the next, in logs.
+        passes: whether the runs took turns.
+        others: the share of the processor that other programs took.
+        test_samples: on which the test metrics were measured.
+        facts: of `write_run`; a function gets the size.
+    """
+    random = np.random.default_rng(seed)
+    drifts = np.cumsum(random.normal(0, drift, windows))
+    for number, (size, ms) in enumerate(step_ms.items(), first):
+        own = {name: fact(size) if callable(fact) else fact for name, fact in facts.items()}
+        run = write_run(folder / str(number), size, ms, seed=seed, **own)
+        if test_samples:
+            change_record(run, evaluated={"test": test_samples}, epochs=1)
+        times = ms * np.exp(drifts + random.normal(0, noise, windows))
+        write_steps(run, [[t] * 5 for t in times], rounds=range(windows) if passes else None, others=others)
+    return folder
+
+
+def change_record(folder: Path, **facts: Any) -> None:
+    """Set values of the record of a run."""
+    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    (folder / "run.json").write_text(json.dumps({**record, **facts}), encoding="utf-8")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from batchscope.cli import report
@@ -16,6 +17,7 @@ from batchscope.sweep import diagnose, runner
 from batchscope.sweep.changes import Machine
 from batchscope.sweep.diagnose import DiagnosisRunner, command_with
 from tests.support.runs import run as forked
+from tests.support.synthetic_runs import write_steps
 
 WORDS = ["experiment=diagnose", "model=mlp", "data.num_workers=2"]
 Rate = Callable[[dict[str, Any]], float | str]  # of a configuration: samples/s, or the status of a run that failed
@@ -43,6 +45,8 @@ class Diagnosed:
             size = record["config"]["data"]["batch_size"]
             throughput = {"samples_per_sec": found, "step_ms_median": 1e3 * size / found, "batch_size": size}
             record |= {"status": "finished", "throughput": throughput}
+            noise = np.exp(0.01 * np.random.default_rng(0).standard_normal((8, 10)))
+            write_steps(run_dir, 1e3 * size / found * noise)
         (run_dir / "run.json").write_text(json.dumps(record))
         return record
 
@@ -73,10 +77,11 @@ def test_a_baseline_each_change_the_two_best_together_and_the_baseline_again(
     ]
     out = capsys.readouterr().out
     assert "— run 1: baseline\n" in out and "— run 2 of at most 9: data.batch_size=256\n" in out
-    assert out.splitlines()[-2:] == [
-        "Best: data.batch_size=512 trainer.precision=bf16-mixed, 6.00 times the baseline.",
-        "python train.py model=mlp data.num_workers=2 data.batch_size=512 trainer.precision=bf16-mixed",
-    ]
+    shown = out.split("— run ")[-1].splitlines()
+    assert any(
+        line.startswith("Recommended: data.batch_size=512 trainer.precision=bf16-mixed, 6.00 ") for line in shown
+    )
+    assert "python train.py model=mlp data.num_workers=2 data.batch_size=512 trainer.precision=bf16-mixed" in shown
     assert done.exit_code == 0
 
 
@@ -114,9 +119,9 @@ def test_interrupted_it_recommends_nothing(
     with pytest.raises(SystemExit):
         diagnosed.start()
     DiagnosisRunner(tmp_path, []).report()
-    assert capsys.readouterr().out.splitlines()[-1] == (
+    assert (
         "Incomplete: 6 changes tried, and the baseline was not measured again after that, so no change is recommended."
-    )
+    ) in " ".join(capsys.readouterr().out.split())
 
 
 def test_its_folder_is_reported_again_as_it_ended(
@@ -144,7 +149,7 @@ def test_a_refused_change_is_a_result_and_the_others_go_on(
     assert diagnosed.ran[-1] == "baseline_again"
     out = capsys.readouterr().out
     assert "refused: trainer: a reason" in out
-    assert out.rstrip().endswith("No change helps: of 6 changes tried, none is clearly faster than the baseline.")
+    assert "No change helps: of 6 changes tried, none is shown to be faster than the" in out
 
 
 def test_a_baseline_that_fails_ends_it(
@@ -165,9 +170,11 @@ def test_what_the_user_has_set_is_left_out_and_said(
     assert not any("batch_size" in name or "pipeline" in name for name in diagnosed.ran)
     line = (
         "not tried, because you set data.batch_size and data.pipeline: data.batch_size=256, data.batch_size=512, "
-        "data.pipeline=workers; to try a change, leave its option out\n"
+        "data.pipeline=workers; to try a change, leave its option out"
     )
-    assert capsys.readouterr().out.count(line) == 2  # when the changes are chosen, and below the table
+    assert (
+        " ".join(capsys.readouterr().out.split()).count(line) == 2
+    )  # when the changes are chosen, and below the table
 
 
 LINES = {

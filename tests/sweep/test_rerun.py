@@ -6,6 +6,7 @@ import stat
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from batchscope.analysis.compare import compare
@@ -16,13 +17,13 @@ from batchscope.records.run_record import plan
 from batchscope.sweep import fork_server
 from batchscope.sweep.rerun import rerun
 from batchscope.training.run import train
-from tests.support.synthetic_runs import write_run
+from tests.support.synthetic_runs import write_run, write_steps
 from tests.sweep.test_fork_server import ROOT, is_running
 
 SIZES = ["data.num_train=64", "data.num_val=32", "data.num_test=16", "data.batch_size=16", "trainer.accelerator=cpu"]
 # A Python that does what it is told to do with a run, in no time: it finishes it with a step of MS.
 _PYTHON = """#!{python}
-import json, os, pathlib, sys
+import json, os, pathlib, shutil, sys
 assert sys.argv[1:3] == ["-m", "batchscope.sweep.job"], sys.argv
 assert len(sys.argv[3]) == 32, "the digest of the configuration"
 path = pathlib.Path(sys.argv[4], "run.json")
@@ -35,6 +36,7 @@ if {status!r} != "silent":
     cost = {{"batch_size": size, "step_ms_median": ms, "samples_per_sec": 1e3 * size / ms}}
     record |= {{"status": {status!r}, "error": "no luck", "throughput": cost}}
     path.write_text(json.dumps(record))
+    shutil.copyfile({steps!r}, path.with_name("steps.npz"))
 """
 
 
@@ -46,7 +48,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def python(folder: Path, name: str, ms: float = 10.0, status: str = "finished") -> str:
     path = folder / f"python-{name}"
-    text = _PYTHON.format(python=sys.executable, log=str(folder / "log"), ms=ms, status=status)
+    steps = write_steps(write_run(folder / f"steps-{name}"), ms * np.ones((4, 5))) / "steps.npz"
+    text = _PYTHON.format(python=sys.executable, log=str(folder / "log"), ms=ms, status=status, steps=str(steps))
     path.write_text(text)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
@@ -64,16 +67,16 @@ def finished(folder: Path, name: str, *options: str) -> Path:
     return Path(name)
 
 
-def test_both_sides_are_run_in_turns_and_the_order_changes(here, capsys):
+def test_both_sides_are_run_in_each_pass_and_the_order_changes(here, capsys):
     a, b = finished(here, "one"), finished(here, "other")
     pythons = [python(here, "a"), python(here, "b", 11.0)]
     folders = rerun([a, b], Path("out"), 4, 1.0, pythons, [])
     assert folders == [Path("out/a"), Path("out/b")]
     started = [line.removeprefix("out/") for line in (here / "log").read_text().split()]
     assert started == ["a/0-0", "b/0-0", "b/0-1", "a/0-1", "a/0-2", "b/0-2", "b/0-3", "a/0-3"]
-    assert "round 4 of 4: A 10.3 ms, B 11.3 ms" in capsys.readouterr().out
+    assert "pass 4 of 4: A 10.3 ms, B 11.3 ms" in capsys.readouterr().out
     found = compare(*folders)
-    assert (found.compared[0].turns, found.exit_code) == (4, 3)
+    assert (found.compared[0].passes, found.exit_code) == (4, 3)
     assert found.compared[0].slowdown.value == pytest.approx(1.1)
 
 
@@ -101,7 +104,7 @@ def test_every_matched_pair_of_two_sweeps_is_run(here):
     pythons = [python(here, "a")] * 2
     folders = rerun([Path("x"), Path("y")], Path("out"), 3, 1.0, pythons, [], quiet=True)
     found = compare(*folders)
-    assert sorted((c.pair.label, c.turns) for c in found.compared) == [("batch size 16", 3), ("batch size 8", 3)]
+    assert sorted((c.pair.label, c.passes) for c in found.compared) == [("batch size 16", 3), ("batch size 8", 3)]
 
 
 def test_a_run_that_does_not_finish_ends_it_with_one_line(here):
@@ -146,8 +149,8 @@ def test_on_a_cpu_the_two_processes_of_a_round_alternate(here, stand_in, capsys)
     assert found[0]["turn"] == found[1]["turn"]
     assert [record["taken"] for record in found] == [[3, 4, 5], [3, 4, 5]]
     assert len(set((here / "pids").read_text().split())) == 6
-    assert "round 3 of 3: A 10 ms, B 10 ms" in capsys.readouterr().out
-    assert compare(*folders).compared[0].turns == 9
+    assert "pass 3 of 3: A 10 ms, B 10 ms" in capsys.readouterr().out
+    assert compare(*folders).compared[0].passes == 3
 
 
 @pytest.mark.slow
@@ -178,5 +181,5 @@ def test_real_runs_in_turns_are_compared(here):
     train(config, Path("run"), {"model": "cnn", "data": "digits"}, line)
     folders = rerun([Path("run"), Path("run")], Path("out"), 3, 0.2, [sys.executable] * 2, [])
     found = compare(*folders)
-    assert found.compared[0].turns >= 3
+    assert found.compared[0].passes == 3
     assert 0.2 < found.compared[0].slowdown.value < 5

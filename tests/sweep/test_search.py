@@ -10,7 +10,7 @@ from batchscope.errors import UserError
 from batchscope.records.read import read
 from batchscope.sweep import runner as sweep
 from batchscope.sweep.search import BatchSizeSearch, recommended_in
-from tests.support.synthetic_runs import write_run
+from tests.support.synthetic_runs import write_measured
 
 POWERS = [2**k for k in range(3, 15)]
 
@@ -115,17 +115,15 @@ def test_a_failure_ends_the_search():
 
 
 def test_the_answer_is_what_a_report_recommends_for_the_runs(tmp_path: Path) -> None:
-    """Of 128 it is not known that it is within 5 % of the fastest, although its median is."""
-    step_ms = {8: 10.0, 32: 20.0, 64: 30.0, 128: 41.0, 256: 81.0, 512: 160.0}
+    """64 reaches 91 % of the fastest, which a report calls enough and the rates alone do not."""
+    step_ms = {8: 10.0, 32: 20.0, 64: 22.0, 128: 41.0, 256: 81.0, 512: 160.0}
 
     def measure(size: int) -> float:
-        reach = 0.2 if size == 128 else 0.01
-        interval = [(1 - reach) * step_ms[size], (1 + reach) * step_ms[size]]
-        write_run(tmp_path / str(size), size, step_ms[size], throughput={"step_ms_interval": interval})
+        write_measured(tmp_path / str(size), {size: step_ms[size]}, drift=0)
         return 1e3 * size / step_ms[size]
 
-    assert BatchSizeSearch().find(measure, recommended=lambda: recommended_in(tmp_path)) == 256
-    assert BatchSizeSearch(within=0.06).find(measure, recommended=lambda: recommended_in(tmp_path)) == 128
+    assert BatchSizeSearch().find(measure, recommended=lambda: recommended_in(tmp_path)) == 64
+    assert BatchSizeSearch().find(measure) == 128
     assert recommended_in(tmp_path / "nowhere") is None
 
 

@@ -13,9 +13,9 @@ import pytest
 from batchscope.files import WriteError
 from batchscope.records.read import read
 from batchscope.sweep import fork_server, runner, turn_processes
+from batchscope.sweep.passes import VISIT_S
 from batchscope.sweep.process import exit_on_signals
 from batchscope.sweep.turn_processes import is_suited, run_in_turns
-from batchscope.sweep.passes import VISIT_S
 from tests.sweep.test_fork_server import ROOT, is_running
 
 pytestmark = pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
@@ -86,7 +86,9 @@ def test_a_run_that_is_killed_while_it_waits_ends_no_other(server, tmp_path: Pat
     first = run(tmp_path, "0", before=f"turn == 1 and os.kill(int(open({str(pids)!r}).read()), signal.SIGKILL)")
     second = run(tmp_path, "1", before=f"open({str(pids)!r}, 'w').write(str(os.getpid()))")
     ended: list[str] = []
-    run_in_turns([first, second], settings([0, 1]), server, lambda of: ended.append(of.folder.name), say=lambda line: None)
+    run_in_turns(
+        [first, second], settings([0, 1]), server, lambda of: ended.append(of.folder.name), say=lambda line: None
+    )
     assert ended == ["1", "0"]
     assert read(tmp_path / "1")["status"] == "killed"
 
@@ -94,7 +96,10 @@ def test_a_run_that_is_killed_while_it_waits_ends_no_other(server, tmp_path: Pat
 def test_no_more_runs_wait_than_there_is_memory_for(server, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(turn_processes, "_has_memory_for_another", lambda runs: len(runs) < 2)
     jobs = [run(tmp_path, str(number)) for number in range(3)]
-    assert run_in_turns(jobs, settings(jobs), server, lambda of: None, say=lambda line: None) == {tmp_path / "0", tmp_path / "1"}
+    assert run_in_turns(jobs, settings(jobs), server, lambda of: None, say=lambda line: None) == {
+        tmp_path / "0",
+        tmp_path / "1",
+    }
 
 
 def test_a_run_that_there_is_no_memory_to_train_is_put_off(server, tmp_path: Path, monkeypatch) -> None:
@@ -107,14 +112,22 @@ def test_a_run_that_there_is_no_memory_to_train_is_put_off(server, tmp_path: Pat
 
     monkeypatch.setattr(turn_processes, "_has_memory_for_another", has_memory)
     ended: list[turn_processes.TurnRun] = []
-    assert run_in_turns(jobs, settings(jobs), server, ended.append, say=lambda line: None) == {tmp_path / "0", tmp_path / "1"}
+    assert run_in_turns(jobs, settings(jobs), server, ended.append, say=lambda line: None) == {
+        tmp_path / "0",
+        tmp_path / "1",
+    }
     assert len(ended) == 2
     assert read(tmp_path / "2")["status"] == "running"  # nothing was recorded: it begins anew
 
 
 def test_where_no_server_can_fork_no_run_is_started(server, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(server, "fork", lambda *_: None)
-    assert run_in_turns([run(tmp_path, "0"), run(tmp_path, "1")], settings([0, 1]), server, lambda of: None, lambda line: None) == set()
+    assert (
+        run_in_turns(
+            [run(tmp_path, "0"), run(tmp_path, "1")], settings([0, 1]), server, lambda of: None, lambda line: None
+        )
+        == set()
+    )
 
 
 @pytest.mark.parametrize("signals", ["(signal.SIGTERM,)", "(signal.SIGTERM, signal.SIGTERM, signal.SIGTERM)"])

@@ -1,5 +1,6 @@
 """A run that cannot continue ends with one line that says why, and keeps what it had."""
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -16,6 +17,7 @@ from batchscope.files import WriteError
 from batchscope.hardware.calibration import Calibration
 from batchscope.training import failures as ending
 from batchscope.training.failures import explain_failures
+from batchscope.training.optimizer import SGD, Adagrad, AdamW, NAdam, Optimizer
 from tests.support.runs import EVERY_4, SMALL, last, record, results, run
 from tests.support.waiting import PATIENCE_S
 
@@ -57,6 +59,27 @@ def test_a_run_may_skip_such_a_step_and_counts_it(tmp_path: Path) -> None:
     assert run(tmp_path, *SMALL, OUT, skip, faults=[(STEP, 6, break_one_loss)]).end() == 0
     assert record(tmp_path / "out")["skipped_steps"] == 1
     assert all(weight.isfinite().all() for weight in results(tmp_path / "out")["weights"].values())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "trains"),
+    [(SGD(), False), (AdamW(), False), (NAdam(), False), (Adagrad(weight_decay=0.1), False), (Adagrad(), True)],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_optimizer_that_takes_no_sparse_gradients_is_told_with_one_that_does(
+    recipe: Optimizer, trains: bool
+) -> None:
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = recipe.build(table.parameters())
+    table(torch.tensor([1, 1, 2])).sum().backward()
+    advice = "write optimizer=adagrad without weight_decay, or give the model's embeddings sparse=False$"
+    told = (
+        contextlib.nullcontext()
+        if trains
+        else pytest.raises(UserError, match=f"^optimizer: .*sparse gradients.*; {advice}")
+    )
+    with told, explain_failures({"run_dir": "out"}, torch.device("cpu"), first=True):
+        optimizer.step()
 
 
 def test_out_of_memory_is_told_with_the_batch_size_and_what_to_try(tmp_path: Path) -> None:

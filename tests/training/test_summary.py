@@ -64,7 +64,7 @@ def test_it_is_labelled_as_what_it_held_wherever_it_is_named(oversize: Path, rep
     assert found["name"] == "stacked-lstm-copy-memory-bs76"
     assert found["config"]["data"]["batch_size"] == 200  # what was asked for
     said = (oversize / "stdout").read_text()
-    assert "· batch 76 ·" in said and "trained  stacked-lstm-copy-memory-bs76:" in said
+    assert "· batch 76 ·" in said
     (folder,) = {path.parent for path in (oversize / "out").glob("*/events.*")}
     assert folder.name == "stacked-lstm-copy-memory-bs76"
     metadata = EventAccumulator(str(folder)).Reload().SummaryMetadata("_hparams_/session_start_info")
@@ -103,18 +103,43 @@ class CountsSteps(Callback):
         return {"counted": 3, "learning_rate": None}
 
     def summary_lines(self) -> list[str]:
-        return ["counted  3 steps"]
+        return ["counted 3 steps"]
+
+    def detail_lines(self) -> list[str]:
+        return ["one by one"]
 
 
-def test_a_callback_of_ones_own_reaches_the_record_and_the_last_lines(
-    oversize: Path, capsys: pytest.CaptureFixture[str]
+def test_a_callback_of_ones_own_reaches_the_record_the_last_lines_and_the_details(
+    oversize: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer(callbacks=[CountsSteps()], logger=False, accelerator="cpu", enable_checkpointing=False)
     trainer.optimizers = [torch.optim.SGD([torch.zeros(1)], lr=0.5)]
     unmeasured = {"missing": {"bottleneck": "callbacks.throughput is left out"}}
     assert callback_facts(trainer) == {"counted": 3, "learning_rate": None, "throughput": unmeasured}
     print_summary(trainer, record(oversize / "out"))
-    assert "\ncounted  3 steps\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "\ncounted 3 steps\n" in said and "one by one" not in said
+    monkeypatch.setenv("BATCHSCOPE_VERBOSE", "1")
+    print_summary(trainer, record(oversize / "out"))
+    assert "\ncounted 3 steps\n" in (said := capsys.readouterr().out) and "\n\none by one\n" in said
+
+
+RESULTS = {
+    "test acc 98.9 % in 47 s": {},
+    "val acc 98.8 % in 47 s": {"metrics": {"val/acc": 0.9881, "val/loss": 0.1}},
+    "test loss 0.6188 in 47 s": {"metrics": {"test/loss": 0.61881, "val/loss": 0.1}},
+    "test loss nan in 47 s": {"metrics": {"test/loss": float("nan")}},
+    "1 epoch, 430 steps in 47 s": {"metrics": {"train/loss": 0.1}},
+    "test acc 98.9 % in 47 s, the last 130 of 430 steps": {"resumed": [{"step": 100}, {"step": 300}]},
+}
+
+
+@pytest.mark.parametrize("row", RESULTS)
+def test_the_result_is_one_row(row: str, oversize: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = {"metrics": {"test/acc": 0.98871, "test/loss": 0.03}, "fit_seconds": 47.0, "epochs": 1, "steps": 430}
+    trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
+    print_summary(trainer, record(oversize / "out") | facts | RESULTS[row])
+    assert capsys.readouterr().out.splitlines()[-2:] == [f"result  {row}", "files   out"]
 
 
 @pytest.mark.parametrize(
@@ -124,13 +149,18 @@ def test_a_callback_of_ones_own_reaches_the_record_and_the_last_lines(
         ({"last": "checkpoints/last.ckpt"}, "last"),  # a run that has ended before its first validation
     ],
 )
-def test_the_last_lines_name_the_checkpoint_that_was_kept(
-    oversize: Path, checkpoints: dict[str, str], kept: str, capsys: pytest.CaptureFixture[str]
+def test_the_details_name_the_checkpoint_that_was_kept(
+    oversize: Path,
+    checkpoints: dict[str, str],
+    kept: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("BATCHSCOPE_VERBOSE", "1")
     trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
     print_summary(trainer, record(oversize / "out") | {"checkpoints": checkpoints})
     said = capsys.readouterr().out
-    assert f"\nkept     out/checkpoints/{kept}.ckpt\n" in said
+    assert f"\nkept    out/checkpoints/{kept}.ckpt\n" in said
     assert f" ckpt=out/checkpoints/{kept}.ckpt" in said
 
 
@@ -186,7 +216,7 @@ def test_a_learning_rate_that_a_callback_found_is_in_record_and_summary(tmp_path
     assert (changed["steps"], changed["first_step"], changed["from"]) == (20, 1, found["config"]["optimizer"]["lr"])
     assert found["learning_rate"] == changed["to"] != changed["from"]
     (line,) = [line for line in done.said.splitlines() if line.startswith("changed")]
-    assert line.startswith("changed  the learning rate, by a callback, in 20 of 20 steps: in step 1 to ")
+    assert line.startswith("changed the learning rate, by a callback, in 20 of 20 steps: in step 1 to ")
 
 
 @pytest.mark.slow

@@ -1,0 +1,132 @@
+"""`report.html`: the report as one file for a browser, with nothing loaded and nothing sent.
+
+The answer comes first. What is drawn of a run and its row in the table have the attribute `data-runs`, by which page.js
+picks a run everywhere. What a record says is escaped. Home folders and the name of this host are replaced in what is
+shown, never in attributes.
+"""
+
+import re
+import socket
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import printable
+from . import table
+from .plots import CAPTIONS, Picture
+from .text import repeat_command
+
+if TYPE_CHECKING:
+    from .report import Report
+
+FILE = "report.html"
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
+_HINT = (
+    "A click on a point, a bar, a curve or a row picks its run everywhere; Shift adds one, Esc ends it. "
+    "A click on a heading sorts the table."
+)
+_SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+_GID = re.compile(r"run-(\d+(?:_\d+)*)")
+_HOMES = (re.escape(str(Path.home())), r"/(?:home|Users)/[^/\s\"'<>:;,\\]+", r"/root(?=[/\s\"'<>:;,]|$)")
+
+
+def page(report: "Report", pictures: Mapping[str, Picture]) -> str:
+    """The page."""
+    folder = Path(__file__).parent
+    style, script = ((folder / f"page.{end}").read_text(encoding="utf-8") for end in ("css", "js"))
+    body = [
+        f"<h1>{_shown(report.title)}</h1>",
+        f'<section id="answer">{_answer(report)}</section>',
+        f"<p>{_shown(report.counts)}.</p>",
+        f'<p class="hint">{_HINT}</p>',
+        f'<section id="plots">{"".join(_figure(name, picture) for name, picture in pictures.items())}</section>',
+        f'<h2>Runs</h2><div class="scroll">{_table(report)}</div>',
+    ]
+    if report.notes:
+        body.append(f"<h2>Notes</h2><ul>{''.join(f'<li>{_shown(note, host=True)}</li>' for note in report.notes)}</ul>")
+    head = [
+        '<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        f"<title>{_shown(report.title)}</title>",
+        f"<style>{style}</style>",
+    ]
+    parts = ["<!DOCTYPE html>", '<html lang="en">', "<head>", *head, "</head>", "<body>", *body]
+    return "\n".join([*parts, f"<script>{script}</script>", "</body>", "</html>", ""])
+
+
+def _answer(report: "Report") -> str:
+    several, parts = len(report.sweep.groups) > 1, []
+    for answer in report.answers:
+        parts += [f"<h2>{_shown(answer.group.label)}</h2>"] if several else []
+        first, *rest = answer.lines
+        parts += [f'<p class="first">{_shown(first)}</p>', *(f"<p>{_shown(line)}</p>" for line in rest)]
+        parts += [f"<pre>{_shown(repeat_command(answer))}</pre>"] if answer.repeat else []
+    lines = [*(crossover.headline for crossover in report.crossovers), *report.others]
+    parts += [f"<p{'' if parts or n else ' class=first'}>{_shown(line)}</p>" for n, line in enumerate(lines)]
+    return "".join(parts)
+
+
+def _table(report: "Report") -> str:
+    cells = table.shown(report.sweep, report.frame)
+    kinds = [' class="number"' if table.is_number_column(cells[heading]) else "" for heading in cells]
+    headings = (
+        f'<th scope="col"{kind}><button>{_shown(str(heading))}</button></th>'
+        for heading, kind in zip(cells, kinds, strict=True)
+    )
+    rows = (
+        f'<tr data-runs="{number}" tabindex="0" aria-selected="false">'
+        + "".join(f"<td{kind}>{_shown(cell, host=True)}</td>" for cell, kind in zip(line, kinds, strict=True))
+        + "</tr>"
+        for number, line in enumerate(cells.to_numpy().tolist())
+    )
+    return f'<table role="grid"><thead><tr>{"".join(headings)}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+
+
+def _figure(name: str, picture: Picture) -> str:
+    caption = CAPTIONS[name]
+    svg = _svg(picture.svg, name, caption)
+    return f"<figure>{svg}<figcaption>{caption}.</figcaption></figure>"
+
+
+def _svg(text: str, name: str, caption: str) -> str:
+    """matplotlib's SVG as an element of the page: ids are unique in the page, and runs are named by `data-runs`."""
+    root = ET.fromstring(text)
+    ET.register_namespace("", _SVG)
+    ET.register_namespace("xlink", _XLINK)
+    for key in ("width", "height"):
+        root.attrib.pop(key, None)
+    root.attrib |= {"role": "img", "aria-label": caption}
+    for parent in list(root.iter()):
+        for child in [one for one in parent if one.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style")]:
+            parent.remove(child)
+    for element in root.iter():
+        attributes = element.attrib
+        if found := _GID.fullmatch(attributes.get("id", "")):
+            del attributes["id"]
+            attributes["data-runs"] = found[1].replace("_", " ")
+        elif "id" in attributes:
+            attributes["id"] = f"{name}-{attributes['id']}"
+        if (reference := attributes.get(f"{{{_XLINK}}}href", "")).startswith("#"):
+            attributes[f"{{{_XLINK}}}href"] = f"#{name}-{reference[1:]}"
+        if "clip-path" in attributes:
+            attributes["clip-path"] = attributes["clip-path"].replace("url(#", f"url(#{name}-")
+        if element.tag == f"{{{_SVG}}}text" and element.text:
+            element.text = anonymous(element.text)
+    return ET.tostring(root, encoding="unicode")
+
+
+def _shown(text: str, host: bool = False) -> str:
+    return escape(anonymous(printable(text), host))
+
+
+def anonymous(text: str, host: bool = False) -> str:
+    """The text with `~` for home folders; with `host`, also without this host's name, which may be any word."""
+    text = re.sub("|".join(_HOMES), "~", text)
+    names = {socket.gethostname(), socket.gethostname().partition(".")[0]} - {"", "localhost"}
+    if not host or not names:
+        return text
+    whole = (rf"(?<![\w.-]){re.escape(name)}(?![\w-])" for name in sorted(names, key=len, reverse=True))
+    return re.sub("|".join(whole), "this-host", text)

@@ -1,0 +1,150 @@
+"""Rates and their intervals, from windows whose drift and noise are known."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from batchscope.analysis.noise import Rates
+
+COLUMNS = ["setting", "run", "pass_", "log_s", "taken", "disturbed"]
+
+
+def simulated(
+    log_s: dict[int, float],
+    *,
+    count: int = 12,
+    noise: float = 0.02,
+    alike: float = 0.0,
+    drift: float = 0.0,
+    passes: bool = True,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """The windows of a run for each setting: a random walk that the settings of a pass share, and AR(1) noise."""
+    random = np.random.default_rng(seed)
+    rows = []
+    walk = np.cumsum(random.normal(0, drift, count * (1 if passes else len(log_s))))
+    for number, (setting, center) in enumerate(log_s.items()):
+        error = random.normal(0, noise)
+        for window in range(count):
+            error = alike * error + math.sqrt(1 - alike**2) * random.normal(0, noise)
+            y = center + error + walk[window if passes else number * count + window]
+            rows.append((setting, number, f"s#{window}" if passes else None, y, 0.0, False))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def test_a_rate_is_the_mean_of_its_windows_in_logs():
+    assert Rates(simulated({1: math.log(0.01)}, noise=0.001)).rate(1) == pytest.approx(100, rel=0.01)
+
+
+def test_drift_is_not_in_a_ratio_of_settings_that_share_passes():
+    ratio = Rates(simulated({1: 0.0, 2: -0.1}, drift=0.2)).ratio(2, 1)
+    assert ratio.value == pytest.approx(math.exp(0.1), rel=0.03)
+    assert ratio.reach < 0.04
+
+
+def test_drift_widens_a_ratio_of_settings_that_follow_each_other():
+    apart = Rates(simulated({1: 0.0, 2: -0.1}, drift=0.1, passes=False)).ratio(2, 1)
+    assert apart.reach > 0.15
+    assert apart.reach > 4 * Rates(simulated({1: 0.0, 2: -0.1}, drift=0.1)).ratio(2, 1).reach
+
+
+def test_autocorrelation_widens():
+    white = [Rates(simulated({1: 0, 2: 0}, seed=s)).ratio(1, 2).reach for s in range(20)]
+    alike = [Rates(simulated({1: 0, 2: 0}, alike=0.7, seed=s)).ratio(1, 2).reach for s in range(20)]
+    assert np.median(alike) > 1.3 * np.median(white)
+
+
+def test_runs_apart_differ_by_what_the_halves_of_a_run_differ_by():
+    windows = simulated({1: 0.0, 2: 0.0}, passes=False)
+    windows.loc[windows.index[:6], "log_s"] += 0.3  # the first half of the first run is slower
+    assert Rates(windows).ratio(1, 2).reach > 0.3
+    assert Rates(simulated({1: 0.0, 2: 0.0}, passes=False)).ratio(1, 2).reach < 0.05
+
+
+def test_repeated_runs_that_differ_by_more_than_their_windows_widen():
+    first, second = (simulated({1: shift, 2: 0.0}, passes=False, seed=n) for n, shift in enumerate((0.0, 0.3)))
+    second["run"] += 2
+    assert Rates(pd.concat([first, second])).ratio(1, 2).reach > 0.3
+
+
+def test_a_spread_that_is_known_beforehand_is_assumed_between_separate_runs():
+    windows = simulated({1: 0.0, 2: 0.0}, noise=0.001, passes=False)
+    assert Rates(windows, between=0.1).ratio(1, 2).reach > 0.15 > Rates(windows).ratio(1, 2).reach
+
+
+def test_what_a_whole_sweep_was_slowed_by_is_in_no_ratio_of_sweeps_that_share_a_setting():
+    first = simulated({1: 0.0, 2: -1.0}, noise=0.001, drift=0.1)
+    second = simulated({2: -1.0, 3: -3.0}, noise=0.001, drift=0.1, seed=1)
+    second["log_s"] += 0.5
+    second["run"] += 2
+    second["pass_"] = "other " + second["pass_"]
+    rates = Rates(pd.concat([first, second]))
+    assert rates.ratio(3, 1).value == pytest.approx(math.exp(3), rel=0.01)
+    assert rates.ratio(2, 1).value == pytest.approx(math.exp(1), rel=0.01)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_of_fewer_than_three_windows_no_spread_is_known(count: int):
+    rates = Rates(simulated({1: 0.0, 2: 0.0}, count=count))
+    assert rates.reach(1) == math.inf
+    assert (rates.ratio(1, 2).low, rates.ratio(1, 2).high) == (0.0, math.inf)
+
+
+def test_of_a_rate_from_a_record_alone_no_spread_is_known():
+    rates = Rates(simulated({1: 0.0}), recorded={2: 50.0})
+    assert rates.rate(2) == 50
+    assert rates.reach(2) == math.inf
+    assert rates.ratio(2, 1).low == 0.0
+
+
+def test_disturbed_windows_are_left_out_unless_there_are_hardly_others():
+    windows = simulated({1: 0.0}, noise=0.001)
+    windows.loc[windows.index[:9], ["log_s", "disturbed"]] = [1.0, True]
+    assert Rates(windows).rate(1) == pytest.approx(1, rel=0.01)
+    windows.loc[windows.index[:10], "disturbed"] = True
+    assert Rates(windows).rate(1) < 0.6
+
+
+def test_what_other_programs_took_is_allowed_for_on_the_side_that_they_slowed():
+    windows = simulated({1: 0.0, 2: 0.0}, noise=0.001)
+    windows.loc[windows["setting"] == 1, "taken"] = 0.25
+    ratio = Rates(windows).ratio(1, 2)
+    assert ratio.high == pytest.approx(1 / 0.8, rel=0.02)
+    assert ratio.low == pytest.approx(1, rel=0.02)
+
+
+def test_a_machine_is_busy_where_others_took_over_a_quarter_in_most_windows():
+    windows = simulated({1: 0.0, 2: 0.0})
+    windows.loc[windows.index[:13], "taken"] = 0.6
+    assert Rates(windows).busy == pytest.approx(0.6 * 13 / 24)
+    windows.loc[windows.index[:13], "taken"] = [0.6] * 11 + [0.1] * 2
+    assert Rates(windows).busy is None
+
+
+def test_nothing_measured_is_nothing_known():
+    rates = Rates(pd.DataFrame(columns=COLUMNS))
+    assert rates.settings == []
+    assert rates.busy is None
+
+
+@pytest.mark.parametrize(("alike", "drift", "passes"), [(0.0, 0.05, True), (0.5, 0.05, True), (0.5, 0.0, False)])
+def test_an_interval_holds_the_truth_in_at_least_85_of_100_cases(alike: float, drift: float, passes: bool):
+    truth = {1: 0.0, 2: -0.5, 3: -0.7}
+    held = []
+    for seed in range(100):
+        rates = Rates(simulated(truth, alike=alike, drift=drift, passes=passes, seed=seed, count=15))
+        for one, two in ((1, 2), (2, 3)):
+            ratio = rates.ratio(one, two)
+            held.append(ratio.low <= math.exp(truth[two] - truth[one]) <= ratio.high)
+    assert np.mean(held) >= 0.85
+
+
+def test_a_run_of_its_own_beside_runs_that_share_passes_does_not_count():
+    """A size that ran in a sweep and once more alone."""
+    alone = simulated({1: 0.4}, noise=0.001, passes=False)
+    alone["run"] += 2
+    rates = Rates(pd.concat([simulated({1: 0.0, 2: 0.0}, noise=0.001), alone]))
+    assert rates.rate(1) == pytest.approx(1, rel=0.01)
+    assert rates.ratio(1, 2).reach < 0.01

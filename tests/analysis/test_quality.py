@@ -1,0 +1,70 @@
+"""Which sizes are shown to train worse than the best."""
+
+from pathlib import Path
+
+import pytest
+
+from batchscope.analysis.quality import Quality, quality_of, training_words
+from batchscope.analysis.read import find
+from tests.support.synthetic_runs import write_measured
+
+
+def quality(folder: Path, values: dict[int, list[float]], key: str = "test/acc", samples: int | None = 1000) -> Quality:
+    """Of runs with these values; a run for each seed."""
+    for seed in range(max(map(len, values.values()))):
+        sizes = {size: 10.0 for size, found in values.items() if seed < len(found)}
+        write_measured(
+            folder, sizes, first=10 * seed, seed=seed, test_samples=samples, windows=1,
+            metrics=lambda size, seed=seed: {key: values[size][seed]},
+        )  # fmt: skip
+    found = quality_of(find([folder]).groups[0].sizes, key)
+    assert found is not None
+    return found
+
+
+def test_one_seed_of_an_accuracy_has_the_error_of_its_samples(tmp_path: Path):
+    found = quality(tmp_path, {8: [0.95], 64: [0.94], 512: [0.90]})
+    assert found.best == 8
+    assert found.as_good == [8, 64]  # two errors of the difference are 2 points
+    assert found.loss_words(512) == "5.0 points"
+
+
+def test_several_seeds_have_the_error_that_they_show(tmp_path: Path):
+    found = quality(tmp_path, {8: [0.951, 0.949, 0.950], 64: [0.941, 0.939, 0.940]})
+    assert found.as_good == [8]
+    assert found.seeds == 3
+
+
+def test_seeds_that_differ_show_no_difference(tmp_path: Path):
+    assert quality(tmp_path, {8: [0.99, 0.91], 64: [0.98, 0.90]}).as_good == [8, 64]
+
+
+def test_the_noise_of_one_loss_is_not_known(tmp_path: Path):
+    found = quality(tmp_path, {8: [0.1], 64: [0.5]}, key="test/loss")
+    assert found.allowed is None
+    assert (found.best, found.as_good) == (8, [8, 64])
+    assert found.loss_words(64) == "0.400 of test/loss"
+
+
+def test_the_noise_of_an_accuracy_on_an_unknown_number_of_samples_is_not_known(tmp_path: Path):
+    assert quality(tmp_path, {8: [0.9], 64: [0.5]}, samples=None).allowed is None
+
+
+def test_a_perfect_accuracy_is_not_without_error(tmp_path: Path):
+    assert quality(tmp_path, {8: [1.0], 64: [0.998]}, samples=1000).as_good == [8, 64]
+
+
+def test_a_metric_without_direction_or_with_one_size_decides_nothing(tmp_path: Path):
+    write_measured(tmp_path, {8: 10.0, 64: 10.0}, windows=1, metrics={"test/temperature": 1.0})
+    sizes = find([tmp_path]).groups[0].sizes
+    assert quality_of(sizes, "test/temperature") is None
+    assert quality_of(sizes, "test/acc") is None
+
+
+@pytest.mark.parametrize(("epochs", "words"), [(1, "this epoch"), (3, "these 3 epochs"), ("x", "this training")])
+def test_a_training_in_words(tmp_path: Path, epochs: object, words: str):
+    from tests.support.synthetic_runs import change_record
+
+    write_measured(tmp_path, {8: 10.0}, windows=1, metrics={"test/acc": 0.9})
+    change_record(tmp_path / "0", epochs=epochs)
+    assert training_words(find([tmp_path]).runs) == words

@@ -1,0 +1,190 @@
+"""The summary of a run in words: the few rows that every run ends with, and the details."""
+
+import re
+from typing import Any
+
+import pytest
+
+from batchscope.callbacks._run_summary import rank_facts
+from batchscope.callbacks._run_words import details, headline
+from batchscope.records.terminal import block
+
+PARTS_MS = {"data_wait": 0.05, "transfer": 0.02, "forward": 0.31, "backward": 0.52, "optimizer": 0.21, "other": 0.13}
+ARITHMETIC = {"kind": "compute", "share": 0.57, "certainty": "clear", "evidence": "57 % of the step is arithmetic"}
+ADVICE = {"advice": "trainer.precision=bf16-mixed", "advice_effect": "was measured to compute faster here"}
+FORBIDDEN = r"\b(stretch\w*|disturb\w*|turns?|rounds?|time was up|stall\w*|whole fit|floors?)\b"
+
+
+def summary(**facts: Any) -> dict[str, Any]:
+    """A step of 1.24 ms with 512 samples, on a CPU, and whatever else is known."""
+    rate = 512 / 1.24e-3
+    cost = {"updates": 1, "batch_size": 512, "step_ms": 1.24, "step_ms_median": 1.24, "parts_ms": PARTS_MS}
+    cost |= {"samples_per_sec": rate, "samples_per_sec_mean": rate}
+    return {**cost, "title": "cnn · mnist", "device": "cpu", "device_name": "", "precision": "32-true", **facts}
+
+
+EVERYTHING = summary(
+    device="cuda",
+    device_name="NVIDIA H200",
+    precision="bf16-mixed",
+    **rank_facts([1.0, 2.5]),
+    samples_per_sec_mean=333_333.0,
+    samples_per_sec_fit=290_123.0,
+    step_ms_p99=2.5,
+    step_ms_interval=[1.2, 1.3],
+    ended="time was up",
+    stalls=2,
+    stall_seconds=0.412,
+    stretches=20,
+    disturbed_stretches=8,
+    undisturbed_steps=40,
+    undisturbed_share=0.6,
+    others_share=0.2,
+    communication_ms=0.31,
+    gradient_bytes=1_700_000,
+    flops_per_sec=1.03e13,
+    peak_flops_per_sec=5.3e13,
+    mfu=0.194,
+    utilization_pct=98.0,
+    sm_activity_pct=41.2,
+    memory_peak_gib=0.4,
+    memory_reserved_gib=0.6,
+    throttled_pct=34.0,
+    throttled_power_pct=33.0,
+    throttled_thermal_pct=2.0,
+    joules_per_sample=0.9e-3,
+    bottleneck={**ARITHMETIC, **ADVICE, "predicted_knee": 2048},
+    missing={"mfu_of_datasheet": "the datasheet is not known"},
+)
+
+
+def rows(**facts: Any) -> dict[str, str]:
+    """The rows below the first one, by their labels."""
+    return {line[:8].rstrip(): line[8:] for line in headline(summary(**facts))[1:]}
+
+
+def test_a_run_ends_with_five_rows() -> None:
+    assert headline(summary(bottleneck={**ARITHMETIC, **ADVICE})) == [
+        "cnn · mnist · batch 512 · cpu",
+        "speed   413,000 samples/s",
+        "step    1.24 ms: forward 25, backward 42, optimizer 17, rest 16 %",
+        "limit   arithmetic (57 % of the step)",
+        "try     trainer.precision=bf16-mixed",
+    ]
+
+
+def test_several_ranks_and_a_gpu_have_a_row_each() -> None:
+    assert headline(EVERYTHING) == [
+        "cnn · mnist · batch 2 × 512 · cuda (NVIDIA H200) · bf16-mixed",
+        "speed   333,000 samples/s (413,000 in the 60 % of the time without other programs)",
+        "step    1.24 ms: forward 25, backward 42, optimizer 17, rest 16 %",
+        "ranks   mean step 2.50 ms on the slowest (rank 1), 1.00 on the fastest",
+        "device  busy 41 %, peak memory 0.400 GiB, clocks lowered in 34 % of the time",
+        "limit   arithmetic (57 % of the step)",
+        "try     trainer.precision=bf16-mixed",
+    ]
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "200"])
+def test_no_line_is_wider_than_80_columns_or_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = block([*headline(EVERYTHING), *details(EVERYTHING)]).splitlines()
+    assert max(map(len, lines)) <= min(80, int(columns))
+
+
+def test_every_word_is_one_of_the_field() -> None:
+    assert not re.findall(FORBIDDEN, "\n".join([*headline(EVERYTHING), *details(EVERYTHING)]))
+
+
+MEAN = {"samples_per_sec_mean": 3330.0}
+
+
+@pytest.mark.parametrize(
+    ("facts", "speed"),
+    [
+        ({"samples_per_sec": 3480.0}, "3,330 samples/s"),  # no more than the noise
+        ({"samples_per_sec": 3900.0}, "3,330 samples/s (3,900 at the median step)"),
+        (
+            {"samples_per_sec": 3900.0, "disturbed_stretches": 4, "undisturbed_share": 0.6, "others_share": 0.2},
+            "3,330 samples/s (3,900 in the 60 % of the time without other programs)",
+        ),
+        (
+            {"samples_per_sec": 3900.0, "disturbed_stretches": 4, "undisturbed_share": 0.6, "others_share": 0.01},
+            "3,330 samples/s (3,900 in the 60 % of the time at its usual speed)",
+        ),
+        ({"samples_per_sec": 3900.0, "disturbed_stretches": 4}, "3,330 samples/s (3,900 at the median step)"),
+    ],
+)
+def test_the_speed_is_what_the_user_got_and_another_one_says_of_which_time_it_is(
+    facts: dict[str, Any], speed: str
+) -> None:
+    assert rows(**MEAN, **facts)["speed"] == speed
+
+
+def test_a_small_rate_has_three_significant_digits_too() -> None:
+    assert rows(samples_per_sec=0.1234, samples_per_sec_mean=0.1234)["speed"] == "0.123 samples/s"
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"forward": 30, "backward": 62, "optimizer": 5, "other": 3}, "forward 30, backward 62, optimizer 5, rest 3 %"),
+        ({"forward": 50, "backward": 50}, "forward 50, backward 50 %"),
+        ({"data_wait": 99.9, "forward": 0.1}, "data 100 %"),
+        ({"forward": 40, "other": 60}, "forward 40, rest 60 %"),
+    ],
+)
+def test_the_parts_of_the_mean_step_are_percents_that_add_up(parts: dict[str, float], words: str) -> None:
+    assert rows(step_ms=38.0, step_ms_median=20.0, parts_ms=parts)["step"] == f"38.0 ms: {words}"
+
+
+def test_a_busy_machine_stands_in_place_of_a_verdict_and_of_advice() -> None:
+    evidence = "other programs took 43 % of the processor: close them and run again"
+    found = {"kind": "unclear", "certainty": "unclear", "share": 0.0, "shares": {}, "evidence": evidence, "busy": True}
+    assert rows(bottleneck=found) | {"speed": "", "step": ""} == {"speed": "", "step": "", "busy": evidence}
+    assert f"busy: {evidence}" in details(summary(bottleneck=found))
+
+
+def test_a_missing_verdict_says_why() -> None:
+    assert rows(missing={"bottleneck": "the clock has jumped"})["limit"] == "unknown: the clock has jumped"
+    assert headline({"missing": {"bottleneck": "no batch was trained"}}) == ["speed   unknown: no batch was trained"]
+    assert details({"missing": {"bottleneck": "no batch was trained"}}) == ["no bottleneck: no batch was trained"]
+
+
+def test_the_details_have_every_number_and_the_evidence() -> None:
+    assert details(EVERYTHING) == [
+        "cuda (NVIDIA H200) · bf16-mixed · 1 step measured",
+        (
+            "median step 1.24 ms (1.20 to 1.30, at its time limit); mean 1.24 ms = data 0.0500 + transfer 0.0200 + "
+            "forward 0.310 + backward 0.520 + optimizer 0.210 + other 0.130"
+        ),
+        (
+            "413,000 samples/s at the median step, 333,000 over all steps, 290,000 with validation and checkpoints · "
+            "p99 step 2.50 ms · 2 pauses > 51.2 ms took 0.412 s · 10.3 TFLOP/s, MFU 19.4 % of the 53 TFLOP/s measured here · "
+            "a kernel ran in 98 % of the time · SM activity 41 % · clocks lowered in 34 % of the time (power 33 %, "
+            "thermal 2 %) · peak 0.400 GiB (0.600 reserved) · 900 µJ/sample"
+        ),
+        "8 of 20 windows slowed from outside, other programs used 20 % of the processor; the median is of the others",
+        (
+            "2 ranks, global batch 1,024, samples/s of all ranks; mean step 2.50 ms on the slowest (rank 1), 1.00 on the "
+            "fastest"
+        ),
+        "communication: 0.310 ms (25 %) of the mean step is not hidden behind the backward pass, for 1.7 MB of gradients",
+        "limit: 57 % of the step is arithmetic",
+        "larger batches are predicted to gain up to about 2,048",
+        "trainer.precision=bf16-mixed: was measured to compute faster here",
+        "no mfu_of_datasheet: the datasheet is not known",
+    ]
+
+
+@pytest.mark.parametrize(("cores", "words"), [(2, "2 cores"), (1, "1 core"), (1.5, "1.5 cores")])
+def test_a_cpu_has_processor_time(cores: float, words: str) -> None:
+    assert details(summary(processor_time_pct=96.4, cores=cores))[-1].endswith(f" · processor time 96 % of {words}")
+
+
+def test_clocks_that_are_hardly_ever_lowered_are_not_worth_a_word() -> None:
+    assert "clocks" not in "".join(details(summary(throttled_pct=0.5, throttled_power_pct=0.5)))
+
+
+def test_what_is_not_known_is_left_out_of_the_details() -> None:
+    assert details(summary())[-1] == "413,000 samples/s at the median step, 413,000 over all steps"
