@@ -33,7 +33,7 @@ from answer_parts.load import CONDITIONS, beside
 from answer_parts.others import kept
 from harness import machine, median, sweep_line, write_result
 
-from batchscope.analysis.answer import answer, rates_of
+from batchscope.analysis.answer import answer
 from batchscope.analysis.groups import Group
 from batchscope.analysis.read import find
 from batchscope.analysis.run import Run
@@ -41,7 +41,7 @@ from batchscope.records.step_times import StepTimes
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("reference", "sweeps", "simulated", "compare", "diagnose")
-CASES = ("cnn=8,64,256,1024", "stacked_lstm=8,32,128,512")
+CASES = ("cnn=2,8,32,256", "stacked_lstm=8,32,128,512")
 LONG = ("callbacks.until_known.seconds=40", "callbacks.until_known.precision=0.005")
 LIMIT_S = 150  # of measuring in a sweep
 QUICK = (  # leaves out what has no part in a rate, for --smallest
@@ -74,9 +74,9 @@ def options_of(case: str, args: argparse.Namespace) -> list[str]:
 
 def reference_of(places: Sequence[Path]) -> tuple[Reference, dict[str, Any]]:
     """The pooled rates of long sweeps, and by how much they differed (median over sizes)."""
-    rates = rates_of(find(places).groups[0])
+    rates = find(places).groups[0].rates
     off = {size: rates.reach(size) for size in rates.settings}
-    alone = [rates_of(find([place]).groups[0]) for place in places]
+    alone = [find([place]).groups[0].rates for place in places]
     ratios = {s: [one.rate(s) / one.rate(rates.settings[-1]) for one in alone] for s in rates.settings}
     spread = {size: max(found) / min(found) - 1 for size, found in ratios.items()}
     known = {size: rates.rate(size) for size in sorted(rates.settings)}

@@ -175,10 +175,8 @@ class _Words:
             self.lines.append(f"{size:,} is the fastest{among}{self._next(size)}.")
         elif decision.fastest is not None:
             self._claim("fastest", decision.fastest, among=sorted(decision.ratios))
-            share = self._share(size, decision.fastest)
-            self.lines.append(
-                f"{size:,} is enough: it gives {share} of the rate of {decision.fastest:,}, the fastest{among}."
-            )
+            share, fastest = self._share(size, decision.fastest), decision.fastest
+            self.lines.append(f"{size:,} is enough: it gives {share} of the rate of {fastest:,}, the fastest{among}.")
         else:
             self.lines.append(f"{size:,} is enough: no other size{among} is more than 10 % faster.")
 

@@ -9,11 +9,12 @@ A callback adds to these by methods:
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning import Trainer
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
 from .._lightning import callbacks_of
@@ -48,8 +49,9 @@ def evaluated_samples(trainer: Trainer, data: Data) -> dict[str, int]:
         ("test", trainer.test_dataloaders, trainer.num_test_batches),
     ]
     for split, loader, batches in loops:
-        if isinstance(loader, Sized) and len(loader) and (samples := data.num_samples(split)):
-            found[split] = round(samples * min(1.0, sum(batches) / len(loader)))  # Lightning's limits may leave less
+        length = sized_len(loader) if loader is not None else None
+        if length and (samples := data.num_samples(split)):
+            found[split] = round(samples * min(1.0, sum(batches) / length))  # Lightning's limits may leave less
     return found
 
 

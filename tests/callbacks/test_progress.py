@@ -110,7 +110,7 @@ def test_a_closed_pipe_under_standard_output_ends_no_measurement(
     bar = Ticking(20.0, monkeypatch)
     with contextlib.redirect_stdout(Closed()) as closed:
         fit(bar, tmp_path, callbacks=[monitor])
-    assert "epoch 1 of 1, batch 5" in closed.getvalue() and "bottleneck" in closed.getvalue()
+    assert "epoch 1 of 1, batch 5" in closed.getvalue() and "\nlimit " in closed.getvalue()
     assert "updates" in monitor.summary and monitor.failure is None
     assert not [warning for warning in recwarn if "stopped measuring" in str(warning.message)]
 

@@ -227,4 +227,4 @@ def test_the_median_has_its_interval_and_why_the_run_ended() -> None:
     assert median_words(summary) == "12.3 ms (12.1 to 12.5, known to ± 5 %)"
     assert median_words(summary | {"step_ms_interval": []}) == "12.3 ms (known to ± 5 %)"
     assert median_words({"step_ms_median": 12.34}) == "12.3 ms"
-    assert median_words({"step_ms_median": 12.34, "ended": "time was up"}) == "12.3 ms (at its time limit)"
+    assert median_words({"step_ms_median": 12.34, "ended": "time limit"}) == "12.3 ms (at its time limit)"

@@ -74,7 +74,7 @@ def test_an_interrupted_run_is_resumed_by_the_line_that_it_prints(tmp_path: Path
 def test_a_finished_run_is_evaluated_by_the_line_that_it_prints(tmp_path: Path) -> None:
     by_the_clock = ["+trainer.val_check_interval='00:00:00:00'", "+trainer.check_val_every_n_epoch=null"]
     places = ["+trainer.default_root_dir=there", "logger.csv.save_dir=there"]
-    done = run(tmp_path, *DIGITS, f"data.root={tmp_path}", *by_the_clock, *places, "hydra.run.dir=out")
+    done = run(tmp_path, *DIGITS, f"data.root={tmp_path}", *by_the_clock, *places, "hydra.run.dir=out", "-v")
     assert done.end() == 0, done.complained
     words = printed(done.said, "again ")
     assert words == [
