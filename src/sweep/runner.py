@@ -32,7 +32,7 @@ from ..records.values import at, positive
 from . import folder, launchers, turn_processes
 from .fork_server import ForkServer, forking
 from .process import exit_on_signals, run_in_subprocess
-from .search import BatchSizeSearch, recommended_in
+from .search import BatchSizeSearch, recommended_in, undecided_in
 
 _NOT_COMPARED = ("data.batch_size=", "seed=", "optimizer.")  # overrides
 Job = Callable[[DictConfig], float | None]  # what Hydra calls for each run
@@ -275,15 +275,20 @@ class SweepRunner:
         records: list[dict[str, Any]] = []
         tried: list[int] = []
 
+        def sized(batch_size: int, *folder: str) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+            """Where a run with this size lies, its configuration and its facts."""
+            place = os.path.join(config["run_dir"], *folder, str(batch_size))
+            changed = {**config, "data": {**config["data"], "batch_size": batch_size}}
+            known = {**facts, "overrides": [*facts["overrides"], f"data.batch_size={batch_size}"]}
+            folder_of_run = run_dir.joinpath(*folder, str(batch_size))
+            return folder_of_run, with_run_dir(changed, config["run_dir"], place), known
+
         def measure(batch_size: int) -> float | None:
             tried.append(batch_size)
             title = f"{of_job}run {len(tried)} of at most {search.max_runs}: data.batch_size={batch_size}"
-            of_size = os.path.join(config["run_dir"], str(batch_size))
-            sized = {**config, "data": {**config["data"], "batch_size": batch_size}}
-            sized = with_run_dir(sized, config["run_dir"], of_size)
-            known = {**facts, "overrides": [*facts["overrides"], f"data.batch_size={batch_size}"]}
+            place = sized(batch_size)
             try:
-                record = self.run(title, run_dir / str(batch_size), sized, known)
+                record = self.run(title, *place)
             except RunFailed as failed:
                 if failed.status == "out_of_memory":
                     return None
@@ -293,16 +298,24 @@ class SweepRunner:
             records.append(record)
             rate = record["throughput"].get(RATE)
             if rate is None:
-                raise UserError(
-                    f"search: needs the rate of a run, and {of_size} has none; leave callbacks.throughput on"
-                )
+                where = place[1]["run_dir"]
+                raise UserError(f"search: needs the rate of a run, and {where} has none; leave callbacks.throughput on")
             return rate
 
         def limit() -> int | None:
             samples = records[-1]["dataset"]["train_samples"] if records else None  # None: a stream that is not counted
             return max(1, samples // records[-1].get("processes", 1)) if samples else None  # for one rank
 
-        return search.find(measure, limit, lambda: recommended_in(run_dir))
+        found = search.find(measure, limit, lambda: recommended_in(run_dir))
+        again = [Waiting(number, *sized(size, "again")) for size in undecided_in(run_dir)]
+        if (
+            len(again) < 2
+            or not self._takes_turns(again[0].config, {})
+            or any(map(_has_ended, run_dir.glob("again/*")))
+        ):
+            return found
+        self._run_group(again)  # side by side, which tells smaller differences
+        return recommended_in(run_dir) or found
 
     def report(self) -> None:
         """Write and print the table and the recommendation; they can be made again from the sweep's folder."""

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..analysis.answer import answer
+from ..analysis.answer import Answer, answer
 from ..analysis.read import find
 from ..analysis.table import shown_metrics
 from ..errors import UserError
@@ -38,14 +38,13 @@ class BatchSizeSearch(Search):
 
     The batch grows by a factor of four, so that eight runs reach from 8 to 8,192 samples. The last run tries the power
     of two that was left out below the answer. No batch is larger than the training set. Throughput has stopped rising
-    where a size is not faster than the fastest before it by more than `within`, which by default is the fraction within
-    which a report recommends the smallest size.
+    where a size is not faster than the fastest before it by more than `within`.
 
     Args:
         start: the first batch size.
         max_runs: the largest number of runs.
-        within: the fraction of the best throughput that a size may lack to count as reaching it. With another one than
-            the report's, the rates decide alone.
+        within: the fraction of the best throughput that a size may lack to count as reaching it. By default the report's
+            rules decide (analysis/answer.py); with another fraction, the rates alone.
     """
 
     def __init__(self, start: PositiveInt = 8, max_runs: PositiveInt = 8, within: Fraction = NEAR_BEST):
@@ -112,8 +111,18 @@ class BatchSizeSearch(Search):
 
 def recommended_in(folder: Path) -> int | None:
     """The batch size that a report recommends for the runs in a folder, or else the smallest that it may be; or None."""
+    found = _answer_in(folder)
+    return found.candidate if found else None
+
+
+def undecided_in(folder: Path) -> list[int]:
+    """The batch sizes between which a report on the runs in a folder is undecided; empty if it is not."""
+    found = _answer_in(folder)
+    return found.decision.between if found and found.decision else []
+
+
+def _answer_in(folder: Path) -> Answer | None:
     with suppress(UserError):  # no record can be read
         sweep = find([folder])
-        found = answer(max(sweep.groups, key=lambda group: len(group.sizes)), shown_metrics(sweep))
-        return found.candidate if found else None
+        return answer(max(sweep.groups, key=lambda group: len(group.sizes)), shown_metrics(sweep))
     return None
