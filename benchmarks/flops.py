@@ -1,4 +1,4 @@
-"""The counted FLOPs of the zoo's training steps beside the closed forms that the tests compare them with.
+"""The recorded FLOPs of the zoo's training steps beside the closed forms that the tests compare them with.
 
 python benchmarks/flops.py
 """
@@ -8,10 +8,9 @@ from pathlib import Path
 
 from harness import write_result
 
-from batchscope.hardware.flops import count_step
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.support.closed_forms import ZOO, zoo_task
+from tests.support.recorded import count_step
 
 
 def main() -> None:

@@ -1,7 +1,6 @@
 """What this project uses of torch that torch does not document or type: here alone. Read in torch 2.15."""
 
 import contextlib
-import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
@@ -125,11 +124,6 @@ def hook_dicts(module: nn.Module) -> list[dict[int, Any]]:
     return [getattr(module, name) for name in _HOOKS]
 
 
-def drop_compiled_call(module: nn.Module) -> None:
-    """Undo `module.compile()`: the module runs its `forward` again."""
-    module._compiled_call_impl = None
-
-
 def disable_dynamo(function: _F) -> _F:
     """Have torch.compile run a function as it is.
 
@@ -236,20 +230,38 @@ def storage_id(storage: torch.UntypedStorage) -> int:
     return storage._cdata
 
 
-def fake_tensors() -> contextlib.AbstractContextManager[Any]:
-    """Have torch make and compute tensors that have a device, shapes and types, and no memory.
+@contextlib.contextmanager
+def saved_tensors(saved: Callable[[Tensor], None]) -> Iterator[None]:
+    """Call a function with every tensor that autograd saves in this thread, as long as no inner hooks take it.
 
-    Unlike meta tensors they take the kernels and the autocast of their device. A tensor with memory that an operation
-    meets is replaced by a fake one, and stays as it is. The import takes seconds where nobody has imported torch._dynamo.
+    The step does not change, but for two things: a saved tensor that is then changed in place is not reported, and
+    nothing is seen within `torch.func.grad` and its kind, which refuse to run under such hooks.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    graph = torch.autograd.graph
 
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    def pack(tensor: Tensor) -> Tensor:
+        saved(tensor)
+        return tensor.detach()  # the tensor itself would keep its own node alive
 
+    hooks, disable, depth = graph.saved_tensors_hooks(pack, lambda tensor: tensor), graph.disable_saved_tensors_hooks, 0
 
-def living_fake_tensors() -> int:
-    """How many fake tensors exist in this process, without those that `gc.freeze` has set aside."""
-    module = sys.modules.get("torch._subclasses.fake_tensor")
-    if module is None:
-        return 0
-    return sum(type(each) is module.FakeTensor for each in gc.get_objects())
+    @contextlib.contextmanager
+    def without_hooks(error_message: str) -> Iterator[None]:
+        nonlocal depth
+        if not depth:
+            hooks.__exit__()
+        depth += 1
+        try:
+            with disable(error_message):
+                yield
+        finally:
+            depth -= 1
+            if not depth:
+                hooks.__enter__()
+
+    with hooks:
+        graph.disable_saved_tensors_hooks = without_hooks
+        try:
+            yield
+        finally:
+            graph.disable_saved_tensors_hooks = disable

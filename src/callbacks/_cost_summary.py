@@ -21,6 +21,7 @@ from ._stretches import Stretches
 # raise its own threshold with every stall; one by the median does not.
 STALL_RATIO, STALL_MS = 3.0, 50.0
 
+_PLAIN = 5  # steps that later ones are compared with
 # Updates are an array of shape (N, C), a row each: ms of each part, and what the update holds.
 Updates = NDArray[numpy.float64]
 COLUMNS = (*MEASURED, "samples", "timesteps", "batches", "watched")
@@ -122,7 +123,7 @@ class CostSummary:
 
         Args:
             world_size: the number of ranks.
-            fit_seconds: wall time of the whole fit without the time that counts FLOPs and memory, for `samples_per_sec_fit`: every sample that was trained, those of
+            fit_seconds: wall time of the whole fit without the time of compiling, for `samples_per_sec_fit`: every sample that was trained, those of
                 the warm-up included, over it.
         """
         self._count_short_run()
@@ -168,6 +169,19 @@ class CostSummary:
         if sums["timesteps"] and sums["samples"]:
             result["timesteps_per_sec"] = result["samples_per_sec"] * sums["timesteps"] / sums["samples"]
         return result
+
+    def change(self, step_ms: float) -> float:
+        """By which factor a step is longer than the longest, or shorter than the shortest, of those right after the watched
+        ones; 1 between them, and where none was watched. One long step does not count.
+
+        A watched step is slower than it would be: if it was shorter than those after it, it did less.
+        """
+        plain = numpy.concatenate([self._kept[1:, : len(PARTS)].sum(1), self.steps.step_ms[:_PLAIN]])[:_PLAIN]
+        if not len(self._watched) or not len(plain):
+            return 1.0
+        plain = numpy.minimum(numpy.sort(plain), self._watched[:, : len(PARTS)].sum(1).max())
+        low, high = plain[0], plain[max(0, len(plain) - 2)]
+        return float(step_ms / min(max(step_ms, low), high))
 
     def _count_short_run(self) -> None:
         """Count a run that is no longer than the warm-up: all but the first update, which pays for one-time work."""

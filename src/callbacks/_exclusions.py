@@ -36,7 +36,7 @@ def writing(trainer: Trainer) -> AbstractContextManager[None]:
 
 
 def measuring(trainer: Trainer) -> AbstractContextManager[None]:
-    """The time in which a callback measures once what a step consists of. It is excluded from the fit's rate, too.
+    """The time of work that is done once, such as compiling. It is excluded from the fit's rate, too.
 
     Otherwise the first step would be longer than the others, and a short fit slower than a long one.
     """

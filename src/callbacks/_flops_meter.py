@@ -1,7 +1,6 @@
 """What MFU is made of: the FLOPs of a sample, and the peak of the device that trains."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
@@ -10,13 +9,14 @@ from torch import nn
 from ..hardware.calibration import Calibration, peak_flops_per_sec
 from ..hardware.datasheet import datasheet
 from ..hardware.devices import device_name
-from ..hardware.flops import UncountableError, count_step
+from ..hardware.flops import UncountableError
 from ..hardware.measure import find_calibration
 from ._batches import varies
+from ._step_watch import StepWatch
 
 
 class FlopsMeter:
-    """Knows the FLOPs of a sample (given, or once counted), and the peak once the device is calibrated."""
+    """Knows the FLOPs of a sample (given, or once recorded), and the peak once the device is calibrated."""
 
     def __init__(self, flops_per_sample: float | None):
         self._given = flops_per_sample
@@ -27,10 +27,15 @@ class FlopsMeter:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what was counted for another module."""
+        """Forget what was recorded of another module."""
         self.per_sample = self._given
-        self.is_counted = self._given is not None
-        self._reason = "no batch was counted"
+        self.is_known = self._given is not None
+        self._reason = "no step was recorded"
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the FLOPs of a sample were recorded in this fit, and not given."""
+        return self._given is None and self.per_sample is not None
 
     def calibrate(self, trainer: Trainer, module: LightningModule, measure: bool) -> None:
         """Find the peak: from the cache, or if `measure` by a measurement on rank 0, before the first step."""
@@ -40,24 +45,25 @@ class FlopsMeter:
         if self.calibration is None:
             self._no_peak = "this device's peak was not measured before" + ("" if measure else ", and calibrate=False")
 
-    def count(self, trainer: Trainer, module: LightningModule, batch: Any, samples: int) -> None:
-        """Count the FLOPs of a sample; one warning where they cannot be counted. Sequences of different lengths have none."""
-        self.is_counted = True
+    def learn(self, trainer: Trainer, module: LightningModule, watch: StepWatch) -> None:
+        """Take the FLOPs of a sample from the recorded updates; one warning where these have none. Sequences of different
+        lengths have none either."""
+        if self.is_known:
+            return
+        self.is_known = True
         try:
-            if not samples:
-                raise UncountableError("the batch has no tensors; batch_size_fn says how many samples it has")
             if varies(module):
                 raise UncountableError("sequences of different lengths take different numbers of FLOPs")
-            counted = count_step(module, batch, samples)
+            found = watch.flops()
         except UncountableError as error:
             self._reason = str(error)
-            if not varies(module):
+            if watch.reason is None and not varies(module):
                 rank_zero_warn(
                     f"The FLOPs of {type(module).__name__} cannot be counted, so there is no FLOP/s and no MFU: {error}"
                 )
             return
-        self.per_sample = counted.total
-        self._find_peaks(trainer, module, counted.shares)
+        self.per_sample = found.total
+        self._find_peaks(trainer, module, found.shares)
 
     def _find_peaks(self, trainer: Trainer, module: LightningModule, shares: Mapping[str, float] | None = None) -> None:
         device, precision = trainer.strategy.root_device, trainer.precision

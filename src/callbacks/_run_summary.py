@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from lightning import Trainer
 
 from ..hardware.advice import Setting, advise
-from ..hardware.bottleneck import Bottleneck, Step, find_bottleneck
+from ..hardware.bottleneck import CHANGED, Bottleneck, Step, find_bottleneck
 from ..hardware.calibration import Calibration
 from ..hardware.contention import Noise
 from ..hardware.devices import device_name
@@ -36,7 +36,6 @@ _DEVICE_FACTS = {  # what DeviceMonitor sums up → its name in the run's summar
     "host/cpu_mean_pct": "host_cpu_pct",
     "host/rss_max_gib": "host_rss_gib",
 }
-_MOST_EXCESS = 1.5  # recorded ÷ counted FLOPs; activations that are computed again make it 1.33
 
 
 class Seen(NamedTuple):
@@ -67,10 +66,8 @@ def run_summary(
     summary |= {"device": device.type, "device_name": device_name(device), "precision": str(trainer.precision)}
     summary |= rank_facts(steps) if steps else {}
     missing = flops.missing()
-    if exceeds_count(seen.operations, flops.per_sample, cost["samples"] / cost["updates"]):
-        missing = dict.fromkeys(
-            ("flops_per_sec", "mfu"), "the recorded steps have more FLOPs than the first batch, which was counted"
-        )
+    if flops.is_recorded and not 1 / CHANGED <= seen.changed <= CHANGED:
+        missing = dict.fromkeys(("flops_per_sec", "mfu"), "the steps have changed since their FLOPs were recorded")
     else:
         summary |= flops.facts(summary["samples_per_sec"] / trainer.world_size)
     summary |= device_facts(sampled, summary)
@@ -84,11 +81,6 @@ def run_summary(
 def without_bottleneck(reason: str) -> dict[str, Any]:
     """What a summary without a bottleneck says of it."""
     return {"missing": {"bottleneck": reason}}
-
-
-def exceeds_count(operations: Sequence[Operation], flops_per_sample: float | None, samples: float) -> bool:
-    """Whether a recorded step has clearly more FLOPs than those of the first batch say: then no rate follows from these."""
-    return sum(each.flops for each in operations) > _MOST_EXCESS * (flops_per_sample or math.inf) * samples
 
 
 def rank_facts(steps: Sequence[float]) -> dict[str, Any]:

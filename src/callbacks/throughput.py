@@ -23,7 +23,7 @@ from ..records.step_times import StepTimes
 from ..records.terminal import block, is_verbose, say
 from ._batches import samples_in, timesteps_in
 from ._cost_summary import step_metrics
-from ._exclusions import add_exclusion, measuring, remove_exclusion, writing
+from ._exclusions import add_exclusion, remove_exclusion, writing
 from ._flops_meter import FlopsMeter
 from ._followed_devices import FollowedDevices
 from ._measurement import Measurement
@@ -46,7 +46,7 @@ class ThroughputMonitor(Callback):
     """Times every training step and its parts, in any Lightning project, without touching the module.
 
     Logs `time/step_ms`, its parts and `throughput/…` at every optimizer step; docs/measuring.md has units and meanings.
-    Validation, checkpoints and counting FLOPs are excluded from the step. With accumulated gradients a step is an
+    Validation and checkpoints are excluded from the step. With accumulated gradients a step is an
     update of several batches.
 
     The times are the device's own on CUDA, read from events that have passed: no synchronisation, no `.item()`.
@@ -63,11 +63,11 @@ class ThroughputMonitor(Callback):
         batch_size_fn: the samples of a batch, for batches in which the length of the first tensor is another number.
         timesteps_fn: the time steps of a batch, all samples together. Without it a module whose `spec.kind` is
             `sequence` has `spec.input_shape[0]` time steps a sample.
-        flops_per_sample: forward and backward, for modules whose FLOPs cannot be counted.
+        flops_per_sample: forward and backward, for modules whose steps cannot be recorded: compiled and sharded ones.
         calibrate: whether the device's peak may be measured (once, for some seconds; the result is cached). Without
             a measured peak there is no MFU.
-        record_operations: whether the operations of the updates 2 to 4 are recorded, as evidence for the bottleneck, and
-            those of two later updates where the steps have changed. These updates are slower, and no rate is read from them.
+        record_operations: whether the operations of the updates 2 to 4 are recorded: the FLOPs of a sample, and evidence
+            for the bottleneck. These updates are slower, and no rate is read from them.
         verbose: whether the summary is printed when training ends; `train.py` prints it with the run's last lines.
         details: whether TensorBoard gets the parts of a step, FLOP/s and batches/s too. CSV has them in any case.
     """
@@ -216,9 +216,10 @@ class ThroughputMonitor(Callback):
         if not self._active:
             return
         if action == _BATCH:
-            self._watch.start(self._measured.updates + 1)
-            if self._stopwatch.current is not None:
-                self._stopwatch.current.watched = self._watch.active
+            step = self._stopwatch.current
+            self._watch.start(self._measured.updates + 1, step.samples if step is not None else 0)
+            if step is not None:
+                step.watched = self._watch.active
             return
         if action == "train_dataloader_next" or PARTS_OF_ACTIONS[action] == PAUSE:
             self._watch.stop()
@@ -240,9 +241,6 @@ class ThroughputMonitor(Callback):
         if step is not None:
             step.samples = (self.batch_size_fn or samples_in)(batch)
             step.timesteps = self.timesteps_fn(batch) if self.timesteps_fn else timesteps_in(pl_module, step.samples)
-            if not self._flops.is_counted:
-                with measuring(trainer):
-                    self._flops.count(trainer, pl_module, batch, step.samples)
 
     @override
     @never_raise
@@ -300,6 +298,8 @@ class ThroughputMonitor(Callback):
     def _flush(self, trainer: Trainer, wait: bool) -> None:
         """Turn marks into numbers, as far as they can be read without waiting, and write them."""
         with writing(trainer):
+            if self._watch.is_over:
+                self._flops.learn(trainer, trainer.lightning_module, self._watch)
             numbers, updates, chosen = self._measured.read(wait)
             if self.every_n_steps and self._writes:
                 chosen &= numbers % self.every_n_steps == 0
@@ -321,6 +321,8 @@ class ThroughputMonitor(Callback):
         if self._active:
             self._watch.stop()
             self._measured.end()
+            if wait:  # else in the middle of an update, which may be one that is recorded
+                self._flops.learn(trainer, trainer.lightning_module, self._watch)
             self._flush(trainer, wait)
             self._active = False
             seconds = time.perf_counter() - self._started - self._stopwatch.measuring_seconds
@@ -336,7 +338,7 @@ class ThroughputMonitor(Callback):
         elif cost:
             monitors = [c for c in callbacks_of(trainer) if isinstance(c, CommunicationMonitor)]
             communication = monitors[0].result() if monitors else {}
-            operations, factor = self._watch.operations(cost["step_ms_median"] / 1e3)
+            operations, factor = self._watch.operations(), self._measured.cost.change(cost["step_ms_median"])
             others = others_share(self._measured.load_before, cpu_seconds())
             windows = self._measured.stretches.noise(slowed_alone=trainer.strategy.root_device.type != "cpu")
             seen = Seen(operations, self._watch.reason, others, factor, windows)

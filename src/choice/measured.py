@@ -20,6 +20,7 @@ from .memory import CountedMemory
 from .seconds import Interval
 
 _GIB = 2**30
+_LOOP = 8  # calls of one operation for a batch in one module: Python goes through time steps
 MOST_EPOCHS = 10**6
 _PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp64")
 # The settings that make a step another one, beside those of the model.
@@ -204,12 +205,17 @@ def _device(run: Run, step: StepOperations) -> Device:
 
 
 def _memory(runs: Mapping[int, Run], steps: Mapping[int, StepOperations]) -> CountedMemory:
-    """What was counted, or an estimate from what exists and from the traffic of the forward pass."""
-    fixed, by_size, guessed = 0.0, {}, {}
+    """What was measured, or an estimate from what exists and from the traffic of the forward pass."""
+    fixed, by_size, guessed, moving, has_loop = 0.0, {}, {}, {}, False
     for size, run in runs.items():
         parts = {key: positive(value) or 0.0 for key, value in table(at(run.record, "memory.parts_bytes")).items()}
         fixed = max(fixed, sum(parts.get(key, 0.0) for key in ("parameters", "gradients", "optimizer")))
-        if "activations" in parts:
-            by_size[size] = parts["activations"] + parts.get("rest", 0.0)
-        guessed[size] = 0.5 * sum(row.bytes for row in steps[size].rows if row.part == "forward")
-    return CountedMemory(fixed, by_size or guessed, bool(by_size))
+        rows = steps[size].rows
+        if "saved" in parts:
+            by_size[size] = parts["saved"] + parts.get("rest", 0.0)
+            backward = [row for row in rows if row.part == "backward" and row.calls]
+            largest = max((row.bytes / row.calls for row in backward), default=0.0)
+            has_loop |= any(row.calls >= _LOOP * steps[size].batches for row in backward)
+            moving |= {} if "rest" in parts else {size: largest}
+        guessed[size] = 0.5 * sum(row.bytes for row in rows if row.part == "forward")
+    return CountedMemory(fixed, by_size or guessed, bool(by_size), moving, has_loop)

@@ -56,6 +56,14 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(each)
 
 
+def storages(value: object) -> list[torch.UntypedStorage]:
+    """The storages of the tensors that a value consists of; none of a class of tensors that shows none."""
+    try:
+        return [tensor.untyped_storage() for tensor in tensors(value)]
+    except (RuntimeError, NotImplementedError):
+        return []
+
+
 def touched_bytes(tensor: Tensor) -> int:
     """Bytes that reading the tensor touches: whole lines where it has gaps, and what is expanded once."""
     item, whole = tensor.element_size(), tensor.untyped_storage().nbytes()

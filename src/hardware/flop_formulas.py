@@ -1,72 +1,172 @@
-"""What counts as a FLOP: corrections of torch's formulas, the operations that have none, and FLOPs by kind of product."""
+"""How many FLOPs an operation takes, a multiply-add being two, and which operations do work of unknown size.
 
-import contextlib
+torch's registry (`torch.utils.flop_counter`) has products, convolutions and attention. `OURS` replaces what it counts
+wrongly and adds what it does not know. A step with an operation whose work is unknown has no count.
+"""
+
 import re
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from .._torch import DispatchMode
-
-
-class NotCountableError(Exception):
-    """The step did something whose FLOPs are not known."""
-
-
-class TooManyOperationsError(Exception):
-    """The step has more operations than the limit."""
-
-
-def _convolution_backward(
-    grad_out: list[int], x: list[int], w: list[int], *args: Any, out_shape: Any = None, **kwargs: Any
-) -> int:
-    """Each of the two gradients takes as many as the forward pass; torch's formula is wrong by a factor of `groups`."""
-    transposed, output_mask = args[4], args[7]
-    return sum(output_mask[:2]) * conv_flop_count(x, w, grad_out, transposed)
-
-
-def _product(a: list[int], b: list[int], **kwargs: Any) -> int:
-    """Of a matrix and a vector, or of two vectors."""
-    return 2 * prod(a)
-
-
-def _recurrent(x: list[int], *weights: list[int], **kwargs: Any) -> int:
-    """Of a fused kernel over a whole sequence: each time step of each sample meets each weight of a matrix once."""
-    return 2 * prod(x[:-1]) * sum(prod(weight) for weight in weights if len(weight) == 2)
-
-
+Inputs = Mapping[str, Any]  # the arguments of an operation, by the names in its schema
 _aten = torch.ops.aten
-# Replace what torch counts wrongly, and add what it does not count: products of vectors, and fused recurrent kernels.
-FORMULAS = {
-    _aten.convolution_backward: _convolution_backward,
-    _aten.mv: _product,
-    _aten.addmv: lambda bias, matrix, vector, **kwargs: _product(matrix, vector),
-    _aten.dot: _product,
-    _aten.vdot: _product,
-    _aten.mkldnn_rnn_layer: lambda x, *rest, **kwargs: _recurrent(x, *rest[:4]),
-    _aten.mkldnn_rnn_layer_backward: lambda x, *rest, **kwargs: 2 * _recurrent(x, *rest[:4]),
-    _aten._cudnn_rnn: lambda x, weights, *rest, **kwargs: _recurrent(x, *weights),
-    _aten._cudnn_rnn_backward: lambda x, weights, *rest, **kwargs: 2 * _recurrent(x, *weights),
-}
 
-# Operations of torch's own that do more than a few FLOPs an element and have no formula.
-_UNKNOWN_WORK = re.compile(
-    r".*mm(_v2)?_?"
+
+def _product(matrix: str, inputs: Inputs) -> int:
+    """Of a matrix and a vector, or of two vectors."""
+    return 2 * inputs[matrix].numel()
+
+
+def _addbmm(inputs: Inputs) -> int:
+    return 2 * inputs["batch1"].numel() * inputs["batch2"].shape[2]
+
+
+def _addmm_activation(inputs: Inputs) -> int:
+    return 2 * inputs["mat1"].numel() * inputs["mat2"].shape[1]
+
+
+def _linear(inputs: Inputs) -> int:
+    x, weight = inputs["input"], inputs["weight"]
+    return 2 * x.numel() * (weight.shape[0] if weight.dim() > 1 else 1)
+
+
+def _linear_backward(inputs: Inputs) -> int:
+    return sum(inputs["output_mask"][:2]) * 2 * inputs["self"].numel() * inputs["weight"].shape[0]
+
+
+def _convolution_backward(inputs: Inputs) -> int:
+    """Each of the two gradients takes as many as the forward pass; torch's formula is wrong by a factor of `groups`."""
+    x, weight, gradient = (list(inputs[name].shape) for name in ("input", "weight", "grad_output"))
+    return sum(inputs["output_mask"][:2]) * conv_flop_count(x, weight, gradient, inputs["transposed"])
+
+
+def _attention_backward(inputs: Inputs) -> int:
+    """Four products of the size of the two in the forward pass: the scores that a kernel computes again are its own affair."""
+    query, key, value = (inputs[name] for name in ("query", "key", "value"))
+    return 4 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+
+
+def _attention(inputs: Inputs) -> int:
+    return _attention_backward(inputs) // 2
+
+
+def _matrices(inputs: Inputs) -> list[list[Tensor]]:
+    """The matrices of a recurrent kernel, for each layer and direction: of the input, of the state, and of a projection."""
+    if "weight0" in inputs:  # oneDNN's forward pass has one layer in one direction
+        return [[inputs["weight0"], inputs["weight1"]]]
+    if "weight1" in inputs:  # and its backward pass counts its weights from 1
+        return [[inputs["weight1"], inputs["weight2"]]]
+    weights: Sequence[Tensor] = inputs["weight"] if "weight" in inputs else inputs["params"]
+    directions = 2 if inputs["bidirectional"] else 1
+    stride = inputs.get("weight_stride0") or len(weights) // (inputs["num_layers"] * directions)
+    groups = (weights[first : first + stride] for first in range(0, len(weights), stride))
+    return [[weight for weight in group if weight.dim() == 2] for group in groups]
+
+
+def _recurrent(inputs: Inputs) -> int:
+    """Of a fused kernel over whole sequences: each time step of each sample meets each weight of a matrix once."""
+    x = inputs["input"]
+    return 2 * (x.numel() // x.shape[-1]) * sum(each.numel() for group in _matrices(inputs) for each in group)
+
+
+def _recurrent_backward(inputs: Inputs) -> int:
+    """Weights have a gradient at every step; so have the states but the first one, and the inputs but the first layer's.
+
+    The first states and the first layer's inputs have one where something needs it: cuDNN is told so by its mask, and of
+    other kernels the tensors tell, although they may compute all gradients.
+    """
+    x, hidden = inputs["input"], inputs["hx_"] if "hx_" in inputs else inputs["hx"]
+    hidden = hidden[0] if isinstance(hidden, list | tuple) else hidden
+    rows, first, groups = x.numel() // x.shape[-1], hidden.shape[-2], _matrices(inputs)
+    mask = inputs.get("output_mask") or (x.requires_grad, hidden.requires_grad, False, None)
+    total, directions = 0, 2 if len(groups) > 1 and inputs["bidirectional"] else 1
+    for index, (of_input, of_state, *projection) in enumerate(groups):
+        for matrix in (of_input, of_state, *projection):
+            total += 2 * rows * matrix.numel() * (matrix.requires_grad if mask[3] is None else mask[3])
+        total += 2 * rows * of_input.numel() * (index >= directions or mask[0])
+        total += 2 * (rows if mask[1] else rows - first) * of_state.numel()
+        total += sum(2 * rows * matrix.numel() for matrix in projection)
+    return total
+
+
+OURS: dict[Any, Callable[[Inputs], int]] = {
+    _aten.mv: partial(_product, "self"),
+    _aten.addmv: partial(_product, "mat"),
+    _aten.dot: partial(_product, "self"),
+    _aten.vdot: partial(_product, "self"),
+    _aten.addbmm: _addbmm,
+    _aten._addmm_activation: _addmm_activation,
+    _aten.linear: _linear,  # one operation on MPS; elsewhere it falls apart into those above
+    _aten.linear_backward: _linear_backward,
+    _aten.convolution_backward: _convolution_backward,
+    _aten._scaled_dot_product_attention_math_for_mps: _attention,
+}
+_FORWARD = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_lstm_mps")
+_BACKWARD = ("mkldnn_rnn_layer_backward", "_cudnn_rnn_backward", "miopen_rnn_backward", "lstm_mps_backward")
+_KERNELS = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+OURS |= {getattr(_aten, name): _recurrent for name in _FORWARD}
+OURS |= {getattr(_aten, name): _recurrent_backward for name in _BACKWARD}
+OURS |= {getattr(_aten, f"_scaled_dot_product_{name}"): _attention for name in _KERNELS}
+OURS |= {getattr(_aten, f"_scaled_dot_product_{name}_backward"): _attention_backward for name in _KERNELS}
+_TORCHS = FlopCounterMode(display=False).flop_registry
+
+# Operations of torch's own that do more than a few FLOPs an element; those among them without a formula are unknown.
+_MULTIPLIES = re.compile(
+    r".*mm(_v2)?_?|_?linear(_backward)?|_?matmul(_backward)?"
     r"|.*(rnn|lstm|gru|attention|matmul|cdist|pdist|_fft_|cholesky|svd|spsolve|lstsq|geqrf|ormqr|orgqr|pack_mm).*"
     r"|_?linalg_(?!vector_norm|cross|diagonal).*|_trilinear|triangular_solve|lu_solve|.*conv(_|\d|olution).*"
     r"|(cudnn|miopen|mkldnn|mps|_mps|_nnpack|_sparse|quantized|fbgemm)_.*|_transformer_encoder_layer_fwd"
 )
-_POINTWISE = re.compile(r"_thnn_.*")  # the gates of fused cells, without their products
-# torch's functions by the kind of product that they consist of.
-_KINDS = {f"conv{transposed}{n}d": "convolution" for transposed in ("", "_transpose") for n in (1, 2, 3)}
-_KINDS |= dict.fromkeys(("convolution", "_convolution"), "convolution")
-_KINDS |= dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), "recurrent")
+# Of these, those that do not: the gates of fused cells without their products, and what prepares a kernel.
+_POINTWISE = re.compile(
+    r"_thnn_.*|(cudnn|miopen)_batch_norm.*|cudnn_(grid_sampler|affine_grid_generator).*|.*cudnn_rnn_flatten_weight"
+    r"|cudnn_is_acceptable|_?sparse_(coo_tensor|mask|resize).*|_sparse_(log_)?softmax.*|_sparse_sum.*"
+)
+_HARMLESS = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional")  # namespaces whose operations are known
+
+
+Formula = Callable[[Any, Mapping[str, Any], Inputs, Any], int | None]
+
+
+def formula_of(func: Any) -> Formula | None:
+    """The formula of an operation: from its arguments, the same by name, and its result, to FLOPs, or to None if unknown.
+
+    Unknown are a custom operation, one of torch's products without a formula, and products of sparse or nested tensors,
+    whose shapes do not say how much is multiplied. An operation that multiplies nothing has no formula.
+    """
+    packet = func.overloadpacket
+    name = packet.__name__
+    if name.endswith("_"):  # in place: as the operation that returns a new tensor
+        packet = getattr(_aten, name[:-1], packet) if func.namespace == "aten" else packet
+    if packet in OURS:
+        return partial(_counted, lambda args, kwargs, inputs, result: OURS[packet](inputs))
+    if packet in _TORCHS:
+        return partial(_counted, lambda args, kwargs, inputs, result: _TORCHS[packet](*args, **kwargs, out_val=result))
+    is_pointwise = func.namespace in _HARMLESS and (_POINTWISE.fullmatch(name) or not _MULTIPLIES.fullmatch(name))
+    return None if is_pointwise else lambda *_: None
+
+
+def _counted(formula: Formula, args: Any, kwargs: Mapping[str, Any], inputs: Inputs, result: Any) -> int | None:
+    tensors = (value for value in inputs.values() if isinstance(value, Tensor))
+    if any(tensor.layout != torch.strided or tensor.is_nested for tensor in tensors):
+        return None
+    try:
+        return formula(args, kwargs, inputs, result)
+    except Exception:  # noqa: BLE001 - arguments that the formula does not know
+        return None
+
+
+def kind_of_product(name: str) -> str:
+    """`matmul`, `convolution` or `recurrent`: the switch for TF32 that an operation with a formula obeys (`aten.addmm`)."""
+    if name.removeprefix("aten.") in (*_FORWARD, *_BACKWARD):
+        return "recurrent"
+    return "convolution" if "conv" in name else "matmul"
 
 
 def padding_share(func: Any, args: Any) -> float:
@@ -95,62 +195,3 @@ def _share_inside(size: int, kernel: int, stride: int, padding: int, dilation: i
     outputs = range((size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
     inside = sum(0 <= o * stride + k * dilation - padding < size for o in outputs for k in range(kernel))
     return inside / (len(outputs) * kernel)
-
-
-class OperationGuard(DispatchMode):
-    """Sees every operation after the counter, and ends a step that cannot be counted exactly.
-
-    It also protects the original module: no operation on a tensor that has memory is let through. The operation that
-    breaks a rule raises NotCountableError or TooManyOperationsError.
-    """
-
-    def __init__(self, formulas: Mapping[Any, Any], most_operations: int):
-        super().__init__()
-        self._formulas = formulas
-        self._left = most_operations
-        self._checked: set[Any] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._left -= 1
-        if self._left < 0:
-            raise TooManyOperationsError
-        for value in (*args, *(kwargs or {}).values()):
-            for tensor in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(tensor, Tensor) and tensor.device.type != "meta":
-                    raise NotCountableError(f"{func} on a tensor that the copy does not own")
-        if func not in self._checked:
-            self._check(func)
-        return func(*args, **(kwargs or {}))
-
-    def _check(self, func: Any) -> None:
-        name = func.overloadpacket.__name__
-        is_known = func.namespace in ("aten", "prim", "prims", "profiler") and not _UNKNOWN_WORK.fullmatch(name)
-        if not (is_known or func.overloadpacket in self._formulas or _POINTWISE.fullmatch(name)):
-            raise NotCountableError(f"no formula for {func}")
-        self._checked.add(func)
-
-
-class FlopsByKind(TorchFunctionMode):
-    """Adds up the FLOPs inside `backward()` and `autograd.grad()`, whoever calls them, and outside of these calls the
-    FLOPs inside convolutions and recurrent kernels."""
-
-    def __init__(self, counter: FlopCounterMode):
-        super().__init__()
-        self._counter = counter
-        self.flops = {"backward": 0, "convolution": 0, "recurrent": 0}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_backward = func in (Tensor.backward, torch.autograd.grad)
-        kind = "backward" if is_backward else _KINDS.get(getattr(func, "__name__", ""))
-        if kind is None:
-            return func(*args, **(kwargs or {}))
-        before = self._counter.get_total_flops()
-        result = func(*args, **(kwargs or {}))  # this mode is off meanwhile, so nested calls do not count twice
-        self.flops[kind] += self._counter.get_total_flops() - before
-        return result
-
-
-class NoModules(contextlib.nullcontext):
-    """In place of the counter's ModuleTracker, which counts by module and fails under `autograd.grad`."""
-
-    parents = ("Global",)

@@ -1,4 +1,4 @@
-"""What memory there is for training, what training has taken of it, and what an error says of its end."""
+"""What memory a training has taken, and whether an error says that there is no more."""
 
 import contextlib
 import sys
@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import psutil
 import torch
-from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from .host_memory import host_memory
+from .._torch import storage_id
+from .access import storages
 
 # In any other RuntimeError. cuBLAS and cuDNN report the lack of memory for their own buffers by a status.
 _OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
@@ -21,32 +21,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """Bytes that training may still allocate on a device; None where the device does not tell.
-
-    CUDA: free on the device, and what torch's allocator holds without a tensor in it. CPU: the least of the machine's
-    available memory, the limits of the process's control groups, and the limit of the process's address space.
-    """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    if device.type == "mps":
-        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    if device.type != "cpu":
-        return None
-    return max(0, min([host_memory().available, *_address_space()]))
-
-
-def _address_space() -> Iterable[int]:
-    """What the limit of the process's address space leaves free, if there is one."""
-    with contextlib.suppress(ImportError):  # Windows
-        import resource
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if limit != resource.RLIM_INFINITY:
-            yield limit - psutil.Process().memory_info().vms
 
 
 def private_rss(process: psutil.Process) -> int:
@@ -75,10 +49,8 @@ def measured_bytes(device: torch.device) -> dict[str, int]:
     device for them. MPS: what they hold now. CPU: `process_peak`, the most that the process has had in RAM.
     """
     if device.type == "cuda":
-        return {
-            "allocated": torch.cuda.max_memory_allocated(device),
-            "reserved": torch.cuda.max_memory_reserved(device),
-        }
+        known = torch.cuda.memory_stats(device)
+        return {name: known.get(f"{name}_bytes.all.peak", 0) for name in ("allocated", "reserved")}
     if device.type == "mps":
         return {"allocated": torch.mps.current_allocated_memory(), "reserved": torch.mps.driver_allocated_memory()}
     return {"process_peak": peak_rss()} if device.type == "cpu" else {}
@@ -86,9 +58,5 @@ def measured_bytes(device: torch.device) -> dict[str, int]:
 
 def bytes_of(tensors: Iterable[object]) -> int:
     """Bytes of the storages of tensors, each storage once; of a sharded tensor those of this rank."""
-    sizes: dict[int, int] = {}
-    for tensor in tensors:
-        if isinstance(tensor, Tensor):
-            storage = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
-    return sum(sizes.values())
+    local = (each.to_local() if isinstance(each, DTensor) else each for each in tensors)
+    return sum({storage_id(storage): storage.nbytes() for each in local for storage in storages(each)}.values())

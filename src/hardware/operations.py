@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
 from .._torch import DispatchMode, is_operation, is_wrapper, next_autograd_number, running_autograd_number
@@ -35,10 +34,9 @@ from .access import (
 )
 from .cache_model import CacheModel
 from .dims import dims_of
-from .flop_formulas import FORMULAS, padding_share
+from .flop_formulas import Formula, formula_of, padding_share
 from .page_faults import page_faults
 
-_FORMULAS = FlopCounterMode(display=False, custom_mapping=FORMULAS).flop_registry
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 # In-place operations that do not read what they overwrite.
 _OVERWRITES = ("copy", "zero", "fill", "normal", "uniform", "bernoulli", "random", "exponential")
@@ -102,7 +100,7 @@ class _Kind(NamedTuple):
     in_rows: bool  # whether it touches some rows of its first argument only
     follows_result: bool  # whether it goes through its arguments in the order of its result
     writes_results: bool  # whether new tensors that it returns hold values
-    formula: Callable[..., int] | None  # of its FLOPs
+    formula: Formula | None  # of its FLOPs; None if it has none
 
 
 class OperationRecorder(DispatchMode):
@@ -124,6 +122,7 @@ class OperationRecorder(DispatchMode):
     ):
         super().__init__()
         self.error: Exception | None = None
+        self.uncounted: str | None = None  # the first operation of a forward or backward pass whose FLOPs are not known
         self.steps: list[list[Operation]] = []
         self._cache = CacheModel(cache_bytes)
         self._part = part
@@ -183,6 +182,7 @@ class OperationRecorder(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not is_operation(func):
+            self._leave_uncounted(func)
             return func(*args, **kwargs)
         if any(map(is_wrapper, types)):  # the operations on the plain tensors in it are seen next
             return NotImplemented
@@ -206,7 +206,10 @@ class OperationRecorder(DispatchMode):
         moved, cold, scattered = self._traffic(kind, inputs, outputs)
         if not moved:  # a view, or memory that is reserved and not written
             return
-        flops = kind.formula(*args, **kwargs, out_val=result) if kind.formula else 0
+        flops = kind.formula(args, kwargs, inputs, result) if kind.formula else 0
+        if flops is None:
+            self._leave_uncounted(func)
+            flops = 0
         dtypes = (_DTYPES.get(tensor.dtype) for tensor in (*outputs, *tensors(list(inputs.values()))))
         dtype = next(filter(None, dtypes), "other")
         padding = flops * padding_share(func, args) if flops else 0.0
@@ -214,6 +217,10 @@ class OperationRecorder(DispatchMode):
         self.steps[-1].append(
             Operation(kind.name, self._part(), module, dtype, 1, flops, moved, cold, *cost, scattered, padding, dims)
         )
+
+    def _leave_uncounted(self, func: Any) -> None:
+        if self.uncounted is None and self._part() in ("forward", "backward"):
+            self.uncounted = str(func)
 
     def _traffic(self, kind: _Kind, inputs: Mapping[str, Any], outputs: list[Tensor]) -> tuple[int, float, float]:
         """The bytes that a call reads and writes; those through main memory; the lines of those out of order."""
@@ -287,5 +294,5 @@ def _kind_of(func: Any) -> _Kind:
         in_rows=is_in_rows(base),
         follows_result=follows_result(func, base),
         writes_results=not name.removeprefix("new_").startswith(("empty", "_empty")),
-        formula=_FORMULAS.get(packet),
+        formula=formula_of(func),
     )

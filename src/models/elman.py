@@ -60,7 +60,8 @@ class ElmanSequence(torch.autograd.Function):
             for t in range(end - 1, start - 1, -1):
                 grad += arriving[t]
                 _tanh_backward(grad, state[t + 1], grad_input=inner[t - start])
-                torch.mm(inner[t - start], w_hh, out=grad)
+                if t or ctx.needs_input_grad[1]:  # nobody needs the gradient of an initial state of zeros
+                    torch.mm(inner[t - start], w_hh, out=grad)
             grad.masked_fill_(grad.abs() < _NEGLIGIBLE, 0)
             flat = block[: end - start].flatten(0, 1)
             grad_w_ih.addmm_(flat.t(), x[start:end].flatten(0, 1))
@@ -68,4 +69,4 @@ class ElmanSequence(torch.autograd.Function):
             grad_bias += flat.sum(0)
             if grad_x is not None:
                 torch.mm(flat, w_ih, out=grad_x[start:end].flatten(0, 1))
-        return grad_x, grad, grad_w_ih, grad_w_hh, grad_bias, grad_bias.clone()
+        return grad_x, grad if ctx.needs_input_grad[1] else None, grad_w_ih, grad_w_hh, grad_bias, grad_bias.clone()

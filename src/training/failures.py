@@ -12,7 +12,6 @@ import psutil
 import torch
 
 from .._torch import is_compilation_error
-from ..callbacks.memory import USABLE
 from ..errors import Interrupted, PeerLostError, UserError
 from ..files import NO_SPACE, WriteError, is_inside, why
 from ..hardware.calibration import faster_precision
@@ -138,31 +137,27 @@ def _out_of_memory(config: dict[str, Any], device: torch.device, memory: Mapping
     else:
         held, total = psutil.Process().memory_info().rss, host_memory().total
     precision = faster_precision(cached_calibration(device), config["trainer"].get("precision"))
-    known = memory.get("out_of_memory", {})
     return (
         f"out of memory with data.batch_size={config['data']['batch_size']} on {device.type}: {held / _GIB:.2f} GiB were "
-        f"allocated of {total / _GIB:.2f}; {_needed(known, memory)}try {_smaller_batch(config, known)}"
+        f"allocated of {total / _GIB:.2f}; {_held_by_a_step(memory)}try {_smaller_batch(config)}"
         + (f", or trainer.precision={precision}" if precision else "")
     )
 
 
-def _needed(known: Mapping[str, Any], memory: Mapping[str, Any]) -> str:
-    """What a training step takes by the count, and what there was for it."""
-    if not known.get("available_bytes") or "needed_bytes" not in known:
+def _held_by_a_step(memory: Mapping[str, Any]) -> str:
+    """What the steps before this one held, as far as it was measured."""
+    parts = memory.get("parts_bytes", {})
+    if "saved" not in parts:
         return ""
-    needed, available, most = known["needed_bytes"], known["available_bytes"], known["most"]
-    counted = f"{formatting.memory(needed)} by the count, {formatting.memory(memory['parts_bytes'][most])} of it {most}"
-    if needed <= USABLE * available:
-        return f"a training step takes {counted}, which fits: something else takes the memory; "
-    return f"a training step takes {counted}, and there were {formatting.memory(available)} for it; "
+    total = formatting.memory(sum(parts.values()))
+    return f"a step before held {total}, {formatting.memory(parts['saved'])} of it saved by autograd; "
 
 
-def _smaller_batch(config: dict[str, Any], known: Mapping[str, Any]) -> str:
-    """The largest batch size that fits by the count, or half of the present one, with the samples of an update kept."""
+def _smaller_batch(config: dict[str, Any]) -> str:
+    """Half of the batch size, with the samples of an update kept."""
     batch_size, accumulated = config["data"]["batch_size"], config["trainer"].get("accumulate_grad_batches") or 1
-    fits = known.get("batch_size_that_fits")
-    if fits == 0 or batch_size == 1:
+    if batch_size == 1:
         return "a smaller model"
-    smaller = fits if fits and fits < batch_size else batch_size // 2
+    smaller = batch_size // 2
     batches = accumulated * -(-batch_size // smaller)
     return f"data.batch_size={smaller} with trainer.accumulate_grad_batches={batches}"

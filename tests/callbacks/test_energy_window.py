@@ -13,7 +13,6 @@ from batchscope.callbacks import _flops_meter, device, throughput
 from batchscope.callbacks._stopwatch import Clock
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
-from batchscope.hardware.flops import UncountableError
 from batchscope.hardware.probes import ENERGY
 from batchscope.hardware.sampler import Sampler
 from tests.support.third_party_modules import Stranger, loader
@@ -76,13 +75,8 @@ def step_joules(steps: range) -> float:
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     world = World()
 
-    def count(*_: Any) -> None:
-        world.move(40, 400)
-        raise UncountableError("not counted")
-
     monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: None)
     monkeypatch.setattr(throughput, "clock_for", lambda device: world)
-    monkeypatch.setattr(_flops_meter, "count_step", count)
     monkeypatch.setattr(device, "probes_for", lambda device: [world])
     monkeypatch.setattr(device, "AllocatorProbe", lambda device: type("Nothing", (), {"read": lambda self: {}})())
     monkeypatch.setattr(device, "Sampler", partial(Sampler, clock=lambda: world.now))

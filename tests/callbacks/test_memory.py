@@ -1,17 +1,16 @@
-"""MemoryMonitor counts once, in anybody's project, and touches nothing."""
+"""MemoryMonitor says what a step holds, in anybody's project, and touches nothing."""
 
-import functools
 from pathlib import Path
 from typing import Any
 
 import lightning
 import pytest
 import torch
-from lightning import LightningModule
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
-from batchscope.callbacks.memory import MemoryMonitor, StateOutsideError
+from batchscope.callbacks import memory
+from batchscope.callbacks.memory import MemoryMonitor
 from batchscope.hardware import memory_limits
 from tests.support.third_party_modules import Stranger, loader
 
@@ -22,24 +21,15 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "1000")
 
 
+QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+
+
 def fit(
-    module: lightning.LightningModule,
-    tmp_path: Path,
-    count: bool = True,
-    verbose: bool = True,
-    data: Any = "loader",
-    **options: Any,
+    module: lightning.LightningModule, tmp_path: Path, data: Any = "loader", monitor: Any = None, **options: Any
 ) -> MemoryMonitor:
-    monitor = MemoryMonitor(count, verbose)
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    options = {"max_epochs": 1, "accelerator": "cpu", "default_root_dir": tmp_path, **quiet, **options}
-    trainer = lightning.Trainer(callbacks=[monitor], **options)
-    trainer.fit(module, loader() if data == "loader" else data)
+    monitor = monitor or MemoryMonitor()
+    options = {"max_epochs": 1, "accelerator": "cpu", "default_root_dir": tmp_path, **QUIET, **options}
+    lightning.Trainer(callbacks=[monitor], **options).fit(module, loader() if data == "loader" else data)
     return monitor
 
 
@@ -48,55 +38,96 @@ def printed(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
-def test_the_record_has_the_peak_its_parts_and_what_the_process_has_grown_by(
+class Wide(Stranger):
+    """Two layers, with an activation of 64 numbers a sample between them, and Adam."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 1))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+WEIGHTS = 4 * (4 * 64 + 64 + 64 + 1)  # bytes
+SAVED = 4 * 4 * (64 + 1)  # of four samples: what the ReLU returns, and what the loss is computed from
+
+
+def test_the_record_has_the_parts_of_a_step_and_what_the_process_has_grown_by(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monitor = fit(Stranger(), tmp_path)
-    facts = monitor.record_facts()["memory"]
+    facts = fit(Wide(), tmp_path).record_facts()["memory"]
     assert facts["batch_size"] == 4
-    assert facts["parts_bytes"]["parameters"] == facts["parts_bytes"]["gradients"] == 5 * 4
-    assert facts["parts_bytes"]["optimizer"] == 0
-    assert facts["peak_bytes"] == sum(facts["parts_bytes"].values())
+    assert facts["parts_bytes"] == {
+        "parameters": WEIGHTS, "gradients": WEIGHTS, "optimizer": 2 * WEIGHTS + 4 * 4, "saved": SAVED,
+    }  # fmt: skip
     assert facts["measured_bytes"]["process_peak"] > facts["measured_bytes"]["process_growth"] >= 0
-    assert "uncounted" not in facts
+    assert "uncounted" not in facts and "peak_bytes" not in facts
     line = printed(capsys)
-    assert line.startswith("memory at the peak of a step 0.1")
-    assert line.endswith("(counted)")
-    assert all(f" {part} " in line for part in facts["parts_bytes"])
+    assert line.startswith("memory a step holds 7.0")
+    assert all(f" {part} " in line for part in ("parameters", "gradients", "optimizer", "saved by autograd"))
 
 
-class ByValue(Stranger):
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        loss = super().training_step(batch, batch_idx)
-        return loss if loss.item() > -1 else -loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
-
-
-def test_a_step_that_cannot_be_counted_has_the_parts_that_exist_and_a_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_on_a_gpu_the_rest_is_what_the_peak_has_beyond_the_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monitor = fit(ByValue(), tmp_path)
-    assert monitor.facts["parts_bytes"] == {"parameters": 20, "gradients": 20, "optimizer": 20}
-    assert "_local_scalar_dense" in monitor.facts["uncounted"]
-    line = printed(capsys)
-    assert line.startswith("memory 0.0586 KiB: parameters 0.0195, optimizer 0.0195, gradients 0.0195; the rest of")
-    assert "the rest of the step is not counted: " in line and "_local_scalar_dense" in line
+    parts = 4 * WEIGHTS + 16 + SAVED
+    told = {"allocated": parts + 100, "reserved": 2**20}
+    monkeypatch.setattr(memory, "measured_bytes", lambda device: dict(told))
+    facts = fit(Wide(), tmp_path).facts
+    assert facts["parts_bytes"]["rest"] == 100
+    assert facts["peak_bytes"] == sum(facts["parts_bytes"].values()) == parts + 100
+    assert "; measured 7.1" in printed(capsys)
 
 
-class ByClosure(Stranger):
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.LBFGS(self.parameters(), max_iter=3)
+def test_the_updates_2_to_4_are_seen_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Seeing(Wide):
+        seen: list[bool] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.seen.append(torch._C._autograd._top_saved_tensors_default_hooks(True) is not None)
+            return super().training_step(batch, batch_idx)
+
+    fit(Seeing(), tmp_path, accumulate_grad_batches=2, data=loader(40))
+    assert Seeing.seen == [False] * 2 + [True] * 6 + [False] * 2
 
 
-def test_the_step_of_an_optimizer_that_needs_a_closure_is_measured_and_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monitor = fit(ByClosure(), tmp_path)
-    assert monitor.facts["parts_bytes"]["optimizer"] > 0
-    line = printed(capsys)
-    assert line.startswith("memory at the peak of a step ") and "; not counted: the step of LBFGS (TypeError: " in line
+def test_a_step_by_hand_has_the_same_parts(tmp_path: Path) -> None:
+    class Manual(Wide):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+
+    assert fit(Manual(), tmp_path).facts["parts_bytes"] == fit(Wide(), tmp_path).facts["parts_bytes"]
+
+
+def test_sparse_gradients_and_steps_by_value_are_measured_too(tmp_path: Path) -> None:
+    class Sparse(Stranger):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.EmbeddingBag(10, 4, sparse=True)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            x, y = batch
+            loss = super().training_step((x + self.table((x > x.mean()).long()), y), batch_idx)
+            return loss if loss.item() >= 0 else -loss
+
+    facts = fit(Sparse(), tmp_path).facts
+    assert facts["parts_bytes"]["saved"] > 0
+    assert facts["parts_bytes"]["parameters"] == 4 * (4 + 1 + 40)
+
+
+def test_an_optimizer_that_calls_the_step_again_is_measured(tmp_path: Path) -> None:
+    class ByClosure(Wide):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.LBFGS(self.parameters(), max_iter=3)
+
+    parts = fit(ByClosure(), tmp_path).facts["parts_bytes"]
+    assert parts["optimizer"] > 0 and parts["saved"] == SAVED
 
 
 class Packed(Stranger):
@@ -114,12 +145,8 @@ class Packed(Stranger):
         return DataLoader(sequences, batch_size=2, collate_fn=nn.utils.rnn.pack_sequence)
 
 
-def test_a_packed_sequence_is_counted_or_a_line_says_why_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fit(Packed(), tmp_path, data=None)
-    line = printed(capsys)
-    assert line.startswith("memory ") and "not counted: " in line
+def test_a_packed_sequence_is_measured(tmp_path: Path) -> None:
+    assert fit(Packed(), tmp_path, data=None).facts["parts_bytes"]["saved"] > 0
 
 
 def test_what_is_printed_fits_the_terminal(
@@ -132,73 +159,64 @@ def test_what_is_printed_fits_the_terminal(
     assert all(line.startswith(" " * 8) and len(line) <= 60 for line in rest)
 
 
-def test_without_a_count_the_parts_that_exist_are_printed_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fit(Stranger(), tmp_path, count=False)
+def test_what_was_not_to_be_seen_is_missing_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monitor = fit(Stranger(), tmp_path, monitor=MemoryMonitor(record_saved_tensors=False))
+    assert set(monitor.facts["parts_bytes"]) == {"parameters", "gradients", "optimizer"}
     line = printed(capsys)
-    assert line.endswith("; the rest of the step is not counted: MemoryMonitor(count=False)")
-    fit(Stranger(), tmp_path, verbose=False)
+    assert line.endswith("; what autograd saves is not known: record_saved_tensors=False")
+    fit(Stranger(), tmp_path, monitor=MemoryMonitor(verbose=False))
     assert "memory" not in capsys.readouterr().out
+
+
+def test_a_fit_of_one_update_has_no_saved_tensors_and_says_why(tmp_path: Path) -> None:
+    facts = fit(Stranger(), tmp_path, max_steps=1).facts
+    assert facts["uncounted"] == "recording begins with update 2"
+    assert facts["parts_bytes"]["parameters"] == 20
+
+
+def test_a_compiled_module_is_not_seen(tmp_path: Path) -> None:
+    module = Wide()
+    module.layer._compiled_call_impl = module.layer._call_impl  # what module.compile() sets, without a compiler
+    assert fit(module, tmp_path).facts["uncounted"] == "a compiled step keeps other tensors than a recorded one would"
+
+
+def test_a_measurement_that_fails_is_one_warning_and_the_fit_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("its own")
+
+    monkeypatch.setattr(memory.SavedTensors, "watch", broken)
+    with pytest.warns(UserWarning, match="MemoryMonitor stopped measuring: ZeroDivisionError") as caught:
+        monitor = fit(Stranger(), tmp_path)
+    assert len([one for one in caught if "stopped measuring" in str(one.message)]) == 1
+    assert monitor.facts["uncounted"] == "the measurement ended with ZeroDivisionError: its own"
+
+
+def test_an_error_of_the_step_is_the_steps_own_and_what_was_measured_stays(tmp_path: Path) -> None:
+    class Failing(Wide):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 3:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().training_step(batch, batch_idx)
+
+    monitor = MemoryMonitor()
+    with pytest.raises(torch.OutOfMemoryError):
+        fit(Failing(), tmp_path, monitor=monitor)
+    assert monitor.facts["parts_bytes"]["saved"] == SAVED
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
 def test_a_training_goes_on_bit_for_bit_as_without_the_monitor(tmp_path: Path) -> None:
     weights = []
-    for callbacks in ([], [MemoryMonitor(count=True)]):
+    for callbacks in ([], [MemoryMonitor()]):
         lightning.seed_everything(1, verbose=False)
         module = Stranger()
-        module.layer = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
-        trainer = lightning.Trainer(
-            max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=callbacks
-        )
-        trainer.fit(module, loader())
+        module.layer = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 1))
+        options: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "default_root_dir": tmp_path, **QUIET}
+        lightning.Trainer(callbacks=callbacks, **options).fit(module, loader())
         weights.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
     assert torch.equal(*weights)
-
-
-class TooLarge(Stranger):
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        if batch_idx == 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return super().training_step(batch, batch_idx)
-
-
-def test_out_of_memory_says_what_there_was_and_what_would_have_fitted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("batchscope.callbacks.memory.free_bytes", lambda device: 100)
-    monitor = MemoryMonitor(count=True)
-    trainer = lightning.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=[monitor]
-    )
-    with pytest.raises(torch.OutOfMemoryError):
-        trainer.fit(TooLarge(), loader())
-    known = monitor.facts["out_of_memory"]
-    assert known["available_bytes"] == 120  # and the parameters, which were there
-    assert known["needed_bytes"] == monitor.facts["peak_bytes"] > 120
-    assert known["batch_size_that_fits"] == 2
-
-
-class Late(ByValue):
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        if self.current_epoch == 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return Stranger.training_step(self, batch, batch_idx)
-
-
-def test_the_optimizer_states_of_a_resumed_fit_are_memory_that_its_steps_may_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("batchscope.callbacks.memory.free_bytes", lambda device: 100)
-    options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "default_root_dir": tmp_path}
-    first = lightning.Trainer(max_epochs=1, enable_checkpointing=False, **options)
-    first.fit(Late(), loader())
-    first.save_checkpoint(tmp_path / "last.ckpt")
-    monitor = MemoryMonitor(count=True)
-    resumed = lightning.Trainer(max_epochs=2, enable_checkpointing=False, callbacks=[monitor], **options)
-    with pytest.raises(torch.OutOfMemoryError):
-        resumed.fit(Late(), loader(), ckpt_path=tmp_path / "last.ckpt")
-    assert monitor.facts["out_of_memory"]["available_bytes"] == 100 + 20 + 20  # free, parameters, momentum
 
 
 def test_an_error_of_another_kind_is_no_out_of_memory() -> None:
@@ -209,53 +227,7 @@ def test_an_error_of_another_kind_is_no_out_of_memory() -> None:
     assert not memory_limits.is_out_of_memory(RuntimeError("shape mismatch"))
 
 
-def test_the_free_memory_of_a_gpu_is_what_the_device_and_the_allocator_have_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 5000))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 200)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 400)
-    assert memory_limits.free_bytes(torch.device("cuda")) == 1200
+def test_a_gpus_peaks_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = [{"allocated_bytes.all.peak": 200, "reserved_bytes.all.peak": 400}]
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: known.pop())
     assert memory_limits.measured_bytes(torch.device("cuda")) == {"allocated": 200, "reserved": 400}
-
-
-class Caching(LightningModule):
-    """Keeps a mask in a cached function, where a counted step leaves one without memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    @staticmethod
-    @functools.lru_cache
-    def mask(size: int, device: torch.device) -> torch.Tensor:
-        return torch.triu(torch.ones(size, size, device=device))
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return (self.layer(batch[0]) @ self.mask(8, batch[0].device)).sum()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-@pytest.mark.parametrize("count", [False, True])
-def test_a_step_that_keeps_tensors_outside_of_its_module_is_trained_truly_or_not_at_all(count: bool) -> None:
-    Caching.mask.cache_clear()
-    module, data = Caching(), DataLoader(TensorDataset(torch.ones(12, 8)), batch_size=4)
-    before = module.layer.weight.detach().clone()
-    quiet = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-    }
-    trainer = lightning.Trainer(accelerator="cpu", max_epochs=1, callbacks=[MemoryMonitor(count=count)], **quiet)
-    if count:
-        with pytest.raises(StateOutsideError, match="Caching keeps tensors outside of the module"):
-            trainer.fit(module, data)
-    else:
-        trainer.fit(module, data)
-        assert not torch.equal(module.layer.weight, before)
-    Caching.mask.cache_clear()

@@ -7,7 +7,6 @@ from batchscope.callbacks._run_summary import (
     Seen,
     bottleneck_facts,
     device_facts,
-    exceeds_count,
     is_optimizer_traffic,
     predicted_knee,
 )
@@ -59,23 +58,6 @@ def test_a_run_of_a_diagnosis_is_known_as_one_so_that_it_is_not_advised_to_start
     trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     trainer.strategy.connect(module)
     assert setting_of(trainer, {"batch_size": 8}, None).experiment == experiment
-
-
-@pytest.mark.parametrize(
-    ("recorded", "flops_per_sample", "exceeds"),
-    [
-        (800.0, 100.0, False),
-        (8 * 133.0, 100.0, False),  # activations that are computed again
-        (8 * 200.0, 100.0, True),  # the first batch was not like the others
-        (0.0, 100.0, False),  # compiled kernels, which nobody counts
-        (800.0, None, False),
-    ],
-)
-def test_no_rate_follows_from_a_first_batch_with_far_fewer_flops(
-    recorded: float, flops_per_sample: float | None, exceeds: bool
-) -> None:
-    operations = [Operation("mm", "forward", "", "fp32", flops=recorded / 2)] * 2
-    assert exceeds_count(operations, flops_per_sample, samples=8) == exceeds
 
 
 PARTS_MS = {"data_wait": 8.0, "forward": 2.0}

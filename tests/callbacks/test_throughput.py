@@ -1,5 +1,6 @@
 """ThroughputMonitor in strangers' projects: what it measures, what it leaves out, and that it never ends a training."""
 
+import functools
 import pickle
 import time
 from pathlib import Path
@@ -21,7 +22,6 @@ from batchscope.callbacks.memory import MemoryMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware import calibration
 from batchscope.hardware.calibration import Calibration
-from batchscope.hardware.memory import MemoryCounter, StepMemory
 from batchscope.models.recurrent import LSTMCell, unroll
 from batchscope.records.metrics import METRICS
 from batchscope.records.step_parts import PARTS
@@ -59,12 +59,20 @@ def monitor() -> ThroughputMonitor:
     return ThroughputMonitor(calibrate=False, verbose=False, record_operations=False)
 
 
-def test_every_step_from_the_second_on_has_all_that_can_be_known(monitor: ThroughputMonitor, tmp_path: Path) -> None:
-    memory = fit(monitor, tmp_path)
-    assert memory.steps("time/step_ms") == list(range(2, 11))
+@pytest.fixture
+def recording() -> ThroughputMonitor:
+    """A monitor that records the updates 2 to 4."""
+    return ThroughputMonitor(calibrate=False, verbose=False)
+
+
+def test_every_step_after_the_recorded_ones_has_all_that_can_be_known(
+    recording: ThroughputMonitor, tmp_path: Path
+) -> None:
+    memory = fit(recording, tmp_path)
+    assert memory.steps("time/step_ms") == list(range(5, 11))
     declared = {key for key in METRICS if key.startswith(("time/", "throughput/"))}
     unknown = {"throughput/timesteps_per_sec", "throughput/mfu"}  # no sequences; no peak was measured
-    for step in range(2, 11):
+    for step in range(5, 11):
         assert set(memory.at(step)) == declared - unknown
 
 
@@ -274,26 +282,6 @@ def test_two_monitors_of_one_trainer_both_measure(monitor: ThroughputMonitor, tm
         assert summary["parts_ms"]["forward"] > 0
 
 
-class SlowCounter(MemoryCounter):
-    def at(self, batch_size: int | None = None) -> StepMemory | None:
-        time.sleep(1)
-        return super().at(batch_size)
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_counting_memory_is_in_no_step_and_not_in_the_rate_of_the_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
-) -> None:
-    monkeypatch.setattr("batchscope.callbacks.memory.MemoryCounter", SlowCounter)
-    monitors = [ThroughputMonitor(calibrate=False, verbose=False, warmup_steps=0) for _ in range(2)]
-    callbacks = (MemoryMonitor(), monitors[1]) if first else (monitors[1], MemoryMonitor())
-    fit(monitors[0], tmp_path, callbacks=callbacks, max_steps=1)
-    for monitor in monitors:
-        assert monitor.summary["updates"] == 1
-        assert monitor.summary["step_ms"] < 1000
-        assert monitor.summary["fit_seconds"] < 1
-
-
 class Dicts(Stranger):
     """Takes batches of any shape."""
 
@@ -320,22 +308,22 @@ def test_a_batch_size_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_flops_are_those_of_the_layer_and_mfu_is_of_the_measured_peak(
-    monitor: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recording: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = Calibration("cpu", "a processor", None, torch.__version__, 2, {"fp32": 1e9})
     monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: measured)
-    memory = fit(monitor, tmp_path)
+    memory = fit(recording, tmp_path)
     # A linear layer of 4 → 1: 8 FLOPs forward, 8 for the weights' gradient, none for the input's.
-    assert monitor.summary["flops_per_sample"] == 16
-    assert monitor.summary["flops_per_sec"] == pytest.approx(16 * monitor.summary["samples_per_sec"])
-    assert monitor.summary["samples_per_sec"] == pytest.approx(4e3 / monitor.summary["step_ms_median"])
+    assert recording.summary["flops_per_sample"] == 16
+    assert recording.summary["flops_per_sec"] == pytest.approx(16 * recording.summary["samples_per_sec"])
+    assert recording.summary["samples_per_sec"] == pytest.approx(4e3 / recording.summary["step_ms_median"])
     row = memory.at(5)
     assert row["throughput/flops_per_sec"] == pytest.approx(16 * 4e3 / row["time/step_ms"])
     assert row["throughput/mfu"] == pytest.approx(row["throughput/flops_per_sec"] / 1e9)
 
 
 def test_the_peak_is_that_of_what_the_model_really_runs(
-    monitor: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recording: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU, where cuDNN's recurrent kernels use TF32 and the products of the head do not."""
 
@@ -353,24 +341,57 @@ def test_the_peak_is_that_of_what_the_model_really_runs(
     monkeypatch.setattr(calibration, "float32_formats", lambda device: formats)
     measured = Calibration("cpu", "a device", None, torch.__version__, 2, {"fp32": 1e9, "tf32": 8e9})
     monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: measured)
-    memory = fit(monitor, tmp_path, Recurrent())
-    cell, head = 4 * 2 * (1 + 2) * 8, 2 * 2  # four steps of (1 + 2) inputs into 2 units of 4 gates each
+    memory = fit(recording, tmp_path, Recurrent())
+    weights, states = 4 * 2 * (1 + 2) * 8, 3 * 2 * 2 * 8  # four steps of (1 + 2) inputs into 2 units of 4 gates each
+    cell, head = 2 * weights + states, 3 * 2 * 2  # backward: of each weight, of the states but the first one
     peak = (cell + head) / (cell / 8e9 + head / 1e9)
-    assert monitor.summary["peak_flops_per_sec"] == pytest.approx(peak)
+    assert recording.summary["peak_flops_per_sec"] == pytest.approx(peak)
     row = memory.at(5)
     assert row["throughput/mfu"] == pytest.approx(row["throughput/flops_per_sec"] / peak)
 
 
-def test_a_module_that_cannot_be_counted_has_no_flops(monitor: ThroughputMonitor, tmp_path: Path) -> None:
-    class Uncountable(Stranger):
+def test_a_step_that_depends_on_its_data_has_the_flops_that_it_ran(
+    recording: ThroughputMonitor, tmp_path: Path
+) -> None:
+    class ByValue(Stranger):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             loss = super().training_step(batch, batch_idx)
             return loss if loss.item() >= 0 else -loss
 
-    with pytest.warns(UserWarning, match="The FLOPs of Uncountable cannot be counted"):
-        memory = fit(monitor, tmp_path, Uncountable())
+    memory = fit(recording, tmp_path, ByValue())
+    assert len(memory.values("throughput/flops_per_sec")) == 6
+    assert recording.summary["flops_per_sample"] == 16
+
+
+def test_without_recorded_operations_there_are_no_flops(monitor: ThroughputMonitor, tmp_path: Path) -> None:
+    memory = fit(monitor, tmp_path)
     assert memory.values("throughput/flops_per_sec") == []
-    assert "flops_per_sec" not in monitor.summary
+    assert monitor.summary["missing"]["flops_per_sec"] == "record_operations=False"
+
+
+@functools.lru_cache
+def cached_mask(size: int, device: torch.device) -> Tensor:
+    return torch.ones(size, device=device)
+
+
+TABLE: dict[int, Tensor] = {}
+
+
+@pytest.mark.parametrize("callbacks", [(), (MemoryMonitor(verbose=False),)], ids=["alone", "with memory"])
+def test_a_module_that_caches_tensors_outside_of_itself_trains(
+    recording: ThroughputMonitor, tmp_path: Path, callbacks: tuple[Callback, ...]
+) -> None:
+    class Caching(Stranger):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            x = x * cached_mask(4, x.device) * TABLE.setdefault(len(x), torch.ones(4, device=x.device))
+            return super().training_step((x, y), batch_idx)
+
+    cached_mask.cache_clear()
+    TABLE.clear()
+    fit(recording, tmp_path, Caching(), callbacks=callbacks)
+    assert recording.summary["flops_per_sample"] == 16
+    assert [each.device.type for each in (cached_mask(4, torch.device("cpu")), *TABLE.values())] == ["cpu", "cpu"]
 
 
 def test_flops_may_be_given(tmp_path: Path) -> None:

@@ -36,6 +36,15 @@ def test_accumulated_gradients_are_divided_into_batches(tmp_path):
     assert found.steps[8].rows[0].calls == 0.25 and found.steps[8].batches == 1
 
 
+def test_a_gpu_has_measured_the_rest_and_elsewhere_the_largest_operation_stands_for_it(tmp_path):
+    (gpu,) = measured(write_training(tmp_path / "gpu"))
+    parts = {"parameters": 1e6, "gradients": 1e6, "optimizer": 2e6, "saved": 3e5}
+    (cpu,) = measured(write_training(tmp_path / "cpu", memory=lambda size: parts))
+    assert (gpu.memory.by_size[64], gpu.memory.moving) == (3.1e5 * 64, {})
+    largest = max(row.bytes for row in mlp(64) if row.part == "backward")
+    assert (cpu.memory.by_size[64], cpu.memory.moving[64]) == (3e5, largest)
+
+
 def test_without_a_count_activations_are_taken_from_the_traffic(tmp_path):
     (found,) = measured(write_training(tmp_path, memory=lambda size: {"parameters": 1e6}))
     assert not found.memory.is_counted and found.memory.at(512) > found.memory.at(8) > 1e6

@@ -32,6 +32,19 @@ def test_an_estimate_says_so_by_its_width():
     assert needed(guess, MAC, 6400).high - needed(guess, MAC, 6400).low > 6e9
 
 
+def test_what_the_backward_pass_moves_is_added_for_a_moment():
+    moving = CountedMemory(1e9, {64: 64e6}, moving={64: 48e6})
+    assert (moving.at(128), moving.moving_at(128)) == (1.128e9, 96e6)
+    found = needed(moving, MAC, 128)
+    assert (found.low, found.middle, found.high) == (1.128e9, 1.160e9, 1.192e9)
+    assert largest_batch(moving, T4) < largest_batch(CountedMemory(1e9, {64: 64e6}), T4)
+
+
+def test_gradients_of_all_time_steps_at_once_are_within_the_interval():
+    loop = CountedMemory(0.0, {64: 1.706e6}, moving={64: 1.655e6}, has_loop=True)  # of the rnn_cell, 100 time steps
+    assert needed(loop, MAC, 64).middle < 3.71e6 < needed(loop, MAC, 64).high  # what a count of its tensors gave
+
+
 def test_the_largest_batch_is_the_last_that_fits():
     largest = largest_batch(COUNTED, T4)
     assert needed(COUNTED, T4, largest).high <= usable(T4) < needed(COUNTED, T4, largest + 1).high

@@ -139,7 +139,7 @@ def test_the_largest_batch_fits_and_the_next_ones_may_not(training):
 
 
 def test_a_device_holds_what_it_has_trained_with(tmp_path):
-    greedy = workload(write_training(tmp_path, memory=lambda size: {"parameters": 1e6, "activations": 1e9 * size}))
+    greedy = workload(write_training(tmp_path, memory=lambda size: {"parameters": 1e6, "saved": 1e9 * size}))
     assert greedy.largest_batch_size(greedy.device) == 512 and greedy.on(greedy.device, 512).fits
     assert greedy.largest_batch_size(find_device("t4")) < 16
 

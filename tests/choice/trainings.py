@@ -77,7 +77,7 @@ def write_training(
         "parameters": 1e6,
         "gradients": 1e6,
         "optimizer": 2e6,
-        "activations": 3e5 * size,
+        "saved": 3e5 * size,
         "rest": 1e4 * size,
     },
     **options,
