@@ -42,7 +42,7 @@ from batchscope.records.step_times import StepTimes
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("reference", "sweeps", "simulated", "compare", "diagnose")
 CASES = ("cnn=2,8,32,256", "stacked_lstm=8,32,128,512")
-LONG = ("callbacks.until_known.seconds=40", "callbacks.until_known.precision=0.005")
+LONG = ("callbacks.until_known.seconds=25", "callbacks.until_known.precision=0.005")
 LIMIT_S = 150  # of measuring in a sweep
 QUICK = (  # leaves out what has no part in a rate, for --smallest
     "callbacks.throughput.calibrate=false",
@@ -121,12 +121,13 @@ def measure_references(args: argparse.Namespace) -> dict[str, list[Path]]:
 
 
 def measure_sweeps(args: argparse.Namespace, references: Mapping[str, Reference]) -> list[dict[str, Any]]:
-    """All sweeps, in conditions and models that take turns, each with its judgement."""
+    """All sweeps, in conditions and models that take turns, each with its judgement; those beside bursts come last."""
     conditions = CONDITIONS[1:2] if args.smallest else CONDITIONS
+    order = [(n, c) for n in range(args.sweeps) for c in conditions[:2]]
+    order += [(n, c) for c in conditions[2:] for n in range(args.sweeps)]
     found = []
-    for number in range(args.sweeps * len(conditions)):
-        turn, which = divmod(number, len(conditions))
-        case, condition = args.cases[turn % len(args.cases)], conditions[which]
+    for number, (repetition, condition) in enumerate(order):
+        case = args.cases[repetition % len(args.cases)]
         place = args.out / "sweeps" / str(number)
         options = options_of(case, args)
         facts = kept(place, lambda p=place, o=options, c=condition, n=number: sweep(p, o, c, n))

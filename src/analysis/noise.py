@@ -85,15 +85,10 @@ class Rates:
         recorded: samples a second of settings without windows; nothing is known of their spread.
         between: a standard deviation that separate runs of the same thing are taken to differ by, in logs, where settings
             share no passes. It counts as ten repeated runs beside those that there are.
-        allow_for_load: whether intervals allow for what other programs took. More measurements do not narrow that part.
     """
 
     def __init__(
-        self,
-        windows: pd.DataFrame,
-        recorded: Mapping[int, float] | None = None,
-        between: float | None = None,
-        allow_for_load: bool = True,
+        self, windows: pd.DataFrame, recorded: Mapping[int, float] | None = None, between: float | None = None
     ):
         self.windows = windows
         self._recorded = dict(recorded or {})
@@ -116,7 +111,7 @@ class Rates:
         self._repeats = _of_repeats(self._by_setting(self._center), blocks)
         apart = _pooled(self._repeats, None if between is None else _Spread(between**2, _WORTH))
         self._between = max((one for one in (_of_halves(used), apart) if one), default=_Spread())
-        taken = used["taken"].sub(USUAL_SHARE).clip(0, 0.9) * allow_for_load
+        taken = used["taken"].sub(USUAL_SHARE).clip(0, 0.9)
         self._slowed = taken.groupby(used["setting"]).mean().to_dict()
 
     def rate(self, setting: int) -> float:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import pandas as pd
 
-from ..analysis.answer import Decision, decide
+from ..analysis.answer import decide
 from ..analysis.noise import Rates
 from ..analysis.windows import COLUMNS
 from ..records.intervals import TIME_LIMIT, known_to
@@ -119,16 +119,20 @@ def _open(measured: Sequence[_Visited], precision: float) -> tuple[list[_Visited
     for group in dict.fromkeys(one.group for one in measured):
         members = [one for one in measured if one.group == group]
         windows = pd.DataFrame([row for one in members for row in one.windows], columns=list(COLUMNS))
-        rates = Rates(windows, allow_for_load=False)  # further passes do not narrow what is allowed for it
+        rates = Rates(windows)
         known = {size: rates.reach(size) for size in rates.settings}
         vague += [one for one in members if known.get(one.size, math.inf) > precision]
-        decision = decide(rates) if len(known) > 1 and rates.busy is None else None
-        contending += [one for one in members if decision and one.size in _contenders(decision)]
+        if len(known) > 1 and rates.busy is None:
+            contending += [one for one in members if one.size in _contenders(rates)]
     return vague, contending
 
 
-def _contenders(decision: Decision) -> set[int]:
-    return {*decision.between, decision.best} if decision.between else set()
+def _contenders(rates: Rates) -> set[int]:
+    """The sizes between which further passes may decide: they narrow the noise, and not what is allowed for other programs."""
+    decision, without_noise = decide(rates), decide(rates, confidence=0.0)
+    if decision is None or not decision.between or (without_noise and without_noise.between):
+        return set()
+    return {*decision.between, decision.best}
 
 
 def _words(waiting: Sequence[_Visited], runs: int, number: int, left: float, at_most: float) -> str:
