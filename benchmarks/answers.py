@@ -41,7 +41,7 @@ from batchscope.records.step_times import StepTimes
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("reference", "sweeps", "simulated", "compare", "diagnose")
-CASES = ("cnn=2,8,32,256", "stacked_lstm=8,32,128,512")
+CASES = ("cnn=2,8,32,256", "stacked_lstm=2,8,32,256")
 LONG = ("callbacks.until_known.seconds=25", "callbacks.until_known.precision=0.005")
 LIMIT_S = 150  # of measuring in a sweep
 QUICK = (  # leaves out what has no part in a rate, for --smallest

@@ -24,7 +24,7 @@ from .noise import CONFIDENCE, Rates, Ratio
 from .quality import Quality, quality_of, training_words
 
 ENOUGH = 0.9  # of the best rate
-STATED = 0.98  # confidence of what a sentence states: the fastest, a share within ± 10 %, at most, at least
+STATED = 0.98  # confidence of what a sentence states as certain: the fastest, at most, at least
 VAGUE = 0.1  # a ratio to the best that is not known to ± 10 % is shown as such, and named
 _MOST_NAMED = 6  # sizes in a sentence
 
@@ -189,11 +189,11 @@ class _Words:
 
     def _share(self, size: int, of: int) -> str:
         """A share that is as exact as it is known: `84 %`, or `at most 70 %`."""
-        ratio = self.rates.ratio(size, of, STATED)
+        ratio = self.rates.ratio(size, of)
         if ratio.reach <= VAGUE:
             self._claim("share", size, of=of, share=ratio.value)
             return percent(ratio.value)
-        share = math.ceil(100 * ratio.high) / 100
+        share = math.ceil(100 * self.rates.ratio(size, of, STATED).high) / 100
         self._claim("at_most", size, of=of, share=share)
         return f"at most {percent(share)}"
 

@@ -211,7 +211,7 @@ def compare(
 def _compare_pair(pair: Pair, confidence: float, between: float | None) -> Compared:
     repeated = min(len(pair.a), len(pair.b)) > 1
     assumed = BETWEEN_RUNS if between is None and not repeated else between
-    steps = rates_of({_A: pair.a, _B: pair.b}, assumed)
+    steps = rates_of({_A: pair.a, _B: pair.b}, assumed, sweeps=0.0)  # what slows one slows the other
     busy = max((busy_share(side) or 0.0 for _, side in steps.windows.groupby("setting")), default=0.0) or None
     parts = {part: rates for part in PARTS if (rates := _of_part(pair, part, assumed))}
     small = {p for p, r in parts.items() if all(steps.rate(s) < _SMALL * r.rate(s) for s in (_A, _B))}

@@ -12,7 +12,7 @@ from ..errors import printable
 from ..records.formatting import count, option_value
 from ..records.rates import RATE
 from ..records.values import at
-from .noise import BETWEEN_CPU, Rates
+from .noise import BETWEEN_CPU, SWEEPS_CPU, Rates
 from .run import BATCH_SIZE, CHOICES, HARDWARE, SEED, Run
 from .windows import windows_of
 
@@ -68,17 +68,19 @@ class Group:
         return min((size for size in sizes if size not in self.sizes), default=None)
 
 
-def rates_of(settings: Mapping[int, Sequence[Run]], between: float | None = BETWEEN_CPU) -> Rates:
+def rates_of(
+    settings: Mapping[int, Sequence[Run]], between: float | None = BETWEEN_CPU, sweeps: float = SWEEPS_CPU
+) -> Rates:
     """The rates of some settings that are compared with each other; those of runs without windows are not known well.
 
-    `between` is what separate runs on a CPU are taken to differ by (see Rates).
+    `between` and `sweeps` are what separate runs, and sweeps, on a CPU are taken to differ by (see Rates).
     """
     windows = windows_of(settings)
     on_cpu = any(run.device == "cpu" for runs in settings.values() for run in runs)
     recorded = {number: [run.values[RATE] for run in runs if RATE in run.values] for number, runs in settings.items()}
     measured = set(windows["setting"])
     without = {n: statistics.median(rates) for n, rates in recorded.items() if rates and n not in measured}
-    return Rates(windows, without, between if on_cpu else None)
+    return Rates(windows, without, between if on_cpu else None, sweeps if on_cpu else 0.0)
 
 
 @dataclass(frozen=True)

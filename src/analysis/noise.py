@@ -32,6 +32,7 @@ USUAL_SHARE = 0.05  # of the processor, taken by others and the hypervisor when 
 BUSY_SHARE = 0.25  # of the processor, taken by others: such a window is busy
 _VAGUE = 1e4  # the ratio of an interval's ends from which on it says nothing
 BETWEEN_CPU = 0.1  # standard deviation of log rates between separate runs on a CPU (benchmarks/compare.py)
+SWEEPS_CPU = 0.035  # the same between sweeps, of a size beside others in common passes (benchmarks/results/answers.md)
 _LARGEST = 700  # whose exponential is a number
 _WORTH = 10.0  # degrees of freedom of what is not estimated
 _ROUNDING = 1e-20  # smaller squares of log times are not noise
@@ -85,13 +86,20 @@ class Rates:
         recorded: samples a second of settings without windows; nothing is known of their spread.
         between: a standard deviation that separate runs of the same thing are taken to differ by, in logs, where settings
             share no passes. It counts as ten repeated runs beside those that there are.
+        sweeps: a standard deviation, in logs, that a setting differs by from one sweep to another, although it shares passes
+            with others: what slows a machine for minutes slows small batches more than large ones, or less.
     """
 
     def __init__(
-        self, windows: pd.DataFrame, recorded: Mapping[int, float] | None = None, between: float | None = None
+        self,
+        windows: pd.DataFrame,
+        recorded: Mapping[int, float] | None = None,
+        between: float | None = None,
+        sweeps: float = 0.0,
     ):
         self.windows = windows
         self._recorded = dict(recorded or {})
+        self._sweeps = sweeps
         self.settings: list[int] = list(dict.fromkeys([*windows["setting"], *self._recorded]))
         used = _used(windows)
         self._component = _components(used)
@@ -168,7 +176,8 @@ class Rates:
             noise = self._repeats
         repeats = _pooled(self._repeats, noise._replace(freedom=_WORTH)) or noise
         found = max(noise, repeats if together else self._between)
-        return _Spread(found.variance / len(spreads), found.freedom)
+        beyond = self._sweeps**2 if together else 0.0
+        return _Spread((found.variance + beyond) / len(spreads), found.freedom)
 
 
 def busy_share(windows: pd.DataFrame) -> float | None:

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple, Protocol
 import pandas as pd
 
 from ..analysis.answer import decide
-from ..analysis.noise import Rates
+from ..analysis.noise import SWEEPS_CPU, Rates
 from ..analysis.windows import COLUMNS
 from ..records.intervals import TIME_LIMIT, known_to
 
 VISIT_S = 0.25  # many short passes say more than few long ones: what disturbs a machine often lasts for a second
 FEWEST = 10  # passes; with fewer, answers are wrong too often (benchmarks/results/answers_attack.md)
+CLOSER = 0.02  # of a rate: sweeps of different minutes differ by more
 DECIDE_S = 120.0  # of all visits: so long a sweep may take to decide between sizes
 
 
@@ -123,16 +124,11 @@ def _open(measured: Sequence[_Visited], precision: float) -> tuple[list[_Visited
         known = {size: rates.reach(size) for size in rates.settings}
         vague += [one for one in members if known.get(one.size, math.inf) > precision]
         if len(known) > 1 and rates.busy is None:
-            contending += [one for one in members if one.size in _contenders(rates)]
+            found = decide(Rates(windows, sweeps=SWEEPS_CPU))
+            open_ = {*found.between, found.best} if found and found.between else set()
+            # More passes narrow the noise alone: not what sweeps differ by, nor what is allowed for other programs.
+            contending += [one for one in members if one.size in open_ and known[one.size] > CLOSER]
     return vague, contending
-
-
-def _contenders(rates: Rates) -> set[int]:
-    """The sizes between which further passes may decide: they narrow the noise, and not what is allowed for other programs."""
-    decision, without_noise = decide(rates), decide(rates, confidence=0.0)
-    if decision is None or not decision.between or (without_noise and without_noise.between):
-        return set()
-    return {*decision.between, decision.best}
 
 
 def _words(waiting: Sequence[_Visited], runs: int, number: int, left: float, at_most: float) -> str:
