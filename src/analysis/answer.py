@@ -167,9 +167,10 @@ class _Words:
         """`512 is the fastest; 64 gives 84 % of it.`"""
         decision = self.decision
         self._claim("reaches", size, share=ENOUGH, among=sorted(decision.ratios))
-        among = " of those that train as well" if len(decision.ratios) < len(self.overall.ratios) else ""
+        best = f"with the best {self.quality.metric.key}" if self.quality else ""
+        among = f" of those {best}" if len(decision.ratios) < len(self.overall.ratios) else ""
         if len(decision.ratios) == 1:
-            self.lines.append(f"{size:,} is the only size that trains well.")
+            self.lines.append(f"{size:,} is the only size {best}.")
         elif decision.fastest == size:
             self._claim("fastest", size, among=sorted(decision.ratios))
             self.lines.append(f"{size:,} is the fastest{among}{self._next(size)}.")
@@ -207,11 +208,14 @@ class _Words:
             )
             self.repeat = ["seed=0,1,2", _sizes(between)]
             return
-        first = between[0]
-        ratio = ratios[first] if first != self.decision.best else self.decision.ratios[between[-1]]
-        one, other = (first, self.decision.best) if first != self.decision.best else (between[-1], first)
-        span = f"{percent(ratio.low)} to {percent(ratio.high)}" if ratio.high < 10 else "an unknown share"
-        self.lines.append(f"Undecided between {_and(between)}: {one:,} gives {span} of the rate of {other:,}.")
+        best, smallest = self.decision.best, between[0]
+        one, other = (smallest, best) if smallest != best else (between[-1], smallest)
+        ratio = ratios[one]
+        wanted = f"{percent(ENOUGH)} would be enough" if one == smallest else f"{percent(1 + VAGUE)} would be worth it"
+        span = f"{100 * ratio.low:.0f} to {percent(ratio.high)}" if ratio.high < 10 else "an unknown share"
+        self.lines.append(
+            f"Undecided between {_and(between)}: {one:,} gives {span} of the rate of {other:,}; {wanted}."
+        )
         self.repeat = _timed(between)
 
     def _price(self) -> None:
@@ -233,7 +237,7 @@ class _Words:
             self._claim("at_least", fast, of=chosen, share=max(factor, 1.0))
         trained = training_words(self.group.runs)
         self._claim("worse", fast, metric=quality.metric.key)
-        self.lines.append(f"{fast:,} is {gain} and loses {quality.loss_words(fast)} after {trained}.")
+        self.lines.append(f"{fast:,} is {gain} and loses {quality.loss_words(fast, chosen)} after {trained}.")
 
     def _accuracy(self) -> None:
         quality = self.quality

@@ -41,9 +41,15 @@ class Group:
         return found
 
     def medians(self, name: str) -> dict[int, float]:
-        """The median of a number (see `Run.values`) over repeated runs, at every size at which it is known."""
+        """The median of a number (see `Run.values`) over repeated runs, at every size at which it is known.
+
+        MFU is that of the rate in `rates`.
+        """
         known = {size: [r.values[name] for r in runs if name in r.values] for size, runs in self.sizes.items()}
-        return {size: statistics.median(values) for size, values in known.items() if values}
+        found = {size: statistics.median(values) for size, values in known.items() if values}
+        if name != "mfu":
+            return found
+        return {size: mfu * self.rates.rate(size) / self.medians(RATE)[size] for size, mfu in found.items()}
 
     @cached_property
     def rates(self) -> Rates:

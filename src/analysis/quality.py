@@ -45,11 +45,12 @@ class Quality:
         """By how much the metric of a size is worse than the best, at least 0."""
         return abs(self.values[self.best] - self.values[size])
 
-    def loss_words(self, size: int) -> str:
-        """`10 points` of an accuracy, `0.12 of val/loss` of another metric."""
+    def loss_words(self, size: int, than: int) -> str:
+        """By how much a size is worse than another: `10 points` of an accuracy, `0.12 of val/loss` of another metric."""
+        loss = abs(self.values[than] - self.values[size])
         if self.metric.unit != FRACTION:
-            return f"{significant(self.loss(size))} of {self.metric.key}"
-        points = 100 * self.loss(size)
+            return f"{significant(loss)} of {self.metric.key}"
+        points = 100 * loss
         return f"{points:.0f} points" if points >= 9.5 else f"{points:.1f} points"
 
 

@@ -100,7 +100,7 @@ def test_a_share_that_is_not_known_to_10_percent_is_a_bound(tmp_path: Path):
 def test_the_smallest_size_that_reaches_90_percent_is_recommended(tmp_path: Path):
     found = timed(tmp_path, {8: 1000, 64: 3800, 512: 4000})
     assert found.size == 64
-    assert found.lines[0] == "64 is enough: it gives 95 % of the rate of 512, the fastest."
+    assert found.lines[0] == "64 is enough: no other size is more than 10 % faster."
     assert {"kind": "reaches", "batch_size": 64, "share": 0.9, "among": [8, 64, 512]} in found.claims
 
 
@@ -143,8 +143,8 @@ def test_only_sizes_that_train_as_well_are_recommended(tmp_path: Path):
         metrics=lambda size: {"test/acc": accuracy[size]},
     )  # fmt: skip
     assert found.size == 64
-    assert found.lines[0] == "64 is the fastest of those that train as well; 8 gives 17 % of it."
-    assert "2,048 is 3.00 times as fast and loses 52 points after this epoch." in found.lines
+    assert found.lines[0] == "64 is the fastest of those with the best test/acc; 8 gives 17 % of it."
+    assert "2,048 is 3.00 times as fast and loses 50 points after this epoch." in found.lines
     assert {"kind": "worse", "batch_size": 2048, "metric": "test/acc"} in found.claims
 
 

@@ -26,7 +26,7 @@ def test_one_seed_of_an_accuracy_has_the_error_of_its_samples(tmp_path: Path):
     found = quality(tmp_path, {8: [0.95], 64: [0.94], 512: [0.90]})
     assert found.best == 8
     assert found.as_good == [8, 64]  # two errors of the difference are 2 points
-    assert found.loss_words(512) == "5.0 points"
+    assert found.loss_words(512, found.best) == "5.0 points"
 
 
 def test_several_seeds_have_the_error_that_they_show(tmp_path: Path):
@@ -43,7 +43,7 @@ def test_the_noise_of_one_loss_is_not_known(tmp_path: Path):
     found = quality(tmp_path, {8: [0.1], 64: [0.5]}, key="test/loss")
     assert found.allowed is None
     assert (found.best, found.as_good) == (8, [8, 64])
-    assert found.loss_words(64) == "0.400 of test/loss"
+    assert found.loss_words(64, found.best) == "0.400 of test/loss"
 
 
 def test_the_noise_of_an_accuracy_on_an_unknown_number_of_samples_is_not_known(tmp_path: Path):
