@@ -15,7 +15,7 @@
 - attack: thousands of simulated sweeps over a grid of noise, in results/answers_attack.md. Not among the default parts.
 
 What has been measured is kept in --out, and not measured again: parts that were run one by one are in the result of all.
-Only a run of all parts writes results/answers.md. --fresh empties --out.
+A call with the sweeps among its parts writes results/answers.md. --fresh empties --out.
 """
 
 import argparse
@@ -244,8 +244,9 @@ def main() -> None:
     if args.fresh or args.smallest:
         shutil.rmtree(args.out, ignore_errors=True)
     args.out = args.out.resolve()
-    data = run_parts(args, args.part or PARTS)
-    if args.smallest or args.part:
+    parts = args.part or PARTS
+    data = run_parts(args, parts)
+    if args.smallest or "sweeps" not in parts:
         print(report(data))
     else:
         write_result("answers", report(data), data)

@@ -53,14 +53,15 @@ def run_table(sweep: SweepResults, efficiencies: dict[str, float]) -> pd.DataFra
 
 
 def _rates(group: Group) -> list[tuple[Run, dict[str, float]]]:
-    """The rate of each run, and the ends of its interval where it is known."""
+    """The rate of each run, the ends of its interval where it is known, and the MFU of this rate."""
     rates = rates_of(dict(enumerate([run] for run in group.runs)))
     found = []
     for number, run in enumerate(group.runs):
         if number in rates.settings:
             rate, reach = rates.rate(number), rates.reach(number)
             ends = {LOW: rate / (1 + reach), HIGH: rate * (1 + reach)} if math.isfinite(reach) else {}
-            found.append((run, {RATE: rate, **ends}))
+            mfu = {"mfu": run.values["mfu"] * rate / run.values[RATE]} if "mfu" in run.values else {}
+            found.append((run, {RATE: rate, **ends, **mfu}))
     return found
 
 
