@@ -20,7 +20,7 @@ from ..records.rates import NEAR_BEST, RATE
 from ..records.terminal import wrapped
 from ..records.values import at, table
 from .groups import rates_of
-from .noise import Rates, Ratio
+from .noise import CONFIDENCE, Rates, Ratio
 from .read import find
 from .run import Run
 from .text_table import aligned
@@ -108,9 +108,14 @@ class Findings:
         return self._rates.ratio(self._setting(trial), 0)
 
     def is_faster(self, trial: Trial) -> bool:
-        """Whether a change is shown to be faster than the baseline; never on a busy machine."""
-        ratio = self.ratio(trial)
-        return ratio is not None and ratio.low > 1 and self._rates.busy is None
+        """Whether a change is shown to be faster than the baseline; never on a busy machine.
+
+        Of many changes, one is the fastest by chance. So each has to be shown with a confidence by which all hold together.
+        """
+        if self.ratio(trial) is None or self._rates.busy is not None:
+            return False
+        confidence = 1 - (1 - CONFIDENCE) / max(len(self.changes), 1)
+        return self._rates.ratio(self._setting(trial), 0, confidence).low > 1
 
     def helps(self, trial: Trial) -> bool:
         """Whether a change can be recommended: it is faster, and was compared with a baseline on both sides."""
