@@ -108,18 +108,18 @@ class Findings:
         return self._rates.ratio(self._setting(trial), 0)
 
     def is_faster(self, trial: Trial) -> bool:
-        """Whether a change is shown to be faster than the baseline; never on a busy machine.
-
-        Of many changes, one is the fastest by chance. So each has to be shown with a confidence by which all hold together.
-        """
-        if self.ratio(trial) is None or self._rates.busy is not None:
-            return False
-        confidence = 1 - (1 - CONFIDENCE) / max(len(self.changes), 1)
-        return self._rates.ratio(self._setting(trial), 0, confidence).low > 1
+        """Whether a change is faster than the baseline, by its own interval; never on a busy machine."""
+        ratio = self.ratio(trial)
+        return ratio is not None and ratio.low > 1 and self._rates.busy is None
 
     def helps(self, trial: Trial) -> bool:
-        """Whether a change can be recommended: it is faster, and was compared with a baseline on both sides."""
-        return self.is_complete and self.is_faster(trial)
+        """Whether a change can be recommended: it is shown to be faster, and a baseline stands on both sides.
+
+        Of many changes, one is the fastest by chance. So each is held to a confidence by which all hold together.
+        """
+        confidence = 1 - (1 - CONFIDENCE) / max(len(self.changes), 1)
+        is_shown = self.is_faster(trial) and self._rates.ratio(self._setting(trial), 0, confidence).low > 1
+        return self.is_complete and is_shown
 
     @cached_property
     def best(self) -> Trial | None:
