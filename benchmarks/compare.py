@@ -12,7 +12,7 @@ slowdown is a busy wait in `training_step` (slowed_job.py). It needs Linux.
   one of A, and with a slower one, that was run half of the benchmark earlier or later.
 
 A false alarm is exit code 3; "any row" counts a part or rate that is said to differ, too; "busy" counts comparisons without
-a verdict. The last lines say what separate runs of the same thing differed by (`BETWEEN_RUNS` in src/analysis/compare.py).
+a verdict. The last lines say what separate runs of the same thing differed by (`BETWEEN_CPU` in src/analysis/noise.py).
 """
 
 import argparse

@@ -63,11 +63,6 @@ def child_processes(trainer: Trainer) -> list[Popen[bytes]]:
     return getattr(trainer.strategy.launcher, "procs", [])
 
 
-def trainer_of(module: LightningModule) -> Trainer | None:
-    """The trainer that a module is attached to; `module.trainer` raises an error where there is none."""
-    return module._trainer
-
-
 def compiler_context(module: LightningModule) -> dict[str, Any] | None:
     """What `from_compiled(torch.compile(module))` keeps in the module; None if the module is not compiled."""
     return getattr(module, "_compiler_ctx", None)

@@ -21,13 +21,12 @@ from ..records.step_parts import PARTS
 from ..records.terminal import wrapped
 from .groups import rates_of
 from .match import Pair, differences, doubts, match
-from .noise import Rates, Ratio, busy_share
+from .noise import BETWEEN_CPU, Rates, Ratio, busy_share
 from .read import find
 from .text_table import aligned
 from .windows import STEP, windows_of
 
 SCHEMA = 2  # of the JSON
-BETWEEN_RUNS = 0.1  # standard deviation of log times between separate runs of the same thing (docs/comparing.md)
 _ERROR_RATE = 0.05  # of all intervals together
 _SMALL = 0.02  # of the step: a smaller part is not compared
 _WIDTH = 80  # columns
@@ -191,7 +190,7 @@ def compare(
         b: the same.
         max_slowdown: by which the time of a sample may grow.
         between: a standard deviation, in logs, that separate runs of the same thing differ by at least; by default
-            BETWEEN_RUNS, unless both sides have repeated runs, which show it.
+            BETWEEN_CPU, unless both sides have repeated runs, which show it.
 
     Raises:
         UserError: if a folder holds no run, or no run of one matches one of the other.
@@ -210,7 +209,7 @@ def compare(
 
 def _compare_pair(pair: Pair, confidence: float, between: float | None) -> Compared:
     repeated = min(len(pair.a), len(pair.b)) > 1
-    assumed = BETWEEN_RUNS if between is None and not repeated else between
+    assumed = BETWEEN_CPU if between is None and not repeated else between
     steps = rates_of({_A: pair.a, _B: pair.b}, assumed, sweeps=0.0)  # what slows one slows the other
     busy = max((busy_share(side) or 0.0 for _, side in steps.windows.groupby("setting")), default=0.0) or None
     parts = {part: rates for part in PARTS if (rates := _of_part(pair, part, assumed))}

@@ -11,6 +11,7 @@ a block differs by is taken out, too, so repeated runs count by what they differ
 
 Settings that share no passes were measured one after the other, and the machine may have changed meanwhile. By how much
 such runs differ is estimated from what the two halves of each run differ by, or from repeated runs if these differ by more.
+What changes more slowly than a run, or than a sweep, shows in neither: for that, measured constants are assumed on a CPU.
 
 Other programs may have lowered a rate by what they took of the processor: each interval reaches that much further.
 """

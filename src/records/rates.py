@@ -14,8 +14,3 @@ NEAR_BEST = 0.05  # a rate that is lower than the best by this fraction at most 
 def rate(samples: float, step_ms: float) -> float:
     """Samples/s, from the samples of a step over all devices and the median time of such a step."""
     return 1e3 * samples / step_ms
-
-
-def is_near(rate: float, best: float) -> bool:
-    """Whether a rate counts as reaching the best one."""
-    return rate >= (1 - NEAR_BEST) * best
