@@ -168,7 +168,9 @@ def table_of_others(data: dict[str, Any]) -> list[str]:
         )
     for share in (0.0, others.SLOWER):
         if found := [one for one in data.get("compare", ()) if one["slower"] == share]:
-            power = f"{sum(one['said'] == 'slower' for one in found)} shown" if share else "–"
+            shown, busy = (sum(one["said"] == what for one in found) for what in ("slower", "busy"))
+            power = f"{shown} shown" if share else "–"
+            power += f", {busy} busy" if busy else ""
             lines.append(f"| compare, {share:.0%} slower | {len(found)} | {_wrong(found)} | {power} |")
     if found := data.get("diagnose"):
         shown = sum(bool(one["recommended"]) for one in found if one["helps"])

@@ -103,7 +103,7 @@ def compare_pairs(
     found = []
     with script.forking([script.side("a", words)]) as server:
 
-        def one(place: Path, share: float, in_turns: bool) -> dict[str, Any]:
+        def measure(place: Path, share: float, in_turns: bool) -> dict[str, Any]:
             shutil.rmtree(place, ignore_errors=True)
             both = [script.side("a", words), script.side("b", words, share)]
             if in_turns:
@@ -111,19 +111,25 @@ def compare_pairs(
             else:
                 for side in both:
                     script.run_alone(side, place / side.name / "0", rounds * seconds, server)
-            ratio = compare(place / "a", place / "b").compared[0].slowdown  # of the time of a sample
-            how = {"slower": share, "in_turns": in_turns, "ratio": [ratio.low, ratio.value, ratio.high]}
-            wrong = ratio.high < 1 or (ratio.low > 1 and not share)
-            said = "slower" if ratio.low > 1 else "faster" if ratio.high < 1 else "no difference"
-            return {**how, "said": said, "false": [f"B is {said}, ratio {ratio.value:.3f}"] if wrong else []}
+            return {"slower": share, "in_turns": in_turns}
 
         for number in range(pairs):
             for name, share in (("unchanged", 0.0), ("slower", SLOWER)):
                 place = out / f"{name}-{number}"
-                found.append(kept(place, lambda p=place, s=share, n=number: one(p, s, n % 2 == 0)))
+                facts = kept(place, lambda p=place, s=share, n=number: measure(p, s, n % 2 == 0))
+                found.append(facts | _judged_pair(place, share))
                 print(f"\rcompare: {len(found)} of {2 * pairs}", end="", flush=True)
     print()
     return found
+
+
+def _judged_pair(place: Path, share: float) -> dict[str, Any]:
+    """What `compare` says of a pair, and whether it is false: a winner among equals, or the slower one."""
+    found = compare(place / "a", place / "b").compared[0]
+    said, ratio = found.verdict, found.slowdown
+    wrong = said == "faster" or (said == "slower" and not share)
+    false = [f"B is {said}, ratio {ratio.value:.3f}"] if wrong else []
+    return {"ratio": [ratio.low, ratio.value, ratio.high], "said": said, "busy": found.busy, "false": false}
 
 
 def kept(place: Path, do: Callable[[], Any]) -> Any:
