@@ -35,7 +35,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor, nn
 
 from batchscope import DeviceMonitor, ProgressBar, ThroughputMonitor, TrainCurves
-from batchscope.callbacks._measurement import FLUSH_EVERY
+from batchscope.callbacks.throughput import FLUSH_EVERY
 from batchscope.data.loader import DeterministicBatchSampler, TensorLoader
 from batchscope.data.spec import DataSpec
 from batchscope.hardware.timing import clock

@@ -4,7 +4,7 @@
 
 The second epoch of a run is compared, in which nothing starts up any more: the sum of all parts of all steps, and the
 samples/s that follow from it, against the wall clock between the epoch's first and last hook. What the monitor itself takes
-(`writing_ms` of its summary, the mean over the run) is in no step; it is shown, and left out of the wall clock. The epoch is
+(`excluded_ms` of its summary, the mean over the run) is in no step; it is shown, and left out of the wall clock. The epoch is
 of rendered digits or of the adding problem.
 """
 
@@ -88,7 +88,7 @@ def measure(
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
         trainer.fit(task, datamodule=source)
     elapsed, steps = outside.epochs[1]
-    writing = monitor.summary.get("writing_ms", 0.0) / 1e3 * len(steps)
+    writing = monitor.summary.get("excluded_ms", 0.0) / 1e3 * len(steps)
     wall = elapsed - writing
     measured = [rows.rows[step] for step in steps]
     total = sum(row[f"time/{part}_ms"] for row in measured for part in PARTS) / 1e3

@@ -58,8 +58,7 @@ def environment() -> Iterator[None]:
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A verdict does not depend on what other programs do on the machine that runs the test."""
     monkeypatch.setattr("batchscope.hardware.bottleneck.BUSY", 2.0)
-    for module in ("profile", "throughput"):
-        monkeypatch.setattr(f"batchscope.callbacks.{module}.others_share", lambda before, after: 0.0)
+    monkeypatch.setattr("batchscope.callbacks.profile.others_share", lambda before, after: 0.0)
 
 
 @pytest.fixture(scope="session")

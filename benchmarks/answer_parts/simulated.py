@@ -141,17 +141,12 @@ def _run(
 
 def _step_times(seconds: np.ndarray, taken: np.ndarray, disturbed: np.ndarray, rounds: np.ndarray) -> StepTimes:
     count = len(seconds)
-    unknown = np.full(count, np.nan)
     return StepTimes(
         step_s=np.repeat(seconds, STEPS).astype(np.float32),
-        stretch=STEPS * np.arange(count),
-        round=rounds,
+        window=STEPS * np.arange(count),
+        pass_=rounds,
         start_unix=WINDOW_S * np.arange(count, dtype=float),
         others_share=taken,
-        steal_share=np.zeros(count),
-        involuntary_switches=unknown,
-        throttled=unknown,
-        probe_s=unknown,
         disturbed=disturbed.astype(float),
         parts_s=np.repeat(seconds, STEPS)[:, None].astype(np.float32) * np.full(len(PARTS), 1 / len(PARTS), np.float32),
         parts_every=1,

@@ -19,8 +19,8 @@ def windows_of(settings: Mapping[int, Sequence[Run]], part: str = STEP) -> pd.Da
     """The windows of the runs of each setting, in the order in which they were measured.
 
     Columns: `setting`; `run`, a number; `pass_`, which windows of several runs share that were measured in turn, None
-    elsewhere; `log_s`, the log of the seconds that a sample took; `taken`, the share of the processor that other programs
-    and the hypervisor took; `disturbed`, whether that was too much.
+    elsewhere; `log_s`, the log of the seconds that a sample took; `taken`, the share of the processor that others
+    took; `disturbed`, whether that was too much.
     """
     runs = [(setting, run) for setting, members in settings.items() for run in members]
     rows = [(setting, number, *row) for number, (setting, run) in enumerate(runs) for row in _rows(run, part)]
@@ -32,13 +32,13 @@ def _rows(run: Run, part: str) -> Iterable[tuple[Any, ...]]:
     if not isinstance(times, StepTimes) or not samples:
         return
     medians = times.medians() if part == STEP else _of_part(times, part)
-    taken = np.nan_to_num(np.clip(times.others_share, 0, 1)) + np.nan_to_num(np.clip(times.steal_share, 0, 1))
+    taken = np.nan_to_num(np.clip(times.others_share, 0, 1))
     if run.device != "cpu":  # an accelerator's host has free cores for other programs
         taken = np.where(times.disturbed == 1, taken, 0.0)
     turn = table(run.record.get("turn"))  # of a run that is one of many short ones, A B A B …
     session = str(turn.get("of") or run.folder.resolve().parent)
     for number, seconds in enumerate(medians):
-        of_pass = turn.get("round", int(times.round[number]))  # of the whole run, or of each window
+        of_pass = turn.get("round", int(times.pass_[number]))  # of the whole run, or of each window
         shared = isinstance(of_pass, int) and of_pass >= 0
         if 0 < seconds < np.inf:
             yield (
@@ -52,8 +52,8 @@ def _rows(run: Run, part: str) -> Iterable[tuple[Any, ...]]:
 def _of_part(times: StepTimes, part: str) -> np.ndarray:
     """The median time of a part in each window; NaN where it was not kept."""
     values = times.parts_s[:, PARTS.index(part)].astype(float)
-    owner = np.searchsorted(times.stretch, np.arange(len(values)) * times.parts_every, side="right") - 1
-    return np.array([_median(values[owner == number]) for number in range(len(times.stretch))])
+    owner = np.searchsorted(times.window, np.arange(len(values)) * times.parts_every, side="right") - 1
+    return np.array([_median(values[owner == number]) for number in range(len(times.window))])
 
 
 def _median(values: np.ndarray) -> float:

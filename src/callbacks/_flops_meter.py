@@ -12,7 +12,7 @@ from ..hardware.devices import device_name
 from ..hardware.flops import UncountableError
 from ..hardware.measure import find_calibration
 from ._batches import varies
-from ._step_watch import StepWatch
+from ._recording import RecordedUpdates
 
 
 class FlopsMeter:
@@ -45,7 +45,7 @@ class FlopsMeter:
         if self.calibration is None:
             self._no_peak = "this device's peak was not measured before" + ("" if measure else ", and calibrate=False")
 
-    def learn(self, trainer: Trainer, module: LightningModule, watch: StepWatch) -> None:
+    def learn(self, trainer: Trainer, module: LightningModule, recorded: RecordedUpdates) -> None:
         """Take the FLOPs of a sample from the recorded updates; one warning where these have none. Sequences of different
         lengths have none either."""
         if self.is_known:
@@ -54,10 +54,10 @@ class FlopsMeter:
         try:
             if varies(module):
                 raise UncountableError("sequences of different lengths take different numbers of FLOPs")
-            found = watch.flops()
+            found = recorded.flops()
         except UncountableError as error:
             self._reason = str(error)
-            if watch.reason is None and not varies(module):
+            if recorded.reason is None and not varies(module):
                 rank_zero_warn(
                     f"The FLOPs of {type(module).__name__} cannot be counted, so there is no FLOP/s and no MFU: {error}"
                 )

@@ -43,9 +43,8 @@ class Seen(NamedTuple):
 
     operations: Sequence[Operation] = ()  # of one step; empty where none was recorded
     reason: str | None = None  # why none was recorded
-    others: float = 0.0  # the share of the CPU that other processes used meanwhile
     changed: float = 1.0  # the median step ÷ those right after the recorded ones
-    windows: Sequence[Noise] = ()  # what disturbed each; on an accelerator only windows that were slowed
+    taken: Sequence[float] = ()  # of the processor by others, in each window; on an accelerator only where it disturbed
 
 
 def run_summary(
@@ -147,10 +146,9 @@ def bottleneck_facts(
             tensor_busy=_fraction(summary.get("tensor_activity_pct")),
             memory_busy=_fraction(summary.get("dram_activity_pct")),
             mfu=summary.get("mfu"),
-            others=seen.others,
             changed=seen.changed,
             spread=summary["step_ms_p90"] / median if median else 1.0,
-            windows=seen.windows,
+            windows=[Noise(share, 0.0) for share in seen.taken],
         )
     )
     if found is None:

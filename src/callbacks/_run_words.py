@@ -6,10 +6,10 @@ from typing import Any
 from ..hardware.evidence import limit_line, limit_row
 from ..hardware.nvml_readings import THROTTLED_BY
 from ..records.formatting import count, percent, significant, with_prefix
+from ..records.intervals import TIME_LIMIT
 from ..records.step_parts import PARTS, StepPart
 from ..records.terminal import row
-from ._cost_summary import STALL_MS, STALL_RATIO
-from ._stretches import median_words, noise_words
+from ._cost import STALL_MS, STALL_RATIO
 
 _NAMES = {"flops_per_sec": "FLOP/s", "mfu": "MFU"}  # of what may be missing
 _NOISE = 0.05  # between two rates or two ranks: less is not worth a word
@@ -46,9 +46,9 @@ def _speed(summary: Mapping[str, Any]) -> str:
     words = f"{significant(mean)} samples/s"
     if abs(at_median - mean) <= _NOISE * mean:
         return words
-    if "undisturbed_share" not in summary or not summary.get("disturbed_stretches"):
+    if "undisturbed_share" not in summary or not summary.get("disturbed_windows"):
         return f"{words} ({significant(at_median)} at the median step)"
-    taken = summary.get("others_share", 0.0) + summary.get("steal_share", 0.0)
+    taken = summary.get("others_share", 0.0)
     when = "without other programs" if taken > _MIN_OTHERS else "at its usual speed"
     return f"{words} ({significant(at_median)} in the {percent(summary['undisturbed_share'])} of the time {when})"
 
@@ -76,7 +76,7 @@ def _ranks(summary: Mapping[str, Any]) -> str:
 def _device(summary: Mapping[str, Any]) -> str:
     words = []
     if "sm_activity_pct" in summary:
-        words.append(f"busy {percent(summary['sm_activity_pct'] / 100)}")
+        words.append(f"SM activity {percent(summary['sm_activity_pct'] / 100)}")
     elif "utilization_pct" in summary:
         words.append(f"a kernel ran in {percent(summary['utilization_pct'] / 100)} of the time")
     if "memory_peak_gib" in summary:
@@ -102,10 +102,10 @@ def _measured(summary: Mapping[str, Any]) -> list[str]:
     mean = significant(summary["step_ms"])
     lines = [
         " · ".join(run),
-        f"median step {median_words(summary)}; mean {mean} ms = {parts}",
+        f"median step {_median(summary)}; mean {mean} ms = {parts}",
         " · ".join(_rates(summary)),
     ]
-    lines += filter(None, [noise_words(summary)])
+    lines += filter(None, [_noise(summary)])
     if "processes" in summary:
         lines.append(
             f"{summary['processes']} ranks, global batch {summary['batch_size'] * summary['processes']:,}, samples/s of "
@@ -127,6 +127,27 @@ def _measured(summary: Mapping[str, Any]) -> list[str]:
                 f"{found['advice']}: {found['advice_effect']}" if "advice_effect" in found else found["advice"]
             )
     return lines
+
+
+def _median(summary: Mapping[str, Any]) -> str:
+    """The median step with its interval, and why a timed run has ended: `12.3 ms (12.1 to 12.5, known to ± 5 %)`."""
+    interval = " to ".join(map(significant, summary.get("step_ms_interval", ())))
+    ended = summary.get("ended")
+    ended = "at its time limit" if ended == TIME_LIMIT else ended
+    within = ", ".join(filter(None, (interval, ended)))
+    return f"{significant(summary['step_ms_median'])} ms" + (f" ({within})" if within else "")
+
+
+def _noise(summary: Mapping[str, Any]) -> str | None:
+    """A line on windows that something else has slowed, for the details; None if there were none."""
+    bad, windows = summary.get("disturbed_windows", 0), summary.get("windows", 0)
+    if not bad:
+        return None
+    share = summary.get("others_share", 0.0)
+    took = f", other programs took {percent(share)} of the processor" if share >= _MIN_OTHERS else ""
+    enough = "undisturbed_steps" in summary
+    median_is = "the median is of the others" if enough else "the others have too few steps, so the median is of all"
+    return f"{bad} of {count(windows, 'window')} slowed from outside{took}; {median_is}"
 
 
 def _rates(summary: Mapping[str, Any]) -> list[str]:

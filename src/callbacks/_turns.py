@@ -16,9 +16,8 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
-from ..hardware.contention import cpu_seconds
 from ..ranks import TURNS
-from ._exclusions import measuring
+from ._timer import pause
 from .throughput import ThroughputMonitor
 
 MIN_STEPS = 1  # of a turn, however long they are
@@ -29,7 +28,7 @@ class Turns(Callback):
     """Trains in turns. It stands behind the ThroughputMonitor that measures, and before what ends the run.
 
     Args:
-        monitor: that measures the steps of each turn as a stretch.
+        monitor: that measures the steps of each turn as a window.
         read, write: the run's ends of the pipes.
 
     `waited_s` are the seconds in which the run has waited.
@@ -41,18 +40,18 @@ class Turns(Callback):
         self._write = write
         self._is_ready = self._is_warm = self._left = False
         self._is_short = True
-        self._turn: tuple[int, float] | None = None  # whose stretch has not begun yet
+        self._turn: tuple[int, float] | None = None  # whose window has not begun yet
         self.waited_s = 0.0
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last_step = trainer.global_step
-        if self._monitor.measurement:
-            self._monitor.measurement.stretches.by_turns = True  # none begins before the first turn
+        if self._monitor.is_measuring:
+            self._monitor.windows.in_passes = True  # none begins before the first turn
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if not self._is_ready and self._monitor.measurement:  # the memory of a step has been counted by now
+        if not self._is_ready and self._monitor.is_measuring:
             self._is_ready = True
             self._tell({"ready": True})
             self._wait(trainer)
@@ -61,32 +60,28 @@ class Turns(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        measurement = self._monitor.measurement
-        if self._left or measurement is None or trainer.global_step == self._last_step:
+        monitor = self._monitor
+        if self._left or not monitor.is_measuring or trainer.global_step == self._last_step:
             return
         self._last_step = trainer.global_step
         if not self._is_warm:
-            if measurement.updates >= measurement.stretches.first:
+            if monitor.timer.updates >= monitor.windows.first:
                 self._is_warm = True
-                measurement.end()  # the step ends here: the next one does not adjoin it
+                monitor.timer.end_step()  # the next step does not adjoin this one
                 self._tell({"warm": True})
                 self._wait(trainer)
         elif self._turn:
             self._begin(*self._turn)
-        elif measurement.updates - self._first >= MIN_STEPS and time.perf_counter() >= self._until:
-            self._monitor.end_stretch(trainer)
-            facts = measurement.last_stretch()
+        elif monitor.timer.updates - self._first >= MIN_STEPS and time.perf_counter() >= self._until:
+            facts = monitor.end_window(trainer)
             self._is_short = facts.get("median_s", 0.0) < SHORT_S
-            self._tell(facts | {"samples": measurement.samples()})
+            self._tell(facts | {"samples": monitor.table.whole_batch() or None})
             self._wait(trainer)
 
     def _begin(self, number: int, seconds: float) -> None:
-        """Begin the stretch of a turn."""
-        measurement = self._monitor.measurement
-        assert measurement is not None
-        measurement.end()
-        self._turn, self._first = None, measurement.updates
-        self._monitor.begin_stretch(number)
+        """Begin the window of a turn."""
+        self._turn, self._first = None, self._monitor.timer.updates
+        self._monitor.begin_window(number)
         self._until = time.perf_counter() + seconds
 
     def _tell(self, facts: dict[str, Any]) -> None:
@@ -96,13 +91,10 @@ class Turns(Callback):
             self._left = True
 
     def _wait(self, trainer: Trainer) -> None:
-        """Wait for the next turn; the time, and what the processor does meanwhile, is in no step and no rate."""
-        measurement = self._monitor.measurement
-        assert measurement is not None
-        before, began = cpu_seconds(), time.perf_counter()
-        with measuring(trainer):
+        """Wait for the next turn; the time is in no step and no rate."""
+        began = time.perf_counter()
+        with pause(trainer):
             order, _, rest = self._lines.readline().decode().strip().partition(" ")
-        measurement.leave_out(before, cpu_seconds())
         self.waited_s += time.perf_counter() - began
         if order == "warm":
             return
@@ -115,10 +107,10 @@ class Turns(Callback):
             return
         self._left = True
         if order == "stop":
-            measurement.ended = rest
+            self._monitor.ended = rest
             trainer.should_stop = True
         else:
-            measurement.stretches.by_turns = False
+            self._monitor.windows.in_passes = False
 
 
 def seconds_waited(callbacks: Iterable[Any]) -> float:

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from ..options.types import PositiveInt
 from ._never_raise import never_raise
-from ._stopwatch import Clock, clock_for
+from ._timer import Clock, clock_for
 
 
 class CommunicationMonitor(Callback):

@@ -11,9 +11,9 @@ from typing_extensions import override
 
 from .._torch import compilations, watch_compilation
 from ..records.formatting import count, significant
-from ._exclusions import measuring
 from ._never_raise import never_raise
-from ._step_watch import is_compiled_module
+from ._recording import is_compiled_module
+from ._timer import pause
 
 
 class CompilationWatch(Callback):
@@ -58,7 +58,7 @@ class CompilationWatch(Callback):
         def start() -> None:
             nonlocal began
             began = time.perf_counter()
-            excluded.enter_context(measuring(trainer))
+            excluded.enter_context(pause(trainer))
 
         def end() -> None:
             excluded.close()

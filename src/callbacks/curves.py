@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from ..options.types import NonNegativeInt
 from ._deferred_scalars import DeferredScalars
-from ._exclusions import writing
-from ._step_writer import write_steps
+from ._timer import pause
+from ._writer import StepWriter
 
 FLUSH_EVERY = 100  # steps read from the device and written together
 
@@ -42,6 +42,7 @@ class TrainCurves(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._steps, self._reads, self._last_step = [], [], trainer.global_step
+        self._writer = StepWriter(trainer)
 
     @override
     def on_train_batch_end(
@@ -55,7 +56,7 @@ class TrainCurves(Callback):
         self._steps.append((step, {k: v for k, v in scalars.items() if isinstance(v, Tensor) and v.numel() == 1}))
         if len(self._steps) >= FLUSH_EVERY:
             self._start_read()  # a part of the step: on MPS it waits for the step's own work
-            with writing(trainer):
+            with pause(trainer):
                 self._write(trainer, only_ready=True)
 
     @override
@@ -97,7 +98,7 @@ class TrainCurves(Callback):
             rows: dict[int, dict[str, float]] = {}
             for (step, key), value in zip(names, read.values(), strict=True):
                 rows.setdefault(step, {})[f"train/{key}"] = value
-            write_steps(trainer, rows.items())
+            self._writer.write_rows(rows.items())
 
 
 def _mean_of_all_ranks(values: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from ..hardware.probes import (
 from ..hardware.sampler import Sampler, named
 from ..options.types import PositiveFloat
 from ._never_raise import never_raise
-from ._step_writer import Row, write_steps
+from ._writer import Row, StepWriter
 
 MEMORY_PEAK = "device/memory_peak_gib"
 MEMORY_RESERVED = "device/memory_reserved_gib"
@@ -111,6 +111,7 @@ class DeviceMonitor(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.disable()
         self.summary, self._rows = {}, []
+        self._writer = StepWriter(trainer, self.details)
         device = trainer.strategy.root_device
         self._sampler = Sampler([*probes_for(device), AllocatorProbe(device)], self.interval_s)
         self._last = (time.perf_counter(), trainer.global_step)
@@ -162,7 +163,7 @@ class DeviceMonitor(Callback):
         if sampler is not None:
             sampler.stop()
 
-    def result(self) -> dict[str, float | str]:
+    def result(self, spans: object = None) -> dict[str, float | str]:
         """The summary up to the last sample, also before the fit has ended."""
         if self._sampler is None:
             return self.summary
@@ -220,7 +221,7 @@ class DeviceMonitor(Callback):
         """Write the rows, but unless they are the last keep those of the latest step, which may get more."""
         written = [row for row in self._rows if last or row[0] != self._last[1]]
         self._rows = self._rows[len(written) :]
-        write_steps(trainer, _by_step(written), self.details)
+        self._writer.write_rows(_by_step(written))
 
 
 def _by_step(rows: list[Row]) -> Iterator[Row]:

@@ -17,8 +17,8 @@ from ..records.terminal import block, say
 from ._batches import samples_in, varies
 from ._never_raise import never_raise
 from ._profiler_hook import ProfilerHook, attach_profiler_hook, detach_profiler_hook
+from ._recording import FIRST, LAST, can_be_recorded, is_compiled_module
 from ._setting import own_config
-from ._step_watch import FIRST, LAST, can_be_watched, is_compiled_module
 
 _HAS_COMPILED = "this process has used torch.compile"
 
@@ -98,7 +98,7 @@ class MemoryMonitor(Callback):
             return _HAS_COMPILED
         if is_compiled_module(module):
             return "a compiled step keeps other tensors than a recorded one would"
-        if not can_be_watched(trainer, module):
+        if not can_be_recorded(trainer):
             return "the parameters are sharded"
         return "the sequences have different lengths" if varies(module) else None
 

@@ -27,9 +27,9 @@ from ._batches import samples_in
 from ._explanation import Measured, explain
 from ._never_raise import never_raise
 from ._operation_table import as_text
-from ._step_watch import can_be_watched
-from ._stretches import TELLING_S
+from ._recording import can_be_recorded, is_compiled_module
 from ._update_stages import Stage, UpdateStages, most_updates, time_loader
+from ._windows import TELLING_S
 from .throughput import ThroughputMonitor
 
 
@@ -98,7 +98,7 @@ class OperationProfiler(Callback):
         self._device = trainer.strategy.root_device
         self._stages = UpdateStages(self.warmup_steps, self.steps, self._device)
         self._attached.enter_context(time_loader(trainer, self._stages))
-        self._records = can_be_watched(trainer, pl_module)
+        self._records = can_be_recorded(trainer) and not is_compiled_module(pl_module)
         self._recorder = OperationRecorder(pl_module, cache_bytes(self._device), lambda: self._part)
         self._profiler: StepProfiler | None = None
         self._trace: dict[str, Any] = {"traceEvents": []}

@@ -18,8 +18,7 @@ from ..records.formatting import significant
 from ..records.terminal import can_redraw, say
 from ._batches import samples_in
 from ._deferred_scalars import DeferredScalars
-from ._exclusions import add_exclusion, remove_exclusion
-from ._stopwatch import PAUSE
+from ._timer import add_timer, remove_timer
 
 PLAIN_INTERVAL_S = 10.0  # between plain lines, until
 PLAIN_GROWTH = 0.1  # of the time of the fit is longer
@@ -56,18 +55,17 @@ class ProgressBar(TQDMProgressBar):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        add_exclusion(trainer, self._leave_out)
+        add_timer(trainer, self)
         if self.is_enabled and not can_redraw():  # the first process alone has its bars enabled
             self._plain = True
             self.disable()  # Lightning's bars print nothing then
 
     @contextlib.contextmanager
-    def _leave_out(self, part: str) -> Iterator[None]:
-        """Leave a pause out of the rate."""
+    def pause(self) -> Iterator[None]:
+        """Leave what happens within out of the rate."""
         began = time.perf_counter()
         yield
-        if part == PAUSE:
-            self._drawn += time.perf_counter() - began
+        self._drawn += time.perf_counter() - began
 
     @override
     def on_train_start(self, *args: Any) -> None:
@@ -104,7 +102,7 @@ class ProgressBar(TQDMProgressBar):
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().teardown(trainer, pl_module, stage)
-        remove_exclusion(trainer, self._leave_out)
+        remove_timer(trainer, self)
 
     def _is_last(self, batch_idx: int) -> bool:
         return batch_idx + 1 == self.total_train_batches

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
 from inspect import signature
 from typing import Any
 
@@ -14,32 +13,42 @@ from typing_extensions import override
 
 from .._lightning import callbacks_of, overrides
 from ..distributed.gather import gather
-from ..errors import in_one_line
-from ..hardware.contention import cpu_seconds, others_share
 from ..hardware.devices import cache_bytes
 from ..options.types import NonNegativeInt
 from ..records.operations import StepOperations
 from ..records.step_times import StepTimes
 from ..records.terminal import block, is_verbose, say
 from ._batches import samples_in, timesteps_in
-from ._cost_summary import step_metrics
-from ._exclusions import add_exclusion, remove_exclusion, writing
+from ._cost import cost_of, metrics_of, stalls_among
 from ._flops_meter import FlopsMeter
-from ._followed_devices import FollowedDevices
-from ._measurement import Measurement
 from ._never_raise import never_raise
 from ._profiler_hook import ProfilerHook, attach_profiler_hook, detach_profiler_hook
+from ._recording import RecordedUpdates
 from ._run_summary import Seen, run_summary, without_bottleneck
 from ._run_words import details, headline
 from ._setting import own_config
 from ._step_operations import step_operations
-from ._step_watch import StepWatch
-from ._step_writer import Table, write_tables
-from ._stopwatch import PARTS_OF_ACTIONS, PAUSE, PREPARING, VALIDATION, Stopwatch, clock_for
+from ._table import FIRST, INVALID, RECORDED, UpdateTable
+from ._timer import (
+    PARTS_OF_ACTIONS,
+    PAUSE,
+    PREPARING,
+    REQUEST,
+    VALIDATION,
+    StepTimer,
+    add_timer,
+    clock_for,
+    pause,
+    remove_timer,
+)
+from ._windows import Windows
+from ._writer import StepWriter
 from .communication import CommunicationMonitor
+from .device import DeviceMonitor
 
 # Training on a batch: it begins after on_train_batch_start, where modes of other callbacks may begin.
 _BATCH = "run_training_batch"
+FLUSH_EVERY = 100  # batches read and written together
 
 
 class ThroughputMonitor(Callback):
@@ -59,7 +68,7 @@ class ThroughputMonitor(Callback):
 
     Args:
         every_n_steps: write every n-th step to the loggers; all are measured. 0 writes none, with a warning.
-        warmup_steps: left out of the summary, as far as the run is longer.
+        warmup_steps: left out of the summary. A fit that is no longer has no rate.
         batch_size_fn: the samples of a batch, for batches in which the length of the first tensor is another number.
         timesteps_fn: the time steps of a batch, all samples together. Without it a module whose `spec.kind` is
             `sequence` has `spec.input_shape[0]` time steps a sample.
@@ -100,9 +109,10 @@ class ThroughputMonitor(Callback):
         self.operations: StepOperations | None = None
         self._active = False
         self._hook: ProfilerHook | None = None
-        self._devices = FollowedDevices()
-        self._watch = StepWatch(record_operations)
+        self._recorded = RecordedUpdates(record_operations)
         self._flops = FlopsMeter(flops_per_sample)
+        self.table = UpdateTable(warmup_steps)  # of this fit
+        self.ended: str | None = None  # why a timed run has ended
 
     def __getstate__(self) -> dict[str, Any]:
         """For a process that is spawned: the arguments and the results, without what belongs to a fit."""
@@ -113,7 +123,7 @@ class ThroughputMonitor(Callback):
         """The inverse of `__getstate__`."""
         ThroughputMonitor.__init__(self)
         vars(self).update(state)
-        self._watch, self._flops = StepWatch(self.record_operations), FlopsMeter(self.flops_per_sample)
+        self._recorded, self._flops = RecordedUpdates(self.record_operations), FlopsMeter(self.flops_per_sample)
 
     def record_facts(self) -> dict[str, Any]:
         """For the run's record: the summary, as `throughput`."""
@@ -129,13 +139,12 @@ class ThroughputMonitor(Callback):
 
     def step_times(self) -> StepTimes | None:
         """After the fit: the time of each measured step, to be kept with `write_step_times`; None without a summary."""
-        measured = getattr(self, "_measured", None)  # which a process that was given the summary does not have
-        return measured.cost.steps.times() if measured and "updates" in self.summary else None
+        return self.table.times() if "updates" in self.summary else None
 
     @property
-    def measurement(self) -> Measurement | None:
-        """What is being measured in this fit; None where nothing is."""
-        return self._measured if self._active else None
+    def is_measuring(self) -> bool:
+        """Whether the steps of a fit are being measured."""
+        return self._active
 
     @override
     @never_raise
@@ -150,22 +159,22 @@ class ThroughputMonitor(Callback):
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         device = trainer.strategy.root_device
-        self.summary, self.operations = {}, None
-        self._devices = FollowedDevices(trainer)
-        self._stopwatch = Stopwatch(clock_for(device), self._devices.sample)
-        self._watch.attach(trainer, pl_module, cache_bytes(device), lambda: self._stopwatch.part)
-        self._measured = Measurement(
-            self._stopwatch, device, self.warmup_steps, self._watch.last, trainer.global_step, self._devices.restart
-        )
+        self.summary, self.operations, self.ended = {}, None, None
+        self.timer = StepTimer(clock_for(device), trainer.global_step)
+        self._recorded.attach(trainer, pl_module, cache_bytes(device), lambda: self.timer.part)
+        self._first_counted = max(1, self.warmup_steps, self._recorded.last)
+        self.windows = Windows(device, self._first_counted)
+        self.table = UpdateTable(self.warmup_steps, self.windows, trainer.global_step)
+        self._writer = StepWriter(trainer, self.details)
         self._flops.restart()
-        self._validating, self._writes = False, True
+        self._validating, self._windows_read = False, 0
         detach_profiler_hook(trainer, self._hook)
         unused = {hook for hook in PREPARING if not overrides(trainer, hook)}
         endings = frozenset((*PARTS_OF_ACTIONS, _BATCH)) - unused
         self._hook = attach_profiler_hook(trainer, endings, self._on_action_start, self._on_action_end)
         self._active = True
-        add_exclusion(trainer, self._exclude)
-        self._started = time.perf_counter()
+        add_timer(trainer, self.timer)
+        self._started = self._warm_since = time.perf_counter()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -191,78 +200,87 @@ class ThroughputMonitor(Callback):
     def disable(self) -> None:
         """Measure no more in this fit."""
         self._active = False
-        self._watch.stop()
-        self._devices.release()
+        self._recorded.stop()
 
-    @never_raise
-    def begin_stretch(self, turn: int) -> None:
-        """Between two updates, begin a stretch that lasts until `end_stretch`; from now on none begins by the clock."""
-        if self._active:
-            self._measured.stretches.by_turns = True
-            self._measured.stretches.begin(self._measured.updates, turn)
+    def begin_window(self, pass_: int) -> None:
+        """Between two updates, begin a window that lasts until `end_window`; from now on none begins by the clock."""
+        self.timer.end_step()
+        self.windows.in_passes = True
+        self.windows.begin(self.timer.updates, pass_)
 
-    @never_raise
-    def end_stretch(self, trainer: Trainer) -> None:
-        """After an update, end the stretch and read its steps; waits for the device. `measurement.last_stretch()` has them."""
-        if self._active:
-            self._measured.end()
-            self._flush(trainer, wait=True)
-
-    def _exclude(self, part: str) -> AbstractContextManager[None]:
-        return self._stopwatch.excluding(part) if self._active else nullcontext()
+    def end_window(self, trainer: Trainer) -> dict[str, Any]:
+        """After an update, end the window and read its steps, which waits for the device; returns what it has measured."""
+        self.timer.end_step()
+        self.windows.end(self.timer.updates)
+        self._flush(trainer, wait=True)
+        return self.table.window_facts(self.windows.last) if self.windows.last else {}
 
     @never_raise
     def _on_action_start(self, action: str) -> None:
         if not self._active:
             return
         if action == _BATCH:
-            step = self._stopwatch.current
-            self._watch.start(self._measured.updates + 1, step.samples if step is not None else 0)
-            if step is not None:
-                step.watched = self._watch.active
+            self._record()
             return
-        if action == "train_dataloader_next" or PARTS_OF_ACTIONS[action] == PAUSE:
-            self._watch.stop()
-        if action == "train_dataloader_next":
-            self._measured.begin_step()
+        if action == REQUEST:
+            self._recorded.stop()
+            self._begin_batch()
+        elif PARTS_OF_ACTIONS[action] == PAUSE:
+            self._recorded.stop()
         if action == VALIDATION:
             self._validating = True
-        self._stopwatch.enter(PARTS_OF_ACTIONS[action])
+        self.timer.enter(PARTS_OF_ACTIONS[action])
 
     @never_raise
     def _on_action_end(self, action: str) -> None:
         if self._active and action not in (_BATCH, VALIDATION):
-            self._stopwatch.leave(PARTS_OF_ACTIONS[action])
+            self.timer.leave(PARTS_OF_ACTIONS[action])
+
+    def _begin_batch(self) -> None:
+        """Begin a batch, and a window where it is time: what a window's border costs is in no step."""
+        updates = self.timer.updates
+        if updates <= self._first_counted:
+            self._warm_since = time.perf_counter()
+        if self.timer.is_between_updates and self.windows.is_due(updates):
+            with self.timer.pause():
+                self.windows.begin(updates)
+        self.timer.begin_batch()
+
+    def _record(self) -> None:
+        """Record the operations of a batch whose update is among those to be recorded."""
+        batch = self.timer.current
+        self._recorded.start(self.timer.updates + 1, batch.samples if batch is not None else 0)
+        if batch is not None:
+            batch.recorded = self._recorded.active
 
     @override
     @never_raise
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        step = self._stopwatch.current if self._active else None
-        if step is not None:
-            step.samples = (self.batch_size_fn or samples_in)(batch)
-            step.timesteps = self.timesteps_fn(batch) if self.timesteps_fn else timesteps_in(pl_module, step.samples)
+        timed = self.timer.current if self._active else None
+        if timed is not None:
+            timed.samples = (self.batch_size_fn or samples_in)(batch)
+            timed.timesteps = self.timesteps_fn(batch) if self.timesteps_fn else timesteps_in(pl_module, timed.samples)
 
     @override
     @never_raise
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         if self._active:  # automatic and manual optimisation both call this hook
-            self._stopwatch.enter("backward")
+            self.timer.enter("backward")
 
     @override
     @never_raise
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._active:
-            self._stopwatch.leave("backward")
+            self.timer.leave("backward")
 
     @override
     @never_raise
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._active and self._stopwatch.current is not None:
-            self._stopwatch.current.global_step = trainer.global_step
-            self._stopwatch.current.trained = True
-            if self._measured.end_batch(trainer.global_step):
+        if self._active:
+            self.timer.end_batch(trainer.global_step)
+            if len(self.timer.finished) >= FLUSH_EVERY or len(self.windows.all) > self._windows_read:
                 self._flush(trainer, wait=False)
 
     @override
@@ -270,63 +288,71 @@ class ThroughputMonitor(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._active and not self._validating:
             self._validating = True
-            self._watch.stop()
-            self._stopwatch.enter(PAUSE)
+            self._recorded.stop()
+            self.timer.enter(PAUSE)
 
     @override
     @never_raise
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._active and self._validating:
             self._validating = False
-            self._stopwatch.leave(PAUSE)
+            self.timer.leave(PAUSE)
 
     @override
     @never_raise
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         # The step before a checkpoint ends here, so that the curves reach as far as the checkpoint.
-        if self._active and self._stopwatch.current is not None and self._stopwatch.current.trained:
-            self._stopwatch.end_step()
+        if self._active and self.timer.current is not None and self.timer.current.trained:
+            self.timer.end_step()
             self._flush(trainer, wait=True)
 
     @override
     @never_raise
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._active:  # the time between two epochs is in no step
-            self._watch.stop()
-            self._stopwatch.end_step()
+            self._recorded.stop()
+            self.timer.end_step()
 
     def _flush(self, trainer: Trainer, wait: bool) -> None:
-        """Turn marks into numbers, as far as they can be read without waiting, and write them."""
-        with writing(trainer):
-            if self._watch.is_over:
-                self._flops.learn(trainer, trainer.lightning_module, self._watch)
-            numbers, updates, chosen = self._measured.read(wait)
-            if self.every_n_steps and self._writes:
-                chosen &= numbers % self.every_n_steps == 0
-                tables = step_metrics(numbers[chosen], updates[chosen], trainer.world_size, self._flops)
-                self._write(trainer, tables)
+        """Turn marks into rows of the table, as far as they can be read without waiting, and write them."""
+        with pause(trainer):
+            if self._recorded.is_over:
+                self._flops.learn(trainer, trainer.lightning_module, self._recorded)
+            self._windows_read = len(self.windows.all)
+            rows = self._read(wait)
+            if self.every_n_steps:
+                rows = rows[
+                    ((rows["flags"] & (FIRST | RECORDED | INVALID)) == 0) & (rows["step"] % self.every_n_steps == 0)
+                ]
+                if len(rows):
+                    self._writer.write(metrics_of(rows, trainer.world_size, self._flops), always=stalls_among(rows))
 
-    def _write(self, trainer: Trainer, tables: list[Table]) -> None:
-        """Write to the loggers. One that fails gets no more curves, and the steps are measured on."""
-        try:
-            write_tables(trainer, tables, self.details)
-        except Exception as error:  # noqa: BLE001 - anybody's logger
-            self._writes = False
-            with suppress(Warning):  # where warnings are errors
-                rank_zero_warn(f"ThroughputMonitor writes no more curves: {in_one_line(error)}")
+    def _read(self, wait: bool) -> Any:
+        """The rows of batches whose marks have passed on the device, or of all."""
+        clock, finished, batches = self.timer.clock, self.timer.finished, []
+        if wait and finished:
+            clock.wait(finished[-1].end)
+        while finished and clock.ready(finished[0].end):
+            batches.append(finished.popleft())
+        rows = self.table.add([batch for batch in batches if batch.trained], clock)
+        for batch in batches:
+            clock.reuse(batch.moments[:-1])  # the last moment is the next batch's first
+        return rows
 
     @never_raise
     def _stop(self, trainer: Trainer, wait: bool = True) -> None:
-        remove_exclusion(trainer, self._exclude)
+        remove_timer(trainer, self.timer)
         if self._active:
-            self._watch.stop()
-            self._measured.end()
+            self._recorded.stop()
+            self.timer.end_step()
+            self.windows.end(self.timer.updates)
             if wait:  # else in the middle of an update, which may be one that is recorded
-                self._flops.learn(trainer, trainer.lightning_module, self._watch)
+                self._flops.learn(trainer, trainer.lightning_module, self._recorded)
             self._flush(trainer, wait)
             self._active = False
-            seconds = time.perf_counter() - self._started - self._stopwatch.measuring_seconds
-            self.summary = self._measured.summary(trainer.world_size, seconds)
+            seconds = time.perf_counter() - self._started - self.timer.paused_s
+            if cost := cost_of(self.table, trainer.world_size, seconds):
+                self.summary = cost | self.windows.facts() | ({"ended": self.ended} if self.ended else {})
 
     @never_raise
     def _sum_up(self, trainer: Trainer, steps: list[float | None]) -> None:
@@ -336,15 +362,18 @@ class ThroughputMonitor(Callback):
         if 0 < len(measured) < len(steps):
             rank_zero_warn(f"ThroughputMonitor has no summary: {_stopped(steps)}")
         elif cost:
-            monitors = [c for c in callbacks_of(trainer) if isinstance(c, CommunicationMonitor)]
-            communication = monitors[0].result() if monitors else {}
-            operations, factor = self._watch.operations(), self._measured.cost.change(cost["step_ms_median"])
-            others = others_share(self._measured.load_before, cpu_seconds())
-            windows = self._measured.stretches.noise(slowed_alone=trainer.strategy.root_device.type != "cpu")
-            seen = Seen(operations, self._watch.reason, others, factor, windows)
-            self.summary = run_summary(
-                cost | communication, trainer, measured, self._flops, self._devices.result(), seen
+            others = callbacks_of(trainer)
+            communication = next((c.result() for c in others if isinstance(c, CommunicationMonitor)), {})
+            spans = self.timer.spans(self._warm_since)
+            sampled = next((c.result(spans) for c in others if isinstance(c, DeviceMonitor)), {})
+            operations = self._recorded.operations()
+            seen = Seen(
+                operations,
+                self._recorded.why_no_operations,
+                self.table.changed(cost["step_ms_median"]),
+                self.windows.taken(slowed_alone=trainer.strategy.root_device.type != "cpu"),
             )
+            self.summary = run_summary(cost | communication, trainer, measured, self._flops, sampled, seen)
             self.operations = step_operations(operations, self.summary, self._flops.calibration)
 
     @never_raise
@@ -352,11 +381,23 @@ class ThroughputMonitor(Callback):
         """Say why there is no summary, where there is none, and print it."""
         if not self.summary:
             why = self.failure and f"the measurement ended with {self.failure}"
-            why = why or (_stopped(steps) if None in steps else self._measured.why_nothing_is_known())
+            why = why or (_stopped(steps) if None in steps else self._why_nothing_is_known())
             self.summary = without_bottleneck(why)
         if trainer.is_global_zero and own_config(trainer.lightning_module) is None:
             lines = [*self.summary_lines(), *(self.detail_lines() if is_verbose() else [])]
             say(f"\n{block(lines)}" if lines else "")
+
+    def _why_nothing_is_known(self) -> str:
+        if not self.timer.batches:
+            return "no batch was trained"
+        if not self.timer.updates:
+            return (
+                f"of {self.timer.batches:,} batches none ended with an optimizer step that Lightning counts; with manual "
+                "optimization, step the optimizers that self.optimizers() returns"
+            )
+        if self.timer.updates <= self._first_counted:
+            return f"of {self.timer.updates} updates none came after the warm-up of {self._first_counted}"
+        return "no step has a time: the clock has jumped"
 
 
 def _stopped(steps: list[float | None]) -> str:

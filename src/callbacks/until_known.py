@@ -11,8 +11,8 @@ from .._lightning import callbacks_of
 from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..options.types import PositiveFloat, PositiveInt, Purpose
 from ..records.intervals import TIME_LIMIT, known_to, median_interval
-from ._exclusions import writing
-from ._measured_steps import MIN_CLEAN, Known
+from ._table import MIN_UNDISTURBED, UpdateTable
+from ._timer import pause
 from .throughput import ThroughputMonitor
 
 SLOW_STEP_S = 0.3  # of longer steps, fewer than `min_steps` are enough
@@ -49,7 +49,7 @@ class StopWhenKnown(SyncsRanks):
         monitors = [callback for callback in callbacks_of(trainer) if isinstance(callback, ThroughputMonitor)]
         self._monitor = monitors[0] if monitors else None
         self._ended: str | None = None
-        self._batches, self._stretches_seen, self._began = 0, 0, time.perf_counter()
+        self._batches, self._windows_seen, self._began = 0, 0, time.perf_counter()
         RankSync.of(trainer).contribute(_TOPIC, lambda: int(self._ended is not None and trainer.is_global_zero))
 
     @override
@@ -59,34 +59,35 @@ class StopWhenKnown(SyncsRanks):
         self._batches += 1
         if self._ended is None and trainer.is_global_zero:
             self._ended = self._reason(trainer)
-            if self._ended and self._monitor and self._monitor.measurement:
-                self._monitor.measurement.ended = self._ended
+            if self._ended and self._monitor and self._monitor.is_measuring:
+                self._monitor.ended = self._ended
         if RankSync.of(trainer).agreed(_TOPIC):
             trainer.should_stop = True
 
     def _reason(self, trainer: Trainer) -> str | None:
-        measured = self._monitor.measurement if self._monitor else None
+        monitor = self._monitor
         by_clock = TIME_LIMIT if time.perf_counter() - self._began >= self.seconds else None
-        if self._monitor is None or measured is None:
+        if monitor is None or not monitor.is_measuring:
             return by_clock
-        stretches = measured.stretches
-        if not stretches.all:  # manual optimisation may never make an update that Lightning counts
-            most = 2 * (self._monitor.warmup_steps + self.min_steps) * trainer.accumulate_grad_batches
+        windows = monitor.windows
+        if not windows.all:  # manual optimisation may never make an update that Lightning counts
+            most = 2 * (monitor.warmup_steps + self.min_steps) * trainer.accumulate_grad_batches
             return by_clock if self._batches > most else None
-        if stretches.by_turns or len(stretches.all) == self._stretches_seen:
+        if windows.in_passes or len(windows.all) == self._windows_seen:
             return None
-        self._stretches_seen = len(stretches.all)
-        with writing(trainer):
-            return reason_to_end(measured.cost.steps.known(), self.precision, self.seconds, self.min_steps)
+        self._windows_seen = len(windows.all)
+        with pause(trainer):
+            return reason_to_end(monitor.table, self.precision, self.seconds, self.min_steps)
 
 
-def reason_to_end(known: Known, precision: float, seconds: float, min_steps: int) -> str | None:
+def reason_to_end(table: UpdateTable, precision: float, seconds: float, min_steps: int) -> str | None:
     """Why a run that has measured so much ends: `known to ± 5 %`, `time limit`, or None if it goes on."""
-    clean = known.clean_ms
-    measured_s = float(clean.sum()) / 1e3
-    if measured_s >= LEAST_S and (len(clean) >= min_steps or measured_s >= SLOW_STEP_S * min_steps):
-        low, high = median_interval(clean)
-        median = float(numpy.median(clean))
+    undisturbed_ms = table.step_ms(table.undisturbed())
+    measured_s = float(undisturbed_ms.sum()) / 1e3
+    if measured_s >= LEAST_S and (len(undisturbed_ms) >= min_steps or measured_s >= SLOW_STEP_S * min_steps):
+        low, high = median_interval(undisturbed_ms)
+        median = float(numpy.median(undisturbed_ms))
         if (1 - precision) * median <= low and high <= (1 + precision) * median:
             return known_to(precision)
-    return TIME_LIMIT if known.seconds >= seconds and len(known.step_ms) >= MIN_CLEAN else None
+    is_over = table.step_ms(table.counted()).sum() / 1e3 >= seconds
+    return TIME_LIMIT if is_over and table.whole().sum() >= MIN_UNDISTURBED else None

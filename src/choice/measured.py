@@ -130,7 +130,7 @@ def _doubts(runs: Sequence[Run], kept: Sequence[tuple[Run, StepOperations]]) -> 
 
 def _is_disturbed(run: Run) -> bool:
     """Whether other programs disturbed all that was measured of a run."""
-    bad, windows = (positive(at(run.record, f"throughput.{name}")) for name in ("disturbed_stretches", "stretches"))
+    bad, windows = (positive(at(run.record, f"throughput.{name}")) for name in ("disturbed_windows", "windows"))
     return bool(bad and bad == windows)
 
 

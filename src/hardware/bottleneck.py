@@ -111,11 +111,9 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
 
 def _taken(windows: Sequence[Noise]) -> str | None:
     """What others took of the processor, and what to do about it; None if it was little in most windows."""
-    known = [each for each in windows if not math.isnan(each.others_share + each.steal_share)]
-    if not known or (taken := median(each.others_share + each.steal_share for each in known)) <= BUSY:
+    known = [each.others_share for each in windows if not math.isnan(each.others_share)]
+    if not known or (taken := median(known)) <= BUSY:
         return None
-    if median(each.steal_share for each in known) > median(each.others_share for each in known):
-        return f"the hypervisor took {percent(taken)} of the processor: run again when the machine is quieter"
     return f"other programs took {percent(taken)} of the processor: close them and run again"
 
 

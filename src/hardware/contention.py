@@ -20,8 +20,6 @@ import torch
 
 from .. import ranks
 from ..records.formatting import percent
-from .devices import nvml_handle
-from .nvml_readings import THROTTLED_BY, Throttling
 from .probes import CGROUP, cpu_quota
 
 try:
@@ -53,7 +51,7 @@ class Contention:
     def __exit__(self, *exception: object) -> None:
         if self._device.type == "cpu":
             noise = noise_between(self._before, cpu_seconds())
-            share = noise.others_share + noise.steal_share
+            share = noise.others_share
             if share > MAX_CPU_SHARE:
                 self.finding = f"other processes used {percent(share)} of the CPU during the measurement"
         elif self.finding is None:
@@ -84,65 +82,33 @@ class Load(NamedTuple):
 class Noise(NamedTuple):
     """What disturbed the machine between two readings; NaN stands for unknown. Shares are of the cores' time."""
 
-    others_share: float = math.nan  # other processes, without the hypervisor
-    steal_share: float = math.nan  # the hypervisor
+    others_share: float = math.nan  # other processes and the hypervisor
     idle_share: float = math.nan
-    switches: float = math.nan  # context switches that this process did not ask for
-    throttled: float = math.nan  # 1 if heat or a fault lowers the accelerator's clocks, else 0
 
 
 def noise_between(before: Load, after: Load) -> Noise:
     """The shares between two readings; unknown where no time passed. Clocks that tick differently give no negative share."""
-    total, busy, own, steal = (late - early for early, late in zip(before, after, strict=True))
+    total, busy, own, _ = (late - early for early, late in zip(before, after, strict=True))
     if not total > 0:
         return Noise()
-    return Noise(*(min(max(part / total, 0.0), 1.0) for part in (busy - own - steal, steal, total - busy)))
+    return Noise(*(min(max(part / total, 0.0), 1.0) for part in (busy - own, total - busy)))
 
 
-def is_disturbed(noise: Noise, probe_s: float = math.nan, usual_probe_s: float = math.nan) -> bool:
-    """The rule by which a stretch of steps is disturbed; what is unknown disturbs nothing.
-
-    - The hypervisor took more than a tenth of the cores' time, or it and other processes took more than a tenth, and
-      more than was left idle.
-    - The probe, a fixed product on the CPU, took more than 1.25 × its usual time.
-    - Heat or a fault lowered the accelerator's clocks. Its power limit, which is always there, is no disturbance.
-    """
-    taken = noise.others_share + noise.steal_share
-    crowded = taken > MAX_CPU_SHARE and taken > noise.idle_share
-    stolen = noise.steal_share > MAX_CPU_SHARE
-    return crowded or stolen or probe_s > MAX_PROBE_RATIO * usual_probe_s or noise.throttled == 1
+def is_disturbed(noise: Noise) -> bool:
+    """Whether others took more than a tenth of the cores' time, and more than was left idle; what is unknown disturbs nothing."""
+    return noise.others_share > MAX_CPU_SHARE and noise.others_share > noise.idle_share
 
 
 class NoiseMeter:
     """Reads what disturbs a device's machine from one call to the next."""
 
     def __init__(self, device: torch.device):
-        self._throttling: Throttling | None = None
-        if device.type == "cuda" and not torch.version.hip:
-            with contextlib.suppress(Exception):  # NVML is missing, or does not offer the reading
-                import pynvml
-
-                pynvml.nvmlInit()
-                self._throttling = Throttling(pynvml, nvml_handle(pynvml, device))
-        self.read()
+        self._before = cpu_seconds()
 
     def read(self) -> Noise:
-        """The noise since the last call; of the accelerator's clocks, at this moment."""
-        before = getattr(self, "_before", None)
-        self._before = load, switches = cpu_seconds(), _involuntary_switches()
-        if before is None:
-            return Noise()
-        return noise_between(before[0], load)._replace(switches=switches - before[1], throttled=self._is_throttled())
-
-    def _is_throttled(self) -> float:
-        if self._throttling is None:
-            return math.nan
-        try:
-            found = self._throttling()
-        except Exception:  # noqa: BLE001 - the driver refuses from now on
-            self._throttling = None
-            return math.nan
-        return float(any(found.get(THROTTLED_BY[cause], 0) > 0 for cause in ("thermal", "hardware")))
+        """The noise since the last call."""
+        before, self._before = self._before, cpu_seconds()
+        return noise_between(before, self._before)
 
 
 def others_share(before: Load, after: Load) -> float:
@@ -151,7 +117,7 @@ def others_share(before: Load, after: Load) -> float:
     More than `MAX_OTHERS` counts in any case: a run that waits for them leaves cores free, too.
     """
     noise = noise_between(before, after)
-    taken = noise.others_share + noise.steal_share
+    taken = noise.others_share
     crowded = taken > MAX_CPU_SHARE and noise.idle_share <= MAX_CPU_SHARE
     return taken if crowded or taken > MAX_OTHERS else 0.0
 

@@ -1,6 +1,6 @@
-"""The step times of a run (`steps.npz`): each measured step, in the stretches in which the steps were measured.
+"""The step times of a run (`steps.npz`): each measured step, in the windows in which the steps were measured.
 
-A stretch is a short bout of successive steps, with what disturbed the machine meanwhile. Comparisons compare stretches.
+A window is a short bout of successive steps, with what others took of the processor meanwhile. Comparisons compare windows.
 """
 
 import math
@@ -25,35 +25,30 @@ _FLOATS = NDArray[numpy.float64]
 
 @dataclass
 class StepTimes:
-    """The columns of the file. N steps, S stretches, M steps with parts. NaN stands for what is unknown."""
+    """The columns of the file. N steps, W windows, M steps with parts. NaN stands for what is unknown."""
 
     step_s: NDArray[numpy.float32]  # (N,) seconds of each measured whole-batch step
-    stretch: NDArray[numpy.int64]  # (S,) index in `step_s` of each stretch's first step; a stretch may have none
-    round: NDArray[numpy.int64]  # (S,) of a turn; -1 outside of one
-    start_unix: _FLOATS  # (S,) seconds since 1970 at which the stretch began
-    others_share: _FLOATS  # (S,) of the processor, by other processes
-    steal_share: _FLOATS  # (S,) of the processor, by the hypervisor
-    involuntary_switches: _FLOATS  # (S,) of this process
-    throttled: _FLOATS  # (S,) 1 if the accelerator was too hot, else 0
-    probe_s: _FLOATS  # (S,) seconds of the fixed product at the end of the stretch
-    disturbed: _FLOATS  # (S,) 1 if the stretch was, by the rule in hardware/contention.py, else 0
+    window: NDArray[numpy.int64]  # (W,) index in `step_s` of each window's first step; a window may have none
+    pass_: NDArray[numpy.int64]  # (W,) of a sweep; -1 outside of one
+    start_unix: _FLOATS  # (W,) seconds since 1970 at which the window began
+    others_share: _FLOATS  # (W,) of the processor, by other processes and the hypervisor
+    disturbed: _FLOATS  # (W,) 1 if the window was, by the rule in hardware/contention.py, else 0
     parts_s: NDArray[numpy.float32]  # (M, parts) seconds of each part of every `parts_every`-th step
     parts_every: int
 
-    def of_stretches(self, clean: bool = False) -> list[NDArray[numpy.float32]]:
-        """The steps of each stretch, in order; with `clean` those of the undisturbed ones."""
-        steps = numpy.split(self.step_s, self.stretch[1:]) if len(self.stretch) else []
-        return [part for part, bad in zip(steps, self.disturbed, strict=True) if not (clean and bad == 1)]
+    def of_windows(self) -> list[NDArray[numpy.float32]]:
+        """The steps of each window, in order."""
+        return numpy.split(self.step_s, self.window[1:]) if len(self.window) else []
 
     def medians(self) -> _FLOATS:
-        """The median step of each stretch in seconds, shape (S,); NaN for a stretch without a step."""
-        steps = (part.astype(float) for part in self.of_stretches())  # the mean of two large float32 is infinite
+        """The median step of each window in seconds, shape (W,); NaN for a window without a step."""
+        steps = (part.astype(float) for part in self.of_windows())  # the mean of two large float32 is infinite
         return numpy.array([numpy.nanmedian(part) if numpy.isfinite(part).any() else math.nan for part in steps])
 
 
 _DTYPES = {field.name: numpy.dtype("f8") for field in fields(StepTimes)} | {
     **dict.fromkeys(("step_s", "parts_s"), numpy.dtype("f4")),
-    **dict.fromkeys(("stretch", "round", "parts_every"), numpy.dtype("i8")),
+    **dict.fromkeys(("window", "pass_", "parts_every"), numpy.dtype("i8")),
 }
 
 
@@ -125,15 +120,15 @@ def _array(file: IO[bytes], name: str, dtype: numpy.dtype, size: int) -> NDArray
 
 
 def _checked(columns: dict[str, NDArray[Any]]) -> StepTimes:
-    steps, starts, parts = columns["step_s"], columns["stretch"], columns["parts_s"]
+    steps, starts, parts = columns["step_s"], columns["window"], columns["parts_s"]
     every = columns["parts_every"]
-    per_stretch = [columns[name] for name in _DTYPES if name not in ("step_s", "parts_s", "parts_every")]
+    per_window = [columns[name] for name in _DTYPES if name not in ("step_s", "parts_s", "parts_every")]
     if steps.ndim != 1 or parts.ndim != 2 or parts.shape[1] != len(PARTS) or every.ndim or every < 1:
         raise ValueError("its columns have other shapes")
-    if any(column.shape != starts.shape for column in per_stretch) or starts.ndim != 1:
+    if any(column.shape != starts.shape for column in per_window) or starts.ndim != 1:
         raise ValueError("its columns have different lengths")
     borders = [0, *starts.tolist(), len(steps)]
     if borders != sorted(borders) or (len(steps) and (not len(starts) or starts[0] != 0)):
-        raise ValueError("its stretches are not in order")
+        raise ValueError("its windows are not in order")
     values: dict[str, Any] = {**columns, "parts_every": int(every)}
     return StepTimes(**values)

@@ -107,7 +107,7 @@ def _visit(one: _Visited, number: int) -> bool:
         return False
     seconds, samples = facts.get("median_s") or math.nan, facts.get("samples") or math.nan
     if seconds > 0 and samples > 0:
-        taken = facts.get("others_share", 0.0) + facts.get("steal_share", 0.0)
+        taken = facts.get("others_share", 0.0)
         row = (one.size, id(one), str(number), math.log(seconds / samples), taken, bool(facts.get("disturbed")))
         one.windows.append(row)
     return True

@@ -14,8 +14,8 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from batchscope.callbacks import _measurement, curves, throughput
-from batchscope.callbacks._exclusions import add_exclusion
+from batchscope.callbacks import curves, throughput
+from batchscope.callbacks._timer import add_timer
 from batchscope.callbacks.curves import TrainCurves
 from tests.support.third_party_modules import Memory, Stranger, loader
 
@@ -100,9 +100,11 @@ def test_a_rank_that_fails_writes_what_is_there_and_waits_for_no_other_rank(
             return [0.5] if self.is_ready else pytest.fail("waits for a collective operation that may never end")
 
     memory, callback = Memory(), TrainCurves()
+    failing = trainer(tmp_path, memory)
+    callback.on_train_start(failing, Stranger())
     callback._reads = [([(1, "loss")], Read(True)), ([(2, "loss")], Read(False))]
     monkeypatch.setattr(lightning.Trainer, "world_size", 2)
-    callback.on_exception(trainer(tmp_path, memory), Stranger(), RuntimeError("a rank is gone"))
+    callback.on_exception(failing, Stranger(), RuntimeError("a rank is gone"))
     assert memory.curve == [(1, {"train/loss": 0.5})]
 
 
@@ -134,14 +136,14 @@ def test_writing_lengthens_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             time.sleep(0.02)
             super().log_metrics(metrics, step)
 
-    for module in (curves, _measurement):
+    for module in (curves, throughput):
         monkeypatch.setattr(module, "FLUSH_EVERY", 20)
     memory, monitor = Slow(), throughput.ThroughputMonitor(calibrate=False, verbose=False)
     callbacks = [TrainCurves(), monitor]
     trainer(tmp_path, memory, callbacks=callbacks).fit(Stranger(), loader(samples=60, batch_size=1))
     steps = [row["time/step_ms"] for _, row in memory.rows if "time/step_ms" in row]
     assert len(steps) > 100 and max(steps) < 400  # writing 20 steps takes 400 ms
-    assert monitor.summary["writing_ms"] > 20
+    assert monitor.summary["excluded_ms"] > 20
     assert monitor.summary["fit_seconds"] > 240 * 0.02 > monitor.summary["seconds"]
     assert monitor.summary["samples_per_sec_fit"] == pytest.approx(120 / monitor.summary["fit_seconds"])
 
@@ -149,11 +151,14 @@ def test_writing_lengthens_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_waits_for_the_device_on_mps_is_in_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[str] = []
 
-    @contextlib.contextmanager
-    def excluding(part: str) -> Iterator[None]:
-        happened.append("excluded")
-        yield
-        happened.append("included")
+    class Timer:
+        @contextlib.contextmanager
+        def pause(self) -> Iterator[None]:
+            happened.append("excluded")
+            yield
+            happened.append("included")
+
+    timer = Timer()
 
     class Watched(curves.DeferredScalars):
         def __init__(self, *args: Any):
@@ -162,7 +167,7 @@ def test_what_waits_for_the_device_on_mps_is_in_the_step(tmp_path: Path, monkeyp
 
     class Excluding(lightning.Callback):
         def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-            add_exclusion(trainer, excluding)
+            add_timer(trainer, timer)
 
     monkeypatch.setattr(curves, "DeferredScalars", Watched)
     monkeypatch.setattr(curves, "FLUSH_EVERY", 2)

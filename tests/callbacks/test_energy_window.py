@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor
 
 from batchscope.callbacks import _flops_meter, device, throughput
-from batchscope.callbacks._stopwatch import Clock
+from batchscope.callbacks._timer import Clock
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.probes import ENERGY

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from batchscope.callbacks import _flops_meter, throughput
 from batchscope.callbacks._run_words import details
 from batchscope.callbacks._setting import setting_of
-from batchscope.callbacks._stopwatch import Clock
+from batchscope.callbacks._timer import Clock
 from batchscope.callbacks.memory import MemoryMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.calibration import Calibration
@@ -107,7 +107,7 @@ def test_a_logger_that_fails_ends_the_curves_and_not_the_measurement(monitor: Th
         def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
             raise ConnectionError("no network")
 
-    with pytest.warns(UserWarning, match="writes no more curves: ConnectionError: no network") as caught:
+    with pytest.warns(UserWarning, match="gets no more curves: ConnectionError: no network") as caught:
         fit(Stranger(), monitor, logger=Broken(), val_check_interval=1)
     assert len([one for one in caught if "no more curves" in str(one.message)]) == 1
     assert "bottleneck" in monitor.summary
@@ -130,18 +130,23 @@ def test_a_clock_that_jumps_is_named(
 
 
 @pytest.mark.parametrize("options", [{"fast_dev_run": True}, {"max_steps": 1}, {"limit_train_batches": 2}])
-def test_a_short_fit_has_a_bottleneck_and_says_how_few_steps_it_rests_on(
+def test_a_fit_that_is_no_longer_than_the_warm_up_has_no_rate(
     monitor: ThroughputMonitor, options: dict[str, Any]
 ) -> None:
     fit(Stranger(), monitor, **options)
+    assert "none came after the warm-up of 5" in why(monitor)
+    assert "samples_per_sec" not in monitor.summary
+
+
+def test_a_fit_of_a_few_steps_says_how_few_its_bottleneck_rests_on(monitor: ThroughputMonitor) -> None:
+    fit(Stranger(), monitor, max_steps=6)
     found = monitor.summary["bottleneck"]
     assert found["certainty"] == "unclear" or "measured" in found["evidence"]
 
 
 def test_a_verdict_without_recorded_operations_says_why_there_are_none() -> None:
-    first, unwanted = ThroughputMonitor(calibrate=False), ThroughputMonitor(calibrate=False, record_operations=False)
-    fit(Stranger(), first, unwanted, max_steps=1)
-    assert first.summary["step"] == {"not_recorded": "recording begins with update 2"}
+    unwanted = ThroughputMonitor(calibrate=False, record_operations=False)
+    fit(Stranger(), unwanted, max_steps=6)
     assert unwanted.summary["step"] == {"not_recorded": "record_operations=False"}
     found = unwanted.summary["bottleneck"]
     assert found["kind"] != "unclear" or "were recorded (record_operations=False)" in found["evidence"]

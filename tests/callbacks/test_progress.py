@@ -9,7 +9,7 @@ import lightning
 import pytest
 
 from batchscope.callbacks import progress
-from batchscope.callbacks._exclusions import measuring
+from batchscope.callbacks._timer import pause
 from batchscope.callbacks.progress import ProgressBar
 from batchscope.callbacks.throughput import ThroughputMonitor
 from tests.support.third_party_modules import Stranger, loader
@@ -109,8 +109,8 @@ def test_a_closed_pipe_under_standard_output_ends_no_measurement(
     monitor = ThroughputMonitor(calibrate=False)
     bar = Ticking(20.0, monkeypatch)
     with contextlib.redirect_stdout(Closed()) as closed:
-        fit(bar, tmp_path, callbacks=[monitor])
-    assert "epoch 1 of 1, batch 5" in closed.getvalue() and "\nlimit " in closed.getvalue()
+        fit(bar, tmp_path, epochs=2, callbacks=[monitor])
+    assert "epoch 2 of 2, batch 5" in closed.getvalue() and "\nlimit " in closed.getvalue()
     assert "updates" in monitor.summary and monitor.failure is None
     assert not [warning for warning in recwarn if "stopped measuring" in str(warning.message)]
 
@@ -139,7 +139,7 @@ def test_a_pause_is_not_in_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         rates: list[float | None] = []
 
         def on_train_batch_end(self, trainer: lightning.Trainer, *args: object) -> None:
-            with measuring(trainer):
+            with pause(trainer):
                 self._now += 100.0
             super().on_train_batch_end(trainer, *args)
             self.rates.append(self._rate)

@@ -13,7 +13,6 @@ from batchscope.callbacks._run_summary import (
 from batchscope.callbacks._setting import setting_of
 from batchscope.hardware.advice import Setting
 from batchscope.hardware.bottleneck import Bottleneck
-from batchscope.hardware.contention import Noise
 from batchscope.hardware.operations import Operation
 from batchscope.hardware.probes import usable_cores
 from batchscope.options.compose import check_command_line
@@ -71,7 +70,7 @@ def test_the_record_of_a_run_on_a_busy_machine_has_no_verdict_and_no_advice() ->
     assert (found["kind"], found["advice"]) == ("input", "data.pipeline=memory")
     assert found["advice_effect"] == "takes each batch from tensors in memory at once"
     assert "busy" not in found
-    found = bottleneck_facts(COST, None, Seen(windows=[Noise(0.4, 0.03, 0.0)]), setting)["bottleneck"]
+    found = bottleneck_facts(COST, None, Seen(taken=[0.43]), setting)["bottleneck"]
     assert (found["kind"], found["certainty"], found["busy"]) == ("unclear", "unclear", True)
     assert found["evidence"] == "other programs took 43 % of the processor: close them and run again"
     assert "advice" not in found

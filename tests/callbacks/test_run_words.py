@@ -35,8 +35,8 @@ EVERYTHING = summary(
     ended="time limit",
     stalls=2,
     stall_seconds=0.412,
-    stretches=20,
-    disturbed_stretches=8,
+    windows=20,
+    disturbed_windows=8,
     undisturbed_steps=40,
     undisturbed_share=0.6,
     others_share=0.2,
@@ -79,7 +79,7 @@ def test_several_ranks_and_a_gpu_have_a_row_each() -> None:
         "speed   333,000 samples/s (413,000 in the 60 % of the time without other programs)",
         "step    1.24 ms: forward 25, backward 42, optimizer 17, rest 16 %",
         "ranks   mean step 2.50 ms on the slowest (rank 1), 1.00 on the fastest",
-        "device  busy 41 %, peak memory 0.400 GiB, clocks lowered in 34 % of the time",
+        "device  SM activity 41 %, peak memory 0.400 GiB, clocks lowered in 34 % of the time",
         "limit   arithmetic (57 % of the step)",
         "try     trainer.precision=bf16-mixed",
     ]
@@ -105,14 +105,14 @@ MEAN = {"samples_per_sec_mean": 3330.0}
         ({"samples_per_sec": 3480.0}, "3,330 samples/s"),  # no more than the noise
         ({"samples_per_sec": 3900.0}, "3,330 samples/s (3,900 at the median step)"),
         (
-            {"samples_per_sec": 3900.0, "disturbed_stretches": 4, "undisturbed_share": 0.6, "others_share": 0.2},
+            {"samples_per_sec": 3900.0, "disturbed_windows": 4, "undisturbed_share": 0.6, "others_share": 0.2},
             "3,330 samples/s (3,900 in the 60 % of the time without other programs)",
         ),
         (
-            {"samples_per_sec": 3900.0, "disturbed_stretches": 4, "undisturbed_share": 0.6, "others_share": 0.01},
+            {"samples_per_sec": 3900.0, "disturbed_windows": 4, "undisturbed_share": 0.6, "others_share": 0.01},
             "3,330 samples/s (3,900 in the 60 % of the time at its usual speed)",
         ),
-        ({"samples_per_sec": 3900.0, "disturbed_stretches": 4}, "3,330 samples/s (3,900 at the median step)"),
+        ({"samples_per_sec": 3900.0, "disturbed_windows": 4}, "3,330 samples/s (3,900 at the median step)"),
     ],
 )
 def test_the_speed_is_what_the_user_got_and_another_one_says_of_which_time_it_is(
@@ -164,7 +164,7 @@ def test_the_details_have_every_number_and_the_evidence() -> None:
             "a kernel ran in 98 % of the time · SM activity 41 % · clocks lowered in 34 % of the time (power 33 %, "
             "thermal 2 %) · peak 0.400 GiB (0.600 reserved) · 900 µJ/sample"
         ),
-        "8 of 20 windows slowed from outside, other programs used 20 % of the processor; the median is of the others",
+        "8 of 20 windows slowed from outside, other programs took 20 % of the processor; the median is of the others",
         (
             "2 ranks, global batch 1,024, samples/s of all ranks; mean step 2.50 ms on the slowest (rank 1), 1.00 on the "
             "fastest"

@@ -6,7 +6,7 @@ import torch
 from batchscope.callbacks._step_operations import rows_of, step_operations
 from batchscope.hardware.calibration import Calibration
 from batchscope.hardware.operations import Operation
-from tests.callbacks.test_step_watch import BATCH, Net, fit
+from tests.callbacks.test_recording import BATCH, Net, fit
 
 
 def test_the_operations_of_a_step_have_their_dimensions():

@@ -12,7 +12,7 @@ import lightning
 import pytest
 from torch import Tensor
 
-from batchscope.callbacks import _stretches
+from batchscope.callbacks import _windows
 from batchscope.callbacks._turns import turns_of
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.callbacks.until_known import StopWhenKnown
@@ -59,7 +59,7 @@ def fit(tmp_path: Path, sweep: Sweep, accumulate: int = 1, **options: Any) -> tu
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_stretches, "is_disturbed", lambda *seen: False)
+    monkeypatch.setattr(_windows, "is_disturbed", lambda *seen: False)
 
 
 def test_a_run_trains_in_its_turns_and_waits_between_them(tmp_path: Path) -> None:
@@ -81,10 +81,10 @@ def test_a_run_trains_in_its_turns_and_waits_between_them(tmp_path: Path) -> Non
     assert all(turn["steps"] >= MIN_STEPS and turn["samples"] == 4 and turn["disturbed"] is False for turn in turns)
     assert all(turn["median_s"] >= 0.005 for turn in turns)
     assert monitor.summary["ended"] == "known to ± 5 %"
-    assert monitor.summary["stretches"] == 2
+    assert monitor.summary["windows"] == 2
     assert monitor.summary["updates"] == sum(turn["steps"] for turn in turns) + 2  # the first one of each turn
     times = monitor.step_times()
-    assert times.round.tolist() == [4, 5]
+    assert times.pass_.tolist() == [4, 5]
     assert times.step_s.max() < 1.0  # waiting is in no step
     assert monitor.summary["samples_per_sec_fit"] > 0.3 * monitor.summary["samples_per_sec_mean"]  # nor in the fit
 

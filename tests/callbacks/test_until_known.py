@@ -11,19 +11,20 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from batchscope.callbacks import _stretches, until_known
-from batchscope.callbacks._measured_steps import Known
+from batchscope.callbacks import _windows, until_known
+from batchscope.callbacks._table import UpdateTable
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.callbacks.until_known import StopWhenKnown, reason_to_end
 from batchscope.hardware.contention import Noise
 from tests.support.runs import ranks, record
+from tests.support.tables import table_of
 from tests.support.third_party_modules import Stranger, loader
 
 
-def known(clean: int, ms: float, disturbed: int = 0, spread: float = 0.0) -> Known:
+def known(undisturbed: int, ms: float, disturbed: int = 0, spread: float = 0.0) -> UpdateTable:
     """So many undisturbed steps of about so many ms, and disturbed ones of the same length."""
-    step_ms = ms * (1 + spread * numpy.random.default_rng(0).normal(size=clean))
-    return Known(numpy.append(step_ms, [ms] * disturbed), step_ms, (clean + disturbed) * ms / 1e3)
+    step_ms = numpy.abs(ms * (1 + spread * numpy.random.default_rng(0).normal(size=undisturbed)))
+    return table_of([*step_ms, *[ms] * disturbed], disturbed_from=undisturbed)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def known(clean: int, ms: float, disturbed: int = 0, spread: float = 0.0) -> Kno
     ],
 )
 def test_a_run_ends_when_the_interval_of_undisturbed_steps_is_narrow_or_its_time_is_up(
-    so_far: Known, reason: str | None
+    so_far: UpdateTable, reason: str | None
 ) -> None:
     assert reason_to_end(so_far, precision=0.05, seconds=10, min_steps=30) == reason
 
@@ -61,14 +62,10 @@ def test_a_run_that_stops_when_its_median_is_known_knows_it() -> None:
     for seed in range(150):
         random = numpy.random.default_rng(seed)
         steps = 20 * random.lognormal(0, 0.15, 800)
-        ends = [end for end in range(12, 501, 12) if reason_to_end(_so_far(steps[:end]), 0.05, 10, 30)]
+        ends = [end for end in range(12, 501, 12) if reason_to_end(table_of(steps[:end]), 0.05, 10, 30)]
         median = float(numpy.median(steps[: ends[0]]))
         held += abs(median / 20 - 1) <= 0.05
     assert held / 150 >= 0.93
-
-
-def _so_far(step_ms: numpy.ndarray) -> Known:
-    return Known(step_ms, step_ms, float(step_ms.sum()) / 1e3)
 
 
 class Quiet:
@@ -78,7 +75,7 @@ class Quiet:
         pass
 
     def read(self) -> Noise:
-        return Noise(0.0, 0.0, 1.0, 0.0)
+        return Noise(others_share=0.0, idle_share=1.0)
 
 
 class Slow(Stranger):
@@ -102,9 +99,8 @@ def monitor() -> ThroughputMonitor:
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_stretches, "NoiseMeter", Quiet)
-    monkeypatch.setattr(_stretches, "STRETCH_S", 0.05)
-    monkeypatch.setattr(_stretches.SpeedProbe, "read", lambda self: float("nan"))
+    monkeypatch.setattr(_windows, "NoiseMeter", Quiet)
+    monkeypatch.setattr(_windows, "WINDOW_S", 0.05)
 
 
 def test_a_fit_ends_when_the_step_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,8 +110,8 @@ def test_a_fit_ends_when_the_step_is_known(tmp_path: Path, monkeypatch: pytest.M
     summary = timed.summary
     assert summary["ended"] == "known to ± 500 %"
     assert summary["updates"] >= 10
-    assert summary["stretches"] >= 2
-    assert summary["disturbed_stretches"] == 0
+    assert summary["windows"] >= 2
+    assert summary["disturbed_windows"] == 0
     low, high = summary["step_ms_interval"]
     assert 0 < low <= summary["step_ms_median"] <= high
 
@@ -176,10 +172,9 @@ class Turns(Callback):
     def on_train_batch_end(self, trainer: lightning.Trainer, *args: Any) -> None:
         if trainer.global_step % 10 == 0:
             if trainer.global_step > 10:
-                self.timed.end_stretch(trainer)
-                self.turns.append(self.timed.measurement.last_stretch())
+                self.turns.append(self.timed.end_window(trainer))
             time.sleep(0.05)  # the turn of another run
-            self.timed.begin_stretch(trainer.global_step // 10)
+            self.timed.begin_window(trainer.global_step // 10)
             trainer.should_stop = trainer.global_step == 30
 
 
@@ -192,9 +187,9 @@ def test_a_run_that_takes_turns_is_ended_by_who_gives_them(tmp_path: Path) -> No
     assert all(turn["median_s"] > 0.005 for turn in turns.turns)
     times = timed.step_times()
     assert times is not None
-    rounds = times.round.tolist()
+    rounds = times.pass_.tolist()
     assert rounds[-2:] == [1, 2]
-    assert [len(steps) for steps in times.of_stretches()][-2:] == [10, 10]
+    assert [len(steps) for steps in times.of_windows()][-2:] == [10, 10]
 
 
 @pytest.mark.slow

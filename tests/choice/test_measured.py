@@ -125,7 +125,7 @@ def test_waiting_that_other_programs_made_long_at_one_size_is_not_believed(tmp_p
 
 
 def test_a_run_that_other_programs_disturbed_all_the_time_says_how_much(tmp_path):
-    busy = {"stretches": 8, "disturbed_stretches": 8, "others_share": 0.86}
+    busy = {"windows": 8, "disturbed_windows": 8, "others_share": 0.86}
     (quiet,), _ = (measured(write_training(tmp_path / name)) for name in "ab")
     assert quiet.busy is None
     (found,) = measured(changed(tmp_path / "b", lambda record: record["throughput"].update(busy)))

@@ -70,7 +70,7 @@ def test_a_folder_that_is_no_run_is_one_line(monkeypatch, capsys, runs, tmp_path
 def test_hostile_numbers_and_steps_are_no_traceback(monkeypatch, capsys, runs):
     path = runs[1] / "run.json"
     record = json.loads(path.read_text())
-    record["throughput"] |= {"step_ms_interval": ["a", None], "others_share": "\x1b[2J", "steal_share": 1e400}
+    record["throughput"] |= {"step_ms_interval": ["a", None], "others_share": "\x1b[2J", "samples_per_sec_mean": 1e400}
     record["throughput"] |= {"parts_ms": {"forward": float("nan")}, "updates": [], "samples_per_sec_fit": -1}
     record["versions"] = {"torch": "\x1b[31m2.9", "x": ["y"] * 3, "n": None}
     record["turn"] = {"of": ["x"], "round": True}

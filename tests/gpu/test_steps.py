@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from batchscope import MemoryMonitor
-from batchscope.callbacks._stopwatch import clock_for
+from batchscope.callbacks._timer import clock_for
 from batchscope.hardware.calibration_cache import identity
 from batchscope.hardware.probes import CPU, ENERGY, POWER, PROCESSOR_TIME, RSS, SM_CLOCK, UTILIZATION, probes_for
 from batchscope.hardware.timing import clock

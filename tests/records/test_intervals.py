@@ -8,7 +8,7 @@ import pytest
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from batchscope.records.intervals import drifting_interval, median_interval, ratio_interval, student_t
+from batchscope.records.intervals import median_interval
 
 Series = Callable[[Generator, int], NDArray]
 
@@ -76,84 +76,3 @@ def test_six_values_reach_95_percent_and_five_do_not() -> None:
 def test_values_that_are_not_finite_are_left_out_and_equal_ones_have_no_width() -> None:
     assert median_interval([math.nan, 3, 1, math.inf, 2, 6, 5, 4]) == (1, 6)
     assert median_interval([2.0] * 50) == (2.0, 2.0)
-
-
-@pytest.mark.parametrize("paired", [True, False])
-@pytest.mark.parametrize("n", [3, 5, 12])
-def test_the_interval_of_a_ratio_holds_it_as_often_as_it_says(n: int, paired: bool) -> None:
-    random, held = numpy.random.default_rng(n), 0
-    for _ in range(600):
-        rounds = random.normal(0, 0.2 if paired else 0.0, n)  # what slows both in a round
-        a, b = (numpy.exp(rounds + random.normal(center, 0.05, n)) for center in (0.0, math.log(1.1)))
-        ratio, low, high = ratio_interval(a, b, paired=paired)
-        assert low <= ratio <= high
-        held += low <= 1.1 <= high
-    assert held / 600 >= 0.93
-
-
-def test_rounds_that_slow_both_widen_only_the_ratio_that_does_not_know_them() -> None:
-    rounds = numpy.array([1, 1.5, 0.8, 2, 1.1])
-    a, b = rounds * [1, 1.01, 0.99, 1.005, 1], rounds * 1.1
-    _, low, high = ratio_interval(a, b, paired=True)
-    assert 1.07 < low < high < 1.13
-    _, low, high = ratio_interval(a, b)
-    assert low < 0.8
-    assert high > 1.4
-
-
-def test_one_disturbed_stretch_in_five_moves_the_ratio_little() -> None:
-    a = [1, 1.02, 0.99, 1, 1, 1.01, 0.98, 1.01, 1, 0.99]
-    ratio, low, high = ratio_interval(a, [1.1, 1.1, 1.1, 9, 1.1, 1.1, 8, 1.1, 1.1, 1.1], paired=True)
-    assert ratio == pytest.approx(1.1, rel=0.02)
-    assert 1.05 < low < high < 1.2
-
-
-def test_one_stretch_does_not_say_how_much_stretches_vary() -> None:
-    assert ratio_interval([2], [3]) == (pytest.approx(1.5), 0, math.inf)
-    assert ratio_interval([2], [3, 3, 3]) == (pytest.approx(1.5), 0, math.inf)
-    assert ratio_interval([2], [3], paired=True) == (pytest.approx(1.5), 0, math.inf)
-
-
-def test_unusable_stretches_are_left_out_and_without_any_there_is_no_ratio() -> None:
-    assert ratio_interval([1, math.nan, 1, -1, 0], [2, 2, 2, 2, 2], paired=True) == (pytest.approx(2),) * 3
-    ratio, low, high = ratio_interval([], [math.nan])
-    assert math.isnan(ratio)
-    assert (low, high) == (0, math.inf)
-
-
-@pytest.mark.parametrize(
-    ("probability", "freedom", "quantile"),
-    [
-        (0.975, 1, 12.706),
-        (0.975, 2, 4.303),
-        (0.975, 3, 3.182),
-        (0.95, 9, 1.833),
-        (0.9995, 4, 8.610),
-        (0.995, 30, 2.750),
-    ],
-)
-def test_quantiles_of_students_t_are_those_of_the_tables(probability: float, freedom: float, quantile: float) -> None:
-    assert student_t(probability, freedom) == pytest.approx(quantile, rel=4e-4)
-
-
-@pytest.mark.parametrize(
-    ("alike", "count", "least"), [(0.0, 12, 0.92), (0.5, 12, 0.8), (0.5, 30, 0.86), (0.7, 30, 0.8)]
-)
-def test_the_interval_of_a_drifting_series_holds_its_center(alike: float, count: int, least: float) -> None:
-    random = numpy.random.default_rng(0)
-    held = 0
-    for _ in range(1000):
-        noise = random.normal(size=count + 50)
-        for place in range(1, len(noise)):
-            noise[place] = alike * noise[place - 1] + math.sqrt(1 - alike**2) * noise[place]
-        _, low, high = drifting_interval(numpy.exp(0.1 * noise[50:]).tolist())
-        held += low <= 1 <= high
-    assert held / 1000 >= least
-
-
-def test_a_series_of_equal_values_has_no_spread() -> None:
-    assert drifting_interval([2.0] * 8) == (pytest.approx(2.0),) * 3
-
-
-def test_one_value_has_no_interval() -> None:
-    assert drifting_interval([2.0, math.nan, -1.0])[1:] == (0.0, math.inf)

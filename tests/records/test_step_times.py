@@ -18,30 +18,29 @@ from batchscope.records.step_times import FILE, StepTimes, read_step_times, thin
 
 
 def times(steps: int = 10, starts: tuple[int, ...] = (0, 4, 4), **columns: Any) -> StepTimes:
-    """Steps of 1, 2, … ms in stretches that begin at these steps."""
+    """Steps of 1, 2, … ms in windows that begin at these steps."""
     step_s = numpy.arange(1, steps + 1, dtype=numpy.float32) / 1e3
     parts, every = thinned(numpy.outer(step_s, numpy.full(len(PARTS), 1 / len(PARTS))))
     unknown = numpy.full(len(starts), numpy.nan)
-    names = ("start_unix", "others_share", "steal_share", "involuntary_switches", "throttled", "probe_s")
+    names = ("start_unix", "others_share")
     facts: dict[str, Any] = dict.fromkeys(names, unknown) | {"disturbed": numpy.zeros(len(starts))}
-    facts |= {"stretch": numpy.array(starts), "round": numpy.full(len(starts), -1)}
+    facts |= {"window": numpy.array(starts), "pass_": numpy.full(len(starts), -1)}
     return StepTimes(**{"step_s": step_s, "parts_s": parts, "parts_every": every, **facts, **columns})
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    written = times(others_share=numpy.array([0.25, numpy.nan, 0.5]), round=numpy.array([3, -1, 4]))
+    written = times(others_share=numpy.array([0.25, numpy.nan, 0.5]), pass_=numpy.array([3, -1, 4]))
     write_step_times(tmp_path, written)
     found = read_step_times(tmp_path)
     assert found is not None
     for name in vars(written):
         numpy.testing.assert_array_equal(getattr(found, name), getattr(written, name))
-    assert (found.step_s.dtype, found.parts_s.dtype, found.round.dtype) == ("float32", "float32", "int64")
+    assert (found.step_s.dtype, found.parts_s.dtype, found.pass_.dtype) == ("float32", "float32", "int64")
 
 
-def test_each_stretch_has_its_steps_and_its_median() -> None:
-    found = times(disturbed=numpy.array([1.0, 0, 0]))
-    assert [len(steps) for steps in found.of_stretches()] == [4, 0, 6]
-    assert [len(steps) for steps in found.of_stretches(clean=True)] == [0, 6]
+def test_each_window_has_its_steps_and_its_median() -> None:
+    found = times()
+    assert [len(steps) for steps in found.of_windows()] == [4, 0, 6]
     assert found.medians() == pytest.approx([0.0025, numpy.nan, 0.0075], nan_ok=True)
 
 
@@ -80,11 +79,11 @@ def as_file(path: Path, **changed: Any) -> None:
 
 def huge(path: Path) -> None:
     """A file that promises 8 TB."""
-    as_file(path, probe_s=None)
+    as_file(path, others_share=None)
     header = io.BytesIO()
     numpy.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**12,)})
     with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("probe_s.npy", header.getvalue())
+        archive.writestr("others_share.npy", header.getvalue())
 
 
 class Evil:
@@ -93,18 +92,18 @@ class Evil:
 
 
 def pickled(path: Path) -> None:
-    as_file(path, probe_s=None)
+    as_file(path, others_share=None)
     header = io.BytesIO()
     numpy.lib.format.write_array_header_1_0(header, {"descr": "|O", "fortran_order": False, "shape": (1,)})
     with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("probe_s.npy", header.getvalue() + pickle.dumps([Evil()]))
+        archive.writestr("others_share.npy", header.getvalue() + pickle.dumps([Evil()]))
 
 
 def bomb(path: Path) -> None:
-    as_file(path, probe_s=None)
+    as_file(path, others_share=None)
     with (
         zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive,
-        archive.open("probe_s.npy", "w", force_zip64=True) as file,
+        archive.open("others_share.npy", "w", force_zip64=True) as file,
     ):
         for _ in range(257):
             file.write(bytes(2**20))
@@ -118,18 +117,16 @@ def bomb(path: Path) -> None:
         pytest.param(lambda path: path.mkdir(), "it is not a file", id="a folder"),
         pytest.param(lambda path: os.mkfifo(path), "it is not a file", id="a pipe"),
         pytest.param(lambda path: path.symlink_to(path), "it is not a file", id="a link to itself"),
-        pytest.param(lambda path: as_file(path, round=None), "it has no round", id="a column is missing"),
+        pytest.param(lambda path: as_file(path, pass_=None), "it has no pass_", id="a column is missing"),
         pytest.param(lambda path: as_file(path, step_s=numpy.ones(10)), "step_s has another type", id="another type"),
-        pytest.param(lambda path: as_file(path, round=numpy.array(3)), "different lengths", id="a scalar"),
-        pytest.param(lambda path: as_file(path, probe_s=numpy.ones(2)), "different lengths", id="another length"),
-        pytest.param(lambda path: as_file(path, stretch=numpy.array([0, 5, 4])), "not in order", id="order"),
-        pytest.param(
-            lambda path: as_file(path, stretch=numpy.array([0, 5, 40])), "not in order", id="beyond the steps"
-        ),
-        pytest.param(lambda path: as_file(path, stretch=numpy.array([-9, 0, 0])), "not in order", id="negative"),
+        pytest.param(lambda path: as_file(path, pass_=numpy.array(3)), "different lengths", id="a scalar"),
+        pytest.param(lambda path: as_file(path, others_share=numpy.ones(2)), "different lengths", id="another length"),
+        pytest.param(lambda path: as_file(path, window=numpy.array([0, 5, 4])), "not in order", id="order"),
+        pytest.param(lambda path: as_file(path, window=numpy.array([0, 5, 40])), "not in order", id="beyond the steps"),
+        pytest.param(lambda path: as_file(path, window=numpy.array([-9, 0, 0])), "not in order", id="negative"),
         pytest.param(lambda path: as_file(path, parts_every=0), "other shapes", id="every 0th step"),
-        pytest.param(huge, "probe_s has another type or shape", id="8 TB"),
-        pytest.param(pickled, "probe_s", id="a pickle"),
+        pytest.param(huge, "others_share has another type or shape", id="8 TB"),
+        pytest.param(pickled, "others_share", id="a pickle"),
         pytest.param(bomb, "it is too large", id="a zip bomb"),
     ],
 )

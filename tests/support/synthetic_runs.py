@@ -131,25 +131,20 @@ def write_steps(
     rounds: Sequence[int] | None = None,
     shares: Sequence[float] = (0.02, 0.03, 0.3, 0.5, 0.1, 0.05),
     disturbed: Sequence[int] = (),
-    probe_s: float = math.nan,
     others: float = math.nan,
 ) -> Path:
-    """`steps.npz` of a run's folder: the steps of each stretch, its round, the stretches that were disturbed, and the
+    """`steps.npz` of a run's folder: the steps of each window, its pass, the windows that were disturbed, and the
     share of the processor that other programs took.
     """
-    steps = np.array([ms for stretch in step_ms for ms in stretch]) / 1e3
-    count, unknown = len(step_ms), np.full(len(step_ms), np.nan)
+    steps = np.array([ms for window in step_ms for ms in window]) / 1e3
+    count = len(step_ms)
     parts, every = thinned(steps[:, None] * np.array(shares))
     times = StepTimes(
         step_s=steps,
-        stretch=np.cumsum([0, *(len(stretch) for stretch in step_ms[:-1])]),
-        round=np.array(rounds if rounds is not None else [-1] * count),
+        window=np.cumsum([0, *(len(window) for window in step_ms[:-1])]),
+        pass_=np.array(rounds if rounds is not None else [-1] * count),
         start_unix=np.arange(count, dtype=float),
         others_share=np.full(count, others),
-        steal_share=unknown,
-        involuntary_switches=unknown,
-        throttled=unknown,
-        probe_s=np.full(count, probe_s),
         disturbed=np.array([float(number in disturbed) for number in range(count)]),
         parts_s=parts,
         parts_every=every,

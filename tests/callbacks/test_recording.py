@@ -29,7 +29,9 @@ class Net(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def fit(module: LightningModule, *callbacks: Callback, steps: int = STEPS, **options: Any) -> ThroughputMonitor:
+def fit(
+    module: LightningModule, *callbacks: Callback, steps: int = STEPS, ckpt_path: Any = None, **options: Any
+) -> ThroughputMonitor:
     monitor = ThroughputMonitor(calibrate=False, verbose=False)
     data = DataLoader(TensorDataset(torch.ones(BATCH * 40, 8)), batch_size=BATCH)
     quiet = {
@@ -39,7 +41,7 @@ def fit(module: LightningModule, *callbacks: Callback, steps: int = STEPS, **opt
         "enable_checkpointing": False,
     }
     lightning.Trainer(accelerator="cpu", max_steps=steps, callbacks=[monitor, *callbacks], **quiet, **options).fit(
-        module, data
+        module, data, ckpt_path=ckpt_path
     )
     return monitor
 
@@ -70,11 +72,10 @@ def test_every_batch_of_an_update_is_recorded(recorded_in):
 
 def test_recorded_steps_are_in_no_rate():
     assert fit(Net(), steps=12).summary["updates"] == 12 - 5  # the warm-up holds them
-    assert fit(Net(), steps=5).summary["updates"] == 1  # the fifth
 
 
-def test_a_run_of_recorded_steps_alone_is_summed_up_from_them():
-    assert fit(Net(), steps=4).summary["updates"] == 3
+def test_a_run_of_recorded_steps_alone_has_no_rate():
+    assert "samples_per_sec" not in fit(Net(), steps=4).summary
 
 
 def test_the_summary_has_the_operations_of_a_step():
@@ -89,19 +90,32 @@ def test_operations_are_of_the_part_in_which_they_ran(monkeypatch):
     class Keep(Callback):
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             monitor = next(each for each in trainer.callbacks if isinstance(each, ThroughputMonitor))
-            found.update({each.name: each.part for each in monitor._watch.operations()})
+            found.update({each.name: each.part for each in monitor._recorded.operations()})
 
     fit(Net(), Keep())
     assert (found["aten.addmm"], found["aten.mm"]) == ("forward", "backward")
     assert "optimizer" in found.values()
 
 
-def test_a_compiled_module_is_not_recorded_and_the_verdict_says_so(recorded_in):
-    module = Net()
-    module.net._compiled_call_impl = module.net._call_impl  # what module.compile() sets, without a compiler
-    found = fit(module).summary["bottleneck"]
-    assert recorded_in == []
-    assert found["certainty"] == "unclear" or found["kind"] in ("host", "input")
+def fit_compiled(module: LightningModule, **options: Any) -> ThroughputMonitor:
+    module.net.compile(backend="eager")
+    return fit(module, **options)
+
+
+def test_a_compiled_module_takes_three_eager_updates_for_its_flops_and_has_no_operations():
+    compiled = fit_compiled(Net()).summary
+    assert compiled["flops_per_sample"] == fit(Net()).summary["flops_per_sample"]
+    assert compiled["step"] == {"not_recorded": "the step is compiled"}
+
+
+def test_a_compiled_training_that_is_resumed_later_is_not_recorded(tmp_path):
+    class Save(Callback):
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "last.ckpt")
+
+    fit(Net(), Save(), steps=6)
+    found = fit_compiled(Net(), steps=12, ckpt_path=tmp_path / "last.ckpt").summary
+    assert found["missing"]["mfu"].startswith("the training was resumed after update 4")
 
 
 def test_a_step_that_fails_while_it_is_recorded_leaves_no_recorder_behind(recorded_in):

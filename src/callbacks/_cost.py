@@ -1,0 +1,119 @@
+"""What the updates of a run cost: rates, quantiles, means of the parts, and the metrics of each update; views of the table."""
+
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from ..records.intervals import median_interval
+from ..records.rates import FIT_RATE, rate
+from ..records.step_parts import PARTS, StepPart
+from ._flops_meter import FlopsMeter
+from ._table import MIN_UNDISTURBED, UpdateTable
+from ._timer import PREPARING
+from ._writer import Scalars
+
+# A stall is a step that takes more than STALL_RATIO × the median and more than STALL_MS longer than it. The ratio lets
+# pass what belongs to a model, such as sequences of different lengths. The 50 ms let pass what a scheduler or a garbage
+# collector does to a short step: such hiccups are many, and the p99 shows them. A rule by standard deviations would
+# raise its own threshold with every stall; one by the median does not.
+STALL_RATIO, STALL_MS = 3.0, 50.0
+_WORK = [column for column, part in enumerate(PARTS) if part not in (StepPart.DATA_WAIT, StepPart.TRANSFER)]
+
+
+def cost_of(table: UpdateTable, world_size: int = 1, fit_seconds: float | None = None) -> dict[str, Any]:
+    """The cost of this rank's counted updates; empty where none is known.
+
+    `samples_per_sec_mean` is all samples ÷ all of their time. `samples_per_sec` is the run's rate (records/rates.py): the
+    samples of a whole batch ÷ the median step. `step_ms_median`, `_p10`, `_p90` and `_p99` are of `UpdateTable.typical`.
+    `step_ms` and the parts are means, which add up. Samples/s and time steps/s are those of all ranks.
+
+    Args:
+        table: of the fit.
+        world_size: the number of ranks.
+        fit_seconds: wall time of the whole fit without pauses, for `samples_per_sec_fit`: every sample that was trained,
+            those of the warm-up included, over it.
+    """
+    rows, typical = table.rows[table.counted()], table.typical()
+    seconds = float(rows["parts_ms"].sum(dtype=float)) / 1e3
+    if not typical.any() or not seconds > 0:
+        return {}
+    step_ms = table.step_ms(typical)
+    low, median, high, highest = (float(ms) for ms in numpy.quantile(step_ms, (0.1, 0.5, 0.9, 0.99)))
+    if median <= 0:
+        return {}
+    samples, whole = float(rows["samples"].sum(dtype=float)), table.whole_batch()
+    batches = float(table.rows["batches"][typical].mean())
+    result: dict[str, Any] = {
+        "updates": len(rows),
+        "samples": int(samples),
+        "seconds": seconds,
+        "batch_size": round(whole / batches),
+        "batches_per_sec": rate(batches, median),
+        "samples_per_sec": rate(whole * world_size, median),
+        "samples_per_sec_mean": samples * world_size / seconds,
+        "step_ms": 1e3 * seconds / len(rows),
+        "step_ms_median": median,
+        "step_ms_p10": low,
+        "step_ms_p90": high,
+        "step_ms_p99": highest,
+        "parts_ms": dict(zip(PARTS, _means(rows["parts_ms"]), strict=True)),
+        "work_ms_median": float(numpy.median(table.rows["parts_ms"][typical][:, _WORK].sum(1))),
+        **_stalls(table.step_ms(table.counted()), median),
+    }
+    interval = median_interval(step_ms)
+    if numpy.isfinite(interval).all():
+        result["step_ms_interval"] = list(interval)
+    if (undisturbed := int(table.undisturbed().sum())) >= MIN_UNDISTURBED:
+        result["undisturbed_steps"] = undisturbed  # the median is of these alone
+        result["undisturbed_share"] = float(step_ms.sum()) / 1e3 / seconds  # of the time of all steps
+    if fit_seconds:
+        trained = float(table.rows["samples"].sum(dtype=float))
+        result |= {"fit_seconds": fit_seconds, FIT_RATE: trained * world_size / fit_seconds}
+    if excluded := float(rows["excluded_ms"].mean()):
+        result["excluded_ms"] = excluded
+    preparing = dict(zip(PREPARING, _means(rows["preparing_ms"]), strict=True))
+    if any(preparing.values()):
+        result["preparing_ms"] = {hook: ms for hook, ms in preparing.items() if ms}
+    if (timesteps := float(rows["timesteps"].sum(dtype=float))) and samples:
+        result["timesteps_per_sec"] = result["samples_per_sec"] * timesteps / samples
+    return result
+
+
+def _means(values: NDArray[Any]) -> list[float]:
+    return values.mean(0, dtype=float).tolist()
+
+
+def _stalls(step_ms: NDArray[numpy.float64], median: float) -> dict[str, float]:
+    """How many steps were stalls, and the seconds that they took beyond the median."""
+    stalled = step_ms[_are_stalls(step_ms, median)]
+    return {"stalls": len(stalled), "stall_seconds": float((stalled - median).sum()) / 1e3}
+
+
+def _are_stalls(step_ms: NDArray[numpy.float64], median: float) -> NDArray[numpy.bool_]:
+    return step_ms > max(STALL_RATIO * median, median + STALL_MS)
+
+
+def metrics_of(rows: NDArray[Any], world_size: int, flops: FlopsMeter) -> Scalars:
+    """The metrics of updates, given their rows of the table. Samples and time steps are those of all ranks, FLOP/s those
+    of one. A metric that none of the updates has is left out."""
+    step_ms = rows["parts_ms"].sum(1, dtype=float)
+    metrics = {f"time/{part}_ms": rows["parts_ms"][:, column].astype(float) for column, part in enumerate(PARTS)}
+    metrics["time/step_ms"] = step_ms
+    seconds = numpy.where(step_ms > 0, step_ms, numpy.nan) / 1e3
+    samples, timesteps = (numpy.where(rows[name] > 0, rows[name], numpy.nan) for name in ("samples", "timesteps"))
+    metrics["throughput/batches_per_sec"] = rows["batches"] / seconds
+    metrics["throughput/samples_per_sec"] = samples * world_size / seconds
+    metrics["throughput/timesteps_per_sec"] = timesteps * world_size / seconds
+    if flops.per_sample:
+        metrics["throughput/flops_per_sec"] = flops.per_sample * samples / seconds
+        if flops.peak:
+            metrics["throughput/mfu"] = metrics["throughput/flops_per_sec"] / flops.peak
+    known = {key: values for key, values in metrics.items() if not numpy.isnan(values).all()}
+    return Scalars(list(known), rows["step"], numpy.column_stack(list(known.values())))
+
+
+def stalls_among(rows: NDArray[Any]) -> NDArray[numpy.bool_]:
+    """Which of some updates were stalls, shape (N,)."""
+    step_ms = rows["parts_ms"].sum(1, dtype=float)
+    return _are_stalls(step_ms, float(numpy.median(step_ms)) if len(rows) else 0.0)

@@ -1,0 +1,142 @@
+"""The recorded updates of a fit: their operations, which give the FLOPs of a sample and the evidence for the bottleneck."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+from .._lightning import compiler_context
+from .._torch import any_mode, compilations, end_mode, has_compiled, is_compiled
+from ..errors import in_one_line
+from ..hardware.flops import StepFlops, UncountableError, flops_per_sample
+from ..hardware.operations import Operation, OperationRecorder
+
+FIRST, LAST = 2, 4  # the updates that are recorded: the first one pays for work that is done once
+
+
+class RecordedUpdates:
+    """Records the updates `FIRST` to `LAST` of a fit. A recorded step is slower, and no rate is read from it.
+
+    What torch.compile has compiled runs uncompiled in these updates, because a recorder sees no compiled operation. So
+    they give the FLOPs of a sample, and not the operations of a compiled step. They are then the updates 2 to 4 of the
+    training and not of the fit: a resumed training computes each update in the way in which it would have without the stop.
+
+    A module whose parameters are sharded is not recorded.
+    """
+
+    def __init__(self, wanted: bool):
+        self._wanted = wanted
+        self._recorder = OperationRecorder()
+        self._records = self._is_compiled = self._is_refused = False
+        self._running: contextlib.ExitStack | None = None
+        self._update = self._begun = 0  # the last that was recorded, and the last that was begun
+        self._samples: list[float] = []  # of each recorded update
+
+    def attach(
+        self, trainer: Trainer, module: LightningModule, cache_bytes: int | None, part: Callable[[], str]
+    ) -> None:
+        """Forget an earlier fit, and prepare for the trainer's."""
+        self.__init__(self._wanted)
+        self._recorder = OperationRecorder(module, cache_bytes, part)
+        self._records = self._wanted and can_be_recorded(trainer)
+        self._is_compiled, self._graphs_before = is_compiled_module(module), compilations()["graphs"]
+        self._started_at = trainer.global_step
+
+    @property
+    def last(self) -> int:
+        """The last update of the fit that is recorded; 0 if none is."""
+        return max(0, LAST - self._first_number) if self._records else 0
+
+    @property
+    def _first_number(self) -> int:
+        return self._started_at if self._is_compiled else 0
+
+    @property
+    def active(self) -> bool:
+        """Whether operations are being recorded."""
+        return self._running is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no update will be recorded any more."""
+        return not self._records or self._begun > LAST
+
+    def start(self, update: int, samples: float = 0) -> None:
+        """Begin to record a batch of so many samples, if its update is to be recorded; the first update of a fit is 1."""
+        if not self._records or self.active:
+            return
+        self._is_compiled |= compilations()["graphs"] > self._graphs_before  # a function that the module calls
+        self._begun = update = update + self._first_number
+        if not FIRST <= update <= LAST:
+            return
+        if any_mode():  # of another callback, which may end within the step, and would end this one instead
+            self._is_refused = True
+            return
+        if update != self._update:
+            self._recorder.next_step()
+            self._samples.append(0)
+            self._update = update
+        self._samples[-1] += samples
+        self._running = contextlib.ExitStack()
+        if self._is_compiled or has_compiled():
+            self._running.enter_context(torch.compiler.set_stance("force_eager"))
+        self._recorder.__enter__()
+
+    def stop(self) -> None:
+        """End the recording of a batch, also where the step has left modes of its own behind."""
+        running, self._running = self._running, None
+        if running is not None:
+            end_mode(self._recorder)
+            running.close()
+
+    @property
+    def reason(self) -> str | None:
+        """Why nothing was recorded; None where something was."""
+        if self._recorder.error is not None:
+            return in_one_line(self._recorder.error)
+        if any(self._recorder.steps):
+            return None
+        if not self._wanted:
+            return "record_operations=False"
+        if not self._records:
+            return "the parameters are sharded"
+        if self._is_refused:
+            return "another recorder of operations was active"
+        if self._is_compiled and self._started_at >= LAST:
+            return f"the training was resumed after update {LAST}, and what is compiled is recorded before that"
+        return f"recording begins with update {FIRST}"
+
+    @property
+    def why_no_operations(self) -> str | None:
+        """Why the operations of a step are not known; None where they are."""
+        return "the step is compiled" if self.reason is None and self._is_compiled else self.reason
+
+    def operations(self) -> Sequence[Operation]:
+        """The operations of a step; none where no step was recorded, where it is compiled, or where the recorder failed."""
+        return [] if self._is_compiled else self._recorder.operations()
+
+    def flops(self) -> StepFlops:
+        """The FLOPs of a sample in the recorded updates.
+
+        Raises:
+            UncountableError: where none was recorded, one of their operations has no formula, or they differ.
+        """
+        if self.reason is not None:
+            raise UncountableError(self.reason)
+        if self._recorder.uncounted is not None:
+            raise UncountableError(f"the FLOPs of {self._recorder.uncounted} are not known")
+        if not all(self._samples):
+            raise UncountableError("the batch has no tensors; batch_size_fn says how many samples it has")
+        return flops_per_sample(list(zip(self._recorder.steps, self._samples, strict=True)))
+
+
+def can_be_recorded(trainer: Trainer) -> bool:
+    """Whether a recorder sees the operations that would run without it: not those on sharded parameters."""
+    return type(trainer.strategy) in (SingleDeviceStrategy, DDPStrategy)
+
+
+def is_compiled_module(module: LightningModule) -> bool:
+    """Whether torch.compile has compiled a module or a part of it."""
+    return compiler_context(module) is not None or any(map(is_compiled, module.modules()))

@@ -1,0 +1,203 @@
+"""UpdateTable: one row for each update of a fit. Curves, the summary, the step file and the end of a timed run are views of it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from ..records.step_parts import PARTS
+from ..records.step_times import StepTimes, thinned
+from ._timer import PREPARING, TIMED, Batch, Clock, parts_ms
+from ._windows import Window, Windows
+
+# Flags of an update. The first four are set when its row is added; the other two depend on later rows.
+FIRST = 1  # it pays for work that is done once
+WARMUP = 2
+RECORDED = 4  # its operations were recorded, which makes it slower
+INVALID = 8  # the clock has jumped in it
+PARTIAL = 16  # it holds fewer samples than a whole batch
+DISTURBED = 32  # it lies in a window in which others used the processor, or in none
+NEVER_COUNTED = FIRST | WARMUP | RECORDED | INVALID
+
+ROW = numpy.dtype(
+    [
+        ("step", "i8"),  # Lightning's `global_step` after the update
+        ("parts_ms", "f4", (len(PARTS),)),
+        ("excluded_ms", "f4"),  # validation, checkpoints, and writing curves; in no part
+        ("preparing_ms", "f4", (len(PREPARING),)),  # in the user's hooks around the copy; in `data_wait`, too
+        ("samples", "f4"),
+        ("timesteps", "f4"),
+        ("batches", "f4"),  # more than one where gradients are accumulated
+        ("flags", "u1"),
+    ]
+)
+MIN_UNDISTURBED = 6  # the median of fewer has no interval, and then the disturbed steps count, too
+_FACTS = ("samples", "timesteps", "batches", "recorded")
+_CAPACITY = 1024
+Mask = NDArray[numpy.bool_]
+Floats = NDArray[numpy.float64]
+
+
+class UpdateTable:
+    """An append-only table of dtype `ROW`, and the windows of time into which its rows fall.
+
+    Args:
+        warmup: updates that are never counted.
+        windows: see Windows; None leaves the run undivided.
+        last_step: Lightning's `global_step` before the fit.
+    """
+
+    def __init__(self, warmup: int, windows: Windows | None = None, last_step: int = 0):
+        self.windows = windows
+        self._warmup = warmup
+        self._rows = numpy.empty(_CAPACITY, ROW)
+        self._length = 0
+        self._last_step = last_step
+        self._open = numpy.zeros(len(TIMED) + len(_FACTS))  # batches of an update that has not ended
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def rows(self) -> NDArray[Any]:
+        """All rows so far, shape (N,); a view."""
+        return self._rows[: self._length]
+
+    def add(self, batches: Sequence[Batch], clock: Clock) -> NDArray[Any]:
+        """Add the updates whose last batch is among these. Returns their rows, a view of shape (N,)."""
+        facts = numpy.array([(b.samples, b.timesteps, 1, b.recorded) for b in batches], float).reshape(-1, len(_FACTS))
+        values = numpy.hstack([parts_ms(batches, clock), facts])
+        steps = numpy.array([batch.global_step for batch in batches], int)
+        last = numpy.flatnonzero(numpy.diff(steps, prepend=self._last_step))  # batches that ended with an update
+        if not len(last):
+            self._open += values.sum(0)
+            return self.rows[self._length :]
+        values[0] += self._open
+        self._last_step, self._open = steps[last[-1]], values[last[-1] + 1 :].sum(0)
+        first = numpy.concatenate([[0], last[:-1] + 1])
+        return self._append(steps[last], numpy.add.reduceat(values[: last[-1] + 1], first))
+
+    def _append(self, steps: NDArray[numpy.int64], values: Floats) -> NDArray[Any]:
+        start, self._length = self._length, self._length + len(steps)
+        while len(self._rows) < self._length:
+            self._rows = numpy.concatenate([self._rows, numpy.empty_like(self._rows)])
+        new, numbers = self._rows[start : self._length], numpy.arange(start, self._length)
+        timed = values[:, : len(TIMED)]
+        new["step"] = steps
+        new["parts_ms"], new["excluded_ms"] = timed[:, : len(PARTS)], timed[:, len(PARTS)]
+        new["preparing_ms"] = timed[:, len(PARTS) + 1 :]
+        new["samples"], new["timesteps"], new["batches"], recorded = values[:, len(TIMED) :].T
+        is_invalid = ~((values >= 0) & numpy.isfinite(values)).all(1)
+        new["flags"] = (
+            FIRST * (numbers == 0)
+            | WARMUP * (numbers < self._warmup)
+            | RECORDED * (recorded > 0)
+            | INVALID * is_invalid
+        )
+        return new
+
+    def step_ms(self, where: Mask | slice = slice(None)) -> Floats:
+        """The time of each step among the chosen ones, shape (N,)."""
+        return self.rows["parts_ms"][where].sum(1, dtype=float)
+
+    def whole_batch(self) -> float:
+        """The samples of a whole batch: the size with which most of the samples were trained; 0 without a row.
+
+        If that is less than half of them, sizes vary by design: then it is the mean size.
+        """
+        samples = self.rows["samples"][self.counted()].astype(float)
+        if not len(samples):
+            return 0.0
+        sizes, counts = numpy.unique(samples, return_counts=True)
+        most = float(sizes[numpy.argmax(sizes * counts)])
+        return most if 2 * most * (samples == most).sum() >= samples.sum() else float(samples.mean())
+
+    def counted(self) -> Mask:
+        """The updates that count for sums and means: all after the warm-up that were not recorded."""
+        return (self.rows["flags"] & NEVER_COUNTED) == 0
+
+    def flags(self) -> NDArray[numpy.uint8]:
+        """The flags of all rows, shape (N,), with `PARTIAL` and `DISTURBED`."""
+        flags, samples, whole = self.rows["flags"].copy(), self.rows["samples"], numpy.float32(self.whole_batch())
+        if (samples == whole).any():
+            flags[samples != whole] |= PARTIAL
+        window = self._window_of_rows()
+        if self.windows is not None and self.windows.all:
+            flags[(window < 0) | self.windows.disturbed()[window]] |= DISTURBED
+        return flags
+
+    def whole(self) -> Mask:
+        """The counted updates of a whole batch."""
+        return (self.flags() & (NEVER_COUNTED | PARTIAL)) == 0
+
+    def undisturbed(self) -> Mask:
+        """Of `whole` those in windows that nobody disturbed; none in a run that was not divided into windows."""
+        if self.windows is None or not self.windows.all:
+            return numpy.zeros(len(self), bool)
+        return self.whole() & (self.flags() & DISTURBED == 0)
+
+    def typical(self) -> Mask:
+        """The updates of which the median is taken: undisturbed ones, and all of a whole batch where these are too few."""
+        undisturbed = self.undisturbed()
+        return undisturbed if undisturbed.sum() >= MIN_UNDISTURBED else self.whole()
+
+    def _window_of_rows(self) -> NDArray[numpy.int64]:
+        """The index of each row's window, shape (N,); -1 for a row in none."""
+        numbers = numpy.arange(len(self))
+        return numpy.full(len(self), -1) if self.windows is None else self.windows.of_updates(numbers)
+
+    def window_facts(self, window: Window) -> dict[str, Any]:
+        """Of an ended window: `steps` of a whole batch, their `median_s`, the `others_share` and whether it is `disturbed`."""
+        assert self.windows is not None
+        index = self.windows.all.index(window)
+        step_ms = self.step_ms(self.whole() & (self._window_of_rows() == index))
+        facts: dict[str, Any] = {"steps": len(step_ms), "disturbed": bool(self.windows.disturbed()[index])}
+        if len(step_ms):
+            facts["median_s"] = float(numpy.median(step_ms)) / 1e3
+        if not numpy.isnan(window.others_share):
+            facts["others_share"] = window.others_share
+        return facts
+
+    def changed(self, step_ms: float, plain: int = 5) -> float:
+        """By which factor a step is longer than the longest, or shorter than the shortest, of the first plain ones after the
+        recorded updates; 1 between them, and where none was recorded. One long step does not count.
+
+        A recorded step is slower than it would be: if it was shorter than those after it, it did less.
+        """
+        recorded = numpy.flatnonzero(self.rows["flags"] & RECORDED)
+        later = (self.rows["flags"] & INVALID) == 0
+        later[: recorded[-1] + 1 if len(recorded) else 0] = False
+        early = numpy.sort(self.step_ms(later)[:plain])
+        if not len(recorded) or not len(early):
+            return 1.0
+        early = numpy.minimum(early, self.step_ms()[recorded].max())
+        low, high = float(early[0]), float(early[max(0, len(early) - 2)])
+        return step_ms / min(max(step_ms, low), high) if high > 0 else 1.0
+
+    def times(self) -> StepTimes | None:
+        """For the run's folder: the steps of a whole batch in their windows; None without a step.
+
+        Of a run that was not divided, all are one window of which nothing else is known.
+        """
+        whole = numpy.flatnonzero(self.whole())
+        if not len(whole):
+            return None
+        of = self._window_of_rows()[whole]
+        windows, disturbed = [Window(0)], numpy.zeros(1)
+        if self.windows is not None and self.windows.all:
+            windows, disturbed = self.windows.all, self.windows.disturbed()
+            whole, of = whole[of >= 0], of[of >= 0]
+        else:
+            of = numpy.zeros_like(of)
+        parts, every = thinned(self.rows["parts_ms"][whole] / 1e3)
+        return StepTimes(
+            step_s=(self.step_ms()[whole] / 1e3).astype(numpy.float32),
+            window=numpy.searchsorted(of, numpy.arange(len(windows))),
+            pass_=numpy.array([window.pass_ for window in windows]),
+            start_unix=numpy.array([window.start_unix for window in windows]),
+            others_share=numpy.array([window.others_share for window in windows]),
+            disturbed=disturbed.astype(float),
+            parts_s=parts,
+            parts_every=every,
+        )

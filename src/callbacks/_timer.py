@@ -1,0 +1,269 @@
+"""StepTimer: where a step's time goes, by marks at the borders of its parts on the clock of the device that trains.
+
+A mark costs what reading the clock costs. The time between two marks is computed later, many steps at once: on CUDA a
+mark is an event in the stream, and nothing waits for it. Every moment of a step lies between two marks, so the parts
+add up to the step by construction.
+"""
+
+import contextlib
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy
+import torch
+from lightning import Trainer
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from ..records.step_parts import PARTS, StepPart
+
+OTHER = StepPart.OTHER.value
+PAUSE = "pause"  # what is not training: validation, checkpoints, and everything within `pause`
+REQUEST = "train_dataloader_next"
+VALIDATION = (
+    "on_validation_model_zero_grad"  # the first profiled action of a validation, which ends with on_validation_end
+)
+# A user's hooks around the copy of a batch. They prepare it, as a loader does: their time is in `data_wait`, and beside the
+# parts under their names.
+PREPARING = ("on_before_batch_transfer", "on_after_batch_transfer")
+# The endings of Lightning's profiler actions → the part of the step that the action is.
+PARTS_OF_ACTIONS = {
+    REQUEST: "data_wait",
+    "batch_to_device": "transfer",
+    "training_step": "forward",
+    "optimizer_step": "optimizer",
+    "lr_scheduler_step": "optimizer",
+    "save_checkpoint": PAUSE,
+    VALIDATION: PAUSE,
+    **{hook: hook for hook in PREPARING},
+}
+TIMED = (*PARTS, PAUSE, *PREPARING)
+_COLUMN = {part: column for column, part in enumerate(TIMED)}
+_SHORT_PAUSE_S = 0.1  # a shorter one does not end a span of training
+
+
+class Clock:
+    """The source of marks: here the host's monotonic clock, for devices whose operations end with their call (CPU)."""
+
+    mark: Any = staticmethod(time.perf_counter)
+
+    def ready(self, mark: Any) -> bool:
+        """Whether the moment has passed on the device, so that reading the mark does not wait."""
+        return True
+
+    def wait(self, mark: Any) -> None:
+        """Wait until the moment has passed; only for the end of a training or a checkpoint."""
+
+    def elapsed_ms(self, start: Any, end: Any) -> float:
+        """Milliseconds between two moments that have passed."""
+        return (end - start) * 1e3
+
+    def reuse(self, marks: Iterable[Any]) -> None:
+        """Take back marks that are no longer needed."""
+
+
+class CudaClock(Clock):
+    """Events in the current CUDA stream: the time at which the device reaches the mark.
+
+    Where the host is late, the device idles between two events, and the idle time is in the part that was late. Where
+    the host is ahead, its own time is hidden behind the device's, as it is in the wall time.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[torch.cuda.Event] = []
+
+    @override
+    def mark(self) -> torch.cuda.Event:
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    @override
+    def ready(self, mark: torch.cuda.Event) -> bool:
+        return mark.query()
+
+    @override
+    def wait(self, mark: torch.cuda.Event) -> None:
+        mark.synchronize()
+
+    @override
+    def elapsed_ms(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return start.elapsed_time(end)  # at a resolution of about 0.5 µs
+
+    @override
+    def reuse(self, marks: Iterable[torch.cuda.Event]) -> None:
+        self._free.extend(marks)  # creating an event costs more than recording it again
+
+
+def clock_for(device: torch.device) -> Clock:
+    """The device's clock on CUDA, the host's elsewhere. MPS has timing events that were never confirmed on a Mac."""
+    return CudaClock() if device.type == "cuda" else Clock()
+
+
+@dataclass(slots=True)
+class Batch:
+    """The marks of one batch, and what it holds. A mark is a part that begins and the moment at which it does."""
+
+    parts: list[str]
+    moments: list[Any]
+    samples: int = 0
+    timesteps: int = 0
+    global_step: int = 0  # Lightning's, after the batch
+    trained: bool = False  # whether on_train_batch_end was reached
+    recorded: bool = False  # whether its operations were recorded, which makes it slower
+
+    @property
+    def end(self) -> Any:
+        """The last moment."""
+        return self.moments[-1]
+
+
+def parts_ms(batches: Sequence[Batch], clock: Clock) -> NDArray[numpy.float64]:
+    """Milliseconds of each part in `TIMED`, a row a batch: shape (N, 9). The step's time is the sum of the first six.
+
+    The hooks in `PREPARING` count as waiting for data, and beside it.
+    """
+    places, ms = [], []
+    for row, batch in enumerate(batches):
+        places += [row * len(TIMED) + _COLUMN[part] for part in batch.parts[:-1]]  # the last one is the batch's end
+        ms += [clock.elapsed_ms(start, end) for start, end in itertools.pairwise(batch.moments)]
+    sums: NDArray = numpy.bincount(numpy.array(places, int), ms, len(batches) * len(TIMED))
+    found = sums.reshape(len(batches), len(TIMED))
+    found[:, _COLUMN[StepPart.DATA_WAIT]] += found[:, [_COLUMN[hook] for hook in PREPARING]].sum(1)
+    return found
+
+
+class StepTimer:
+    """Marks the parts of one batch after the other. Parts may be nested; time belongs to the innermost one.
+
+    Attributes:
+        finished: batches whose end has been marked, oldest first.
+        current: the batch that is being timed; None between two epochs.
+        updates, batches: that have been trained.
+        paused_s: within `pause`, on the host's clock.
+    """
+
+    def __init__(self, clock: Clock, last_step: int = 0):
+        self.clock = clock
+        self.finished: deque[Batch] = deque()
+        self.current: Batch | None = None
+        self.updates = self.batches = 0
+        self.is_between_updates = True
+        self.paused_s = 0.0
+        self._last_step = last_step  # Lightning's `global_step` before the first batch
+        self._stack: list[str] = []
+        self._spans: list[tuple[float, float]] = []  # of training, that have ended
+        self._running_since: float | None = None
+
+    @property
+    def part(self) -> str:
+        """The part of the step that runs now."""
+        stack = self._stack
+        if not stack:
+            return OTHER
+        return PAUSE if PAUSE in stack else stack[-1]
+
+    def begin_batch(self) -> None:
+        """Begin a batch where the one before ends, so that no moment between them is lost."""
+        adjoins = self._end()
+        self._set_running(True)
+        self.current = Batch([OTHER], [self.finished[-1].end if adjoins else self.clock.mark()])
+
+    def end_batch(self, global_step: int) -> None:
+        """The batch has been trained, and Lightning has counted its update, if it made one."""
+        if self.current is not None:
+            self.current.global_step, self.current.trained = global_step, True
+            self.batches += 1
+            self.is_between_updates = global_step != self._last_step
+            self.updates += self.is_between_updates
+            self._last_step = global_step
+
+    def end_step(self) -> None:
+        """End the step without beginning another."""
+        self._end()
+        self._set_running(False)
+
+    def enter(self, part: str) -> None:
+        """Begin a part; within a pause the pause continues."""
+        self._stack.append(part)
+        self._mark()
+
+    def leave(self, part: str) -> None:
+        """End a part. A part that was not entered in this step is ignored."""
+        if self._stack and self._stack[-1] == part:
+            self._stack.pop()
+            self._mark()
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Exclude what happens within from the step, and from the time of the fit. May be nested."""
+        began = None if PAUSE in self._stack else time.perf_counter()
+        self.enter(PAUSE)
+        try:
+            yield
+        finally:
+            self.leave(PAUSE)
+            if began is not None:
+                self.paused_s += time.perf_counter() - began
+
+    def spans(self, since: float = 0.0) -> list[tuple[float, float]]:
+        """When training ran, by `time.perf_counter`, after a moment: without validations, checkpoints and long pauses."""
+        running = [] if self._running_since is None else [(self._running_since, time.perf_counter())]
+        return [(max(start, since), end) for start, end in (*self._spans, *running) if end > since]
+
+    def _mark(self) -> None:
+        batch, part = self.current, self.part
+        if batch is None or batch.parts[-1] == part:
+            return
+        batch.parts.append(part)
+        batch.moments.append(self.clock.mark())
+        self._set_running(part != PAUSE)
+
+    def _end(self) -> bool:
+        """End the batch. Returns whether the next one may begin at its end."""
+        batch, self.current, self._stack = self.current, None, []
+        if batch is None:
+            return False
+        adjoins = batch.parts[-1] != PAUSE
+        batch.parts.append(PAUSE)
+        batch.moments.append(self.clock.mark())
+        self.finished.append(batch)
+        return adjoins
+
+    def _set_running(self, running: bool) -> None:
+        if running and self._running_since is None:
+            now = time.perf_counter()
+            is_short = self._spans and now - self._spans[-1][1] < _SHORT_PAUSE_S
+            self._running_since = self._spans.pop()[0] if is_short else now
+        elif not running and self._running_since is not None:
+            self._spans.append((self._running_since, time.perf_counter()))
+            self._running_since = None
+
+
+_timers: WeakKeyDictionary[Trainer, list[StepTimer]] = WeakKeyDictionary()
+
+
+def add_timer(trainer: Trainer, timer: Any) -> None:
+    """Have every `pause(trainer)` happen within `timer.pause()`, until `remove_timer`."""
+    remove_timer(trainer, timer)  # it may remain from a fit that ended early
+    _timers.setdefault(trainer, []).append(timer)
+
+
+def remove_timer(trainer: Trainer, timer: Any) -> None:
+    """Undo `add_timer`, if it was called."""
+    with contextlib.suppress(KeyError, ValueError):
+        _timers[trainer].remove(timer)
+
+
+@contextlib.contextmanager
+def pause(trainer: Trainer) -> Iterator[None]:
+    """Work that is not training, such as writing curves or compiling: whoever times the trainer's steps leaves it out."""
+    with contextlib.ExitStack() as stack:
+        for timer in _timers.get(trainer, ()):
+            stack.enter_context(timer.pause())
+        yield

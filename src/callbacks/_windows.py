@@ -1,0 +1,124 @@
+"""The windows of a run: successive updates of a quarter of a second or more, each with what others took of the processor."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from numpy.typing import NDArray
+
+from ..hardware.contention import NoiseMeter, is_disturbed
+
+WINDOW_S = 0.25  # the shortest: the system counts ticks of 10 ms, of which a shorter one has too few
+TELLING_S = 0.15  # of less, these ticks are too few for a share
+_GROWTH = 0.02  # of the time so far: a long run has longer windows instead of more and more of them
+NO_PASS = -1
+
+Read = Callable[[], float]
+
+
+@dataclass
+class Window:
+    """Successive updates, from number `first` (counted from 0) up to `end`."""
+
+    first: int
+    pass_: int = NO_PASS  # of a sweep that visits its runs in passes
+    start_unix: float = math.nan
+    began: float = 0.0
+    end: int | None = None  # the number of the update after its last one; None while it lasts
+    seconds: float = 0.0
+    others_share: float = math.nan  # of the processor
+    disturbed: bool = False
+
+
+class Windows:
+    """Divides a run into windows, and reads at their borders, between two updates, what others took of the processor.
+
+    Windows follow each other by the clock. In a sweep that visits its runs in passes, each visit is a window.
+
+    Args:
+        device: that trains.
+        first: the update (counted from 0) before which the first window begins: those before are warm-up.
+        clock, unix: the time, and the time of day.
+    """
+
+    def __init__(self, device: torch.device, first: int, clock: Read = time.perf_counter, unix: Read = time.time):
+        self.all: list[Window] = []
+        self.in_passes = False
+        self.first = first
+        self._device = device
+        self._clock, self._unix = clock, unix
+        self._began = clock()
+        self._meter: NoiseMeter | None = None
+
+    @property
+    def current(self) -> Window | None:
+        """The one that lasts."""
+        return self.all[-1] if self.all and self.all[-1].end is None else None
+
+    @property
+    def last(self) -> Window | None:
+        """The one that ended last."""
+        return next((window for window in reversed(self.all) if window.end is not None), None)
+
+    def is_due(self, update: int) -> bool:
+        """Whether a window should end or begin before this update."""
+        if self.in_passes or update < self.first:
+            return False
+        current, now = self.current, self._clock()
+        if current is None or now < current.began:  # the clock has jumped back
+            return True
+        return update > current.first and now - current.began >= max(WINDOW_S, _GROWTH * (now - self._began))
+
+    def begin(self, update: int, pass_: int = NO_PASS) -> None:
+        """Begin a window with this update; the one that lasts ends."""
+        self.end(update)
+        if self._meter is None:
+            self._meter = NoiseMeter(self._device)
+        else:
+            self._meter.read()  # what happened since the last window is in none
+        self.all.append(Window(update, pass_, self._unix(), self._clock()))
+
+    def end(self, update: int) -> None:
+        """End the window that lasts before this update. One without an update is dropped."""
+        current = self.current
+        if current is None or self._meter is None:
+            return
+        noise = self._meter.read()
+        current.end, current.seconds = update, max(self._clock() - current.began, 0.0)
+        current.others_share, current.disturbed = noise.others_share, is_disturbed(noise)
+        if update <= current.first:
+            self.all.pop()
+
+    def of_updates(self, numbers: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
+        """The index of the window of each update, by their numbers (N,); -1 for one in none."""
+        if not self.all:
+            return numpy.full(len(numbers), -1)
+        found = numpy.searchsorted([window.first for window in self.all], numbers, "right") - 1
+        ends = numpy.array([numpy.inf if window.end is None else window.end for window in self.all])
+        return numpy.where(numbers < ends[found], found, -1)
+
+    def disturbed(self) -> NDArray[numpy.bool_]:
+        """Which windows were disturbed, shape (W,); the one that lasts is not known to be."""
+        return numpy.array([window.disturbed for window in self.all], bool)
+
+    def taken(self, slowed_alone: bool) -> list[float]:
+        """What others took of the processor in each window that is long enough to tell; with `slowed_alone` 0 where that
+        disturbed nothing."""
+        ended = [each for each in self.all if each.end is not None and each.seconds >= TELLING_S]
+        return [each.others_share if each.disturbed or not slowed_alone else 0.0 for each in ended]
+
+    def facts(self) -> dict[str, Any]:
+        """For the run's summary: how many windows there are, how many disturbed, and the share of others over all of them."""
+        ended = [window for window in self.all if window.end is not None]
+        if not ended:
+            return {}
+        facts: dict[str, Any] = {"windows": len(ended), "disturbed_windows": sum(window.disturbed for window in ended)}
+        known = [window for window in ended if not math.isnan(window.others_share) and window.seconds > 0]
+        if known:
+            seconds = sum(window.seconds for window in known)
+            facts["others_share"] = sum(window.others_share * window.seconds for window in known) / seconds
+        return facts

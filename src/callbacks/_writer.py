@@ -1,0 +1,129 @@
+"""StepWriter: writes the scalars of many steps to a trainer's loggers at once, each at its own step."""
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+import numpy
+from lightning import Trainer
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_warn
+from numpy.typing import NDArray
+from tensorboard.compat.proto.summary_pb2 import Summary
+
+from .._lightning import append_csv_rows, prefixed
+from ..errors import in_one_line
+from ..records.metrics import metric
+from ._timer import pause
+
+POINTS = 1000  # of a tag: TensorBoard shows about so many
+_failed: WeakSet[Logger] = WeakSet()
+
+Row = tuple[int, Mapping[str, float]]
+
+
+class Scalars(NamedTuple):
+    """The scalars of N steps that have the same K keys."""
+
+    keys: Sequence[str]
+    steps: NDArray[numpy.int64]  # shape (N,)
+    values: NDArray[numpy.float64]  # shape (N, K)
+
+
+class StepWriter:
+    """Writes on rank 0. CSV and other loggers get every step.
+
+    TensorBoard gets one event with all values for every n-th step. n is 1 in the first 1,000 steps, and doubles whenever
+    the number of steps does. Which steps these are depends on their numbers alone, so a resumed run continues the series.
+
+    A logger that raises an exception gets nothing more, with one warning.
+
+    Args:
+        trainer: whose loggers are written to.
+        details: whether TensorBoard gets the metrics that are declared as details (records/metrics.py), too.
+    """
+
+    def __init__(self, trainer: Trainer, details: bool = True):
+        self._trainer = trainer
+        self._details = details
+        self._last_cell: tuple[int, int] | None = None
+
+    def write_rows(self, rows: Iterable[Row]) -> None:
+        """Write `(step, {key: value})`. After the call the files of TensorBoard and CSV hold them."""
+        if self._trainer.is_global_zero:
+            for scalars in _alike(rows):
+                self.write(scalars)
+
+    def write(self, scalars: Scalars, always: NDArray[numpy.bool_] | None = None) -> None:
+        """Write scalars, in the order of their steps; TensorBoard gets the steps in `always`, shape (N,), in any case."""
+        if not self._trainer.is_global_zero or not len(scalars.steps) or not scalars.keys:
+            return
+        shown = self._thinned(scalars.steps)
+        if always is not None:
+            shown |= always
+        with pause(self._trainer):
+            for logger in self._trainer.loggers:
+                if logger not in _failed:
+                    self._write_to(logger, scalars, shown)
+
+    def _thinned(self, steps: NDArray[numpy.int64]) -> NDArray[numpy.bool_]:
+        """Which steps TensorBoard gets: the first of each cell of n steps."""
+        stride = 2 ** numpy.ceil(numpy.log2(numpy.maximum(steps / POINTS, 1))).astype(int)
+        cells = [*zip(stride.tolist(), (steps // stride).tolist(), strict=True)]
+        shown = [cell != before for before, cell in itertools.pairwise([self._last_cell, *cells])]
+        self._last_cell = cells[-1]
+        return numpy.array(shown)
+
+    def _write_to(self, logger: Logger, scalars: Scalars, shown: NDArray[numpy.bool_]) -> None:
+        try:
+            _write(logger, scalars, shown, self._details)
+        except Exception as error:  # noqa: BLE001 - anybody's logger
+            _failed.add(logger)
+            with suppress(Warning):  # where warnings are errors
+                rank_zero_warn(f"{type(logger).__name__} gets no more curves: {in_one_line(error)}")
+
+
+def _write(logger: Logger, scalars: Scalars, shown: NDArray[numpy.bool_], details: bool) -> None:
+    # A subclass that overrides `log_metrics` changes what is written, so its method gets every step.
+    if isinstance(logger, CSVLogger) and type(logger).log_metrics is CSVLogger.log_metrics:
+        rows = numpy.column_stack([scalars.values, scalars.steps.astype(float)])
+        append_csv_rows(logger, [*scalars.keys, "step"], rows)
+    elif (
+        isinstance(logger, TensorBoardLogger)
+        and type(logger).log_metrics is TensorBoardLogger.log_metrics
+        # A writer that an earlier fit has closed has no file; Lightning's own `log_metrics` opens a new one.
+        and logger.experiment.file_writer is not None
+    ):
+        _write_events(logger, logger.experiment.file_writer, scalars, shown, details)
+    else:
+        for step, values in zip(scalars.steps.tolist(), scalars.values.tolist(), strict=True):
+            logger.log_metrics(dict(zip(scalars.keys, values, strict=True)), step)
+
+
+def _write_events(
+    logger: TensorBoardLogger, file_writer: Any, scalars: Scalars, shown: NDArray[numpy.bool_], details: bool
+) -> None:
+    """One event a step that holds all values: several times cheaper than an `add_scalar` for each, and shown the same."""
+    kept = [at for at, key in enumerate(scalars.keys) if details or not metric(key).detail]
+    keys, now = prefixed(logger, [scalars.keys[at] for at in kept]), time.time()
+    if not keys:
+        return
+    with numpy.errstate(over="ignore"):  # a number that float32 cannot hold is infinite there
+        values = scalars.values[shown][:, kept].astype(numpy.float32)
+    for step, row in zip(scalars.steps[shown].tolist(), values.tolist(), strict=True):
+        summary = Summary(
+            value=[Summary.Value(tag=key, simple_value=value) for key, value in zip(keys, row, strict=True)]
+        )
+        file_writer.add_summary(summary, step, now)
+    file_writer.flush()
+
+
+def _alike(rows: Iterable[Row]) -> Iterator[Scalars]:
+    """Successive rows with the same keys; a row without keys is left out."""
+    for keys, group in itertools.groupby(rows, key=lambda row: tuple(row[1])):
+        if keys:
+            steps, scalars = zip(*group, strict=True)
+            yield Scalars(keys, numpy.array(steps), numpy.array([list(row.values()) for row in scalars], float))

@@ -1,0 +1,122 @@
+"""Windows: where they begin and end, and what others took of the processor in them."""
+
+import math
+
+import numpy
+import pytest
+
+from batchscope.callbacks import _windows
+from batchscope.callbacks._windows import Windows
+from batchscope.hardware.contention import Noise
+from tests.support.tables import CPU
+
+QUIET = Noise(others_share=0.0, idle_share=0.5)
+
+
+class Time:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Time:
+    return Time()
+
+
+@pytest.fixture(autouse=True)
+def noises(monkeypatch: pytest.MonkeyPatch) -> list[Noise]:
+    """What the meter reads at the ends of windows; quiet where the list is empty."""
+    found: list[Noise] = []
+
+    class Meter:
+        def __init__(self, *_: object):
+            self.opened = True
+
+        def read(self) -> Noise:
+            self.opened = not self.opened
+            return QUIET if self.opened or not found else found.pop(0)
+
+    monkeypatch.setattr(_windows, "NoiseMeter", Meter)
+    return found
+
+
+def train(windows: Windows, clock: Time, *seconds: float) -> list[int]:
+    """Updates of so many seconds; returns before which of them a window began."""
+    began = []
+    for update, each in enumerate(seconds):
+        if windows.is_due(update):
+            windows.begin(update)
+            began.append(update)
+        clock.now += each
+    return began
+
+
+def test_a_window_begins_after_the_warm_up_and_every_quarter_of_a_second(clock: Time) -> None:
+    windows = Windows(CPU, 3, clock)
+    assert train(windows, clock, *[0.1] * 12) == [3, 6, 9]
+    assert windows.current is windows.all[-1]
+    windows.end(12)
+    assert windows.last is windows.all[-1]
+    assert windows.of_updates(numpy.arange(14)).tolist() == [-1] * 3 + [0] * 3 + [1] * 3 + [2] * 3 + [-1] * 2
+
+
+def test_each_long_step_is_a_window(clock: Time) -> None:
+    assert train(Windows(CPU, 1, clock), clock, *[2.0] * 4) == [1, 2, 3]
+
+
+def test_a_long_run_has_longer_windows(clock: Time) -> None:
+    windows = Windows(CPU, 1, clock)
+    train(windows, clock, *[0.5] * 20_000)
+    assert len(windows.all) < 500
+    assert windows.all[-2].seconds == pytest.approx(0.02 * 10_000, rel=0.1)
+
+
+def test_a_clock_that_jumps_back_begins_another_window(clock: Time) -> None:
+    windows = Windows(CPU, 1, clock)
+    assert train(windows, clock, 0.1, 0.1, -50, 0.1, 0.1) == [1, 3]
+    assert windows.all[0].seconds == 0
+
+
+def test_in_passes_each_visit_is_a_window(clock: Time) -> None:
+    windows = Windows(CPU, 1, clock)
+    windows.in_passes = True
+    assert train(windows, clock, *[1.0] * 4) == []
+    windows.begin(4, pass_=7)
+    clock.now += 3.0
+    windows.end(6)
+    windows.end(6)  # nothing lasts
+    ended = windows.last
+    assert (ended.pass_, ended.first, ended.end, ended.seconds) == (7, 4, 6, 3.0)
+    windows.begin(9, pass_=8)
+    assert windows.of_updates(numpy.array([5, 6, 8, 9])).tolist() == [0, -1, -1, 1]
+
+
+def test_a_window_without_an_update_is_dropped(clock: Time) -> None:
+    windows = Windows(CPU, 0, clock)
+    windows.begin(5)
+    windows.end(5)
+    assert (windows.all, windows.facts(), windows.last) == ([], {}, None)
+
+
+def test_the_share_of_others_is_over_the_time_of_all_windows(clock: Time, noises: list[Noise]) -> None:
+    windows = Windows(CPU, 0, clock)
+    noises += [Noise(0.8, 0.0), Noise(), Noise(0.04, 0.9)]
+    for update, seconds in enumerate((1.0, 5.0, 3.0)):
+        windows.begin(update)
+        clock.now += seconds
+    windows.end(3)
+    assert windows.facts() == {"windows": 3, "disturbed_windows": 1, "others_share": pytest.approx(0.23)}
+    assert windows.disturbed().tolist() == [True, False, False]
+
+
+def test_on_an_accelerator_a_window_counts_as_busy_only_if_it_was_slowed(clock: Time, noises: list[Noise]) -> None:
+    windows = Windows(CPU, 0, clock)
+    noises += [Noise(0.4, idle_share=0.5), Noise(0.4, idle_share=0.1), Noise()]
+    for update in range(3):
+        windows.begin(update)
+        clock.now += 1.0
+    windows.end(3)
+    assert windows.taken(slowed_alone=False) == pytest.approx([0.4, 0.4, math.nan], nan_ok=True)
+    assert windows.taken(slowed_alone=True) == [0.0, 0.4, 0.0]
