@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from ..records.intervals import median_interval
 from ..records.rates import FIT_RATE, rate
 from ..records.step_parts import PARTS, StepPart
-from ._flops_meter import FlopsMeter
 from ._table import MIN_UNDISTURBED, UpdateTable
 from ._timer import PREPARING
 from ._writer import Scalars
@@ -94,7 +93,9 @@ def _are_stalls(step_ms: NDArray[numpy.float64], median: float) -> NDArray[numpy
     return step_ms > max(STALL_RATIO * median, median + STALL_MS)
 
 
-def metrics_of(rows: NDArray[Any], world_size: int, flops: FlopsMeter) -> Scalars:
+def metrics_of(
+    rows: NDArray[Any], world_size: int, flops_per_sample: float | None = None, peak: float | None = None
+) -> Scalars:
     """The metrics of updates, given their rows of the table. Samples and time steps are those of all ranks, FLOP/s those
     of one. A metric that none of the updates has is left out."""
     step_ms = rows["parts_ms"].sum(1, dtype=float)
@@ -105,10 +106,10 @@ def metrics_of(rows: NDArray[Any], world_size: int, flops: FlopsMeter) -> Scalar
     metrics["throughput/batches_per_sec"] = rows["batches"] / seconds
     metrics["throughput/samples_per_sec"] = samples * world_size / seconds
     metrics["throughput/timesteps_per_sec"] = timesteps * world_size / seconds
-    if flops.per_sample:
-        metrics["throughput/flops_per_sec"] = flops.per_sample * samples / seconds
-        if flops.peak:
-            metrics["throughput/mfu"] = metrics["throughput/flops_per_sec"] / flops.peak
+    if flops_per_sample:
+        metrics["throughput/flops_per_sec"] = flops_per_sample * samples / seconds
+        if peak:
+            metrics["throughput/mfu"] = metrics["throughput/flops_per_sec"] / peak
     known = {key: values for key, values in metrics.items() if not numpy.isnan(values).all()}
     return Scalars(list(known), rows["step"], numpy.column_stack(list(known.values())))
 

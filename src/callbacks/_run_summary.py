@@ -73,13 +73,8 @@ def run_summary(
     summary |= operation_facts(seen, flops.calibration)
     summary |= bottleneck_facts(summary, flops.calibration, seen, setting_of(trainer, summary, flops.calibration))
     if "bottleneck" not in summary:
-        missing |= without_bottleneck("the parts of the steps have no time: the clock has jumped")["missing"]
+        missing["bottleneck"] = "the parts of the steps have no time: the clock has jumped"
     return summary | ({"missing": missing} if missing else {})
-
-
-def without_bottleneck(reason: str) -> dict[str, Any]:
-    """What a summary without a bottleneck says of it."""
-    return {"missing": {"bottleneck": reason}}
 
 
 def rank_facts(steps: Sequence[float]) -> dict[str, Any]:

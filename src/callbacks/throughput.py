@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -11,23 +11,15 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
-from .._lightning import callbacks_of, overrides
+from .._lightning import overrides
 from ..distributed.gather import gather
-from ..hardware.devices import cache_bytes
 from ..options.types import NonNegativeInt
-from ..records.operations import StepOperations
 from ..records.step_times import StepTimes
 from ..records.terminal import block, is_verbose, say
 from ._batches import samples_in, timesteps_in
 from ._cost import cost_of, metrics_of, stalls_among
-from ._flops_meter import FlopsMeter
 from ._never_raise import never_raise
 from ._profiler_hook import ProfilerHook, attach_profiler_hook, detach_profiler_hook
-from ._recording import RecordedUpdates
-from ._run_summary import Seen, run_summary, without_bottleneck
-from ._run_words import details, headline
-from ._setting import own_config
-from ._step_operations import step_operations
 from ._table import FIRST, INVALID, RECORDED, UpdateTable
 from ._timer import (
     PARTS_OF_ACTIONS,
@@ -43,8 +35,10 @@ from ._timer import (
 )
 from ._windows import Windows
 from ._writer import StepWriter
-from .communication import CommunicationMonitor
-from .device import DeviceMonitor
+
+if TYPE_CHECKING:
+    from ..records.operations import StepOperations
+    from ._analysis import StepAnalysis
 
 # Training on a batch: it begins after on_train_batch_start, where modes of other callbacks may begin.
 _BATCH = "run_training_batch"
@@ -109,8 +103,7 @@ class ThroughputMonitor(Callback):
         self.operations: StepOperations | None = None
         self._active = False
         self._hook: ProfilerHook | None = None
-        self._recorded = RecordedUpdates(record_operations)
-        self._flops = FlopsMeter(flops_per_sample)
+        self._analysis: StepAnalysis | None = None  # of this fit
         self.table = UpdateTable(warmup_steps)  # of this fit
         self.ended: str | None = None  # why a timed run has ended
 
@@ -123,7 +116,6 @@ class ThroughputMonitor(Callback):
         """The inverse of `__getstate__`."""
         ThroughputMonitor.__init__(self)
         vars(self).update(state)
-        self._recorded, self._flops = RecordedUpdates(self.record_operations), FlopsMeter(self.flops_per_sample)
 
     def record_facts(self) -> dict[str, Any]:
         """For the run's record: the summary, as `throughput`."""
@@ -131,10 +123,14 @@ class ThroughputMonitor(Callback):
 
     def summary_lines(self) -> list[str]:
         """For the run's last lines: what ran, how fast, what limits it, and what to try."""
+        from ._run_words import headline
+
         return headline(self.summary) if self.verbose else []
 
     def detail_lines(self) -> list[str]:
         """For the details of a run: every number, and the evidence."""
+        from ._run_words import details
+
         return details(self.summary) if self.verbose else []
 
     def step_times(self) -> StepTimes | None:
@@ -150,23 +146,28 @@ class ThroughputMonitor(Callback):
     @never_raise
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
-            self.summary, self.failure = without_bottleneck("no batch was trained"), None
+            from ._analysis import StepAnalysis
+
+            self.summary, self.failure = _nothing("no batch was trained"), None
             if self.every_n_steps == 0:
                 rank_zero_warn("ThroughputMonitor(every_n_steps=0) writes no step to the loggers, only the summary")
-            self._flops.calibrate(trainer, pl_module, measure=self.calibrate)
+            options = (self.record_operations, self.flops_per_sample, self.calibrate)
+            self._analysis = StepAnalysis(trainer, pl_module, *options)
 
     @override
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        device = trainer.strategy.root_device
+        device, analysis = trainer.strategy.root_device, self._analysis
+        if analysis is None:  # it could not begin
+            return
         self.summary, self.operations, self.ended = {}, None, None
         self.timer = StepTimer(clock_for(device), trainer.global_step)
-        self._recorded.attach(trainer, pl_module, cache_bytes(device), lambda: self.timer.part)
+        analysis.begin(trainer, pl_module, lambda: self.timer.part)
+        self._recorded = analysis.recorded
         self._first_counted = max(1, self.warmup_steps, self._recorded.last)
         self.windows = Windows(device, self._first_counted)
         self.table = UpdateTable(self.warmup_steps, self.windows, trainer.global_step)
         self._writer = StepWriter(trainer, self.details)
-        self._flops.restart()
         self._validating, self._windows_read = False, 0
         detach_profiler_hook(trainer, self._hook)
         unused = {hook for hook in PREPARING if not overrides(trainer, hook)}
@@ -189,7 +190,7 @@ class ThroughputMonitor(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # Other ranks may be gone: nothing is gathered from them, and the device may wait for them for ever.
         self._stop(trainer, wait=False)
-        self.summary |= without_bottleneck(f"the fit ended with {type(exception).__name__}")
+        self.summary |= _nothing(f"the fit ended with {type(exception).__name__}")
 
     @override
     @never_raise
@@ -200,7 +201,8 @@ class ThroughputMonitor(Callback):
     def disable(self) -> None:
         """Measure no more in this fit."""
         self._active = False
-        self._recorded.stop()
+        if self._analysis is not None:
+            self._analysis.recorded.stop()
 
     def begin_window(self, pass_: int) -> None:
         """Between two updates, begin a window that lasts until `end_window`; from now on none begins by the clock."""
@@ -316,8 +318,8 @@ class ThroughputMonitor(Callback):
     def _flush(self, trainer: Trainer, wait: bool) -> None:
         """Turn marks into rows of the table, as far as they can be read without waiting, and write them."""
         with pause(trainer):
-            if self._recorded.is_over:
-                self._flops.learn(trainer, trainer.lightning_module, self._recorded)
+            assert self._analysis is not None
+            self._analysis.learn(trainer)
             self._windows_read = len(self.windows.all)
             rows = self._read(wait)
             if self.every_n_steps:
@@ -325,7 +327,9 @@ class ThroughputMonitor(Callback):
                     ((rows["flags"] & (FIRST | RECORDED | INVALID)) == 0) & (rows["step"] % self.every_n_steps == 0)
                 ]
                 if len(rows):
-                    self._writer.write(metrics_of(rows, trainer.world_size, self._flops), always=stalls_among(rows))
+                    flops = self._analysis.flops
+                    scalars = metrics_of(rows, trainer.world_size, flops.per_sample, flops.peak)
+                    self._writer.write(scalars, always=stalls_among(rows))
 
     def _read(self, wait: bool) -> Any:
         """The rows of batches whose marks have passed on the device, or of all."""
@@ -346,8 +350,8 @@ class ThroughputMonitor(Callback):
             self._recorded.stop()
             self.timer.end_step()
             self.windows.end(self.timer.updates)
-            if wait:  # else in the middle of an update, which may be one that is recorded
-                self._flops.learn(trainer, trainer.lightning_module, self._recorded)
+            if wait and self._analysis is not None:  # else in the middle of an update, which may be a recorded one
+                self._analysis.learn(trainer, is_over=True)
             self._flush(trainer, wait)
             self._active = False
             seconds = time.perf_counter() - self._started - self.timer.paused_s
@@ -361,20 +365,10 @@ class ThroughputMonitor(Callback):
         measured = [step for step in steps if step is not None]
         if 0 < len(measured) < len(steps):
             rank_zero_warn(f"ThroughputMonitor has no summary: {_stopped(steps)}")
-        elif cost:
-            others = callbacks_of(trainer)
-            communication = next((c.result() for c in others if isinstance(c, CommunicationMonitor)), {})
+        elif cost and self._analysis is not None:
             spans = self.timer.spans(self._warm_since)
-            sampled = next((c.result(spans) for c in others if isinstance(c, DeviceMonitor)), {})
-            operations = self._recorded.operations()
-            seen = Seen(
-                operations,
-                self._recorded.why_no_operations,
-                self.table.changed(cost["step_ms_median"]),
-                self.windows.taken(slowed_alone=trainer.strategy.root_device.type != "cpu"),
-            )
-            self.summary = run_summary(cost | communication, trainer, measured, self._flops, sampled, seen)
-            self.operations = step_operations(operations, self.summary, self._flops.calibration)
+            self.summary = self._analysis.summary(trainer, cost, self.table, spans, measured)
+            self.operations = self._analysis.operations
 
     @never_raise
     def _conclude(self, trainer: Trainer, steps: list[float | None]) -> None:
@@ -382,7 +376,9 @@ class ThroughputMonitor(Callback):
         if not self.summary:
             why = self.failure and f"the measurement ended with {self.failure}"
             why = why or (_stopped(steps) if None in steps else self._why_nothing_is_known())
-            self.summary = without_bottleneck(why)
+            self.summary = _nothing(why)
+        from ._setting import own_config
+
         if trainer.is_global_zero and own_config(trainer.lightning_module) is None:
             lines = [*self.summary_lines(), *(self.detail_lines() if is_verbose() else [])]
             say(f"\n{block(lines)}" if lines else "")
@@ -398,6 +394,11 @@ class ThroughputMonitor(Callback):
         if self.timer.updates <= self._first_counted:
             return f"of {self.timer.updates} updates none came after the warm-up of {self._first_counted}"
         return "no step has a time: the clock has jumped"
+
+
+def _nothing(why: str) -> dict[str, Any]:
+    """A summary that only says why there is no verdict."""
+    return {"missing": {"bottleneck": why}}
 
 
 def _stopped(steps: list[float | None]) -> str:

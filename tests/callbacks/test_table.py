@@ -7,7 +7,6 @@ import numpy
 import pytest
 
 from batchscope.callbacks._cost import cost_of, metrics_of, stalls_among
-from batchscope.callbacks._flops_meter import FlopsMeter
 from batchscope.callbacks._table import DISTURBED, FIRST, INVALID, PARTIAL, RECORDED, WARMUP, UpdateTable
 from batchscope.callbacks._timer import Clock
 from tests.support.tables import batch, table_of
@@ -224,7 +223,7 @@ def test_a_window_says_what_it_has_measured():
 
 def test_the_curves_have_every_metric_that_a_step_has():
     batches = [batch(1, 10, forward=10), batch(2, 10, timesteps=5, data_wait=10, forward=30)]
-    scalars = metrics_of(table_with(*batches).rows, 2, FlopsMeter(flops_per_sample=100.0))
+    scalars = metrics_of(table_with(*batches).rows, 2, flops_per_sample=100.0)
     last = dict(zip(scalars.keys, scalars.values[1], strict=True))
     assert scalars.steps.tolist() == [1, 2]
     assert (last["time/step_ms"], last["time/forward_ms"]) == pytest.approx((40, 30))
@@ -234,5 +233,5 @@ def test_the_curves_have_every_metric_that_a_step_has():
 
 
 def test_a_metric_that_no_step_has_is_no_curve():
-    scalars = metrics_of(table_with(batch(1, 0, forward=10)).rows, 1, FlopsMeter(flops_per_sample=100.0))
+    scalars = metrics_of(table_with(batch(1, 0, forward=10)).rows, 1, flops_per_sample=100.0)
     assert {key for key in scalars.keys if key.startswith("throughput/")} == {"throughput/batches_per_sec"}
