@@ -6,7 +6,8 @@ A measured number has three significant digits in terminals, tables, plots and r
 from collections.abc import Mapping
 from typing import Any
 
-_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""), (1e-3, "m"), (1e-6, "µ"))
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
+_PREFIXES += ((1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 
 
 def significant(value: float) -> str:

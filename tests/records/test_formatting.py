@@ -26,6 +26,7 @@ def test_a_number_has_three_significant_digits(value: float, text: str) -> None:
     [
         (10.34e12, "FLOP/s", "10.3 TFLOP/s"),
         (0.0009, "J", "900 µJ"),
+        (4.22e-7, "s", "422 ns"),
         (999.96, "B", "1 kB"),
         (12, "", "12"),
         (0, "J", "0 J"),
