@@ -1,11 +1,8 @@
 """The datasheets of cards: dense peaks in plausible units, found by the exact name that torch reports."""
 
-import dataclasses
-
 import pytest
 import torch
 from lightning.fabric.utilities.throughput import _CUDA_FLOPS, _TPU_FLOPS
-from torch._inductor.analysis import device_info
 
 from batchscope.hardware.calibration import PRECISIONS
 from batchscope.hardware.datasheet import Datasheet, by_short_name, datasheet, datasheets
@@ -20,27 +17,15 @@ each_card = pytest.mark.parametrize("card", CARDS, ids=lambda card: card.names[0
     ("name", "memory_gib", "tdp_w"),
     [
         ("Tesla T4", 16, 70),
-        ("NVIDIA A10", 24, 150),
+        ("A100-SXM4-40GB", 40, 400),  # as an old driver reports it
         ("NVIDIA A100-SXM4-40GB", 40, 400),
-        ("A100-SXM4-40GB", 40, 400),  # an old driver
-        ("NVIDIA A100-SXM4-80GB", 80, 400),
-        ("NVIDIA A100-PCIE-40GB", 40, 250),
         ("NVIDIA A100 80GB PCIe", 80, 300),
         ("NVIDIA L4", 24, 72),
-        ("NVIDIA L40S", 48, 350),
         ("NVIDIA H100 80GB HBM3", 80, 700),
-        ("NVIDIA H100 PCIe", 80, 350),
         ("NVIDIA H100 NVL", 94, 400),
         ("NVIDIA H200", 141, 700),
-        ("NVIDIA H200 NVL", 141, 600),
         ("NVIDIA B200", 180, 1000),
-        ("NVIDIA GeForce RTX 3090", 24, 350),
         ("NVIDIA GeForce RTX 4090", 24, 450),
-        ("NVIDIA GeForce RTX 5090", 32, 575),
-        ("NVIDIA GeForce RTX 3060", 12, 170),
-        ("NVIDIA GeForce RTX 4070", 12, 200),
-        ("Tesla V100-SXM2-16GB", 16, 300),
-        ("Tesla P100-PCIE-16GB", 16, 250),
     ],
 )
 def test_a_card_is_found_by_the_name_that_torch_reports(name, memory_gib, tdp_w):
@@ -53,18 +38,12 @@ def test_a_card_is_found_by_the_name_that_torch_reports(name, memory_gib, tdp_w)
     "name",
     [
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",  # a slice
-        "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
         "NVIDIA GeForce RTX 4090 Laptop GPU",  # another chip
-        "NVIDIA GeForce RTX 4090 D",
-        "NVIDIA GeForce RTX 3090 Ti",
         "NVIDIA A10G",  # other clocks than the A10, and no datasheet
-        "NVIDIA L40",
-        "NVIDIA GH200 480GB",
         "NVIDIA H100",
         "NVIDIA NVIDIA L4",
         "nvidia l4",
         "AMD Instinct MI300X",
-        "AMD EPYC",
         "",
     ],
 )
@@ -79,8 +58,7 @@ def test_no_two_devices_have_the_same_name():
 
 def test_a_short_name_of_a_card_with_variants_is_that_of_the_commonest():
     commonest = {"a100": "A100-SXM4-80GB", "h100": "H100 80GB HBM3", "h200": "H200", "v100": "Tesla V100-SXM2-16GB"}
-    for short, name in commonest.items():
-        assert by_short_name()[short].names[0] == name
+    assert {short: by_short_name()[short].names[0] for short in commonest} == commonest
 
 
 @each_device
@@ -112,21 +90,11 @@ def test_the_fp32_peak_is_that_of_the_lanes_at_the_boost_clock(card: Datasheet):
     assert card.flops_per_sec["fp32"] == pytest.approx(peak, rel=0.02)
 
 
-@each_card
-def test_a_watt_gives_a_plausible_number_of_flops(card: Datasheet):
-    """T4 and L4 state clocks that their power limits do not allow for long: they are the highest."""
-    assert 3e10 < card.flops_per_sec["fp32"] / card.tdp_w < 4.5e11
-
-
 def test_what_apple_does_not_state_follows_from_the_cores():
     """128 lanes a GPU core; the clocks are those of the generation (1.28 to 1.68 GHz)."""
     for sheet in DEVICES:
         if sheet.kind == "mps":
             assert 1.25e9 < sheet.flops_per_sec["fp32"] / (2 * sheet.cores_per_sm * sheet.sms) < 1.7e9, sheet.names
-
-
-def test_a_tpu_has_a_peak_in_bf16_only():
-    assert {tuple(sheet.flops_per_sec) for sheet in DEVICES if sheet.kind == "tpu"} == {("bf16",)}
 
 
 @each_card
@@ -140,6 +108,35 @@ def test_fewer_bits_are_at_least_as_fast(card: Datasheet):
         assert peaks["bf16"] == pytest.approx(2 * peaks["tf32"], rel=0.02)  # as the tensor cores of each generation do
 
 
+# Lightning's rows that are not compared are wrong: `h200` and `h100 nvl` have sparse peaks, and GeForce cards as bf16 and
+# fp16 the rate of their plain cores. Its `a10g` has the A10's numbers.
+@pytest.mark.parametrize(
+    ("name", "row", "precisions"),
+    [
+        ("Tesla T4", "t4", ["fp32", "fp16"]),
+        ("Tesla V100-SXM2-16GB", "v100 sxm", ["fp64", "fp32", "fp16"]),
+        ("A10", "a10g", ["fp32", "tf32", "bf16", "fp16"]),
+        ("A100-SXM4-80GB", "a100", ["fp32", "tf32", "bf16", "fp16"]),
+        ("L4", "l4", ["fp32", "tf32", "bf16", "fp16"]),
+        ("GeForce RTX 3090", "rtx 3090", ["fp32", "tf32"]),
+        ("GeForce RTX 4090", "rtx 4090", ["fp32", "tf32"]),
+        ("H100 80GB HBM3", "h100 sxm", ["fp32", "tf32", "bf16", "fp16"]),
+        ("H100 PCIe", "h100 pcie", ["fp32", "tf32", "bf16", "fp16"]),
+        ("H200", "h200 sxm1", ["fp32"]),
+    ],
+)
+def test_peaks_agree_with_lightnings_table_where_that_is_right(name, row, precisions):
+    dtypes = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    for precision in precisions:
+        stated = _CUDA_FLOPS[row][dtypes.get(precision, "tfloat32")]
+        assert datasheets()[name].flops_per_sec[precision] == pytest.approx(stated, rel=0.01), precision
+
+
+def test_tpu_peaks_agree_with_lightnings_table():
+    for short, version in (("tpu-v4", "v4"), ("tpu-v5e", "v5litepod")):
+        assert by_short_name()[short].flops_per_sec == {"bf16": pytest.approx(_TPU_FLOPS[version], rel=0.01)}
+
+
 @pytest.mark.parametrize(
     ("names", "ratio"),
     [
@@ -147,10 +144,7 @@ def test_fewer_bits_are_at_least_as_fast(card: Datasheet):
         (["Tesla P100-PCIE-16GB"], 2),
         (["A100-SXM4-40GB", "A100-SXM4-80GB", "A100-PCIE-40GB", "A100 80GB PCIe"], 16),
         (["A10", "L4", "L40S"], 4),
-        (
-            ["GeForce RTX 3060", "GeForce RTX 3090", "GeForce RTX 4070", "GeForce RTX 4090", "GeForce RTX 5090"],
-            2,
-        ),  # half the rate with float32 accumulation
+        (["GeForce RTX 3060", "GeForce RTX 3090", "GeForce RTX 4070", "GeForce RTX 5090"], 2),  # float32 accumulation
         (["H100 80GB HBM3", "H100 PCIe", "H100 NVL", "H200", "H200 NVL"], 14.5),  # tensor cores have another clock
         (["B200"], 30),
     ],
@@ -159,79 +153,3 @@ def test_no_peak_is_a_sparse_one(names, ratio):
     for name in names:
         peaks = datasheets()[name].flops_per_sec
         assert peaks["fp16"] / peaks["fp32"] == pytest.approx(ratio, rel=0.05), name
-
-
-# Lightning's rows that are not compared are wrong: `h200` has sparse peaks below fp32; `h100 nvl` has those of two cards and
-# sparse; GeForce, A40, A6000 and L40 have the rate of the plain cores as bf16 and fp16, and L40 as TF32, too. fp64 of A100,
-# H100 and H200 is that without tensor cores.
-LIGHTNINGS = {
-    "fp64": torch.float64,
-    "fp32": torch.float32,
-    "tf32": "tfloat32",
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "row", "precisions"),
-    [
-        ("Tesla T4", "t4", ["fp32", "fp16"]),
-        ("Tesla V100-SXM2-16GB", "v100 sxm", ["fp64", "fp32", "fp16"]),
-        ("Tesla V100-PCIE-16GB", "v100 pcie", ["fp64", "fp32", "fp16"]),
-        ("A10", "a10g", ["fp32", "tf32", "bf16", "fp16"]),  # the A10's numbers, in the row of another card
-        ("A100-SXM4-80GB", "a100", ["fp32", "tf32", "bf16", "fp16"]),
-        ("L4", "l4", ["fp32", "tf32", "bf16", "fp16"]),
-        ("GeForce RTX 3090", "rtx 3090", ["fp32", "tf32"]),  # bf16 and fp16 are those without tensor cores
-        ("GeForce RTX 4090", "rtx 4090", ["fp32", "tf32"]),
-        ("H100 80GB HBM3", "h100 sxm", ["fp32", "tf32", "bf16", "fp16"]),
-        ("H100 PCIe", "h100 pcie", ["fp32", "tf32", "bf16", "fp16"]),
-        ("H200", "h200 sxm1", ["fp32"]),  # the others are sparse
-        ("H200 NVL", "h200 nvl1", ["fp32"]),
-    ],
-)
-def test_peaks_agree_with_lightnings_table_where_that_is_right(name, row, precisions):
-    for precision in precisions:
-        stated = _CUDA_FLOPS[row][LIGHTNINGS[precision]]
-        assert datasheets()[name].flops_per_sec[precision] == pytest.approx(stated, rel=0.01), precision
-
-
-def test_tpu_peaks_agree_with_lightnings_table():
-    for short, version in (("tpu-v4", "v4"), ("tpu-v5e", "v5litepod")):
-        assert by_short_name()[short].flops_per_sec["bf16"] == pytest.approx(_TPU_FLOPS[version], rel=0.01)
-
-
-# What torch's table has wrong: the L4's bandwidth is the H100's, its products are sparse without being marked so, and its
-# fp64 (a guess, as it says) is half of its fp32.
-TORCHS_ERRORS = {("L4", wrong) for wrong in ("memory", "tf32", "bf16", "fp16", "fp64")}
-
-
-@pytest.mark.parametrize(
-    ("name", "row"),
-    [
-        ("B200", "NVIDIA B200"),
-        ("H100 80GB HBM3", "NVIDIA H100"),  # torch reports no card by this row's name
-        ("A100-SXM4-80GB", "NVIDIA A100"),
-        ("L4", "NVIDIA L4"),
-        ("AMD Instinct MI300X", "AMD MI300X"),
-        ("AMD Instinct MI250X", "AMD MI250X"),
-    ],
-)
-def test_facts_agree_with_torchs_table_where_that_is_right(name, row):
-    sheet, info = datasheets()[name], device_info._device_mapping.get(row.upper())
-    sparsity = getattr(info, "tops_sparsity_factor", None)
-    if sparsity is None:
-        pytest.skip("this torch has no such row, or does not mark sparse peaks")
-    stated = {"memory": info.dram_bw_gbs * 1e9}
-    for precision, key in (LIGHTNINGS | {"tf32": "torch.tf32"}).items():
-        tensor_cores = precision in ("tf32", "bf16", "fp16")
-        stated[precision] = info.tops[key] * 1e12 / (sparsity if tensor_cores else 1)
-    ours = {"memory": sheet.memory_bytes_per_sec, **sheet.flops_per_sec}
-    wrong = {key for key in ours if ours[key] != pytest.approx(stated[key], rel=0.02)}
-    assert wrong == {key for card, key in TORCHS_ERRORS if card == name}
-    assert sheet.memory_gib == info.dram_gb
-
-
-def test_facts_cannot_be_changed():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        CARDS[0].sms = 1
