@@ -7,6 +7,7 @@ import os
 import platform
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,17 +24,23 @@ DISTURBED_S = 600
 
 
 def cached_calibration(device: torch.device) -> Calibration | None:
-    """The device's calibration, if it was measured before with this driver and torch. Never measures, never raises."""
+    """The device's calibration, if it was measured before with this driver and torch. Never measures, never raises.
+
+    A file that is no calibration is ignored, with one warning.
+    """
     known = identity(device)
     try:
         file = _cache_file(known)
-        _check_owner(file.parent)
-        found = Calibration.from_dict(json.loads(file.read_text(encoding="utf-8")))
-        if found.disturbed and not 0 <= time.time() - file.stat().st_mtime < DISTURBED_S:
-            return None
-    except Exception:  # noqa: BLE001 - the file is missing, torn or something else altogether
+        text, age = file.read_bytes(), time.time() - file.stat().st_mtime
+    except OSError:
         return None
-    return found if all(getattr(found, key) == value for key, value in known.items()) else None
+    try:
+        found = Calibration.from_dict(json.loads(text))
+    except Exception:  # noqa: BLE001 - whatever a damaged file makes of JSON and of the calibration's values
+        warnings.warn(f"{file} is damaged, and is ignored", stacklevel=2)
+        return None
+    is_same = all(getattr(found, key) == value for key, value in known.items())
+    return found if is_same and (not found.disturbed or 0 <= age < DISTURBED_S) else None
 
 
 def store(calibration: Calibration) -> None:
@@ -41,7 +48,6 @@ def store(calibration: Calibration) -> None:
     with contextlib.suppress(OSError):
         file = _cache_file({key: getattr(calibration, key) for key in IDENTITY})
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_owner(file.parent)
         write_text(file, f"{json.dumps(calibration.to_dict(), indent=2)}\n")
 
 
@@ -85,27 +91,21 @@ def _cache_file(known: Mapping[str, Any]) -> Path:
 
 
 def _cache_folder() -> Path:
-    """The user's cache folder; a temporary one where there is no home or no write access to it, as in some containers."""
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "batchscope"
-    with contextlib.suppress(RuntimeError):  # neither HOME nor an entry in the system's list of users
-        home = Path.home()
-        base = home / ".cache"
-        there = base if base.exists() else home
-        if there.is_dir() and os.access(there, os.W_OK):
-            return base / "batchscope"
-    return Path(tempfile.gettempdir()) / f"batchscope-{_user_id()}"
-
-
-def _user_id() -> int:
-    return os.getuid() if hasattr(os, "getuid") else 0  # on Windows each user has a temporary folder of their own
-
-
-def _check_owner(folder: Path) -> None:
-    """Among temporary files, where every user may make folders, use only the user's own.
+    """The user's cache folder; a temporary one where there is no home or no write access to it, as in some containers.
 
     Raises:
-        OSError: if the folder is another user's or does not exist.
+        OSError: if another user owns the temporary one: every user may make folders among temporary files.
     """
-    if folder.parent == Path(tempfile.gettempdir()) and folder.lstat().st_uid != _user_id():
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "batchscope"
+    home = Path(os.path.expanduser("~"))  # stays `~` where the system does not know the user
+    base = home / ".cache"
+    nearest = base if base.exists() else home
+    if nearest.is_dir() and os.access(nearest, os.W_OK):
+        return base / "batchscope"
+    user = os.getuid() if hasattr(os, "getuid") else 0  # on Windows each user has a temporary folder of their own
+    folder = Path(tempfile.gettempdir()) / f"batchscope-{user}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.lstat().st_uid != user:
         raise PermissionError(f"{folder} belongs to another user")
+    return folder
