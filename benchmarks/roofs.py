@@ -2,8 +2,9 @@
 
     python benchmarks/roofs.py --threads 1 2 --seconds 60
 
-The layers take turns with the works of the calibration, in many short blocks of which the best counts. A roof holds if no
-layer reaches more than 1.05 of it. On a machine that others use, the table says more about them than about the roofs.
+The layers are timed in passes with the microbenchmarks of the calibration, in many short blocks of which the best counts.
+A roof holds if no layer reaches more than 1.05 of it. On a machine that others use, the table says more about them than
+about the roofs.
 
 FLOPs count as if every tap of a convolution met a pixel. A kernel may skip the taps in the padding, which are most of them
 on the smallest images, so a second column counts only taps inside the image.
@@ -21,9 +22,9 @@ from harness import write_result
 from torch.nn import functional as F
 
 from batchscope.hardware.devices import cache_bytes
+from batchscope.hardware.microbenchmarks import MEMORY, microbenchmarks
 from batchscope.hardware.operations import OperationRecorder
-from batchscope.hardware.timing import Effort, Run, Work, best_rates
-from batchscope.hardware.works import _memory, _products, _random
+from batchscope.hardware.timing import Microbenchmark, Run, best_rates
 
 CPU = torch.device("cpu")
 LIMIT = 1.05
@@ -33,7 +34,10 @@ CONVOLUTIONS = [(1, 32, 28), (32, 64, 14), (64, 64, 8), (128, 128, 4), (256, 256
 RECURRENT = [(28, 28, 128), (28, 128, 128), (16, 512, 512)]  # time steps, features in, hidden size
 LARGEST = 4e9  # FLOPs of a layer that is still measured
 PEAK, BANDWIDTH = "the roof: FLOP/s", "the roof: bytes/s"
-random = partial(_random, CPU, torch.float32)
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape)
 
 
 def layers() -> Iterator[tuple[str, float, float, Callable[[], Run]]]:
@@ -116,12 +120,12 @@ def moved(make: Callable[[], Run]) -> float:
 def measure(seconds: float) -> dict[str, list[float]]:
     """By name: the rate, its part of the roof, and the part inside the image; layers and traffic, best first."""
     found = [layer for layer in layers() if layer[1] <= LARGEST]
-    copy, others = _memory(CPU, max(2**28, 8 * (cache_bytes(CPU) or 0)))
-    compute = {name: [Work(flops, make)] for name, flops, _, make in found} | {PEAK: _products(CPU, "fp32")}
-    memory = {name: [Work(moved(make), make)] for name, make in traffic()} | {BANDWIDTH: [*copy, *others]}
+    peaks = microbenchmarks(CPU, cache_bytes(CPU))
+    compute = {name: [Microbenchmark(flops, make)] for name, flops, _, make in found} | {PEAK: peaks["fp32"]}
+    memory = {name: [Microbenchmark(moved(make), make)] for name, make in traffic()} | {BANDWIDTH: peaks[MEMORY]}
     inside = {name: share for name, _, share, _ in found}
     with torch.inference_mode():
-        rates = best_rates(memory, Effort(seconds / 4, 0.02, 0.2)) | best_rates(compute, Effort(seconds, 0.02, 0.2))
+        rates = best_rates(memory, seconds / 4) | best_rates(compute, seconds)
     roofs = {name: rates[PEAK if name in compute else BANDWIDTH] for name in rates}
     parts = {
         name: [rate, rate / roofs[name], rate / roofs[name] * inside.get(name, 1.0)] for name, rate in rates.items()
@@ -132,7 +136,7 @@ def measure(seconds: float) -> dict[str, list[float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, torch.get_num_threads()])
-    parser.add_argument("--seconds", type=float, default=60.0, help="for the turns, after everything was tried once")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for the passes, after everything was tried once")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

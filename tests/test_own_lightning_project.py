@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from batchscope.hardware.calibration import Calibration
 from batchscope.hardware.calibration_cache import identity, store
-from batchscope.hardware.measure import as_calibration
 from tests.support import runs  # noqa: F401 - so that the server that examples are forked from is started
 from tests.support.fork_server import Forked
 from tests.support.waiting import PATIENCE_S
@@ -40,7 +40,8 @@ def _program(folder: str, name: str) -> None:
     os.chdir(folder)
     os.environ["XDG_CACHE_HOME"] = folder
     torch.set_num_threads(1)
-    store(as_calibration(identity(torch.device("cpu")), {"products in fp32": 1e10, "memory traffic": 1e10}))
+    known = identity(torch.device("cpu"))
+    store(Calibration(**known, matmul_flops_per_sec={"fp32": 1e10}, memory_bytes_per_sec=1e10))
     sys.stdout = sys.stderr = Path("output").open("w", buffering=1)  # noqa: SIM115 - until the process ends
     sys.argv = [f"{name}.py"]
     runpy.run_path(f"{name}.py", run_name="__main__")

@@ -23,7 +23,7 @@ WITHIN = 0.05  # of each other: two calibrations
 PROGRAM = """
 import json, sys, torch
 from batchscope.hardware.measure import calibrate
-print(json.dumps(calibrate(torch.device(sys.argv[1]), quick=sys.argv[2] == "quick").to_dict()))
+print(json.dumps(calibrate(torch.device(sys.argv[1])).to_dict()))
 """
 DTYPES = {
     "fp32": torch.float32,
@@ -91,7 +91,7 @@ def mfu(setting: Setting) -> Result:
 
 def _calibrated(setting: Setting) -> Calibration:
     """A calibration in a fresh process."""
-    line = [sys.executable, "-c", PROGRAM, setting.device, "quick" if setting.small else "full"]
+    line = [sys.executable, "-c", PROGRAM, setting.device]
     said = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True).stdout
     return Calibration.from_dict(json.loads(said.splitlines()[-1]))
 
@@ -99,10 +99,8 @@ def _calibrated(setting: Setting) -> Calibration:
 def _rates(found: Calibration) -> dict[str, float]:
     """FLOP/s, bytes/s and operations/s by name."""
     rates = {f"products in {name}": found.matmul_flops_per_sec.get(name) for name in PRECISIONS}
-    rates |= {"memory traffic": found.memory_bytes_per_sec, "memory copy": found.copy_bytes_per_sec}
+    rates |= {"memory traffic": found.memory_bytes_per_sec, "host to device, pinned": found.h2d_bytes_per_sec}
     rates |= {"small operations": 1e6 / found.launch_us if found.launch_us else None}
-    rates |= {"host to device, pinned": found.h2d_pinned_bytes_per_sec, "host to device": found.h2d_bytes_per_sec}
-    rates |= {"device to host, pinned": found.d2h_pinned_bytes_per_sec, "device to host": found.d2h_bytes_per_sec}
     return {name: rate for name, rate in rates.items() if rate}
 
 
@@ -111,11 +109,11 @@ def _stated(setting: Setting) -> dict[str, float]:
     if sheet is None:
         return {}
     peaks = {f"products in {name}": rate for name, rate in sheet.flops_per_sec.items()}
-    return peaks | {"memory traffic": sheet.memory_bytes_per_sec, "memory copy": sheet.memory_bytes_per_sec}
+    return peaks | {"memory traffic": sheet.memory_bytes_per_sec}
 
 
 def timers(setting: Setting) -> dict[str, float]:
-    """The same quantities by torch.utils.benchmark, one work for each."""
+    """The same quantities by torch.utils.benchmark, one shape for each; memory traffic is a copy."""
     size, mib, device = (256, 8, setting.device) if setting.small else (8192, 1024, setting.device)
     seconds = partial(_seconds, 0.02 if setting.small else 0.5)
     found = {}
@@ -128,15 +126,13 @@ def timers(setting: Setting) -> dict[str, float]:
         found[f"products in {name}"] = 2 * size**3 / seconds(lambda a=a, b=b: torch.mm(a, b))
         torch.set_float32_matmul_precision(before)
     here, there = (torch.ones(mib * 2**18, device=device) for _ in range(2))
-    found["memory copy"] = 2 * here.nbytes / seconds(lambda: there.copy_(here))
+    found["memory traffic"] = 2 * here.nbytes / seconds(lambda: there.copy_(here))
     one = torch.zeros(1, device=device)
     found["small operations"] = 1 / seconds(lambda: one.neg_())
     if device == "cuda":
-        for pin, suffix in ((True, ", pinned"), (False, "")):
-            host = torch.ones(mib * 2**16, pin_memory=pin)
-            place = torch.ones_like(host, device=device)
-            found[f"host to device{suffix}"] = host.nbytes / seconds(lambda p=place, h=host: p.copy_(h))
-            found[f"device to host{suffix}"] = host.nbytes / seconds(lambda p=place, h=host: h.copy_(p))
+        host = torch.ones(mib * 2**16, pin_memory=True)
+        place = torch.ones_like(host, device=device)
+        found["host to device, pinned"] = host.nbytes / seconds(lambda: place.copy_(host))
     return found
 
 

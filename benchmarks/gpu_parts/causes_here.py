@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from batchscope.choice.kernels import PREDICTED, predict
 from batchscope.hardware.datasheet import datasheet
-from batchscope.hardware.timing import Work
+from batchscope.hardware.timing import Microbenchmark
 
 from . import Result, Setting
 from .sweeps import SMALL
@@ -137,11 +137,11 @@ def _measured(setting: Setting) -> list[dict[str, Any]]:
     rows = []
 
     def add(op: str, dims: dict[str, int], run: Any) -> None:
-        work = Work(1.0, lambda: run)
-        work.take_turn(0.005 if setting.small else 0.1)
+        kernel = Microbenchmark(1.0, lambda: run)
+        kernel.time_for(0.005 if setting.small else 0.1)
         small = {key: max(8, size // shrink) for key, size in dims.items()}
         rows.append(
-            {"op": op, "B": "", "M": "", "N": "", "K": "", "H": "", **small, "device": name, "ms": 1e3 / work.rate}
+            {"op": op, "B": "", "M": "", "N": "", "K": "", "H": "", **small, "device": name, "ms": 1e3 / kernel.rate}
         )
 
     for m, n, k in ((1024, 1024, 1024), (4096, 4096, 1024), (8192, 4096, 4096), (2048, 768, 3072), (16384, 1024, 1024)):

@@ -14,7 +14,7 @@ from zoo_steps import zoo_batch, zoo_task
 from batchscope.hardware.calibration import peak_flops_per_sec
 from batchscope.hardware.devices import cache_bytes
 from batchscope.hardware.floor import roofs_of, step_floor
-from batchscope.hardware.measure import calibrate, load_or_measure
+from batchscope.hardware.measure import load_or_measure
 from batchscope.hardware.memory_limits import bytes_of
 from batchscope.hardware.operations import OperationRecorder
 from batchscope.hardware.saved_tensors import SavedTensors
@@ -70,7 +70,7 @@ def graphs(setting: Setting) -> Result:
 def roofline(setting: Setting) -> Result:
     """Large batches: the floor of a step by the calibration ÷ the measured step, and its FLOP/s."""
     device = torch.device(setting.device)
-    found = calibrate(device, quick=True) if setting.small else load_or_measure(device)
+    found = load_or_measure(device)
     lines = ["| model | batch | step | floor | floor ÷ step | FLOP/s | ÷ peak |", "| --- " + "| ---: " * 6 + "|"]
     data, low = [], []
     for model, batch in zip((*MODELS, "torchvision"), (8192, 65536, 8192, 2048), strict=True):

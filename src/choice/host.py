@@ -42,7 +42,7 @@ class Processor:
             UserError: if it says too little.
         """
         peaks = {key: peak(value) for key, value in table(calibration.get("matmul_flops_per_sec")).items()}
-        bandwidth = peak(calibration.get("memory_bytes_per_sec") or calibration.get("copy_bytes_per_sec"))
+        bandwidth = peak(calibration.get("memory_bytes_per_sec"))
         threads, launch = number(calibration.get("threads")), number(calibration.get("launch_us"))
         if not threads or not bandwidth or not peaks.get("fp32"):
             raise UserError("the processor was not measured with so many threads; batchscope hardware measures it")

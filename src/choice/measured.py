@@ -194,12 +194,11 @@ def _device(run: Run, step: StepOperations) -> Device:
     if step.threads:
         name += f", {step.threads} thread{'s' if step.threads > 1 else ''}"
     peaks = {key: peak(value) for key, value in table(step.calibration.get("matmul_flops_per_sec")).items()}
-    bandwidths = (peak(step.calibration.get(f"{name}_bytes_per_sec")) for name in ("memory", "copy"))
     return Device(
         name=name,
         kind=printable(step.device),
         memory_bytes=(run.memory_total_gib or 0.0) * _GIB,
-        bytes_per_sec=next(filter(None, bandwidths), math.inf),  # what is unknown limits nothing
+        bytes_per_sec=peak(step.calibration.get("memory_bytes_per_sec")) or math.inf,  # what is unknown limits nothing
         flops_per_sec={key: value for key, value in peaks.items() if key in _PRECISIONS and value},
     )
 

@@ -31,18 +31,13 @@ class Calibration:
     torch: str  # its version
     threads: int | None  # that torch computes with, on a CPU
     matmul_flops_per_sec: Mapping[str, float]
-    copy_bytes_per_sec: float | None = None  # within the device's memory, reads and writes both counted
+    memory_bytes_per_sec: float | None = None  # of main memory: the best of a copy and other traffic; reads + writes
     launch_us: float | None = None  # of the smallest operation when many are issued in a row
-    h2d_bytes_per_sec: float | None = None  # from pageable memory of the host to the device
-    h2d_pinned_bytes_per_sec: float | None = None
-    d2h_bytes_per_sec: float | None = None
-    d2h_pinned_bytes_per_sec: float | None = None
+    h2d_bytes_per_sec: float | None = None  # from pinned memory of the host to the device
     host: str | None = None  # the machine's name; several machines may share a home folder
     uuid: str | None = None  # of a GPU
     power_limit_w: float | None = None  # of an NVIDIA GPU; a lower limit makes it slower
     disturbed: str | None = None  # what other processes did on the device meanwhile; the rates are then too low
-    memory_bytes_per_sec: float | None = None  # of main memory: the best of a copy and other traffic; reads + writes
-    page_fault_us: float | None = None  # of a first write to a page that the system has just given out, on a CPU
     cache_bytes: int | None = None  # of the caches in front of main memory, as the device reports them
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,12 +51,11 @@ class Calibration:
         Raises:
             ValueError, TypeError: if keys are missing or unknown, or a measurement is no positive number.
         """
-        known: dict[str, Any] = {"driver": None, "threads": None, **values}
-        made = cls(**known)
-        others = {*IDENTITY, "matmul_flops_per_sec", "disturbed"}
-        rates = [getattr(made, field.name) for field in dataclasses.fields(made) if field.name not in others]
-        rates += made.matmul_flops_per_sec.values()
-        if not all(rate is None or (math.isfinite(rate) and rate > 0) for rate in rates):
+        given: dict[str, Any] = {"driver": None, "threads": None, **values}
+        made = cls(**given)
+        optional = (made.memory_bytes_per_sec, made.launch_us, made.h2d_bytes_per_sec, made.cache_bytes)
+        rates = [*made.matmul_flops_per_sec.values(), *(rate for rate in optional if rate is not None)]
+        if not all(math.isfinite(rate) and rate > 0 for rate in rates):
             raise ValueError(f"not a calibration: {values}")
         return made
 

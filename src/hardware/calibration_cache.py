@@ -18,7 +18,7 @@ from ..files import write_text
 from .calibration import IDENTITY, Calibration
 from .devices import device_name, nvml_handle
 
-SCHEMA = 4  # of the cached file and of the way in which it is measured
+SCHEMA = 5  # of the cached file and of the way in which it is measured
 # How long a disturbed calibration is used: its rates are too low, but the runs of a sweep do not measure them again.
 DISTURBED_S = 600
 

@@ -72,9 +72,8 @@ def roofs_of(calibration: Calibration) -> Roofs:
     return Roofs(
         asynchronous=calibration.device != "cpu",
         flops_per_sec=peaks,
-        bytes_per_sec=calibration.memory_bytes_per_sec or calibration.copy_bytes_per_sec,
+        bytes_per_sec=calibration.memory_bytes_per_sec,
         launch_s=(calibration.launch_us or 0.0) / 1e6,
-        page_fault_s=(calibration.page_fault_us or 0.5) / 1e6,
     )
 
 

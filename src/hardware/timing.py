@@ -1,34 +1,28 @@
-"""Time works on a device, and keep the best rate seen of each.
+"""Time microbenchmarks on a device, and keep the best rate seen of each.
 
-Every work is timed in many short blocks, and the best block counts, because noise only ever makes a block slower.
+A microbenchmark is timed in many short blocks, and the best block counts, because noise only ever makes a block slower.
+
+`torch.utils.benchmark.Timer.blocked_autorange` does not replace this. It lengthens a block tenfold until reading the clock
+takes less than 1e-4 of it: 10 to 50 ms on a CPU, and more where the clock waits for an accelerator. Few of such blocks are
+undisturbed on a shared machine, and with a hundred candidates a calibration takes minutes.
 """
 
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, repeat
-from typing import NamedTuple
 
 import torch
 
 from .._torch import float32_computed_as
 
 Run = Callable[[], object]
-Say = Callable[[str], None]
 
-_FINALISTS = 5
-# A rate that others disturbed is far too low, and would end the search for a better one.
-_ALWAYS_TRIED = 6  # works of a quantity
-_SECOND_LOOKS = 3  # at the best rate
 _BLOCK_S = 0.002  # the shorter a block, the more likely that nothing disturbs one of them
-
-
-class Effort(NamedTuple):
-    """How much time a calibration takes."""
-
-    seconds: float  # for the finals, after everything was tried once
-    turn_s: float  # of one quantity, before the next one's turn
-    slowest_run_s: float  # work that would take longer for one run is left out
+_PASS_S = 0.02  # of blocks, before the next microbenchmark
+_FINALISTS = 5  # of a quantity
+_SLOWEST_RUN_S = 0.06  # a candidate of which one run would take longer is left out
+_ALWAYS_TRIED = 6  # candidates, because the rate of the first ones may be disturbed, and would leave out the others
 
 
 def clock() -> float:
@@ -50,20 +44,26 @@ def time_runs(run: Run, times: int) -> float:
     return max(clock() - start, 1e-9)
 
 
-class Work:
-    """Something to be timed, and the best rate that was seen of it. `make` allocates what a run needs."""
+class Microbenchmark:
+    """A run to be timed, and the best rate that was seen of it.
 
-    def __init__(self, amount: float, make: Callable[[], Run], form: str = "ieee"):
-        self.amount = amount  # what one run does, in FLOPs, bytes or operations
+    Args:
+        amount: what one run does, in FLOPs, bytes or operations.
+        make: allocates what a run needs, and returns the run.
+        float32: what torch computes float32 products in meanwhile: `ieee` or `tf32`.
+    """
+
+    def __init__(self, amount: float, make: Callable[[], Run], float32: str = "ieee"):
+        self.amount = amount
         self.rate = 0.0  # amount per second
         self._make = make
-        self._form = form  # what float32 is computed as meanwhile: `ieee` or `tf32`
+        self._float32 = float32
         self._run: Run | None = None
         self._times = 1
 
-    def take_turn(self, seconds: float) -> None:
-        """Time blocks of runs for so long. The first run is extra: it may start a library, which takes cuBLAS 30 ms."""
-        with float32_computed_as(self._form):
+    def time_for(self, seconds: float) -> None:
+        """Time blocks for so long. The very first run is extra: it may start a library, which takes cuBLAS 30 ms."""
+        with float32_computed_as(self._float32):
             if self._run is None:
                 self._run = self._make()
                 self._time_block(self._run)
@@ -78,40 +78,32 @@ class Work:
         return seconds
 
 
-def best_rates(choices: Mapping[str, Iterable[Work]], effort: Effort, say: Say = lambda line: None) -> dict[str, float]:
-    """The best rate seen for each quantity; a quantity of which no work runs on this device is left out.
+def best_rates(candidates: Mapping[str, Iterable[Microbenchmark]], seconds: float) -> dict[str, float]:
+    """The best rate of each quantity, in its amount per second; a quantity that the device does not support is left out.
 
-    Everything is tried once, smallest first. Then the fastest works of all quantities take turns until the time is up,
-    so that a disturbance of a second costs each of them a turn and none of them its result.
+    Each candidate is timed once, in the given order. Then the fastest of all quantities are timed in passes, so that a
+    disturbance of a second costs each of them a pass and none of them its result.
+
+    Args:
+        candidates: the microbenchmarks of each quantity, smallest amount first.
+        seconds: for the passes.
     """
-    finalists = {}
-    for name, tried in choices.items():
-        say(name)
-        finalists[name] = _fastest(tried, effort)
-    say("all again, for the best of several rounds")
-    end = clock() + effort.seconds
+    fastest = {name: _fastest(group) for name, group in candidates.items()}
+    end = clock() + seconds
     while clock() < end:
-        for work in chain.from_iterable(finalists.values()):
+        for each in chain.from_iterable(fastest.values()):
             with contextlib.suppress(RuntimeError):  # another process has taken the memory
-                work.take_turn(effort.turn_s)
-    return {name: max(work.rate for work in works) for name, works in finalists.items() if works}
+                each.time_for(_PASS_S)
+    return {name: max(each.rate for each in group) for name, group in fastest.items() if group}
 
 
-def _fastest(choices: Iterable[Work], effort: Effort) -> list[Work]:
-    found: list[Work] = []
-    for number, work in enumerate(choices):
-        if number >= _ALWAYS_TRIED and found and _is_too_slow(work, found[0], effort):
+def _fastest(candidates: Iterable[Microbenchmark]) -> list[Microbenchmark]:
+    """The finalists, best first. A candidate that is not among them is freed with its tensors."""
+    found: list[Microbenchmark] = []
+    for number, each in enumerate(candidates):
+        if number >= _ALWAYS_TRIED and found and each.amount / found[0].rate > _SLOWEST_RUN_S:
             break
         with contextlib.suppress(RuntimeError, TypeError, NotImplementedError):  # no such format here, or no memory
-            work.take_turn(effort.turn_s)
-            found = sorted([*found, work], key=lambda each: -each.rate)[:_FINALISTS]
+            each.time_for(_PASS_S)
+            found = sorted([*found, each], key=lambda one: -one.rate)[:_FINALISTS]
     return found
-
-
-def _is_too_slow(work: Work, fastest: Work, effort: Effort) -> bool:
-    """Whether one run would take too long, at a rate that stays as low when it is timed again."""
-    for _ in range(_SECOND_LOOKS):
-        if work.amount / fastest.rate <= effort.slowest_run_s:
-            return False
-        fastest.take_turn(effort.turn_s)
-    return work.amount / fastest.rate > effort.slowest_run_s

@@ -21,11 +21,11 @@ def test_counted_work_is_that_on_paper(name: str):
 
 
 def calibration(peak: float, copy: float, launch: float) -> Calibration:
-    return Calibration("cpu", "a CPU", None, "2.15", 2, {"fp32": peak}, copy_bytes_per_sec=copy, launch_us=launch)
+    return Calibration("cpu", "a CPU", None, "2.15", 2, {"fp32": peak}, memory_bytes_per_sec=copy, launch_us=launch)
 
 
 def test_the_better_value_of_each_roof_counts():
     best = best_of(calibration(100e9, 20e9, 3.0), calibration(90e9, 25e9, 2.0))
     assert best.matmul_flops_per_sec == {"fp32": 100e9}
-    assert best.copy_bytes_per_sec == 25e9
+    assert best.memory_bytes_per_sec == 25e9
     assert best.launch_us == 2.0

@@ -26,7 +26,7 @@ GPU = Calibration(
     torch="2",
     threads=None,
     matmul_flops_per_sec={"fp32": 1e11},
-    copy_bytes_per_sec=1e11,
+    memory_bytes_per_sec=1e11,
     launch_us=5.0,
 )
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("alone")]
 
 @pytest.fixture(scope="module")
 def measured() -> Calibration:
-    return calibrate(torch.device("cpu"), quick=True)
+    return calibrate(torch.device("cpu"))
 
 
 def limit(module: lightning.LightningModule, train: Any, tmp_path: Path) -> dict[str, Any]:

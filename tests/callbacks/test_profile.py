@@ -32,7 +32,7 @@ CALIBRATION = Calibration(
     torch="2",
     threads=1,
     matmul_flops_per_sec={"fp32": 1e11},
-    copy_bytes_per_sec=1e10,
+    memory_bytes_per_sec=1e10,
     launch_us=1.0,
 )
 

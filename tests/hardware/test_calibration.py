@@ -18,35 +18,28 @@ def test_a_calibration_survives_its_dict():
     assert "h2d_bytes_per_sec" not in HOST.to_dict()
 
 
-@pytest.mark.parametrize("change", [{"launch_us": -1}, {"copy_bytes_per_sec": float("nan")}, {"speed": 3}])
+@pytest.mark.parametrize(
+    "change",
+    [{"launch_us": -1}, {"memory_bytes_per_sec": float("nan")}, {"matmul_flops_per_sec": {"fp32": None}}, {"speed": 3}],
+)
 def test_what_is_no_calibration_is_refused(change):
     with pytest.raises((ValueError, TypeError)):
         Calibration.from_dict({**HOST.to_dict(), **change})
 
 
 @pytest.mark.parametrize(
-    ("precision", "peak"),
-    [
-        ("bf16-mixed", "bf16"),
-        ("bf16-true", "bf16"),
-        ("16-mixed", "fp16"),
-        ("16-true", "fp16"),
-        ("bf16", "bf16"),
-        (16, "fp16"),
-        ("64-true", "fp64"),
-        (64, "fp64"),
-    ],
+    ("precision", "peak"), [("bf16-mixed", "bf16"), ("16-true", "fp16"), (16, "fp16"), (64, "fp64")]
 )
 def test_the_peak_is_that_of_the_precision(precision, peak):
     assert peak_flops_per_sec(GPU, precision) == GPU.matmul_flops_per_sec[peak]
 
 
-@pytest.mark.parametrize("precision", ["transformer-engine", "nf4", "16-mixed", "64-true"])
+@pytest.mark.parametrize("precision", ["transformer-engine", "16-mixed", "64-true"])
 def test_what_was_not_measured_has_no_peak(precision):
     assert peak_flops_per_sec(HOST, precision) is None
 
 
-@pytest.mark.parametrize("precision", [None, "32-true", "32", 32])
+@pytest.mark.parametrize("precision", [None, "32-true", 32])
 def test_a_processor_computes_float32_in_float32(precision):
     assert peak_flops_per_sec(HOST, precision) == 450e9
 
@@ -71,11 +64,9 @@ def switched(matmul: str, conv: str, rnn: str, mkldnn: str = "none"):
         (nn.Linear(1, 1), "ieee", "tf32", "tf32", "fp32"),
         (nn.Linear(1, 1), "tf32", "ieee", "ieee", "tf32"),
         (nn.Sequential(nn.Conv2d(1, 1, 1)), "ieee", "tf32", "tf32", "tf32"),
-        (nn.Sequential(nn.Conv2d(1, 1, 1)), "ieee", "ieee", "tf32", "fp32"),
         (nn.LSTM(1, 1), "ieee", "tf32", "tf32", "tf32"),
         (nn.LSTM(1, 1), "ieee", "tf32", "ieee", "fp32"),
         (None, "ieee", "tf32", "ieee", "tf32"),
-        (None, "ieee", "ieee", "ieee", "fp32"),
     ],
 )
 def test_float32_on_cuda_is_tf32_where_torch_may_use_it(module, matmul, conv, rnn, peak):
@@ -83,17 +74,11 @@ def test_float32_on_cuda_is_tf32_where_torch_may_use_it(module, matmul, conv, rn
         assert peak_flops_per_sec(GPU, "32-true", module) == GPU.matmul_flops_per_sec[peak]
 
 
-@pytest.mark.parametrize(
-    ("shares", "peak"),
-    [
-        ({"matmul": 1.0, "convolution": 0.0, "recurrent": 0.0}, 50e12),
-        ({"matmul": 0.0, "convolution": 0.0, "recurrent": 1.0}, 400e12),
-        ({"matmul": 0.5, "convolution": 0.25, "recurrent": 0.25}, 1 / (0.5 / 50e12 + 0.5 / 400e12)),
-    ],
-)
-def test_kinds_of_products_weigh_by_their_flops(shares, peak):
+def test_kinds_of_products_weigh_by_their_flops():
+    shares = {"matmul": 0.5, "convolution": 0.25, "recurrent": 0.25}
     with switched("ieee", "tf32", "tf32"):
-        assert peak_flops_per_sec(GPU, "32-true", nn.LSTM(1, 1), shares) == pytest.approx(peak)
+        found = peak_flops_per_sec(GPU, "32-true", nn.LSTM(1, 1), shares)
+    assert found == pytest.approx(1 / (0.5 / 50e12 + 0.5 / 400e12))
 
 
 RECURRENT = {"matmul": 0.0, "convolution": 0.0, "recurrent": 1.0}
@@ -115,22 +100,15 @@ def test_a_gpu_without_tf32_computes_float32_in_float32():
     [
         pytest.param("cuda", {"fp32": 50e12, "bf16": 790e12, "fp16": 780e12}, "bf16-mixed", id="a GPU with bf16"),
         pytest.param("cuda", {"fp32": 8e12, "bf16": 3e12, "fp16": 50e12}, "16-mixed", id="a GPU that emulates bf16"),
-        pytest.param("cpu", {"fp32": 100e9, "bf16": 16e9, "fp16": 7e9}, None, id="a processor that emulates it"),
         pytest.param("cpu", {"fp32": 100e9, "bf16": 16e9, "fp16": 300e9}, None, id="16-mixed on a CPU"),
         pytest.param("cpu", {"fp32": 170e9, "bf16": 900e9}, "bf16-mixed", id="a processor with AMX"),
-        pytest.param("mps", {"fp32": 5e12, "fp16": 10e12}, None, id="16-mixed on MPS"),
         pytest.param("cuda", {"fp32": 50e12, "bf16": 55e12}, None, id="hardly faster"),
-        pytest.param("cuda", {"fp32": 50e12}, None, id="not measured"),
     ],
 )
 def test_a_precision_is_recommended_where_this_device_was_measured_to_be_faster(device, peaks, faster):
     measured = Calibration(device, "a device", None, "2.15", None, peaks)
     assert faster_precision(measured, "32-true") == faster
     assert faster_precision(measured, "bf16-mixed") is None
-
-
-def test_no_precision_is_recommended_where_nothing_was_measured():
-    assert faster_precision(None, "32-true") is None
 
 
 def test_what_is_reached_by_tf32_already_counts_as_it_is():

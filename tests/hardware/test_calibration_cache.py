@@ -30,7 +30,7 @@ def measured(cache, monkeypatch) -> list[torch.device]:
     """Every measurement that is made; none takes any time."""
     made = []
 
-    def fake(device, quick=False, say=None):
+    def fake(device):
         made.append(device)
         return Calibration(**identity(device), matmul_flops_per_sec={"fp32": 1e11}, memory_bytes_per_sec=1e10)
 
@@ -67,6 +67,7 @@ def test_another_setting_is_measured_again(change, measured, monkeypatch):
     "content",
     [
         *("", "[]", '{"device": "cpu"}', "\xff\xfe", "[" * 100_000),
+        '{"device": "cpu", "device_name": "x", "torch": "1", "matmul_flops_per_sec": {"fp32": null}}',
         '{"device": "cpu", "device_name": "x", "torch": "1", "matmul_flops_per_sec": {"fp32": 1' + "0" * 400 + "}}",
     ],
     ids=lambda content: content[:20],

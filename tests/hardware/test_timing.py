@@ -1,4 +1,4 @@
-"""The best rate of a work: timed from idle to idle, in short blocks of which the best counts."""
+"""The best rate of a quantity: microbenchmarks timed from idle to idle, in short blocks of which the best counts."""
 
 from collections.abc import Callable
 
@@ -6,13 +6,11 @@ import pytest
 import torch
 
 from batchscope.hardware import timing
-from batchscope.hardware.timing import Effort, Work, best_rates, time_runs
-
-EFFORT = Effort(seconds=10.0, turn_s=1.0, slowest_run_s=2.0)
+from batchscope.hardware.timing import Microbenchmark, best_rates, time_runs
 
 
 class FakeDevice:
-    """A device on which work takes exactly what the test says; its clock stands still otherwise."""
+    """A device on which a run takes exactly what the test says; its clock stands still otherwise."""
 
     now = 0.0
 
@@ -28,8 +26,8 @@ class FakeDevice:
 
         return run
 
-    def work(self, amount: float, *seconds: float) -> Work:
-        return Work(amount, lambda: self.run(*seconds))
+    def runs(self, amount: float, *seconds: float) -> Microbenchmark:
+        return Microbenchmark(amount, lambda: self.run(*seconds))
 
 
 @pytest.fixture
@@ -37,8 +35,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """Times are read off the clock of a fake device, in blocks of half a second."""
     fake = FakeDevice()
     monkeypatch.setattr(timing, "clock", fake.clock)
-    monkeypatch.setattr(timing, "_BLOCK_S", 0.5)
-    monkeypatch.setattr(timing, "_ALWAYS_TRIED", 1)
+    for name, value in {"_BLOCK_S": 0.5, "_PASS_S": 1.0, "_SLOWEST_RUN_S": 2.0, "_ALWAYS_TRIED": 2}.items():
+        monkeypatch.setattr(timing, name, value)
     return fake
 
 
@@ -51,64 +49,39 @@ def test_runs_are_timed_from_an_idle_accelerator_to_an_idle_one(monkeypatch):
     assert calls == ["wait", "read", "run", "run", "wait", "read"]
 
 
-def test_the_best_block_counts(device):
-    assert best_rates({"a": [device.work(100, 1.5, 4.0, 1.25, 8.0, 3.0)]}, EFFORT) == {"a": 100 / 1.25}
+@pytest.mark.parametrize(
+    ("candidates", "rate"),
+    [
+        pytest.param([(100, 1.5, 4.0, 1.25, 8.0, 3.0)], 100 / 1.25, id="the best block"),
+        pytest.param([(1, 1.0), (2, 0.5), (2, 2.0)], 4.0, id="the fastest candidate"),
+        pytest.param([(4, 1.0), (5, 2.0, 2.0, 1.0)], 5.0, id="fast in a later pass"),
+        pytest.param([(0.1, 5.0, 0.125), (1, 0.5)], 2.0, id="a library starts in the first run"),
+        pytest.param([(1, 100.0), (16, 1.0)], 16.0, id="a slow first candidate leaves out nothing"),
+        pytest.param([(1, 1.0), (10, 1.0), (21, 0.001)], 10.0, id="a run that would take too long is not begun"),
+    ],
+)
+def test_the_best_rate(candidates, rate, device):
+    assert best_rates({"a": [device.runs(*each) for each in candidates]}, seconds=10.0) == {"a": rate}
 
 
-def test_the_fastest_of_several_ways_is_the_rate(device):
-    ways = [device.work(1, 1.0), device.work(2, 0.5), device.work(2, 2.0)]
-    assert best_rates({"a": ways}, EFFORT) == {"a": 4.0}
-
-
-def test_a_slow_start_costs_no_way_its_chance(device):
-    late = device.work(5, 2.0, 2.0, 1.0)
-    assert best_rates({"a": [device.work(4, 1.0), late]}, EFFORT) == {"a": 5.0}
-
-
-def test_short_work_is_timed_in_blocks_that_the_clock_can_resolve(device, monkeypatch):
+def test_short_runs_are_timed_in_blocks_that_the_clock_can_resolve(device, monkeypatch):
     blocks = []
     monkeypatch.setattr(timing, "time_runs", lambda run, times: blocks.append(times) or time_runs(run, times))
-    device.work(1, 0.125).take_turn(1.0)
-    assert blocks == [1, 4, 4]  # 1/8 s to learn how fast it is, then blocks of half a second until the turn is over
+    device.runs(1, 0.125).time_for(1.0)
+    assert blocks == [1, 4, 4]  # 1/8 s to learn how fast it is, then blocks of half a second until the time is over
 
 
-def test_the_start_of_a_library_in_the_first_run_hides_no_larger_work(device):
-    first = device.work(0.1, 5.0, 0.125)  # 40 times slower than it is: what follows would seem to take 50 s
-    assert best_rates({"a": [first, device.work(1, 0.5)]}, EFFORT) == {"a": 2.0}
+def test_what_a_device_does_not_support_or_has_no_memory_for_is_left_out(device):
+    def unsupported() -> None:
+        raise RuntimeError('"addmm" not implemented for this format')
 
-
-def test_a_disturbed_start_hides_no_larger_work(device):
-    first = device.work(1, 100.0, 100.0, 100.0, 0.125)  # the second work would seem to take 1600 s
-    assert best_rates({"a": [first, device.work(16, 1.0)]}, EFFORT) == {"a": 16.0}
-
-
-def test_some_works_are_tried_however_slow_the_first_ones_are(device, monkeypatch):
-    monkeypatch.setattr(timing, "_ALWAYS_TRIED", 2)
-    assert best_rates({"a": [device.work(1, 100.0), device.work(16, 1.0)]}, EFFORT) == {"a": 16.0}
-
-
-def test_work_that_would_take_too_long_is_not_begun(device):
-    assert best_rates({"a": [device.work(10, 1.0), device.work(21, 0.001)]}, EFFORT) == {"a": 10.0}
-
-
-def test_what_a_device_does_not_support_is_left_out(device):
-    def unsupported() -> Work:
-        def run() -> None:
-            raise RuntimeError('"addmm" not implemented for this format')
-
-        return Work(1, lambda: run)
-
-    choices = {"a": [unsupported()], "b": [unsupported(), device.work(2, 1.0)]}
-    assert best_rates(choices, EFFORT) == {"b": 2.0}
-
-
-def test_what_does_not_fit_into_memory_is_left_out(device):
     def no_memory() -> Callable[[], None]:
         raise torch.OutOfMemoryError("out of memory")
 
-    assert best_rates({"a": [device.work(1, 1.0), Work(2, no_memory)]}, EFFORT) == {"a": 1.0}
+    refused = [Microbenchmark(1, lambda: unsupported), Microbenchmark(1, no_memory)]
+    assert best_rates({"a": refused, "b": [*refused, device.runs(2, 1.0)]}, seconds=10.0) == {"b": 2.0}
 
 
 def test_measuring_ends_when_its_time_is_up(device):
-    best_rates({"a": [device.work(1, 1.0)], "b": [device.work(1, 1.0)]}, EFFORT)
-    assert device.now == 2 * (1 + 1) + 10  # a first run and a turn of each, then the time for the finals
+    best_rates({"a": [device.runs(1, 1.0)], "b": [device.runs(1, 1.0)]}, seconds=10.0)
+    assert device.now == 2 * (1 + 1) + 10  # a first run and a visit of each, then the time for the passes
