@@ -40,12 +40,15 @@ def run(arguments: Sequence[str]) -> None:
         UserError: for a device that does not exist or that this machine does not have.
     """
     options = _parser().parse_args(arguments)
-    if options.device not in (None, "gpu", *_KINDS):
+    if options.device not in (None, *_KINDS):
         near = did_you_mean(options.device, _KINDS)
         raise UserError(f"--device: got '{options.device}', takes cpu, cuda or mps.{near}")
     from ..hardware.devices import available  # torch takes seconds to import
 
-    found = [_calibration(kind, options.refresh) for kind in _kinds(options.device, available())]
+    kinds = available()
+    if options.device and options.device not in kinds:
+        raise UserError(f"--device: got '{options.device}', and this machine has {' and '.join(kinds)}")
+    found = [_calibration(kind, options.refresh) for kind in ([options.device] if options.device else kinds)]
     if options.json:
         print(json.dumps({"devices": {each.device: each.to_dict() for each in found}}, indent=2))
     else:
@@ -58,15 +61,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", help="cpu, cuda or mps; by default every device of this machine")
     parser.add_argument("--refresh", action="store_true", help="measure again, and replace what is in the cache")
     return parser
-
-
-def _kinds(given: str | None, found: list[str]) -> list[str]:
-    if given is None:
-        return found
-    kind = next((kind for kind in found if kind != "cpu"), "cuda") if given == "gpu" else given
-    if kind not in found:
-        raise UserError(f"--device: got '{given}', and this machine has {' and '.join(found)}")
-    return [kind]
 
 
 def _calibration(kind: str, refresh: bool) -> "Calibration":

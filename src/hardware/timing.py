@@ -3,8 +3,8 @@
 A microbenchmark is timed in many short blocks, and the best block counts, because noise only ever makes a block slower.
 
 `torch.utils.benchmark.Timer.blocked_autorange` does not replace this. It lengthens a block tenfold until reading the clock
-takes less than 1e-4 of it: 10 to 50 ms on a CPU, and more where the clock waits for an accelerator. Few of such blocks are
-undisturbed on a shared machine, and with a hundred candidates a calibration takes minutes.
+takes less than 1e-4 of it: to 0.1 s for launches on a CPU, and further where the clock waits for an accelerator. Few such
+blocks are undisturbed on a shared machine, and a calibration with its hundred candidates takes much longer.
 """
 
 import contextlib

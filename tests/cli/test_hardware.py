@@ -86,7 +86,6 @@ def test_a_busy_processor_is_measured_with_a_warning(measured, monkeypatch, caps
     [
         ("cdua", "--device: got 'cdua', takes cpu, cuda or mps. Did you mean 'cuda'?"),
         ("cuda", "--device: got 'cuda', and this machine has cpu"),
-        ("gpu", "--device: got 'gpu', and this machine has cpu"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused(device, message, monkeypatch):

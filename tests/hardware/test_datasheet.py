@@ -18,13 +18,9 @@ each_card = pytest.mark.parametrize("card", CARDS, ids=lambda card: card.names[0
     [
         ("Tesla T4", 16, 70),
         ("A100-SXM4-40GB", 40, 400),  # as an old driver reports it
-        ("NVIDIA A100-SXM4-40GB", 40, 400),
-        ("NVIDIA A100 80GB PCIe", 80, 300),
         ("NVIDIA L4", 24, 72),
         ("NVIDIA H100 80GB HBM3", 80, 700),
-        ("NVIDIA H100 NVL", 94, 400),
         ("NVIDIA H200", 141, 700),
-        ("NVIDIA B200", 180, 1000),
         ("NVIDIA GeForce RTX 4090", 24, 450),
     ],
 )
@@ -40,7 +36,6 @@ def test_a_card_is_found_by_the_name_that_torch_reports(name, memory_gib, tdp_w)
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",  # a slice
         "NVIDIA GeForce RTX 4090 Laptop GPU",  # another chip
         "NVIDIA A10G",  # other clocks than the A10, and no datasheet
-        "NVIDIA H100",
         "NVIDIA NVIDIA L4",
         "nvidia l4",
         "AMD Instinct MI300X",
@@ -63,6 +58,7 @@ def test_a_short_name_of_a_card_with_variants_is_that_of_the_commonest():
 
 @each_device
 def test_units_are_bytes_flops_and_watts(sheet: Datasheet):
+    """A wrong power of ten, or a sparse peak, is outside: also of the FLOPs for a byte."""
     assert 8 <= sheet.memory_gib <= 512
     assert 5e10 < sheet.memory_bytes_per_sec < 1e13
     assert sheet.flops_per_sec and set(sheet.flops_per_sec) <= set(PRECISIONS)
@@ -71,16 +67,9 @@ def test_units_are_bytes_flops_and_watts(sheet: Datasheet):
     assert sheet.sms is None or 8 <= sheet.sms <= 400
     assert sheet.clock_mhz is None or 1200 <= sheet.clock_mhz <= 2700
     assert sheet.l2_mib is None or 3 <= sheet.l2_mib <= 256
+    assert 20 < max(sheet.flops_per_sec.values()) / sheet.memory_bytes_per_sec < (600 if sheet.kind == "tpu" else 450)
+    assert 8 < sheet.flops_per_sec.get("fp32", 50 * sheet.memory_bytes_per_sec) / sheet.memory_bytes_per_sec < 110
     assert sheet.source["name"] and 2016 <= int(sheet.source["date"]) <= 2026
-
-
-@each_device
-def test_arithmetic_and_memory_are_in_a_plausible_balance(sheet: Datasheet):
-    """FLOPs for a byte: a wrong power of ten, or a sparse peak, is outside."""
-    ratio = max(sheet.flops_per_sec.values()) / sheet.memory_bytes_per_sec
-    assert 20 < ratio < (600 if sheet.kind == "tpu" else 450)
-    if "fp32" in sheet.flops_per_sec:
-        assert 8 < sheet.flops_per_sec["fp32"] / sheet.memory_bytes_per_sec < 110
 
 
 @each_card
@@ -108,21 +97,18 @@ def test_fewer_bits_are_at_least_as_fast(card: Datasheet):
         assert peaks["bf16"] == pytest.approx(2 * peaks["tf32"], rel=0.02)  # as the tensor cores of each generation do
 
 
-# Lightning's rows that are not compared are wrong: `h200` and `h100 nvl` have sparse peaks, and GeForce cards as bf16 and
-# fp16 the rate of their plain cores. Its `a10g` has the A10's numbers.
+# Not compared is what is wrong there: `h200` and `h100 nvl` have sparse peaks, and GeForce cards the rate of their plain cores
+# as bf16 and fp16. Its `a10g` has the A10's numbers.
 @pytest.mark.parametrize(
     ("name", "row", "precisions"),
     [
         ("Tesla T4", "t4", ["fp32", "fp16"]),
-        ("Tesla V100-SXM2-16GB", "v100 sxm", ["fp64", "fp32", "fp16"]),
         ("A10", "a10g", ["fp32", "tf32", "bf16", "fp16"]),
         ("A100-SXM4-80GB", "a100", ["fp32", "tf32", "bf16", "fp16"]),
         ("L4", "l4", ["fp32", "tf32", "bf16", "fp16"]),
         ("GeForce RTX 3090", "rtx 3090", ["fp32", "tf32"]),
         ("GeForce RTX 4090", "rtx 4090", ["fp32", "tf32"]),
         ("H100 80GB HBM3", "h100 sxm", ["fp32", "tf32", "bf16", "fp16"]),
-        ("H100 PCIe", "h100 pcie", ["fp32", "tf32", "bf16", "fp16"]),
-        ("H200", "h200 sxm1", ["fp32"]),
     ],
 )
 def test_peaks_agree_with_lightnings_table_where_that_is_right(name, row, precisions):
