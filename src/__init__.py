@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .callbacks.compilation import CompilationWatch as CompilationWatch
     from .callbacks.curves import TrainCurves as TrainCurves
     from .callbacks.device import DeviceMonitor as DeviceMonitor
-    from .callbacks.learning_rate import LearningRateWatch as LearningRateWatch
     from .callbacks.memory import MemoryMonitor as MemoryMonitor
     from .callbacks.nonfinite import StopOnNonFinite as StopOnNonFinite
     from .callbacks.prediction_images import PredictionImages as PredictionImages

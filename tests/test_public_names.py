@@ -11,7 +11,6 @@ CALLBACKS = [
     "CommunicationMonitor",
     "CompilationWatch",
     "DeviceMonitor",
-    "LearningRateWatch",
     "MemoryMonitor",
     "OperationProfiler",
     "PredictionImages",

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from .compilation import CompilationWatch as CompilationWatch
     from .curves import TrainCurves as TrainCurves
     from .device import DeviceMonitor as DeviceMonitor
-    from .learning_rate import LearningRateWatch as LearningRateWatch
     from .memory import MemoryMonitor as MemoryMonitor
     from .nonfinite import StopOnNonFinite as StopOnNonFinite
     from .prediction_images import PredictionImages as PredictionImages

@@ -16,7 +16,6 @@ from torch import nn
 from .._lightning import callbacks_of, forget_averages, is_fast_dev_run
 from ..callbacks._turns import seconds_waited, turns_of
 from ..callbacks.compilation import CompilationWatch
-from ..callbacks.learning_rate import LearningRateWatch
 from ..checkpointing.graceful_shutdown import GracefulShutdown
 from ..checkpointing.log_files import check_log_files, loggers_of_rank
 from ..checkpointing.restore import prepare_resume
@@ -110,7 +109,6 @@ class _Run:
             *callbacks,
             *turns_of(callbacks),
             shutdown,
-            LearningRateWatch(),
             CompilationWatch(),
         ]
         self.trainer = build_trainer(config, run_dir, callbacks, switches | loader_switches(self.data))

@@ -61,8 +61,10 @@ def checkpoint_paths(trainer: Trainer, run_dir: Path) -> dict[str, str]:
 
 
 def callback_facts(trainer: Trainer) -> dict[str, Any]:
-    """What the callbacks have for the record, and the learning rate: under a schedule its peak."""
-    facts: dict[str, Any] = {"learning_rate": trainer.optimizers[0].defaults["lr"]}
+    """What the callbacks have for the record, and the learning rate: under a schedule its peak, else that of the last update."""
+    optimizer = trainer.optimizers[0]
+    rates = optimizer.defaults if trainer.lr_scheduler_configs else optimizer.param_groups[0]
+    facts: dict[str, Any] = {"learning_rate": float(rates["lr"])}
     facts["throughput"] = {"missing": {"bottleneck": "callbacks.throughput is left out"}}
     for callback in callbacks_of(trainer):
         if hasattr(callback, "record_facts"):
