@@ -1,6 +1,6 @@
 """ProgressBar: one line with the loss and the samples a second, redrawn by the clock and not by the step.
 
-Where standard output is no terminal, nothing is redrawn: a plain line is printed now and then.
+Where standard output is no terminal, nothing is redrawn: a plain line is printed every 30 s.
 """
 
 import contextlib
@@ -20,18 +20,14 @@ from ._batches import samples_in
 from ._deferred_scalars import DeferredScalars
 from ._timer import add_timer, remove_timer
 
-PLAIN_INTERVAL_S = 10.0  # between plain lines, until
-PLAIN_GROWTH = 0.1  # of the time of the fit is longer
+PLAIN_INTERVAL_S = 30.0
 
 
 class ProgressBar(TQDMProgressBar):
     """Lightning's bar with `loss` and `samples/s`, without a redraw at every step, which can double a short step.
 
     The rate is that of the time since the last redraw. The loss is of the redraw before: it has reached the host by
-    then, so nothing waits for it.
-
-    Without a terminal or a notebook there is a plain line every 10 s instead, and after 100 s of the fit one whenever it
-    has become 10 % longer: a day of training takes 80 lines.
+    then, so nothing waits for it. Without a terminal or a notebook a plain line every 30 s takes the place of the bar.
 
     Args:
         interval_s: seconds between redraws in a terminal.
@@ -46,7 +42,7 @@ class ProgressBar(TQDMProgressBar):
         self._rate: float | None = None
         self._read: DeferredScalars | None = None
         self._plain = False  # whether plain lines are printed
-        self._fit_started = self._next_line = 0.0
+        self._next = 0.0  # when the next redraw or line is due
         self._start_interval()
 
     def _start_interval(self) -> None:
@@ -70,8 +66,10 @@ class ProgressBar(TQDMProgressBar):
     @override
     def on_train_start(self, *args: Any) -> None:
         super().on_train_start(*args)
-        self._fit_started = time.perf_counter()
-        self._next_line = self._fit_started + PLAIN_INTERVAL_S
+        self._set_next(time.perf_counter())
+
+    def _set_next(self, now: float) -> None:
+        self._next = now + (PLAIN_INTERVAL_S if self._plain else self.interval_s)
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, *args: Any) -> None:
@@ -84,36 +82,27 @@ class ProgressBar(TQDMProgressBar):
     ) -> None:
         self._samples += samples_in(batch)
         now = time.perf_counter()
-        elapsed = now - self._drawn
-        if now < self._next_line if self._plain else elapsed < self.interval_s and not self._is_last(batch_idx):
+        is_last = batch_idx + 1 == self.total_train_batches
+        if now < self._next and (self._plain or not is_last):
             return
+        elapsed = now - self._drawn
         self._rate = self._samples * trainer.world_size / elapsed if elapsed > 0 else None
         self._update_loss(outputs.get("loss") if isinstance(outputs, dict) else outputs)
         if self._plain:
             self._print_line(trainer, pl_module, batch_idx)
-            self._next_line = now + max(PLAIN_INTERVAL_S, PLAIN_GROWTH * (now - self._fit_started))
         else:
             bar = self.train_progress_bar
             bar.n = batch_idx + 1
             bar.set_postfix(self.get_metrics(trainer, pl_module), refresh=False)
             bar.refresh()  # one redraw; Lightning's own bar draws at the count and again at the postfix
+        self._set_next(now)
         self._start_interval()
 
-    @override
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().teardown(trainer, pl_module, stage)
-        remove_timer(trainer, self)
-
-    def _is_last(self, batch_idx: int) -> bool:
-        return batch_idx + 1 == self.total_train_batches
-
     def _print_line(self, trainer: Trainer, pl_module: LightningModule, batch_idx: int) -> None:
-        epochs, batches = trainer.max_epochs or -1, self.total_train_batches
-        epoch = f"epoch {trainer.current_epoch + 1}" + (f" of {epochs}" if epochs > 0 else "")
-        batch = f"batch {batch_idx + 1:,}" + (f" of {batches:,}" if math.isfinite(batches) else "")
+        batches = f" of {self.total_train_batches:,}" if math.isfinite(self.total_train_batches) else ""
         values = self.get_metrics(trainer, pl_module).items()
         words = (f"{name} {significant(value) if isinstance(value, float) else value}" for name, value in values)
-        say(f"{epoch}, {batch}: {', '.join(words)}")
+        say(f"epoch {trainer.current_epoch + 1}, batch {batch_idx + 1:,}{batches}: {', '.join(words)}")
 
     def _update_loss(self, loss: Any) -> None:
         if self._read is not None and self._read.ready():
@@ -128,6 +117,11 @@ class ProgressBar(TQDMProgressBar):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
         self._start_interval()  # a validation in mid-epoch is not training time
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().teardown(trainer, pl_module, stage)
+        remove_timer(trainer, self)
 
     @override
     def get_metrics(
