@@ -1,19 +1,20 @@
 """The tables of an explanation: the step by module, the costliest operations, and where no kernel ran."""
 
-import shutil
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..hardware.evidence import limit_line
 from ..records.explanation import Cost, Explanation
 from ..records.formatting import count, duration, percent, with_prefix
 from ..records.step_parts import PARTS, SHORT_NAMES
+from ..records.terminal import columns
 
 MOST_MODULES = 24  # rows; with more, modules are shown with what they contain
-_LONGEST = 40  # characters of a module's path
-_WITHOUT_TERMINAL = 140  # columns
-_NARROW = 100  # columns; below, the parts of a step have their short names
-_LESS_USEFUL = ("bytes", "from memory", "calls", "FLOPs")  # left out in this order where the terminal is too narrow
+_LONGEST = 40  # characters of a name; it is cut from the left
+_HOST = "host: Python, autograd"
+_HEADINGS = ("share", "time", "calls", "FLOPs", "bytes", "bound/time")
+_SHORT = dict(zip(PARTS, SHORT_NAMES, strict=True))
 
 
 def as_text(step: Explanation, depth: int | None = None, width: int | None = None) -> str:
@@ -24,10 +25,12 @@ def as_text(step: Explanation, depth: int | None = None, width: int | None = Non
         depth: show modules to this depth, with what they contain.
         width: columns; None for those of the terminal.
     """
-    width = width or shutil.get_terminal_size((_WITHOUT_TERMINAL, 24)).columns
+    width = width or columns()
     blocks = [_wrapped(_heading(step), width, indent=2)]
     if step.operations:
-        blocks += [_modules(step, depth, width), _costliest(step, width)]
+        blocks.append(_modules(step, depth, width))
+    if step.is_timed:
+        blocks.append(_costliest(step, width))
     if step.gaps:
         blocks.append(_gaps(step, width))
     blocks.append(_wrapped([f"note     {note}" for note in step.notes], width, indent=9))
@@ -46,12 +49,9 @@ def _heading(step: Explanation) -> list[str]:
     batch = f", batches of {step.batch_size:,}" if step.batch_size else ""
     threads = f", {count(step.threads, 'thread')}" if step.threads else ""
     lines = [f"{step.title}{batch}, {step.precision}, on {step.device} ({step.device_name}{threads})"]
-    took = (
-        f"a step takes {duration(step.step_seconds)} ({'median' if step.device == 'cpu' else 'mean'} of {step.steps})"
-    )
-    least = step.total.floor_seconds
+    kind, least = "median" if step.device == "cpu" else "mean", step.total.floor_seconds
     bound = f"; its lower bound here is {duration(least)}, {percent(least / step.step_seconds)} of it" if least else ""
-    lines.append(took + bound)
+    lines.append(f"a step takes {duration(step.step_seconds)} ({kind} of {step.steps}){bound}")
     if step.bottleneck:
         lines.append(limit_line(step.bottleneck))
     if step.idle_share is not None:
@@ -60,109 +60,71 @@ def _heading(step: Explanation) -> list[str]:
 
 
 def _modules(step: Explanation, depth: int | None, width: int) -> list[str]:
-    rows = [["module", *_HEADINGS]]
-    for cost in step.modules(depth, MOST_MODULES):
-        rows.append([cost.module, *_cells(cost, step)])
-    if step.is_timed:
-        if step.device == "cpu":
-            rows.append(_time_row("waiting for data", step.waiting_seconds, step))
-            rows.append(_time_row("between batches", step.between_seconds - step.waiting_seconds, step))
-            rows.append(_time_row(_HOST, step.outside_seconds, step))
-        elif step.idle_share is not None:
-            rows.append(_time_row("no kernel runs", step.idle_share * step.step_seconds, step))
-    total = step.total
-    rows.append(["the step", *_cells(total, step)])
-    if step.is_timed:
-        floor = total.floor_seconds / step.step_seconds if total.floor_seconds else None
-        rows[-1][1:3] = [percent(1), duration(step.step_seconds)]
-        rows[-1][-1] = _of_floor(floor)
-    return aligned(_fitted(rows, 0, width, least=len(_HOST)))
-
-
-_HOST = "host: Python, autograd"
-_HEADINGS = ["share", "time", "calls", "FLOPs", "bytes", "from memory", "bound/time"]
+    rows = [[cost.module, *_cells(cost, step)] for cost in step.modules(depth, MOST_MODULES)]
+    outside: dict[str, float] = {}
+    if step.is_timed and step.device == "cpu":
+        outside = {"waiting for data": step.waiting_seconds}
+        outside |= {"between batches": step.between_seconds - step.waiting_seconds, _HOST: step.outside_seconds}
+    elif step.is_timed and step.idle_share is not None:
+        outside = {"no kernel runs": step.idle_share * step.step_seconds}
+    rows += [
+        [name, percent(seconds / step.step_seconds), duration(seconds), *"––––"] for name, seconds in outside.items()
+    ]
+    rows.append(["the step", *_cells(replace(step.total, seconds=step.step_seconds), step)])
+    return _table(["module", *_HEADINGS], rows, 1, width)
 
 
 def _cells(cost: Cost, step: Explanation) -> list[str]:
-    timed = step.is_timed
+    bound = cost.of_floor
     return [
-        percent(cost.seconds / step.step_seconds) if timed else "",
-        duration(cost.seconds) if timed else "",
+        percent(cost.seconds / step.step_seconds) if step.is_timed else "–",
+        duration(cost.seconds) if step.is_timed else "–",
         f"{cost.calls:,.0f}" if cost.calls else "–",
         with_prefix(cost.flops) if cost.flops else "–",
         with_prefix(cost.bytes, "B") if cost.bytes else "–",
-        with_prefix(cost.cold_bytes, "B") if cost.cold_bytes else "–",
-        _of_floor(cost.of_floor),
+        "–" if bound is None else percent(bound, 0 if bound >= 0.1 else 1),
     ]
 
 
-def _of_floor(share: float | None) -> str:
-    return "–" if share is None else percent(share, 0 if share >= 0.1 else 1)
-
-
-def _time_row(name: str, seconds: float, step: Explanation) -> list[str]:
-    return [name, percent(seconds / step.step_seconds), duration(seconds), *["–"] * 5]
-
-
 def _costliest(step: Explanation, width: int) -> list[str]:
-    rows = [["costliest operations", "module", "part", *_HEADINGS]]
+    rows = []
     for cost in step.costliest():
-        name = _shortened(cost.name.removeprefix("aten."), max(len(rows[0][0]), width // 4))
-        part = _SHORT.get(cost.part, cost.part) if width < _NARROW else cost.part
-        rows.append([name, cost.place, part, *_cells(cost, step)])
-    return aligned(_fitted(rows, 1, width, least=14), texts=3)
-
-
-_SHORT = dict(zip(PARTS, SHORT_NAMES, strict=True))
+        share, time, calls, _, _, bound = _cells(cost, step)
+        rows.append([_operation(cost.name), cost.place, _SHORT.get(cost.part, cost.part), share, time, calls, bound])
+    return _table(["costliest operations", "module", "part", "share", "time", "calls", "bound/time"], rows, 2, width)
 
 
 def _gaps(step: Explanation, width: int) -> list[str]:
-    rows = [["no kernel runs after", "until", "a step", "times", "longest"]]
-    for gap in step.gaps:
-        times = [duration(gap.seconds), f"{gap.calls:.3g}", duration(gap.longest_seconds)]
-        names = (_shortened(name.removeprefix("aten."), (width - 30) // 2) for name in (gap.after, gap.before))
-        rows.append([*names, *times])
-    return aligned(rows, texts=2)
+    rows = [
+        [
+            *map(_operation, (gap.after, gap.before)),
+            duration(gap.seconds),
+            f"{gap.calls:.3g}",
+            duration(gap.longest_seconds),
+        ]
+        for gap in step.gaps
+    ]
+    return _table(["no kernel runs after", "until", "a step", "times", "longest"], rows, 2, width)
 
 
-def _fitted(rows: list[list[str]], at: int, width: int, least: int) -> list[list[str]]:
-    """The rows in at most so many columns: less useful ones are left out until the text has room, then it is cut.
+def _operation(name: str) -> str:
+    return name.removeprefix("aten.")
 
-    Args:
-        rows: of a table, with its headings.
-        at: the place of the text that may be cut.
-        width: of the terminal.
-        least: characters that this text keeps.
-    """
-    rows = _without_empty(rows)
-    for name in ("", *_LESS_USEFUL):
-        rows = [[cell for cell, heading in zip(row, rows[0], strict=True) if heading != name] for row in rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        room = width - sum(widths) + widths[at] - 2 * (len(widths) - 1)
-        if room >= min(widths[at], least):
-            break
-    most = min(max(room, 8), _LONGEST)
-    return [[*row[:at], _shortened(row[at], most), *row[at + 1 :]] for row in rows]
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], texts: int, width: int) -> list[str]:
+    """Columns as wide as they need to be: the first ones are texts, cut to the room that the numbers leave."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    room = width - sum(widths[texts:]) - 2 * (len(widths) - 1)
+    for place, at in enumerate(sorted(range(texts), key=lambda at: widths[at])):  # what one leaves goes to the next
+        widths[at] = min(widths[at], max(room // (texts - place), len(headings[at])), _LONGEST)
+        room -= widths[at]
+    lines = []
+    for cells in (headings, *rows):
+        names = [_shortened(cell, most).ljust(most) for cell, most in zip(cells, widths[:texts], strict=False)]
+        numbers = [cell.rjust(most) for cell, most in zip(cells[texts:], widths[texts:], strict=True)]
+        lines.append("  ".join([*names, *numbers]))
+    return lines
 
 
 def _shortened(name: str, most: int) -> str:
     return name if len(name) <= most else f"…{name[1 - most :]}"
-
-
-def _without_empty(rows: list[list[str]]) -> list[list[str]]:
-    """The rows without the columns that say nothing."""
-    keep = [any(row[at] not in ("", "–") for row in rows[1:]) for at in range(len(rows[0]))]
-    return [[cell for cell, kept in zip(row, keep, strict=True) if kept] for row in rows]
-
-
-def aligned(rows: Sequence[Sequence[str]], texts: int = 1) -> list[str]:
-    """Columns as wide as they need to be: the first ones, texts, to the left, and numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        [
-            cell.ljust(width) if at < texts else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        for row in rows
-    )
-    return ["  ".join(line).rstrip() for line in lines]

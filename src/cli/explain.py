@@ -39,7 +39,6 @@ from . import add_config_dir, command_parser
 
 _NAME = "explain"  # of the folder
 _OWN = Path("outputs") / _NAME  # without a run
-_MOST_RUNS = 12  # that an answer lists
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class _Task:
     choices: dict[str, str]
     folder: Path  # to write to
     notes: tuple[str, ...] = ()
-    record: dict[str, Any] = field(default_factory=dict)  # of the run, if this measures the same again
+    record: dict[str, Any] = field(default_factory=dict)  # of the run, where this measures the same again
 
 
 def main() -> None:
@@ -90,8 +89,7 @@ def _explain(task: _Task, args: argparse.Namespace) -> None:
         print(f"\nexplain  {folder / FILE}")
         print(f"plot     {folder / ROOFLINE}" if ROOFLINE in files else "plot     none: the roofs were not measured")
         if TRACE in files:
-            steps = f"{found.trace_steps} step{'s' if found.trace_steps > 1 else ''}"
-            print(f"trace    {folder / TRACE} ({steps}, {len(files[TRACE]) / 1e6:.1f} MB; for https://ui.perfetto.dev)")
+            print(f"trace    {folder / TRACE} (for https://ui.perfetto.dev)")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -103,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--depth", type=_positive, metavar="N", help="show modules to this depth, with what they contain"
     )
-    parser.add_argument("--steps", type=_positive, metavar="N", help="measure so many steps (10)")
+    parser.add_argument("--steps", type=_positive, default=10, metavar="N", help="time so many steps (10)")
     parser.add_argument("--warmup", type=_positive, default=10, metavar="N", help="leave out so many steps before (10)")
     add_config_dir(parser)
     return parser
@@ -153,8 +151,13 @@ def _of_run(run_dir: Path, overrides: list[str], out: Path | None) -> _Task:
     if out is None:
         refuse_links(run_dir, written=(f"{_NAME}*", f".{_NAME}*"))
     choices = {key: value for key, value in record.get("choices", {}).items() if value is not None}
-    notes, same = tuple(_differences(record)), _recorded(record, overrides)
-    return _Task(config, choices | _choices(overrides), out or run_dir / _NAME, notes, same)
+    task = _Task(config, choices | _choices(overrides), out or run_dir / _NAME)
+    processes = record.get("processes")
+    if isinstance(processes, int) and processes > 1:
+        note = f"the run used {processes} processes; one of them is explained, without communication"
+        return replace(task, notes=(note,))
+    is_same = all(word.startswith("data.root=") for word in overrides)
+    return replace(task, record=record) if is_same else task
 
 
 def _no_run(path: Path) -> str:
@@ -165,47 +168,14 @@ def _no_run(path: Path) -> str:
     if inside is not None:
         return f"takes the folder of a run; write {os.path.relpath(inside)}"
     below = [file.parent for file in path.rglob(RECORD) if not _is_hidden(file.relative_to(path))]
-    below.sort(key=lambda run_dir: (len(str(run_dir)), str(run_dir)))  # 2 before 10
-    return f"{path} {_choice(path, below)}" if below else f"{path} holds no run (no {RECORD} in it)"
+    if not below:
+        return f"{path} holds no run (no {RECORD} in it)"
+    first = min(below, key=lambda run_dir: (len(str(run_dir)), str(run_dir)))  # 2 before 10
+    return f"{path} holds {count(len(below), 'run')}; take one, such as {first}"
 
 
 def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") or is_set_aside(part) for part in path.parts)
-
-
-def _choice(folder: Path, run_dirs: list[Path]) -> str:
-    """The runs in a folder, each with the options that not all of them have."""
-    options = {run_dir: _overrides(run_dir) for run_dir in run_dirs[:_MOST_RUNS]}
-    common = set.intersection(*map(set, options.values()))
-    named = []
-    for run_dir, words in options.items():
-        own = " ".join(word for word in words if word not in common)
-        named.append(f"{run_dir.relative_to(folder)}{f' ({own})' if own else ''}")
-    more = f", and {len(run_dirs) - _MOST_RUNS} more" if len(run_dirs) > _MOST_RUNS else ""
-    return f"holds {count(len(run_dirs), 'run')}; take one, such as {run_dirs[0]}: {', '.join(named)}{more}"
-
-
-def _overrides(run_dir: Path) -> list[str]:
-    with contextlib.suppress(UserError):
-        words = read(run_dir).get("overrides")
-        return [str(word) for word in words] if isinstance(words, list) else []
-    return []
-
-
-def _differences(record: dict[str, Any]) -> list[str]:
-    """In what this explanation differs from the run."""
-    notes = []
-    processes = record.get("processes")
-    if isinstance(processes, int) and processes > 1:
-        notes.append(f"the run used {processes} processes; one of them is explained, without communication")
-    return notes
-
-
-def _recorded(record: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """The record of a run that is measured again as it was, else nothing: one process on a CPU, with its own options."""
-    changes = [word for word in overrides if not word.startswith("data.root=")]
-    is_same = record.get("hardware", {}).get("device") == "cpu" and record.get("processes", 1) == 1
-    return record if is_same and not changes else {}
 
 
 def _reconciled(found: Explanation, record: dict[str, Any]) -> Explanation:
@@ -216,7 +186,7 @@ def _reconciled(found: Explanation, record: dict[str, Any]) -> Explanation:
     new, old = found.bottleneck, record.get("throughput", {}).get("bottleneck")
     if not new or not old or UNCLEAR in (new["kind"], old.get("kind")) or new["kind"] == old.get("kind"):
         return found
-    if record["hardware"].get("device_name") != found.device_name:  # another machine has other limits
+    if record.get("hardware", {}).get("device_name") != found.device_name:  # another machine has other limits
         return found
     evidence = f"these steps say {limit_row(new)[1]}, the run's record says {limit_row(old)[1]}"
     return replace(found, bottleneck={**new, "kind": UNCLEAR, "certainty": UNCLEAR, "evidence": evidence})

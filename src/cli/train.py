@@ -42,6 +42,7 @@ Train = Callable[[dict[str, Any], Path, dict[str, str], list[str]], float | None
 
 def main() -> None:
     """The program: run what the command line in `sys.argv` asks for."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reads it when torch is imported
     exit_on_user_error(lambda: run_command(_train))
 
 

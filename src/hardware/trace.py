@@ -1,124 +1,96 @@
-"""A trace of torch's profiler: recorded without its messages, read as events, and kept within a size.
+"""A trace of torch's profiler over some steps, and what it says of a device: kernels by operation, and where none runs.
 
-The events are those of the Chrome trace that `torch.profiler` exports: times in µs, `cat` says where an event is from
+Events are those of the Chrome trace that `torch.profiler` exports: times in µs, `cat` says where an event is from
 (`cpu_op`, `cuda_runtime`, `kernel`). A call of CUDA and its work on the device share a correlation number.
 """
 
 import contextlib
-import gzip
 import json
-import os
-import re
-import sys
 import tempfile
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile, schedule
 
 from .._torch import is_profiler_active
 
-MAX_BYTES = 20_000_000  # of a compressed trace
-_STEP = "ProfilerStep#"  # as torch names a step; viewers know the name
+WARMUP = 1  # steps in which the profiler runs and keeps nothing: its start takes time
+_STEP = "ProfilerStep#"  # as torch names a step
 _CALLS = ("cuda_runtime", "cuda_driver")
 _COPIES = ("gpu_memcpy", "gpu_memset")
-_OUTSIDE = "no operation"
-# The lines that Kineto writes to standard error, whatever its log level: `ERROR:2026-01-31 … Some.cpp:56] …`.
-_KINETO = re.compile(r"^(USDT|ERROR|WARNING|INFO|STAGE|VERBOSE):\d{4}-\d\d-\d\d .*\.(cpp|h):\d+\]|profiler_kineto\.cpp")
 
 Event = dict[str, Any]
 
 
-class ProfilerUnavailableError(Exception):
-    """Torch's profiler cannot be used here and now; the message says why."""
-
-
 class StepProfiler:
-    """Torch's profiler around some steps, without what Kineto prints.
+    """Torch's profiler over some steps, after `WARMUP` steps: call `start`, `step` after each step, `stop`, and `trace`.
 
-    Call `start`, then `begin_step` and `end_step` around each step, then `stop`.
+    Before `start` and after the last step, `step` and `stop` do nothing.
+
+    Attributes:
+        error: why there is no trace, in words; None where nothing has failed.
     """
 
-    def __init__(self, device: torch.device):
-        self._device = device
+    def __init__(self, device: torch.device, steps: int):
+        self.error: str | None = None
+        self._device, self._steps = device, steps
         self._profile: profile | None = None
-        self._step: record_function | None = None
-        self.steps = 0
 
     def start(self) -> None:
-        """Start; raises ProfilerUnavailableError where another profiler is active, or torch refuses."""
-        if is_profiler_active():  # a second one would end the first, and crash the process when that one is read
-            raise ProfilerUnavailableError("another profiler is active")
+        """Start, unless another profiler is active: a second one would end it, and crash the process when it is read."""
+        if is_profiler_active():
+            self.error = "another profiler is active"
+            return
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        try:
-            with _without_kineto_messages():
-                # There is one cycle; without acc_events, older versions of torch warn of several.
-                profiler = profile(activities=activities, record_shapes=True, acc_events=True)
-                profiler.start()
-        except Exception as error:  # whatever a driver or a build of torch answers
-            raise ProfilerUnavailableError(f"{type(error).__name__}: {error}") from error
-        self._profile = profiler
+        plan = schedule(wait=0, warmup=WARMUP, active=self._steps, repeat=1)
+        with self._refusals():
+            # There is one cycle; without acc_events, older versions of torch warn of several.
+            self._profile = profile(activities=activities, schedule=plan, record_shapes=True, acc_events=True)
+            self._profile.start()
 
-    def begin_step(self) -> None:
-        """Mark the start of a step."""
-        self._step = record_function(f"{_STEP}{self.steps}")
-        self._step.__enter__()
+    def step(self) -> None:
+        """A step has ended. After the last one the profiler waits for the device, whose kernels belong to the trace."""
+        if self._profile is not None:
+            with self._refusals():
+                self._profile.step()
 
-    def end_step(self) -> None:
-        """Mark the end of a step."""
-        if self._step is not None:
-            self._step.__exit__(None, None, None)
-            self._step = None
-            self.steps += 1
+    def stop(self) -> None:
+        """End the trace, if it has not ended by itself."""
+        if self._profile is not None:
+            with self._refusals():
+                self._profile.stop()
 
-    def stop(self) -> dict[str, Any]:
-        """Stop; returns the Chrome trace, or an empty one if the profiler was not running.
-
-        Raises:
-            ProfilerUnavailableError: if the folder for temporary files cannot take the trace, as on a full disk.
-        """
-        self.end_step()
-        profiler, self._profile = self._profile, None
-        if profiler is None:
-            return {"traceEvents": []}
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # the kernels of the last step are part of it
-        with _without_kineto_messages():
-            profiler.stop()
+    def trace(self) -> dict[str, Any]:
+        """The Chrome trace of what ran until `stop`; one without events where there is none."""
+        if self._profile is not None:
             try:
                 with tempfile.TemporaryDirectory() as folder:
                     file = Path(folder) / "trace.json"
-                    profiler.export_chrome_trace(str(file))
+                    self._profile.export_chrome_trace(str(file))
                     return json.loads(file.read_bytes().decode("utf-8", "replace"))
-            except (OSError, ValueError) as error:  # Kineto itself writes as much as it can, and says nothing
-                raise ProfilerUnavailableError("the folder for temporary files cannot take it") from error
+            except (OSError, ValueError):  # on a full disk Kineto writes as much as it can, and says nothing
+                self.error = "the folder for temporary files cannot take it"
+        return {"traceEvents": []}
+
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever a driver or a build of torch answers
+            self.error, self._profile = f"{type(error).__name__}: {error}", None
 
 
-def compressed(trace: Mapping[str, Any], max_bytes: int = MAX_BYTES) -> tuple[bytes, int]:
-    """A trace in gzip for Perfetto with as many of its first steps as fit, and how many these are; empty if none fits."""
-    spans = step_spans(trace["traceEvents"])
-    count = len(spans)
-    while count:
-        end = spans[count][0] if count < len(spans) else float("inf")
-        events = [event for event in trace["traceEvents"] if float(event.get("ts", 0)) < end]
-        data = gzip.compress(json.dumps({**trace, "traceEvents": events}).encode(), compresslevel=6)
-        if len(data) <= max_bytes:
-            return data, count
-        count = min(count - 1, count * max_bytes // len(data))
-    return b"", 0
-
-
-def step_spans(events: Sequence[Event]) -> list[tuple[float, float]]:
-    """Beginning and end of every step on the host, in order."""
-    marks = [e for e in events if e.get("cat") == "user_annotation" and str(e.get("name")).startswith(_STEP)]
-    return sorted((float(e["ts"]), float(e["ts"]) + float(e["dur"])) for e in marks)
+def step_starts(events: Sequence[Event]) -> list[float]:
+    """The beginning of every step on the host, in order."""
+    marks = (e for e in events if e.get("cat") == "user_annotation" and str(e.get("name")).startswith(_STEP))
+    return sorted(float(mark["ts"]) for mark in marks)
 
 
 class Call(NamedTuple):
@@ -126,24 +98,16 @@ class Call(NamedTuple):
 
     name: str  # as the recorder has it: `aten.addmm`
     start: float
-    end: float
-    thread: Any
     device_us: float  # of its kernels and copies
 
 
 def calls(events: Sequence[Event], names: Sequence[str] | None = None) -> list[Call]:
     """The outermost operations in the order of their starts; with `names`, the outermost ones of these."""
-    wanted = None if names is None else {name.replace(".", "::", 1) for name in names}
-    found = _outermost([e for e in events if e.get("cat") == "cpu_op" and (wanted is None or e["name"] in wanted)])
-    launched = _launchers(events, found)
+    found = _outermost(events, names)
     device: dict[int, float] = defaultdict(float)
-    for index, work in launched:
-        if index is not None:
-            device[index] += float(work["dur"])
-    return [
-        Call(_dotted(e["name"]), float(e["ts"]), float(e["ts"]) + float(e["dur"]), e["tid"], device[index])
-        for index, e in enumerate(found)
-    ]
+    for operation, work in _works(events, found):
+        device[id(operation)] += float(work["dur"])
+    return [Call(_dotted(e["name"]), float(e["ts"]), device[id(e)]) for e in found]
 
 
 def device_seconds(events: Sequence[Event], names: Sequence[str]) -> tuple[list[float], float]:
@@ -158,25 +122,22 @@ def device_seconds(events: Sequence[Event], names: Sequence[str]) -> tuple[list[
 
     Returns the seconds of each operation in `names`, and those of kernels that none of them launched.
     """
-    starts = [start for start, _ in step_spans(events)]
+    starts = step_starts(events)
     if not starts:
         return [0.0] * len(names), 0.0
-    found: list[dict[str, list[float]]] = [defaultdict(list) for _ in starts]
-    for call in calls(events, sorted(set(names))):
-        step = bisect_right(starts, call.start) - 1
-        if step >= 0:
-            found[step][call.name].append(call.device_us / 1e6)
+    found: dict[tuple[int, str], list[float]] = defaultdict(list)  # step, name → seconds of its calls in order
+    for call in calls(events, names):
+        found[bisect_right(starts, call.start), call.name].append(call.device_us / 1e6)
     places: dict[str, list[int]] = defaultdict(list)
     for index, name in enumerate(names):
         places[name].append(index)
     seconds = [0.0] * len(names)
-    for step in found:
-        for name, times in step.items():
-            at = places[name]
-            each = times if len(times) == len(at) else [sum(times) / len(at)] * len(at)
-            for index, value in zip(at, each, strict=True):
-                seconds[index] += value / len(starts)
-    total = sum(float(e["dur"]) for e in events if e.get("cat") == "kernel" or e.get("cat") in _COPIES) / 1e6
+    for (step, name), times in found.items():
+        at = places[name]
+        each = times if len(times) == len(at) else [sum(times) / len(at)] * len(at)
+        for index, value in zip(at, each, strict=True):
+            seconds[index] += value / len(starts) if step else 0.0  # 0: before the first step
+    total = sum(float(work["dur"]) for _, work in _works(events, [])) / 1e6
     return seconds, max(0.0, total / len(starts) - sum(seconds))
 
 
@@ -194,15 +155,13 @@ def idle(events: Sequence[Event]) -> Idle | None:
 
     A copy is no kernel: the time of a copy that no kernel hides counts as idle, and the gap has the name of the copy.
     """
-    found = _outermost([e for e in events if e.get("cat") == "cpu_op"])
-    works = [
-        (float(work["ts"]), float(work["ts"]) + float(work["dur"]), _name(work, None if at is None else found[at]))
-        for at, work in _launchers(events, found)
+    works = sorted(
+        (float(work["ts"]), float(work["ts"]) + float(work["dur"]), _name(work, operation))
+        for operation, work in _works(events, _outermost(events))
         if work["cat"] == "kernel"
-    ]
+    )
     if not works:
         return None
-    works.sort()
     first, until, after = works[0]
     gaps: dict[tuple[str, str], list[float]] = defaultdict(list)
     for start, end, name in works:
@@ -215,15 +174,17 @@ def idle(events: Sequence[Event]) -> Idle | None:
 
 def _name(work: Event, operation: Event | None) -> str:
     """What a kernel is known by: the operation that launched it, or its own name."""
-    return _dotted(operation["name"]) if operation is not None else f"{_OUTSIDE} ({str(work['name'])[:40]})"
+    return _dotted(operation["name"]) if operation else f"no operation ({str(work['name'])[:40]})"
 
 
 def _dotted(name: str) -> str:
     return name.replace("::", ".", 1)
 
 
-def _outermost(operations: Sequence[Event]) -> list[Event]:
-    """The events that lie in no other one of their thread, by start."""
+def _outermost(events: Sequence[Event], names: Sequence[str] | None = None) -> list[Event]:
+    """The operations that lie in no other one of their thread, by start; with `names`, in no other one of these."""
+    wanted = None if names is None else {name.replace(".", "::", 1) for name in names}
+    operations = [e for e in events if e.get("cat") == "cpu_op" and (wanted is None or e["name"] in wanted)]
     ends: dict[Any, float] = {}
     found = []
     for event in sorted(operations, key=lambda e: (float(e["ts"]), -float(e["dur"]))):
@@ -234,51 +195,23 @@ def _outermost(operations: Sequence[Event]) -> list[Event]:
     return found
 
 
-def _launchers(events: Sequence[Event], operations: Sequence[Event]) -> Iterator[tuple[int | None, Event]]:
-    """Every kernel and copy of the device, with the index of the operation in which the host launched it."""
-    by_thread: dict[Any, list[tuple[float, float, int]]] = defaultdict(list)
-    for index, event in enumerate(operations):
-        start = float(event["ts"])
-        by_thread[event["tid"]].append((start, start + float(event["dur"]), index))
+def _works(events: Sequence[Event], operations: Sequence[Event]) -> Iterator[tuple[Event | None, Event]]:
+    """Every kernel and copy of the device, with the operation in which the host launched it; None for another one."""
+    by_thread: dict[Any, list[Event]] = defaultdict(list)
+    for operation in operations:
+        by_thread[operation["tid"]].append(operation)
     launches = {_correlation(e): e for e in events if e.get("cat") in _CALLS}
     for work in events:
         if work.get("cat") == "kernel" or work.get("cat") in _COPIES:
             launch = launches.get(_correlation(work))
-            yield (None if launch is None else _around(by_thread[launch["tid"]], float(launch["ts"]))), work
+            yield (_around(by_thread[launch["tid"]], float(launch["ts"])) if launch else None), work
 
 
-def _around(spans: list[tuple[float, float, int]], moment: float) -> int | None:
-    at = bisect_right(spans, (moment, float("inf"), 0)) - 1
-    return spans[at][2] if at >= 0 and spans[at][1] >= moment else None
+def _around(operations: Sequence[Event], moment: float) -> Event | None:
+    """The operation of a thread that runs at a moment; they are in the order of their starts."""
+    at = bisect_right(operations, moment, key=lambda e: float(e["ts"])) - 1
+    return operations[at] if at >= 0 and float(operations[at]["ts"]) + float(operations[at]["dur"]) >= moment else None
 
 
 def _correlation(event: Event) -> Any:
     return event.get("args", {}).get("correlation")
-
-
-@contextlib.contextmanager
-def _without_kineto_messages() -> Iterator[None]:
-    """Hold back what is written to standard error meanwhile, and write it afterwards without Kineto's lines.
-
-    Kineto reads KINETO_LOG_LEVEL when torch is imported, which is too late to set here.
-    """
-    try:
-        sys.stderr.flush()
-        own = os.dup(2)
-    except (OSError, AttributeError, ValueError):  # there is no standard error
-        yield
-        return
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError, AttributeError, ValueError):
-                sys.stderr.flush()
-            os.dup2(own, 2)
-            os.close(own)
-            held.seek(0)
-            lines = held.read().decode("utf-8", "replace").splitlines(keepends=True)
-            rest = "".join(line for line in lines if not _KINETO.search(line))
-            if rest:
-                os.write(2, rest.encode())

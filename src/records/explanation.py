@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-SCHEMA = 1
+SCHEMA = 2
 FILE = "explain.json"
 TRACE = "trace.json.gz"
 ROOFLINE = "roofline.png"
@@ -97,11 +97,10 @@ class Explanation:
     roofs: Roofs
     operations: Sequence[Cost]
     threads: int | None = None
-    waiting_seconds: float = 0.0  # of `between_seconds`, in the loader's `next`
-    bottleneck: Mapping[str, Any] | None = None  # kind, share, certainty, evidence; on a CPU
+    waiting_seconds: float = 0.0  # of `between_seconds`, for the loader
+    bottleneck: Mapping[str, Any] | None = None  # kind, share, certainty, evidence; None where the run itself has one
     idle_share: float | None = None  # of the step, in which no kernel ran
     gaps: Sequence[Gap] = field(default_factory=list)
-    profiled_seconds: float | None = None  # of the same operations by torch's profiler, on a CPU
     trace_steps: int = 0  # in the trace; 0 without one
     notes: Sequence[str] = field(default_factory=list)  # what is missing, and why
 

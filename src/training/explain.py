@@ -4,7 +4,6 @@ from typing import Any
 
 from lightning import Trainer
 
-from ..callbacks._update_stages import most_updates
 from ..callbacks.profile import OperationProfiler
 from ..data.plain import Data, lightning_of
 from ..errors import UserError
@@ -18,7 +17,7 @@ from .task import Task, min_samples
 
 
 def explain(
-    config: dict[str, Any], choices: dict[str, str], place: str, warmup: int, steps: int | None
+    config: dict[str, Any], choices: dict[str, str], place: str, warmup: int, steps: int
 ) -> tuple[Explanation, dict[str, bytes]]:
     """Train some steps, and say what they cost.
 
@@ -27,7 +26,7 @@ def explain(
         choices: the option taken from each config group, for the title.
         place: where the explanation will lie, for errors.
         warmup: updates that are left out.
-        steps: updates that are measured as they are, and at most profiled; None as in OperationProfiler.
+        steps: updates that are timed as they are.
 
     Returns the explanation, and the files that hold it with the trace.
 
@@ -40,8 +39,7 @@ def explain(
     data = build_data(config)
     profiler = OperationProfiler(warmup_steps=warmup, steps=steps, stop=True, verbose=False)
     callbacks = [profiler, *build_all(config["callbacks"], "callbacks")]
-    limit = {"max_steps": sum(most_updates(warmup, steps).values())}
-    trainer = build(config["trainer"], "trainer", callbacks=callbacks, logger=False, **limit)
+    trainer = build(config["trainer"], "trainer", callbacks=callbacks, logger=False, max_steps=profiler.updates)
     check_compile(config, trainer)
     model = build_model(config, data)
     optimizer = build(config["optimizer"], "optimizer")

@@ -1,5 +1,6 @@
-"""An explanation of what was recorded, on fabricated operations and traces: times by device, gaps, floors and notes."""
+"""An explanation of what was measured, on fabricated operations and traces: times by device, gaps, floors, the verdict."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -29,43 +30,37 @@ GPU = Calibration(
     memory_bytes_per_sec=1e11,
     launch_us=5.0,
 )
+CPU = Calibration.from_dict({**GPU.to_dict(), "device": "cpu"})
 
 
 @pytest.fixture(autouse=True)
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        _explanation, "device_name", lambda device: "NVIDIA X" if device.type == "cuda" else "Processor"
-    )
+    monkeypatch.setattr(_explanation, "device_name", lambda device: f"a {device.type}")
 
 
-def measured(device: str, **changes: Any) -> Measured:
+def measured(device: str, batch: float = 9e-4, other: float = 1e-4, steps: int = 20, **changes: Any) -> Measured:
+    """Steps of 1 ms with the operations above; on a GPU they were traced, too."""
     recorder = OperationRecorder()
     recorder.steps = [list(STEP)]
-    known = {"title": "net", "device": torch.device(device), "precision": "32-true", "batch_size": 8}
-    known |= {
-        "step_seconds": 1e-3,
-        "between_seconds": 1e-4,
-        "waiting_seconds": 0.0,
-        "steps": 5,
-        "recorder": recorder,
-        "calibration": GPU,
-    }
-    return Measured(**{**known, **changes})
+    known: dict[str, Any] = {"title": "net", "device": torch.device(device), "precision": "32-true", "batch_size": 8}
+    known |= {"updates": [{"batch": batch, "other": other}] * steps, "recorder": recorder}
+    known |= {"calibration": CPU if device == "cpu" else GPU, "events": two_steps() if device == "cuda" else ()}
+    return Measured(**(known | changes))
 
 
 def test_on_a_gpu_an_operation_has_the_time_of_its_kernels_and_the_floor_of_its_work() -> None:
-    step = explain(measured("cuda", events=two_steps(), trace_steps=2))
+    step = explain(measured("cuda"))
     found = {(cost.module, cost.name): cost for cost in step.operations}
     assert found["layer", "aten.addmm"].seconds == pytest.approx(200e-6)
     assert found["layer", "aten.mm"].seconds == pytest.approx(100e-6)
     assert found["head", "aten.mm"].seconds == pytest.approx(50e-6)
     assert found["layer", "aten.addmm"].floor_seconds == pytest.approx(2e-5)  # of 2 MFLOP, not of a launch
     assert found["", "aten._fused_adamw_"].floor_seconds == pytest.approx(4e-5)  # of 4 MB
-    assert step.bottleneck is None
+    assert step.trace_steps == 2
 
 
 def test_on_a_gpu_the_idle_share_is_that_of_a_step_which_is_not_traced() -> None:
-    step = explain(measured("cuda", events=two_steps(), trace_steps=2))
+    step = explain(measured("cuda"))
     assert step.idle_share == pytest.approx(1 - 450e-6 / 1e-3)
     first = step.gaps[0]
     assert (first.after, first.before, first.calls) == ("aten.mm", "aten._fused_adamw_", 1)
@@ -75,73 +70,82 @@ def test_on_a_gpu_the_idle_share_is_that_of_a_step_which_is_not_traced() -> None
     assert "\nno kernel runs after  until" in text
 
 
+@pytest.mark.parametrize(
+    ("parts", "kind"),
+    [
+        ({"batch": 1e-3}, "host"),  # in 55 % of the step no kernel runs, and nothing is waited for
+        ({"batch": 5e-4, "data_wait": 5e-4}, "input"),
+        ({"batch": 5e-4, "transfer": 5e-4}, "transfer"),
+        ({"batch": 3e-4, "data_wait": 1e-4}, "compute"),  # a kernel runs all the time: waiting for data is hidden
+    ],
+)
+def test_on_a_gpu_the_bottleneck_is_that_of_the_busy_share_and_the_waits(parts: dict[str, float], kind: str) -> None:
+    found = explain(measured("cuda", updates=[parts] * 20)).bottleneck
+    assert found is not None
+    assert found["kind"] == kind
+
+
 def test_a_gpu_whose_kernels_the_profiler_may_not_see_has_counted_operations_and_a_note() -> None:
-    events = [event for event in two_steps() if event["cat"] != "kernel"]
-    step = explain(measured("cuda", events=events))
-    assert not step.is_timed
-    assert step.idle_share is None
-    assert step.total.flops == 6e6
-    assert any("no kernel" in note for note in step.notes)
+    step = explain(measured("cuda", events=[event for event in two_steps() if event["cat"] != "kernel"]))
+    assert (step.is_timed, step.idle_share, step.total.flops) == (False, None, 6e6)
+    assert "the trace has no kernel, so the operations are not timed" in step.notes
     text = as_text(step)
-    assert "share" not in text
-    assert "layer" in text
+    assert "costliest" not in text and "layer" in text
 
 
-def test_on_another_device_operations_are_counted_and_not_timed() -> None:
+def test_on_mps_operations_are_counted_and_not_timed() -> None:
     step = explain(measured("mps"))
-    assert not step.is_timed
-    assert step.total.seconds == 0
+    assert (step.is_timed, step.total.seconds) == (False, 0)
     assert any("on mps" in note for note in step.notes)
 
 
 def test_on_a_cpu_an_operation_takes_at_least_a_launch() -> None:
-    step = explain(measured("cpu", calibration=Calibration.from_dict({**GPU.to_dict(), "device": "cpu"})))
+    step = explain(measured("cpu"))
     assert {cost.floor_seconds for cost in step.operations} == {2e-5, 4e-5}
     assert step.notes == []
-    assert step.bottleneck is not None
+
+
+def test_on_a_cpu_the_step_is_the_update_of_median_length_and_elsewhere_the_mean() -> None:
+    updates: Sequence[dict[str, float]] = [{"batch": 1e-3}, {"batch": 8e-3, "data_wait": 1e-3}, {"batch": 2e-3}]
+    assert explain(measured("cpu", updates=updates)).step_seconds == pytest.approx(2e-3)
+    step = explain(measured("cuda", updates=updates))
+    assert (step.step_seconds, step.waiting_seconds) == pytest.approx((4e-3, 1e-3 / 3))
 
 
 @pytest.mark.parametrize(("room", "noted"), [(1e-5, True), (1.9e-5, False)])
 def test_operations_that_take_longer_than_their_step_are_scaled_to_it(room: float, noted: bool) -> None:
-    step = explain(measured("cpu", step_seconds=1e-4, between_seconds=1e-4 - room))
-    assert step.total.seconds == pytest.approx(room)  # of recorded 2e-5
-    assert step.outside_seconds == pytest.approx(0, abs=1e-12)
+    step = explain(measured("cpu", batch=room))  # recorded: 2e-5
     assert [each.seconds for each in step.operations] == pytest.approx([room / 4] * 4)
+    assert step.outside_seconds == pytest.approx(0, abs=1e-12)
     assert any("their times and shares are scaled to it" in note for note in step.notes) == noted
 
 
 def test_on_a_gpu_kernels_that_overlap_are_scaled_to_the_time_in_which_one_runs() -> None:
-    step = explain(measured("cuda", events=two_steps(), trace_steps=2, step_seconds=1e-4))
+    step = explain(measured("cuda", batch=1e-4, other=0))
     assert step.idle_share == 0
     assert step.total.seconds == pytest.approx(1e-4)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_busy_machine_is_a_note_and_makes_no_clear_bottleneck(device: str) -> None:
-    step = explain(measured(device, events=two_steps() if device == "cuda" else (), others=0.4, steps=100))
-    assert any(note.startswith("other programs used 40 % of the processor meanwhile") for note in step.notes)
-    if step.bottleneck is not None:
-        assert step.bottleneck["certainty"] != "clear"
-
-
-def test_an_explanation_on_a_busy_machine_has_no_verdict_but_what_to_do() -> None:
-    step = explain(measured("cpu", steps=100, noise=Noise(0.4, 0.03, 0.0)))
+def test_a_busy_machine_is_a_note_and_has_no_verdict_but_what_to_do() -> None:
+    step = explain(measured("cpu", others=0.43, noise=Noise(0.4, 0.03, 0.0)))
+    assert any(note.startswith("other programs used 43 % of the processor meanwhile") for note in step.notes)
     assert step.bottleneck is not None
     assert (step.bottleneck["kind"], step.bottleneck["busy"]) == ("unclear", True)
-    words = "\nbusy: other programs took 43 % of the processor: close them and run again\n"
-    assert words in as_text(step, width=200)
-    assert "limit" not in as_text(step)
-
-
-def test_within_a_run_that_says_what_limits_it_there_is_no_second_verdict() -> None:
-    assert explain(measured("cpu", steps=100, is_judged=False)).bottleneck is None
+    text = as_text(step, width=200)
+    assert "\nbusy: other programs took 43 % of the processor: close them and run again\n" in text
+    assert "limit" not in text
 
 
 def test_unsteady_steps_make_no_clear_verdict_as_in_a_run() -> None:
-    step = explain(measured("cpu", steps=100, spread=2.1))
-    assert step.bottleneck is not None
-    assert step.bottleneck["certainty"] == "probable"
-    assert step.bottleneck["evidence"].endswith("one step in ten takes 2.1 times the median")
+    steady, slow = {"batch": 9e-4, "other": 1e-4}, {"batch": 2e-3, "other": 1e-4}
+    found = explain(measured("cpu", updates=[steady] * 80 + [slow] * 20)).bottleneck
+    assert found is not None
+    assert found["certainty"] == "probable"
+    assert found["evidence"].endswith("one step in ten takes 2.1 times the median")
+
+
+def test_within_a_run_that_says_what_limits_it_there_is_no_second_verdict() -> None:
+    assert explain(measured("cpu", is_judged=False)).bottleneck is None
 
 
 def test_operations_that_could_not_be_counted_are_one_note() -> None:

@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from batchscope.callbacks import profile
 from batchscope.callbacks._operation_table import as_text
-from batchscope.callbacks._update_stages import Stage, UpdateStages
-from batchscope.callbacks.profile import OperationProfiler
+from batchscope.callbacks.profile import OperationProfiler, UpdateTimer
 from batchscope.hardware.calibration import Calibration
 from batchscope.records.explanation import FILE, TRACE, Cost, Explanation
 from tests.support.runs import SMALL, run
@@ -35,14 +34,7 @@ CALIBRATION = Calibration(
     memory_bytes_per_sec=1e10,
     launch_us=1.0,
 )
-
-
-QUIET: dict[str, Any] = {
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "enable_checkpointing": False,
-    "logger": False,
-}
+UPDATES = 1 + 2 + 3 + 4  # of `profiler()`: warm-up, plain, recorded, traced after one
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +51,14 @@ def fit(
     callback: OperationProfiler, module: lightning.LightningModule | None = None, samples: int = 20, **options: Any
 ) -> lightning.Trainer:
     """Train epochs of five steps of four samples, by default."""
-    trainer = lightning.Trainer(**{"max_epochs": 10, "accelerator": "cpu", "callbacks": [callback], **QUIET, **options})
+    quiet = {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "logger": False,
+    }
+    known = {"max_epochs": 10, "accelerator": "cpu", "callbacks": [callback], **quiet}
+    trainer = lightning.Trainer(**{**known, **options})
     trainer.fit(module or Stranger(), loader(samples))
     return trainer
 
@@ -76,12 +75,19 @@ def only(step: Explanation, name: str) -> Cost:
     return found
 
 
+class Slow(Stranger):
+    """Each step sleeps for 20 ms."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        time.sleep(0.02)
+        return super().training_step(batch, batch_idx)
+
+
 def test_every_operation_has_its_part_module_work_time_and_floor() -> None:
     step = explained()
     forward = only(step, "aten.addmm")
     assert (forward.part, forward.module, forward.dtype, forward.calls) == ("forward", "layer", "fp32", 1)
-    assert forward.flops == 2 * 4 * 4 * 1
-    assert forward.bytes == 4 * (4 * 4 + 4 + 1 + 4)
+    assert (forward.flops, forward.bytes) == (2 * 4 * 4 * 1, 4 * (4 * 4 + 4 + 1 + 4))
     assert forward.seconds > 0
     assert forward.floor_seconds == pytest.approx(1e-6)  # a launch takes longer than its work
     assert {cost.part for cost in step.operations if cost.name == "aten.mm"} == {"backward"}
@@ -90,23 +96,14 @@ def test_every_operation_has_its_part_module_work_time_and_floor() -> None:
 
 
 def test_the_step_is_that_of_updates_which_nothing_else_measures() -> None:
-    class Slow(Stranger):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            time.sleep(0.02)
-            return super().training_step(batch, batch_idx)
-
     step = explained(Slow())
-    assert (step.device, step.batch_size, step.steps, step.is_timed) == ("cpu", 4, 2, True)
+    assert (step.device, step.batch_size, step.steps, step.is_timed, step.trace_steps) == ("cpu", 4, 2, True, 3)
     assert step.step_seconds >= 0.02
     assert step.outside_seconds >= 0.015
 
 
 @pytest.mark.usefixtures("alone")
-def test_waiting_for_data_is_the_time_in_the_loader() -> None:
-    class Slow(Stranger):
-        def train_dataloader(self) -> Any:
-            return DataLoader(Rows(), batch_size=4)
-
+def test_waiting_for_data_is_the_time_in_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     class Rows(Dataset):
         def __len__(self) -> int:
             return 20
@@ -115,16 +112,14 @@ def test_waiting_for_data_is_the_time_in_the_loader() -> None:
             time.sleep(0.005)
             return torch.ones(4), torch.ones(1)
 
+    monkeypatch.setattr(sys.modules[__name__], "loader", lambda samples: DataLoader(Rows(), batch_size=4))
     callback = profiler()
-    trainer = lightning.Trainer(callbacks=[callback], max_epochs=10, accelerator="cpu", **QUIET)
-    own = trainer.profiler
-    trainer.fit(Slow())
+    trainer = fit(callback)
     step = callback.explanation
-    assert step is not None
+    assert step is not None and step.bottleneck is not None
     assert step.between_seconds >= step.waiting_seconds >= 0.02
-    assert step.bottleneck is not None
     assert step.bottleneck["kind"] == "input"
-    assert trainer.profiler is own
+    assert type(trainer.profiler).__name__ == "PassThroughProfiler"
 
 
 @pytest.mark.usefixtures("alone")
@@ -136,25 +131,27 @@ def test_a_slow_callback_is_not_waiting_for_data() -> None:
     callback = profiler()
     fit(callback, callbacks=[callback, Sleep()])
     step = callback.explanation
-    assert step is not None
+    assert step is not None and step.bottleneck is not None
     assert step.between_seconds - step.waiting_seconds >= 0.02
-    assert step.bottleneck is not None
     assert step.bottleneck["kind"] == "host"
 
 
-def test_waiting_for_the_first_batch_of_an_epoch_is_of_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([0.0, *range(100)])
+def test_the_parts_of_an_update_add_up_to_it_without_what_is_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(100))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(now)))
-    stages = UpdateStages(0, 1, torch.device("cpu"))
-    stages.begin(0)
-    stages.begin_batch()
-    stages.end_batch(is_last=True)
-    stages.leave_out()
-    stages.begin_wait()
-    stages.end_wait()
-    stages.begin(0)
-    ((_, between, waiting),) = stages.intervals
-    assert (between, waiting) == (1, 0)
+    timer = UpdateTimer()
+    timer.begin_batch(is_first=True, is_timed=True)
+    timer.mark("batch")
+    timer.begin_batch(is_first=False, is_timed=True)  # of the same update
+    timer.mark("batch")
+    timer.pause()
+    timer.mark("data_wait")  # for the first batch of the next epoch
+    timer.begin_batch(is_first=True, is_timed=True)
+    timer.mark("batch")
+    timer.mark("data_wait")
+    timer.begin_batch(is_first=True, is_timed=False)
+    timer.mark("batch")
+    assert timer.updates == [{"batch": 2, "other": 2}, {"batch": 1, "data_wait": 1, "other": 1}]
 
 
 def test_with_accumulated_gradients_a_step_is_an_update_of_several_batches() -> None:
@@ -164,43 +161,15 @@ def test_with_accumulated_gradients_a_step_is_an_update_of_several_batches() -> 
 
 
 def test_the_training_ends_when_all_is_known() -> None:
-    assert fit(profiler(warmup_steps=4, steps=3)).global_step == 4 + 3 + 3 + 3
-
-
-def clocked(step_seconds: float, steps: int | None, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many plain updates are measured, where every update takes so long."""
-    now = 0.0
-    monkeypatch.setattr("time.perf_counter", lambda: now)
-    stages = UpdateStages(4, steps, torch.device("cpu"))
-    stages.begin(0)
-    while stages.stage is not Stage.DONE:
-        stages.begin_batch()
-        now += step_seconds
-        stages.end_batch(is_last=True)
-        stages.begin(0)
-    return len(stages.intervals)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "steps", "measured"), [(0.1, None, 10), (0.4, None, 8), (2, None, 5), (2, 10, 10), (0.1, 2, 2)]
-)
-def test_ten_updates_are_measured_or_fewer_slow_ones_unless_a_number_is_given(
-    seconds: float, steps: int | None, measured: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert clocked(seconds, steps, monkeypatch) == measured
+    callback = profiler()
+    assert fit(callback).global_step == callback.updates == UPDATES
 
 
 @pytest.mark.usefixtures("alone")
 def test_by_default_a_bottleneck_can_be_clear() -> None:
-    class Slow(Stranger):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            time.sleep(0.02)
-            return super().training_step(batch, batch_idx)
-
-    callback = profiler(steps=None)
+    callback = profiler(steps=OperationProfiler().steps)
     fit(callback, Slow())
-    assert callback.explanation is not None
-    assert callback.explanation.bottleneck is not None
+    assert callback.explanation is not None and callback.explanation.bottleneck is not None
     assert callback.explanation.bottleneck["certainty"] == "clear"
 
 
@@ -208,7 +177,7 @@ def test_by_default_a_bottleneck_can_be_clear() -> None:
 def test_every_rank_ends_after_the_same_update(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "tests.callbacks.test_profile", str(tmp_path)]
     subprocess.run(line, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=PATIENCE_S)
-    assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["9 True", "9 False"]  # 2 + 2 + 3 + 2 updates
+    assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == [f"{UPDATES} True", f"{UPDATES} False"]
 
 
 def test_without_stop_the_training_goes_on_and_is_bit_for_bit_the_same() -> None:
@@ -235,8 +204,7 @@ def test_it_works_with_manual_optimisation() -> None:
                 optimizer.step()
 
     step = explained(Manual())
-    assert only(step, "aten.addmm").part == "forward"
-    assert only(step, "aten.addmm").calls == 2
+    assert (only(step, "aten.addmm").part, only(step, "aten.addmm").calls) == ("forward", 2)
 
 
 def test_the_folder_is_whole_and_an_earlier_one_stays(tmp_path: Path) -> None:
@@ -247,7 +215,6 @@ def test_the_folder_is_whole_and_an_earlier_one_stays(tmp_path: Path) -> None:
         assert {path.name for path in callback.folder.iterdir()} == {FILE, TRACE}
         assert callback.explanation is not None
         assert json.loads((callback.folder / FILE).read_text()) == callback.explanation.to_dict()
-    assert {path.name for path in tmp_path.iterdir()} == {"explain", "explain-2"}
 
 
 def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
@@ -260,61 +227,44 @@ def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
 
 def test_a_training_that_is_too_short_is_one_warning() -> None:
     callback = profiler(warmup_steps=10)
-    with pytest.warns(UserWarning, match="has measured no step: it needs 12 updates"):
+    with pytest.warns(UserWarning, match="has measured no step: it needs 11 updates"):
         fit(callback, max_epochs=1)
     assert callback.explanation is None
 
 
 def test_a_training_that_ends_early_is_explained_as_far_as_it_went() -> None:
-    callback = profiler(warmup_steps=1, steps=2)
+    callback = profiler()
     fit(callback, max_steps=5)
-    assert callback.explanation is not None
-    assert callback.explanation.operations
-    assert callback.explanation.trace_steps == 0
+    assert callback.explanation is not None and callback.explanation.operations
+    assert (callback.explanation.trace_steps, set(callback.files)) == (0, {FILE})
 
 
 def test_where_another_profiler_is_active_one_line_says_so_and_the_rest_is_there() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         step = explained()
-    assert any("no trace: another profiler is active" in note for note in step.notes)
-    assert step.operations
-    assert step.trace_steps == 0
-
-
-def test_without_room_for_temporary_files_there_is_no_trace_and_a_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", lambda *_: None)  # all that Kineto does then
-    step = explained()
-    assert "there is no trace: the folder for temporary files cannot take it" in step.notes
+    assert "there is no trace: another profiler is active" in step.notes
     assert step.operations and step.trace_steps == 0
-    assert not torch.autograd._profiler_enabled()
-
-
-def test_other_load_on_the_machine_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "others_share", lambda before, after: 0.6 if before < after else 0.0)
-    assert any("other programs used 60 % of the processor" in note for note in explained().notes)
 
 
 def test_without_a_calibration_there_is_no_lower_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "find_calibration", lambda device, measure: None)
-    callback = profiler(calibrate=False)
-    fit(callback)
-    assert callback.explanation is not None
-    assert callback.explanation.total.floor_seconds == 0
-    assert any("no lower bounds" in note for note in callback.explanation.notes)
+    step = explained()
+    assert step.total.floor_seconds == 0
+    assert any("no lower bounds" in note for note in step.notes)
 
 
-def test_an_error_in_a_recorded_step_passes_and_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize("update", [4, 8], ids=["recorded", "traced"])
+def test_an_error_in_a_step_passes_and_leaves_nothing_behind(update: int) -> None:
     class Failing(Stranger):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            if self.global_step == 5:
+            if self.global_step == update:
                 raise RuntimeError("the step fails")
             return super().training_step(batch, batch_idx)
 
-    for plain in (1, 3):  # the failing step is recorded, or profiled
-        with pytest.raises(RuntimeError, match="the step fails"):
-            fit(profiler(warmup_steps=1, steps=plain), Failing())
-        assert _get_current_dispatch_mode() is None
-        assert not torch.autograd._profiler_enabled()
+    with pytest.raises(RuntimeError, match="the step fails"):
+        fit(profiler(), Failing())
+    assert _get_current_dispatch_mode() is None
+    assert not torch.autograd._profiler_enabled()
 
 
 def test_a_failing_measurement_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,16 +286,9 @@ def test_the_tables_name_modules_operations_and_what_is_outside(capsys: pytest.C
     heading, took, *_ = text.strip().splitlines()
     assert heading.startswith("Stranger, batches of 4, 32-true, on cpu (")
     assert took.startswith("a step takes ")
-    for row in (
-        "layer",
-        "optimizer",
-        "waiting for data",
-        "between batches",
-        "host: Python, autograd",
-        "the step",
-        "addmm",
-    ):
-        assert f"\n{row}" in text
+    for name in ("layer", "optimizer", "waiting for data", "between batches", "host: Python, autograd", "the step"):
+        assert f"\n{name}" in text
+    assert "\naddmm" in text
 
 
 def test_a_compiled_module_is_timed_and_traced_but_not_counted() -> None:
@@ -356,15 +299,14 @@ def test_a_compiled_module_is_timed_and_traced_but_not_counted() -> None:
             self.layer._compiled_call_impl = self.layer._call_impl  # as `compile()` leaves it, without its minutes
 
     step = explained(Compiled())
-    assert not step.operations
+    assert (step.operations, step.trace_steps) == ([], 3)
     assert any("compiled" in note for note in step.notes)
-    assert step.trace_steps == 2
 
 
 @pytest.mark.slow
 def test_an_option_adds_it_to_a_run(tmp_path: Path) -> None:
-    options = ["callbacks=explain", "callbacks.explain.steps=5", "+callbacks.explain.calibrate=false"]
-    done = run(tmp_path, *SMALL, *options, "test=false", "hydra.run.dir=out")
+    options = ["callbacks=explain", "callbacks.explain.steps=3", "callbacks.explain.warmup_steps=4"]
+    done = run(tmp_path, *SMALL, *options, "+callbacks.explain.calibrate=false", "test=false", "hydra.run.dir=out")
     assert done.end() == 0, done.complained
     assert "explain  out/explain" in done.said
     assert "costliest operations" in done.said
@@ -372,6 +314,6 @@ def test_an_option_adds_it_to_a_run(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":  # one of two processes; Lightning starts the other
-    own = profiler(warmup_steps=2, calibrate=False)
+    own = profiler(calibrate=False)
     done = fit(own, samples=200, strategy="ddp", devices=2)
     Path(sys.argv[1], str(done.global_rank)).write_text(f"{done.global_step} {own.explanation is not None}")
