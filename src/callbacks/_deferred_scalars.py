@@ -55,7 +55,11 @@ def _stack(scalars: Sequence[Tensor]) -> Tensor:
 
 
 class DeferredFlags:
-    """One flag a step, set on the device. The host reads a flag in pinned memory once its copy has arrived."""
+    """One flag a step, set on the device, which the host reads once its copy has arrived.
+
+    CPU: it has arrived when it was sent. CUDA: it is copied into pinned memory, behind the work that sets it. MPS has no
+    asynchronous copy: it arrives when `wait` was called.
+    """
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -79,13 +83,18 @@ class DeferredFlags:
     def send(self) -> None:
         """Start the copy of the flag to the host."""
         at = self._sent % POOL
-        self._host_views[at].copy_(self._views[at], non_blocking=True)
+        if self._device.type != "mps":
+            self._host_views[at].copy_(self._views[at], non_blocking=True)
         self._sent += 1
 
     def wait(self) -> None:
         """Wait until all copies have arrived; only for moments at which training waits for the device anyway."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+        elif self._device.type == "mps":
+            flags = self._flags.tolist()
+            for number in range(self._seen, self._sent):
+                self._read[number % POOL] = flags[number % POOL]
 
     def arrived(self) -> list[bool]:
         """The flags that have arrived since the last call, in order. A device that is half a pool behind is waited for."""

@@ -37,7 +37,7 @@ class StopOnNonFinite(Callback):
     | CPU | at once | is left out |
     | CUDA, all optimizers fused | a step or so later | is left out by the device (by `found_inf`, made for gradient scalers) |
     | CUDA otherwise, or sharded parameters | a step or so later | is in the weights, and in no checkpoint |
-    | MPS | at the next checkpoint or the end of the epoch | is in the weights, and in no checkpoint |
+    | MPS | at the next checkpoint or the end of the epoch, or 512 steps later | is in the weights, and in no checkpoint |
 
     What the forward pass writes, such as the statistics of batch norm, is left as it is; the message names statistics that
     are not finite. On other devices this callback does nothing. Under `16-mixed` precision neither, because the gradient
@@ -53,9 +53,9 @@ class StopOnNonFinite(Callback):
     def __init__(self, action: Literal["stop", "skip"] = "stop"):
         self.action = action
         self.skipped = 0
-        self._leaves_out, self._has_warned = True, False
+        self._has_warned = False
         self._loss: Tensor | None = None
-        self._flags: DeferredFlags | None = None
+        self._flags: DeferredFlags | None = None  # None where nothing is checked
 
     def record_facts(self) -> dict[str, Any]:
         """For the run's record: how many updates of the whole run were left out; None for none."""
@@ -65,19 +65,18 @@ class StopOnNonFinite(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         device = trainer.strategy.root_device
         scaler = isinstance(trainer.precision_plugin, MixedPrecision) and trainer.precision_plugin.scaler
-        self._active = not scaler and device.type in ("cpu", "cuda", "mps")
+        is_checked = not scaler and device.type in ("cpu", "cuda", "mps")
         self._parameters = list(pl_module.parameters())
         # Each rank checks its shards of the gradients, and an optimizer of shards takes no flag.
         self._sharded = any(local(p) is not p for p in self._parameters)
         self._leaves_out = _can_leave_out(device.type, trainer.optimizers, self._sharded)
-        if self._active and self.action == "skip" and not self._leaves_out:
+        if is_checked and self.action == "skip" and not self._leaves_out:
             raise UserError(
                 f"{_skip(pl_module)}: on {device.type} an update can be left out only by CUDA's fused optimizers over parameters "
                 "that are not sharded; take another optimizer, or the action stop"
             )
-        self._flags = DeferredFlags(device) if device.type == "cuda" else None
+        self._flags = DeferredFlags(device) if is_checked else None
         self._waiting: deque[_Step] = deque()  # steps whose flags have not arrived
-        self._found = torch.zeros((), device=device)
         self._one = torch.ones((), device=device)
 
     @override
@@ -87,24 +86,27 @@ class StopOnNonFinite(Callback):
 
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        if not self._active:
+        if self._flags is None:
             return
         numbers = [_values(p.grad) for p in self._parameters if p.grad is not None]
         if self._loss is not None:
             numbers.append(self._loss)
-        flag = self._found if self._flags is None else self._flags.next()
+        flag = self._flags.next()
         non_finite_check(numbers, flag, self._one)
         if self._sharded:
             torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
-        if self._flags is not None:
-            if self._leaves_out:
-                vars(optimizer).update(found_inf=flag, grad_scale=None)
-            self._flags.send()
-            self._waiting.append(_step(trainer, optimizer))
-            self._read_flags(self._flags, trainer, pl_module)
-        elif self._leaves_out and self._is_found():
-            self._act(trainer, pl_module, _step(trainer, optimizer), self._loss, at_once=True)
-            optimizer.zero_grad(set_to_none=True)  # an optimizer skips parameters without a gradient
+        if self._leaves_out and supports_found_inf(optimizer):
+            vars(optimizer).update(found_inf=flag, grad_scale=None)
+        self._flags.send()
+        arrived = self._flags.arrived()
+        if arrived == [False] and not self._waiting:  # of this step, on a CPU: there is nothing to name
+            return
+        step = _step(trainer, optimizer)
+        self._waiting.append(step)
+        for bad in self._bad_steps(arrived):
+            self._act(trainer, pl_module, bad, is_present=bad is step)
+            if bad is step:
+                optimizer.zero_grad(set_to_none=True)  # an optimizer skips parameters without a gradient
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -112,8 +114,7 @@ class StopOnNonFinite(Callback):
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._flags is None:
-            self._catch_up(trainer, pl_module)
+        self._catch_up(trainer, pl_module)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -121,7 +122,7 @@ class StopOnNonFinite(Callback):
         for optimizer in trainer.optimizers:
             for name in ("found_inf", "grad_scale"):
                 vars(optimizer).pop(name, None)
-        self._parameters, self._loss = [], None
+        self._flags, self._parameters, self._loss = None, [], None
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -132,29 +133,19 @@ class StopOnNonFinite(Callback):
         self.skipped = state_dict["skipped"]
 
     def _catch_up(self, trainer: Trainer, module: LightningModule) -> None:
-        """Wait for all answers, at a moment at which training waits for the device anyway."""
+        """Wait for all flags, at a moment at which training waits for the device anyway."""
         if self._flags is not None:
             self._flags.wait()
-            self._read_flags(self._flags, trainer, module)
-        elif not self._leaves_out and self._is_found():
-            self._act(trainer, module, None, None, at_once=False)
+            for bad in self._bad_steps(self._flags.arrived()):
+                self._act(trainer, module, bad, is_present=False)
 
-    def _is_found(self) -> bool:
-        if not self._found.item():
-            return False
-        self._found.zero_()
-        return True
+    def _bad_steps(self, arrived: list[bool]) -> list[_Step]:
+        """Of the steps whose flags have arrived, those with a number that is not finite."""
+        steps = [self._waiting.popleft() for _ in arrived]
+        return [step for step, bad in zip(steps, arrived, strict=True) if bad]
 
-    def _read_flags(self, flags: DeferredFlags, trainer: Trainer, module: LightningModule) -> None:
-        for bad in flags.arrived():
-            step = self._waiting.popleft()
-            if bad:
-                self._act(trainer, module, step, None, at_once=False)
-
-    def _act(
-        self, trainer: Trainer, module: LightningModule, step: _Step | None, loss: Tensor | None, at_once: bool
-    ) -> None:
-        """Stop or count; `step` is None where only the time in which it happened is known."""
+    def _act(self, trainer: Trainer, module: LightningModule, step: _Step, is_present: bool) -> None:
+        """Stop or count. Of the present step the loss and the gradients are still there."""
         self.skipped += 1
         norm = _bad_statistics(module)
         if self.action == "skip":
@@ -162,18 +153,13 @@ class StopOnNonFinite(Callback):
                 self._has_warned = True
                 rank_zero_warn(f"a step was left out, and its forward pass has left {norm}: evaluation will use them")
             return
-        where = f"step {step.number}" if step else f"one of the steps up to {trainer.global_step}"
-        what = _what_is_bad(module, loss, at_once)
-        if step:
-            what += f"; batch {step.batch} of epoch {step.epoch}{_samples(trainer, step)}, learning rate {step.lr:.4g}"
-        left = (
-            "The weights were left as they were"
-            if self._leaves_out
-            else "The weights have this update, no checkpoint has"
-        )
-        left += f", with {norm}" if norm else ""
+        what = _what_is_bad(module, self._loss) if is_present else "the loss or a gradient is not finite"
+        where = f"batch {step.batch} of epoch {step.epoch}{_samples(trainer, step)}, learning rate {step.lr:.4g}"
+        is_left_out = self._leaves_out or is_present
+        weights = "were left as they were" if is_left_out else "have this update, no checkpoint has"
+        statistics = f", with {norm}" if norm else ""
         hint = f"; {_skip(module)} leaves such steps out" if self._leaves_out else ""
-        raise UserError(f"{where}: {what}. {left}{hint}")
+        raise UserError(f"step {step.number}: {what}; {where}. The weights {weights}{statistics}{hint}")
 
 
 def _can_leave_out(device: str, optimizers: Sequence[Optimizer], sharded: bool) -> bool:
@@ -198,12 +184,10 @@ def _step(trainer: Trainer, optimizer: Optimizer) -> _Step:
     return _Step(trainer.global_step + 1, trainer.current_epoch, batch, optimizer.param_groups[0]["lr"])
 
 
-def _what_is_bad(module: LightningModule, loss: Tensor | None, at_once: bool) -> str:
+def _what_is_bad(module: LightningModule, loss: Tensor | None) -> str:
+    """Of the present step; `loss` is None with several ranks."""
     gradients = {name: _values(p.grad) for name, p in module.named_parameters() if p.grad is not None}
     bad = [name for name, gradient in gradients.items() if not gradient.isfinite().all()]
-    if not at_once:  # the present gradients are those of a step or so later
-        later = f"; a little later the gradient of {bad[0]} is not" if bad else ""
-        return f"the loss or a gradient is not finite{later}"
     what = f"the loss is {float(loss):.4g}" if loss is not None else "the loss is another process's"
     what += f", the gradient of {bad[0]} is not finite" if bad else ", every gradient is finite"
     return what + (f" (of {len(bad)} of {len(gradients)} parameters)" if len(bad) > 1 else "")

@@ -65,3 +65,17 @@ def test_no_flag_is_waited_for_unless_the_device_is_hopelessly_behind(steps: int
     assert bool(flags.waits) is waits
     flags.wait()
     assert heard + flags.arrived() == [step % 7 == 0 for step in range(3 * POOL)]
+
+
+def test_without_an_asynchronous_copy_flags_arrive_when_they_are_awaited() -> None:
+    flags = DeferredFlags(torch.device("cpu"))
+    flags._device = torch.device("mps")  # which no machine of the tests has
+    heard = []
+    for step in range(10):
+        flags.next().fill_(float(step % 3 == 0))
+        flags.send()
+        assert flags.arrived() == []
+        if step % 5 == 4:
+            flags.wait()
+            heard += flags.arrived()
+    assert heard == [step % 3 == 0 for step in range(10)]
