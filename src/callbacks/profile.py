@@ -2,7 +2,7 @@
 
 A profiling schedule gives each update of the weights its stage:
 
-    warm-up │ plain: timed as they are │ recorded: operations are counted │ traced by torch.profiler │ done
+    warm-up │ plain: timed as they are │ recorded: operations are counted │ traced by torch.profiler
 """
 
 import contextlib
@@ -56,7 +56,6 @@ class Stage(IntEnum):
     PLAIN = 1
     RECORDED = 2
     TRACED = 3
-    DONE = 4
 
 
 class OperationProfiler(Callback):

@@ -21,6 +21,7 @@ from tests.support.explanations import explanation
 from tests.support.runs import Run
 
 SIZES = ["data.num_train=64", "data.num_val=32", "data.num_test=16", "data.batch_size=16"]
+Call, Refusal = Callable[..., Any], Callable[..., str]
 QUICK = ["--steps", "2", "--warmup", "1"]
 
 
@@ -54,21 +55,31 @@ def nothing_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> None:
-    monkeypatch.setattr(sys, "argv", ["batchscope", *map(str, words)])
-    explain.main()
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """Runs the command; returns what it printed."""
+
+    def run(*words: str | Path) -> Any:
+        monkeypatch.setattr(sys, "argv", ["batchscope", *map(str, words)])
+        explain.main()
+        return capfd.readouterr()
+
+    return run
 
 
-def refusal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *words: str | Path) -> str:
-    """The one line that a command ends with."""
-    with pytest.raises(SystemExit) as end:
-        call(monkeypatch, *words)
-    said = capfd.readouterr()
-    lines = [line for line in said.err.splitlines() if line.startswith("error: ")]
-    assert end.value.code in (1, 2)
-    assert len(lines) == 1
-    assert "Traceback" not in said.err
-    return lines[0].removeprefix("error: ")
+@pytest.fixture
+def refusal(call: Call, capfd: pytest.CaptureFixture[str]) -> Refusal:
+    """Runs the command; returns the one line that it ends with."""
+
+    def run(*words: str | Path) -> str:
+        with pytest.raises(SystemExit) as end:
+            call(*words)
+        said = capfd.readouterr().err
+        (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+        assert end.value.code in (1, 2) and "Traceback" not in said
+        return line.removeprefix("error: ")
+
+    return run
 
 
 def snapshot(folder: Path) -> dict[str, Any]:
@@ -76,12 +87,9 @@ def snapshot(folder: Path) -> dict[str, Any]:
     return {str(path.relative_to(folder)): data for path, data in files.items()}
 
 
-def test_a_run_is_explained_and_nothing_else_in_its_folder_changes(
-    run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_explained_and_nothing_else_in_its_folder_changes(run_dir: Path, root: str, call: Call) -> None:
     before = snapshot(run_dir)
-    call(monkeypatch, run_dir, root, *QUICK)
-    said = capfd.readouterr()
+    said = call(run_dir, root, *QUICK)
     after = snapshot(run_dir)
     assert {name: data for name, data in after.items() if not name.startswith("explain/")} == before
     assert set(after) - set(before) == {f"explain/{FILE}", f"explain/{TRACE}"}
@@ -108,7 +116,7 @@ VERDICTS = {  # what the run's record says, another option → the kind and the 
 
 @pytest.mark.parametrize("name", VERDICTS)
 def test_a_verdict_that_contradicts_the_runs_record_is_unclear_and_both_are_said(
-    name: str, run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    name: str, run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     old, options, kind, evidence = VERDICTS[name]
     new = {"kind": "compute", "share": 0.99, "certainty": "clear", "evidence": "compute", "busy": False}
@@ -117,18 +125,14 @@ def test_a_verdict_that_contradicts_the_runs_record_is_unclear_and_both_are_said
     (run_dir / "run.json").write_text(json.dumps(record))
     step = replace(explanation(), device="cpu", device_name=record["hardware"]["device_name"], bottleneck=new)
     monkeypatch.setattr("batchscope.training.explain.explain", lambda *args: (step, {}))
-    call(monkeypatch, run_dir, root, *options)
-    said = capfd.readouterr().out
+    said = call(run_dir, root, *options).out
     found = json.loads((run_dir / "explain" / FILE).read_text())["bottleneck"]
     assert (found["kind"], found["evidence"]) == (kind, evidence)
     assert f"limit: {'unclear: ' if kind == 'unclear' else ''}{evidence}" in " ".join(said.split())
 
 
-def test_options_change_what_is_explained(
-    run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    call(monkeypatch, run_dir, root, "data.batch_size=8", *QUICK, "--json", "--out", run_dir.parent / "out")
-    found = json.loads(capfd.readouterr().out)
+def test_options_change_what_is_explained(run_dir: Path, root: str, call: Call) -> None:
+    found = json.loads(call(run_dir, root, "data.batch_size=8", *QUICK, "--json", "--out", run_dir.parent / "out").out)
     assert found["batch_size"] == 8
     assert found["folder"] == str(run_dir.parent / "out")
     assert (run_dir.parent / "out" / FILE).is_file()
@@ -136,53 +140,47 @@ def test_options_change_what_is_explained(
 
 
 def test_without_a_run_options_are_enough(
-    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    call(monkeypatch, "model=mlp", "data=digits", root, *SIZES, "trainer.accelerator=cpu", *QUICK)
-    assert "mlp · rendered-digits, batches of 16" in capfd.readouterr().out
+    assert (
+        "mlp · rendered-digits, batches of 16"
+        in call("model=mlp", "data=digits", root, *SIZES, "trainer.accelerator=cpu", *QUICK).out
+    )
     (folder,) = (tmp_path / "outputs" / "explain").iterdir()
     assert {path.name for path in folder.iterdir()} == {FILE, TRACE}
     assert {path.name for path in tmp_path.iterdir()} == {"outputs"}
 
 
 @pytest.mark.slow
-def test_with_roofs_there_is_a_plot(
-    run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_with_roofs_there_is_a_plot(run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
     from tests.callbacks.test_profile import CALIBRATION
 
     monkeypatch.setattr("batchscope.callbacks.profile.find_calibration", lambda device, measure: CALIBRATION)
-    call(monkeypatch, run_dir, root, *QUICK)
+    assert "bound/time" in call(run_dir, root, *QUICK).out
     assert (run_dir / "explain" / ROOFLINE).read_bytes().startswith(b"\x89PNG")
-    assert "bound/time" in capfd.readouterr().out
 
 
 def test_a_read_only_disk_is_explained_in_print(
-    run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     def refuse(folder: Path, files: dict[str, bytes]) -> Path:
         raise OSError(30, "Read-only file system", str(folder))
 
     monkeypatch.setattr(explain, "write_folder", refuse)
-    call(monkeypatch, run_dir, root, *QUICK)
-    said = capfd.readouterr()
+    said = call(run_dir, root, *QUICK)
     assert "costliest operations" in said.out
     assert "trace.json.gz" not in said.out
     assert "cannot be written" in said.err
 
 
-def test_a_place_that_only_the_command_line_decides_has_to_be_typed(
-    run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    said = refusal(monkeypatch, capfd, run_dir)
+def test_a_place_that_only_the_command_line_decides_has_to_be_typed(run_dir: Path, root: str, refusal: Refusal) -> None:
+    said = refusal(run_dir)
     assert said.startswith("data.root: is ")
     assert root in said
 
 
-def test_what_is_no_run_is_answered_with_what_was_meant(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_run_is_answered_with_what_was_meant(run_dir: Path, tmp_path: Path, refusal: Refusal) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     cases = {
@@ -192,17 +190,16 @@ def test_what_is_no_run_is_answered_with_what_was_meant(
         run_dir / "checkpoints" / "best.ckpt": "takes the folder of a run; write ",
     }
     for path, answer in cases.items():
-        assert answer in refusal(monkeypatch, capfd, path)
+        assert answer in refusal(path)
 
 
 def test_last_is_the_newest_run(
-    run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, refusal: Refusal, call: Call
 ) -> None:
     monkeypatch.chdir(run_dir.parent)
-    assert refusal(monkeypatch, capfd, "last") == "explain: got 'last', and there is no run in outputs/runs"
+    assert refusal("last") == "explain: got 'last', and there is no run in outputs/runs"
     shutil.move(run_dir, "outputs/runs/one")
-    call(monkeypatch, "last", root, *QUICK)
-    assert "explain  outputs/runs/one/explain/explain.json" in capfd.readouterr().out
+    assert "explain  outputs/runs/one/explain/explain.json" in call("last", root, *QUICK).out
 
 
 def interrupt() -> None:
@@ -216,10 +213,7 @@ def terminate() -> None:
 @pytest.mark.parametrize(
     ("sent", "name", "where", "call"),
     [
-        pytest.param(interrupt, "SIGINT", "batchscope.training.explain.explain", 1, marks=pytest.mark.slow),
-        # in a recorded step
-        pytest.param(terminate, "SIGTERM", "batchscope.training.task.Task.training_step", 5, marks=pytest.mark.slow),
-        (interrupt, "SIGINT", "batchscope.training.task.Task.training_step", 8),  # in a profiled step
+        (interrupt, "SIGINT", "batchscope.training.task.Task.training_step", 8),  # in a traced step
         (terminate, "SIGTERM", "batchscope.files.write_bytes", 2),
     ],
 )
@@ -246,44 +240,28 @@ def test_an_interruption_is_one_line_and_leaves_nothing(
     ids=str,
 )
 def test_a_record_without_a_configuration_is_refused(
-    change: str | dict[str, Any],
-    said: str,
-    run_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    change: str | dict[str, Any], said: str, run_dir: Path, refusal: Refusal
 ) -> None:
     if isinstance(change, dict):
         record = json.loads((run_dir / "run.json").read_text()) | change
         change = json.dumps({key: value for key, value in record.items() if value is not None})
     (run_dir / "run.json").write_text(change)
-    assert said in refusal(monkeypatch, capfd, run_dir)
+    assert said in refusal(run_dir)
 
 
-def test_a_run_of_an_older_version_is_refused_with_that_version(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    record = json.loads((run_dir / "run.json").read_text())
-    record["config"]["optimizer"]["_target_"] = "batchscope.optimizer.AdamW"
-    record["versions"]["batchscope"] = "0.1.0"
-    (run_dir / "run.json").write_text(json.dumps(record))
-    assert "was written by batchscope 0.1.0" in refusal(monkeypatch, capfd, run_dir)
-
-
-def test_a_link_out_of_the_runs_folder_is_refused(
-    run_dir: Path, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_link_out_of_the_runs_folder_is_refused(run_dir: Path, root: str, tmp_path: Path, refusal: Refusal) -> None:
     (run_dir / "explain").symlink_to(tmp_path)
-    assert "is a link that leads out" in refusal(monkeypatch, capfd, run_dir, root)
+    assert "is a link that leads out" in refusal(run_dir, root)
 
 
 def test_a_step_that_fails_is_one_line(
-    run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
 ) -> None:
     def fail(self: Any, *args: Any) -> None:
         raise RuntimeError("shapes (3) and (4) differ\nat the second line")
 
     monkeypatch.setattr("batchscope.training.task.Task.training_step", fail)
-    said = refusal(monkeypatch, capfd, run_dir, root, *QUICK)
+    said = refusal(run_dir, root, *QUICK)
     assert said.endswith("a training step of cnn · rendered-digits fails: RuntimeError: shapes (3) and (4) differ")
     assert not (run_dir / "explain").exists()
 
@@ -302,14 +280,10 @@ def test_a_step_that_fails_is_one_line(
     ],
 )
 def test_a_wrong_word_is_one_line(
-    words: list[str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert said in refusal(monkeypatch, capfd, *words)
+    assert said in refusal(*words)
     assert not list(tmp_path.iterdir())
 
 
