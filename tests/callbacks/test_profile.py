@@ -277,7 +277,7 @@ def test_an_option_adds_it_to_a_run(tmp_path: Path) -> None:
     steps = ["callbacks.explain.steps=3", "callbacks.explain.warmup_steps=4", "+callbacks.explain.calibrate=false"]
     done = run(tmp_path, *SMALL, "callbacks=explain", *steps, "test=false", "hydra.run.dir=out")
     assert done.end() == 0, done.complained
-    assert "explain  out/explain" in done.said and "costliest operations" in done.said
+    assert "explain out/explain" in done.said and "costliest operations" in done.said
     assert {path.name for path in (tmp_path / "out" / "explain").iterdir()} == {FILE, TRACE}
 
 
