@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.checkpoint import checkpoint
 
-from batchscope.data.spec import DataSpec
 from batchscope.hardware.flop_formulas import OURS
 from batchscope.hardware.flops import StepFlops, UncountableError, flops_of, flops_per_sample
 from batchscope.hardware.operations import Operation, OperationRecorder
@@ -25,7 +24,6 @@ from tests.support.closed_forms import (
     conv,
     linear,
     recurrent,
-    with_head,
     zoo_task,
 )
 from tests.support.recorded import count_step, record_step
@@ -51,17 +49,6 @@ def test_every_model_of_the_zoo_takes_what_its_closed_form_says(name, spec):
     assert count_step(task, batch) == StepFlops(*ZOO[name, spec])
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference", "fused"])
-@pytest.mark.parametrize("name", ["rnn_cell", "lstm_cell", "stacked_lstm"])
-def test_a_recurrent_model_takes_the_same_whatever_runs_it(name, backend):
-    task, batch = zoo_task(name, DataSpec("sequence", (5, 28), "class", 10))
-    for part in task.modules():
-        if hasattr(part, "backend"):
-            part.backend = backend
-    cells = recurrent(5, 28, 128, gates=1 if name == "rnn_cell" else 4, layers=2 if name == "stacked_lstm" else 1)
-    assert count_step(task, batch) == StepFlops(*with_head(cells, 128, 10))
-
-
 def test_the_convolutions_of_a_network_are_told_from_its_linear_layers():
     shares = count_step(*zoo_task("cnn", MNIST)).shares
     convolutions = conv(28, 1, 32, 3) + conv(14, 32, 64, 3)
@@ -84,17 +71,11 @@ def test_every_model_config_can_be_counted(name):
     assert counted.forward < counted.backward < 3 * counted.forward
 
 
-def test_the_cnn_takes_8_48_mflop_forward_and_about_25_for_a_step():
-    assert CNN[0] == 8_482_304
-    assert sum(CNN) == pytest.approx(25e6, rel=0.01)
-
-
 @pytest.mark.parametrize(
     ("name", "first"),
     [
         ("resnet18", conv(112, 3, 64, 7)),
         ("mobilenet_v2", conv(112, 3, 32, 3)),
-        pytest.param("resnext50_32x4d", conv(112, 3, 64, 7), marks=pytest.mark.slow),
     ],
 )
 def test_torchvision_networks_take_what_is_published_of_them(name, first):
@@ -148,33 +129,11 @@ def test_attention_takes_its_two_products_forward_and_four_backward():
     assert counted == StepFlops(projections + 2 * product, projections + 4 * product)
 
 
-def test_products_of_a_vector_count_too():
-    class Vector(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight, self.vector = nn.Parameter(torch.ones(6, 5)), nn.Parameter(torch.ones(5))
-
-        def forward(self, x):
-            return self.weight @ self.vector * x.sum()
-
-    assert count_step(Stranger(Vector()), torch.ones(1, 5)).forward == linear(5, 6)
-
-
 def test_a_frozen_layer_takes_no_gradient_of_its_weights():
     network = nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 7), nn.Linear(7, 8))
     network[0].requires_grad_(False)
     forward = linear(5, 6) + linear(6, 7) + linear(7, 8)
     assert count_step(Stranger(network), torch.randn(2, 5)) == StepFlops(forward, linear(6, 7) + 2 * linear(7, 8))
-
-
-def test_the_count_is_of_the_batch_as_it_is():
-    class Contrastive(nn.Module):
-        def forward(self, x):
-            return x @ x.T
-
-    network = nn.Sequential(nn.Linear(5, 6), Contrastive())
-    counted = count_step(Stranger(network), torch.randn(32, 5))
-    assert counted == StepFlops(linear(5, 6) + linear(6, 32), linear(5, 6) + 2 * linear(6, 32))
 
 
 def test_a_step_without_products_has_no_flops():
@@ -184,19 +143,6 @@ def test_a_step_without_products_has_no_flops():
 
     with pytest.raises(UncountableError, match="no matrix product"):
         count_step(Sum(nn.Linear(5, 6)), torch.ones(4, 5))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "gates", "layers"), [("rnn_cell", 1, 1), ("lstm_cell", 4, 1), ("stacked_lstm", 4, 2)])
-def test_784_steps_take_what_their_closed_form_says(name, gates, layers):
-    spec = DataSpec("sequence", (784, 1), "class", 10)
-    assert count_step(*zoo_task(name, spec)) == StepFlops(*with_head(recurrent(784, 1, 128, gates, layers), 128, 10))
-
-
-def test_weights_that_a_hook_or_a_parametrization_computes_still_get_gradients():
-    for norm in (nn.utils.weight_norm, nn.utils.parametrizations.weight_norm):
-        network = nn.Sequential(nn.Linear(5, 6), norm(nn.Linear(6, 7)))
-        assert count_step(Stranger(network), torch.ones(2, 5)) == StepFlops(*chain(linear(5, 6), linear(6, 7)))
 
 
 def test_a_gradient_of_a_gradient_is_part_of_the_backward_pass():
@@ -278,16 +224,6 @@ def test_cudnns_mask_says_which_gradients_there_are():
     assert cudnn("_cudnn_rnn_backward", x, output_mask=[True, True, True, False]) == forward
 
 
-def test_a_frozen_lstm_passes_its_gradient_on_and_takes_none_of_its_weights():
-    network = nn.Sequential(nn.Linear(5, 5), nn.LSTM(5, 6))
-    network[1].requires_grad_(False)
-    counted = count_step(Stranger(network), torch.randn(9, BATCH, 5), batch_size=BATCH)
-    forward, weights_and_states = recurrent(9, 5, 6, gates=4)
-    first, states = 9 * linear(5, 5), 8 * linear(6, 24)
-    assert counted == StepFlops(first + forward, first + 9 * linear(5, 24) + states)
-    assert weights_and_states == forward + states
-
-
 PRODUCTS = {
     "mv": (lambda w, x: torch.mv(w, x[0]), 2 * 30, 0),
     "addmv": (lambda w, x: torch.addmv(w[:, 0], w, x[0]), 2 * 30, 0),
@@ -318,18 +254,6 @@ def test_every_product_counts_forward_and_backward(name):
     function, forward, backward = PRODUCTS[name]
     found = flops_of(record_step(Function(function), torch.ones(4, 5)).steps[-1], 1)
     assert (found.forward, found.backward) == (forward, backward)  # the gradient of a vector's product is an outer one
-
-
-def test_the_backward_pass_of_a_matrix_and_a_vector_that_is_trained():
-    class Vector(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.vector = nn.Parameter(torch.ones(5))
-
-        def forward(self, x):
-            return torch.mv(x, self.vector)
-
-    assert count_step(Stranger(Vector()), torch.ones(4, 5)) == StepFlops(linear(5, 1), linear(5, 1))
 
 
 @torch.library.custom_op("stranger::square", mutates_args=())
@@ -397,16 +321,3 @@ def test_the_flops_of_a_sample_are_the_mean_of_whole_updates():
 def test_updates_that_differ_have_no_flops():
     with pytest.raises(UncountableError, match="different numbers of FLOPs"):
         flops_per_sample([([operation(80)], 8), ([operation(160)], 8)])
-
-
-def test_recording_changes_no_result_and_no_gradient():
-    module, batch = Stranger(nn.LSTM(5, 6, bidirectional=True)), torch.randn(9, BATCH, 5)
-    plain = module.training_step(batch, 0)
-    plain.backward()
-    gradients = [parameter.grad.clone() for parameter in module.parameters()]
-    module.zero_grad()
-    with OperationRecorder(module):
-        recorded = module.training_step(batch, 0)
-        recorded.backward()
-    assert torch.equal(plain, recorded)
-    assert all(map(torch.equal, gradients, (parameter.grad for parameter in module.parameters())))
