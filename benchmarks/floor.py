@@ -1,11 +1,11 @@
-"""The floor of a training step beside its measured time, for each model of the zoo, and counted work beside paper.
+"""The lower bound of a training step beside its measured time, for each model of the zoo, and counted work beside paper.
 
     python benchmarks/floor.py
     python benchmarks/floor.py --only mlp --batches 1 8 --threads 1
 
 A step is zero_grad, forward, backward and the optimizer's update in a plain loop, without Lightning: so nothing that the
-floor does not know makes a step longer. All steps take turns, for several rounds. The device is calibrated before and after
-them, and the better value of each roof counts. A floor of more than 1.05 of the median step is an error: exit code 1.
+bound does not know makes a step longer. All steps take turns, for several rounds. The device is calibrated before and after
+them, and the better value of each peak counts. A bound of more than 1.05 of the median step is an error: exit code 1.
 """
 
 import argparse
@@ -25,17 +25,17 @@ from zoo_steps import zoo_batch, zoo_task
 
 from batchscope.hardware.allocator import keep_freed_memory
 from batchscope.hardware.calibration import Calibration
-from batchscope.hardware.floor import Roofs, roofs_of, step_floor
 from batchscope.hardware.measure import calibrate
 from batchscope.hardware.operations import Operation, OperationRecorder, merge
+from batchscope.hardware.roofline import Peaks, lower_bound, peaks_of
 
 BATCHES = (1, 8, 64, 512, 2048)
 MOST_FLOPS = 6e10  # of a step; larger ones take too long
-MOST = 1.05  # floor ÷ step: a product by Winograd's algorithm takes fewer FLOPs than are counted
+MOST = 1.05  # bound ÷ step: a product by Winograd's algorithm takes fewer FLOPs than are counted
 FEW = 8  # samples: every model takes so many, and no such step is long
 TURN_S, TURN_STEPS = 0.5, 3
 SMALL_S = 30e-6  # a call: what an operation costs whatever its work is; the verdict's limit, too
-REST = ("between", "small", "pages", "memory", "cache", "arithmetic")
+REST = ("between", "small", "memory", "cache", "arithmetic")
 PARTS = ("forward", "backward", "optimizer")
 RECURRENT = ("rnn_cell", "lstm_cell", "stacked_lstm")
 VARIANTS = {"cnn": ("cnn",), "mlp": ("mlp",), "torchvision resnet18": ("torchvision",)} | {
@@ -44,8 +44,8 @@ VARIANTS = {"cnn": ("cnn",), "mlp": ("mlp",), "torchvision resnet18": ("torchvis
     for backend in ("reference", "fused")
 }
 
-REST_TITLE = """What the rest is, as shares: Python between the operations; calls of less than 30 µs; clearing new pages; longer
-operations without FLOPs that miss the cache, and those that do not; operations with FLOPs below the peak."""
+REST_TITLE = """What the rest is, as shares: Python between the operations; calls of less than 30 µs; longer operations
+without FLOPs that miss the cache, and those that do not; operations with FLOPs below the peak."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     keep_freed_memory()
-    lines = ["| model | batch | threads | launch | memory | compute | floor | step | floor ÷ step | in operations |"]
+    lines = ["| model | batch | threads | launch | memory | compute | bound | step | bound ÷ step | in operations |"]
     lines[0] += " forward | backward | optimizer |"
     lines.append("| --- |" + " ---: |" * 12)
     data: list[dict[str, Any]] = []
@@ -91,7 +91,7 @@ def main() -> None:
     above = [
         f"{each['model']}, batch {each['batch']}, {each['threads']} threads" for each in data if each["ratio"] > MOST
     ]
-    verdict = f"A floor above {MOST} of the step: {'; '.join(above) or 'none'}."
+    verdict = f"A lower bound above {MOST} of the step: {'; '.join(above) or 'none'}."
     paper, operations = paper_table()
     text = "\n".join(["Times in ms.", "", *lines, "", verdict, "", paper])
     if args.only:
@@ -113,9 +113,9 @@ def measure_all(names: Any, batches: Any, rounds: int) -> list[dict[str, Any]]:
             each.take_turn()
         print(f"{torch.get_num_threads()} threads, round {round_ + 1} of {rounds}", flush=True)
     after = calibrate(device)
-    roofs = roofs_of(best_of(before, after))
+    peaks = peaks_of(best_of(before, after))
     return [
-        facts(name, batch, each, roofs, before.disturbed or after.disturbed) for (name, batch), each in steps.items()
+        facts(name, batch, each, peaks, before.disturbed or after.disturbed) for (name, batch), each in steps.items()
     ]
 
 
@@ -183,55 +183,53 @@ def record(step: Callable, task: torch.nn.Module, calibration: Calibration) -> l
     return recorder.operations()
 
 
-def facts(name: str, batch: int, each: Measured, roofs: Roofs, disturbed: str | None) -> dict[str, Any]:
-    step, floor = median(each.seconds), step_floor(each.operations, roofs)
+def facts(name: str, batch: int, each: Measured, peaks: Peaks, disturbed: str | None) -> dict[str, Any]:
+    step, bound = median(each.seconds), lower_bound(each.operations, peaks)
     return {
         "model": name,
         "batch": batch,
         "threads": torch.get_num_threads(),
-        "floor_ms": {key: 1e3 * value for key, value in dataclasses.asdict(floor).items()},
+        "floor_ms": {key: 1e3 * value for key, value in dataclasses.asdict(bound).items()},
         "step_ms": 1e3 * step,
-        "ratio": floor.total / step,
+        "ratio": bound.total / step,
         "in_operations": sum(operation.seconds for operation in each.operations) / step,
         "parts_ms": {part: 1e3 * median(values) for part, values in each.parts.items()},
         "calls": sum(operation.calls for operation in each.operations),
         "flops": flops_of(each.operations),
         "cold_bytes": sum(operation.cold_bytes for operation in each.operations),
-        "rest": rest_of(each.operations, roofs, step),
-        "costliest": costliest(each.operations, roofs),
+        "rest": rest_of(each.operations, peaks, step),
+        "costliest": costliest(each.operations, peaks),
         "disturbed": disturbed,
     }
 
 
-def rest_of(operations: list[Operation], roofs: Roofs, step_s: float) -> dict[str, float]:
-    """What a step does beyond its floor, as shares of the time of its operations or of the step, whichever is longer.
+def rest_of(operations: list[Operation], peaks: Peaks, step_s: float) -> dict[str, float]:
+    """What a step does beyond its bound, as shares of the time of its operations or of the step, whichever is longer.
 
     A call of less than SMALL_S is `small`. Of longer ones an operation with FLOPs is `arithmetic`, one that misses the cache
-    `memory`, any other `cache`; the time to clear its new pages counts apart.
+    `memory`, any other `cache`.
     """
     sums = dict.fromkeys(REST, 0.0)
     for each in operations:
-        beyond = max(0.0, each.seconds - roofs.floor_seconds(each))
-        pages = min(beyond, each.page_faults * roofs.page_fault_s)
+        beyond = max(0.0, each.seconds - peaks.least_seconds(each))
         kind = "arithmetic" if each.flops else "memory" if each.cold_bytes else "cache"
-        sums["pages"] += pages
-        sums["small" if each.seconds < SMALL_S * each.calls else kind] += beyond - pages
+        sums["small" if each.seconds < SMALL_S * each.calls else kind] += beyond
     in_operations = sum(each.seconds for each in operations)
     whole = max(step_s, in_operations)
     sums["between"] = whole - in_operations
     return {kind: seconds / whole for kind, seconds in sums.items()}
 
 
-def costliest(operations: list[Operation], roofs: Roofs) -> str:
-    """The operation that loses most time beyond its floor, and the share of its time that the floor is."""
+def costliest(operations: list[Operation], peaks: Peaks) -> str:
+    """The operation that loses most time beyond its bound, and the share of its time that the bound is."""
     merged = merge(operations, lambda each: each.name).values()
-    most = max(merged, key=lambda each: each.seconds - roofs.floor_seconds(each))
-    return f"{most.name.removeprefix('aten.')} ({roofs.floor_seconds(most) / most.seconds:.0%})"
+    most = max(merged, key=lambda each: each.seconds - peaks.least_seconds(each))
+    return f"{most.name.removeprefix('aten.')} ({peaks.least_seconds(most) / most.seconds:.0%})"
 
 
 def rest_table(data: list[dict[str, Any]]) -> str:
-    """The floor and the rest of each step as shares, with the operation that loses most."""
-    lines = [f"| model | batch | threads | floor | {' | '.join(REST)} | loses most (its floor ÷ its time) |"]
+    """The bound and the rest of each step as shares, with the operation that loses most."""
+    lines = [f"| model | batch | threads | bound | {' | '.join(REST)} | loses most (its bound ÷ its time) |"]
     lines.append(f"| --- |{' ---: |' * (3 + len(REST))} --- |")
     for found in data:
         cells = [found["model"], f"{found['batch']:,}", str(found["threads"])]

@@ -13,10 +13,10 @@ from zoo_steps import zoo_batch, zoo_task
 
 from batchscope.hardware.calibration import peak_flops_per_sec
 from batchscope.hardware.devices import cache_bytes
-from batchscope.hardware.floor import roofs_of, step_floor
 from batchscope.hardware.measure import load_or_measure
 from batchscope.hardware.memory_limits import bytes_of
 from batchscope.hardware.operations import OperationRecorder
+from batchscope.hardware.roofline import lower_bound, peaks_of
 from batchscope.hardware.saved_tensors import SavedTensors
 from batchscope.hardware.timing import clock, time_runs
 
@@ -77,7 +77,7 @@ def roofline(setting: Setting) -> Result:
         batch = 4 if setting.small else batch
         step = _step(setting, model, batch)
         operations = _operations(step)
-        seconds, floor = _seconds(step, 2 if setting.small else 20), step_floor(operations, roofs_of(found)).total
+        seconds, floor = _seconds(step, 2 if setting.small else 20), lower_bound(operations, peaks_of(found)).total
         rate, peak = flops_of(operations) / seconds, peak_flops_per_sec(found, "32-true")
         low += [f"{model} {floor / seconds:.2f}"] if floor / seconds < LEAST_OF_ROOF else []
         data.append({"model": model, "batch": batch, "seconds": seconds, "floor": floor, "flops_per_sec": rate})

@@ -12,8 +12,8 @@ from ..hardware.bottleneck import Step, find_bottleneck
 from ..hardware.calibration import Calibration
 from ..hardware.contention import Noise
 from ..hardware.devices import device_name
-from ..hardware.floor import Roofs, roofs_of
 from ..hardware.operations import Operation, OperationRecorder
+from ..hardware.roofline import Peaks, peaks_of
 from ..hardware.trace import Event, device_seconds, idle, step_starts
 from ..records import explanation as records
 from ..records.explanation import Cost, Explanation, Gap
@@ -22,7 +22,7 @@ from ..records.formatting import duration, percent
 MOST_GAPS = 5
 _TOO_LONG = 1.1  # the operations' time ÷ what a plain step has for them; less is the scatter between steps
 _PARTS = ("data_wait", "transfer", "batch", "other")  # of an update
-_NO_ROOFS = Roofs(asynchronous=False, flops_per_sec={})
+_NO_PEAKS = Peaks(asynchronous=False, flops_per_sec={})
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Measured:
 def explain(measured: Measured) -> Explanation:
     """The explanation of a step."""
     device, calibration, notes = measured.device, measured.calibration, list(measured.notes)
-    roofs = roofs_of(calibration) if calibration else _NO_ROOFS
+    peaks = peaks_of(calibration) if calibration else _NO_PEAKS
     parts, spread = _typical(measured)
     step_s = sum(parts.values())
     busy, gaps = _busy(measured, step_s)
@@ -73,9 +73,9 @@ def explain(measured: Measured) -> Explanation:
         steps=len(measured.updates),
         is_timed=is_timed,
         roofs=records.Roofs(
-            dict(roofs.flops_per_sec), roofs.bytes_per_sec, calibration.cache_bytes if calibration else None
+            dict(peaks.flops_per_sec), peaks.bytes_per_sec, calibration.cache_bytes if calibration else None
         ),
-        operations=records.add_up((_cost(each, roofs) for each in shown), _group),
+        operations=records.add_up((_cost(each, peaks) for each in shown), _group),
         threads=torch.get_num_threads() if device.type == "cpu" else None,
         bottleneck=_bottleneck(measured, parts, spread, busy, operations),
         idle_share=None if busy is None else 1 - busy,
@@ -162,11 +162,10 @@ def _bottleneck(
             steps=len(measured.updates),
             operations=operations,
             not_recorded=None if error is None else str(error),
-            roofs=roofs_of(measured.calibration) if measured.calibration else None,
+            peaks=peaks_of(measured.calibration) if measured.calibration else None,
             busy=busy,
-            others=measured.others,
             spread=spread,
-            windows=[measured.noise] if device == "cpu" else [],
+            taken=[measured.noise.others_share] if device == "cpu" else (),
         )
     )
     return asdict(found) if found else None
@@ -176,7 +175,7 @@ def _group(cost: Cost) -> Any:
     return cost.name, cost.module, cost.part, cost.dtype
 
 
-def _cost(operation: Operation, roofs: Roofs) -> Cost:
+def _cost(operation: Operation, peaks: Peaks) -> Cost:
     """An operation with its lower bound."""
     same = ("module", "part", "name", "dtype", "calls", "flops", "bytes", "cold_bytes", "seconds")
-    return Cost(**{key: getattr(operation, key) for key in same}, floor_seconds=roofs.floor_seconds(operation))
+    return Cost(**{key: getattr(operation, key) for key in same}, floor_seconds=peaks.least_seconds(operation))

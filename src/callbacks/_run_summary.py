@@ -10,11 +10,10 @@ from lightning import Trainer
 from ..hardware.advice import Setting, advise
 from ..hardware.bottleneck import CHANGED, Bottleneck, Step, find_bottleneck
 from ..hardware.calibration import Calibration
-from ..hardware.contention import Noise
 from ..hardware.devices import device_name
-from ..hardware.floor import roofs_of, step_floor
 from ..hardware.operations import Operation
 from ..hardware.probes import usable_cores
+from ..hardware.roofline import lower_bound, peaks_of
 from ..records.step_parts import StepPart
 from ._flops_meter import FlopsMeter
 from ._setting import setting_of
@@ -112,12 +111,10 @@ def operation_facts(seen: Seen, calibration: Calibration | None) -> dict[str, An
         "operations": round(sum(each.calls for each in operations)),
         "bytes": round(sum(each.bytes for each in operations)),
         "memory_bytes": round(sum(each.cold_bytes for each in operations)),
-        "scattered_bytes": round(sum(each.scattered_bytes for each in operations)),
-        "page_faults": round(sum(each.page_faults for each in operations)),
     }
     if calibration is not None:
-        floor = step_floor(operations, roofs_of(calibration))
-        facts["floor_ms"] = {key: 1e3 * seconds for key, seconds in asdict(floor).items()}
+        bound = lower_bound(operations, peaks_of(calibration))
+        facts["floor_ms"] = {key: 1e3 * seconds for key, seconds in asdict(bound).items()}
     return {"step": facts}
 
 
@@ -135,7 +132,7 @@ def bottleneck_facts(
             steps=summary["updates"],
             operations=seen.operations,
             not_recorded=seen.reason,
-            roofs=roofs_of(calibration) if calibration else None,
+            peaks=peaks_of(calibration) if calibration else None,
             communication_ms=summary.get("communication_ms", None if "processes" in summary else 0.0),
             busy=_fraction(summary.get("utilization_pct")),
             tensor_busy=_fraction(summary.get("tensor_activity_pct")),
@@ -143,7 +140,7 @@ def bottleneck_facts(
             mfu=summary.get("mfu"),
             changed=seen.changed,
             spread=summary["step_ms_p90"] / median if median else 1.0,
-            windows=[Noise(share, 0.0) for share in seen.taken],
+            taken=seen.taken,
         )
     )
     if found is None:

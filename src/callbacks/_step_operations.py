@@ -11,8 +11,7 @@ from ..records.operations import OperationRow, StepOperations
 
 # Of a calibration: what says which machine and not what it can do.
 _IDENTITY = ("device", "device_name", "host", "uuid", "driver", "torch")
-_SAME = ("name", "module", "part", "dtype", "dims", "calls", "flops", "bytes", "cold_bytes", "padding_flops")
-_SAME += ("page_faults", "seconds")
+_SAME = ("name", "module", "part", "dtype", "dims", "calls", "flops", "bytes", "cold_bytes", "seconds")
 
 
 def step_operations(

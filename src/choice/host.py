@@ -83,7 +83,7 @@ def _work(row: OperationRow, processor: Processor) -> float:
     share = threads / processor.threads
     peak = processor.flops_per_sec.get(row.dtype, processor.flops_per_sec["fp32"])
     calls = max(row.calls, 1e-9)
-    arithmetic = max(0.0, row.flops - row.padding_flops) / calls / (peak * share)
+    arithmetic = row.flops / calls / (peak * share)
     cold = row.cold_bytes / calls / (processor.bytes_per_sec * (share if share < 1 else 1.0))
     warm = (row.bytes - row.cold_bytes) / calls / (_CORE_CACHE_BYTES_PER_SEC * threads)
     return max(arithmetic, cold + warm) if row.flops else cold + warm

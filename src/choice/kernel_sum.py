@@ -66,14 +66,13 @@ class Kernels:
         return work.bytes / self._device.bytes_per_sec if self._device.bytes_per_sec else 0.0
 
     def _floor(self, work: Work, row: OperationRow) -> float:
-        """The roof of a call: without traffic that the device's cache can hold, and arithmetic that meets only padding."""
-        useful = work.flops * (1 - row.padding_flops / row.flops) if row.flops else work.flops
+        """The roof of a call, without traffic that the device's cache can hold."""
         moved = work.bytes
         if self._device.kind == "cpu":
             moved *= row.cold_bytes / row.bytes if row.bytes else 0.0
         elif moved <= (self._device.l2_bytes or 0.0):
             moved = 0.0
-        return roof_seconds(replace(work, flops=useful, bytes=moved), self._device)
+        return roof_seconds(replace(work, bytes=moved), self._device)
 
 
 def _widened(interval: Interval, factor: float) -> Interval:

@@ -154,7 +154,7 @@ def _of_batch(step: StepOperations) -> StepOperations:
     if step.batches == 1:
         return step
     rows = [replace(row, calls=row.calls / step.batches) for row in step.rows]
-    shared = {"flops", "bytes", "cold_bytes", "padding_flops", "page_faults", "seconds"}
+    shared = {"flops", "bytes", "cold_bytes", "seconds"}
     rows = [replace(row, **{name: getattr(row, name) / step.batches for name in shared}) for row in rows]
     return replace(step, rows=rows, batches=1.0)
 

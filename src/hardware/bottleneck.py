@@ -1,42 +1,58 @@
-"""The bottleneck of a run: the resource that limits its step time, with the evidence for it.
+"""The bottleneck of a run: the resource that limits its step time.
 
-The step's wall time is divided into shares. `input`, `transfer` and `communication` are measured: waiting for data, copying
-to the device, and the exchange of gradients that is not hidden behind the backward pass. `step_shares.py` divides the rest
-into `host`, `memory`, `compute` and `elementwise`.
+The step's wall time is divided into shares, and the largest one names the bottleneck.
 
-The largest share names the bottleneck. The verdict is `clear`, or `probable` where the evidence is thin: few steps, a
-busy machine, a device that is not calibrated, or another share that is nearly as large. It is `unclear` where no share
-reaches `LEAST`, or where more of the step is unknown than the largest share: also where the steps whose operations are
-known do not stand for the others. Where others took more than `BUSY` of the processor in most windows, there is no
-verdict: no time of such a run is its own.
+Waits are measured: `input` (for the loader), `transfer` (of batches to the device), and `communication` (the exchange of
+gradients that is not hidden behind the backward pass). They count up to the device's idle time: overlapped work is free.
+
+The rest is the work of the step, and its operations divide it:
+
+- A CPU's operations were timed. What a call costs whatever it computes, and the time between the calls (Python, autograd,
+  the framework), is `host`. The rest of an operation's time has one kind. It is `memory` if its traffic needs longer
+  than its FLOPs at the device's peaks, else `compute` if it has FLOPs, else `elementwise`.
+- An accelerator computes behind the host, so nobody times its operations. The time in which no kernel runs is `host`. The
+  busy time is divided between `memory` and `compute` as the operations need them at the peaks. Where the busy time is not
+  known, the operations' needs decide whether the device limits the step or the host, which launches them.
+
+The verdict is `clear`, or `probable` with the reasons for a doubt. It is `unclear` where no share reaches `LEAST`, or where
+more of the step is unknown than the largest share. On a machine that others use there is no verdict.
 
 Runs and explanations are judged by `find_bottleneck` alone.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
 from ..records.formatting import count, percent
 from ..records.step_parts import PARTS
-from .contention import Noise
-from .evidence import evidence_of, seen
-from .floor import Roofs
+from .evidence import Timed, evidence_of, shares_in_words
 from .operations import Operation
-from .step_shares import divide, recorded_excess
+from .roofline import Peaks
 
 Certainty = Literal["clear", "probable", "unclear"]
 UNCLEAR = "unclear"  # in place of a kind
-LEAST = 0.35
-MARGIN = 0.1  # of the step, between the largest share and the next one
-FEW_STEPS = 10
-WELL_USED = 0.25  # of the peak: at least so much of it is reached by networks that arithmetic limits
+
+LEAST = 0.35  # of the step: less than about a third leaves room for two others as large
+MARGIN = 0.1  # of the step, between the largest share and the next one: shares vary by a few percent between runs
+FEW_STEPS = 10  # fewer have no median to speak of
+BUSY = 0.25  # of the processor, taken by others in most windows: no time of such a run is its own
+SHARED = 0.1  # the same, for a doubt; an idle virtual machine loses 2 to 3 %
 CHANGED = 2.0  # between the recorded steps and the median one: then they do not stand for it
-SLOWER = 1.2  # the same, for a doubt
+SLOWER = 1.2  # the same, for a doubt: recording itself makes a step longer
 UNSTEADY = 1.5  # the 90th percentile of the steps ÷ their median
-BUSY = 0.25  # of the processor, taken by other processes and the hypervisor
+
+WELL_FED = 0.25  # of a peak: networks that a peak limits reach 25 to 70 % of it
+CALL_S = 30e-6  # what a call costs at most: arguments, dispatch, a new tensor; most take 3 to 20 µs
+PRODUCT_CALL_S = 100e-6  # the same of a product, which also picks a kernel and waits for its threads to wake
+# Of its time, by an operation that memory limits: a value of 4 bytes may move a line of 64 (strides, look-ups), and lines
+# one by one reach a quarter of the bandwidth. Below it the cores compute, whatever passes.
+MOVES = 4 / 64 * WELL_FED
+
+# For a CPU that is not calibrated: only the ratio between the peaks matters.
+_TYPICAL = Peaks(asynchronous=False, flops_per_sec={"fp32": 1e11}, bytes_per_sec=2e10, launch_s=2e-6)
 
 
 @dataclass(frozen=True)
@@ -50,16 +66,15 @@ class Step:
     steps: int = 1000  # that were measured
     operations: Sequence[Operation] = ()  # of one step; empty where they are not known
     not_recorded: str | None = None  # why there are none
-    roofs: Roofs | None = None  # None without a calibration
+    peaks: Peaks | None = None  # None without a calibration
     communication_ms: float | None = 0.0  # of `backward`, waiting for gradients of other ranks; None if not measured
     busy: float | None = None  # share of the step in which a kernel runs; None where it is not known
     tensor_busy: float | None = None  # share of the step in which tensor cores compute
     memory_busy: float | None = None  # share of the memory's highest bandwidth that the step uses
     mfu: float | None = None  # of the mean step; asked only where the operations are not known
     changed: float = 1.0  # the median step ÷ those right after the steps whose operations were recorded
-    others: float = 0.0  # share of the CPU that other processes used meanwhile, where they left no core free
     spread: float = 1.0  # the 90th percentile of the steps ÷ their median
-    windows: Sequence[Noise] = ()  # what disturbed each; on an accelerator only windows that were slowed
+    taken: Sequence[float] = ()  # share of the processor that others took in each window; NaN where it is not known
 
 
 @dataclass(frozen=True)
@@ -80,66 +95,53 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     total = sum(parts.values())
     if not math.isfinite(total) or total <= 0 or min(parts.values()) < 0:
         return None
-    if taken := _taken(step.windows):
-        return Bottleneck(UNCLEAR, 0.0, "unclear", taken, busy=True)
-    spent = _waiting(step, parts, total)
+    if (taken := _taken(step)) > BUSY:
+        return Bottleneck(UNCLEAR, 0.0, "unclear", f"{_others(taken)}: close them and run again", busy=True)
+    spent = _waits(step, parts, total)
     # A few long steps are no cause of the others' time: what the mean step has beyond the median one is not known.
     work = total - sum(spent.values())
     if step.work_ms is not None:
         work = min(work, max(step.work_ms - spent["communication"], 0.0))
-    step, why_unknown = _representative(step, work)
-    if step.operations:
-        seen_by_device = {"busy": step.busy, "compute": step.tensor_busy, "memory": step.memory_busy}
-        counters = {name: None if share is None else share * total for name, share in seen_by_device.items()}
-        spent |= divide(step.operations, step.roofs, step.device, work, counters)
+    timed = times_by_kind(step.operations, step.peaks or _TYPICAL, step.device)
+    excess = _excess(step, timed, work)
+    if why_unknown := _why_unknown(step, excess):
+        spent |= _work_by_parts(step, parts, work)
+    elif step.device == "cpu":
+        spent |= _work_of_cpu(step, timed, work)
     else:
-        spent |= _without_operations(step, parts, work)
-    is_cpu = step.device == "cpu"
+        spent |= _work_of_accelerator(step, timed, work, total)
     shares = {kind: max(ms, 0.0) / total for kind, ms in spent.items()}
     largest, second = sorted(shares, key=shares.__getitem__, reverse=True)[:2]
     share, unknown = min(shares[largest], 1.0), 1 - sum(shares.values())
     if share < LEAST or unknown > share:
-        line = f"{_others(step)}; " if step.others else ""
-        return Bottleneck(UNCLEAR, share, "unclear", line + seen(shares, unknown, why_unknown), shares)
-    evidence = evidence_of(
-        largest, share, step.operations, step.roofs, is_cpu, work, total, spent[largest], step.preparing, step.mfu
+        return Bottleneck(UNCLEAR, share, "unclear", shares_in_words(shares, unknown, why_unknown), shares)
+    first_two = {largest: shares[largest], second: shares[second]}
+    doubts = _doubts(step, first_two, unknown, 1.0 if why_unknown else excess)
+    line = evidence_of(
+        largest,
+        share,
+        total / 1e3,
+        () if why_unknown else step.operations,
+        timed.get(largest, ()),
+        step.peaks,
+        preparing=step.preparing,
+        mfu=step.mfu,
+        is_cpu=step.device == "cpu",
     )
-    doubts = _doubts(step, {largest: shares[largest], second: shares[second]}, unknown, work)
-    line = evidence if not doubts else f"{evidence}; {'; '.join(doubts)}"
-    return Bottleneck(largest, share, "probable" if doubts else "clear", line, shares)
+    return Bottleneck(largest, share, "probable" if doubts else "clear", "; ".join([line, *doubts]), shares)
 
 
-def _taken(windows: Sequence[Noise]) -> str | None:
-    """What others took of the processor, and what to do about it; None if it was little in most windows."""
-    known = [each.others_share for each in windows if not math.isnan(each.others_share)]
-    if not known or (taken := median(known)) <= BUSY:
-        return None
-    return f"other programs took {percent(taken)} of the processor: close them and run again"
+def _taken(step: Step) -> float:
+    """The share of the processor that others took in the median window; 0 if no window is known."""
+    return median([each for each in step.taken if not math.isnan(each)] or [0.0])
 
 
-def _representative(step: Step, work: float) -> tuple[Step, str]:
-    """The step without operations where those do not stand for it, and why they are not known."""
-    if not step.operations:
-        return step, "no step's operations were recorded" + (f" ({step.not_recorded})" if step.not_recorded else "")
-    if not 1 / CHANGED <= step.changed <= CHANGED:
-        longer = f"the median step takes {step.changed:.2g} times as long as those whose operations were recorded"
-        return replace(step, operations=()), f"the steps changed: {longer}"
-    if (excess := _excess(step, work)) > CHANGED:
-        return replace(step, operations=()), _slower(excess)
-    return step, ""
+def _others(taken: float) -> str:
+    return f"other programs took {percent(taken)} of the processor"
 
 
-def _excess(step: Step, work: float) -> float:
-    """By which factor the recorded operations take longer than a step has for them; 1 on an asynchronous device."""
-    return recorded_excess(step.operations, step.roofs, work) if step.device == "cpu" and work > 0 else 1.0
-
-
-def _slower(excess: float) -> str:
-    return f"the operations took {excess:.2g} times as long while they were recorded as a step has for them"
-
-
-def _waiting(step: Step, parts: Mapping[str, float], total: float) -> dict[str, float]:
-    """Milliseconds of waiting for data, copies and other ranks, as far as the device idles: overlapped work is free."""
+def _waits(step: Step, parts: Mapping[str, float], total: float) -> dict[str, float]:
+    """Milliseconds of waiting for data, copies and other ranks, as far as the device idles."""
     waits = {
         "input": parts["data_wait"],
         # On MPS a copy waits for the work that was submitted before, so its time may be the device's.
@@ -153,18 +155,95 @@ def _waiting(step: Step, parts: Mapping[str, float], total: float) -> dict[str, 
     return waits
 
 
-def _without_operations(step: Step, parts: Mapping[str, float], work: float) -> dict[str, float]:
+def times_by_kind(operations: Sequence[Operation], peaks: Peaks, device: str) -> dict[str, list[Timed]]:
+    """The operations by what limits them, each with the seconds that it spends so, or that it needs on an accelerator."""
+    found: dict[str, list[Timed]] = {"memory": [], "compute": [], "elementwise": []}
+    for each in operations:
+        compute, memory = peaks.compute_seconds(each), peaks.memory_seconds(each)
+        needed = max(compute, memory)
+        if device == "cpu":
+            call_s = PRODUCT_CALL_S if each.flops else CALL_S
+            own = each.seconds - min(call_s * each.calls, max(each.seconds - needed / WELL_FED, 0.0))
+            moves = memory > max(compute, MOVES * each.seconds)
+        else:
+            own, moves = needed, memory > compute
+        if own > 0:
+            found["memory" if moves else "compute" if each.flops else "elementwise"].append((each, own))
+    return found
+
+
+def _milliseconds(timed: Mapping[str, Sequence[Timed]]) -> dict[str, float]:
+    return {kind: 1e3 * sum(seconds for _, seconds in times) for kind, times in timed.items()}
+
+
+def _excess(step: Step, timed: Mapping[str, Sequence[Timed]], work: float) -> float:
+    """By which factor a CPU's operations took longer while they were recorded than a step has for them; at least 1."""
+    if step.device != "cpu" or work <= 0:
+        return 1.0
+    return max(sum(_milliseconds(timed).values()) / work, 1.0)
+
+
+def _why_unknown(step: Step, excess: float) -> str | None:
+    """Why the operations of a step are not known; None if they are."""
+    if not step.operations:
+        return "no step's operations were recorded" + (f" ({step.not_recorded})" if step.not_recorded else "")
+    if not 1 / CHANGED <= step.changed <= CHANGED:
+        longer = f"the median step takes {step.changed:.2g} times as long as those whose operations were recorded"
+        return f"the steps changed: {longer}"
+    return _slower(excess) if excess > CHANGED else None
+
+
+def _slower(excess: float) -> str:
+    return f"the operations took {excess:.2g} times as long while they were recorded as a step has for them"
+
+
+def _work_by_parts(step: Step, parts: Mapping[str, float], work: float) -> dict[str, float]:
     """What the parts alone tell of the work: the busy share, or the framework's own part and a well-used peak."""
     if step.device != "cpu" and step.busy is not None:
         return {"host": work - min(step.busy * sum(parts.values()), work)}
     known = {} if step.device == "mps" else {"host": parts["other"]}  # on MPS any part may wait for the device
     computing = parts["forward"] + parts["backward"]
-    if step.mfu is not None and step.mfu >= WELL_USED and computing > 0:
+    if step.mfu is not None and step.mfu >= WELL_FED and computing > 0:
         known["compute"] = computing
     return known
 
 
-def _doubts(step: Step, first_two: Mapping[str, float], unknown: float, work: float) -> list[str]:
+def _work_of_cpu(step: Step, timed: Mapping[str, Sequence[Timed]], work: float) -> dict[str, float]:
+    """The milliseconds of each kind; what the operations do not spend is the host's."""
+    spent = _milliseconds(timed)
+    busy = sum(spent.values())
+    if busy <= work:
+        return spent | {"host": work - busy}
+    recorded = 1e3 * sum(each.seconds for each in step.operations)  # in a slower moment than the mean step
+    return {kind: ms * work / recorded for kind, ms in spent.items()} | {"host": work * (1 - busy / recorded)}
+
+
+def _work_of_accelerator(
+    step: Step, timed: Mapping[str, Sequence[Timed]], work: float, total: float
+) -> dict[str, float]:
+    """The milliseconds of each kind, as far as they are known."""
+    if step.peaks is None:
+        return {} if step.busy is None else {"host": work - min(step.busy * total, work)}
+    needed = _milliseconds(timed)
+    launch = 1e3 * sum(map(step.peaks.launch_seconds, step.operations))
+    # The device's own counters see what the counted bytes and FLOPs cannot, such as access out of order.
+    memory = max(needed["memory"], (step.memory_busy or 0.0) * total)
+    compute = max(needed["compute"], (step.tensor_busy or 0.0) * total)
+    device = memory + compute
+    busy = None if step.busy is None else step.busy * total
+    if busy is None and device >= WELL_FED * work and device >= launch:
+        busy = work
+    if busy is None and launch >= WELL_FED * work:
+        busy = min(device / WELL_FED, work - launch)
+    if busy is None:
+        return {"host": launch, "memory": memory, "compute": compute}
+    busy = min(busy, work)
+    if not device:
+        return {"host": work - busy}
+    return {"host": work - busy, "memory": busy * memory / device, "compute": busy * compute / device}
+
+
+def _doubts(step: Step, first_two: Mapping[str, float], unknown: float, excess: float) -> list[str]:
     """Why the verdict is not certain, given the two largest shares, and the share that is not known."""
     (_, share), (second, second_share) = first_two.items()
     doubts = []
@@ -174,18 +253,14 @@ def _doubts(step: Step, first_two: Mapping[str, float], unknown: float, work: fl
         doubts.append(f"{percent(unknown)} is not known")
     if step.steps < FEW_STEPS:
         doubts.append(f"only {count(step.steps, 'step')} measured")
-    if step.roofs is None and {"memory", "compute", "elementwise"} & set(first_two):
+    if step.peaks is None and {"memory", "compute", "elementwise"} & set(first_two):
         doubts.append("the device is not calibrated")
-    if (excess := _excess(step, work)) > SLOWER:
+    if excess > SLOWER:
         doubts.append(_slower(excess))
     if step.communication_ms is None:
         doubts.append("waiting for other ranks is not measured without CommunicationMonitor")
-    if step.others:
-        doubts.append(_others(step))
+    if (taken := _taken(step)) > SHARED:
+        doubts.append(_others(taken))
     elif step.spread > UNSTEADY:
         doubts.append(f"one step in ten takes {step.spread:.2g} times the median")
     return doubts
-
-
-def _others(step: Step) -> str:
-    return f"other programs used {percent(step.others)} of the processor meanwhile"

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..records.formatting import count, duration, percent, with_prefix
-from .floor import Roofs
 from .operations import Operation
-from .step_shares import TYPICAL, share_of_kinds
+from .roofline import Peaks
 
+Timed = tuple[Operation, float]  # an operation, and seconds of it
 _NAMES = {
     "input": "waiting for data",
     "transfer": "copying batches to the device",
@@ -17,8 +17,6 @@ _NAMES = {
     "compute": "arithmetic",
     "elementwise": "elementwise and similar operations",
 }
-_MANY_FAULTS = 1000  # a step
-_SLIGHT = 0.02  # of the work: less is not worth a word
 _WORTH_A_WORD = 0.05  # of the step, in a row
 
 
@@ -47,147 +45,84 @@ def limit_line(found: Mapping[str, Any]) -> str:
     return f"busy: {found['evidence']}" if found.get("busy") else f"limit: {certainty}{found['evidence']}"
 
 
+def shares_in_words(shares: Mapping[str, float], unknown: float, why: str | None) -> str:
+    """The shares of a step that name no bottleneck, and why some of it is not known."""
+    known = sorted(shares.items(), key=lambda item: -item[1])
+    parts = [f"{kind} {percent(share)}" for kind, share in known if share >= 0.01]
+    if unknown >= 0.01:
+        parts.append(f"not known {percent(unknown)}" + (f", because {why}" if why else ""))
+    return "of the step " + ", ".join(parts)
+
+
 def evidence_of(
     kind: str,
     share: float,
+    step_s: float,
     operations: Sequence[Operation],
-    roofs: Roofs | None,
-    is_cpu: bool,
-    work: float,
-    total: float,
-    spent: float,
+    timed: Sequence[Timed],
+    peaks: Peaks | None,
+    *,
     preparing: str | None = None,
     mfu: float | None = None,
+    is_cpu: bool = True,
 ) -> str:
-    """What was seen of the bottleneck.
+    """What was seen of the bottleneck: `80 % of the step is waiting for data: 8 ms of 10 ms`.
 
     Args:
         kind: of the bottleneck.
         share: of it, of the step.
-        operations: of one step.
-        roofs: of the device; None if it is not calibrated.
-        is_cpu: whether the device is a CPU, so that the operations' seconds are those of their work.
-        work: milliseconds of the step without waiting for data, copies and other ranks.
-        total: milliseconds of the step.
-        spent: milliseconds of the bottleneck.
+        step_s: seconds of the step.
+        operations: of one step; empty where they are not known.
+        timed: those of this kind, each with the seconds that it spends so, or needs on an accelerator.
+        peaks: of the device; None if it is not calibrated.
         preparing: the hook that prepares the batch and is most of `input`, if one is.
         mfu: FLOP/s of the peak, for a step whose operations are not known.
+        is_cpu: whether the operations were timed.
     """
-    of_step = f"{percent(share)} of the step is"
-    waits = {
+    calls = count(round(sum(each.calls for each in operations)), "operation")
+    what = {
         "input": f"preparing the batch in {preparing}" if preparing else "waiting for data",
-        "transfer": "moving the batch in transfer_batch_to_device" if is_cpu else "copying the batch to the device",
+        "transfer": "copying the batch to the device",
         "communication": "waiting for the gradients of other ranks",
+        "host": "Python and framework overhead" + (f" around {calls}" if operations else ""),
     }
-    if kind in waits:
-        return f"{of_step} {waits[kind]}: {duration(spent / 1e3)} of {duration(total / 1e3)}"
-    if kind == "host":
-        return f"{of_step} {_host(operations, roofs, is_cpu, work)}"
-    if not operations:
-        return f"{of_step} arithmetic, at {percent(mfu or 0.0)} of the peak measured here"
-    seconds = spent / 1e3
-    words = {"memory": _memory, "compute": _compute, "elementwise": _elementwise}[kind]
-    times = _times(operations, roofs or TYPICAL, is_cpu, kind)
-    return f"{of_step} {words(times, roofs or TYPICAL, is_cpu, seconds)}"
+    if kind in what:
+        return f"{percent(share)} of the step is {what[kind]}: {duration(share * step_s)} of {duration(step_s)}"
+    seconds = sum(each.seconds for each, _ in timed) if is_cpu else share * step_s
+    of_kind = {"memory": _memory, "compute": _compute, "elementwise": _elementwise}[kind]
+    if not operations and mfu is not None:
+        return f"{percent(share)} of the step is arithmetic, at {percent(mfu)} of the peak measured here"
+    return f"{percent(share)} of the step is {of_kind(timed, peaks, seconds)}{_largest(timed)}"
 
 
-def seen(shares: Mapping[str, float], unknown: float, why: str) -> str:
-    """What was seen where it names no bottleneck, and why some of the step is not known; empty without a reason."""
-    known = sorted(shares.items(), key=lambda item: -item[1])
-    parts = [f"{kind} {percent(share)}" for kind, share in known if share >= 0.01]
-    if unknown >= 0.01:
-        parts.append(f"not known {percent(unknown)}{why and f', because {why}'}")
-    return "of the step " + ", ".join(parts)
+def _memory(timed: Sequence[Timed], peaks: Peaks | None, seconds: float) -> str:
+    moved = sum(each.cold_bytes for each, _ in timed)
+    rate = f", at {with_prefix(moved / seconds, 'B/s')}" if seconds and moved else ""
+    if rate and peaks and peaks.bytes_per_sec:
+        rate += f" of the {with_prefix(peaks.bytes_per_sec, 'B/s')} measured here"
+    return f"moving {with_prefix(moved, 'B')} through memory{rate}"
 
 
-_Times = Sequence[tuple[Operation, float]]  # of operations: the seconds that each spends on one kind of work
-
-
-def _times(operations: Sequence[Operation], roofs: Roofs, is_cpu: bool, kind: str) -> _Times:
-    """The seconds that operations spend on a kind of work; on an asynchronous device those that they need."""
-    if is_cpu:
-        times = [(each, each.seconds * share_of_kinds(each, roofs).get(kind, 0.0)) for each in operations]
-    else:
-        needs = [(each, roofs.memory_seconds(each), roofs.compute_seconds(each)) for each in operations]
-        times = [
-            (each, max(memory, compute)) for each, memory, compute in needs if (memory > compute) == (kind == "memory")
-        ]
-    return [(each, seconds) for each, seconds in times if seconds > 0]
-
-
-def _mainly(times: _Times, is_cpu: bool) -> list[Operation]:
-    """The operations that spend at least half of their time so; all of them if none does."""
-    return [each for each, seconds in times if not is_cpu or 2 * seconds >= each.seconds] or [each for each, _ in times]
-
-
-def _host(operations: Sequence[Operation], roofs: Roofs | None, is_cpu: bool, work: float) -> str:
-    calls = sum(operation.calls for operation in operations)
-    if not calls:
-        return "the framework's, between the parts of the step" if is_cpu else "time in which the device idles"
-    if not is_cpu:
-        least = f" of at least {duration(roofs.launch_s)} each" if roofs else ""
-        return f"the host's: {round(calls):,} launches{least}"
-    between = max(work - 1e3 * sum(operation.seconds for operation in operations), 0.0)
-    small = [each for each in operations if share_of_kinds(each, roofs or TYPICAL)["host"] > 0.5]
-    number, seconds = sum(each.calls for each in small), sum(each.seconds for each in small)
-    found = []
-    if between > _SLIGHT * work or not number:
-        found.append(f"{duration(between / 1e3)} of Python, autograd and framework around {_calls(calls)}")
-    if number and 1e3 * seconds > 0.1 * work:
-        found.append(f"{_calls(number)} that are mostly their call, {duration(seconds / number)} each")
-    return f"overhead: {', and '.join(found)}"
-
-
-def _calls(number: float) -> str:
-    return count(round(number), "operation")
-
-
-def _memory(times: _Times, roofs: Roofs, is_cpu: bool, seconds: float) -> str:
-    chosen = _mainly(times, is_cpu)
-    seconds = sum(each.seconds for each in chosen) if is_cpu else seconds
-    moved, faults = sum(each.cold_bytes for each in chosen), sum(each.page_faults for each in chosen)
-    if not moved:
-        return f"page faults: {round(faults):,}, for freshly allocated memory{_largest(times)}"
-    best = roofs.bytes_per_sec if _is_measured(roofs) else None
-    roof = f" of the {with_prefix(best, 'B/s')} measured here" if best else ""
-    fresh = f", with {count(round(faults), 'page fault')} for freshly allocated memory" if faults > _MANY_FAULTS else ""
-    rate = f", at {with_prefix(moved / seconds, 'B/s')}{roof}" if seconds else ""
-    lines = sum(each.scattered_bytes for each in chosen)
-    apart = f" out of order ({with_prefix(lines, 'B')} in whole cache lines)" if 2 * lines > moved else ""
-    return f"moving {with_prefix(moved, 'B')} through memory{apart}{rate}{fresh}{_largest(times)}"
-
-
-def _compute(times: _Times, roofs: Roofs, is_cpu: bool, seconds: float) -> str:
-    products = _mainly(times, is_cpu)
-    if not products:  # a device's counter alone has seen it
+def _compute(timed: Sequence[Timed], peaks: Peaks | None, seconds: float) -> str:
+    if not timed:  # a device's counter alone has seen it
         return "computing in operations whose FLOPs are not counted"
-    at_roof = sum(roofs.compute_seconds(each) for each in products)
-    timed = sum(each.seconds for each in products) if is_cpu else seconds
-    reached = f", at {percent(at_roof / timed)} of the peak measured here" if timed and _is_measured(roofs) else ""
-    return f"arithmetic: {with_prefix(sum(each.flops for each in products), 'FLOP')}{reached}{_largest(times)}"
+    needed = sum(map(peaks.compute_seconds, (each for each, _ in timed))) if peaks else 0.0
+    reached = f", at {percent(needed / seconds)} of the peak measured here" if needed and seconds else ""
+    return f"arithmetic: {with_prefix(sum(each.flops for each, _ in timed), 'FLOP')}{reached}"
 
 
-def _elementwise(times: _Times, roofs: Roofs, is_cpu: bool, seconds: float) -> str:
-    chosen = _mainly(times, is_cpu)
-    calls, moved = sum(each.calls for each in chosen), sum(each.bytes for each in chosen)
-    return f"elementwise and similar operations: {_calls(calls)} on {with_prefix(moved, 'B')}{_largest(times)}"
+def _elementwise(timed: Sequence[Timed], peaks: Peaks | None, seconds: float) -> str:
+    calls, moved = sum(each.calls for each, _ in timed), sum(each.bytes for each, _ in timed)
+    return f"elementwise and similar operations: {count(round(calls), 'operation')} on {with_prefix(moved, 'B')}"
 
 
-def _is_measured(roofs: Roofs) -> bool:
-    return roofs is not TYPICAL
-
-
-def _largest(times: _Times) -> str:
-    """The operation of a module that takes most of the time; `most of it` only where it is more than half."""
-    total = sum(seconds for _, seconds in times)
-    by_place: dict[tuple[str, str], float] = {}
-    for each, seconds in times:
-        place = (each.name, each.module)
+def _largest(timed: Sequence[Timed]) -> str:
+    """The operation of a module that takes most of the time, and how much of it."""
+    by_place: dict[str, float] = {}
+    for each, seconds in timed:
+        place = each.name.removeprefix("aten.") + (f" of {each.module}" if each.module else "")
         by_place[place] = by_place.get(place, 0.0) + seconds
     if not by_place:
         return ""
-    (name, module), seconds = max(by_place.items(), key=lambda item: item[1])
-    place = name.removeprefix("aten.") + (f" of {module}" if module else "")
-    return (
-        f"; most of it in {place}" if 2 * seconds > total else f"; largest: {place}, {percent(seconds / total)} of it"
-    )
+    place, seconds = max(by_place.items(), key=lambda item: item[1])
+    return f"; {percent(seconds / sum(by_place.values()))} of it in {place}"

@@ -6,8 +6,7 @@ wrongly and adds what it does not know. A step with an operation whose work is u
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
-from math import prod
+from functools import partial
 from typing import Any
 
 import torch
@@ -167,31 +166,3 @@ def kind_of_product(name: str) -> str:
     if name.removeprefix("aten.") in (*_FORWARD, *_BACKWARD):
         return "recurrent"
     return "convolution" if "conv" in name else "matmul"
-
-
-def padding_share(func: Any, args: Any) -> float:
-    """The share of a convolution's FLOPs that meet only the padding around the input, so that none has to be computed.
-
-    0 for any other operation, and for transposed convolutions.
-    """
-    if func.overloadpacket is _aten.convolution:
-        x, weight, rest = args[0], args[1], args[3:]
-    elif func.overloadpacket is _aten.convolution_backward:
-        x, weight, rest = args[1], args[2], args[4:]
-    else:
-        return 0.0
-    *settings, transposed = rest[:4]
-    number = x.dim() - 2
-    stride, padding, dilation = (list(each) * number if len(each) == 1 else each for each in settings)
-    if transposed or not any(padding):
-        return 0.0
-    dims = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
-    return 1 - prod(map(_share_inside, *zip(*dims, strict=True)))
-
-
-@cache
-def _share_inside(size: int, kernel: int, stride: int, padding: int, dilation: int) -> float:
-    """Along one dimension, the share of (output, weight) pairs whose input lies inside of the image."""
-    outputs = range((size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
-    inside = sum(0 <= o * stride + k * dilation - padding < size for o in outputs for k in range(kernel))
-    return inside / (len(outputs) * kernel)

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .._torch import storage_id
-from .access import storages
+from .traffic import storages
 
 # In any other RuntimeError. cuBLAS and cuDNN report the lack of memory for their own buffers by a status.
 _OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")

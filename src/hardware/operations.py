@@ -5,10 +5,10 @@ LSTM is one operation, and an optimizer that updates all parameters at once is o
 
 Bytes are those of the tensors that an operation reads and writes. A view moves nothing and is no operation. A look-up of
 rows (`embedding`, `index`, `gather`) reads as many bytes as it returns. `cold_bytes` are those that move through main
-memory, by the rule of `cache_model.py`; `scattered_bytes` are their cache lines where the access is out of order, by the
-rules of `access.py`.
+memory, by the rule of `traffic.Cache`.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -21,22 +21,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .._torch import DispatchMode, is_operation, is_wrapper, next_autograd_number, running_autograd_number
-from .access import (
-    LINE,
-    follows_result,
-    is_in_rows,
-    is_out_of_order,
-    order_of,
-    place,
-    rows_of,
-    tensors,
-    touched_bytes,
-)
-from .cache_model import CacheModel
 from .dims import dims_of
-from .flop_formulas import Formula, formula_of, padding_share
-from .page_faults import page_faults
+from .flop_formulas import Formula, formula_of
+from .traffic import Cache, address, bytes_of_rows, is_in_rows, tensors, touched_bytes
 
+_COMPILED = re.compile(r"\b_orig_mod\.?|\._orig_mod\b")  # what torch.compile adds to the path of a module
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 # In-place operations that do not read what they overwrite.
 _OVERWRITES = ("copy", "zero", "fill", "normal", "uniform", "bernoulli", "random", "exponential")
@@ -56,12 +45,6 @@ class Operation:
     bytes: float = 0.0  # read and written
     cold_bytes: float = 0.0  # of these, through main memory
     seconds: float = 0.0  # in the call; on an asynchronous device the host's time only
-    page_faults: float = 0.0  # in the call: pages of freshly allocated memory, which the system clears one by one
-    waited_faults: float = 0.0  # of these, those of the thread that calls: other threads have theirs at the same time
-    scattered_bytes: float = (
-        0.0  # at most moved, in whole cache lines, by those of its cold accesses that are out of order
-    )
-    padding_flops: float = 0.0  # of its FLOPs, those with the padding around an image, which need not be computed
     dims: tuple[int, ...] = ()  # of each call, as dims.py has them
 
     def plus(self, other: "Operation") -> "Operation":
@@ -70,13 +53,9 @@ class Operation:
             self,
             calls=self.calls + other.calls,
             flops=self.flops + other.flops,
-            padding_flops=self.padding_flops + other.padding_flops,
             bytes=self.bytes + other.bytes,
             cold_bytes=self.cold_bytes + other.cold_bytes,
             seconds=self.seconds + other.seconds,
-            page_faults=self.page_faults + other.page_faults,
-            waited_faults=self.waited_faults + other.waited_faults,
-            scattered_bytes=self.scattered_bytes + other.scattered_bytes,
         )
 
 
@@ -98,7 +77,6 @@ class _Kind(NamedTuple):
     written: frozenset[str]  # the arguments that it writes
     overwrites: bool  # whether it leaves their old values unread
     in_rows: bool  # whether it touches some rows of its first argument only
-    follows_result: bool  # whether it goes through its arguments in the order of its result
     writes_results: bool  # whether new tensors that it returns hold values
     formula: Formula | None  # of its FLOPs; None if it has none
 
@@ -124,10 +102,11 @@ class OperationRecorder(DispatchMode):
         self.error: Exception | None = None
         self.uncounted: str | None = None  # the first operation of a forward or backward pass whose FLOPs are not known
         self.steps: list[list[Operation]] = []
-        self._cache = CacheModel(cache_bytes)
+        self._cache = Cache(cache_bytes)
         self._part = part
         self._kinds: dict[Any, _Kind] = {}
-        self._paths = {id(each): path for path, each in module.named_modules()} if module is not None else {}
+        named = module.named_modules() if module is not None else ()
+        self._paths = {id(each): _COMPILED.sub("", path) for path, each in named}
         self._running: list[str] = [""]  # the paths of the modules that run now, outermost first
         self._made_in: dict[int, str] = {}  # autograd's number of an operation → the module that it ran in
         self._hooks: list[Any] = []
@@ -186,24 +165,24 @@ class OperationRecorder(DispatchMode):
             return func(*args, **kwargs)
         if any(map(is_wrapper, types)):  # the operations on the plain tensors in it are seen next
             return NotImplemented
-        faults, start = page_faults(), time.perf_counter()
+        start = time.perf_counter()
         result = func(*args, **kwargs)
         seconds = time.perf_counter() - start
         if self.error is None:
             try:
-                self._note(func, args, kwargs, result, (seconds, *page_faults().since(faults)))
+                self._note(func, args, kwargs, result, seconds)
             except Exception as error:  # noqa: BLE001 - anybody's operation, and the training must not end for it
                 self.error = error
         return result
 
-    def _note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, cost: tuple[float, int, int]) -> None:
+    def _note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, seconds: float) -> None:
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = _kind_of(func)
         module = self._module()
         inputs = dict(zip(kind.arguments, args, strict=False)) | dict(kwargs)
         outputs = list(tensors(result))
-        moved, cold, scattered = self._traffic(kind, inputs, outputs)
+        moved, cold = self._traffic(kind, inputs, outputs)
         if not moved:  # a view, or memory that is reserved and not written
             return
         flops = kind.formula(args, kwargs, inputs, result) if kind.formula else 0
@@ -212,47 +191,36 @@ class OperationRecorder(DispatchMode):
             flops = 0
         dtypes = (_DTYPES.get(tensor.dtype) for tensor in (*outputs, *tensors(list(inputs.values()))))
         dtype = next(filter(None, dtypes), "other")
-        padding = flops * padding_share(func, args) if flops else 0.0
         dims = dims_of(kind.base, inputs, list(tensors(list(inputs.values()))), outputs)
-        self.steps[-1].append(
-            Operation(kind.name, self._part(), module, dtype, 1, flops, moved, cold, *cost, scattered, padding, dims)
-        )
+        self.steps[-1].append(Operation(kind.name, self._part(), module, dtype, 1, flops, moved, cold, seconds, dims))
 
     def _leave_uncounted(self, func: Any) -> None:
         if self.uncounted is None and self._part() in ("forward", "backward"):
             self.uncounted = str(func)
 
-    def _traffic(self, kind: _Kind, inputs: Mapping[str, Any], outputs: list[Tensor]) -> tuple[int, float, float]:
-        """The bytes that a call reads and writes; those through main memory; the lines of those out of order."""
+    def _traffic(self, kind: _Kind, inputs: Mapping[str, Any], outputs: list[Tensor]) -> tuple[int, float]:
+        """The bytes that a call reads and writes, and those of them through main memory."""
         given = {name: list(tensors(value)) for name, value in inputs.items()}
-        storages = {place(tensor)[0] for each in given.values() for tensor in each}
-        results = [tensor for tensor in outputs if place(tensor)[0] not in storages] if kind.writes_results else []
+        places = {address(tensor.untyped_storage()) for each in given.values() for tensor in each}
+        results = [tensor for tensor in outputs if address(tensor.untyped_storage()) not in places]
+        results = results if kind.writes_results else []
         if not results and not kind.written:
-            return 0, 0, 0
-        written = results or [tensor for name in kind.written for tensor in given.get(name, ())]
-        order = order_of(kind.base, inputs, written if kind.follows_result else ())
+            return 0, 0
         uses: list[tuple[Tensor, int]] = []
-        total, cold, scattered = 0, 0.0, 0.0
+        total, cold = 0, 0.0
         for position, (name, each) in enumerate(given.items()):
             times = 2 if name in kind.written and not kind.overwrites else 1  # read and written
             if position == 0 and (kind.in_rows or any(getattr(value, "is_sparse", False) for value in inputs.values())):
                 touched = sum(map(touched_bytes, results or [one for other in list(given)[1:] for one in given[other]]))
                 for table in each:
-                    size, row = rows_of(kind.base, inputs, table, touched)
-                    moved = times * self._cache.use_rows(place(table)[2], size)
-                    total, cold, scattered = (
-                        total + times * size,
-                        cold + moved,
-                        scattered + moved * max(1.0, LINE / row),
-                    )
+                    size = times * bytes_of_rows(kind.base, inputs, table, touched)
+                    total, cold = total + size, cold + self._cache.cold_bytes_of_rows(table, size)
             else:
                 uses += [(tensor, times) for tensor in each]
         for tensor, times in (*uses, *((tensor, 1) for tensor in results)):
             size = touched_bytes(tensor)
-            moved = times * self._cache.use(*place(tensor), size)
-            total, cold = total + times * size, cold + moved
-            scattered += moved * LINE / tensor.element_size() if is_out_of_order(tensor, order) else 0.0
-        return total, cold, scattered
+            total, cold = total + times * size, cold + times * self._cache.cold_bytes(tensor, size)
+        return total, cold
 
     def _module(self) -> str:
         """The module that runs now; in the backward pass the one whose forward operation made the running node."""
@@ -264,13 +232,8 @@ class OperationRecorder(DispatchMode):
 
 
 def _typical(work: Operation, calls: list[Operation]) -> Operation:
-    """The work of a step, with the typical time and page faults of these calls."""
-    return replace(
-        work,
-        seconds=work.calls * median(call.seconds for call in calls),
-        page_faults=work.calls * median(call.page_faults for call in calls),
-        waited_faults=work.calls * median(call.waited_faults for call in calls),
-    )
+    """The work of a step, with the typical time of these calls."""
+    return replace(work, seconds=work.calls * median(call.seconds for call in calls))
 
 
 def _alike(operation: Operation) -> tuple[Any, ...]:
@@ -292,7 +255,6 @@ def _kind_of(func: Any) -> _Kind:
         written=written,
         overwrites=base in _OVERWRITES or written == {"out"},
         in_rows=is_in_rows(base),
-        follows_result=follows_result(func, base),
         writes_results=not name.removeprefix("new_").startswith(("empty", "_empty")),
         formula=formula_of(func),
     )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._torch import saved_tensors, storage_id
-from .access import storages
+from .traffic import storages
 
 
 class SavedTensors:

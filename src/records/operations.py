@@ -34,8 +34,6 @@ class OperationRow:
     flops: float = 0.0
     bytes: float = 0.0  # read and written
     cold_bytes: float = 0.0  # of these, through main memory
-    padding_flops: float = 0.0  # of the FLOPs, those that meet only the padding around an image
-    page_faults: float = 0.0
     seconds: float = 0.0  # measured; on an asynchronous device the host's time only
 
 

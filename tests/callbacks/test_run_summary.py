@@ -1,5 +1,7 @@
 """What the devices, the ranks and the rule of the bottleneck add to a run's summary."""
 
+from dataclasses import replace
+
 import lightning
 import pytest
 
@@ -81,3 +83,15 @@ def test_the_optimizers_traffic_is_known_by_the_bytes_of_its_operations() -> Non
     assert not is_optimizer_traffic(step)
     assert is_optimizer_traffic([*step, Operation("adamw", "optimizer", "", "fp32", cold_bytes=5e6)])
     assert not is_optimizer_traffic([])
+
+
+PRODUCT = Operation("aten.mm", "forward", "", "fp32", flops=3e9)
+
+
+def test_a_kernel_that_runs_all_the_time_on_few_multiprocessors_leaves_nothing_to_the_host() -> None:
+    read = {"device": "cuda", "utilization_pct": 100.0, "sm_activity_pct": 15.0, "parts_ms": {"forward": 10.0}}
+    product = replace(PRODUCT, seconds=1e-4)
+    found = bottleneck_facts(COST | read | {"work_ms_median": 10.0}, None, Seen([product]), Setting("cuda"))[
+        "bottleneck"
+    ]
+    assert found["shares"].get("host", 0.0) == 0.0

@@ -1,0 +1,103 @@
+"""The bytes of the tensors that an operation reads and writes."""
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._torch import storage_id
+
+_LINE = 64  # bytes that a processor moves at once
+# Operations that touch some rows of their first argument: as much of it as they return, or as they are given to write.
+_LOOK_UPS = ("embedding", "index", "index_select", "gather", "take")
+_BAGS = ("_embedding_bag", "_embedding_bag_forward_only")  # they return sums of the rows that they look up
+_ROW_UPDATES = ("index_put", "_index_put_impl", "index_add", "index_copy", "scatter", "scatter_add", "scatter_reduce")
+
+
+def is_in_rows(name: str) -> bool:
+    """Whether an operation touches some rows of its first argument only."""
+    return name in _LOOK_UPS or name in _BAGS or name in _ROW_UPDATES
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors among arguments or results, also those in lists; of a sparse one indices and values, of a nested one values."""
+    if isinstance(value, Tensor) and value.layout == torch.sparse_coo:
+        yield from (value._indices(), value._values())
+    elif isinstance(value, Tensor):
+        yield value.values() if value.is_nested else value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from tensors(each)
+
+
+def storages(value: object) -> list[torch.UntypedStorage]:
+    """The storages of the tensors that a value consists of; none of a class of tensors that shows none."""
+    try:
+        return [tensor.untyped_storage() for tensor in tensors(value)]
+    except (RuntimeError, NotImplementedError):
+        return []
+
+
+def touched_bytes(tensor: Tensor) -> int:
+    """Bytes that reading the tensor touches: whole lines where it has gaps, and what is expanded once."""
+    item, whole = tensor.element_size(), tensor.untyped_storage().nbytes()
+    piece, pieces = item, 1
+    for stride, size in sorted(
+        (stride * item, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1
+    ):
+        if pieces == 1 and stride == piece:
+            piece *= size
+        elif pieces == 1 and stride > piece:  # a gap after each piece
+            pieces, piece = size, min(-(-piece // _LINE) * _LINE, stride)
+        elif stride:  # pieces of pieces, or pieces that overlap
+            pieces *= size
+    return min(pieces * piece if tensor.numel() else 0, whole)
+
+
+def bytes_of_rows(name: str, inputs: Mapping[str, Any], table: Tensor, touched: int) -> int:
+    """The bytes that an operation in rows touches of its table, given those that it returns or writes."""
+    indices = inputs.get("indices")
+    if name in _BAGS and isinstance(indices, Tensor):
+        touched = indices.numel() * prod(table.shape[1:]) * table.element_size()
+    return min(touched_bytes(table), touched)
+
+
+def address(storage: torch.UntypedStorage) -> int:
+    """Where a storage lies; a meta tensor has no address but an identity."""
+    return storage.data_ptr() or storage_id(storage)
+
+
+class Cache:
+    """Which bytes come from main memory: a tensor does once more than the cache holds has come since it did.
+
+    That is a cache of whole tensors, first in, first out. Whether the tensors of a single call fit into the cache would
+    be simpler, and calls the step of a network of many layers `compute` whose weights are larger than the cache together
+    ("MLP of 64 MB, batch 4" in `benchmarks/causes.py`), and that of an optimizer that takes one tensor after the other.
+
+    Args:
+        capacity: bytes of the cache; None is a cache that holds nothing.
+    """
+
+    def __init__(self, capacity: int | None):
+        self._capacity = capacity or 0
+        self._come = 0  # bytes so far
+        self._came: dict[tuple[int, int], int] = {}  # a place → what had come when it did
+
+    def cold_bytes(self, tensor: Tensor, size: int) -> int:
+        """Of the `size` bytes that a call touches of a tensor, those from main memory."""
+        storage = tensor.untyped_storage()
+        is_small = storage.nbytes() <= self._capacity  # the cache holds all of it, or nothing
+        where = address(storage), 0 if is_small else int(tensor.storage_offset())
+        came = self._came.get(where)
+        if came is not None and self._come - came + size <= self._capacity:
+            return 0
+        self._come += size
+        self._came[where] = self._come
+        return size
+
+    def cold_bytes_of_rows(self, table: Tensor, size: int) -> float:
+        """The same of rows at any places of a table: the cache holds at best the part of it that fits."""
+        whole = table.untyped_storage().nbytes()
+        return size * max(0.0, 1 - self._capacity / whole) if whole else 0.0
