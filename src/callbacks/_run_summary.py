@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 from lightning import Trainer
 
+from .._torch import float32_formats
 from ..hardware.advice import Setting, advise
 from ..hardware.bottleneck import CHANGED, Bottleneck, Step, find_bottleneck
-from ..hardware.calibration import Calibration
+from ..hardware.calibration import CLEARLY_FASTER, Calibration
 from ..hardware.devices import device_name
+from ..hardware.flop_formulas import kind_of_product
 from ..hardware.operations import Operation
 from ..hardware.probes import usable_cores
 from ..hardware.roofline import lower_bound, peaks_of
@@ -149,7 +151,12 @@ def bottleneck_facts(
     if found.busy:
         return {"bottleneck": facts}
     del facts["busy"]
-    setting = replace(setting, preparing=preparing, optimizer_traffic=is_optimizer_traffic(seen.operations))
+    setting = replace(
+        setting,
+        preparing=preparing,
+        optimizer_traffic=is_optimizer_traffic(seen.operations),
+        tf32_is_faster=is_tf32_faster(seen.operations, calibration, float32_formats(summary["device"])["matmul"]),
+    )
     if advice := advise(found.kind, setting):
         facts |= {"advice": advice.change, "advice_effect": advice.effect}
     if knee := predicted_knee(found, summary["batch_size"], summary["device"], setting.batch_limit):
@@ -161,6 +168,19 @@ def is_optimizer_traffic(operations: Sequence[Operation]) -> bool:
     """Whether the optimizer moves most of the bytes that pass through memory in a step."""
     of_optimizer = sum(each.cold_bytes for each in operations if each.part == "optimizer")
     return 2 * of_optimizer > sum(each.cold_bytes for each in operations)
+
+
+def is_tf32_faster(operations: Sequence[Operation], calibration: Calibration | None, form: str) -> bool:
+    """Whether matrix products in float32 are most of a step's FLOPs, and the device was measured to be faster in TF32.
+
+    Convolutions do not count: they use TF32 by default. `form` is what torch computes the products in (`float32_formats`).
+    """
+    if calibration is None or form not in ("none", "ieee"):
+        return False
+    peaks = calibration.matmul_flops_per_sec
+    products = [each for each in operations if each.dtype == "fp32" and kind_of_product(each.name) == "matmul"]
+    is_most = 2 * sum(each.flops for each in products) > sum(each.flops for each in operations)
+    return is_most and peaks.get("tf32", 0.0) > CLEARLY_FASTER * peaks.get("fp32", math.inf)
 
 
 def preparing_hook(summary: Mapping[str, Any]) -> str | None:

@@ -4,13 +4,15 @@ A run by this project's own options is advised in those options. Any other Light
 its `Trainer` and its `DataLoader`.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..records.formatting import option_value
 
 _BATCH_FACTOR = 4  # between the present batch and the suggested one
+_TF32 = 'torch.set_float32_matmul_precision("high")'
 # How a change is written: in this project's options, and in another project's calls. None: it does not exist there.
 _WRITTEN: dict[str, tuple[str | None, str | None]] = {
     "accelerator": ("trainer.accelerator", "Trainer"),
@@ -54,6 +56,7 @@ class Setting:
     keep_freed_memory: bool | None = None
     experiment: str | None = None  # `diagnose` in a run of a diagnosis
     optimizer_traffic: bool = False  # whether most of the step's traffic with memory is the optimizer's
+    tf32_is_faster: bool = False  # whether the step's products are in float32, and were measured to be faster in TF32
 
     @property
     def batch_limit(self) -> int | None:
@@ -63,8 +66,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class _Change:
-    options: dict[str, Any]  # name in `_WRITTEN` → value
     effect: str
+    options: dict[str, Any] = field(default_factory=dict)  # name in `_WRITTEN` → value
+    code: str = ""  # in place of options
 
 
 class _Code(str):
@@ -75,8 +79,8 @@ class _Code(str):
 
 # What to do where no change is known to help: in this project, and in another one.
 _FINDS_OUT = (
-    _Change({"experiment": "diagnose"}, "tries the changes that may help, one at a time"),
-    _Change({"callbacks": _Code("[OperationProfiler()]")}, "shows the operations and modules that take the time"),
+    _Change("tries the changes that may help, one at a time", {"experiment": "diagnose"}),
+    _Change("shows the operations and modules that take the time", {"callbacks": _Code("[OperationProfiler()]")}),
 )
 
 
@@ -97,21 +101,24 @@ def advise(kind: str, setting: Setting) -> Advice | None:
     if kind == "input" and setting.preparing:  # no option of a loader makes it faster
         change = f"move the work of {setting.preparing} into the dataset"
         return Advice(change, "where the loader's workers do it while the model trains")
-    rule = _RULES.get(kind)
-    if rule is None:
+    if kind not in _RULES:
         return None
-    found = next((one for one in (*rule(setting), *_FINDS_OUT) if _applies(one, setting)), None)
+    known = filter(None, (rule(setting) for rule in _RULES[kind]))
+    found = next((each for each in (*known, *_FINDS_OUT) if _applies(each, setting)), None)
     return Advice(_written(found, setting), found.effect) if found else None
 
 
 def _applies(change: _Change, setting: Setting) -> bool:
     """Whether every option exists in this project, and one at least differs from what is set."""
     exists = all(_WRITTEN[name][0 if setting.own else 1] for name in change.options)
-    return exists and any(getattr(setting, name, None) != value for name, value in change.options.items())
+    differs = any(getattr(setting, name, None) != value for name, value in change.options.items())
+    return bool(change.code) or (exists and differs)
 
 
 def _written(change: _Change, setting: Setting) -> str:
     """`data.batch_size=512`, or `DataLoader(batch_size=512)`."""
+    if change.code:
+        return change.code
     if setting.own:
         words = ((_WRITTEN[name][0], value) for name, value in change.options.items())
         return " ".join(f"{option}={option_value(value)}" for option, value in words)
@@ -121,126 +128,139 @@ def _written(change: _Change, setting: Setting) -> str:
     return " with ".join(f"{call}({', '.join(arguments)})" for call, arguments in calls.items())
 
 
-def _input(setting: Setting) -> Iterator[_Change]:
+def _from_memory(setting: Setting) -> _Change | None:
     if setting.pipeline == "workers":
-        yield _Change({"pipeline": "memory"}, "takes each batch from tensors in memory at once")
-    elif setting.pipeline == "memory" and setting.device != "cpu":
-        yield _Change({"pipeline": "device"}, "keeps the whole set on the device")
-    if setting.pipeline in (None, "workers") and (more := _more_workers(setting)):
-        pinned = {"pin_memory": True} if setting.device == "cuda" and setting.pin_memory is False else {}
-        yield _Change({"num_workers": more, **pinned}, "prepares more batches at the same time")
-    if setting.pipeline in ("memory", "device"):
-        yield from _larger_batch(setting, "needs fewer requests for the same samples")
+        return _Change("takes each batch from tensors in memory at once", {"pipeline": "memory"})
+    return None
 
 
-def _more_workers(setting: Setting) -> int | None:
-    """A larger number of workers; None where there is none. Without free cores they take time from the training."""
+def _on_device(setting: Setting) -> _Change | None:
+    if setting.pipeline in ("memory", "workers") and setting.device != "cpu":
+        return _Change("keeps the whole set on the device", {"pipeline": "device"})
+    return None
+
+
+def _more_workers(setting: Setting) -> _Change | None:
+    """Without free cores they take time from the training; of a stream each worker would read the whole."""
     now, cores = setting.num_workers, setting.cores
-    if now is None or cores == 1 or (cores is None and now):
+    if now is None or cores == 1 or (cores is None and now) or setting.pipeline not in (None, "workers"):
         return None
     more = 1 if setting.is_stream else min(max(2, 2 * now), cores or 2)
-    return more if more > now else None
+    pinned = {"pin_memory": True} if setting.device == "cuda" and setting.pin_memory is False else {}
+    effect = "prepares more batches at the same time"
+    return _Change(effect, {"num_workers": more, **pinned}) if more > now else None
 
 
-def _transfer(setting: Setting) -> Iterator[_Change]:
-    if setting.device == "cpu":
-        return
-    if setting.pipeline in ("memory", "workers"):
-        yield _Change({"pipeline": "device"}, "keeps the whole set on the device")
-    if setting.pipeline == "workers":
-        yield _Change({"pipeline": "memory"}, "copies each batch one step ahead")
+def _pinned(setting: Setting) -> _Change | None:
     if setting.device == "cuda" and setting.pin_memory is False:
-        yield _Change({"pin_memory": True}, "copies batches from page-locked memory")
+        return _Change("copies batches from page-locked memory", {"pin_memory": True})
+    return None
 
 
-def _host(setting: Setting) -> Iterator[_Change]:
-    yield from _fused(setting)
-    batch, accumulated = setting.batch_size, setting.accumulate_grad_batches
-    whole = (batch or 0) * accumulated
-    if accumulated > 1 and batch and (setting.batch_limit is None or whole <= setting.batch_limit):
-        options = {"batch_size": whole, "accumulate_grad_batches": 1}
-        yield _Change(options, "computes the same update with fewer operations")
-        return
-    larger = list(_larger_batch(setting, "launches as many operations for more samples"))
-    yield from larger
-    if not larger and setting.device != "cpu" and setting.devices == 1:
-        yield _Change({"accelerator": "cpu"}, "may be as fast for operations of this size")
-
-
-def _memory(setting: Setting) -> Iterator[_Change]:
-    if setting.optimizer_traffic:  # the optimizer reads and writes as many bytes at any batch size and precision
-        yield from _larger_batch(setting, "moves the optimizer's bytes less often for the same samples")
-        yield from _accelerator(setting, "has more bandwidth")
-        return
-    if setting.device == "cpu" and setting.keep_freed_memory is False:
-        yield _Change({"keep_freed_memory": True}, "spares the page faults of memory that is freed and taken again")
-    yield from _channels_last(setting)
-    yield from _precision(setting, "moves fewer bytes")
-    yield from _accelerator(setting, "has more bandwidth")
-
-
-def _elementwise(setting: Setting) -> Iterator[_Change]:
-    yield from _fused(setting)
-    yield from _accelerator(setting, "computes faster")
-
-
-def _fused(setting: Setting) -> Iterator[_Change]:
+def _fused(setting: Setting) -> _Change | None:
     if setting.backend == "reference":
-        yield _Change({"backend": "fused"}, "runs a whole sequence in one call")
+        return _Change("runs a whole sequence in one call", {"backend": "fused"})
+    return None
 
 
-def _compute(setting: Setting) -> Iterator[_Change]:
-    yield from _fused(setting)
-    yield from _channels_last(setting)
-    yield from _precision(setting, "was measured to compute faster here")
-    yield from _accelerator(setting, "computes faster")
+def _one_batch(setting: Setting) -> _Change | None:
+    """The samples of an update at once, where they are accumulated."""
+    whole = (setting.batch_size or 0) * setting.accumulate_grad_batches
+    if whole and setting.accumulate_grad_batches > 1 and (setting.batch_limit is None or whole <= setting.batch_limit):
+        options = {"batch_size": whole, "accumulate_grad_batches": 1}
+        return _Change("computes the same update with fewer operations", options)
+    return None
+
+
+def _larger_batch(effect: str, setting: Setting) -> _Change | None:
+    if setting.batch_size is None:
+        return None
+    larger = _BATCH_FACTOR * setting.batch_size
+    larger = larger if setting.batch_limit is None else min(larger, setting.batch_limit)
+    return _Change(effect, {"batch_size": larger}) if larger > setting.batch_size else None
+
+
+def _batch_for_optimizer(setting: Setting) -> _Change | None:
+    """The optimizer reads and writes as many bytes at any batch size and precision."""
+    effect = "moves the optimizer's bytes less often for the same samples"
+    return _larger_batch(effect, setting) if setting.optimizer_traffic else None
+
+
+def _on_cpu(setting: Setting) -> _Change | None:
+    if setting.device != "cpu" and setting.devices == 1:
+        return _Change("may be as fast for operations of this size", {"accelerator": "cpu"})
+    return None
+
+
+def _keep_memory(setting: Setting) -> _Change | None:
+    if setting.device == "cpu" and setting.keep_freed_memory is False:
+        return _Change("spares the page faults of memory that is freed and taken again", {"keep_freed_memory": True})
+    return None
+
+
+def _channels_last(setting: Setting) -> _Change | None:
+    if setting.device in ("cpu", "cuda") and setting.channels_last is False:
+        return _Change("is the faster layout for convolutions", {"channels_last": True})
+    return None
+
+
+def _tf32(setting: Setting) -> _Change | None:
+    """Before another precision: weights, activations and the sums of a product stay in float32."""
+    if setting.tf32_is_faster:
+        return _Change("computes matrix products in TF32, which was measured to be faster here", code=_TF32)
+    return None
+
+
+def _precision(effect: str, setting: Setting) -> _Change | None:
+    if setting.faster_precision is None:
+        return None
+    return _Change(effect, {"precision": setting.faster_precision})
+
+
+def _fewer_bytes(setting: Setting) -> _Change | None:
+    """Not of the optimizer's bytes, which stay in float32."""
+    return None if setting.optimizer_traffic else _precision("moves fewer bytes", setting)
+
+
+def _accelerator(effect: str, setting: Setting) -> _Change | None:
+    better = [each for each in setting.accelerators if each != "cpu"] if setting.device == "cpu" else []
+    return _Change(effect, {"accelerator": better[0]}) if better else None
+
+
+def _all_devices(setting: Setting) -> _Change | None:
     if setting.device == "cuda" and setting.devices_here > setting.devices:
-        yield _Change({"devices": setting.devices_here}, "divides the arithmetic")
+        return _Change("divides the arithmetic", {"devices": setting.devices_here})
+    return None
 
 
-def _communication(setting: Setting) -> Iterator[_Change]:
-    yield from _larger_batch(setting, "exchanges gradients less often for the same samples")
+def _accumulate(setting: Setting) -> _Change | None:
     more = 2 * setting.accumulate_grad_batches
     samples = (setting.batch_size or 1) * setting.devices * more
-    if setting.train_samples is None or samples <= setting.train_samples:
-        yield _Change({"accumulate_grad_batches": more}, "exchanges gradients half as often")
+    if setting.train_samples is not None and samples > setting.train_samples:
+        return None
+    return _Change("exchanges gradients half as often", {"accumulate_grad_batches": more})
 
 
-def _unclear(setting: Setting) -> Iterator[_Change]:
-    yield from ()
-
-
-def _larger_batch(setting: Setting, effect: str) -> Iterator[_Change]:
-    if setting.batch_size is not None:
-        larger = _BATCH_FACTOR * setting.batch_size
-        larger = larger if setting.batch_limit is None else min(larger, setting.batch_limit)
-        if larger > setting.batch_size:
-            yield _Change({"batch_size": larger}, effect)
-
-
-def _channels_last(setting: Setting) -> Iterator[_Change]:
-    if setting.device in ("cpu", "cuda") and setting.channels_last is False:
-        yield _Change({"channels_last": True}, "is the faster layout for convolutions")
-
-
-def _precision(setting: Setting, effect: str) -> Iterator[_Change]:
-    if setting.faster_precision is not None:
-        yield _Change({"precision": setting.faster_precision}, effect)
-
-
-def _accelerator(setting: Setting, effect: str) -> Iterator[_Change]:
-    better = [one for one in setting.accelerators if one != "cpu"] if setting.device == "cpu" else []
-    for accelerator in better[:1]:
-        yield _Change({"accelerator": accelerator}, effect)
-
-
-_RULES: dict[str, Callable[[Setting], Iterator[_Change]]] = {
-    "input": _input,
-    "transfer": _transfer,
-    "host": _host,
-    "memory": _memory,
-    "compute": _compute,
-    "elementwise": _elementwise,
-    "communication": _communication,
-    "unclear": _unclear,
+_RULES: dict[str, Sequence[Callable[[Setting], _Change | None]]] = {  # the first that applies is the advice
+    "input": (_from_memory, _on_device, _more_workers),
+    "transfer": (_on_device, _pinned),
+    "communication": (partial(_larger_batch, "exchanges gradients less often for the same samples"), _accumulate),
+    "host": (_fused, _one_batch, partial(_larger_batch, "launches as many operations for more samples"), _on_cpu),
+    "memory": (
+        _batch_for_optimizer,
+        _keep_memory,
+        _channels_last,
+        _fewer_bytes,
+        partial(_accelerator, "has more bandwidth"),
+    ),
+    "compute": (
+        _fused,
+        _channels_last,
+        _tf32,
+        partial(_precision, "was measured to compute faster here"),
+        partial(_accelerator, "computes faster"),
+        _all_devices,
+    ),
+    "elementwise": (_fused, partial(_accelerator, "computes faster")),
+    "unclear": (),
 }

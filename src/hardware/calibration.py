@@ -13,7 +13,7 @@ from .._torch import float32_formats, is_convolution
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp64")
 # What a measurement is of. The cache holds one file for each combination.
 IDENTITY = ("device", "device_name", "driver", "torch", "threads", "host", "uuid", "power_limit_w")
-_CLEARLY_FASTER = 1.2  # a smaller gain is not worth another precision
+CLEARLY_FASTER = 1.2  # a smaller gain is not worth another precision
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def faster_precision(
     # Lightning has no 16-mixed on a CPU.
     choices = {"bf16": "bf16-mixed", "fp16": "16-mixed"} if calibration.device == "cuda" else {"bf16": "bf16-mixed"}
     for name, choice in choices.items():
-        if peak and calibration.matmul_flops_per_sec.get(name, 0.0) > _CLEARLY_FASTER * peak:
+        if peak and calibration.matmul_flops_per_sec.get(name, 0.0) > CLEARLY_FASTER * peak:
             return choice
     return None
 

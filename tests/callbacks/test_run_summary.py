@@ -10,11 +10,13 @@ from batchscope.callbacks._run_summary import (
     bottleneck_facts,
     device_facts,
     is_optimizer_traffic,
+    is_tf32_faster,
     predicted_knee,
 )
 from batchscope.callbacks._setting import setting_of
 from batchscope.hardware.advice import Setting
 from batchscope.hardware.bottleneck import Bottleneck
+from batchscope.hardware.calibration import Calibration
 from batchscope.hardware.operations import Operation
 from batchscope.hardware.probes import usable_cores
 from batchscope.options.compose import check_command_line
@@ -86,6 +88,26 @@ def test_the_optimizers_traffic_is_known_by_the_bytes_of_its_operations() -> Non
 
 
 PRODUCT = Operation("aten.mm", "forward", "", "fp32", flops=3e9)
+CONVOLUTION = Operation("aten.convolution", "forward", "", "fp32", flops=4e9)  # TF32 by default
+
+
+@pytest.mark.parametrize(
+    ("operations", "form", "tf32", "faster"),
+    [
+        ([PRODUCT], "none", 60e12, True),
+        ([PRODUCT], "none", 10e12, False),  # as a card without tensor cores
+        ([PRODUCT], "tf32", 60e12, False),  # it is set
+        ([PRODUCT, CONVOLUTION], "none", 60e12, False),
+        ([replace(PRODUCT, dtype="bf16")], "none", 60e12, False),
+        ([], "none", 60e12, False),
+    ],
+)
+def test_tf32_is_faster_where_it_was_measured_so_and_most_of_the_flops_are_products_in_float32(
+    operations: list[Operation], form: str, tf32: float, faster: bool
+) -> None:
+    calibration = Calibration("cuda", "a GPU", None, "2.15", None, {"fp32": 10e12, "tf32": tf32})
+    assert is_tf32_faster(operations, calibration, form) is faster
+    assert not is_tf32_faster(operations, None, form)
 
 
 def test_a_kernel_that_runs_all_the_time_on_few_multiprocessors_leaves_nothing_to_the_host() -> None:

@@ -152,20 +152,12 @@ def test_another_project_is_advised_in_arguments_of_its_trainer_and_its_loader(k
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_precision_is_named_only_where_it_was_measured_to_be_faster(kind: str) -> None:
-    for setting in itertools.chain(own_settings(kind), others_settings(kind)):
-        if setting.faster_precision is None:
-            assert "precision" not in change(kind, setting)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_gpu_is_named_only_where_there_is_one(kind: str) -> None:
+def test_nothing_is_named_that_the_machine_has_not_or_was_measured_to_gain_nothing_by(kind: str) -> None:
     for setting in itertools.chain(own_settings(kind), others_settings(kind)):
         text = change(kind, setting)
-        if not setting.accelerators:
-            assert "gpu" not in text
-        if setting.devices_here <= setting.devices:
-            assert "devices" not in text
+        assert setting.faster_precision is not None or "precision" not in text
+        assert setting.accelerators or "gpu" not in text
+        assert setting.devices_here > setting.devices or "devices" not in text
 
 
 DIAGNOSE = ("experiment=diagnose", "tries the changes that may help, one at a time")
@@ -182,7 +174,6 @@ CASES: dict[str, tuple[str, Setting, tuple[str, str] | None]] = {
         Setting(pipeline="memory", batch_size=50, train_samples=50),
         DIAGNOSE,
     ),
-    "input: one core has no room for workers": ("input", Setting(own=False, num_workers=0, cores=1), PROFILE),
     "input: another project's loader": (
         "input",
         Setting(own=False, num_workers=0, cores=4),
@@ -198,11 +189,18 @@ CASES: dict[str, tuple[str, Setting, tuple[str, str] | None]] = {
         Setting(own=False, num_workers=0, cores=4, is_stream=True),
         ("DataLoader(num_workers=1)", MORE_WORKERS),
     ),
-    "input: a stream has its worker": ("input", Setting(own=False, num_workers=1, cores=4, is_stream=True), PROFILE),
     "compute: another precision, in another project": (
         "compute",
         Setting(own=False, device="cuda", faster_precision="bf16-mixed"),
         ("Trainer(precision='bf16-mixed')", "was measured to compute faster here"),
+    ),
+    "compute: TF32, before another precision": (
+        "compute",
+        Setting(device="cuda", tf32_is_faster=True, faster_precision="bf16-mixed"),
+        (
+            'torch.set_float32_matmul_precision("high")',
+            "computes matrix products in TF32, which was measured to be faster here",
+        ),
     ),
     "communication: in another project": (
         "communication",
@@ -220,7 +218,6 @@ CASES: dict[str, tuple[str, Setting, tuple[str, str] | None]] = {
         Setting(batch_size=8, train_samples=50_000, pipeline="memory"),
         ("data.batch_size=32", "launches as many operations for more samples"),
     ),
-    "host: the batch is the training set": ("host", Setting(batch_size=600, train_samples=600), DIAGNOSE),
     "host: accumulated batches": (
         "host",
         Setting(own=False, batch_size=16, accumulate_grad_batches=4, train_samples=64),
@@ -240,15 +237,8 @@ CASES: dict[str, tuple[str, Setting, tuple[str, str] | None]] = {
         Setting(device="cuda", devices=1, devices_here=4, batch_size=64),
         ("trainer.devices=4", "divides the arithmetic"),
     ),
-    "compute: a CPU alone": ("compute", Setting(batch_size=512, train_samples=50_000), DIAGNOSE),
-    "compute: a CPU alone, in another project": ("compute", Setting(own=False, batch_size=512), PROFILE),
     "compute: in a diagnosis": ("compute", Setting(experiment="diagnose"), None),
     "elementwise: no precision was measured for it": ("elementwise", Setting(faster_precision="bf16-mixed"), DIAGNOSE),
-    "elementwise: a loop over time": (
-        "elementwise",
-        Setting(backend="reference"),
-        ("model.backend=fused", "runs a whole sequence in one call"),
-    ),
     "unclear": ("unclear", Setting(), DIAGNOSE),
     "a bottleneck that is not known": ("magic", Setting(), None),
 }
@@ -258,12 +248,6 @@ CASES: dict[str, tuple[str, Setting, tuple[str, str] | None]] = {
 def test_the_best_change_and_what_it_does(name: str) -> None:
     kind, setting, expected = CASES[name]
     assert advise(kind, setting) == expected
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_said_to_read_weights_less_often(kind: str) -> None:
-    for setting in itertools.chain(own_settings(kind), others_settings(kind)):
-        assert "weights" not in (advise(kind, setting) or ("", ""))[1]
 
 
 def test_a_hook_that_prepares_the_batch_belongs_into_the_dataset() -> None:
