@@ -58,7 +58,7 @@ def environment() -> Iterator[None]:
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A verdict does not depend on what other programs do on the machine that runs the test."""
     monkeypatch.setattr("batchscope.hardware.bottleneck.BUSY", 2.0)
-    monkeypatch.setattr("batchscope.callbacks.profile.others_share", lambda before, after: 0.0)
+    monkeypatch.setattr("batchscope.callbacks.profile.is_disturbed", lambda noise: False)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from .._torch import is_convolution
 from ..hardware.advice import Setting
 from ..hardware.calibration import Calibration, faster_precision
 from ..hardware.devices import available
-from ..hardware.probes import usable_cores
+from ..hardware.processor import usable_cores
 
 _ACCELERATORS = {"cuda": "gpu", "mps": "mps"}
 

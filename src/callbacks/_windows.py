@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy
-import torch
 from numpy.typing import NDArray
 
 from ..hardware.contention import NoiseMeter, is_disturbed
@@ -40,16 +39,14 @@ class Windows:
     Windows follow each other by the clock. In a sweep that visits its runs in passes, each visit is a window.
 
     Args:
-        device: that trains.
         first: the update (counted from 0) before which the first window begins: those before are warm-up.
         clock, unix: the time, and the time of day.
     """
 
-    def __init__(self, device: torch.device, first: int, clock: Read = time.perf_counter, unix: Read = time.time):
+    def __init__(self, first: int, clock: Read = time.perf_counter, unix: Read = time.time):
         self.all: list[Window] = []
         self.in_passes = False
         self.first = first
-        self._device = device
         self._clock, self._unix = clock, unix
         self._began = clock()
         self._meter: NoiseMeter | None = None
@@ -77,7 +74,7 @@ class Windows:
         """Begin a window with this update; the one that lasts ends."""
         self.end(update)
         if self._meter is None:
-            self._meter = NoiseMeter(self._device)
+            self._meter = NoiseMeter()
         else:
             self._meter.read()  # what happened since the last window is in none
         self.all.append(Window(update, pass_, self._unix(), self._clock()))

@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from .._lightning import callbacks_of
 from ..files import why, write_folder
-from ..hardware.contention import Noise, cpu_seconds, noise_between, others_share
+from ..hardware.contention import Noise, cpu_seconds, is_disturbed, noise_between
 from ..hardware.devices import cache_bytes
 from ..hardware.measure import find_calibration
 from ..hardware.operations import OperationRecorder
@@ -260,7 +260,7 @@ class OperationProfiler(Callback):
         if not self._timer.updates:
             rank_zero_warn(f"OperationProfiler has measured no step: it needs {self.warmup_steps + 1} updates")
             return
-        trace, load = self._profiler.trace(), cpu_seconds()
+        trace, noise = self._profiler.trace(), noise_between(self._load, cpu_seconds())
         if self._profiler.error is not None:
             self._notes.append(f"there is no trace: {self._profiler.error}")
         is_telling = time.perf_counter() - self._began >= _TELLING_S
@@ -273,8 +273,8 @@ class OperationProfiler(Callback):
             recorder=self._recorder if self._records else None,
             events=trace["traceEvents"],
             calibration=self._calibration,
-            others=others_share(self._load, load),
-            noise=noise_between(self._load, load) if is_telling else Noise(),
+            others=noise.others_share if is_disturbed(noise) else 0.0,
+            noise=noise if is_telling else Noise(),
             is_judged=trainer.world_size == 1
             and not any(isinstance(one, ThroughputMonitor) for one in callbacks_of(trainer)),
             notes=self._notes,

@@ -165,7 +165,7 @@ class ThroughputMonitor(Callback):
         analysis.begin(trainer, pl_module, lambda: self.timer.part)
         self._recorded = analysis.recorded
         self._first_counted = max(1, self.warmup_steps, self._recorded.last)
-        self.windows = Windows(device, self._first_counted)
+        self.windows = Windows(self._first_counted)
         self.table = UpdateTable(self.warmup_steps, self.windows, trainer.global_step)
         self._writer = StepWriter(trainer, self.details)
         self._validating, self._windows_read = False, 0

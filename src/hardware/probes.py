@@ -5,18 +5,17 @@ failure, with one warning a process. No probe raises into the training.
 """
 
 import contextlib
-import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import psutil
 import torch
 
 from .devices import nvml_handle
 from .nvml_readings import SM_ACTIVITY, THROTTLED, Activity, Throttling
+from .processor import usable_cores
 
 UTILIZATION = (
     "device/utilization_pct"  # of a GPU: share of a window of 1/6 to 1 s in which any kernel ran, however small
@@ -34,7 +33,6 @@ CHILDREN_EVERY_S = 2.0
 MAX_WATTS = 2000  # see AmdProbe
 _LOST = (15, 16)  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
 _GIB = 2**30
-CGROUP = Path("/sys/fs/cgroup")
 
 Clock = Callable[[], float]
 Query = Callable[[], float | Mapping[str, float] | None]
@@ -220,30 +218,3 @@ def cpu_seconds_of(process: psutil.Process) -> float:
     """CPU seconds that a process has used."""
     times = process.cpu_times()
     return times.user + times.system
-
-
-def usable_cores(cgroup: Path = CGROUP) -> float:
-    """The cores that this process may use: its affinity, or the quota of its control group if that is lower."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cpu_quota(cgroup)
-    return cores if quota is None else min(cores, quota.cores)
-
-
-class Quota(NamedTuple):
-    """The processor time that a control group may use, in cores, and what it has used, in seconds of one core."""
-
-    cores: float
-    used_s: float
-
-
-def cpu_quota(cgroup: Path = CGROUP) -> Quota | None:
-    """The quota of this container's control group, of version 2 or 1; None where there is none."""
-    with contextlib.suppress(OSError, ValueError):  # ValueError: "max", which is no quota
-        quota, period = map(int, (cgroup / "cpu.max").read_text().split())
-        used = dict(line.split() for line in (cgroup / "cpu.stat").read_text().splitlines())
-        return Quota(quota / period, int(used["usage_usec"]) / 1e6)
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = (int((cgroup / "cpu" / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
-        if quota > 0:  # -1 is no quota
-            return Quota(quota / period, int((cgroup / "cpuacct" / "cpuacct.usage").read_text()) / 1e9)
-    return None

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from batchscope.callbacks import profile
 from batchscope.callbacks.profile import OperationProfiler, UpdateTimer
 from batchscope.hardware.calibration import Calibration
+from batchscope.hardware.contention import Noise
 from batchscope.records.explanation import FILE, TRACE, Cost, Explanation
 from tests.support.runs import SMALL, run
 from tests.support.third_party_modules import Stranger, loader
@@ -39,7 +40,7 @@ UPDATES = 1 + 2 + 3 + 4  # of `profiler()`: warm-up, plain, recorded, traced aft
 @pytest.fixture(autouse=True)
 def measured_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "find_calibration", lambda device, measure: CALIBRATION)
-    monkeypatch.setattr(profile, "others_share", lambda before, after: 0.0)
+    monkeypatch.setattr(profile, "noise_between", lambda before, after: Noise())
 
 
 def profiler(**options: Any) -> OperationProfiler:

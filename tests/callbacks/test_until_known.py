@@ -7,7 +7,6 @@ from typing import Any
 import lightning
 import numpy
 import pytest
-import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
@@ -70,9 +69,6 @@ def test_a_run_that_stops_when_its_median_is_known_knows_it() -> None:
 
 class Quiet:
     """A machine that nothing disturbs."""
-
-    def __init__(self, device: torch.device):
-        pass
 
     def read(self) -> Noise:
         return Noise(others_share=0.0, idle_share=1.0)

@@ -8,7 +8,6 @@ import pytest
 from batchscope.callbacks import _windows
 from batchscope.callbacks._windows import Windows
 from batchscope.hardware.contention import Noise
-from tests.support.tables import CPU
 
 QUIET = Noise(others_share=0.0, idle_share=0.5)
 
@@ -54,7 +53,7 @@ def train(windows: Windows, clock: Time, *seconds: float) -> list[int]:
 
 
 def test_a_window_begins_after_the_warm_up_and_every_quarter_of_a_second(clock: Time) -> None:
-    windows = Windows(CPU, 3, clock)
+    windows = Windows(3, clock)
     assert train(windows, clock, *[0.1] * 12) == [3, 6, 9]
     assert windows.current is windows.all[-1]
     windows.end(12)
@@ -63,24 +62,24 @@ def test_a_window_begins_after_the_warm_up_and_every_quarter_of_a_second(clock: 
 
 
 def test_each_long_step_is_a_window(clock: Time) -> None:
-    assert train(Windows(CPU, 1, clock), clock, *[2.0] * 4) == [1, 2, 3]
+    assert train(Windows(1, clock), clock, *[2.0] * 4) == [1, 2, 3]
 
 
 def test_a_long_run_has_longer_windows(clock: Time) -> None:
-    windows = Windows(CPU, 1, clock)
+    windows = Windows(1, clock)
     train(windows, clock, *[0.5] * 20_000)
     assert len(windows.all) < 500
     assert windows.all[-2].seconds == pytest.approx(0.02 * 10_000, rel=0.1)
 
 
 def test_a_clock_that_jumps_back_begins_another_window(clock: Time) -> None:
-    windows = Windows(CPU, 1, clock)
+    windows = Windows(1, clock)
     assert train(windows, clock, 0.1, 0.1, -50, 0.1, 0.1) == [1, 3]
     assert windows.all[0].seconds == 0
 
 
 def test_in_passes_each_visit_is_a_window(clock: Time) -> None:
-    windows = Windows(CPU, 1, clock)
+    windows = Windows(1, clock)
     windows.in_passes = True
     assert train(windows, clock, *[1.0] * 4) == []
     windows.begin(4, pass_=7)
@@ -94,14 +93,14 @@ def test_in_passes_each_visit_is_a_window(clock: Time) -> None:
 
 
 def test_a_window_without_an_update_is_dropped(clock: Time) -> None:
-    windows = Windows(CPU, 0, clock)
+    windows = Windows(0, clock)
     windows.begin(5)
     windows.end(5)
     assert (windows.all, windows.facts(), windows.last) == ([], {}, None)
 
 
 def test_the_share_of_others_is_over_the_time_of_all_windows(clock: Time, noises: list[Noise]) -> None:
-    windows = Windows(CPU, 0, clock)
+    windows = Windows(0, clock)
     noises += [Noise(0.8, 0.0), Noise(), Noise(0.04, 0.9)]
     for update, seconds in enumerate((1.0, 5.0, 3.0)):
         windows.begin(update)
@@ -112,7 +111,7 @@ def test_the_share_of_others_is_over_the_time_of_all_windows(clock: Time, noises
 
 
 def test_on_an_accelerator_a_window_counts_as_busy_only_if_it_was_slowed(clock: Time, noises: list[Noise]) -> None:
-    windows = Windows(CPU, 0, clock)
+    windows = Windows(0, clock)
     noises += [Noise(0.4, idle_share=0.5), Noise(0.4, idle_share=0.1), Noise()]
     for update in range(3):
         windows.begin(update)

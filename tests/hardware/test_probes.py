@@ -1,7 +1,6 @@
 """Probes: what they read and what they leave out; a fake plays NVML."""
 
 import ctypes
-import os
 import subprocess
 import sys
 import time
@@ -28,7 +27,6 @@ from batchscope.hardware.probes import (
     ProcessProbe,
     QueryProbe,
     probes_for,
-    usable_cores,
 )
 from tests.support.devices import Clock
 
@@ -445,15 +443,6 @@ def test_a_real_child_is_seen():
         assert probe.read()[PROCESSOR_TIME] > 0
         assert process in probe._children
         child.kill()
-
-
-@pytest.mark.parametrize("text, cores", [("150000 100000", 1.5), ("max 100000", 8), ("800000000 100000", 8), ("", 8)])
-def test_usable_cores(monkeypatch, tmp_path, text, cores):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    (tmp_path / "cpu.max").write_text(text)
-    (tmp_path / "cpu.stat").write_text("usage_usec 5")
-
-    assert usable_cores(tmp_path) == cores
 
 
 def test_cpu_probes_are_for_the_cpu():

@@ -3,13 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from batchscope.callbacks._table import UpdateTable
 from batchscope.callbacks._timer import PAUSE, Batch, Clock
 from batchscope.callbacks._windows import Window, Windows
-
-CPU = torch.device("cpu")
 
 
 def batch(step: int, samples: int = 4, timesteps: int = 0, recorded: bool = False, **ms: float) -> Batch:
@@ -31,7 +27,7 @@ def table_of(
     """
     steps = [0.001, *step_ms]
     held = [samples] * len(step_ms) if isinstance(samples, int) else list(samples)
-    table = UpdateTable(warmup, Windows(CPU, 1))
+    table = UpdateTable(warmup, Windows(1))
     batches = [batch(n, size, forward=ms) for n, (ms, size) in enumerate(zip(steps, [1, *held], strict=True), start=1)]
     table.add(batches, Clock())
     border = len(steps) if disturbed_from is None else 1 + disturbed_from
