@@ -18,7 +18,7 @@ from harness import median, write_result
 from torch.nn import functional as F
 
 from batchscope.data.spec import DataSpec
-from batchscope.hardware.allocator import keep_freed_memory
+from batchscope.hardware.host_memory import keep_freed_memory
 from batchscope.models.cnn import SimpleCNN
 from batchscope.models.recurrent import StackedLSTM
 

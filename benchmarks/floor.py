@@ -23,8 +23,8 @@ from counted_on_paper import table as paper_table
 from harness import machine, median, write_result
 from zoo_steps import zoo_batch, zoo_task
 
-from batchscope.hardware.allocator import keep_freed_memory
 from batchscope.hardware.calibration import Calibration
+from batchscope.hardware.host_memory import keep_freed_memory
 from batchscope.hardware.measure import calibrate
 from batchscope.hardware.operations import Operation, OperationRecorder, merge
 from batchscope.hardware.roofline import Peaks, lower_bound, peaks_of

@@ -32,7 +32,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from batchscope.data.mnist import MNIST
-from batchscope.hardware.allocator import keep_freed_memory
+from batchscope.hardware.host_memory import keep_freed_memory
 from batchscope.models.cnn import SimpleCNN
 from batchscope.options.compose import check_command_line
 from batchscope.training import run as program

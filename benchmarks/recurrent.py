@@ -31,7 +31,7 @@ import torch
 from harness import median, middle_half, write_result
 from torch import Tensor, nn
 
-from batchscope.hardware.allocator import keep_freed_memory
+from batchscope.hardware.host_memory import keep_freed_memory
 from batchscope.models.layout import torch_state_dict
 from batchscope.models.recurrent import RNNCell, StackedLSTM, unroll
 

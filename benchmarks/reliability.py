@@ -30,7 +30,7 @@ from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.checkpointing.callback import Checkpoints
 from batchscope.checkpointing.checkpoint_file import AtomicCheckpointIO, load_checkpoint
 from batchscope.errors import UserError
-from batchscope.hardware.allocator import keep_freed_memory
+from batchscope.hardware.host_memory import keep_freed_memory
 from batchscope.options.compose import check_command_line
 from batchscope.training.build import build
 from batchscope.training.task import Task

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from batchscope.data.spec import DataSpec
-from batchscope.hardware.allocator import keep_freed_memory
+from batchscope.hardware.host_memory import keep_freed_memory
 from batchscope.options.compose import check_command_line
 from batchscope.training.build import build
 

@@ -57,8 +57,8 @@ def environment() -> Iterator[None]:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A verdict does not depend on what other programs do on the machine that runs the test."""
-    monkeypatch.setattr("batchscope.hardware.bottleneck.BUSY", 2.0)
-    monkeypatch.setattr("batchscope.callbacks.profile.is_disturbed", lambda noise: False)
+    for rule in ("bottleneck.BUSY", "bottleneck.SHARED", "contention.MAX_SHARE"):
+        monkeypatch.setattr(f"batchscope.hardware.{rule}", 2.0)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
-from ..hardware.memory_limits import private_rss
+from ..hardware.host_memory import private_rss
 from ..hardware.nvml_readings import DRAM_ACTIVITY, SM_ACTIVITY, TENSOR_ACTIVITY, THROTTLED, THROTTLED_BY
 from ..hardware.probes import (
     CPU,

@@ -16,8 +16,8 @@ from ..errors import Interrupted, PeerLostError, UserError
 from ..files import NO_SPACE, WriteError, is_inside, why
 from ..hardware.calibration import faster_precision
 from ..hardware.calibration_cache import cached_calibration
+from ..hardware.device_memory import is_out_of_memory
 from ..hardware.host_memory import host_memory
-from ..hardware.memory_limits import is_out_of_memory
 from ..options.command_lines import resume_command
 from ..records import formatting
 from ..records.read import FILE

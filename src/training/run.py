@@ -25,8 +25,8 @@ from ..data.base import DataModule
 from ..data.plain import Data, lightning_of
 from ..distributed.agreement import Agreement, end_together
 from ..errors import UserError, show_tracebacks, warn
-from ..hardware.allocator import keep_freed_memory
 from ..hardware.devices import describe
+from ..hardware.host_memory import keep_freed_memory
 from ..options import trust
 from ..options.command_lines import program
 from ..records.read import optimized, read

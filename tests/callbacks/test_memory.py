@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader
 
 from batchscope.callbacks import memory
 from batchscope.callbacks.memory import MemoryMonitor
-from batchscope.hardware import memory_limits
 from tests.support.third_party_modules import Stranger, loader
 
 
@@ -217,17 +216,3 @@ def test_a_training_goes_on_bit_for_bit_as_without_the_monitor(tmp_path: Path) -
         lightning.Trainer(callbacks=callbacks, **options).fit(module, loader())
         weights.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
     assert torch.equal(*weights)
-
-
-def test_an_error_of_another_kind_is_no_out_of_memory() -> None:
-    assert memory_limits.is_out_of_memory(RuntimeError("CUDA error: out of memory"))
-    assert memory_limits.is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"))
-    assert memory_limits.is_out_of_memory(MemoryError())
-    assert not memory_limits.is_out_of_memory(ValueError("out of memory"))
-    assert not memory_limits.is_out_of_memory(RuntimeError("shape mismatch"))
-
-
-def test_a_gpus_peaks_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = [{"allocated_bytes.all.peak": 200, "reserved_bytes.all.peak": 400}]
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: known.pop())
-    assert memory_limits.measured_bytes(torch.device("cuda")) == {"allocated": 200, "reserved": 400}

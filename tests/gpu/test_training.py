@@ -14,7 +14,7 @@ from torch.nn.utils import get_total_norm
 
 from batchscope.callbacks import StopOnNonFinite
 from batchscope.checkpointing.random_state import random_state, restore_random_state
-from batchscope.hardware.memory_limits import is_out_of_memory
+from batchscope.hardware.device_memory import is_out_of_memory
 from batchscope.models.recurrent import RNNCell, StackedLSTM, unroll
 from batchscope.training.optimizer import SGD
 from tests.gpu.conftest import REHEARSAL

@@ -1,13 +1,15 @@
-"""What memory a process has and may still take, by the limits of the process's control groups."""
+"""The host's memory: what a process has and may still take, by its control groups, and that it keeps what it frees."""
 
 import mmap
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from batchscope.hardware import host_memory, memory_limits
+from batchscope.hardware import host_memory
 
 MIB = 2**20
 
@@ -33,13 +35,13 @@ def test_private_memory_has_tensors_and_no_mapped_files(tmp_path: Path) -> None:
     file = tmp_path / "library"
     file.write_bytes(bytes(64 * MIB))
     process = psutil.Process()
-    before = memory_limits.private_rss(process)
+    before = host_memory.private_rss(process)
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert sum(mapped[::4096]) == 0
-        assert memory_limits.private_rss(process) - before < 32 * MIB
+        assert host_memory.private_rss(process) - before < 32 * MIB
     with mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE) as held:
         held.write(bytes(64 * MIB))
-        assert 32 * MIB < memory_limits.private_rss(process) - before < 160 * MIB
+        assert 32 * MIB < host_memory.private_rss(process) - before < 160 * MIB
 
 
 def free() -> int:
@@ -94,3 +96,47 @@ def test_without_a_limit_the_machines_memory_is_free(groups: Path, memberships: 
     if memberships is not None:
         (groups / "of_process").write_text(memberships)
     assert free() > 0
+
+
+# Blocks of 48 MiB, more than glibc ever keeps by itself.
+STEPS = """
+import resource
+from batchscope.hardware.host_memory import keep_freed_memory
+changed = {call}
+def step():
+    for _ in range(4):
+        b"x" * (48 * 2**20)
+for _ in range(5):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    step()
+print(changed, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+
+
+def page_faults(call: str, **environment: str) -> tuple[str, int]:
+    """What `call` said, and the page faults of five steps after it, in a process of its own."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    line = [sys.executable, "-c", STEPS.format(call=call)]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, env=clean | environment)
+    changed, faults = done.stdout.split()
+    return changed, int(faults)
+
+
+@pytest.mark.slow
+@linux
+def test_a_step_does_not_fault_in_again_what_the_last_one_freed():
+    changed, kept = page_faults("keep_freed_memory()")
+    _, returned = page_faults("None")
+    assert changed == "True"
+    assert kept < 100
+    assert returned > 10 * max(kept, 1)
+
+
+@pytest.mark.slow
+@linux
+def test_what_the_environment_says_of_malloc_is_left_alone():
+    changed, _ = page_faults("keep_freed_memory()", MALLOC_TRIM_THRESHOLD_="131072")
+    assert changed == "False"

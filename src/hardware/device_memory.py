@@ -1,0 +1,88 @@
+"""The memory of the device that trains: what training holds, the most it has held, and whether an error says it is full."""
+
+from collections.abc import Iterable
+
+import psutil
+import torch
+from torch.distributed.tensor import DTensor
+
+from .._torch import storage_id
+from .host_memory import peak_rss, private_rss
+from .traffic import storages
+
+ALLOCATED = "device/memory_allocated_gib"
+PEAK = "device/memory_peak_gib"
+RESERVED = "device/memory_reserved_gib"  # CUDA and AMD
+_GIB = 2**30
+
+# In any other RuntimeError. cuBLAS and cuDNN report the lack of memory for their own buffers by a status.
+_OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+_OUT_OF_MEMORY += ("CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the device or the host has no more memory."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+class MemoryReadings:
+    """GiB of the device's memory that training holds, now and at most. Reading them waits for nothing.
+
+    CUDA and AMD: the tensors in torch's allocator, their peak since this was made, validation included, and the peak of
+    what the allocator has reserved for them on the device. MPS: the same tensors, and their highest reading. CPU: the
+    process's memory in RAM without the libraries' files, and its highest reading. Any other device has no readings.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._process = psutil.Process()
+        self._peak = 0.0
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def __call__(self) -> dict[str, float]:
+        """The readings by metric."""
+        if self._device.type == "cuda":
+            allocated, reserved = _of_allocator(self._device)
+            found = {ALLOCATED: allocated["current"], PEAK: allocated["peak"], RESERVED: reserved["peak"]}
+            return {key: held / _GIB for key, held in found.items()}
+        if self._device.type == "mps":
+            held = torch.mps.current_allocated_memory() / _GIB
+        elif self._device.type == "cpu":
+            held = private_rss(self._process) / _GIB
+        else:
+            return {}
+        self._peak = max(self._peak, held)
+        return {ALLOCATED: held, PEAK: self._peak}
+
+
+def measured_bytes(device: torch.device) -> dict[str, int]:
+    """What the device itself tells of its memory; empty for a device that tells nothing.
+
+    CUDA: `allocated`, the most that tensors have held, and `reserved`, the most that torch's allocator has taken from the
+    device for them. MPS: what they hold now. CPU: `process_peak`, the most that the process has had in RAM.
+    """
+    if device.type == "cuda":
+        allocated, reserved = _of_allocator(device)
+        return {"allocated": allocated["peak"], "reserved": reserved["peak"]}
+    if device.type == "mps":
+        return {"allocated": torch.mps.current_allocated_memory(), "reserved": torch.mps.driver_allocated_memory()}
+    return {"process_peak": peak_rss()} if device.type == "cpu" else {}
+
+
+def _of_allocator(device: torch.device) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes that tensors hold in torch's allocator, and that it has reserved: `current` and `peak` of each.
+
+    One call of the allocator. `torch.cuda.memory_stats` would flatten and sort its hundred numbers for each sample.
+    """
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    nothing = {"all": {"current": 0, "peak": 0}}  # where CUDA is not initialized yet
+    return stats.get("allocated_bytes", nothing)["all"], stats.get("reserved_bytes", nothing)["all"]
+
+
+def bytes_of(tensors: Iterable[object]) -> int:
+    """Bytes of the storages of tensors, each storage once; of a sharded tensor those of this rank."""
+    local = (each.to_local() if isinstance(each, DTensor) else each for each in tensors)
+    return sum({storage_id(storage): storage.nbytes() for each in local for storage in storages(each)}.values())
