@@ -12,8 +12,7 @@ from harness import median, middle_half
 from monitoring import WARM_UP, Clock, cnn, default_trainer, lightnings_own, ours, turn
 from torch.nn import functional as F
 
-from batchscope.callbacks.device import AllocatorProbe
-from batchscope.hardware.probes import probes_for
+from batchscope.hardware.probes import probe_for
 from batchscope.hardware.timing import clock
 
 from . import Result, Setting
@@ -45,19 +44,16 @@ def batch_64(setting: Setting) -> Result:
 
 
 def readings(setting: Setting) -> Result:
-    """What a reading of the device and of the process takes: a thread makes it four times a second, and an epoch's end once."""
-    lines, data = ["| probe | median | slowest of 40 |", "| --- | ---: | ---: |"], {}
+    """What a reading of the device and of the process takes: a thread makes it four times a second."""
     device = torch.device(setting.device, 0) if setting.device == "cuda" else torch.device("cpu")
-    for probe in [*probes_for(device), AllocatorProbe(device)]:
-        taken = []
-        for _ in range(4 if setting.small else 40):
-            started = time.perf_counter()
-            probe.read()
-            taken.append(time.perf_counter() - started)
-            time.sleep(0.01 if setting.small else 0.12)
-        data[type(probe).__name__] = taken
-        lines.append(f"| {type(probe).__name__} | {1e6 * median(taken):,.0f} µs | {1e6 * max(taken):,.0f} µs |")
-    return Result("\n".join(lines), data)
+    probe, taken = probe_for(device), []
+    for _ in range(4 if setting.small else 40):
+        started = time.perf_counter()
+        probe.read()
+        taken.append(time.perf_counter() - started)
+        time.sleep(0.01 if setting.small else 0.12)
+    words = f"median {1e6 * median(taken):,.0f} µs, slowest of {len(taken)} {1e6 * max(taken):,.0f} µs"
+    return Result(words, {"probe": taken})
 
 
 def _compare(setting: Setting, batch: int, steps: int) -> dict[str, list[float]]:

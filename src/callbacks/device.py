@@ -2,92 +2,48 @@
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
-import psutil
-import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
-from ..hardware.host_memory import private_rss
-from ..hardware.nvml_readings import DRAM_ACTIVITY, SM_ACTIVITY, TENSOR_ACTIVITY, THROTTLED, THROTTLED_BY
-from ..hardware.probes import (
-    CPU,
+from ..hardware.device_memory import ALLOCATED, PEAK, RESERVED
+from ..hardware.nvml_readings import (
+    DRAM_ACTIVITY,
     POWER,
-    PROCESSOR_TIME,
-    RSS,
+    SM_ACTIVITY,
     SM_CLOCK,
+    TENSOR_ACTIVITY,
+    THROTTLED,
+    THROTTLED_BY,
     UTILIZATION,
-    probes_for,
 )
-from ..hardware.sampler import Sampler, named
+from ..hardware.probes import CPU, PROCESSOR_TIME, RSS, probe_for
+from ..hardware.sampler import Sampler, Span, Spans, Timeline, named
 from ..options.types import PositiveFloat
 from ._never_raise import never_raise
 from ._writer import Row, StepWriter
 
-MEMORY_PEAK = "device/memory_peak_gib"
-MEMORY_RESERVED = "device/memory_reserved_gib"
-MEMORY_ALLOCATED = "device/memory_allocated_gib"
 LOGGED = (
     *(UTILIZATION, PROCESSOR_TIME, SM_ACTIVITY, TENSOR_ACTIVITY, DRAM_ACTIVITY, SM_CLOCK),
     *(THROTTLED, *THROTTLED_BY.values()),
-    *(MEMORY_PEAK, MEMORY_RESERVED, MEMORY_ALLOCATED, POWER, CPU, RSS),
+    *(PEAK, RESERVED, ALLOCATED, POWER, CPU, RSS),
 )
-
 FLUSH_EVERY = 20  # samples written together
-_GIB = 2**30
-_OF_CUDA = {
-    MEMORY_ALLOCATED: "allocated_bytes.all.current",
-    MEMORY_PEAK: "allocated_bytes.all.peak",
-    MEMORY_RESERVED: "reserved_bytes.all.peak",
-}
-
-
-class AllocatorProbe:
-    """GiB of the device's memory that training holds, now and at most. Reading it waits for nothing.
-
-    CUDA and AMD: the tensors in torch's allocator, their peak since the probe was made, validation included, and the peak
-    of what the allocator has reserved for them on the device. MPS: the same tensors, and their highest sample. CPU: the
-    process's memory in RAM without the libraries' files, and its highest sample.
-    """
-
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._process = psutil.Process()
-        self._peak = 0.0
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-
-    def read(self) -> dict[str, float]:
-        """The readings by metric; empty for any other device."""
-        if self._device.type == "cuda":
-            stats = torch.cuda.memory_stats(self._device)  # empty before the first allocation
-            return {key: stats.get(name, 0) / _GIB for key, name in _OF_CUDA.items()}
-        if self._device.type == "mps":
-            held = torch.mps.current_allocated_memory() / _GIB
-        elif self._device.type == "cpu":
-            held = private_rss(self._process) / _GIB
-        else:
-            return {}
-        self._peak = max(self._peak, held)
-        return {MEMORY_ALLOCATED: held, MEMORY_PEAK: self._peak}
 
 
 class DeviceMonitor(Callback):
     """Samples the training device and the process in a thread, and logs each sample at the step nearest to it.
 
     Logs the metrics in `LOGGED` as far as the device offers them; docs/measuring.md has their units and meanings.
-    Nothing is sampled during validation, or between two epochs, where checkpoints are written. Samples that share a step
-    are logged as their mean. Rank 0's samples are logged.
+    Samples of validations, and of the time between two epochs, where checkpoints are written, are not logged. Samples
+    that share a step are logged as their mean. Rank 0's samples are logged.
 
-    A callback that times the steps may define the training time by `follow`, `pause`, `resume` and `restart`.
-    ThroughputMonitor does, so that power and energy are those of the steps in its summary.
-
-    After the fit `summary` (before its end: `result()`) has what `Sampler.summary` returns, and the memory's peak.
+    After the fit `summary` has what `result()` returns.
 
     Args:
         interval_s: seconds between samples; at least 0.1 s is used.
@@ -102,9 +58,23 @@ class DeviceMonitor(Callback):
         self.details = details
         self.summary: dict[str, float | str] = {}
         self._sampler: Sampler | None = None
-        self._following = False
+        self._timeline = Timeline()  # of this fit, or of the last one
+        self._spans = Spans()  # of training
         self._rows: list[Row] = []
         self._last = (0.0, 0)  # when the last step ended, and its number
+
+    def result(self, spans: Iterable[Span] | None = None) -> dict[str, float | str]:
+        """What was sampled in this fit, or in the last one, also before its end: see `Timeline.over`, and the memory's peak.
+
+        Args:
+            spans: of `time.perf_counter()` in seconds; by default those of training, without validations and the time
+                between epochs.
+        """
+        if self._sampler is not None:
+            self._sampler.sample()
+        found = self._timeline.over(self._spans.all() if spans is None else spans)
+        peaks = {named(key, "max"): key for key in (PEAK, RESERVED)}  # the maximum of a peak is the peak
+        return {peaks.get(key, key): value for key, value in found.items()}
 
     @override
     @never_raise
@@ -112,19 +82,18 @@ class DeviceMonitor(Callback):
         self.disable()
         self.summary, self._rows = {}, []
         self._writer = StepWriter(trainer, self.details)
-        device = trainer.strategy.root_device
-        self._sampler = Sampler([*probes_for(device), AllocatorProbe(device)], self.interval_s)
-        self._last = (time.perf_counter(), trainer.global_step)
+        self._sampler = Sampler(probe_for(trainer.strategy.root_device).read, self.interval_s)
         self._sampler.start()
-        if self._following:
-            self.follow(True)
+        self._timeline = self._sampler.timeline
 
     @override
+    @never_raise
     def on_train_epoch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any = None, batch_idx: int = 0
     ) -> None:
-        if not self._following:  # fetching the first batch is a part of training
-            self.resume(trainer)
+        if self._sampler is not None and not self._spans.running:  # fetching the first batch is a part of training
+            self._spans.run(True)
+            self._last = (time.perf_counter(), trainer.global_step)
 
     on_train_batch_start = on_train_epoch_start  # after a validation in mid-epoch
 
@@ -133,86 +102,52 @@ class DeviceMonitor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._collect(trainer)
-        if len(self._rows) >= FLUSH_EVERY:
-            self._write(trainer)
+        if self._spans.running:
+            self._collect(trainer)
+            if len(self._rows) >= FLUSH_EVERY:
+                self._write(trainer)
 
     @override
+    @never_raise
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._following:
-            self.pause(trainer)
+        if self._spans.running:
+            self._spans.run(False)
+            self._collect(trainer)
+            self._write(trainer)
 
     on_train_epoch_end = on_validation_start
 
     @override
+    @never_raise
     def on_train_end(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException | None = None
     ) -> None:
-        self._finish(trainer)
+        if self._sampler is not None:
+            if self._spans.running:  # the fit ends in mid-epoch
+                self._spans.run(False)
+                self._collect(trainer)
+            self._sampler.stop()
+            self._sampler = None
+            self.summary = self.result()
+            self._write(trainer, last=True)
 
     on_exception = on_train_end
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._finish(trainer)
-        self._following = False
+        self.on_train_end(trainer, pl_module)
 
     def disable(self) -> None:
         """Stop measuring in this fit, and end the thread."""
         sampler, self._sampler = self._sampler, None
         if sampler is not None:
             sampler.stop()
-
-    def result(self, spans: object = None) -> dict[str, float | str]:
-        """The summary up to the last sample, also before the fit has ended."""
-        if self._sampler is None:
-            return self.summary
-        peaks = {named(key, "max"): key for key in (MEMORY_PEAK, MEMORY_RESERVED)}  # the maximum of a peak is the peak
-        return {peaks.get(key, key): value for key, value in self._sampler.summary().items()}
-
-    @never_raise
-    def follow(self, following: bool) -> None:
-        """Until the fit ends, sample only between `resume` and `pause`; with False, sample by the monitor's own hooks again."""
-        self._following = following
-        if following and self._sampler is not None:
-            self._sampler.pause()
-            self._sampler.restart()
-
-    @never_raise
-    def pause(self, trainer: Trainer) -> None:
-        """Stop sampling: training time ends here."""
-        if self._sampler is not None and not self._sampler.paused:
-            self._sampler.pause()
-            self._collect(trainer)
-            self._write(trainer)
-
-    @never_raise
-    def resume(self, trainer: Trainer) -> None:
-        """Sample again: training time continues."""
-        if self._sampler is not None and self._sampler.paused:
-            self._sampler.resume()
-            self._last = (time.perf_counter(), trainer.global_step)
-
-    @never_raise
-    def restart(self) -> None:
-        """Start a new summary; the samples so far are still logged."""
-        if self._sampler is not None:
-            self._sampler.restart()
-
-    @never_raise
-    def _finish(self, trainer: Trainer) -> None:
-        if self._sampler is not None:
-            self._sampler.stop()
-            self.summary = self.result()
-            self._collect(trainer)
-            self._sampler = None
-            self._write(trainer, last=True)
+        self._timeline, self._spans = Timeline(), Spans()
 
     def _collect(self, trainer: Trainer) -> None:
-        if self._sampler is None:
-            return
+        """Give each sample since the last step, or since training went on, to the step nearest to it."""
         (last_time, last_step), (now, step) = self._last, (time.perf_counter(), trainer.global_step)
-        for timestamp, readings in self._sampler.drain():
+        for timestamp, readings in self._timeline.after(last_time):
             nearest = last_step if timestamp - last_time < now - timestamp else step
             self._rows.append((nearest, {key: readings[key] for key in LOGGED if key in readings}))
         self._last = (now, step)

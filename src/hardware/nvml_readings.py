@@ -1,10 +1,22 @@
-"""Readings of an NVIDIA GPU that take more than one call of NVML: why its clocks are lowered, and how active its units are."""
+"""Readings of an NVIDIA GPU or a MIG instance through NVML, which finds the device by its UUID.
+
+torch.cuda has readings of its own for some of them. It counts devices as NVML does, in the order of the PCI bus, while CUDA
+counts the fastest first: in a machine with two kinds of cards torch may read another one than the one that trains.
+"""
 
 import contextlib
 import weakref
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import torch
+
+from .devices import nvml_handle
+
+UTILIZATION = "device/utilization_pct"  # share of a window of 1/6 to 1 s in which any kernel ran, however small
+SM_CLOCK = "device/sm_clock_mhz"
+POWER = "device/power_w"  # of the whole device; newer NVIDIA devices report the mean of the last second
+ENERGY = "device/energy_j"  # a counter of the whole device that only grows; NVIDIA Volta and later
 
 # 100 while the clocks are lowered, else 0, so that a mean is a share of the time; in all, and by cause.
 THROTTLED = "device/throttled_pct"
@@ -20,6 +32,36 @@ _COUNTERS = {
 }
 MIN_GPM_SPAN_S = 0.1  # that NVML wants between two samples of its performance counters
 
+Clock = Callable[[], float]
+Query = Callable[[], float | Mapping[str, float] | None]
+
+
+def nvidia_queries(device: torch.device, clock: Clock) -> dict[str, Query]:
+    """What can be read of a device, by key.
+
+    Raises:
+        ImportError: without nvidia-ml-py.
+        pynvml.NVMLError: without a driver, or for a device that NVML does not know.
+    """
+    import pynvml
+
+    nvml: Any = pynvml
+    nvml.nvmlInit()
+    handle = nvml_handle(nvml, device)
+    queries: dict[str, Query] = {
+        UTILIZATION: lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+        POWER: lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        ENERGY: lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
+        SM_CLOCK: lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+    }
+    # An older binding does not know these, and an older driver or device, or a MIG instance, does not offer them.
+    with contextlib.suppress(nvml.NVMLError, AttributeError):
+        queries[THROTTLED] = Throttling(nvml, handle)
+    with contextlib.suppress(nvml.NVMLError, AttributeError):
+        if nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+            queries[SM_ACTIVITY] = Activity(nvml, handle, clock)
+    return queries
+
 
 class Throttling:
     """Whether the clocks are lowered at this moment, and why: the causes that the device can report.
@@ -30,18 +72,11 @@ class Throttling:
     """
 
     def __init__(self, nvml: Any, handle: Any):
-        try:
-            self._reasons(nvml, handle, "ClocksEvent")
-        except (nvml.NVMLError, AttributeError):  # a driver or a binding from before 535
-            self._reasons(nvml, handle, "ClocksThrottle")
-
-    def _reasons(self, nvml: Any, handle: Any, name: str) -> None:
-        supported = getattr(nvml, f"nvmlDeviceGetSupported{name}Reasons")(handle)
-        self._read = partial(getattr(nvml, f"nvmlDeviceGetCurrent{name}Reasons"), handle)
-        self._read()  # refused here rather than in the run
+        self._read = lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+        supported = nvml.nvmlDeviceGetSupportedClocksEventReasons(handle)
 
         def bits(*reasons: str) -> int:
-            return supported & sum(getattr(nvml, f"nvml{name}Reason{reason}") for reason in reasons)
+            return supported & sum(getattr(nvml, f"nvmlClocksEventReason{reason}") for reason in reasons)
 
         causes = {
             "power": bits("SwPowerCap", "HwPowerBrakeSlowdown"),
@@ -63,7 +98,7 @@ class Throttling:
 class Activity:
     """The activity of a device's units between two calls, in %, by NVML's performance counters (GPM)."""
 
-    def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float]):
+    def __init__(self, nvml: Any, handle: Any, clock: Clock):
         self._nvml, self._handle, self._clock = nvml, handle, clock
         self._earlier, self._later = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
         for sample in (self._earlier, self._later):

@@ -1,70 +1,108 @@
-"""Sampler: reads probes in a thread, and sums up what they read over a window of time."""
+"""Telemetry: a thread reads a probe into a timeline, and what was read is summed up afterwards over any spans of time."""
 
-import contextlib
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
-from .probes import ENERGY, POWER, Clock, Probe, reason, warn_once
+import numpy
+from numpy.typing import NDArray
+
+from .nvml_readings import ENERGY, POWER, Clock
 
 MIN_INTERVAL_S = 0.1  # NVML renews its readings no faster, and the thread holds the interpreter while it reads
 PATIENCE_S = 1.0  # a driver that hangs must not hang the run
-KEPT_SAMPLES = 4096  # without a call of `drain`: 17 minutes at 4 Hz
+MAX_SAMPLES = 10_000  # 42 minutes at 4 Hz and 10 MB; then every second one is dropped
+_ALL = 1 - 1e-9  # of some seconds, as far as sums of them are exact
+
+Span = tuple[float, float]  # where it starts and ends, in seconds of the sampler's clock
 
 
 class Sample(NamedTuple):
-    """Readings and the time at which they were taken, by the sampler's clock."""
+    """Readings and the time at which they were taken. They are of the time since the sample before."""
 
     timestamp: float
     readings: dict[str, float]
 
 
-class Window:
-    """Means, maxima and energy of successive samples. Each sample stands for the time since the one before."""
+class Timeline:
+    """The samples of a device, in the order of their time."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
-        self._sums: dict[str, tuple[float, float, float]] = {}  # key → Σ value·seconds, Σ seconds, maximum
-        self._counted = (0.0, 0.0)  # joules by the counter, and the seconds they were counted over
-        self._last: Sample | None = None
-
-    def open(self, sample: Sample) -> None:
-        """Begin a stretch of time. The sample's readings are of the time before; only its counter is used."""
-        self._last = sample
+        self._samples: list[Sample] = []
 
     def add(self, sample: Sample) -> None:
-        """Let the sample stand for the time since the last one."""
-        last, self._last = self._last, sample
-        if last is None or sample.timestamp <= last.timestamp:
-            return
-        seconds = sample.timestamp - last.timestamp
-        self.seconds += seconds
-        for key, value in sample.readings.items():
-            if key != ENERGY:
-                total, weight, highest = self._sums.get(key, (0.0, 0.0, value))
-                self._sums[key] = (total + value * seconds, weight + seconds, max(highest, value))
-        if ENERGY in sample.readings and ENERGY in last.readings:
-            joules = sample.readings[ENERGY] - last.readings[ENERGY]
-            if joules >= 0:  # otherwise the driver was reloaded
-                self._counted = (self._counted[0] + joules, self._counted[1] + seconds)
+        """Append a sample. Of more than `MAX_SAMPLES`, every second one is dropped; a counter in the others stays right."""
+        if not self._samples or sample.timestamp > self._samples[-1].timestamp:
+            self._samples.append(sample)
+        if len(self._samples) > MAX_SAMPLES:
+            self._samples = self._samples[::2]
 
-    def summary(self) -> dict[str, float | str]:
-        """See `Sampler.summary`."""
-        if not self.seconds:
+    def after(self, timestamp: float) -> list[Sample]:
+        """The samples that were taken after a time."""
+        samples = self._samples  # the thread may replace it
+        return samples[bisect_right(samples, timestamp, key=attrgetter("timestamp")) :]
+
+    def over(self, spans: Iterable[Span]) -> dict[str, float | str]:
+        """Sum up the readings over spans that follow each other; empty where they hold no time between two samples.
+
+        Memory has its maximum (`host/rss_max_gib`), other readings have their mean over time (`device/power_mean_w`).
+        `seconds` are those of the spans between the first and the last sample. `energy_j` is in joules, with
+        `energy_source` `counter` (the device's own, interpolated between samples) or `power_integral` (power by time),
+        where the device has offered either all the time.
+        """
+        samples = list(self._samples)
+        within = _seconds_within(spans, [sample.timestamp for sample in samples])
+        means: dict[str, tuple[float, float]] = {}  # key → Σ value·seconds, Σ seconds
+        highest: dict[str, float] = {}
+        joules = counted = 0.0
+        for (before, sample), seconds in zip(pairwise(samples), within.tolist(), strict=True):
+            if not seconds > 0:
+                continue
+            for key, value in sample.readings.items():
+                if key.endswith("_gib"):
+                    highest[key] = max(highest.get(key, value), value)
+                elif key != ENERGY:
+                    total, weight = means.get(key, (0.0, 0.0))
+                    means[key] = total + value * seconds, weight + seconds
+            if (watts := _counted_watts(before, sample)) is not None:
+                joules, counted = joules + watts * seconds, counted + seconds
+        in_all = float(within.sum())
+        if not in_all > 0:
             return {}
-        result: dict[str, float | str] = {"seconds": self.seconds}
-        for key, (total, weight, highest) in list(self._sums.items()):  # the thread may be adding
-            word, value = ("max", highest) if key.endswith("_gib") else ("mean", total / weight)
-            result[named(key, word)] = value
-        joules, seconds = self._sums.get(POWER, (0.0, 0.0, 0.0))[:2]
-        if self._counted[1] and self._counted[1] >= seconds:
-            result |= {"energy_j": self._counted[0], "energy_source": "counter"}
-        elif seconds:
-            result |= {"energy_j": joules, "energy_source": "power_integral"}
+        result: dict[str, float | str] = {"seconds": in_all}
+        result |= {named(key, "mean"): total / weight for key, (total, weight) in means.items()}
+        result |= {named(key, "max"): value for key, value in highest.items()}
+        integral, powered = means.get(POWER, (0.0, 0.0))
+        if counted >= in_all * _ALL:
+            result |= {"energy_j": joules, "energy_source": "counter"}
+        elif powered >= in_all * _ALL:
+            result |= {"energy_j": integral, "energy_source": "power_integral"}
         return result
+
+
+def _counted_watts(before: Sample, after: Sample) -> float | None:
+    """Mean power between two samples by the device's counter; None without it, and where a reloaded driver has reset it."""
+    if ENERGY not in before.readings or ENERGY not in after.readings:
+        return None
+    joules = after.readings[ENERGY] - before.readings[ENERGY]
+    return joules / (after.timestamp - before.timestamp) if joules >= 0 else None
+
+
+def _seconds_within(spans: Iterable[Span], timestamps: Sequence[float]) -> NDArray[numpy.float64]:
+    """How long each of the N − 1 intervals between N timestamps lies within spans, shape (N − 1,)."""
+    borders = numpy.array(list(spans), float).reshape(-1, 2)
+    if not len(borders) or not len(timestamps):
+        return numpy.zeros(max(len(timestamps) - 1, 0))
+    ends = numpy.cumsum(borders[:, 1] - borders[:, 0])
+    starts = ends - (borders[:, 1] - borders[:, 0])
+    elapsed = numpy.column_stack([starts, ends]).ravel()  # seconds within spans up to each border
+    return numpy.diff(numpy.interp(timestamps, borders.ravel(), elapsed))
 
 
 def named(key: str, word: str) -> str:
@@ -73,105 +111,78 @@ def named(key: str, word: str) -> str:
     return f"{name}_{word}_{unit}"
 
 
-class Sampler:
-    """Reads probes in a daemon thread, every `interval_s` seconds (at least 0.1 s)."""
+class Spans:
+    """Spans of time, as they begin and end; 16 bytes each."""
 
-    def __init__(self, probes: Sequence[Probe], interval_s: float = 0.25, clock: Clock = time.perf_counter):
+    def __init__(self, clock: Clock = time.perf_counter):
+        self._clock = clock
+        self._borders = array("d")
+
+    @property
+    def running(self) -> bool:
+        """Whether a span has begun and not ended."""
+        return len(self._borders) % 2 == 1
+
+    def run(self, running: bool) -> None:
+        """Begin a span, or end it; without effect where one runs already, or none does."""
+        if running != self.running:
+            self._borders.append(self._clock())
+
+    def clear(self) -> None:
+        """Forget the time so far; a span that runs begins now."""
+        running, self._borders = self.running, array("d")
+        self.run(running)
+
+    def all(self) -> list[Span]:
+        """The spans so far; one that runs ends now."""
+        borders = [*self._borders, *([self._clock()] if self.running else [])]
+        return list(zip(borders[::2], borders[1::2], strict=True))
+
+
+class Sampler:
+    """Reads in a daemon thread into `timeline`, every `interval_s` seconds (at least 0.1 s). Only the thread reads."""
+
+    def __init__(
+        self, read: Callable[[], dict[str, float]], interval_s: float = 0.25, clock: Clock = time.perf_counter
+    ):
         self.interval_s = max(interval_s, MIN_INTERVAL_S)
-        self._probes = list(probes)
+        self.timeline = Timeline()
+        self._read_probe = read
         self._clock = clock
         self._thread: threading.Thread | None = None
-        self._reset()
 
     def start(self) -> None:
-        """Begin a new window with a first sample, and a new thread. Without effect while the thread runs."""
+        """Begin a new timeline with a first sample. Without effect while the thread runs."""
         if self._thread is None or not self._thread.is_alive():  # it is not alive in a forked child
-            self._reset()
-            self._pid = os.getpid()
-            self.resume()
-            self._thread = threading.Thread(target=self._run, args=(self._ended,), name="telemetry", daemon=True)
+            self.timeline, self._pid = Timeline(), os.getpid()
+            self._due, self._taken, self._ended = threading.Event(), threading.Event(), threading.Event()
+            self._thread = threading.Thread(target=self._run, args=(self.timeline,), name="telemetry", daemon=True)
             self._thread.start()
+            self._taken.wait(PATIENCE_S)
+
+    def sample(self) -> None:
+        """Have the thread take a sample now, and wait for it, but not for a driver that hangs. Only while it runs."""
+        if self._thread is not None and self._pid == os.getpid():
+            self._taken.clear()
+            self._due.set()
+            self._taken.wait(PATIENCE_S)
 
     def stop(self) -> None:
-        """Take a last sample and end the thread; the readings stay. Can be called again, or without a start."""
-        if self._thread is None or self._pid != os.getpid():
-            return
-        self._ended.set()
-        self.pause()
-        self._thread.join(timeout=PATIENCE_S)
+        """Take a last sample and end the thread; the timeline stays. Can be called again, or without a start."""
+        if self._thread is not None and self._pid == os.getpid():
+            self._ended.set()
+            self._due.set()
+            self._thread.join(timeout=PATIENCE_S)
         self._thread = None
 
-    def pause(self) -> None:
-        """Take a sample, then none until `resume`: the summary excludes the time between."""
-        self._sample(last=True)
-
-    def resume(self) -> None:
-        """Continue after `pause`."""
-        with self._locked() as locked:
-            if locked and self.paused:
-                self._window.open(self._read())
-                self.paused = False
-
-    def restart(self) -> None:
-        """Begin a new summary, which excludes the time until now. Samples that were not drained stay."""
-        with self._locked() as locked:
-            if locked:
-                self._window = Window()
-                if not self.paused:
-                    self._window.open(self._read())
-
-    def drain(self) -> list[Sample]:
-        """The samples since the last call; of more than KEPT_SAMPLES the latest."""
-        samples = []
-        while self._samples:
-            samples.append(self._samples.popleft())
-        return samples
-
-    def summary(self) -> dict[str, float | str]:
-        """Sums up the `seconds` since `start` or `restart`, without paused time; empty before the first sample.
-
-        Memory has its maximum (`host/rss_max_gib`), other readings have their mean over time (`device/power_mean_w`).
-        `energy_j` is in joules, with `energy_source` `counter` (the device's own) or `power_integral` (power by time),
-        where the device offers either.
-        """
-        return self._window.summary()
-
-    def _reset(self) -> None:
-        self.paused = True
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._window = Window()
-        self._samples: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
-
-    def _sample(self, last: bool = False) -> None:
-        with self._locked() as locked:
-            if locked and not self.paused:
-                sample = self._read()
-                self._window.add(sample)
-                self._samples.append(sample)
-                self.paused = last
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[bool]:
-        """Whether the lock is held: the thread may be waiting for a driver that hangs."""
-        locked = self._lock.acquire(timeout=PATIENCE_S)
-        try:
-            yield locked
-        finally:
-            if locked:
-                self._lock.release()
-
-    def _run(self, ended: threading.Event) -> None:
-        while not ended.wait(self.interval_s):
-            self._sample()
-
-    def _read(self) -> Sample:
-        readings: dict[str, float] = {}
-        for probe in list(self._probes):
-            try:
-                readings |= probe.read()
-            except Exception as error:  # noqa: BLE001 - a measurement must not end a run
-                self._probes.remove(probe)
-                kind = type(probe).__name__
-                warn_once(kind, f"{kind} is left out: {reason(error)}")
-        return Sample(self._clock(), readings)
+    def _run(self, timeline: Timeline) -> None:
+        due, taken, ended = self._due, self._taken, self._ended  # of this thread; a later start has its own
+        while True:
+            is_last = ended.is_set()
+            readings = self._read_probe()
+            timeline.add(Sample(self._clock(), readings))
+            taken.set()
+            if is_last:
+                return
+            due.wait(self.interval_s)
+            due.clear()

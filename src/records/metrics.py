@@ -97,7 +97,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             "device/dram_activity_pct", "%", "of the memory's highest bandwidth (NVIDIA Hopper and later)", detail=True
         ),
-        Metric("device/sm_clock_mhz", "MHz", "clock of the multiprocessors (NVIDIA)", True, _whole, detail=True),
+        Metric("device/sm_clock_mhz", "MHz", "clock of the multiprocessors", True, _whole, detail=True),
         Metric("device/throttled_pct", "%", f"{_THROTTLED} (NVIDIA)", False, _whole),
         *(
             Metric(f"device/throttled_{c}_pct", "%", f"{_THROTTLED} {why}", False, _whole, detail=True)

@@ -4,6 +4,7 @@ import copy
 import pickle
 import threading
 import time
+import types
 
 import lightning
 import psutil
@@ -14,17 +15,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.data import DataLoader, TensorDataset
 
 from batchscope.callbacks import device
-from batchscope.callbacks.device import (
-    LOGGED,
-    MEMORY_ALLOCATED,
-    MEMORY_PEAK,
-    MEMORY_RESERVED,
-    AllocatorProbe,
-    DeviceMonitor,
-)
+from batchscope.callbacks.device import LOGGED, DeviceMonitor
 from batchscope.hardware import probes, sampler
+from batchscope.hardware.device_memory import ALLOCATED, PEAK
 from batchscope.hardware.probes import CPU, PROCESSOR_TIME, RSS
-from batchscope.hardware.sampler import Sample
 
 STEP_S = 0.01
 
@@ -104,26 +98,26 @@ def test_a_fit_is_logged_and_summed_up(tmp_path):
     trainer.fit(Stranger())
 
     events = EventAccumulator(logger.log_dir).Reload()
-    tags = {PROCESSOR_TIME, MEMORY_PEAK, MEMORY_ALLOCATED, CPU, RSS}
+    tags = {PROCESSOR_TIME, PEAK, ALLOCATED, CPU, RSS}
     assert tags <= set(events.Tags()["scalars"]) <= tags | set(LOGGED) | {"epoch"}
     steps = [event.step for event in events.Scalars(RSS)]
     assert steps == sorted(set(steps))  # at most one value a step
     assert len(steps) >= 3 and steps[0] >= 0 and steps[-1] <= 24
-    peaks = [event.value for event in events.Scalars(MEMORY_PEAK)]
+    peaks = [event.value for event in events.Scalars(PEAK)]
     assert peaks == sorted(peaks)
     assert all(0 <= event.value <= 100 for event in events.Scalars(PROCESSOR_TIME))
 
     summary = monitor.summary
     assert summary["seconds"] >= 24 * STEP_S
-    assert summary["device/memory_allocated_max_gib"] <= summary[MEMORY_PEAK]
-    assert summary[MEMORY_PEAK] == pytest.approx(psutil.Process().memory_info().rss / 2**30, rel=0.5)
+    assert summary["device/memory_allocated_max_gib"] <= summary[PEAK]
+    assert summary[PEAK] == pytest.approx(psutil.Process().memory_info().rss / 2**30, rel=0.5)
     assert summary["device/processor_time_mean_pct"] <= 100
     assert "energy_j" not in summary and "device/power_mean_w" not in summary
     assert threads() == []
 
 
 def test_fit_twice_and_tear_down_twice(tmp_path):
-    monitor, logger = DeviceMonitor(), Kept()
+    monitor, logger = DeviceMonitor(interval_s=0.02), Kept()
     trainer, module = trainer_with(monitor, tmp_path, logger=logger), Stranger()
 
     summaries = []
@@ -137,41 +131,37 @@ def test_fit_twice_and_tear_down_twice(tmp_path):
 
     assert monitor.summary is summaries[1]
     assert all(summary["seconds"] > 0 for summary in summaries)
-    assert [step for step, row in logger.rows if RSS in row][-1] == 24
+    assert [step for step, row in logger.rows if RSS in row][-1] > 12
     assert pickle.loads(pickle.dumps(monitor)).summary == copy.deepcopy(monitor).summary == monitor.summary
 
 
 def test_validation_is_not_training_time(tmp_path, monkeypatch):
-    monitor, logger = DeviceMonitor(interval_s=0.02), Kept()
-    validation = []
-    started = DeviceMonitor.on_validation_start
-    monkeypatch.setattr(
-        DeviceMonitor,
-        "on_validation_start",
-        lambda self, trainer, module: (started(self, trainer, module), validation.append(time.perf_counter())),
-    )
-    monkeypatch.setattr(
-        DeviceMonitor, "on_validation_end", lambda self, trainer, module: validation.append(time.perf_counter())
-    )
-    samples = []
-    take = sampler.Sampler._sample
+    """Twelve steps, and two validations of twelve, in a world in which a step takes a second and a sample ends it."""
+    now = 0.0
 
-    def sample(self, last=False):
-        take(self, last)
-        samples.extend(list(self._samples)[-1:])
+    class Timed(Stranger):
+        def training_step(self, batch, batch_idx):
+            pass_a_second()
+            return super().training_step(batch, batch_idx)
 
-    monkeypatch.setattr(sampler.Sampler, "_sample", sample)
-    trainer = trainer_with(monitor, tmp_path, logger=logger, limit_val_batches=12, val_check_interval=6)
+        def validation_step(self, batch, batch_idx):
+            pass_a_second()
 
-    before = time.perf_counter()
-    trainer.fit(Stranger())
-    whole = time.perf_counter() - before
+    def pass_a_second():
+        nonlocal now
+        now += 1.0
+        monitor.result()  # takes a sample
 
-    _sanity, *spans = zip(validation[::2], validation[1::2], strict=True)
-    assert len(spans) == 2 and all(end - start >= 12 * STEP_S for start, end in spans)
-    taken = {timestamp for timestamp, _ in samples}
-    assert taken and not any(start < timestamp < end for start, end in spans for timestamp in taken)
-    assert 12 * STEP_S <= monitor.summary["seconds"] <= whole - 2 * 12 * STEP_S
+    monkeypatch.setattr(device, "Spans", lambda: sampler.Spans(lambda: now))
+    monkeypatch.setattr(device, "Sampler", lambda read, interval_s: sampler.Sampler(read, 60, lambda: now))
+    monkeypatch.setattr(device, "time", types.SimpleNamespace(perf_counter=lambda: now))
+    monitor, logger = DeviceMonitor(), Kept()
+    options = {"limit_val_batches": 12, "val_check_interval": 6, "num_sanity_val_steps": 0}
+    trainer_with(monitor, tmp_path, logger=logger, **options).fit(Timed())
+
+    assert monitor.summary["seconds"] == 12
+    assert monitor.result([(0.0, 3.5), (20.0, 21.0)])["seconds"] == 4.5
+    assert [step for step, row in logger.rows if RSS in row] == list(range(1, 13))
 
 
 def test_the_result_can_be_asked_for_before_the_end(tmp_path):
@@ -187,7 +177,7 @@ def test_the_result_can_be_asked_for_before_the_end(tmp_path):
     trainer.fit(Stranger())
 
     assert curious.result == monitor.summary == monitor.result()
-    assert curious.result[MEMORY_PEAK] > 0
+    assert curious.result[PEAK] > 0
 
 
 def test_a_validation_of_its_own_is_not_sampled(tmp_path):
@@ -214,7 +204,7 @@ def test_a_logger_without_tensorboard(tmp_path):
     trainer_with(DeviceMonitor(interval_s=0.02), tmp_path, logger=logger).fit(Stranger())
 
     header = (tmp_path / "lightning_logs/version_0/metrics.csv").read_text().splitlines()[0]
-    assert {MEMORY_PEAK, CPU, RSS, "step"} <= set(header.split(","))
+    assert {PEAK, CPU, RSS, "step"} <= set(header.split(","))
 
 
 def test_a_run_that_fails_keeps_what_was_sampled(tmp_path):
@@ -228,7 +218,7 @@ def test_a_run_that_fails_keeps_what_was_sampled(tmp_path):
     assert max(step for step, row in logger.rows if RSS in row) <= 8
 
 
-@pytest.mark.parametrize("broken", ["probes_for", "write_steps", "Sampler"])
+@pytest.mark.parametrize("broken", ["probe_for", "write_steps", "Sampler"])
 def test_a_measurement_that_fails_does_not_end_the_training(tmp_path, monkeypatch, broken):
     def fail(*args, **kwargs):
         raise OSError("no measuring here")
@@ -241,54 +231,3 @@ def test_a_measurement_that_fails_does_not_end_the_training(tmp_path, monkeypatc
     assert trainer.global_step == 24
     assert len([warning for warning in caught if "DeviceMonitor" in str(warning.message)]) == 1
     assert threads() == []
-
-
-def test_a_sample_belongs_to_the_nearest_step(monkeypatch):
-    clock = iter([10.0, 11.0])
-    monkeypatch.setattr(device.time, "perf_counter", lambda: next(clock))
-    monitor = DeviceMonitor()
-    taken = [[Sample(9.1, {RSS: 1.0}), Sample(9.9, {RSS: 2.0})], [Sample(10.2, {RSS: 4.0}), Sample(10.8, {CPU: 3.0})]]
-    monitor._sampler = type("Taken", (), {"drain": lambda self: taken.pop(0)})()
-    monitor._last = (9.0, 6)
-
-    for step in (7, 8):
-        monitor._collect(type("At", (), {"global_step": step}))
-
-    assert list(device._by_step(monitor._rows)) == [(6, {RSS: 1.0}), (7, {RSS: 3.0}), (8, {CPU: 3.0})]
-
-
-def test_a_step_is_written_when_it_can_get_no_more_samples(monkeypatch):
-    written = []
-    monkeypatch.setattr(device, "write_steps", lambda trainer, rows, details: written.append(list(rows)))
-    monitor = DeviceMonitor()
-    monitor._rows, monitor._last = [(6, {RSS: 1.0}), (7, {RSS: 2.0})], (0.0, 7)
-
-    monitor._write(None)
-    monitor._rows.append((7, {RSS: 4.0}))
-    monitor._write(None, last=True)
-
-    assert written == [[(6, {RSS: 1.0})], [(7, {RSS: 3.0})]]
-
-
-def test_a_sample_of_a_gpus_memory_asks_its_allocator_once(monkeypatch):
-    reset, asked = [], []
-    bytes_of = {"allocated_bytes.all.current": 1, "allocated_bytes.all.peak": 3, "reserved_bytes.all.peak": 4}
-    stats = {key: number * 2**30 for key, number in bytes_of.items()}
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: asked.append(device) or stats)
-    cuda = torch.device("cuda", 1)
-
-    assert AllocatorProbe(cuda).read() == {MEMORY_ALLOCATED: 1.0, MEMORY_PEAK: 3.0, MEMORY_RESERVED: 4.0}
-    assert (reset, asked) == ([cuda], [cuda])
-
-
-def test_peak_of_a_device_without_a_counter_is_the_highest_sample(monkeypatch):
-    held = iter([2**30, 3 * 2**30, 2**30])
-    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: next(held))
-    probe = AllocatorProbe(torch.device("mps"))
-
-    assert [probe.read()[MEMORY_PEAK] for _ in range(3)] == [1.0, 3.0, 3.0]
-
-
-def test_another_device_has_no_memory_reading():
-    assert AllocatorProbe(torch.device("meta")).read() == {}

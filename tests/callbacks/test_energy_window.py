@@ -1,6 +1,5 @@
 """Power and energy of the summary are those of the very steps that it counts: exact, in a world that the test moves."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from batchscope.callbacks import _flops_meter, device, throughput
 from batchscope.callbacks._timer import Clock
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
-from batchscope.hardware.probes import ENERGY
-from batchscope.hardware.sampler import Sampler
+from batchscope.hardware.nvml_readings import ENERGY
+from batchscope.hardware.sampler import Sampler, Spans
 from tests.support.third_party_modules import Stranger, loader
 
 BATCH = 4
@@ -25,7 +24,7 @@ class World(Clock):
 
     def __init__(self) -> None:
         self.now = self.joules = 0.0
-        self.reading_takes = 0.0
+        self.sampler: Sampler | None = None
 
     def mark(self) -> float:
         return self.now
@@ -33,10 +32,12 @@ class World(Clock):
     def move(self, seconds: float, watts: float) -> None:
         self.now += seconds
         self.joules += seconds * watts
+        if self.sampler is not None:
+            self.sampler.sample()  # while the power is constant, energy is interpolated exactly
 
-    def read(self) -> dict[str, float]:
-        self.now += self.reading_takes
-        return {ENERGY: self.joules}
+    def sample(self, read: Any, interval_s: float) -> Sampler:
+        self.sampler = Sampler(lambda: {ENERGY: self.joules}, interval_s, lambda: self.now)
+        return self.sampler
 
 
 class Module(Stranger):
@@ -77,9 +78,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
     monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: None)
     monkeypatch.setattr(throughput, "clock_for", lambda device: world)
-    monkeypatch.setattr(device, "probes_for", lambda device: [world])
-    monkeypatch.setattr(device, "AllocatorProbe", lambda device: type("Nothing", (), {"read": lambda self: {}})())
-    monkeypatch.setattr(device, "Sampler", partial(Sampler, clock=lambda: world.now))
+    monkeypatch.setattr(device, "Sampler", world.sample)
+    for module in (device, throughput):
+        monkeypatch.setattr(module, "Spans", lambda: Spans(lambda: world.now))
     return world
 
 
@@ -112,43 +113,12 @@ def fit(world: World, tmp_path: Path, callbacks: list[Callback], **options: Any)
 def test_energy_is_that_of_the_counted_steps(
     world: World, tmp_path: Path, warmup: int, options: dict[str, Any], counted: range, device_first: bool
 ) -> None:
-    # A minute between samples: none but those at the borders of the measured time.
     monitors = [
         DeviceMonitor(interval_s=60),
         ThroughputMonitor(warmup_steps=warmup, verbose=False, calibrate=False, record_operations=False),
     ]
     fit(world, tmp_path, monitors if device_first else monitors[::-1], **options)
-    sampled, summary = monitors[0].summary, monitors[1].summary
+    summary = monitors[1].summary
     assert summary["updates"] == len(counted)
-    assert summary["seconds"] == sampled["seconds"] == step_seconds(counted)
-    assert sampled["energy_j"] == step_joules(counted)
+    assert summary["seconds"] == step_seconds(counted)
     assert summary["joules_per_sample"] == pytest.approx(step_joules(counted) / (BATCH * len(counted)))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_reading_the_device_is_no_steps_time(world: World, tmp_path: Path) -> None:
-    world.reading_takes = 3.0
-    monitor = ThroughputMonitor(verbose=False, calibrate=False, record_operations=False)
-    fit(world, tmp_path, [DeviceMonitor(interval_s=60), monitor])
-    assert monitor.summary["seconds"] == step_seconds(range(6, 11))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_device_monitor_goes_on_alone_where_the_steps_are_no_longer_timed(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monitor, timer = (
-        DeviceMonitor(interval_s=60),
-        ThroughputMonitor(verbose=False, calibrate=False, record_operations=False, warmup_steps=0),
-    )
-    monkeypatch.setattr(throughput, "timesteps_in", lambda *_: 1 / 0)  # disabled in the first step
-    fit(world, tmp_path, [monitor, timer], val_check_interval=None)
-    assert monitor.summary["energy_j"] >= step_joules(range(1, 11))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_device_monitor_follows_only_while_it_is_led(world: World, tmp_path: Path) -> None:
-    monitor = DeviceMonitor(interval_s=60)
-    fit(world, tmp_path, [monitor, ThroughputMonitor(verbose=False, calibrate=False, record_operations=False)])
-    fit(world, tmp_path, [monitor])
-    assert monitor.summary["energy_j"] >= step_joules(range(1, 11))

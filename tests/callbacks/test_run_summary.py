@@ -18,7 +18,7 @@ from batchscope.hardware.advice import Setting
 from batchscope.hardware.bottleneck import Bottleneck
 from batchscope.hardware.calibration import Calibration
 from batchscope.hardware.operations import Operation
-from batchscope.hardware.probes import usable_cores
+from batchscope.hardware.processor import usable_cores
 from batchscope.options.compose import check_command_line
 from tests.support.third_party_modules import Stranger
 

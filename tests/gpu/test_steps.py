@@ -12,7 +12,8 @@ from lightning.pytorch.callbacks import Callback
 from batchscope import MemoryMonitor
 from batchscope.callbacks._timer import clock_for
 from batchscope.hardware.calibration_cache import identity
-from batchscope.hardware.probes import CPU, ENERGY, POWER, PROCESSOR_TIME, RSS, SM_CLOCK, UTILIZATION, probes_for
+from batchscope.hardware.nvml_readings import ENERGY, POWER, SM_CLOCK, UTILIZATION
+from batchscope.hardware.probes import CPU, PROCESSOR_TIME, RSS, probe_for
 from batchscope.hardware.timing import clock
 from tests.gpu.conftest import REHEARSAL
 
@@ -67,7 +68,7 @@ def test_no_step_of_the_default_callbacks_waits_for_the_device(precision: str, a
 
 
 def test_readings_of_the_device_are_there_and_plausible(device: torch.device):
-    probes = probes_for(device)
+    probe = probe_for(device)
     found: dict[str, float] = {}
     energies = []
     matrix = torch.randn(2048, 2048, device=device) if device.type == "cuda" else torch.randn(64, 64)
@@ -76,8 +77,7 @@ def test_readings_of_the_device_are_there_and_plausible(device: torch.device):
         while time.monotonic() < until:
             matrix = (matrix @ matrix).tanh()
         clock()
-        for probe in probes:
-            found |= probe.read()
+        found |= probe.read()
         energies.append(found.get(ENERGY, 0.0))
     assert found[RSS] > 0
     assert found[CPU] > 0

@@ -1,4 +1,4 @@
-"""The sampler: what it makes of the readings of its probes, and its thread."""
+"""Telemetry: what is summed up of a timeline over spans of time, and the thread that fills it."""
 
 import os
 import threading
@@ -7,36 +7,22 @@ import time
 import pytest
 
 from batchscope.hardware import sampler as sampling
-from batchscope.hardware.nvml_readings import SM_ACTIVITY
-from batchscope.hardware.probes import CPU, ENERGY, POWER, RSS, ProcessProbe
-from batchscope.hardware.sampler import Sampler, named
+from batchscope.hardware.nvml_readings import ENERGY, POWER, SM_ACTIVITY
+from batchscope.hardware.probes import CPU, RSS
+from batchscope.hardware.sampler import MAX_SAMPLES, Sample, Sampler, Spans, Timeline, named
 from tests.support.devices import Clock
 
 
-class Script:
-    """A probe with given readings, one after another."""
-
-    def __init__(self, *readings):
-        self.readings = iter(readings)
-
-    def read(self):
-        return next(self.readings)
+def timeline(*samples: tuple[float, dict[str, float]]) -> Timeline:
+    found = Timeline()
+    for timestamp, readings in samples:
+        found.add(Sample(timestamp, readings))
+    return found
 
 
-def run(sampler, clock, *pauses):
-    """Open a window, then take a sample after each pause."""
-    sampler.resume()
-    for pause in pauses:
-        clock.now += pause
-        sampler._sample()
-
-
-def test_summary_is_weighted_by_time():
-    clock = Clock()
-    sampler = Sampler([Script({POWER: 999.0}, {POWER: 100.0, CPU: 50.0}, {POWER: 200.0})], clock=clock)
-    run(sampler, clock, 1.0, 3.0)
-
-    assert sampler.summary() == {
+def test_a_sample_stands_for_the_time_since_the_one_before() -> None:
+    samples = timeline((0, {POWER: 999.0}), (1, {POWER: 100.0, CPU: 50.0}), (4, {POWER: 200.0}))
+    assert samples.over([(0, 4)]) == {
         "seconds": 4.0,
         "device/power_mean_w": 175.0,
         "host/cpu_mean_pct": 50.0,
@@ -45,200 +31,140 @@ def test_summary_is_weighted_by_time():
     }
 
 
-def test_energy_is_the_difference_of_the_counter():
-    clock = Clock()
-    readings = [{POWER: 100.0, ENERGY: energy} for energy in (5000.0, 5090.0, 5300.0)]
-    sampler = Sampler([Script(*readings)], clock=clock)
-    run(sampler, clock, 1.0, 1.0)
-
-    summary = sampler.summary()
-
-    assert (summary["energy_j"], summary["energy_source"]) == (300.0, "counter")
-    assert not any("energy_m" in key for key in summary)
+def test_only_time_within_the_spans_counts() -> None:
+    samples = timeline(
+        (0, {RSS: 9.0}), (2, {CPU: 10.0, RSS: 1.0}), (4, {CPU: 20.0, RSS: 8.0}), (6, {CPU: 40.0, RSS: 3.0})
+    )
+    found = samples.over([(-1.0, 1.0), (4.0, 5.5), (5.5, 9.0)])
+    assert found == {"seconds": 3.0, "host/cpu_mean_pct": 30.0, "host/rss_max_gib": 3.0}
 
 
-@pytest.mark.parametrize("counter", [(10.0, None, None), (10.0, 20.0, 5.0)])
-def test_a_counter_that_fails_in_mid_run_is_not_used(counter):
-    clock = Clock()
-    readings = [{POWER: 100.0} | ({} if energy is None else {ENERGY: energy}) for energy in counter]
-    sampler = Sampler([Script(*readings)], clock=clock)
-    run(sampler, clock, 1.0, 1.0)
-
-    summary = sampler.summary()
-
-    assert (summary["energy_j"], summary["energy_source"]) == (200.0, "power_integral")
+def test_without_time_between_two_samples_nothing_is_known() -> None:
+    samples = timeline((0, {CPU: 1.0}), (1, {CPU: 2.0}))
+    assert Timeline().over([(0, 9)]) == samples.over([]) == samples.over([(2, 5)]) == {}
+    assert timeline((3, {CPU: 1.0})).over([(0, 9)]) == {}
 
 
-def test_without_power_there_is_no_energy():
-    clock = Clock()
-    sampler = Sampler([Script({RSS: 1.0}, {RSS: 2.0})], clock=clock)
-    run(sampler, clock, 1.0)
-
-    assert sampler.summary() == {"seconds": 1.0, "host/rss_max_gib": 2.0}
-
-
-def test_paused_time_is_not_in_the_summary():
-    clock = Clock()
-    readings = [{POWER: power, ENERGY: energy} for power, energy in [(1, 0), (100, 100), (9, 900), (300, 1200)]]
-    sampler = Sampler([Script(*readings)], clock=clock)
-    sampler.resume()
-    clock.now += 1
-    sampler.pause()
-    clock.now += 50
-    sampler._sample()  # does nothing
-    sampler.pause()  # this has no effect either
-    sampler.resume()
-    clock.now += 1
-    sampler.pause()
-
-    summary = sampler.summary()
-
-    assert (summary["seconds"], summary["energy_j"], summary["device/power_mean_w"]) == (2.0, 400, 200.0)
-    assert [timestamp for timestamp, _ in sampler.drain()] == [101.0, 152.0]
+def test_energy_is_what_the_counter_rises_by_within_the_spans() -> None:
+    samples = timeline(*((second, {POWER: 1.0, ENERGY: joules}) for second, joules in ((0, 500), (2, 700), (4, 1000))))
+    found = samples.over([(0, 1), (2, 3)])
+    assert (found["energy_j"], found["energy_source"]) == (100 + 150, "counter")
+    assert not any("energy_m" in key for key in found)
 
 
-@pytest.mark.parametrize("paused", [True, False])
-def test_a_restarted_summary_counts_what_comes_after(paused):
-    clock = Clock()
-    readings = [{POWER: power, ENERGY: energy} for power, energy in [(1, 0), (100, 100), (999, 500), (300, 800)]]
-    sampler = Sampler([Script(*readings)], clock=clock)
-    run(sampler, clock, 1)
-    if paused:
-        sampler.paused = True
-    sampler.restart()
-    sampler.resume()
-    clock.now += 1
-    sampler.pause()
-
-    summary = sampler.summary()
-
-    assert (summary["seconds"], summary["energy_j"], summary["device/power_mean_w"]) == (1.0, 300, 300)
-    assert [timestamp for timestamp, _ in sampler.drain()] == [101.0, 102.0]
+@pytest.mark.parametrize("counter", [(10.0, None, None), (10.0, 20.0, 5.0)], ids=["refused", "reset"])
+def test_a_counter_that_fails_in_mid_run_is_not_used(counter) -> None:
+    readings = [{POWER: 100.0} | ({} if joules is None else {ENERGY: joules}) for joules in counter]
+    found = timeline(*enumerate(readings)).over([(0, 2)])
+    assert (found["energy_j"], found["energy_source"]) == (200.0, "power_integral")
 
 
-def test_drain_empties():
-    clock = Clock()
-    sampler = Sampler([Script({CPU: 0.0}, {CPU: 1.0}, {CPU: 2.0})], clock=clock)
-    assert (sampler.drain(), sampler.summary()) == ([], {})
-    run(sampler, clock, 1.0, 1.0)
-
-    assert sampler.drain() == [(101.0, {CPU: 1.0}), (102.0, {CPU: 2.0})]
-    assert sampler.drain() == []
+def test_energy_that_is_known_of_a_part_of_the_time_alone_is_left_out() -> None:
+    assert "energy_j" not in timeline((0, {}), (1, {POWER: 100.0}), (2, {})).over([(0, 2)])
 
 
-def test_a_probe_that_raises_is_dropped_with_one_warning():
-    class Broken:
-        def read(self):
-            raise ValueError("broken")
-
-    clock = Clock()
-    sampler = Sampler([Broken(), Script({CPU: 0.0}, {CPU: 1.0}, {CPU: 2.0})], clock=clock)
-    with pytest.warns(RuntimeWarning, match="Broken is left out: broken") as caught:
-        run(sampler, clock, 1.0, 1.0)
-
-    assert len(caught) == 1
-    assert [readings for _, readings in sampler.drain()] == [{CPU: 1.0}, {CPU: 2.0}]
+def test_a_long_timeline_thins_itself_and_its_energy_stays_right() -> None:
+    samples, count = Timeline(), 5 * MAX_SAMPLES
+    for second in range(count + 1):
+        samples.add(Sample(second, {ENERGY: 7.0 * second, CPU: 30.0}))
+        assert len(samples.after(-1)) <= MAX_SAMPLES
+    found = samples.over([(0, count)])
+    assert (found["seconds"], found["host/cpu_mean_pct"]) == (count, pytest.approx(30.0))
+    assert found["energy_j"] == pytest.approx(7.0 * count)
 
 
-@pytest.mark.parametrize(
-    "key, expected",
-    [(POWER, "device/power_max_w"), (SM_ACTIVITY, "device/sm_activity_max_pct")],
-)
-def test_a_word_goes_before_the_unit(key, expected):
+def test_the_samples_after_a_time() -> None:
+    samples = timeline((1, {CPU: 1.0}), (2, {CPU: 2.0}), (3, {CPU: 3.0}))
+    assert [sample.timestamp for sample in samples.after(1)] == [2, 3]
+    assert samples.after(3) == Timeline().after(0) == []
+
+
+@pytest.mark.parametrize("key, expected", [(POWER, "device/power_max_w"), (SM_ACTIVITY, "device/sm_activity_max_pct")])
+def test_a_word_goes_before_the_unit(key: str, expected: str) -> None:
     assert named(key, "max") == expected
+
+
+def test_spans_begin_and_end_and_can_be_forgotten() -> None:
+    clock = Clock()
+    spans = Spans(clock)
+    for seconds, running in ((1, True), (2, True), (4, False), (5, False), (6, True), (7, True)):
+        clock.now = seconds
+        spans.run(running)
+    assert spans.all() == [(1, 4), (6, 7)]  # the one that runs ends now
+    spans.clear()
+    clock.now = 9
+    assert (spans.running, spans.all()) == (True, [(7, 9)])
 
 
 # --- the thread ------------------------------------------------------------------------------------------------------
 
 
-def threads():
+def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "telemetry"]
 
 
-def test_the_thread_samples_stops_and_starts_again():
-    taken = threading.Event()
+def test_the_thread_samples_stops_and_starts_again() -> None:
+    third = threading.Event()
+    reads = 0
 
-    class Counting:
-        reads = 0
+    def read() -> dict[str, float]:
+        nonlocal reads
+        reads += 1
+        if reads >= 3:
+            third.set()
+        return {CPU: float(reads)}
 
-        def read(self):
-            self.reads += 1
-            if self.reads >= 3:  # the opening, and two of the thread's
-                taken.set()
-            return {CPU: float(self.reads)}
-
-    probe = Counting()
-    sampler = Sampler([probe], interval_s=0.001)
+    sampler = Sampler(read, interval_s=0.001)
     assert sampler.interval_s == sampling.MIN_INTERVAL_S
     sampler.stop()  # before any start
     for _ in range(2):
-        taken.clear()
-        probe.reads = 0
+        third.clear()
+        reads = 0
         sampler.start()
         sampler.start()
-        assert taken.wait(5)
+        assert third.wait(5)
         assert len(threads()) == 1 and threads()[0].daemon
         sampler.stop()
         sampler.stop()
         assert threads() == []
-        drained = sampler.drain()
-        assert len(drained) == probe.reads - 1  # all but the opening
-        assert drained[-1].readings == {CPU: probe.reads}
+        assert [sample.readings[CPU] for sample in sampler.timeline.after(0)] == [float(n + 1) for n in range(reads)]
 
 
-def test_stopping_closes_a_short_run():
-    clock = Clock()
-    sampler = Sampler([Script({ENERGY: 5.0, RSS: 9.0}, {ENERGY: 7.0, RSS: 1.0})], interval_s=60, clock=clock)
+def test_a_short_run_has_a_sample_at_its_beginning_at_its_end_and_where_one_is_asked_for() -> None:
+    clock, held = Clock(), iter([9.0, 5.0, 1.0])
+    sampler = Sampler(lambda: {RSS: next(held)}, interval_s=60, clock=clock)
     sampler.start()
-    clock.now += 0.02
+    clock.now += 1
+    sampler.sample()
+    clock.now += 1
     sampler.stop()
-
-    assert sampler.summary() == {
-        "seconds": pytest.approx(0.02),
-        "host/rss_max_gib": 1.0,
-        "energy_j": 2.0,
-        "energy_source": "counter",
-    }
+    assert sampler.timeline.after(0) == [(100.0, {RSS: 9.0}), (101.0, {RSS: 5.0}), (102.0, {RSS: 1.0})]
+    sampler.sample()  # without effect
 
 
-def test_a_driver_that_hangs_does_not_hang_the_run(monkeypatch):
-    hangs, hanging = threading.Event(), threading.Event()
-
-    class Hanging:
-        reads = 0
-
-        def read(self):
-            self.reads += 1
-            if self.reads == 2:
-                hanging.set()
-                hangs.wait(10)
-            return {}
-
+def test_a_driver_that_hangs_does_not_hang_the_run(monkeypatch) -> None:
+    answers = threading.Event()
     monkeypatch.setattr(sampling, "PATIENCE_S", 0.05)
-    sampler = Sampler([Hanging()], interval_s=0.1)
-    sampler.start()
-    assert hanging.wait(5)
-
+    sampler = Sampler(lambda: {CPU: float(answers.wait(10))})
     started = time.monotonic()
-    sampler.pause()
+    sampler.start()
+    sampler.sample()
     sampler.stop()
-
-    assert time.monotonic() - started < 2
-    hangs.set()
+    assert time.monotonic() - started < 5
+    answers.set()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_can_stop_and_start():
-    sampler = Sampler([ProcessProbe()], interval_s=60)
+def test_a_forked_child_can_stop_and_start() -> None:
+    sampler = Sampler(lambda: {CPU: 1.0}, interval_s=60)
     sampler.start()
-    sampler._lock.acquire()  # as a sample in another thread would
     pid = os.fork()
     if pid == 0:
+        sampler.sample()
         sampler.stop()
         sampler.start()
         sampler.stop()
-        os._exit(0 if sampler.drain() else 3)
-    sampler._lock.release()
+        os._exit(0 if sampler.timeline.after(0) else 3)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     sampler.stop()
