@@ -36,8 +36,8 @@ Clock = Callable[[], float]
 Query = Callable[[], float | Mapping[str, float] | None]
 
 
-def nvidia_queries(device: torch.device, clock: Clock) -> dict[str, Query]:
-    """What can be read of a device, by key.
+def nvml_device(device: torch.device) -> tuple[Any, Any]:
+    """NVML, and its handle of a device.
 
     Raises:
         ImportError: without nvidia-ml-py.
@@ -45,9 +45,13 @@ def nvidia_queries(device: torch.device, clock: Clock) -> dict[str, Query]:
     """
     import pynvml
 
-    nvml: Any = pynvml
-    nvml.nvmlInit()
-    handle = nvml_handle(nvml, device)
+    pynvml.nvmlInit()
+    return pynvml, nvml_handle(pynvml, device)
+
+
+def nvidia_queries(device: torch.device, clock: Clock) -> dict[str, Query]:
+    """What can be read of a device, by key. Raises as `nvml_device` does."""
+    nvml, handle = nvml_device(device)
     queries: dict[str, Query] = {
         UTILIZATION: lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
         POWER: lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,

@@ -71,9 +71,12 @@ def _descendants(root: int, proc: Path) -> list[int]:
     found, left = [], [root]
     try:
         while left:
-            tasks = proc / str(left.pop()) / "task"
+            tasks = f"{proc}/{left.pop()}/task"
             for task in os.listdir(tasks):
-                children = [int(child) for child in (tasks / task / "children").read_text().split()]
+                with open(
+                    f"{tasks}/{task}/children", "rb", buffering=0
+                ) as file:  # a process may have hundreds of tasks
+                    children = [int(child) for child in file.read().split()]
                 found += children
                 left += children
     except (OSError, ValueError):  # a kernel without these lists, another system, or a child that has just ended

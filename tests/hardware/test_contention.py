@@ -99,8 +99,8 @@ def test_a_device_that_does_not_tell_is_not_waited_for(on_gpu) -> None:
 
 @pytest.mark.parametrize("error", [ModuleNotFoundError, RuntimeError, AssertionError])
 def test_a_gpu_whose_driver_refuses_does_not_tell(error, monkeypatch) -> None:
-    def refuse(device: torch.device) -> int:
+    def refuse(device: torch.device) -> None:
         raise error("not supported on a MIG device")
 
-    monkeypatch.setattr(torch.cuda, "utilization", refuse)
+    monkeypatch.setattr(contention, "nvml_device", refuse)
     assert contention.utilization(GPU) is None
