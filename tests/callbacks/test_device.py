@@ -10,7 +10,7 @@ import lightning
 import psutil
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -180,14 +180,6 @@ def test_the_result_can_be_asked_for_before_the_end(tmp_path):
     assert curious.result[PEAK] > 0
 
 
-def test_a_validation_of_its_own_is_not_sampled(tmp_path):
-    monitor = DeviceMonitor()
-
-    trainer_with(monitor, tmp_path, limit_val_batches=1).validate(Stranger(), verbose=False)
-
-    assert monitor.summary == {}
-
-
 @pytest.mark.parametrize("options", [{"fast_dev_run": True}, {"logger": False}, {"max_epochs": 0}, {"max_steps": 1}])
 def test_short_runs(tmp_path, options):
     monitor = DeviceMonitor()
@@ -196,15 +188,6 @@ def test_short_runs(tmp_path, options):
 
     assert threads() == []
     assert bool(monitor.summary) == ("max_epochs" not in options)
-
-
-def test_a_logger_without_tensorboard(tmp_path):
-    logger = CSVLogger(tmp_path)
-
-    trainer_with(DeviceMonitor(interval_s=0.02), tmp_path, logger=logger).fit(Stranger())
-
-    header = (tmp_path / "lightning_logs/version_0/metrics.csv").read_text().splitlines()[0]
-    assert {PEAK, CPU, RSS, "step"} <= set(header.split(","))
 
 
 def test_a_run_that_fails_keeps_what_was_sampled(tmp_path):

@@ -31,97 +31,83 @@ CUDA = torch.device("cuda", 0)
 UUIDS = ["11111111-aaaa-0000-0000-000000000000", "22222222-bbbb-0000-0000-000000000000"]
 
 
+class NVMLError(Exception):
+    """As pynvml raises it."""
+
+
+class Metrics(ctypes.Structure):
+    """The request for counters, as pynvml declares it; with two samples beside it."""
+
+    class Metric(ctypes.Structure):
+        _fields_ = [("metricId", ctypes.c_uint), ("nvmlReturn", ctypes.c_uint), ("value", ctypes.c_double)]
+
+    _fields_ = [("version", ctypes.c_uint), ("numMetrics", ctypes.c_uint), ("metrics", Metric * 3)]
+    sample1 = sample2 = None
+
+
 class FakeNvml(types.ModuleType):
-    """The part of pynvml that is in use, for two GPUs and a MIG instance; `refuse` maps a function to an error code."""
+    """The part of pynvml that is in use, for two GPUs and a MIG instance. A test changes its attributes."""
 
-    NVML_GPM_METRIC_SM_UTIL, NVML_GPM_METRICS_GET_VERSION = 2, 1
-    NVML_GPM_METRIC_ANY_TENSOR_UTIL, NVML_GPM_METRIC_DRAM_BW_UTIL = 5, 10
-    NVML_CLOCK_SM = 1
-    nvmlClocksEventReasonSwPowerCap, nvmlClocksEventReasonHwPowerBrakeSlowdown = 0x4, 0x80
-    nvmlClocksEventReasonSwThermalSlowdown, nvmlClocksEventReasonHwThermalSlowdown = 0x20, 0x40
-    nvmlClocksEventReasonHwSlowdown = 0x8
+    NAMES = {
+        "NVML_CLOCK_SM": 1,
+        "NVML_GPM_METRICS_GET_VERSION": 1,
+        "NVML_GPM_METRIC_SM_UTIL": 2,
+        "NVML_GPM_METRIC_ANY_TENSOR_UTIL": 5,
+        "NVML_GPM_METRIC_DRAM_BW_UTIL": 10,
+        "nvmlClocksEventReasonSwPowerCap": 0x4,
+        "nvmlClocksEventReasonHwSlowdown": 0x8,
+        "nvmlClocksEventReasonSwThermalSlowdown": 0x20,
+        "nvmlClocksEventReasonHwThermalSlowdown": 0x40,
+        "nvmlClocksEventReasonHwPowerBrakeSlowdown": 0x80,
+        "c_nvmlGpmMetricsGet_t": Metrics,
+        "NVMLError": NVMLError,
+    }
 
-    class NVMLError(Exception):
-        def __init__(self, value):
-            super().__init__(f"code {value}")
-            self.value = value
-
-    class c_nvmlGpmMetricsGet_t(ctypes.Structure):
-        class Metric(ctypes.Structure):
-            _fields_ = [("metricId", ctypes.c_uint), ("nvmlReturn", ctypes.c_uint), ("value", ctypes.c_double)]
-
-        _fields_ = [("version", ctypes.c_uint), ("numMetrics", ctypes.c_uint), ("metrics", Metric * 3)]
-        sample1 = sample2 = None
-
-    def __init__(self, gpm=True):
+    def __init__(self):
         super().__init__("pynvml")
-        self.gpm = gpm
-        self.refuse = {}
-        self.calls = []
-        self.energy_mj = {0: 1_000_000, 1: 5_000_000}
+        vars(self).update(self.NAMES)
+        self.refused = set()  # the functions that raise an error
+        self.has_counters = True
         self.busy = 0.0  # what the counters of SM activity have added up to
         self.freed = []
-        self.reasons = 0  # why the clocks are lowered
-        self.reasons_known = 0x1FF
+        self.reasons, self.reasons_known = 0, 0x1FF  # why the clocks are lowered
+        self.functions = {
+            "nvmlInit": lambda: None,
+            "nvmlDeviceGetHandleByUUID": self._handle,
+            "nvmlDeviceGetUtilizationRates": lambda handle: types.SimpleNamespace(gpu=40 + handle),
+            "nvmlDeviceGetPowerUsage": lambda handle: 250_000,
+            "nvmlDeviceGetTotalEnergyConsumption": lambda handle: 1_000_000,
+            "nvmlDeviceGetClockInfo": lambda handle, kind: {self.NVML_CLOCK_SM: 1_980}[kind],
+            "nvmlDeviceGetSupportedClocksEventReasons": lambda handle: self.reasons_known,
+            "nvmlDeviceGetCurrentClocksEventReasons": lambda handle: self.reasons,
+            "nvmlGpmQueryDeviceSupport": lambda handle: types.SimpleNamespace(isSupportedDevice=self.has_counters),
+            "nvmlGpmSampleAlloc": types.SimpleNamespace,
+            "nvmlGpmSampleGet": lambda handle, sample: setattr(sample, "busy", self.busy),
+            "nvmlGpmMetricsGet": self._count,
+            "nvmlGpmSampleFree": self.freed.append,
+        }
 
-    def _asked(self, name):
-        self.calls.append(name)
-        if name in self.refuse:
-            raise self.NVMLError(self.refuse[name])
+    def __getattr__(self, name):
+        if name not in self.functions:
+            raise AttributeError(name)
 
-    def nvmlInit(self):
-        self._asked("init")
+        def call(*args):
+            if name in self.refused:
+                raise NVMLError("refused")
+            return self.functions[name](*args)
 
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        names = {f"GPU-{uuid}": index for index, uuid in enumerate(UUIDS)} | {"MIG-33": 1, f"MIG-{'4' * 8}": 1}
-        if uuid not in names:
-            raise self.NVMLError(6)
-        return names[uuid]
+        return call
 
-    def nvmlDeviceGetUtilizationRates(self, handle):
-        self._asked("utilization")
-        return types.SimpleNamespace(gpu=40 + handle)
+    def _handle(self, uuid):
+        known = {f"GPU-{uuid}": index for index, uuid in enumerate(UUIDS)} | {"MIG-33": 1, f"MIG-{'4' * 8}": 1}
+        if uuid not in known:
+            raise NVMLError("no such device")
+        return known[uuid]
 
-    def nvmlDeviceGetPowerUsage(self, handle):
-        self._asked("power")
-        return 250_000
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
-        self._asked("energy")
-        return self.energy_mj[handle]
-
-    def nvmlDeviceGetClockInfo(self, handle, kind):
-        self._asked("clock")
-        assert kind == self.NVML_CLOCK_SM
-        return 1_980
-
-    def nvmlDeviceGetSupportedClocksEventReasons(self, handle):
-        self._asked("throttling")
-        return self.reasons_known
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
-        self._asked("throttling")
-        return self.reasons
-
-    def nvmlGpmQueryDeviceSupport(self, handle):
-        self._asked("gpm support")
-        return types.SimpleNamespace(isSupportedDevice=int(self.gpm))
-
-    def nvmlGpmSampleAlloc(self):
-        return types.SimpleNamespace(busy=None)
-
-    def nvmlGpmSampleGet(self, handle, sample):
-        self._asked("gpm")
-        sample.busy = self.busy
-
-    def nvmlGpmMetricsGet(self, request):
-        assert [metric.metricId for metric in request.metrics] == [2, 5, 10]
+    def _count(self, request):
+        shares = {self.NVML_GPM_METRIC_SM_UTIL: 1.0, self.NVML_GPM_METRIC_ANY_TENSOR_UTIL: 0.5}
         for metric in request.metrics[: request.numMetrics]:
-            share = {2: 1.0, 5: 0.5, 10: 0.25}[metric.metricId]
-            metric.value = share * (request.sample2.busy - request.sample1.busy)
-
-    def nvmlGpmSampleFree(self, sample):
-        self.freed.append(sample)
+            metric.value = shares.get(metric.metricId, 0.25) * (request.sample2.busy - request.sample1.busy)
 
 
 @pytest.fixture
@@ -233,8 +219,8 @@ def test_causes_that_the_device_does_not_report_are_left_out(nvml):
 
 
 def test_what_a_device_does_not_offer_is_left_out_in_silence(nvml):
-    nvml.gpm = False
-    nvml.refuse["throttling"] = 3
+    nvml.has_counters = False
+    nvml.refused.add("nvmlDeviceGetSupportedClocksEventReasons")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         reading = nvidia().read()
@@ -245,24 +231,17 @@ def test_what_a_device_does_not_offer_is_left_out_in_silence(nvml):
 def test_a_refused_query_is_dropped_and_warned_of_once(nvml):
     probe, other = nvidia(), nvidia()
     assert POWER in probe.read()
-    nvml.refuse["power"] = 3
-    with pytest.warns(RuntimeWarning, match="device/power_w is left out: code 3") as caught:
+    nvml.refused.add("nvmlDeviceGetPowerUsage")
+    with pytest.warns(RuntimeWarning, match="device/power_w is left out: refused") as caught:
         readings = [each.read() for each in (probe, probe, other)]
-    del nvml.refuse["power"]
+    nvml.refused.clear()
 
     assert len(caught) == 1
     assert all(POWER not in reading and UTILIZATION in reading for reading in [*readings, probe.read()])
 
 
-def test_a_lost_gpu_ends_its_readings(nvml):
-    probe = nvidia()
-    nvml.refuse = dict.fromkeys(["utilization", "power", "energy", "clock", "throttling", "gpm"], 15)
-    with pytest.warns(RuntimeWarning, match="is left out: code 15"):
-        assert probe.read() == {}
-
-
 def test_warnings_as_errors_do_not_end_a_run(nvml):
-    nvml.refuse["power"] = 3
+    nvml.refused.add("nvmlDeviceGetPowerUsage")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert POWER not in nvidia().read()
@@ -273,7 +252,7 @@ def test_without_nvml_the_process_and_the_allocator_are_read_and_there_is_one_wa
     if missing == "library":
         monkeypatch.setitem(sys.modules, "pynvml", None)
     elif missing == "driver":
-        nvml.refuse["init"] = 12
+        nvml.refused.add("nvmlInit")
     else:
         see(monkeypatch, "of no device")
 
@@ -286,9 +265,7 @@ def test_without_nvml_the_process_and_the_allocator_are_read_and_there_is_one_wa
 
 def test_the_real_library_has_what_is_used():
     pynvml = pytest.importorskip("pynvml")
-    used = [name for name in vars(FakeNvml) if name.lower().startswith(("nvml", "c_nvml"))]
-
-    assert [name for name in used if not hasattr(pynvml, name)] == []
+    assert [name for name in [*FakeNvml.NAMES, *FakeNvml().functions] if not hasattr(pynvml, name)] == []
     request = pynvml.c_nvmlGpmMetricsGet_t()
     request.metrics[0].metricId = pynvml.NVML_GPM_METRIC_SM_UTIL
     request.sample1 = request.sample2 = pynvml.c_nvmlGpmSample_t()
