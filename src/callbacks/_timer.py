@@ -20,6 +20,7 @@ from lightning import Trainer
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from ..hardware.sampler import Spans
 from ..records.step_parts import PARTS, StepPart
 
 OTHER = StepPart.OTHER.value
@@ -44,7 +45,6 @@ PARTS_OF_ACTIONS = {
 }
 TIMED = (*PARTS, PAUSE, *PREPARING)
 _COLUMN = {part: column for column, part in enumerate(TIMED)}
-_SHORT_PAUSE_S = 0.1  # a shorter one does not end a span of training
 
 
 class Clock:
@@ -146,6 +146,7 @@ class StepTimer:
         current: the batch that is being timed; None between two epochs.
         updates, batches: that have been trained.
         paused_s: within `pause`, on the host's clock.
+        spans: when training ran, without pauses and the time between two epochs.
     """
 
     def __init__(self, clock: Clock, last_step: int = 0):
@@ -157,8 +158,7 @@ class StepTimer:
         self.paused_s = 0.0
         self._last_step = last_step  # Lightning's `global_step` before the first batch
         self._stack: list[str] = []
-        self._spans: list[tuple[float, float]] = []  # of training, that have ended
-        self._running_since: float | None = None
+        self.spans = Spans()
 
     @property
     def part(self) -> str:
@@ -171,7 +171,7 @@ class StepTimer:
     def begin_batch(self) -> None:
         """Begin a batch where the one before ends, so that no moment between them is lost."""
         adjoins = self._end()
-        self._set_running(True)
+        self.spans.run(True)
         self.current = Batch([OTHER], [self.finished[-1].end if adjoins else self.clock.mark()])
 
     def end_batch(self, global_step: int) -> None:
@@ -186,7 +186,7 @@ class StepTimer:
     def end_step(self) -> None:
         """End the step without beginning another."""
         self._end()
-        self._set_running(False)
+        self.spans.run(False)
 
     def enter(self, part: str) -> None:
         """Begin a part; within a pause the pause continues."""
@@ -211,18 +211,13 @@ class StepTimer:
             if began is not None:
                 self.paused_s += time.perf_counter() - began
 
-    def spans(self, since: float = 0.0) -> list[tuple[float, float]]:
-        """When training ran, by `time.perf_counter`, after a moment: without validations, checkpoints and long pauses."""
-        running = [] if self._running_since is None else [(self._running_since, time.perf_counter())]
-        return [(max(start, since), end) for start, end in (*self._spans, *running) if end > since]
-
     def _mark(self) -> None:
         batch, part = self.current, self.part
         if batch is None or batch.parts[-1] == part:
             return
         batch.parts.append(part)
         batch.moments.append(self.clock.mark())
-        self._set_running(part != PAUSE)
+        self.spans.run(part != PAUSE)
 
     def _end(self) -> bool:
         """End the batch. Returns whether the next one may begin at its end."""
@@ -234,15 +229,6 @@ class StepTimer:
         batch.moments.append(self.clock.mark())
         self.finished.append(batch)
         return adjoins
-
-    def _set_running(self, running: bool) -> None:
-        if running and self._running_since is None:
-            now = time.perf_counter()
-            is_short = self._spans and now - self._spans[-1][1] < _SHORT_PAUSE_S
-            self._running_since = self._spans.pop()[0] if is_short else now
-        elif not running and self._running_since is not None:
-            self._spans.append((self._running_since, time.perf_counter()))
-            self._running_since = None
 
 
 _timers: WeakKeyDictionary[Trainer, list[StepTimer]] = WeakKeyDictionary()

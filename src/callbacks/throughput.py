@@ -175,7 +175,7 @@ class ThroughputMonitor(Callback):
         self._hook = attach_profiler_hook(trainer, endings, self._on_action_start, self._on_action_end)
         self._active = True
         add_timer(trainer, self.timer)
-        self._started = self._warm_since = time.perf_counter()
+        self._started = time.perf_counter()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -242,7 +242,7 @@ class ThroughputMonitor(Callback):
         """Begin a batch, and a window where it is time: what a window's border costs is in no step."""
         updates = self.timer.updates
         if updates <= self._first_counted:
-            self._warm_since = time.perf_counter()
+            self.timer.spans.clear()
         if self.timer.is_between_updates and self.windows.is_due(updates):
             with self.timer.pause():
                 self.windows.begin(updates)
@@ -366,8 +366,7 @@ class ThroughputMonitor(Callback):
         if 0 < len(measured) < len(steps):
             rank_zero_warn(f"ThroughputMonitor has no summary: {_stopped(steps)}")
         elif cost and self._analysis is not None:
-            spans = self.timer.spans(self._warm_since)
-            self.summary = self._analysis.summary(trainer, cost, self.table, spans, measured)
+            self.summary = self._analysis.summary(trainer, cost, self.table, self.timer.spans.all(), measured)
             self.operations = self._analysis.operations
 
     @never_raise

@@ -201,7 +201,7 @@ def test_a_run_that_fails_keeps_what_was_sampled(tmp_path):
     assert max(step for step, row in logger.rows if RSS in row) <= 8
 
 
-@pytest.mark.parametrize("broken", ["probe_for", "write_steps", "Sampler"])
+@pytest.mark.parametrize("broken", ["probe_for", "StepWriter", "Sampler"])
 def test_a_measurement_that_fails_does_not_end_the_training(tmp_path, monkeypatch, broken):
     def fail(*args, **kwargs):
         raise OSError("no measuring here")

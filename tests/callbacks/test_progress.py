@@ -91,10 +91,10 @@ def test_a_closed_pipe_under_standard_output_ends_no_measurement(
             raise BrokenPipeError
 
     monkeypatch.setattr(progress, "can_redraw", lambda: False)
-    monitor = ThroughputMonitor(calibrate=False)
+    monitor = ThroughputMonitor(calibrate=False, warmup_steps=2, record_operations=False)
     with contextlib.redirect_stdout(Closed()) as closed:
-        fit(Ticking(40.0, monkeypatch), tmp_path, epochs=2, callbacks=[monitor])
-    assert "epoch 2, batch 5" in closed.getvalue() and "\nlimit " in closed.getvalue()
+        fit(Ticking(40.0, monkeypatch), tmp_path, callbacks=[monitor])
+    assert "epoch 1, batch 5" in closed.getvalue() and "\nlimit " in closed.getvalue()
     assert "updates" in monitor.summary and monitor.failure is None
     assert not [warning for warning in recwarn if "stopped measuring" in str(warning.message)]
 

@@ -20,6 +20,7 @@ from batchscope.callbacks._timer import (
     pause,
     remove_timer,
 )
+from batchscope.hardware.sampler import Spans
 from batchscope.records.step_parts import PARTS
 
 
@@ -185,27 +186,24 @@ def test_updates_are_counted_by_lightnings_step(timer: StepTimer) -> None:
     assert (timer.batches, timer.updates, timer.is_between_updates) == (4, 2, True)
 
 
-def test_the_spans_of_training_have_no_validation_and_no_time_between_epochs(
-    timer: StepTimer, monkeypatch: pytest.MonkeyPatch
+def test_the_spans_of_training_have_no_pause_and_no_time_between_epochs(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [100.0]
-    monkeypatch.setattr(_timer.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(_timer, "Spans", lambda: Spans(clock.mark))
+    timer = StepTimer(clock)
     timer.begin_batch()
-    now[0] += 10
-    timer.enter(PAUSE)
-    now[0] += 5
-    timer.leave(PAUSE)
-    now[0] += 10
+    clock.now += 10
     with timer.pause():
-        now[0] += 0.01  # too short to end a span
-    now[0] += 10
+        clock.now += 5
+    clock.now += 10
     timer.end_step()
-    now[0] += 30
+    clock.now += 30
     timer.begin_batch()
-    now[0] += 1
-    found = [round(moment, 3) for span in timer.spans() for moment in span]
-    assert found == [100, 110, 115, 135.01, 165.01, 166.01]
-    assert round(timer.spans(since=120)[0][0], 3) == 120
+    clock.now += 1
+    assert timer.spans.all() == [(0, 10), (15, 25), (55, 56)]
+    timer.spans.clear()
+    clock.now += 2
+    assert timer.spans.all() == [(56, 58)]
 
 
 class FakeEvent:
