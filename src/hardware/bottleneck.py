@@ -47,9 +47,10 @@ UNSTEADY = 1.5  # the 90th percentile of the steps ÷ their median
 WELL_FED = 0.25  # of a peak: networks that a peak limits reach 25 to 70 % of it
 CALL_S = 30e-6  # what a call costs at most: arguments, dispatch, a new tensor; most take 3 to 20 µs
 PRODUCT_CALL_S = 100e-6  # the same of a product, which also picks a kernel and waits for its threads to wake
-# Of its time, by an operation that memory limits: a value of 4 bytes may move a line of 64 (strides, look-ups), and lines
-# one by one reach a quarter of the bandwidth. Below it the cores compute, whatever passes.
-MOVES = 4 / 64 * WELL_FED
+# Of its time, by an operation that memory limits. With fresh memory for its result a product by value reaches 13 % of the
+# bandwidth, strides reach 2 % (a line of 64 bytes for each value) and look-ups 1.4 %. Sorting reaches 0.5 %: it computes.
+# In between are special functions (lgamma 5 %) and random numbers (2 %), which no rate tells from strides.
+MOVES = 0.01
 
 # For a CPU that is not calibrated: only the ratio between the peaks matters.
 _TYPICAL = Peaks(asynchronous=False, flops_per_sec={"fp32": 1e11}, bytes_per_sec=2e10, launch_s=2e-6)

@@ -217,9 +217,12 @@ class OperationRecorder(DispatchMode):
                     total, cold = total + size, cold + self._cache.cold_bytes_of_rows(table, size)
             else:
                 uses += [(tensor, times) for tensor in each]
-        for tensor, times in (*uses, *((tensor, 1) for tensor in results)):
+        for tensor, times in uses:
             size = touched_bytes(tensor)
             total, cold = total + times * size, cold + times * self._cache.cold_bytes(tensor, size)
+        for tensor in results:
+            size = touched_bytes(tensor)
+            total, cold = total + size, cold + self._cache.cold_bytes(tensor, size, is_new=True)
         return total, cold
 
     def _module(self) -> str:

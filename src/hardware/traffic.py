@@ -85,8 +85,8 @@ class Cache:
         self._come = 0  # bytes so far
         self._came: dict[tuple[int, int], int] = {}  # a place → what had come when it did
 
-    def cold_bytes(self, tensor: Tensor, size: int) -> int:
-        """Of the `size` bytes that a call touches of a tensor, those from main memory."""
+    def cold_bytes(self, tensor: Tensor, size: int, is_new: bool = False) -> int:
+        """Of the `size` bytes that a call touches of a tensor, those from main memory; `is_new` of one that the call makes."""
         storage = tensor.untyped_storage()
         is_small = storage.nbytes() <= self._capacity  # the cache holds all of it, or nothing
         where = address(storage), 0 if is_small else int(tensor.storage_offset())
@@ -95,7 +95,8 @@ class Cache:
             return 0
         self._come += size
         self._came[where] = self._come
-        return size
+        is_made_here = is_new and came is None and size <= self._capacity  # in the cache, which nothing has left yet
+        return 0 if is_made_here else size
 
     def cold_bytes_of_rows(self, table: Tensor, size: int) -> float:
         """The same of rows at any places of a table: the cache holds at best the part of it that fits."""

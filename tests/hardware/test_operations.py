@@ -140,6 +140,13 @@ def test_a_tensor_is_cold_once_more_than_the_cache_has_come_since(case):
     assert (found.bytes, found.cold_bytes) == (8_000 * number, cold)
 
 
+def test_a_new_tensor_that_fits_into_the_cache_is_not_cold():
+    x = torch.randn(1000)
+    kept = []
+    found = only(recorded(lambda: kept.append(x * 2), cache_bytes=100_000, steps=2), "mul")
+    assert (found.bytes, found.cold_bytes) == (8_000, 0)
+
+
 @pytest.mark.parametrize(("rows", "cold"), [(10_000, 0.9), (1000, 0.0)])  # 640 KB, and 64 KB
 def test_rows_of_a_table_are_cold_by_the_part_of_it_that_the_cache_cannot_hold(rows, cold):
     table, places, new = torch.randn(rows, 16), torch.arange(50), torch.ones(50, 16)
