@@ -97,8 +97,6 @@ def test_a_run_is_explained_and_nothing_else_in_its_folder_changes(run_dir: Path
     assert (step["title"], step["batch_size"], step["trace_steps"]) == ("cnn · rendered-digits", 16, 3)
     assert {"model.features.0", "model.classifier.1"} <= {row["module"] for row in step["modules"]}
     assert "costliest operations" in said.out
-    assert "Kineto" not in said.err
-    assert "Profiler" not in said.err
 
 
 VERDICTS = {  # what the run's record says, another option → the kind and the evidence of these steps, which say compute

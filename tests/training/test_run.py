@@ -31,11 +31,13 @@ SHORT = [
     "trainer.accelerator=cpu",
     "data.batch_size=8",
     "callbacks.throughput.calibrate=false",
+    "callbacks.throughput.warmup_steps=1",
     "callbacks.progress=null",
 ]
 
 # To count a step takes longer than to train it.
 UNCOUNTED = ["+callbacks.throughput.flops_per_sample=1", "callbacks.memory=null"]
+UNCOUNTED += ["callbacks.throughput.record_operations=false"]
 
 SAID = {"stdout", "stderr"}  # what a forked run leaves of itself
 

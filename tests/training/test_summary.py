@@ -26,6 +26,7 @@ def oversize(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose batches shall hold more samples than there are."""
     folder = tmp_path_factory.mktemp("oversize")
     line = ["data.batch_size=200", "optimizer.lr_scaling=linear", "optimizer.reference_batch_size=76"]
+    line += ["callbacks.throughput.warmup_steps=1", "callbacks.throughput.record_operations=false"]  # two steps in all
     done = run(folder, *SMALL, *line, "hydra.run.dir=out")
     assert done.end() == 0, done.complained
     return folder
