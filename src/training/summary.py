@@ -94,7 +94,7 @@ def memory_facts(trainer: Trainer) -> dict[str, Any]:
 
 
 def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
-    """W&B's configuration, and in TensorBoard one row in HPARAMS (what was chosen, what came of it, and how fast), and the summary as text."""
+    """W&B's configuration, and in TensorBoard one row in HPARAMS (what was set, what came of it, how fast) and the summary."""
     config = record["config"]
     chosen = {section: config[section] for section in ("model", "data", "optimizer", "trainer")}
     named = [(key, value) for key, value in flatten(chosen) if purpose_of(key, config) not in CHOOSES_NOTHING]
@@ -111,11 +111,20 @@ def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
         if isinstance(logger, WandbLogger):
             logger.log_hyperparams(row)
         if isinstance(logger, TensorBoardLogger):
-            logger.log_hyperparams(row, metrics, step=trainer.global_step)
+            logger.log_hyperparams(_told_apart(row, record["overrides"]), metrics, step=trainer.global_step)
             if "title" in record["throughput"]:  # a summary that is complete
                 text = "\n\n".join([*headline(record["throughput"]), *details(record["throughput"])])
                 logger.experiment.add_text("summary", text, trainer.global_step)
             logger.save()
+
+
+_ALWAYS = ("model", "dataset", "seed", "data.batch_size", "optimizer.lr")  # columns of HPARAMS
+
+
+def _told_apart(row: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The options by which people tell runs apart: what the command line has set, and a few that every run has."""
+    typed = {override.lstrip("+~").partition("=")[0] for override in overrides}
+    return {key: value for key, value in row.items() if key in _ALWAYS or key in typed}
 
 
 def print_start(record: Mapping[str, Any], dataset: str) -> None:

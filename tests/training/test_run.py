@@ -125,6 +125,7 @@ def test_hyperparameters_and_final_metrics_reach_the_hparams_tab(finished: Path)
     assert hparams["data.batch_size"].number_value == 8
     assert hparams["dataset"].string_value == "mnist"
     assert hparams["optimizer.lr"].number_value == 0.004
+    assert "trainer.limit_val_batches" in hparams and "optimizer.weight_decay" not in hparams  # of what was set
     content = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
     shown = plugin_data_pb2.HParamsPluginData.FromString(content).experiment.metric_infos
     assert shown[0].name.tag == "test/acc"  # the one that the table begins with
