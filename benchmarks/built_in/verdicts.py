@@ -5,9 +5,9 @@ from typing import Any
 
 SLACK = 0.02  # shares are rounded, and parts of a step are means
 IDLE_PEAK = 0.02  # below this part of the peak a step is not arithmetic
-# Below this part of the bandwidth, in its share of the step, memory limits nothing. Strides, look-ups and writes to freshly
-# allocated memory reach 1.4 to 13 %.
-IDLE_BANDWIDTH = 0.01
+# Below this part of the bandwidth, in its share of the step, memory limits nothing: sorting reaches so much. Strides, look-ups
+# and writes to freshly allocated memory reach 1.4 to 13 %.
+IDLE_BANDWIDTH = 0.005
 UNCLEAR = "unclear"
 
 

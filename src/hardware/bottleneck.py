@@ -8,8 +8,10 @@ gradients that is not hidden behind the backward pass). They count up to the dev
 The rest is the work of the step, and its operations divide it:
 
 - A CPU's operations were timed. What a call costs whatever it computes, and the time between the calls (Python, autograd,
-  the framework), is `host`. The rest of an operation's time has one kind. It is `memory` if its traffic needs longer
-  than its FLOPs at the device's peaks, else `compute` if it has FLOPs, else `elementwise`.
+  the framework), is `host`. The rest of an operation's time has one kind. With FLOPs it is `memory` if its traffic needs
+  longer than they do at the device's peaks, else `compute`. Without FLOPs it is `memory` if most of its bytes come from
+  main memory, else `elementwise`. No rate decides: look-ups and strides reach 1.4 to 2 % of the bandwidth here, and so do
+  random numbers. So special functions and sorting are `memory`, too, on values that no cache holds.
 - An accelerator computes behind the host, so nobody times its operations. The time in which no kernel runs is `host`. The
   busy time is divided between `memory` and `compute` as the operations need them at the peaks. Where the busy time is not
   known, the operations' needs decide whether the device limits the step or the host, which launches them.
@@ -47,10 +49,6 @@ UNSTEADY = 1.5  # the 90th percentile of the steps ÷ their median
 WELL_FED = 0.25  # of a peak: networks that a peak limits reach 25 to 70 % of it
 CALL_S = 30e-6  # what a call costs at most: arguments, dispatch, a new tensor; most take 3 to 20 µs
 PRODUCT_CALL_S = 100e-6  # the same of a product, which also picks a kernel and waits for its threads to wake
-# Of its time, by an operation that memory limits. With fresh memory for its result a product by value reaches 13 % of the
-# bandwidth, strides reach 2 % (a line of 64 bytes for each value) and look-ups 1.4 %. Sorting reaches 0.5 %: it computes.
-# In between are special functions (lgamma 5 %) and random numbers (2 %), which no rate tells from strides.
-MOVES = 0.01
 
 # For a CPU that is not calibrated: only the ratio between the peaks matters.
 _TYPICAL = Peaks(asynchronous=False, flops_per_sec={"fp32": 1e11}, bytes_per_sec=2e10, launch_s=2e-6)
@@ -165,7 +163,7 @@ def times_by_kind(operations: Sequence[Operation], peaks: Peaks, device: str) ->
         if device == "cpu":
             call_s = PRODUCT_CALL_S if each.flops else CALL_S
             own = each.seconds - min(call_s * each.calls, max(each.seconds - needed / WELL_FED, 0.0))
-            moves = memory > max(compute, MOVES * each.seconds)
+            moves = memory > compute if each.flops else 2 * each.cold_bytes > each.bytes
         else:
             own, moves = needed, memory > compute
         if own > 0:

@@ -18,6 +18,8 @@ _NAMES = {
     "elementwise": "elementwise and similar operations",
 }
 _WORTH_A_WORD = 0.05  # of the step, in a row
+_SLOW = 0.1  # of the bandwidth; a product by value reaches 13 % where the system clears the memory of its result first
+_WHY_SLOW = " (slow: fresh memory, strides, look-ups, or a costly function of each value)"
 
 
 def limit_row(found: Mapping[str, Any]) -> tuple[str, str]:
@@ -100,6 +102,7 @@ def _memory(timed: Sequence[Timed], peaks: Peaks | None, seconds: float) -> str:
     rate = f", at {with_prefix(moved / seconds, 'B/s')}" if seconds and moved else ""
     if rate and peaks and peaks.bytes_per_sec:
         rate += f" of the {with_prefix(peaks.bytes_per_sec, 'B/s')} measured here"
+        rate += _WHY_SLOW if moved / seconds < _SLOW * peaks.bytes_per_sec else ""
     return f"moving {with_prefix(moved, 'B')} through memory{rate}"
 
 

@@ -67,12 +67,12 @@ def test_numbers_that_contradict_a_verdict(found: tuple, summary: dict[str, Any]
 def test_traffic_in_strides_reaches_a_few_percent_of_the_bandwidth():
     step = {"memory_bytes": 5e6, "floor_ms": {"memory": 0.1, "compute": 0.0, "launch": 0.1}}
     assert against("memory", 0.9, step=step) == []
-    assert against("memory", 0.9, step=step | {"memory_bytes": 1e6}) == ["memory at 0.6% of the bandwidth"]
+    assert against("memory", 0.9, step=step | {"memory_bytes": 5e5}) == ["memory at 0.3% of the bandwidth"]
 
 
 def test_bytes_on_paper_stand_in_for_counted_ones():
     found = {"kind": "memory", "share": 0.9}
-    assert verdicts.contradictions(found, {"parts_ms": PARTS}, 20e9, paper=1e6)
+    assert verdicts.contradictions(found, {"parts_ms": PARTS}, 20e9, paper=5e5)
     assert not verdicts.contradictions(found, {"parts_ms": PARTS}, 20e9, paper=100e6)
 
 
