@@ -61,7 +61,7 @@ def test_the_plain_example_prints_the_summary_and_the_bottleneck(tmp_path: Path)
     said = said_by("plain", tmp_path)
     assert "Classifier · batch 32 · cpu" in said
     assert re.search(r"\nstep    .*\n(limit   |busy    )", said)
-    assert re.search(r"\n[\d,]+ samples/s; limited by \w+\n", said)
+    assert re.search(r"\n[\d,]+ samples/s at the median step; bottleneck: \w+\n", said)
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_the_example_of_two_processes_says_what_waits_for_gradients(tmp_path: Pa
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb, which is not installed")
 def test_the_example_of_wandb_keeps_every_number_at_its_step(tmp_path: Path) -> None:
     said = started("curves", tmp_path)
-    assert "\nlimited by " in said
+    assert "\nbottleneck: " in said
     rows = _wandb_rows(tmp_path)
     steps = {
         key: [int(row["trainer/global_step"]) for row in rows if key in row] for key in ("train/loss", "time/step_ms")

@@ -1,9 +1,10 @@
-"""How many samples and time steps a batch of any type holds."""
+"""What a batch of any type holds, and the loss that it had."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from lightning import LightningModule, Trainer
 from torch import Tensor
 
 
@@ -27,6 +28,12 @@ def timesteps_in(module: object, samples: int) -> int:
     if varies(module):
         return 0
     return samples * spec.input_shape[0] if getattr(spec, "kind", None) == "sequence" else 0
+
+
+def own_loss(trainer: Trainer, module: LightningModule, loss: Any) -> Any:
+    """The loss that a training step has returned: Lightning hands callbacks its share of an update of several batches."""
+    batches = trainer.accumulate_grad_batches if module.automatic_optimization else 1
+    return loss * batches if isinstance(loss, Tensor) and batches > 1 else loss
 
 
 def varies(module: object) -> bool:

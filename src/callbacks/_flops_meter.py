@@ -42,6 +42,8 @@ class FlopsMeter:
         self.calibration = find_calibration(trainer.strategy.root_device, measure and trainer.is_global_zero)
         self._find_peaks(trainer, module)
         self._no_peak = f"the peak at precision {trainer.precision} was not measured here"
+        if self.calibration is not None and self.calibration.disturbed:
+            self._no_peak = f"the device's peak is not known: {self.calibration.disturbed}"
         if self.calibration is None:
             self._no_peak = "this device's peak was not measured before" + ("" if measure else ", and calibrate=False")
 
@@ -67,7 +69,8 @@ class FlopsMeter:
 
     def _find_peaks(self, trainer: Trainer, module: LightningModule, shares: Mapping[str, float] | None = None) -> None:
         device, precision = trainer.strategy.root_device, trainer.precision
-        self.peak = peak_flops_per_sec(self.calibration, precision, module, shares) if self.calibration else None
+        known = self.calibration if self.calibration and not self.calibration.disturbed else None
+        self.peak = peak_flops_per_sec(known, precision, module, shares) if known else None
         stated = device.type == "cuda"
         self.datasheet_peak = datasheet_peak(device_name(device), precision, module, shares) if stated else None
 

@@ -37,7 +37,9 @@ def headline(summary: Mapping[str, Any]) -> list[str]:
 def _heading(summary: Mapping[str, Any]) -> str:
     ranks = f"{summary['processes']} × " if summary.get("processes", 1) > 1 else ""
     name = f" ({summary['device_name']})" if summary["device"] != "cpu" and summary.get("device_name") else ""
-    words = [summary["title"], f"batch {ranks}{summary['batch_size']:,}", summary["device"] + name]
+    accumulated = round(summary["batches_per_sec"] * summary["step_ms_median"] / 1e3)
+    batches = f"{accumulated} × " if accumulated > 1 else ""
+    words = [summary["title"], f"batch {ranks}{batches}{summary['batch_size']:,}", summary["device"] + name]
     return " · ".join(words + ([] if summary["precision"] == "32-true" else [summary["precision"]]))
 
 
@@ -134,7 +136,9 @@ def _median(summary: Mapping[str, Any]) -> str:
     interval = " to ".join(map(significant, summary.get("step_ms_interval", ())))
     ended = summary.get("ended")
     ended = "at its time limit" if ended == TIME_LIMIT else ended
-    within = ", ".join(filter(None, (interval, ended)))
+    counted = summary.get("undisturbed_steps", summary["updates"])
+    few = f"of the {counted} without other programs" if 2 * counted < summary["updates"] else ""
+    within = ", ".join(filter(None, (few, interval, ended)))
     return f"{significant(summary['step_ms_median'])} ms" + (f" ({within})" if within else "")
 
 
@@ -154,7 +158,7 @@ def _rates(summary: Mapping[str, Any]) -> list[str]:
     rate, mean = significant(summary["samples_per_sec"]), significant(summary["samples_per_sec_mean"])
     rates = [f"{rate} samples/s at the median step, {mean} over all steps"]
     if "samples_per_sec_fit" in summary:
-        rates[0] += f", {significant(summary['samples_per_sec_fit'])} with validation and checkpoints"
+        rates[0] += f", {significant(summary['samples_per_sec_fit'])} from start to end"
     if "step_ms_p99" in summary:
         rates.append(f"p99 step {significant(summary['step_ms_p99'])} ms")
     if summary.get("stalls"):

@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ..options.types import NonNegativeInt
+from ._batches import own_loss
 from ._deferred_scalars import DeferredScalars
 from ._timer import pause
 from ._writer import StepWriter
@@ -52,7 +53,8 @@ class TrainCurves(Callback):
         if step == self._last_step or not self.every_n_steps or step % self.every_n_steps:
             return  # of accumulated batches the last one counts
         self._last_step = step
-        scalars = outputs if isinstance(outputs, dict) else {"loss": outputs}
+        scalars = dict(outputs) if isinstance(outputs, dict) else {"loss": outputs}
+        scalars["loss"] = own_loss(trainer, pl_module, scalars.get("loss"))
         self._steps.append((step, {k: v for k, v in scalars.items() if isinstance(v, Tensor) and v.numel() == 1}))
         if len(self._steps) >= FLUSH_EVERY:
             self._start_read()  # a part of the step: on MPS it waits for the step's own work

@@ -16,7 +16,7 @@ from typing_extensions import override
 from ..options.types import PositiveFloat
 from ..records.formatting import significant
 from ..records.terminal import can_redraw, say
-from ._batches import samples_in
+from ._batches import own_loss, samples_in
 from ._deferred_scalars import DeferredScalars
 from ._timer import add_timer, remove_timer
 
@@ -87,7 +87,7 @@ class ProgressBar(TQDMProgressBar):
             return
         elapsed = now - self._drawn
         self._rate = self._samples * trainer.world_size / elapsed if elapsed > 0 else None
-        self._update_loss(outputs.get("loss") if isinstance(outputs, dict) else outputs)
+        self._update_loss(own_loss(trainer, pl_module, outputs.get("loss") if isinstance(outputs, dict) else outputs))
         if self._plain:
             self._print_line(trainer, pl_module, batch_idx)
         else:

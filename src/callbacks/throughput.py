@@ -27,6 +27,7 @@ from ._timer import (
     PREPARING,
     REQUEST,
     VALIDATION,
+    Clock,
     StepTimer,
     add_timer,
     clock_for,
@@ -104,7 +105,7 @@ class ThroughputMonitor(Callback):
         self._active = False
         self._hook: ProfilerHook | None = None
         self._analysis: StepAnalysis | None = None  # of this fit
-        self.table = UpdateTable(warmup_steps)  # of this fit
+        self.timer, self.windows, self.table = StepTimer(Clock()), Windows(0), UpdateTable(warmup_steps)  # of this fit
         self.ended: str | None = None  # why a timed run has ended
 
     def __getstate__(self) -> dict[str, Any]:

@@ -186,3 +186,16 @@ def test_the_mean_of_all_ranks_is_taken_without_a_barrier(monkeypatch: pytest.Mo
         assert curves._mean_of_all_ranks(torch.tensor([2.0, 10.0])).tolist() == [2.0, 4.0]
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_the_loss_is_the_one_that_the_step_returned_also_where_gradients_are_accumulated(
+    tmp_path: Path, accumulate: int
+) -> None:
+    class Constant(Stranger):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx) * 0 + 3
+
+    memory = Memory()
+    trainer(tmp_path, memory, callbacks=[TrainCurves()], accumulate_grad_batches=accumulate).fit(Constant(), loader())
+    assert set(memory.values("train/loss")) == {3.0}

@@ -254,3 +254,25 @@ def test_the_advice_knows_a_dataloader_and_guesses_no_other(train: Any, known: d
     fit(Any_(), Asks(), train=train)
     assert not found[0].own
     assert {key: getattr(found[0], key) for key in known} == known
+
+
+@pytest.mark.filterwarnings("error:ThroughputMonitor:UserWarning")
+def test_a_fit_that_fails_before_its_first_batch_is_the_users_own_error_alone(monitor: ThroughputMonitor) -> None:
+    class Broken(Stranger):
+        def configure_optimizers(self) -> Any:
+            raise NameError("the user's own")
+
+    with pytest.raises(NameError, match="the user's own"):
+        fit(Broken(), monitor)
+    assert why(monitor) == "the fit ended with NameError"
+
+
+def test_a_peak_that_was_measured_beside_other_programs_makes_no_mfu(
+    monitor: ThroughputMonitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = Calibration(
+        "cpu", "a processor", None, torch.__version__, 2, {"fp32": 1e9}, disturbed="others were busy"
+    )
+    monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: measured)
+    fit(Stranger(), monitor)
+    assert why(monitor, "mfu") == "the device's peak is not known: others were busy"
