@@ -97,7 +97,7 @@ def device_facts(sampled: Mapping[str, Any], summary: Mapping[str, Any]) -> dict
     facts = {name: sampled[key] for key, name in _DEVICE_FACTS.items() if key in sampled}
     if "processor_time_pct" in facts:
         facts["cores"] = usable_cores()
-    if "energy_j" in sampled and sampled.get("seconds"):
+    if "energy_j" in sampled and sampled.get("seconds") and summary["samples"]:
         watts = sampled["energy_j"] / sampled["seconds"]
         facts["joules_per_sample"] = watts * summary["seconds"] / summary["samples"]
         facts["energy_source"] = sampled["energy_source"]

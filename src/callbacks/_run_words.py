@@ -22,8 +22,9 @@ _MUCH_THROTTLED_PCT = 10.0  # the same, for the few lines
 def headline(summary: Mapping[str, Any]) -> list[str]:
     """The rows that every run ends with: what ran, how fast, where the time goes, what limits it, and what to try."""
     missing = summary.get("missing", {})
-    if "updates" not in summary:
-        return [row("speed", f"unknown: {missing.get('bottleneck', 'nothing was measured')}")]
+    if "title" not in summary:
+        rate = _speed(summary) if "updates" in summary else "unknown"
+        return [row("speed", f"{rate}: {missing.get('bottleneck', 'nothing was measured')}")]
     rows = [_heading(summary), row("speed", _speed(summary)), row("step", _mean_step(summary))]
     rows += [row("ranks", _ranks(summary))] if summary.get("processes", 1) > 1 and _differ(summary) else []
     rows += [row("device", facts)] if summary["device"] != "cpu" and (facts := _device(summary)) else []
@@ -90,7 +91,7 @@ def _device(summary: Mapping[str, Any]) -> str:
 
 def details(summary: Mapping[str, Any]) -> list[str]:
     """All the numbers of a summary, the evidence for the bottleneck, and why one of them is missing."""
-    lines = _measured(summary) if "updates" in summary else []
+    lines = _measured(summary) if "title" in summary else []
     reasons: dict[str, list[str]] = {}
     for key, reason in summary.get("missing", {}).items():
         reasons.setdefault(reason, []).append(_NAMES.get(key, key))

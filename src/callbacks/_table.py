@@ -106,12 +106,17 @@ class UpdateTable:
 
         If that is less than half of them, sizes vary by design: then it is the mean size.
         """
+        size = self._usual_size()
+        return float(self.rows["samples"][self.counted()].mean(dtype=float)) if size is None else size
+
+    def _usual_size(self) -> float | None:
+        """The size with which at least half of the samples were trained; None where sizes vary, 0 without a row."""
         samples = self.rows["samples"][self.counted()].astype(float)
         if not len(samples):
             return 0.0
         sizes, counts = numpy.unique(samples, return_counts=True)
         most = float(sizes[numpy.argmax(sizes * counts)])
-        return most if 2 * most * (samples == most).sum() >= samples.sum() else float(samples.mean())
+        return most if 2 * most * (samples == most).sum() >= samples.sum() else None
 
     def counted(self) -> Mask:
         """The updates that count for sums and means: all after the warm-up that were not recorded."""
@@ -119,9 +124,9 @@ class UpdateTable:
 
     def flags(self) -> NDArray[numpy.uint8]:
         """The flags of all rows, shape (N,), with `PARTIAL` and `DISTURBED`."""
-        flags, samples, whole = self.rows["flags"].copy(), self.rows["samples"], numpy.float32(self.whole_batch())
-        if (samples == whole).any():
-            flags[samples != whole] |= PARTIAL
+        flags, size = self.rows["flags"].copy(), self._usual_size()
+        if size is not None:
+            flags[self.rows["samples"] != numpy.float32(size)] |= PARTIAL
         window = self._window_of_rows()
         if self.windows is not None and self.windows.all:
             flags[(window < 0) | self.windows.disturbed()[window]] |= DISTURBED
@@ -135,7 +140,7 @@ class UpdateTable:
         """Of `whole` those in windows that nobody disturbed; none in a run that was not divided into windows."""
         if self.windows is None or not self.windows.all:
             return numpy.zeros(len(self), bool)
-        return self.whole() & (self.flags() & DISTURBED == 0)
+        return (self.flags() & (NEVER_COUNTED | PARTIAL | DISTURBED)) == 0
 
     def typical(self) -> Mask:
         """The updates of which the median is taken: undisturbed ones, and all of a whole batch where these are too few."""

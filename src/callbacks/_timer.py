@@ -158,6 +158,7 @@ class StepTimer:
         self.paused_s = 0.0
         self._last_step = last_step  # Lightning's `global_step` before the first batch
         self._stack: list[str] = []
+        self._pauses = 0  # that are within each other
         self.spans = Spans()
 
     @property
@@ -202,13 +203,14 @@ class StepTimer:
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Exclude what happens within from the step, and from the time of the fit. May be nested."""
-        began = None if PAUSE in self._stack else time.perf_counter()
+        began, self._pauses = time.perf_counter(), self._pauses + 1
         self.enter(PAUSE)
         try:
             yield
         finally:
             self.leave(PAUSE)
-            if began is not None:
+            self._pauses -= 1
+            if not self._pauses:
                 self.paused_s += time.perf_counter() - began
 
     def _mark(self) -> None:

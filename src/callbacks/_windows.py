@@ -72,10 +72,11 @@ class Windows:
 
     def begin(self, update: int, pass_: int = NO_PASS) -> None:
         """Begin a window with this update; the one that lasts ends."""
+        adjoins = self.current is not None
         self.end(update)
         if self._meter is None:
             self._meter = NoiseMeter()
-        else:
+        elif not adjoins:
             self._meter.read()  # what happened since the last window is in none
         self.all.append(Window(update, pass_, self._unix(), self._clock()))
 

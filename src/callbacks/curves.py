@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 import torch.distributed
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -55,7 +56,7 @@ class TrainCurves(Callback):
         self._last_step = step
         scalars = dict(outputs) if isinstance(outputs, dict) else {"loss": outputs}
         scalars["loss"] = own_loss(trainer, pl_module, scalars.get("loss"))
-        self._steps.append((step, {k: v for k, v in scalars.items() if isinstance(v, Tensor) and v.numel() == 1}))
+        self._steps.append((step, {k: v for k, v in scalars.items() if _is_number(v)}))
         if len(self._steps) >= FLUSH_EVERY:
             self._start_read()  # a part of the step: on MPS it waits for the step's own work
             with pause(trainer):
@@ -101,6 +102,11 @@ class TrainCurves(Callback):
             for (step, key), value in zip(names, read.values(), strict=True):
                 rows.setdefault(step, {})[f"train/{key}"] = value
             self._writer.write_rows(rows.items())
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a tensor of one real number."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and value.numel() == 1 and not value.is_complex()
 
 
 def _mean_of_all_ranks(values: Tensor) -> Tensor:

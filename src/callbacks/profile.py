@@ -42,6 +42,7 @@ from ._never_raise import never_raise
 from ._operation_table import as_text
 from ._profiler_hook import attach_profiler_hook, detach_profiler_hook
 from ._recording import can_be_recorded, is_compiled_module
+from ._timer import pause
 from .throughput import ThroughputMonitor
 
 RECORDED, TRACED = 3, 3  # updates
@@ -146,7 +147,8 @@ class OperationProfiler(Callback):
             return
         begins = not self._in_update
         if begins:
-            self._begin_stage()
+            with pause(trainer):
+                self._begin_stage()
             self._in_update = True
         self._timer.begin_batch(is_first=begins, is_timed=self._stage is Stage.PLAIN)
         if self._stage is Stage.RECORDED and self._records:
@@ -202,7 +204,8 @@ class OperationProfiler(Callback):
             if is_update:
                 self._profiler.step()
         if self._done >= self.updates:
-            self._finish(trainer, pl_module)
+            with pause(trainer):  # of whoever times the steps, too
+                self._finish(trainer, pl_module)
             trainer.should_stop |= self.stop  # of every rank, after the same update
 
     @override
@@ -229,7 +232,8 @@ class OperationProfiler(Callback):
     @override
     @never_raise
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish(trainer, pl_module)
+        with pause(trainer):  # of whoever times the steps, too
+            self._finish(trainer, pl_module)
 
     @override
     @never_raise

@@ -60,8 +60,10 @@ class ProgressBar(TQDMProgressBar):
     def pause(self) -> Iterator[None]:
         """Leave what happens within out of the rate."""
         began = time.perf_counter()
-        yield
-        self._drawn += time.perf_counter() - began
+        try:
+            yield
+        finally:
+            self._drawn += time.perf_counter() - began
 
     @override
     def on_train_start(self, *args: Any) -> None:

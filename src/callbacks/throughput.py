@@ -12,6 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from .._lightning import overrides
+from .._torch import any_mode, is_profiler_active
 from ..distributed.gather import gather
 from ..options.types import NonNegativeInt
 from ..records.step_times import StepTimes
@@ -147,6 +148,7 @@ class ThroughputMonitor(Callback):
     @never_raise
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
+            self._analysis = None  # of an earlier fit
             from ._analysis import StepAnalysis
 
             self.summary, self.failure = _nothing("no batch was trained"), None
@@ -253,8 +255,8 @@ class ThroughputMonitor(Callback):
         """Record the operations of a batch whose update is among those to be recorded."""
         batch = self.timer.current
         self._recorded.start(self.timer.updates + 1, batch.samples if batch is not None else 0)
-        if batch is not None:
-            batch.recorded = self._recorded.active
+        if batch is not None:  # an OperationProfiler or the user may record it, too
+            batch.recorded = self._recorded.active or any_mode() or is_profiler_active()
 
     @override
     @never_raise
@@ -347,6 +349,7 @@ class ThroughputMonitor(Callback):
     @never_raise
     def _stop(self, trainer: Trainer, wait: bool = True) -> None:
         remove_timer(trainer, self.timer)
+        detach_profiler_hook(trainer, self._hook)
         if self._active:
             self._recorded.stop()
             self.timer.end_step()
@@ -362,9 +365,10 @@ class ThroughputMonitor(Callback):
     @never_raise
     def _sum_up(self, trainer: Trainer, steps: list[float | None]) -> None:
         """Complete this rank's summary, given the mean step of every rank."""
-        cost, self.summary = self.summary, {}
+        cost = self.summary
         measured = [step for step in steps if step is not None]
         if 0 < len(measured) < len(steps):
+            self.summary = {}
             rank_zero_warn(f"ThroughputMonitor has no summary: {_stopped(steps)}")
         elif cost and self._analysis is not None:
             self.summary = self._analysis.summary(trainer, cost, self.table, self.timer.spans.all(), measured)
@@ -377,11 +381,14 @@ class ThroughputMonitor(Callback):
             why = self.failure and f"the measurement ended with {self.failure}"
             why = why or (_stopped(steps) if None in steps else self._why_nothing_is_known())
             self.summary = _nothing(why)
+        elif "title" not in self.summary:  # the times are known, and the analysis has failed
+            self.summary |= _nothing(f"the measurement ended with {self.failure}")
         from ._setting import own_config
 
         if trainer.is_global_zero and own_config(trainer.lightning_module) is None:
             lines = [*self.summary_lines(), *(self.detail_lines() if is_verbose() else [])]
-            say(f"\n{block(lines)}" if lines else "")
+            if lines:
+                say(f"\n{block(lines)}")
 
     def _why_nothing_is_known(self) -> str:
         if not self.timer.batches:

@@ -72,9 +72,9 @@ class Contention:
 
     def __exit__(self, *exception: object) -> None:
         if self._device.type == "cpu":
-            share = self._meter.read().others_share
-            if share > MAX_SHARE:
-                self.finding = f"other processes used {percent(share)} of the CPU during the measurement"
+            noise = self._meter.read()
+            if is_disturbed(noise):
+                self.finding = f"other processes used {percent(noise.others_share)} of the CPU during the measurement"
         elif self.finding is None:
             self._look_at_device()
 

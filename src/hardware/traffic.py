@@ -65,7 +65,7 @@ def bytes_of_rows(name: str, inputs: Mapping[str, Any], table: Tensor, touched: 
 
 
 def address(storage: torch.UntypedStorage) -> int:
-    """Where a storage lies; a meta tensor has no address but an identity."""
+    """Where a storage lies, or an identity of one that has no address."""
     return storage.data_ptr() or storage_id(storage)
 
 

@@ -199,3 +199,14 @@ def test_the_loss_is_the_one_that_the_step_returned_also_where_gradients_are_acc
     memory = Memory()
     trainer(tmp_path, memory, callbacks=[TrainCurves()], accumulate_grad_batches=accumulate).fit(Constant(), loader())
     assert set(memory.values("train/loss")) == {3.0}
+
+
+def test_what_is_no_dense_real_number_is_no_curve(tmp_path: Path) -> None:
+    class Odd(Stranger):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            return {"loss": loss, "sparse": torch.ones(1).to_sparse(), "complex": torch.ones(1, dtype=torch.complex64)}
+
+    memory = Memory()
+    trainer(tmp_path, memory, callbacks=[TrainCurves()]).fit(Odd(), loader())
+    assert {key for _, row in memory.rows for key in row} - {"epoch"} == {"train/loss"}

@@ -16,6 +16,7 @@ from batchscope.callbacks._timer import Clock
 from batchscope.callbacks.memory import MemoryMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.calibration import Calibration
+from batchscope.hardware.operations import OperationRecorder
 from tests.support.third_party_modules import Memory, Stranger, loader
 
 
@@ -276,3 +277,32 @@ def test_a_peak_that_was_measured_beside_other_programs_makes_no_mfu(
     monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: measured)
     fit(Stranger(), monitor)
     assert why(monitor, "mfu") == "the device's peak is not known: others were busy"
+
+
+def test_an_analysis_that_fails_leaves_the_times(
+    monitor: ThroughputMonitor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("no such rule")
+
+    monkeypatch.setattr("batchscope.callbacks._analysis.run_summary", broken)
+    with pytest.warns(UserWarning, match="stopped measuring: ZeroDivisionError"):
+        fit(Stranger(), monitor)
+    assert monitor.summary["samples_per_sec"] > 0
+    assert why(monitor) == "the measurement ended with ZeroDivisionError: no such rule"
+    assert "samples/s" in capsys.readouterr().out
+
+
+def test_updates_that_a_profiler_records_beside_it_count_for_no_rate(monitor: ThroughputMonitor) -> None:
+    class Recording(Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            self.recorder = OperationRecorder() if trainer.global_step in (6, 7) else None
+            if self.recorder is not None:
+                self.recorder.__enter__()
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            if self.recorder is not None:
+                self.recorder.__exit__(None, None, None)
+
+    fit(Stranger(), monitor, Recording())
+    assert monitor.summary["updates"] == 10 - 5 - 2

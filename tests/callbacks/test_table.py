@@ -235,3 +235,9 @@ def test_the_curves_have_every_metric_that_a_step_has():
 def test_a_metric_that_no_step_has_is_no_curve():
     scalars = metrics_of(table_with(batch(1, 0, forward=10)).rows, 1, flops_per_sample=100.0)
     assert {key for key in scalars.keys if key.startswith("throughput/")} == {"throughput/batches_per_sec"}
+
+
+def test_no_update_is_partial_where_sizes_vary_though_one_of_them_is_the_mean():
+    table = table_of([10] * 50, [10, 20, 30, 40, 50] * 10)
+    assert table.whole_batch() == 30
+    assert not (table.flags() & PARTIAL).any()

@@ -268,3 +268,11 @@ def test_events_are_recorded_again_instead_of_created(cuda: type[FakeEvent]) -> 
 
 def test_the_cpu_has_the_hosts_clock() -> None:
     assert isinstance(clock_for(torch.device("cpu")), Clock)
+
+
+def test_a_pause_within_a_validation_counts_as_paused(timer: StepTimer) -> None:
+    timer.begin_batch()
+    timer.enter(PAUSE)
+    with timer.pause():
+        time.sleep(0.01)
+    assert timer.paused_s >= 0.01

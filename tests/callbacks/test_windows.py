@@ -30,12 +30,8 @@ def noises(monkeypatch: pytest.MonkeyPatch) -> list[Noise]:
     found: list[Noise] = []
 
     class Meter:
-        def __init__(self, *_: object):
-            self.opened = True
-
         def read(self) -> Noise:
-            self.opened = not self.opened
-            return QUIET if self.opened or not found else found.pop(0)
+            return found.pop(0) if found else QUIET
 
     monkeypatch.setattr(_windows, "NoiseMeter", Meter)
     return found
