@@ -10,7 +10,7 @@ from ..hardware.devices import cache_bytes
 from ..records.operations import StepOperations
 from ._flops_meter import FlopsMeter
 from ._recording import RecordedUpdates
-from ._run_summary import Seen, run_summary
+from ._run_summary import Observations, run_summary
 from ._step_operations import step_operations
 from ._table import UpdateTable
 from .communication import CommunicationMonitor
@@ -69,12 +69,12 @@ class StepAnalysis:
         sampled = next((c.result(spans) for c in callbacks if isinstance(c, DeviceMonitor)), {})
         operations = self.recorded.operations()
         is_accelerator = trainer.strategy.root_device.type != "cpu"
-        seen = Seen(
+        observed = Observations(
             operations,
             self.recorded.why_no_operations,
             table.changed(cost["step_ms_median"]),
             table.windows.taken(slowed_alone=is_accelerator) if table.windows else (),
         )
-        summary = run_summary({**cost, **communication}, trainer, ranks, self.flops, sampled, seen)
+        summary = run_summary({**cost, **communication}, trainer, ranks, self.flops, sampled, observed)
         self.operations = step_operations(operations, summary, self.flops.calibration)
         return summary

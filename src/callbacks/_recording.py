@@ -20,8 +20,8 @@ class RecordedUpdates:
     """Records the updates `FIRST` to `LAST` of a fit. A recorded step is slower, and no rate is read from it.
 
     What torch.compile has compiled runs uncompiled in these updates, because a recorder sees no compiled operation. So
-    they give the FLOPs of a sample, and not the operations of a compiled step. They are then the updates 2 to 4 of the
-    training and not of the fit: a resumed training computes each update in the way in which it would have without the stop.
+    they give the FLOPs of a sample, and not the operations of a compiled step. Updates are then numbered from the start of
+    the training, so that a resumed training executes each update in the same mode.
 
     A module whose parameters are sharded is not recorded.
     """

@@ -39,8 +39,8 @@ _DEVICE_FACTS = {  # what DeviceMonitor sums up → its name in the run's summar
 }
 
 
-class Seen(NamedTuple):
-    """What was seen of a run besides its times."""
+class Observations(NamedTuple):
+    """What was observed of a run besides its times."""
 
     operations: Sequence[Operation] = ()  # of one step; empty where none was recorded
     reason: str | None = None  # why none was recorded
@@ -54,7 +54,7 @@ def run_summary(
     steps: Sequence[float],
     flops: FlopsMeter,
     sampled: Mapping[str, Any],
-    seen: Seen,
+    observed: Observations,
 ) -> dict[str, Any]:
     """The cost of this rank's steps, completed.
 
@@ -66,13 +66,13 @@ def run_summary(
     summary |= {"device": device.type, "device_name": device_name(device), "precision": str(trainer.precision)}
     summary |= rank_facts(steps) if steps else {}
     missing = flops.missing()
-    if flops.is_recorded and not 1 / CHANGED <= seen.changed <= CHANGED:
+    if flops.is_recorded and not 1 / CHANGED <= observed.changed <= CHANGED:
         missing = dict.fromkeys(("flops_per_sec", "mfu"), "the steps have changed since their FLOPs were recorded")
     else:
         summary |= flops.facts(summary["samples_per_sec"] / trainer.world_size)
     summary |= device_facts(sampled, summary)
-    summary |= operation_facts(seen, flops.calibration)
-    summary |= bottleneck_facts(summary, flops.calibration, seen, setting_of(trainer, summary, flops.calibration))
+    summary |= operation_facts(observed, flops.calibration)
+    summary |= bottleneck_facts(summary, flops.calibration, observed, setting_of(trainer, summary, flops.calibration))
     if "bottleneck" not in summary:
         missing["bottleneck"] = "the parts of the steps have no time: the clock has jumped"
     return summary | ({"missing": missing} if missing else {})
@@ -104,11 +104,11 @@ def device_facts(sampled: Mapping[str, Any], summary: Mapping[str, Any]) -> dict
     return facts
 
 
-def operation_facts(seen: Seen, calibration: Calibration | None) -> dict[str, Any]:
+def operation_facts(observed: Observations, calibration: Calibration | None) -> dict[str, Any]:
     """How many operations a step has, what they move, and the least time that they take on a calibrated device."""
-    operations = seen.operations
+    operations = observed.operations
     if not operations:
-        return {"step": {"not_recorded": seen.reason}} if seen.reason else {}
+        return {"step": {"not_recorded": observed.reason}} if observed.reason else {}
     facts: dict[str, Any] = {
         "operations": round(sum(each.calls for each in operations)),
         "bytes": round(sum(each.bytes for each in operations)),
@@ -121,7 +121,7 @@ def operation_facts(seen: Seen, calibration: Calibration | None) -> dict[str, An
 
 
 def bottleneck_facts(
-    summary: Mapping[str, Any], calibration: Calibration | None, seen: Seen, setting: Setting
+    summary: Mapping[str, Any], calibration: Calibration | None, observed: Observations, setting: Setting
 ) -> dict[str, Any]:
     """The bottleneck of a run, the evidence for it, and advice."""
     median, preparing = summary["step_ms_median"], preparing_hook(summary)
@@ -132,17 +132,17 @@ def bottleneck_facts(
             work_ms=summary["work_ms_median"],
             device=summary["device"],
             steps=summary["updates"],
-            operations=seen.operations,
-            not_recorded=seen.reason,
+            operations=observed.operations,
+            not_recorded=observed.reason,
             peaks=peaks_of(calibration) if calibration else None,
             communication_ms=summary.get("communication_ms", None if "processes" in summary else 0.0),
             busy=_fraction(summary.get("utilization_pct")),
             tensor_busy=_fraction(summary.get("tensor_activity_pct")),
             memory_busy=_fraction(summary.get("dram_activity_pct")),
             mfu=summary.get("mfu"),
-            changed=seen.changed,
+            changed=observed.changed,
             spread=summary["step_ms_p90"] / median if median else 1.0,
-            taken=seen.taken,
+            taken=observed.taken,
         )
     )
     if found is None:
@@ -154,8 +154,8 @@ def bottleneck_facts(
     setting = replace(
         setting,
         preparing=preparing,
-        optimizer_traffic=is_optimizer_traffic(seen.operations),
-        tf32_is_faster=is_tf32_faster(seen.operations, calibration, float32_formats(summary["device"])["matmul"]),
+        optimizer_traffic=is_optimizer_traffic(observed.operations),
+        tf32_is_faster=is_tf32_faster(observed.operations, calibration, float32_formats(summary["device"])["matmul"]),
     )
     if advice := advise(found.kind, setting):
         facts |= {"advice": advice.change, "advice_effect": advice.effect}

@@ -154,10 +154,9 @@ class UpdateTable:
 
     def window_facts(self, window: Window) -> dict[str, Any]:
         """Of an ended window: `steps` of a whole batch, their `median_s`, the `others_share` and whether it is `disturbed`."""
-        assert self.windows is not None
-        index = self.windows.all.index(window)
-        step_ms = self.step_ms(self.whole() & (self._window_of_rows() == index))
-        facts: dict[str, Any] = {"steps": len(step_ms), "disturbed": bool(self.windows.disturbed()[index])}
+        rows = slice(window.first, window.end)
+        step_ms = self.step_ms()[rows][self.whole()[rows]]
+        facts: dict[str, Any] = {"steps": len(step_ms), "disturbed": window.disturbed}
         if len(step_ms):
             facts["median_s"] = float(numpy.median(step_ms)) / 1e3
         if not numpy.isnan(window.others_share):
@@ -165,8 +164,9 @@ class UpdateTable:
         return facts
 
     def changed(self, step_ms: float, plain: int = 5) -> float:
-        """By which factor a step is longer than the longest, or shorter than the shortest, of the first plain ones after the
-        recorded updates; 1 between them, and where none was recorded. One long step does not count.
+        """A step ÷ the first plain ones after the recorded updates; 1 within their range, or where none was recorded.
+
+        One long step does not count.
 
         A recorded step is slower than it would be: if it was shorter than those after it, it did less.
         """

@@ -104,8 +104,7 @@ class Windows:
         return numpy.array([window.disturbed for window in self.all], bool)
 
     def taken(self, slowed_alone: bool) -> list[float]:
-        """What others took of the processor in each window that is long enough to tell; with `slowed_alone` 0 where that
-        disturbed nothing."""
+        """The share of others in each window of at least 0.15 s; with `slowed_alone` 0 in windows that were not disturbed."""
         ended = [each for each in self.all if each.end is not None and each.seconds >= TELLING_S]
         return [each.others_share if each.disturbed or not slowed_alone else 0.0 for each in ended]
 

@@ -26,7 +26,7 @@ class StopWhenKnown(SyncsRanks):
     The steps are those of a ThroughputMonitor, which stands before it among the callbacks. The median is known when the
     95 % interval of the undisturbed steps lies within `precision` of it. Warm-up, validation and waiting do not count as
     time. Rank 0 decides, and all ranks end after the same step. Where no ThroughputMonitor measures, the run ends after
-    so many seconds by the clock. Runs that take turns are ended by who gives the turns.
+    so many seconds by the clock. Runs of a sweep in passes are ended by the sweep.
 
     Args:
         precision: a fraction of the median.

@@ -117,7 +117,9 @@ class OperationRecorder(DispatchMode):
         self._made_in.clear()
 
     def operations(self) -> list[Operation]:
-        """The operations of a step, alike ones added up: their work in the largest step, their calls × the median call's time.
+        """The operations of a step, alike ones added up.
+
+        Their work is that of the largest step. Their time is the median of alike calls × their number.
 
         Operations are alike if they have the same name, part, module, dtype and dims, and a call of each does as much. The
         median leaves out calls that other processes have interrupted. Empty after an error.

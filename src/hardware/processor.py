@@ -73,9 +73,8 @@ def _descendants(root: int, proc: Path) -> list[int]:
         while left:
             tasks = f"{proc}/{left.pop()}/task"
             for task in os.listdir(tasks):
-                with open(
-                    f"{tasks}/{task}/children", "rb", buffering=0
-                ) as file:  # a process may have hundreds of tasks
+                # A process may have hundreds of tasks.
+                with open(f"{tasks}/{task}/children", "rb", buffering=0) as file:
                     children = [int(child) for child in file.read().split()]
                 found += children
                 left += children

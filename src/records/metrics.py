@@ -162,7 +162,7 @@ RUN_METRICS: dict[str, Metric] = {
         Metric(
             "seconds",
             "s",
-            "from the start of the run to its end, without waiting for the turns of others",
+            "from the start of the run to its end, without waiting for other runs",
             None,
             _whole,
             "seconds",

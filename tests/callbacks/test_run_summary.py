@@ -6,7 +6,7 @@ import lightning
 import pytest
 
 from batchscope.callbacks._run_summary import (
-    Seen,
+    Observations,
     bottleneck_facts,
     device_facts,
     is_optimizer_traffic,
@@ -70,11 +70,11 @@ COST |= {"device": "cpu", "batch_size": 8}
 
 def test_the_record_of_a_run_on_a_busy_machine_has_no_verdict_and_no_advice() -> None:
     setting = Setting(pipeline="workers", num_workers=0, cores=4)
-    found = bottleneck_facts(COST, None, Seen(), setting)["bottleneck"]
+    found = bottleneck_facts(COST, None, Observations(), setting)["bottleneck"]
     assert (found["kind"], found["advice"]) == ("input", "data.pipeline=memory")
     assert found["advice_effect"] == "takes each batch from tensors in memory at once"
     assert "busy" not in found
-    found = bottleneck_facts(COST, None, Seen(taken=[0.43]), setting)["bottleneck"]
+    found = bottleneck_facts(COST, None, Observations(taken=[0.43]), setting)["bottleneck"]
     assert (found["kind"], found["certainty"], found["busy"]) == ("unclear", "unclear", True)
     assert found["evidence"] == "other programs took 43 % of the processor: close them and run again"
     assert "advice" not in found
@@ -113,7 +113,7 @@ def test_tf32_is_faster_where_it_was_measured_so_and_most_of_the_flops_are_produ
 def test_a_kernel_that_runs_all_the_time_on_few_multiprocessors_leaves_nothing_to_the_host() -> None:
     read = {"device": "cuda", "utilization_pct": 100.0, "sm_activity_pct": 15.0, "parts_ms": {"forward": 10.0}}
     product = replace(PRODUCT, seconds=1e-4)
-    found = bottleneck_facts(COST | read | {"work_ms_median": 10.0}, None, Seen([product]), Setting("cuda"))[
+    found = bottleneck_facts(COST | read | {"work_ms_median": 10.0}, None, Observations([product]), Setting("cuda"))[
         "bottleneck"
     ]
     assert found["shares"].get("host", 0.0) == 0.0
