@@ -63,7 +63,7 @@ class Measurement:
             with timer.pause():
                 batches = [timer.finished.popleft() for _ in range(len(timer.finished))]
                 rows = self.table.add(batches, timer.clock)
-                self.writer.write(metrics_of(rows, 1, 1e6, 1e12), always=stalls_among(rows))
+                self.writer.write(metrics_of(rows, 1, 1e6, 1e12), always=stalls_among(rows, 1.0))
 
 
 def measured(updates: list[int]) -> list[dict[str, Any]]:

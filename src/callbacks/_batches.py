@@ -50,7 +50,7 @@ def _first_tensor(batch: Any) -> Tensor | None:
     elif isinstance(batch, Mapping):
         children = batch.values()
     elif dataclasses.is_dataclass(batch):
-        children = vars(batch).values()
+        children = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
     else:  # PyG's graphs keep their tensors as attributes
         children = [getattr(batch, "x", None)] if hasattr(batch, "x") else []
     for child in children:

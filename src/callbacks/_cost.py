@@ -49,8 +49,6 @@ def cost_of(table: UpdateTable, world_size: int = 1, fit_seconds: float | None =
         "seconds": seconds,
         "batch_size": round(whole / batches),
         "batches_per_sec": rate(batches, median),
-        "samples_per_sec": rate(whole * world_size, median),
-        "samples_per_sec_mean": samples * world_size / seconds,
         "step_ms": 1e3 * seconds / len(rows),
         "step_ms_median": median,
         "step_ms_p10": low,
@@ -60,13 +58,16 @@ def cost_of(table: UpdateTable, world_size: int = 1, fit_seconds: float | None =
         "work_ms_median": float(numpy.median(table.rows["parts_ms"][typical][:, _WORK].sum(1))),
         **_stalls(table.step_ms(table.counted()), median),
     }
+    if samples:  # else the batch has no tensors, and nobody knows
+        result["samples_per_sec"] = rate(whole * world_size, median)
+        result["samples_per_sec_mean"] = samples * world_size / seconds
     interval = median_interval(step_ms)
     if numpy.isfinite(interval).all():
         result["step_ms_interval"] = list(interval)
     if (undisturbed := int(table.undisturbed().sum())) >= MIN_UNDISTURBED:
         result["undisturbed_steps"] = undisturbed  # the median is of these alone
         result["undisturbed_share"] = float(step_ms.sum()) / 1e3 / seconds  # of the time of all steps
-    if fit_seconds:
+    if fit_seconds and samples:
         trained = float(table.rows["samples"].sum(dtype=float))
         result |= {"fit_seconds": fit_seconds, FIT_RATE: trained * world_size / fit_seconds}
     if excluded := float(rows["excluded_ms"].mean()):
@@ -74,7 +75,7 @@ def cost_of(table: UpdateTable, world_size: int = 1, fit_seconds: float | None =
     preparing = dict(zip(PREPARING, _means(rows["preparing_ms"]), strict=True))
     if any(preparing.values()):
         result["preparing_ms"] = {hook: ms for hook, ms in preparing.items() if ms}
-    if (timesteps := float(rows["timesteps"].sum(dtype=float))) and samples:
+    if samples and (timesteps := float(rows["timesteps"].sum(dtype=float))):
         result["timesteps_per_sec"] = result["samples_per_sec"] * timesteps / samples
     return result
 
@@ -114,7 +115,6 @@ def metrics_of(
     return Scalars(list(known), rows["step"], numpy.column_stack(list(known.values())))
 
 
-def stalls_among(rows: NDArray[Any]) -> NDArray[numpy.bool_]:
-    """Which of some updates were stalls, shape (N,)."""
-    step_ms = rows["parts_ms"].sum(1, dtype=float)
-    return _are_stalls(step_ms, float(numpy.median(step_ms)) if len(rows) else 0.0)
+def stalls_among(rows: NDArray[Any], median_ms: float) -> NDArray[numpy.bool_]:
+    """Which of some updates were stalls, shape (N,), given the usual time of a step."""
+    return _are_stalls(rows["parts_ms"].sum(1, dtype=float), median_ms)

@@ -22,8 +22,9 @@ def never_raise(hook: Callable[..., None]) -> Callable[..., None]:
             hook(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - a measurement must not end a run
             self.disable()
-            self.failure = in_one_line(error)
+            failure = in_one_line(error)
+            self.failure = getattr(self, "failure", None) or failure  # the first one is the cause of others
             with contextlib.suppress(Warning):  # where warnings are errors
-                rank_zero_warn(f"{type(self).__name__} stopped measuring: {self.failure}")
+                rank_zero_warn(f"{type(self).__name__} stopped measuring: {failure}")
 
     return guarded

@@ -8,7 +8,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from .._lightning import compiler_context
-from .._torch import any_mode, compilations, end_mode, has_compiled, is_compiled
+from .._torch import any_mode, end_mode, has_compiled, is_compiled
 from ..errors import in_one_line
 from ..hardware.flops import StepFlops, UncountableError, flops_per_sample
 from ..hardware.operations import Operation, OperationRecorder
@@ -19,7 +19,7 @@ FIRST, LAST = 2, 4  # the updates that are recorded: the first one pays for work
 class RecordedUpdates:
     """Records the updates `FIRST` to `LAST` of a fit. A recorded step is slower, and no rate is read from it.
 
-    What torch.compile has compiled runs uncompiled in these updates, because a recorder sees no compiled operation. So
+    A module that torch.compile has compiled runs uncompiled in these updates, because a recorder sees no compiled operation. So
     they give the FLOPs of a sample, and not the operations of a compiled step. Updates are then numbered from the start of
     the training, so that a resumed training executes each update in the same mode.
 
@@ -29,7 +29,8 @@ class RecordedUpdates:
     def __init__(self, wanted: bool):
         self._wanted = wanted
         self._recorder = OperationRecorder()
-        self._records = self._is_compiled = self._is_refused = False
+        self._records = self._is_compiled = False
+        self._refusal: str | None = None
         self._running: contextlib.ExitStack | None = None
         self._update = self._begun = 0  # the last that was recorded, and the last that was begun
         self._samples: list[float] = []  # of each recorded update
@@ -41,17 +42,13 @@ class RecordedUpdates:
         self.__init__(self._wanted)
         self._recorder = OperationRecorder(module, cache_bytes, part)
         self._records = self._wanted and can_be_recorded(trainer)
-        self._is_compiled, self._graphs_before = is_compiled_module(module), compilations()["graphs"]
+        self._is_compiled = is_compiled_module(module)
         self._started_at = trainer.global_step
 
     @property
     def last(self) -> int:
-        """The last update of the fit that is recorded; 0 if none is."""
-        return max(0, LAST - self._first_number) if self._records else 0
-
-    @property
-    def _first_number(self) -> int:
-        return self._started_at if self._is_compiled else 0
+        """The last update of the fit that may be recorded; 0 if none is."""
+        return max(0, LAST - (self._started_at if self._is_compiled else 0)) if self._records else 0
 
     @property
     def active(self) -> bool:
@@ -63,16 +60,24 @@ class RecordedUpdates:
         """Whether no update will be recorded any more."""
         return not self._records or self._begun > LAST
 
-    def start(self, update: int, samples: float = 0) -> None:
-        """Begin to record a batch of so many samples, if its update is to be recorded; the first update of a fit is 1."""
+    def start(self, update: int, global_step: int, samples: float = 0) -> None:
+        """Begin to record a batch of so many samples, if its update is to be recorded.
+
+        Args:
+            update: the number of the update in the fit, from 1.
+            global_step: Lightning's, before the batch.
+            samples: of the batch.
+        """
         if not self._records or self.active:
             return
-        self._is_compiled |= compilations()["graphs"] > self._graphs_before  # a function that the module calls
-        self._begun = update = update + self._first_number
+        self._begun = update = global_step + 1 if self._is_compiled else update
         if not FIRST <= update <= LAST:
             return
+        if has_compiled() and not self._is_compiled:  # a function that the module calls: it would run uncompiled
+            self._refusal = "this process has used torch.compile"
+            return
         if any_mode():  # of another callback, which may end within the step, and would end this one instead
-            self._is_refused = True
+            self._refusal = "another recorder of operations was active"
             return
         if update != self._update:
             self._recorder.next_step()
@@ -80,7 +85,7 @@ class RecordedUpdates:
             self._update = update
         self._samples[-1] += samples
         self._running = contextlib.ExitStack()
-        if self._is_compiled or has_compiled():
+        if self._is_compiled:
             self._running.enter_context(torch.compiler.set_stance("force_eager"))
         self._recorder.__enter__()
 
@@ -102,8 +107,8 @@ class RecordedUpdates:
             return "record_operations=False"
         if not self._records:
             return "the parameters are sharded"
-        if self._is_refused:
-            return "another recorder of operations was active"
+        if self._refusal:
+            return self._refusal
         if self._is_compiled and self._started_at >= LAST:
             return f"the training was resumed after update {LAST}, and what is compiled is recorded before that"
         return f"recording begins with update {FIRST}"

@@ -39,6 +39,9 @@ _DEVICE_FACTS = {  # what DeviceMonitor sums up → its name in the run's summar
 }
 
 
+_NO_SAMPLES = "the batch has no tensors; batch_size_fn says how many samples it has"
+
+
 class Observations(NamedTuple):
     """What was observed of a run besides its times."""
 
@@ -66,10 +69,12 @@ def run_summary(
     summary |= {"device": device.type, "device_name": device_name(device), "precision": str(trainer.precision)}
     summary |= rank_facts(steps) if steps else {}
     missing = flops.missing()
+    if not summary["samples"]:
+        missing["samples_per_sec"] = _NO_SAMPLES
     if flops.is_recorded and not 1 / CHANGED <= observed.changed <= CHANGED:
         missing = dict.fromkeys(("flops_per_sec", "mfu"), "the steps have changed since their FLOPs were recorded")
     else:
-        summary |= flops.facts(summary["samples_per_sec"] / trainer.world_size)
+        summary |= flops.facts(summary.get("samples_per_sec", 0.0) / trainer.world_size) if summary["samples"] else {}
     summary |= device_facts(sampled, summary)
     summary |= operation_facts(observed, flops.calibration)
     summary |= bottleneck_facts(summary, flops.calibration, observed, setting_of(trainer, summary, flops.calibration))

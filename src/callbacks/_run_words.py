@@ -11,7 +11,7 @@ from ..records.step_parts import PARTS, StepPart
 from ..records.terminal import row
 from ._cost import STALL_MS, STALL_RATIO
 
-_NAMES = {"flops_per_sec": "FLOP/s", "mfu": "MFU"}  # of what may be missing
+_NAMES = {"flops_per_sec": "FLOP/s", "mfu": "MFU", "samples_per_sec": "samples/s"}  # of what may be missing
 _NOISE = 0.05  # between two rates or two ranks: less is not worth a word
 _MIN_PART = 0.045  # of the step: smaller parts are added up as the rest
 _MIN_OTHERS = 0.02  # of the processor: less has slowed no step
@@ -40,11 +40,14 @@ def _heading(summary: Mapping[str, Any]) -> str:
     name = f" ({summary['device_name']})" if summary["device"] != "cpu" and summary.get("device_name") else ""
     accumulated = round(summary["batches_per_sec"] * summary["step_ms_median"] / 1e3)
     batches = f"{accumulated} × " if accumulated > 1 else ""
-    words = [summary["title"], f"batch {ranks}{batches}{summary['batch_size']:,}", summary["device"] + name]
+    held = [f"batch {ranks}{batches}{summary['batch_size']:,}"] if summary["batch_size"] else []
+    words = [summary["title"], *held, summary["device"] + name]
     return " · ".join(words + ([] if summary["precision"] == "32-true" else [summary["precision"]]))
 
 
 def _speed(summary: Mapping[str, Any]) -> str:
+    if "samples_per_sec" not in summary:
+        return f"unknown: {summary['missing']['samples_per_sec']}"
     mean, at_median = summary["samples_per_sec_mean"], summary["samples_per_sec"]
     words = f"{significant(mean)} samples/s"
     if abs(at_median - mean) <= _NOISE * mean:
@@ -156,8 +159,10 @@ def _noise(summary: Mapping[str, Any]) -> str | None:
 
 
 def _rates(summary: Mapping[str, Any]) -> list[str]:
-    rate, mean = significant(summary["samples_per_sec"]), significant(summary["samples_per_sec_mean"])
-    rates = [f"{rate} samples/s at the median step, {mean} over all steps"]
+    rates = []
+    if "samples_per_sec" in summary:
+        rate, mean = significant(summary["samples_per_sec"]), significant(summary["samples_per_sec_mean"])
+        rates = [f"{rate} samples/s at the median step, {mean} over all steps"]
     if "samples_per_sec_fit" in summary:
         rates[0] += f", {significant(summary['samples_per_sec_fit'])} from start to end"
     if "step_ms_p99" in summary:

@@ -144,6 +144,7 @@ class StepTimer:
         finished: batches whose end has been marked, oldest first.
         current: the batch that is being timed; None between two epochs.
         updates, batches: that have been trained.
+        global_step: Lightning's, after the last batch.
         paused_s: within `pause`, on the host's clock.
         spans: when training ran, without pauses and the time between two epochs.
     """
@@ -155,7 +156,7 @@ class StepTimer:
         self.updates = self.batches = 0
         self.is_between_updates = True
         self.paused_s = 0.0
-        self._last_step = last_step  # Lightning's `global_step` before the first batch
+        self.global_step = last_step
         self._stack: list[str] = []
         self._pauses = 0  # that are within each other
         self.spans = Spans()
@@ -179,9 +180,9 @@ class StepTimer:
         if self.current is not None:
             self.current.global_step, self.current.trained = global_step, True
             self.batches += 1
-            self.is_between_updates = global_step != self._last_step
+            self.is_between_updates = global_step != self.global_step
             self.updates += self.is_between_updates
-            self._last_step = global_step
+            self.global_step = global_step
 
     def end_step(self) -> None:
         """End the step without beginning another."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
-from weakref import WeakSet
+from weakref import ReferenceType, ref
 
 import numpy
 from lightning import Trainer
@@ -20,7 +20,7 @@ from ..records.metrics import metric
 from ._timer import pause
 
 POINTS = 1000  # of a tag: TensorBoard shows about so many
-_failed: WeakSet[Logger] = WeakSet()
+_failed: list[ReferenceType[Logger]] = []  # a logger need not be hashable
 
 Row = tuple[int, Mapping[str, float]]
 
@@ -66,7 +66,7 @@ class StepWriter:
             shown |= always
         with pause(self._trainer):
             for logger in self._trainer.loggers:
-                if logger not in _failed:
+                if not any(each() is logger for each in _failed):
                     self._write_to(logger, scalars, shown)
 
     def _thinned(self, steps: NDArray[numpy.int64]) -> NDArray[numpy.bool_]:
@@ -81,7 +81,7 @@ class StepWriter:
         try:
             _write(logger, scalars, shown, self._details)
         except Exception as error:  # noqa: BLE001 - anybody's logger
-            _failed.add(logger)
+            _failed.append(ref(logger))
             with suppress(Warning):  # where warnings are errors
                 rank_zero_warn(f"{type(logger).__name__} gets no more curves: {in_one_line(error)}")
 

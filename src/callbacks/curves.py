@@ -106,7 +106,13 @@ class TrainCurves(Callback):
 
 def _is_number(value: Any) -> bool:
     """Whether a value is a tensor of one real number."""
-    return isinstance(value, Tensor) and value.layout == torch.strided and value.numel() == 1 and not value.is_complex()
+    return (
+        isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and value.numel() == 1
+        and not value.is_complex()
+        and not value.is_meta
+    )
 
 
 def _mean_of_all_ranks(values: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+import numpy
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
@@ -254,7 +255,8 @@ class ThroughputMonitor(Callback):
     def _record(self) -> None:
         """Record the operations of a batch whose update is among those to be recorded."""
         batch = self.timer.current
-        self._recorded.start(self.timer.updates + 1, batch.samples if batch is not None else 0)
+        samples = batch.samples if batch is not None else 0
+        self._recorded.start(self.timer.updates + 1, self.timer.global_step, samples)
         if batch is not None:  # an OperationProfiler or the user may record it, too
             batch.recorded = self._recorded.active or any_mode() or is_profiler_active()
 
@@ -332,7 +334,8 @@ class ThroughputMonitor(Callback):
                 if len(rows):
                     flops = self._analysis.flops
                     scalars = metrics_of(rows, trainer.world_size, flops.per_sample, flops.peak)
-                    self._writer.write(scalars, always=stalls_among(rows))
+                    recent = self.table.step_ms(slice(-FLUSH_EVERY, None))  # rows of a window may be one or two
+                    self._writer.write(scalars, always=stalls_among(rows, float(numpy.median(recent))))
 
     def _read(self, wait: bool) -> Any:
         """The rows of batches whose marks have passed on the device, or of all."""

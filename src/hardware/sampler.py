@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+import warnings
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import numpy
 from numpy.typing import NDArray
 
+from ..errors import in_one_line
 from .nvml_readings import ENERGY, POWER, Clock
 
 MIN_INTERVAL_S = 0.1  # NVML renews its readings no faster, and the thread holds the interpreter while it reads
@@ -179,8 +181,12 @@ class Sampler:
         due, taken, ended = self._due, self._taken, self._ended  # of this thread; a later start has its own
         while True:
             is_last = ended.is_set()
-            readings = self._read_probe()
-            timeline.add(Sample(self._clock(), readings))
+            try:
+                readings = self._read_probe()
+                timeline.add(Sample(self._clock(), readings))
+            except Exception as error:  # noqa: BLE001 - anybody's driver, and nothing else would say so
+                warnings.warn(f"The device is not sampled any more: {in_one_line(error)}", stacklevel=1)
+                is_last = True
             taken.set()
             if is_last:
                 return

@@ -197,7 +197,11 @@ def test_a_batch_without_tensors_has_step_times_and_a_reason_for_the_rest(monito
     fit(Texts(), monitor, memory, train=train)
     assert monitor.summary["step_ms_median"] > 0
     assert "bottleneck" in monitor.summary
-    assert why(monitor, "mfu") == "the batch has no tensors; batch_size_fn says how many samples it has"
+    assert (
+        why(monitor, "samples_per_sec")
+        == why(monitor, "mfu")
+        == "the batch has no tensors; batch_size_fn says how many samples it has"
+    )
     assert "batch_size" not in memory.facts
 
 
@@ -306,3 +310,17 @@ def test_updates_that_a_profiler_records_beside_it_count_for_no_rate(monitor: Th
 
     fit(Stranger(), monitor, Recording())
     assert monitor.summary["updates"] == 10 - 5 - 2
+
+
+def test_a_setup_that_fails_is_one_warning_with_its_own_reason(
+    monitor: ThroughputMonitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ValueError("no calibration here")
+
+    fit(Stranger(), monitor)  # whose analysis is of no other fit
+    monkeypatch.setattr(_flops_meter, "find_calibration", broken)
+    with pytest.warns(UserWarning, match="stopped measuring: ValueError: no calibration here") as caught:
+        fit(Stranger(), monitor)
+    assert len([one for one in caught if "stopped measuring" in str(one.message)]) == 1
+    assert why(monitor) == "the measurement ended with ValueError: no calibration here"

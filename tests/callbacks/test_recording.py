@@ -1,5 +1,6 @@
 """The operations of three steps are recorded in the run itself: which steps, their FLOPs, their times, and when not."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import lightning
@@ -98,18 +99,26 @@ def test_operations_are_of_the_part_in_which_they_ran(monkeypatch):
     assert "optimizer" in found.values()
 
 
+@pytest.fixture
+def compiler() -> Iterator[None]:
+    """Afterwards this process has compiled nothing."""
+    yield
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
 def fit_compiled(module: LightningModule, **options: Any) -> ThroughputMonitor:
     module.net.compile(backend="eager")
     return fit(module, **options)
 
 
-def test_a_compiled_module_takes_three_eager_updates_for_its_flops_and_has_no_operations():
-    compiled = fit_compiled(Net()).summary
-    assert compiled["flops_per_sample"] == fit(Net()).summary["flops_per_sample"]
+def test_a_compiled_module_takes_three_eager_updates_for_its_flops_and_has_no_operations(compiler):
+    plain, compiled = fit(Net()).summary, fit_compiled(Net()).summary
+    assert compiled["flops_per_sample"] == plain["flops_per_sample"] > 0
     assert compiled["step"] == {"not_recorded": "the step is compiled"}
 
 
-def test_a_compiled_training_that_is_resumed_later_is_not_recorded(tmp_path):
+def test_a_compiled_training_that_is_resumed_later_is_not_recorded(compiler, tmp_path):
     class Save(Callback):
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             trainer.save_checkpoint(tmp_path / "last.ckpt")
@@ -266,3 +275,29 @@ def test_a_fit_that_is_resumed_at_update_3_goes_on_bit_for_bit_and_has_its_flops
     resumed, other = train(12, ckpt=tmp_path / "last.ckpt")
     assert torch.equal(whole, plain) and torch.equal(whole, resumed)
     assert other.summary["flops_per_sample"] == monitor.summary["flops_per_sample"] > 0
+
+
+def test_a_compiled_training_runs_the_same_updates_uncompiled_after_a_stop(compiler, recorded_in, tmp_path):
+    class TwoOptimizers(Net):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            for optimizer in self.optimizers():
+                optimizer.zero_grad()
+                self.manual_backward(self.net(batch[0]).square().mean())
+                optimizer.step()
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(self.net[n].parameters(), lr=0.1) for n in (0, 2)]
+
+    class Save(Callback):
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "last.ckpt")
+
+    fit_compiled(TwoOptimizers(), steps=12)
+    whole = len(recorded_in)
+    recorded_in.clear()
+    fit(TwoOptimizers(), Save(), steps=2)  # one batch
+    recorded_in.clear()
+    fit_compiled(TwoOptimizers(), steps=12, ckpt_path=tmp_path / "last.ckpt")
+    assert len(recorded_in) == whole > 0

@@ -154,7 +154,7 @@ def test_a_stall_takes_three_times_the_median_and_50_ms_more():
     assert stalls(299, 301, 900, usual=100) == (2, pytest.approx((201 + 800) / 1e3))  # nor 50 ms for long ones
     assert stalls(usual=2) == (0, 0)
     assert cost([10] * 8 + [2, 500], [100] * 8 + [20, 20])["stalls"] == 1  # in a short last batch, too
-    assert stalls_among(table_of([10, 10, 500]).rows).tolist() == [False, False, False, True]
+    assert stalls_among(table_of([10, 10, 500]).rows, 10.0).tolist() == [False, False, False, True]
 
 
 def test_the_p99_is_of_the_steps_with_a_whole_batch():
