@@ -145,7 +145,7 @@ class StepTimer:
         current: the batch that is being timed; None between two epochs.
         updates, batches: that have been trained.
         global_step: Lightning's, after the last batch.
-        paused_s: within `pause`, on the host's clock.
+        paused_s: within pauses that are no part of the fit, on the host's clock.
         spans: when training ran, without pauses and the time between two epochs.
     """
 
@@ -201,16 +201,17 @@ class StepTimer:
             self._mark()
 
     @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        """Exclude what happens within from the step, and from the time of the fit. May be nested."""
-        began, self._pauses = time.perf_counter(), self._pauses + 1
+    def pause(self, part_of_fit: bool = False) -> Iterator[None]:
+        """Exclude what happens within from the step, and unless it is a part of the fit from the fit's time. May be nested."""
+        began, counts = time.perf_counter(), 0 if part_of_fit else 1
+        self._pauses += counts
         self.enter(PAUSE)
         try:
             yield
         finally:
             self.leave(PAUSE)
-            self._pauses -= 1
-            if not self._pauses:
+            self._pauses -= counts
+            if counts and not self._pauses:
                 self.paused_s += time.perf_counter() - began
 
     def _mark(self) -> None:
@@ -249,9 +250,13 @@ def remove_timer(trainer: Trainer, timer: Any) -> None:
 
 
 @contextlib.contextmanager
-def pause(trainer: Trainer) -> Iterator[None]:
-    """Work that is not training, such as writing curves or compiling: whoever times the trainer's steps leaves it out."""
+def pause(trainer: Trainer, part_of_fit: bool = False) -> Iterator[None]:
+    """Work that is not training: whoever times the trainer's steps leaves it out of them.
+
+    What every fit does, such as writing curves, is a part of the fit: it is in no step, and in the fit's rate. Compiling, or
+    waiting for another run, is in neither.
+    """
     with contextlib.ExitStack() as stack:
         for timer in _timers.get(trainer, ()):
-            stack.enter_context(timer.pause())
+            stack.enter_context(timer.pause(part_of_fit))
         yield

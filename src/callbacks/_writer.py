@@ -64,7 +64,7 @@ class StepWriter:
         shown = self._thinned(scalars.steps)
         if always is not None:
             shown |= always
-        with pause(self._trainer):
+        with pause(self._trainer, part_of_fit=True):
             for logger in self._trainer.loggers:
                 if not any(each() is logger for each in _failed):
                     self._write_to(logger, scalars, shown)

@@ -59,7 +59,7 @@ class TrainCurves(Callback):
         self._steps.append((step, {k: v for k, v in scalars.items() if _is_number(v)}))
         if len(self._steps) >= FLUSH_EVERY:
             self._start_read()  # a part of the step: on MPS it waits for the step's own work
-            with pause(trainer):
+            with pause(trainer, part_of_fit=True):
                 self._write(trainer, only_ready=True)
 
     @override

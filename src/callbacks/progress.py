@@ -57,7 +57,7 @@ class ProgressBar(TQDMProgressBar):
             self.disable()  # Lightning's bars print nothing then
 
     @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause(self, part_of_fit: bool = False) -> Iterator[None]:
         """Leave what happens within out of the rate."""
         began = time.perf_counter()
         try:

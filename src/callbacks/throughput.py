@@ -248,7 +248,7 @@ class ThroughputMonitor(Callback):
         if updates <= self._first_counted:
             self.timer.spans.clear()
         if self.timer.is_between_updates and self.windows.is_due(updates):
-            with self.timer.pause():
+            with self.timer.pause(part_of_fit=True):
                 self.windows.begin(updates)
         self.timer.begin_batch()
 
@@ -322,7 +322,7 @@ class ThroughputMonitor(Callback):
 
     def _flush(self, trainer: Trainer, wait: bool) -> None:
         """Turn marks into rows of the table, as far as they can be read without waiting, and write them."""
-        with pause(trainer):
+        with pause(trainer, part_of_fit=True):
             assert self._analysis is not None
             self._analysis.learn(trainer)
             self._windows_read = len(self.windows.all)

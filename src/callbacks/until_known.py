@@ -76,7 +76,7 @@ class StopWhenKnown(SyncsRanks):
         if windows.in_passes or len(windows.all) == self._windows_seen:
             return None
         self._windows_seen = len(windows.all)
-        with pause(trainer):
+        with pause(trainer, part_of_fit=True):
             return reason_to_end(monitor.table, self.precision, self.seconds, self.min_steps)
 
 

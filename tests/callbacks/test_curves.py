@@ -153,7 +153,7 @@ def test_what_waits_for_the_device_on_mps_is_in_the_step(tmp_path: Path, monkeyp
 
     class Timer:
         @contextlib.contextmanager
-        def pause(self) -> Iterator[None]:
+        def pause(self, part_of_fit: bool) -> Iterator[None]:
             happened.append("excluded")
             yield
             happened.append("included")

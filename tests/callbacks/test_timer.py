@@ -276,3 +276,14 @@ def test_a_pause_within_a_validation_counts_as_paused(timer: StepTimer) -> None:
     with timer.pause():
         time.sleep(0.01)
     assert timer.paused_s >= 0.01
+
+
+def test_a_pause_that_is_a_part_of_the_fit_is_in_no_step_and_in_the_fits_time(
+    timer: StepTimer, clock: FakeClock
+) -> None:
+    timer.begin_batch()
+    with timer.pause(part_of_fit=True):
+        clock.now += 1
+    timer.end_step()
+    assert sum(parts_of(timer)[0].values()) == 0
+    assert timer.paused_s == 0

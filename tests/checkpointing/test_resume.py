@@ -122,7 +122,7 @@ def test_a_run_at_a_constant_rate_can_be_made_longer(tmp_path: Path) -> None:
     done = run(tmp_path / "short", "resume=out", "trainer.max_epochs=3")
     assert done.end() == 0, done.complained
     assert_alike(results(tmp_path / "short" / "out"), results(tmp_path / "long" / "out"))
-    assert "3 epochs, 30 steps, the last 10 of them in " in done.said
+    assert ", the last 10 of 30 steps" in done.said
 
 
 def test_last_is_the_run_that_was_started_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
