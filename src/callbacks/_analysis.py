@@ -45,7 +45,6 @@ class StepAnalysis:
     def begin(self, trainer: Trainer, module: LightningModule, part: Callable[[], str]) -> None:
         """Prepare for the first update; `part` returns the part of the step that runs now."""
         self.recorded.attach(trainer, module, cache_bytes(trainer.strategy.root_device), part)
-        self.flops.restart()
 
     def learn(self, trainer: Trainer, is_over: bool = False) -> None:
         """Take the FLOPs of a sample from the recorded updates, once all are there or the fit is over."""

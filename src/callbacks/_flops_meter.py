@@ -24,10 +24,6 @@ class FlopsMeter:
         self.peak: float | None = None  # FLOP/s at the run's precision, as measured
         self.datasheet_peak: float | None = None  # the same, dense, by the datasheet of a known device
         self._no_peak = "this device's peak could not be measured"
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget what was recorded of another module."""
         self.per_sample = self._given
         self.is_known = self._given is not None
         self._reason = "no step was recorded"

@@ -38,8 +38,7 @@ class RecordedUpdates:
     def attach(
         self, trainer: Trainer, module: LightningModule, cache_bytes: int | None, part: Callable[[], str]
     ) -> None:
-        """Forget an earlier fit, and prepare for the trainer's."""
-        self.__init__(self._wanted)
+        """Prepare for the trainer's fit; `part` returns the part of the step that runs now."""
         self._recorder = OperationRecorder(module, cache_bytes, part)
         self._records = self._wanted and can_be_recorded(trainer)
         self._is_compiled = is_compiled_module(module)

@@ -43,10 +43,10 @@ from ._operation_table import as_text
 from ._profiler_hook import attach_profiler_hook, detach_profiler_hook
 from ._recording import can_be_recorded, is_compiled_module
 from ._timer import pause
+from ._windows import TELLING_S
 from .throughput import ThroughputMonitor
 
 RECORDED, TRACED = 3, 3  # updates
-_TELLING_S = 0.15  # in less time the system's clocks tick too rarely for a share of the processor
 _PART_OF_ACTION = {"train_dataloader_next": "data_wait", "batch_to_device": "transfer"}  # of Lightning's profiler
 
 
@@ -267,7 +267,7 @@ class OperationProfiler(Callback):
         trace, noise = self._profiler.trace(), noise_between(self._load, cpu_seconds())
         if self._profiler.error is not None:
             self._notes.append(f"there is no trace: {self._profiler.error}")
-        is_telling = time.perf_counter() - self._began >= _TELLING_S
+        is_telling = time.perf_counter() - self._began >= TELLING_S
         measured = Measured(
             title=getattr(module, "title", type(module).__name__),
             device=self._device,
