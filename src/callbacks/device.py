@@ -1,5 +1,6 @@
 """DeviceMonitor: utilisation, memory and power of the device that trains, sampled a few times a second."""
 
+import contextlib
 import itertools
 import time
 from collections.abc import Iterable, Iterator
@@ -26,6 +27,7 @@ from ..hardware.probes import CPU, PROCESSOR_TIME, RSS, probe_for
 from ..hardware.sampler import Sampler, Span, Spans, Timeline, named
 from ..options.types import PositiveFloat
 from ._never_raise import never_raise
+from ._timer import add_timer, remove_timer
 from ._writer import Row, StepWriter
 
 LOGGED = (
@@ -76,6 +78,22 @@ class DeviceMonitor(Callback):
         peaks = {named(key, "max"): key for key in (PEAK, RESERVED)}  # the maximum of a peak is the peak
         return {peaks.get(key, key): value for key, value in found.items()}
 
+    @contextlib.contextmanager
+    def pause(self, part_of_fit: bool = False) -> Iterator[None]:
+        """Sample at both ends of a wait, so that no sample holds waiting and training (see `_timer.pause`)."""
+        if not part_of_fit:
+            self._sample()
+        try:
+            yield
+        finally:
+            if not part_of_fit:
+                self._sample()
+
+    @never_raise
+    def _sample(self) -> None:
+        if self._sampler is not None:
+            self._sampler.sample()
+
     @override
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -85,6 +103,7 @@ class DeviceMonitor(Callback):
         self._sampler = Sampler(probe_for(trainer.strategy.root_device).read, self.interval_s)
         self._sampler.start()
         self._timeline = self._sampler.timeline
+        add_timer(trainer, self)
 
     @override
     @never_raise
@@ -136,6 +155,7 @@ class DeviceMonitor(Callback):
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.on_train_end(trainer, pl_module)
+        remove_timer(trainer, self)
 
     def disable(self) -> None:
         """Stop measuring in this fit, and end the thread."""

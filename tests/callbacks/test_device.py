@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.data import DataLoader, TensorDataset
 
 from batchscope.callbacks import device
+from batchscope.callbacks._timer import pause
 from batchscope.callbacks.device import LOGGED, DeviceMonitor
 from batchscope.hardware import probes, sampler
 from batchscope.hardware.device_memory import ALLOCATED, PEAK
@@ -214,3 +215,21 @@ def test_a_measurement_that_fails_does_not_end_the_training(tmp_path, monkeypatc
     assert trainer.global_step == 24
     assert len([warning for warning in caught if "DeviceMonitor" in str(warning.message)]) == 1
     assert threads() == []
+
+
+def test_a_wait_is_in_no_sample_of_training(tmp_path):
+    class Waiting(lightning.Callback):
+        def on_train_batch_end(self, trainer, *args):
+            if trainer.global_step == 3:
+                before = len(monitor._timeline.after(0))
+                with pause(trainer, part_of_fit=True):  # such as writing curves
+                    pass
+                with pause(trainer):
+                    taken.append(len(monitor._timeline.after(0)) - before)
+                taken.append(len(monitor._timeline.after(0)) - before)
+
+    monitor, taken = DeviceMonitor(interval_s=60), []
+    waiting = trainer_with(monitor, tmp_path)
+    waiting.callbacks.append(Waiting())
+    waiting.fit(Stranger())
+    assert taken == [1, 2]
