@@ -307,7 +307,7 @@ FLAGS = (
     *("--experimental-rerun", "--nope", "-x", "--", "-", "", "-1", "--cfg=job", "--info=config", "--m", "-mr"),
 )
 OPTIONS = (
-    *("seed=1,2", "model=mlp", "logger=null", "~logger", "~data.batch_size", "+trainer.fast_dev_run=true", "a=b=c{"),
+    *("seed=1,2", "model=mlp", "logger=null", "~logger", "~data.batch_size", "trainer.fast_dev_run=true", "a=b=c{"),
     *("model=glob(*)", "~model", "++seed=3", "hydra.mode=MULTIRUN", "hydra/launcher=joblib", "hydra/sweeper=optuna"),
     *(
         "model@x=cnn",

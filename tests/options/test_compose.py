@@ -32,7 +32,8 @@ MISTAKES = {
     "+foo=3": ["foo: no such option"],
     "trainer.max_epoch=3": ["Did you mean 'max_epochs'?"],
     "+trainer.max_epoch=3": ["Did you mean 'max_epochs'?"],
-    "trainer.fast_dev_run=true": ["write +trainer.fast_dev_run=…"],
+    "model._target_=os.system": ["model._target_: got 'os.system'"],
+    "trainer.min_epochs=2": ["write +trainer.min_epochs=…"],
     "batch_size=3": ["Did you mean 'data.batch_size'?"],
     "+batch_size=3": ["Did you mean 'data.batch_size'?"],
     "trainer.lr=0.1": ["Did you mean 'optimizer.lr'?"],
@@ -95,7 +96,6 @@ MISTAKES = {
     "test=maybe": ["takes true or false"],
     "callbacks.curves.every_n_steps=-1": ["callbacks.curves.every_n_steps: got -1"],
     "model=cnn data=adding": ["SimpleCNN reads image data", "models that read it: lstm_cell, rnn_cell, stacked_lstm"],
-    "model._target_=os.system": ["model._target_: got 'os.system'"],
     "data.root=${nothing.here}": ["nothing"],
     "hydra.run.dir=../x": ["hydra.run.dir: got '../x'", "a folder below this one, or an absolute path"],
     "data.root=../../x hydra.run.dir=outputs/${data.root}": ["hydra.run.dir: got 'outputs/../../x'"],
@@ -249,7 +249,7 @@ def changed(*overrides: str, of: tuple[str, ...] = ()) -> dict:
 
 
 def test_an_option_that_the_record_lacks_is_added_with_a_plus() -> None:
-    assert changed("+trainer.profiler=simple")["trainer"]["profiler"] == "simple"
+    assert changed("trainer.profiler=simple")["trainer"]["profiler"] == "simple"
 
 
 def test_a_forced_option_is_set_whether_it_is_there_or_not() -> None:
@@ -275,8 +275,8 @@ def test_a_choice_replaces_a_section() -> None:
     [
         *("data.batch_sise=3", "+data.batch_sise=3", "++data.batch_sise=3", "~data.batch_sise", "+data.batch_size=3"),
         *(
-            "trainer.profiler=simple",
-            "+trainer.profiler=foo",
+            "trainer.min_epochs=2",
+            "trainer.profiler=foo",
             "~modle",
             "seed.foo=3",
             "model=foo",

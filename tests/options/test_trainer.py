@@ -29,9 +29,9 @@ REFUSED = {
     "+trainer.log_every_n_steps=-1": "at least 0",
     "trainer.accumulate_grad_batches=0": "trainer.accumulate_grad_batches: got 0, takes a whole number of at least 1.",
     "trainer.num_sanity_val_steps=-2": "at least -1",
-    "+trainer.overfit_batches=1.5": "trainer.overfit_batches: got 1.5",
-    "+trainer.fast_dev_run=-1": "takes true or false or a whole number of at least 0.",
-    "+trainer.profiler=foo": "takes simple, advanced, pytorch, xla",
+    "trainer.overfit_batches=1.5": "trainer.overfit_batches: got 1.5",
+    "trainer.fast_dev_run=-1": "takes true or false or a whole number of at least 0.",
+    "trainer.profiler=foo": "takes simple, advanced, pytorch, xla",
     "trainer.deterministic=worn": "Did you mean 'warn'?",
     "trainer.num_nodes=0": "trainer.num_nodes: got 0",
 }
@@ -40,8 +40,8 @@ TAKEN = [
     *("trainer.limit_train_batches=0", "trainer.limit_train_batches=8", "trainer.limit_train_batches=0.5"),
     *("trainer.val_check_interval=1.0", "trainer.val_check_interval=5", "trainer.val_check_interval=00:00:10:00"),
     *("trainer.precision=bf16-mixed", "trainer.precision=32", "trainer.precision=null", "trainer.deterministic=warn"),
-    *("trainer.gradient_clip_val=0", "+trainer.profiler=simple", "+trainer.fast_dev_run=true"),
-    *("+trainer.max_time={hours:1}", "+trainer.fast_dev_run=3", "trainer.num_sanity_val_steps=-1"),
+    *("trainer.gradient_clip_val=0", "trainer.profiler=simple", "trainer.fast_dev_run=true"),
+    *("trainer.max_time={hours:1}", "trainer.fast_dev_run=3", "trainer.num_sanity_val_steps=-1"),
 ]
 
 
