@@ -161,9 +161,8 @@ def check_train(words: list[str]) -> Iterator[str]:
     yield from (f"train.py takes no {flag}" for flag in flags - FLAGS)
     overrides = [word for word in words if not word.startswith("-")]
     own = next((word.partition("=")[2] for word in words if word.startswith("--config-dir=")), "")
-    if own:  # a command of a project of one's own, whose package is trusted there
+    if own:  # a command of a project of one's own
         sys.path += [str(PROJECT)] if str(PROJECT) not in sys.path else []
-        overrides = [*(word for word in overrides if not word.startswith("trust=")), "trust=mynet"]
     if not flags & {"--cfg", "--info"} and not any(word.startswith("resume=") for word in overrides):
         try:
             use_config_dir(str(PROJECT / own) if own else None)

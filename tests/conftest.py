@@ -22,6 +22,7 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
 import pytest
 
 from tests.support import fabricated_mnist, fork_server
+from tests.support.own_package import package  # noqa: F401 - a fixture
 
 SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 

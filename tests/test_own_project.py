@@ -19,14 +19,14 @@ from tests.support import wheel
 from tests.support.runs import assert_alike, kill_9, last, record, run
 from tests.support.waiting import PATIENCE_S
 
-WORDS = ["--config-dir=conf", "experiment=mynet", "trust=mynet", "trainer.accelerator=cpu", "trainer.max_epochs=2"]
+WORDS = ["--config-dir=conf", "experiment=mynet", "trainer.accelerator=cpu", "trainer.max_epochs=2"]
 WORDS += [
     "callbacks.throughput.calibrate=false",
     "callbacks.progress=null",
     "callbacks.device=null",
     "data.batch_size=200",
 ]
-AGAIN = ["--config-dir=conf", "trust=mynet"]
+AGAIN = ["--config-dir=conf"]
 PAGE = wheel.ROOT / "docs" / "own-project.md"
 # What is shown of the output; the rest depends on the machine and its load, or is long.
 SHOWN = re.compile(
@@ -160,7 +160,7 @@ def test_a_killed_run_is_resumed_to_the_same_weights_and_evaluated(project: Path
     assert resumed.end() == 0, resumed.complained
     assert_alike(last(project / "whole")["state_dict"], last(project / "out")["state_dict"])
     again = next(line for line in resumed.said.splitlines() if line.startswith("again"))
-    assert again.endswith("ckpt=out/checkpoints/best.ckpt --config-dir=conf trust=mynet")
+    assert again.endswith("ckpt=out/checkpoints/best.ckpt --config-dir=conf")
     tested = run(project, "ckpt=out/checkpoints/best.ckpt", *AGAIN, module="batchscope.evaluate")
     assert tested.end() == 0, tested.complained
     assert "tested on waves (400 samples)" in tested.said

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +100,7 @@ def recorded(run_dir: Path) -> dict[str, Any]:
 
 
 def configuration(
-    record: dict[str, Any], run_dir: Path, overrides: list[str], known: str | None = None
+    record: dict[str, Any], run_dir: Path, overrides: list[str], known: dict[str, Any] | str | None = None
 ) -> dict[str, Any]:
     """The checked configuration to resume with: the recorded one, with changed options.
 
@@ -109,16 +108,16 @@ def configuration(
         record: the run's; it may come from anybody.
         run_dir: where the run lies now.
         overrides: the options to change.
-        known: the digest of the configuration that the command line alone gives; a record with it is trusted as much.
+        known: the configuration that a command line alone gives, or its digest; a record with it is trusted as much.
 
     Raises:
         UserError: if the record asks for what only a command line may, or an option would change the result.
     """
     file = os.path.relpath(run_dir / FILE)
-    before = check_config(recorded_config(record, run_dir, overrides, known))
+    before = check_config(recorded_config(record, run_dir))
     config = check_config(apply_overrides(before, overrides))
     refuse_links(run_dir)
-    if known is None or known != trust.digest(before):
+    if known is None or not is_same(known, before):
         trust.confirm(config, overrides, file, run_dir)
     old, new = dict(flatten(before)), dict(flatten(config))
     for key in dict.fromkeys([*old, *new]):
@@ -128,12 +127,13 @@ def configuration(
     return {**config, "resume": str(run_dir)}
 
 
-def recorded_config(
-    record: dict[str, Any], run_dir: Path, overrides: Iterable[str] = (), known: str | None = None
-) -> dict[str, Any]:
-    """The configuration of a record, in plain containers, with its paths below the run's present folder.
+def is_same(known: dict[str, Any] | str, config: dict[str, Any]) -> bool:
+    """Whether a configuration, or the one with a digest, is a recorded one, but for the option that resumes it."""
+    return (known if isinstance(known, str) else trust.digest(known)) == trust.digest(config)
 
-    The packages that it trusts are those that the overrides name, unless `known` is the configuration's digest.
+
+def recorded_config(record: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+    """The configuration of a record, in plain containers, with its paths below the run's present folder.
 
     Raises:
         UserError: if it is not a configuration, or is one of an older version with other names, or `choices`,
@@ -145,13 +145,9 @@ def recorded_config(
         texts = [*found, *found.values()] if isinstance(found, dict) else [] if key == "resumed" else found
         if not isinstance(found, kind) or not all(text is None or trust.is_text(text) for text in texts):
             raise UserError(f"{file}: cannot be read: its {key} are not those of a run")
-    config = trust.plain(record.get("config"), file, overrides)
+    config = trust.plain(record.get("config"), file)
     refuse_older_version(config, file, at(record, "versions.batchscope"))
-    config = {**with_run_dir(config, str(config.get("run_dir") or here), here), "run_dir": here}
-    said = record["config"].get("trust")
-    is_names = isinstance(said, str) or (isinstance(said, list) and all(isinstance(name, str) for name in said))
-    as_recorded = {**config, "trust": said if is_names else None}
-    return as_recorded if known is not None and known == trust.digest(as_recorded) else config
+    return {**with_run_dir(config, str(config.get("run_dir") or here), here), "run_dir": here}
 
 
 def continues_training(config: dict[str, Any], record: dict[str, Any]) -> bool:

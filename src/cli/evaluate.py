@@ -64,7 +64,7 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
     saved = checkpoint["batchscope"]
     if not isinstance(saved, dict) or not isinstance(name := saved.get("name"), str) or not name.isprintable():
         raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote")
-    recorded = trust.plain(saved.get("config"), f"ckpt: {path}", overrides)
+    recorded = trust.plain(saved.get("config"), f"ckpt: {path}")
     refuse_older_version(recorded, f"ckpt: {path}")
     recorded = for_evaluation(check_config(recorded))
     config = check_config(apply_overrides(recorded, overrides))

@@ -145,7 +145,7 @@ def _of_run(run_dir: Path, overrides: list[str], out: Path | None) -> _Task:
     record = read(run_dir)
     if "config" not in record:
         raise UserError(f"explain: {file} holds no configuration")
-    recorded = check_config(resume.recorded_config(record, run_dir, overrides))
+    recorded = check_config(resume.recorded_config(record, run_dir))
     config = check_config(for_explanation(check_config(apply_overrides(recorded, overrides))))
     trust.confirm(config, overrides, file, run_dir=None)
     if out is None:

@@ -2,7 +2,6 @@
 
     batchscope new mynet                                # writes the folder mynet
     cd mynet
-    pip install -e .                                    # trusts the package; or write trust=mynet in each command
     batchscope train --config-dir=conf experiment=mynet
 
 Every file says what it is for. Nothing of batchscope has to be edited.
@@ -46,8 +45,7 @@ def _main() -> None:
         raise UserError(f"new: {name} cannot be written: {why(error)}") from error
     train = " ".join(program())
     print(f"{folder} is ready; its README.md says what each file is for. To train it:\n")
-    print(f"    cd {folder}\n    {train} --config-dir=conf experiment={name} trust={name}\n")
-    print("After `pip install -e .` there, the trust= may be left out.")
+    print(f"    cd {folder}\n    {train} --config-dir=conf experiment={name}")
 
 
 def files_of(name: str) -> dict[str, bytes]:

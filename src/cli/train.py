@@ -23,7 +23,6 @@ from ..checkpointing import resume
 from ..distributed import launch, rendezvous
 from ..errors import UserError, exit_on_user_error, report, reraise_in_hydra, warn
 from ..files import LOCK, NO_SPACE, WriteError, new_folder, why
-from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import train_command
 from ..options.compose import CommandLine, check_command_line, check_composition, compose_command_line
@@ -198,8 +197,8 @@ def _run_sweep(line: CommandLine) -> None:
 def _resume(train: Train, overrides: list[str]) -> None:
     run_dir, others = resume.find(overrides)
     record = resume.recorded(run_dir)
-    known = _digest_of_new_run(others, run_dir) if others else None
-    if known == trust.digest(resume.recorded_config(record, run_dir, others)):
+    known = _config_of_new_run(others, run_dir) if others else None
+    if known is not None and resume.is_same(known, resume.recorded_config(record, run_dir)):
         others = []  # they are those that the run was started with, which a requeued job repeats
     config = resume.configuration(record, run_dir, others, known)
     if record.get("status") == "finished" and not resume.continues_training(config, record):
@@ -209,12 +208,11 @@ def _resume(train: Train, overrides: list[str]) -> None:
     train(config, run_dir, record.get("choices", {}), [*record.get("overrides", []), *others])
 
 
-def _digest_of_new_run(overrides: list[str], run_dir: Path) -> str | None:
-    """The digest of the run that options would start in a folder; None if they would start none."""
+def _config_of_new_run(overrides: list[str], run_dir: Path) -> dict[str, Any] | None:
+    """The configuration of the run that options would start in a folder; None if they would start none."""
     with contextlib.suppress(UserError):
         overrides = accept_null_groups(overrides)
-        (config,) = check_command_line(overrides, False, run_dir=os.path.relpath(run_dir))
-        return trust.digest(config)
+        return check_command_line(overrides, False, run_dir=os.path.relpath(run_dir))[0]
     return None
 
 

@@ -1,6 +1,7 @@
 """DataModule: what the training program has to know of a dataset, whatever way its samples are stored and served."""
 
 import copy
+import inspect
 import math
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
@@ -48,6 +49,9 @@ class DataModule(LightningDataModule):
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.seed = seed
+        if not isinstance(augment, Augment | None):
+            options = ", ".join(f"data.augment.{name}" for name in inspect.signature(Augment).parameters)
+            raise UserError(f"data.augment: got {augment!r}, takes null; its options are {options}")
         self.augment: Augment | None = augment
         self._start = (0, 0)
         if self.augment is not None and self.augment.is_on:  # otherwise the hook would be timed in every step

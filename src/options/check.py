@@ -7,7 +7,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import UserError, did_you_mean
-from . import packages
 from .command_lines import train_command
 from .explain import first_line, similar_option
 from .groups import COLLECTIONS, SECTIONS, choices_of, file_of, load, to_plain, top_level_names
@@ -31,7 +30,6 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise UserError(f"{error.full_key or 'config'}: {first_line(error)}") from error
     _check_top_level(plain)
-    packages.trust(plain["trust"])
     for section in SECTIONS:
         if not isinstance(plain.get(section), dict) or plain[section].get("_target_") is None:
             shown = "null" if plain.get(section) is None else repr(plain[section])

@@ -69,8 +69,6 @@ def compose_command_line(overrides: list[str], multirun: bool, run_dir: str | No
     hydra, kind = base.hydra, "sweep" if multirun else "run"
     folder, chosen = Path(hydra[kind].dir), to_plain(hydra[kind])["dir"] != _named_by_time(kind)
     configs = [check_config(_of_run(config, run_dir)) for config in composed]
-    if any(config["trust"] != configs[0]["trust"] for config in configs):
-        raise UserError("trust: is not swept over; to trust several packages write trust=[one,other]")
     line = CommandLine(configs, folder, chosen)
     if not multirun:
         return line

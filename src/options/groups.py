@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +22,10 @@ GROUPS = sorted(p.name for p in CONFIGS.iterdir() if p.is_dir() and p.name != "_
 SECTIONS = ("model", "data", "optimizer", "trainer")  # groups whose choice is one object to build
 COLLECTIONS = ("callbacks", "logger")  # groups whose choice is a collection of such objects
 OPTIONAL_GROUPS = (*COLLECTIONS, "experiment", "debug")  # `group=null` switches them off
+_PACKAGE = re.compile(
+    r"(?:\s*#.*\n)*?\s*#\s*@package\s+(\S+)"
+)  # Hydra reads it above the first line that is no comment
+_HERE_TOO = re.compile(r"/(_\w+)@_here_")
 _VARIABLE = "BATCHSCOPE_CONFIG_DIR"  # passes the folder on to the processes that this one starts
 
 
@@ -92,29 +97,44 @@ def load(file: Path) -> dict[str, Any]:
         raise UserError(f"{os.path.relpath(file)}: cannot be read: {error}") from error
 
 
-def known_nodes() -> dict[str, dict[str, frozenset[str]]]:
-    """The targets that the configs name, and the texts that they give each one's options."""
+def known_nodes() -> dict[str, list[dict[str, Any]]]:
+    """The sections that the configs hold, as their YAML files spell them, by their places: `callbacks.checkpoint`.
+
+    The place of a file is its folder's, or that of its `# @package` line. A file that it inherits by `/_name@_here_`
+    counts as a part of it. A file that cannot be read says nothing.
+    """
     return _nodes_in(tuple(_folders()))
 
 
 @functools.cache
-def _nodes_in(folders: tuple[Path, ...]) -> dict[str, dict[str, frozenset[str]]]:
-    found: dict[str, dict[str, frozenset[str]]] = {}
+def _nodes_in(folders: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
 
-    def walk(node: Any) -> None:
-        if not isinstance(node, dict):
-            return
-        if isinstance(node.get("_target_"), str):
-            options = found.setdefault(node["_target_"], {})
-            for name, value in node.items():
-                if isinstance(value, str) and "${" not in value:
-                    options[name] = options.get(name, frozenset()) | {value}
-        for child in node.values():
-            walk(child)
+    def note(node: Any, place: str) -> None:
+        if isinstance(node, dict):
+            found.setdefault(place, []).append(node)
+            for key, child in node.items():
+                note(child, f"{place}.{key}".lstrip("."))
+
+    def read(file: Path, place: str) -> None:
+        with contextlib.suppress(UserError):
+            node = load(file)
+            note(node, place)
+            for entry in node.get("defaults") or () if isinstance(node, dict) else ():
+                if inherited := _HERE_TOO.fullmatch(str(entry)):
+                    for folder in folders:
+                        read(folder / f"{inherited[1]}.yaml", place)
 
     for folder in folders:
-        for file in (*folder.glob("_*.yaml"), *_files_of_groups(folder)):
-            if file.parent.name != "hydra":
-                with contextlib.suppress(UserError):  # what cannot be read says nothing
-                    walk(load(file))
+        for group in GROUPS:
+            for file in (folder / group).rglob("*.yaml") if group != "hydra" else ():
+                read(file, _place_of(file, folder))
     return found
+
+
+def _place_of(file: Path, folder: Path) -> str:
+    """The section that a YAML file of a group is about; empty for `# @package _global_`."""
+    header = _PACKAGE.match(file.read_text(encoding="utf-8", errors="replace"))
+    if header is None or header[1] == "_group_":
+        return ".".join(file.parent.relative_to(folder).parts)
+    return "" if header[1] == "_global_" else header[1]

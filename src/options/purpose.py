@@ -7,8 +7,6 @@ between machines, and trust whether a file may set it. Nothing here needs Hydra 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from . import packages
-from .renamed import TARGETS, new_name
 from .signatures import class_attribute, signature_of
 from .trainer import CALLBACK, LOGGER, OBSERVERS, TRAINER
 from .types import Purpose, Seed
@@ -29,7 +27,6 @@ TOP_LEVEL: dict[str, Any] = {
     "search": Annotated[dict | None, Purpose.OBSERVATION],  # it decides which runs there are, and changes none of them
     "resume": Annotated[str | None, Purpose.READ_FROM],
     "run_dir": Annotated[str | None, Purpose.WRITTEN_TO],
-    "trust": Annotated[str | list[str] | None, Purpose.READ_FROM],  # packages (packages.py); never taken from a file
 }
 DEFAULTS: dict[str, Any] = {"compile": False, "tags": []}  # of options that an older record does not have
 _TABLES = {"trainer": TRAINER, "callbacks": CALLBACK, "logger": LOGGER}
@@ -44,7 +41,7 @@ def annotation_of(option: str, target: Any) -> Any:
     section, *above, name = option.split(".")
     if len(above) == (section in ("callbacks", "logger")) and name in _TABLES.get(section, {}):
         return _TABLES[section][name]
-    signature = signature_of(target) if _is_readable(target) else None
+    signature = signature_of(target) if isinstance(target, str) else None
     return signature.parameters.get(name) if signature else None
 
 
@@ -75,14 +72,7 @@ def purpose_of(option: str, config: Mapping[str, Any]) -> Purpose:
 
 def only_observes(target: Any) -> bool:
     """Whether a callback leaves training as it is: its class says `observes_only = True`, or Lightning's is known to."""
-    if not isinstance(target, str):
-        return False
-    target = new_name(target, TARGETS) or target
-    return target in OBSERVERS or (packages.trusts(target) and class_attribute(target, "observes_only") is True)
-
-
-def _is_readable(target: Any) -> bool:
-    return isinstance(target, str) and (target.startswith("lightning.") or packages.trusts(target))
+    return isinstance(target, str) and (target in OBSERVERS or class_attribute(target, "observes_only") is True)
 
 
 def _declared(annotation: Any) -> Purpose:

@@ -1,12 +1,12 @@
-"""Signatures, class attributes and base classes, read from source text: nothing is imported, so torch stays unloaded.
+"""Signatures and class attributes, read from source text: nothing is imported, so torch stays unloaded.
 
-Only annotations are evaluated, and only names of `_NAMES` can be reached in them: no name with an underscore, and no call
-of anything but a name. A signature or an annotation that this file cannot read is left for the constructor itself to check.
+They serve early error messages, and decide about nothing. What cannot be read here is not checked here: a decorated class
+or function, a base class that cannot be found, an annotation of other names than those of `_NAMES`. Of annotations, only
+names of `_NAMES` are evaluated: no name with an underscore, and no call of anything but a name.
 """
 
 import ast
 import importlib.util
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -21,8 +21,6 @@ _NAMES |= {kind.__name__: kind for kind in (int, float, str, bool, list, tuple, 
 _IN_ANNOTATIONS = (ast.Name, ast.Attribute, ast.Subscript, ast.Tuple, ast.List, ast.Constant, ast.Call, ast.keyword)
 _IN_ANNOTATIONS += (ast.BinOp, ast.BitOr, ast.UnaryOp, ast.USub, ast.Load)
 
-_problems: dict[str, str] = {}  # module → why its source text cannot be read
-
 
 @dataclass(frozen=True)
 class Signature:
@@ -33,7 +31,7 @@ class Signature:
 
 
 @dataclass(frozen=True, eq=False)
-class Module:
+class _Module:
     """The source text of a module, parsed."""
 
     name: str
@@ -41,8 +39,7 @@ class Module:
     tree: ast.Module
 
 
-Definition = tuple[Module, ast.ClassDef | ast.FunctionDef]
-ClassDefinition = tuple[Module, ast.ClassDef]
+_Definition = tuple[_Module, ast.ClassDef | ast.FunctionDef]
 
 
 def parameters_of(target: Any) -> list[str]:
@@ -54,29 +51,30 @@ def parameters_of(target: Any) -> list[str]:
 @cache
 def signature_of(target: str) -> Signature | None:
     """The signature of a dotted name, with what `**kwargs` passes on to base classes; None if it cannot be read."""
-    found = locate(target)
-    if found is None:
+    found = _locate(target)
+    if found is None or found[1].decorator_list:
         return None
     if isinstance(found[1], ast.FunctionDef):
         return _read(found[1].args, skip=0)
-    for module, cls in _ancestry(found):
-        init = next((n for n in cls.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
-        if init is None:
-            continue
-        own = _read(init.args, skip=1)
-        if not own.open:
-            return own
-        inherited = next((signature_of(f"{m.name}.{c.name}") for m, c in _parents(module, cls)), None)
-        base = inherited or Signature({}, open=True)
-        return Signature({**base.parameters, **own.parameters}, base.open)
-    return None
+    passed_on: dict[str, Any] = {}
+    for one in _ancestry(found):
+        if one is None or one[1].decorator_list:  # a base class that cannot be read may take anything
+            return Signature(passed_on, open=True)
+        inits = [n for n in one[1].body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
+        if inits:  # the last one is the definition; those above it are overloads
+            own = _read(inits[-1].args, skip=1)
+            passed_on = {**own.parameters, **passed_on}
+            if not own.open:
+                return Signature(passed_on)
+    return Signature(passed_on, open=True)
 
 
 @cache
 def class_attribute(target: str, name: str) -> Any:
     """The literal value of a class attribute, inherited or not; None if there is none."""
-    for _, cls in _ancestry(locate(target)):
-        for node in cls.body:
+    found = _locate(target)
+    for one in _ancestry(found) if found else ():
+        for node in one[1].body if one else ():
             names = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             value = getattr(node, "value", None)
             if value is not None and any(isinstance(n, ast.Name) and n.id == name for n in names):
@@ -87,59 +85,59 @@ def class_attribute(target: str, name: str) -> Any:
     return None
 
 
-def locate(target: str) -> Definition | None:
-    """Find the definition of `package.module.Name`, following re-exports."""
-    module_name, _, name = target.rpartition(".")
-    module = _load(module_name) if module_name else None
-    return _find(module, name) if module else None
-
-
 def is_installed(package: str) -> bool:
     """Whether a package can be imported. A folder of its name, such as W&B makes, is none."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
 
 
-def ancestors(found: Definition) -> set[str]:
-    """The full names of a class and of all its base classes, as far as they can be read; nothing for a function."""
-    module, node = found
-    if not isinstance(node, ast.ClassDef):
-        return set()
-    names = {f"{module.name}.{node.name}"}
-    for base in node.bases:
-        dotted = _dotted(module, base)
-        parent = locate(dotted)
-        names |= ancestors(parent) if parent else {dotted}
-    return names
+def _locate(target: str, seen: set[str] | None = None) -> _Definition | None:
+    """Find the definition of `package.module.Name`, following re-exports."""
+    seen = set() if seen is None else seen
+    module_name, _, name = target.rpartition(".")
+    if target in seen or not module_name:  # modules may import a name from each other in a circle
+        return None
+    seen.add(target)
+    module = _load(module_name)
+    if module is None:
+        return None
+    for node in _top_level(module.tree.body):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return module, node
+    names = (full if known == name else f"{full}.{name}" for known, full in _imports(module) if known in (name, "*"))
+    return next(filter(None, (_locate(full, seen) for full in names)), None)
 
 
 @cache
-def _load(name: str) -> Module | None:
-    """Parse a module found by its name; only its top-level package is looked up."""
+def _load(name: str) -> _Module | None:
+    """Parse a module found by its name, as Python finds it or in the current folder; packages are not imported."""
     top, *rest = name.split(".")
+    if not all(part.isidentifier() for part in (top, *rest)):
+        return None
+    place = _place_of(top)
+    if place is None:
+        return None
+    place = place.joinpath(*rest)
+    is_package = (place / "__init__.py").is_file()
+    file = place / "__init__.py" if is_package else place.with_suffix(".py")
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    return _Module(name, name if is_package else name.rpartition(".")[0], tree)
+
+
+def _place_of(top: str) -> Path | None:
+    """The folder of a package, or the file of a module without its suffix."""
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
         return None
-    if spec is None or not spec.submodule_search_locations or not all(map(str.isidentifier, rest)):
-        return None
-    folder = Path(next(iter(spec.submodule_search_locations))).joinpath(*rest)
-    is_package = (folder / "__init__.py").is_file()
-    file = folder / "__init__.py" if is_package else folder.with_suffix(".py")
-    if not file.is_file():
-        return None
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        _problems[name] = f"{os.path.relpath(file)}{line}: {getattr(error, 'msg', None) or type(error).__name__}"
-        return None
-    return Module(name, name if is_package else name.rpartition(".")[0], tree)
-
-
-def problem_in(package: str) -> str:
-    """Why a module of a package cannot be read, of those that were looked up; empty if all could."""
-    return next((why for name, why in _problems.items() if name.partition(".")[0] == package), "")
+    if spec is None:
+        return Path.cwd() / top
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    return Path(spec.origin).with_suffix("") if spec.origin else None
 
 
 def _top_level(nodes: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -151,51 +149,43 @@ def _top_level(nodes: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield node
 
 
-def _find(module: Module, name: str) -> Definition | None:
+def _imports(module: _Module) -> Iterator[tuple[str, str]]:
+    """The names that a module imports, each with its full name; `*` with the module that it stands for."""
     for node in _top_level(module.tree.body):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-            return module, node
-        if isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.Import):
+            yield from ((alias.asname or alias.name, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = module.package.split(".")[: 1 - node.level or None] if node.level else []
+            source = ".".join([*above, *([node.module] if node.module else [])])
             for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    return locate(f"{_source_of(module, node)}.{alias.name}")
-    return None
+                yield alias.asname or alias.name, source if alias.name == "*" else f"{source}.{alias.name}"
 
 
-def _source_of(module: Module, node: ast.ImportFrom) -> str:
-    if not node.level:
-        return node.module or ""
-    package = module.package.split(".")
-    return ".".join(package[: len(package) - node.level + 1] + ([node.module] if node.module else []))
-
-
-def _parents(module: Module, cls: ast.ClassDef) -> Iterator[ClassDefinition]:
+def _ancestry(found: _Definition, seen: set[str] | None = None) -> Iterator[tuple[_Module, ast.ClassDef] | None]:
+    """A class and its base classes, depth first; None in the place of one that cannot be read."""
+    seen = set() if seen is None else seen
+    module, cls = found
+    if not isinstance(cls, ast.ClassDef) or f"{module.name}.{cls.name}" in seen:
+        return
+    seen.add(f"{module.name}.{cls.name}")
+    yield module, cls
     for base in cls.bases:
-        found = locate(_dotted(module, base))
-        if found and isinstance(found[1], ast.ClassDef):
-            yield found[0], found[1]
+        name = ast.unparse(base.value if isinstance(base, ast.Subscript) else base)  # `Base[int]`
+        if name in ("object", "Generic"):
+            continue
+        parent = _locate(_full_name(module, name))
+        yield from _ancestry(parent, seen) if parent and isinstance(parent[1], ast.ClassDef) else (None,)
 
 
-def _dotted(module: Module, base: ast.expr) -> str:
+def _full_name(module: _Module, written: str) -> str:
     """The full name of a base class by the module's imports: `nn.Module` → `torch.nn.Module`."""
-    plain = base.value if isinstance(base, ast.Subscript) else base  # `Base[int]`
-    first, _, rest = ast.unparse(plain).partition(".")
-    if any(isinstance(node, ast.ClassDef) and node.name == first for node in _top_level(module.tree.body)):
-        return f"{module.name}.{first}"
-    for node in _top_level(module.tree.body):
-        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
-            if (alias.asname or alias.name) == first:
-                source = f"{_source_of(module, node)}." if isinstance(node, ast.ImportFrom) else ""
-                return f"{source}{alias.name}.{rest}".rstrip(".")
-    return first
-
-
-def _ancestry(found: Definition | None) -> Iterator[ClassDefinition]:
-    """The class and its base classes, as far as they can be read, depth first."""
-    if found and isinstance(found[1], ast.ClassDef):
-        yield found[0], found[1]
-        for parent in _parents(found[0], found[1]):
-            yield from _ancestry(parent)
+    if any(isinstance(node, ast.ClassDef) and node.name == written for node in _top_level(module.tree.body)):
+        return f"{module.name}.{written}"
+    for known, full in _imports(module):
+        if written == known or written.startswith(f"{known}."):
+            return full + written.removeprefix(known)
+    stars = (f"{full}.{written}" for known, full in _imports(module) if known == "*")
+    return next(filter(_locate, stars), written)
 
 
 def _read(arguments: ast.arguments, skip: int) -> Signature:

@@ -1,8 +1,13 @@
 """What a file may decide: a run's record and a checkpoint are data and may come from anybody.
 
-The command line, and the configs that are installed or that it names, decide what is built, where files are read and
-written, and what is downloaded. A file may repeat them, set numbers and switches, and name places inside the run's own folder. Anything more
-has to be typed on the command line, and the error has the words for it.
+The command line, the installed configs, and the `--config-dir` that it names describe what is built. A file may
+
+- repeat what those configs hold at the same place: classes and functions (`_target_`), Hydra's other keys, texts, lists;
+- set numbers and switches, and choose among the values that an option lists;
+- name places inside the run's own folder.
+
+Anything more has to be typed on the command line, and the error has the words for it. `plain` reads, `confirm` decides,
+and `refuse_outside` looks again at the folders that libraries make of texts.
 """
 
 import hashlib
@@ -17,7 +22,8 @@ from typing import Any
 from ..errors import UserError
 from ..files import is_inside
 from .groups import COLLECTIONS, SECTIONS, config_dir, known_nodes
-from .overrides import as_override, set_by, value_of
+from .nodes import HYDRA_KEYS, TARGET
+from .overrides import as_override, set_by
 from .purpose import PLACES, annotation_of, marks
 from .types import Text
 from .values import choices_in
@@ -30,10 +36,8 @@ _NAME = re.compile(r"|[\w-][\w.-]*")  # of a file or folder
 _EXPANDED = re.compile(r"[$:%]|(^|[/\\])(~|\.\.([/\\]|$))")
 
 
-def plain(node: Any, where: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
+def plain(node: Any, where: str) -> dict[str, Any]:
     """A copy of a configuration, in plain containers, from the file `where`.
-
-    The packages that it trusts are those that the overrides of the command line name; what the file says is dropped.
 
     Raises:
         UserError: if it holds anything but dicts, lists and plain values, an interpolation, or too much of anything.
@@ -61,7 +65,7 @@ def plain(node: Any, where: str, overrides: Iterable[str] = ()) -> dict[str, Any
     copied = copy(node, 0)
     if not isinstance(copied, dict):
         raise UserError(f"{where}: holds no configuration")
-    return {**copied, "trust": value_of("trust", overrides)}
+    return copied
 
 
 def is_text(value: Any) -> bool:
@@ -81,21 +85,16 @@ def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_di
         UserError: for the first such option, with the words that confirm it.
     """
     options, groups = set_by(overrides)
-    for key, value in outside(config, run_dir):
-        if key not in options and key.partition(".")[0] not in groups:
-            of_yaml = "add the --config-dir that has its YAML, or " if key.endswith("_target_") else ""
-            raise UserError(
-                f"{key}: is {value!r} in {where}, which a file alone cannot decide; if you want it, {of_yaml}write "
-                f"{as_words(key, value)}"
-            )
-
-
-def outside(config: dict[str, Any], run_dir: Path | None) -> Iterator[tuple[str, Any]]:
-    """The options of a checked configuration that only the command line may decide, with their values."""
-    for section in (*SECTIONS, *COLLECTIONS, "search"):
-        yield from _outside(config.get(section), section, None, run_dir)
-    if config.get("trust"):
-        yield "trust", config["trust"]
+    for key, value, is_place in _outside_of_sections(config, run_dir):
+        if key in options or key.partition(".")[0] in groups:
+            continue
+        said = f"{key}: is {value!r} in {where}"
+        if is_place:
+            raise UserError(f"{said}; repeat {as_words(key, value)}: places are not taken from records")
+        of_yaml = "add the --config-dir that has its YAML, or " if key.endswith(TARGET) else ""
+        raise UserError(
+            f"{said}, which a file alone cannot decide; if you want it, {of_yaml}write {as_words(key, value)}"
+        )
 
 
 def as_words(key: str, value: Any) -> str:
@@ -107,7 +106,7 @@ def words(config: dict[str, Any], run_dir: Path | None) -> str:
     """What a command line has to hold beside the file's name, each with a space before it; empty for an ordinary run."""
     folder = config_dir()
     flag = "" if folder is None else f" --config-dir={shlex.quote(os.path.relpath(folder))}"
-    return flag + "".join(f" {as_words(key, value)}" for key, value in outside(config, run_dir))
+    return flag + "".join(f" {as_words(key, value)}" for key, value, _ in _outside_of_sections(config, run_dir))
 
 
 def refuse_outside(config: dict[str, Any], run_dir: Path, places: Iterable[tuple[str, str | os.PathLike[str]]]) -> None:
@@ -119,7 +118,7 @@ def refuse_outside(config: dict[str, Any], run_dir: Path, places: Iterable[tuple
         config: as confirmed: the command line has said all that leads outside.
         places: the option that an object was built from, and the folder that the object writes to.
     """
-    said = [key for key, _ in outside(config, run_dir)]
+    said = [key for key, _, _ in _outside_of_sections(config, run_dir)]
     for option, place in places:
         confirmed = any(key == option or key.startswith(f"{option}.") for key in said)
         is_url = "://" in str(place) or "::" in str(place)
@@ -134,32 +133,47 @@ def digest(config: dict[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(read, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def _outside(node: Any, key: str, takes: Any, run_dir: Path | None, known: frozenset = frozenset()) -> Iterator:
-    """The options at and below a node; `takes` is its annotation, `known` holds the texts of the configs."""
-    if isinstance(node, dict):
-        target = node.get("_target_")
-        for name, value in node.items():
-            option = f"{key}.{name}"
-            if name != "_target_":
-                texts = known_nodes().get(target or "", {}).get(name, frozenset())
-                yield from _outside(value, option, annotation_of(option, target), run_dir, texts)
-            elif target not in known_nodes():
-                yield option, target
-    elif isinstance(node, list):
-        if any(True for value in node for _ in _outside(value, key, None, run_dir)):
-            yield key, node
-    elif isinstance(node, str) and not _is_harmless(node, takes, run_dir) and node not in known:
-        yield key, node
+_Outside = Iterator[tuple[str, Any, bool]]
 
 
-def _is_harmless(text: str, takes: Any, run_dir: Path | None) -> bool:
+def _outside_of_sections(config: dict[str, Any], run_dir: Path | None) -> _Outside:
+    """What only the command line may decide: the option, its value, and whether it is a place."""
+    for section in (*SECTIONS, *COLLECTIONS, "search"):
+        yield from _outside(config.get(section), section, None, run_dir)
+
+
+def _outside(value: Any, option: str, target: Any, run_dir: Path | None) -> _Outside:
+    """The same at and below an option; `target` is the `_target_` of the node that the option stands in."""
+    place, _, key = option.rpartition(".")
+    if isinstance(value, dict) and key not in HYDRA_KEYS:
+        for name, child in value.items():
+            yield from _outside(child, f"{option}.{name}", value.get(TARGET), run_dir)
+    elif (key in HYDRA_KEYS or not _is_number(value)) and not _is_held(value, place, key, target):
+        takes = annotation_of(option, target)
+        is_place = not marks(takes).isdisjoint(PLACES)
+        if key in HYDRA_KEYS or not isinstance(value, str) or not _is_harmless(value, takes, is_place, run_dir):
+            yield option, value, is_place
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number, a switch or null, or a list of them."""
+    return all(map(_is_number, value)) if isinstance(value, list) else not isinstance(value, str | dict)
+
+
+def _is_held(value: Any, place: str, key: str, target: Any) -> bool:
+    """Whether the configs give an option this value, in a node at this place that builds the same, or says nothing of it."""
+    nodes = known_nodes().get(place, ())
+    return any(key in node and node[key] == value and node.get(TARGET, target) == target for node in nodes)
+
+
+def _is_harmless(text: str, takes: Any, is_place: bool, run_dir: Path | None) -> bool:
     """Whether a text can only choose among what is installed, or lies inside the run's folder."""
     declared = marks(takes)
     if Text.CHOICE in declared or text in choices_in(takes):
         return True
     if Text.FILE_NAME in declared and _NAME.fullmatch(text):
         return True
-    return run_dir is not None and not declared.isdisjoint(PLACES) and _is_own_folder(text, run_dir)
+    return run_dir is not None and is_place and _is_own_folder(text, run_dir)
 
 
 def _is_own_folder(text: str, run_dir: Path) -> bool:

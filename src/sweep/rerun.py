@@ -106,7 +106,7 @@ def _sides(pair: Pair, pythons: Sequence[str], overrides: list[str], seconds: fl
         file = os.path.relpath(run.folder / FILE)
         record = read(run.folder)
         try:
-            recorded = check_config(recorded_config(record, run.folder, overrides))
+            recorded = check_config(recorded_config(record, run.folder))
         except UserError as error:
             raise UserError(f"{file}: cannot be run again: {error}") from error
         config = check_config(for_timing(check_config(apply_overrides(recorded, overrides)), seconds))

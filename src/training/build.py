@@ -1,39 +1,77 @@
-"""From a checked config node to the object that it describes."""
+"""From a checked config node to the object that it describes, by `hydra.utils.instantiate`.
 
+A configuration of the command line may build any class or function. One from a file has passed `options.trust.confirm`
+before anything of it comes here.
+"""
+
+import functools
 import importlib
 import inspect
 import os
 import re
+import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from lightning import Trainer
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from lightning import LightningDataModule, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from torch import nn
 
 from .._lightning import profiler_of
 from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..data.plain import Data, PlainData, described
 from ..errors import UserError
-from ..options.nodes import check_node, role_of
+from ..options.nodes import TARGET
 from ..options.purpose import only_observes
+from .optimizer import Optimizer
+
+_KINDS: dict[str, tuple[type, str]] = {  # what each section builds
+    "model": (nn.Module, "an nn.Module"),
+    "data": (LightningDataModule, "a LightningDataModule"),
+    "optimizer": (Optimizer, "an optimizer of batchscope.training.optimizer"),
+    "trainer": (Trainer, "a lightning.Trainer"),
+    "callbacks": (Callback, "a Callback of Lightning"),
+    "logger": (Logger, "a Logger of Lightning"),
+}
+# Errors of libraries that a wrong value causes, and no bug.
+_OF_VALUES = (ValueError, TypeError, MisconfigurationException, ModuleNotFoundError)
+_LIBRARIES = ("batchscope", "hydra", "lightning", "torch", "torchvision")
 
 
-def build(node: dict[str, Any], section: str, **arguments: Any) -> Any:
-    """Build a node's `_target_` with its options and the given arguments.
+def build(node: dict[str, Any], path: str, **arguments: Any) -> Any:
+    """Build a node's `_target_`, and the nodes within it, with its options and the given arguments.
 
-    This is `hydra.utils.instantiate` without what a configuration from a file must not do: call a function, pass
-    positional arguments, or resolve an interpolation.
+    A class gets plain lists and dicts. An argument takes the place of an option of the same name, which is not built. A
+    package in the current folder is found, after those that are installed.
+
+    Args:
+        node: checked; one from a file is confirmed as well.
+        path: the full name of the node, for errors: `callbacks.curves`.
+        **arguments: are passed as they are.
 
     Raises:
-        UserError: if the target may not be built here, or refuses an option's value; the line begins with the section.
+        UserError: for a target that cannot be imported, an option's value that is refused, an exception in the user's own
+            code, and an object of another kind than the section's.
     """
-    check_node(node, section)
-    return _build(node, section, arguments)
+    options = {key: value for key, value in node.items() if key not in arguments}
+    targets = dict(_targets(options, path))
+    for option, target in targets.items():
+        _import(target, option)
+    try:
+        # As a partial, because instantiate would copy the arguments, and take a dataclass for a configuration.
+        built = instantiate({"_convert_": "all", **options, "_partial_": True})(**arguments)
+    except Exception as error:  # noqa: BLE001 - it is raised again
+        _raise_in_one_line(error, path, targets)
+    kind, words = _KINDS[path.partition(".")[0]]
+    if not isinstance(built, kind):
+        raise UserError(f"{path}: got {_described(built)}, takes {words}")
+    return built
 
 
 def build_all(nodes: dict[str, Any] | None, section: str) -> list[Any]:
@@ -49,19 +87,24 @@ def build_data(config: dict[str, Any]) -> Data:
 
 
 def build_model(config: dict[str, Any], data: Data) -> nn.Module:
-    """The model of a configuration for its data; UserError if the model cannot read them."""
-    cls, spec = _class_of(config["model"]["_target_"], "model"), data.spec
-    accepts = getattr(cls, "accepts", (spec.kind,))
+    """The model of a configuration for its data; UserError if the model cannot read them.
+
+    Its constructor gets `spec` if it has a parameter of this name; a model without one is built from its options alone.
+    """
+    node, spec = config["model"], data.spec
+    target = _import(node[TARGET], f"model.{TARGET}")
+    accepts = getattr(target, "accepts", (spec.kind,))
     if spec.kind not in accepts:  # options.check tells this earlier of data that declare their kind
         raise UserError(
-            f"model: {cls.__name__} reads {' or '.join(accepts)} data, and {data.name} has {spec.kind} data"
+            f"model: {target.__name__} reads {' or '.join(accepts)} data, and {data.name} has {spec.kind} data"
         )
-    if spec.variable_length and "lengths" not in inspect.signature(cls.forward).parameters:
+    model = build(node, "model", **({"spec": spec} if _takes_spec(target) else {}))
+    if spec.variable_length and "lengths" not in inspect.signature(model.forward).parameters:
         raise UserError(
-            f"model: {cls.__name__} reads sequences of one length: its forward takes no `lengths`, and those of "
+            f"model: {type(model).__name__} reads sequences of one length: its forward takes no `lengths`, and those of "
             f"{data.name} vary"
         )
-    return build(config["model"], "model", spec=spec)
+    return model
 
 
 def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, bool]]:
@@ -127,53 +170,90 @@ def folders_written_to(config: dict[str, Any], trainer: Trainer) -> Iterator[tup
         yield "trainer.profiler", str(profile)
 
 
-def _build(node: dict[str, Any], path: str, arguments: dict[str, Any]) -> Any:
-    """Build a checked node; an argument takes the place of an option of the same name, which is then not built."""
-    try:
-        options = {k: _value(v, f"{path}.{k}") for k, v in node.items() if k not in ("_target_", *arguments)}
-        return _class_of(node["_target_"], path)(**options, **arguments)
-    except (ValueError, TypeError, MisconfigurationException, ModuleNotFoundError) as error:
-        raise UserError(f"{path}: {error}{_place(error, node['_target_'])}") from error
-
-
-def _value(value: Any, path: str) -> Any:
+def _targets(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Every `_target_` at and below a value, with its full name."""
     if isinstance(value, list):
-        return [_value(child, f"{path}.{index}") for index, child in enumerate(value)]
-    if not isinstance(value, dict):
-        return value
-    return _build(value, path, {}) if "_target_" in value else {k: _value(v, f"{path}.{k}") for k, v in value.items()}
+        for index, child in enumerate(value):
+            yield from _targets(child, f"{path}.{index}")
+    elif isinstance(value, dict):
+        if TARGET in value:
+            yield f"{path}.{TARGET}", value[TARGET]
+        for key, child in value.items():
+            yield from _targets(child, f"{path}.{key}")
 
 
-def _class_of(target: str, path: str) -> type:
-    """The class that a checked target names; UserError unless it is what its source text says, of the role's base."""
-    role = role_of(path)
+def _import(target: str, option: str) -> Any:
+    """What a target names. Its package may lie in the current folder, which becomes the last place to look for it."""
+    here = str(Path.cwd())
+    if not {here, ""} & {*sys.path}:
+        sys.path.append(here)
+        importlib.invalidate_caches()
     try:
-        cls = _imported(target)
+        return _object(target)
     except (Exception, SystemExit) as error:
-        if _package_of(target) is None:
-            raise
-        raise UserError(
-            f"{path}._target_: {target} cannot be imported: {type(error).__name__}: {error}{_place(error, target)}"
-        ) from error
-    trusted = inspect.isclass(cls) and role is not None and role.allows(f"{cls.__module__}.")
-    if role is None or not trusted or not issubclass(cls, _imported(role.base)):
-        raise UserError(f"{path}._target_: got {target!r}, takes a {role and role.base} class")
-    return cls
+        place = _place(error, [target])
+        raise UserError(f"{option}: {target} cannot be imported: {type(error).__name__}: {error}{place}") from error
 
 
-def _package_of(target: str) -> str | None:
-    """The user's own package that a target lies in."""
-    package = target.partition(".")[0]
-    return None if package in ("batchscope", "lightning") else package
+def _object(target: str) -> Any:
+    names = target.split(".")
+    for length in range(len(names) - 1, 0, -1):
+        module = ".".join(names[:length])
+        try:
+            found = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module or length == 1:
+                raise
+        else:
+            return functools.reduce(getattr, names[length:], found)
+    raise ImportError("it has no module")
 
 
-def _place(error: BaseException, target: str) -> str:
-    """Where in the user's own package an error was raised, in brackets; empty where it was elsewhere."""
-    package = _package_of(target)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if package in Path(frame.filename).parts]
-    return f" ({os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno})" if package and frames else ""
+def _takes_spec(target: Any) -> bool:
+    """Whether a constructor has a parameter `spec`, or passes keywords on to one of a base class that has."""
+    inits = (
+        [vars(cls)["__init__"] for cls in target.__mro__ if "__init__" in vars(cls)]
+        if inspect.isclass(target)
+        else [target]
+    )
+    for init in inits:
+        try:
+            parameters = inspect.signature(init).parameters
+        except (TypeError, ValueError):  # of a class in C
+            return False
+        if "spec" in parameters:
+            return True
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return False
+    return False
 
 
-def _imported(target: str) -> Any:
-    module, _, name = target.rpartition(".")
-    return getattr(importlib.import_module(module), name, None)
+def _raise_in_one_line(error: Exception, path: str, targets: Mapping[str, str]) -> NoReturn:
+    """Raise a constructor's exception as a UserError with its place; the exception itself where it may be a bug of ours."""
+    if isinstance(error, InstantiationException):  # of a node within this one, or of a target that Hydra refuses
+        message, _, key = str(error).partition("\nfull_key: ")
+        inner = f"{path}.{key}" if key else path
+        names = (option.removesuffix(f".{TARGET}") for option in targets)
+        path = next((name for name in names if re.sub(r"\.(?=\d)", "", name) == inner), inner)  # Hydra writes parts0
+        error = error.__cause__ if isinstance(error.__cause__, Exception) else ValueError(message)
+    place = _place(error, targets.values())
+    if isinstance(error, UserError) or not (place or isinstance(error, _OF_VALUES)):
+        raise error
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    raise UserError(f"{path}: {f'{type(error).__name__}: ' if place else ''}{first}{place}") from error
+
+
+def _place(error: BaseException, targets: Iterable[str]) -> str:
+    """Where in the user's own code an error was raised, in brackets; empty where it was elsewhere."""
+    own = {target.partition(".")[0] for target in targets} - {*_LIBRARIES}
+    frames = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in own
+    ]
+    return f" ({os.path.relpath(frames[-1][0])}, line {frames[-1][1]})" if frames else ""
+
+
+def _described(built: Any) -> str:
+    name = type(built).__name__
+    return f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"

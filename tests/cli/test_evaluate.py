@@ -149,7 +149,7 @@ def test_a_class_named_in_a_checkpoint_is_built_only_if_it_is_allowed(best: Path
     checkpoint = torch.load(best, weights_only=True)
     checkpoint["batchscope"]["config"]["model"] = {"_target_": "os.system", "command": f"touch {tmp_path / 'ran'}"}
     torch.save(checkpoint, tmp_path / "hostile.ckpt")
-    assert "model._target_: got 'os.system'" in refusal(tmp_path / "hostile.ckpt")
+    assert "model._target_: is 'os.system' in" in refusal(tmp_path / "hostile.ckpt")
     assert not (tmp_path / "ran").exists()
 
 

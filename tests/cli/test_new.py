@@ -32,10 +32,7 @@ def test_the_example_in_the_repository_is_what_it_writes(
     call(monkeypatch, "mynet")
     example = ROOT / "examples" / "own-project"
     assert files_in(Path("mynet")) == files_in(example)
-    assert (
-        "cd mynet\n    /nowhere/batchscope-train --config-dir=conf experiment=mynet trust=mynet\n"
-        in capsys.readouterr().out
-    )
+    assert "cd mynet\n    /nowhere/batchscope-train --config-dir=conf experiment=mynet\n" in capsys.readouterr().out
 
 
 def test_every_file_has_the_name_of_the_project_and_says_what_it_is_for(
@@ -49,7 +46,7 @@ def test_every_file_has_the_name_of_the_project_and_says_what_it_is_for(
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir("wavelets")
     use_config_dir("conf")
-    (config,) = check_command_line(["experiment=wavelets", "trust=wavelets", "run_dir=out"], multirun=False)
+    (config,) = check_command_line(["experiment=wavelets", "run_dir=out"], multirun=False)
     assert config["callbacks"]["weight_norm"]["_target_"] == "wavelets.callback.WeightNorm"
 
 

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from batchscope.options import nodes, packages, signatures
+from batchscope.options import signatures
 
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Write a package `toy` of the given modules, allowed as a target anywhere; importing any of it would fail."""
+    """Write a package `toy` of the given modules; importing any of it would fail."""
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(nodes, "check_target", lambda target, path: None)
-    monkeypatch.setattr(packages, "_typed", ("toy",))
     caches = (signatures.signature_of, signatures.class_attribute, signatures._load)
 
     def write(**modules: str) -> None:

@@ -178,7 +178,7 @@ def test_other_options_are_changes_to_the_run(run_dir: Path) -> None:
 
 
 def test_the_options_of_another_run_do_not_confirm_this_one(run_dir: Path) -> None:
-    with pytest.raises(UserError, match="data.root: is '/elsewhere' in out/run.json, which a file alone cannot decide"):
+    with pytest.raises(UserError, match="data.root: is '/elsewhere' in out/run.json; repeat data.root="):
         resumed(run_dir, ["data.root=/elsewhere"], "seed=0")
 
 

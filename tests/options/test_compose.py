@@ -32,7 +32,6 @@ MISTAKES = {
     "+foo=3": ["foo: no such option"],
     "trainer.max_epoch=3": ["Did you mean 'max_epochs'?"],
     "+trainer.max_epoch=3": ["Did you mean 'max_epochs'?"],
-    "model._target_=os.system": ["model._target_: got 'os.system'"],
     "trainer.min_epochs=2": ["write +trainer.min_epochs=…"],
     "batch_size=3": ["Did you mean 'data.batch_size'?"],
     "+batch_size=3": ["Did you mean 'data.batch_size'?"],

@@ -74,11 +74,6 @@ def test_whatever_a_record_holds_an_unknown_option_changes_the_result(config: di
         assert purpose_of(option, config) is Purpose.RESULT
 
 
-def test_a_record_with_the_old_name_of_a_callback_is_known() -> None:
-    old = {"callbacks": {"pictures": {"_target_": "batchscope.callbacks.pictures.TestPictures", "num_samples": 16}}}
-    assert purpose_of("callbacks.pictures.num_samples", old) is Purpose.OBSERVATION
-
-
 # --- those who ask ---------------------------------------------------------------------------------------------------
 
 

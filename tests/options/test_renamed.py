@@ -12,7 +12,7 @@ from batchscope.options.compose import check_command_line
 from batchscope.options.explain import wrong_key
 from batchscope.options.overrides import parse
 from batchscope.options.renamed import OPTIONS, TARGETS, new_name
-from batchscope.options.signatures import locate
+from batchscope.options.signatures import _locate as locate
 
 OLD, NEW = "callbacks.pictures", "callbacks.prediction_images"
 
@@ -61,25 +61,6 @@ def test_an_old_metric_is_answered_with_the_new_one(option: str, config: dict[st
     node = config if option == "optimized_metric" else config["callbacks"]["checkpoint"]
     node[option.rpartition(".")[2]] = "samples_per_sec_median"
     assert refusal(config) == f"{option}: samples_per_sec_median is called samples_per_sec now"
-
-
-@pytest.mark.parametrize(
-    ("section", "old", "new"),
-    [
-        ("optimizer", "batchscope.optimizer.AdamW", "batchscope.training.optimizer.AdamW"),
-        (
-            "callbacks.mine",
-            "batchscope.callbacks.pictures.TestPictures",
-            "batchscope.callbacks.prediction_images.PredictionImages",
-        ),
-        ("model", "batchscope.task.Task", "batchscope.training.task.Task"),
-    ],
-)
-def test_an_old_target_is_answered_with_the_new_one(section: str, old: str, new: str, config: dict[str, Any]) -> None:
-    node = {**config["optimizer"], "_target_": old} if section == "optimizer" else {"_target_": old}
-    group, _, name = section.partition(".")
-    config[group] = {**config[group], name: node} if name else node
-    assert refusal(config) == f"{section}._target_: {old} is called {new} now"
 
 
 def test_no_old_name_is_in_use_and_every_new_one_is() -> None:

@@ -10,8 +10,7 @@ from typing import Literal
 import pytest
 
 from batchscope.options.groups import known_nodes
-from batchscope.options.nodes import check_node
-from batchscope.options.signatures import Signature, class_attribute, locate, parameters_of, signature_of
+from batchscope.options.signatures import Signature, class_attribute, parameters_of, signature_of
 from batchscope.options.types import PositiveInt
 
 
@@ -88,17 +87,56 @@ def test_a_constructor_without_keywords_to_pass_on_hides_the_base_class(write: C
     assert parameters_of("toy.one.Thing") == ["rate"]
 
 
-def test_keywords_passed_on_to_what_cannot_be_read_are_all_taken(write: Callable[..., None]) -> None:
+@pytest.mark.parametrize(
+    ("imports", "base"),
+    [
+        ("from .base import Base", "Base"),
+        ("from .base import *", "Base"),
+        ("from . import base", "base.Base"),
+        ("import toy.base", "toy.base.Base"),
+        ("import toy.base as b", "b.Base"),
+        ("from toy import Base", "Base[int]"),
+    ],
+)
+def test_a_base_class_is_found_by_every_kind_of_import(imports: str, base: str, write: Callable[..., None]) -> None:
     write(
-        one="""
-        import other
-        class Thing(other.Base):
-            def __init__(self, size: int, **kwargs): pass
-        """
+        __init__="from .base import *",
+        base="class Base:\n    kind = 'image'\n    def __init__(self, size: int): pass",
+        one=f"{imports}\nclass Thing({base}):\n    def __init__(self, rate: float, **kwargs): pass",
     )
+    assert signature_of("toy.one.Thing") == Signature({"size": int, "rate": float})
+    assert class_attribute("toy.one.Thing", "kind") == "image"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import other\nclass Thing(other.Base): pass",
+        "import other\nclass Thing(other.Base):\n    def __init__(self, size: int, **kwargs): pass",
+        "class Base:\n    def __init__(self, size): pass\ndef made(): pass\nclass Thing(made(), Base): pass",
+        "@made\nclass Thing:\n    def __init__(self, size): pass",
+        "@made\ndef Thing(size): pass",
+        "from .one import Thing",
+        "class Thing(Thing):\n    def __init__(self, **kwargs): pass",
+        "Thing = object",
+        "def broken(:",
+    ],
+)
+def test_what_cannot_be_read_to_its_end_takes_anything(text: str, write: Callable[..., None]) -> None:
+    write(one=text)
     signature = signature_of("toy.one.Thing")
-    assert signature == Signature({"size": int}, open=True)
-    check_node({"_target_": "toy.one.Thing", "anything": 1}, "thing")
+    assert signature is None or signature.open
+
+
+def test_a_module_of_one_file_is_read_too(write: Callable[..., None], tmp_path: Path) -> None:
+    write()
+    (tmp_path / "alone.py").write_text("def build(size: int): pass")
+    assert parameters_of("alone.build") == ["size"]
+
+
+def test_the_last_of_overloads_is_the_definition(write: Callable[..., None]) -> None:
+    write(one="class Thing:\n    def __init__(self, a): ...\n    def __init__(self, b: int): pass")
+    assert signature_of("toy.one.Thing") == Signature({"b": int})
 
 
 def test_re_exports_are_followed(write: Callable[..., None]) -> None:
@@ -154,11 +192,11 @@ def test_a_class_attribute_that_is_not_there_is_none(target: str, write: Callabl
 
 
 def test_every_class_that_the_installed_configs_name_can_be_read() -> None:
-    targets = known_nodes()
+    targets = {node["_target_"] for nodes in known_nodes().values() for node in nodes if "_target_" in node}
     assert len(targets) > 10
     assert {target for target in targets if signature_of(target) is None} == set()
 
 
 def test_a_module_is_found_by_names_and_not_by_a_path(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("class Thing: pass")
-    assert locate(f"batchscope.{tmp_path}/mine.Thing") is None
+    (tmp_path / "mine.py").write_text("class Thing:\n    def __init__(self, size): pass")
+    assert parameters_of(f"batchscope.{tmp_path}/mine.Thing") == []

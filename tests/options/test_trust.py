@@ -19,9 +19,12 @@ from batchscope.cli.evaluate import evaluate
 from batchscope.errors import UserError
 from batchscope.options import trust
 from batchscope.options.check import check_config
+from batchscope.options.command_lines import evaluate_command, resume_command
 from batchscope.options.compose import apply_overrides, check_command_line
+from batchscope.options.groups import use_config_dir
 from batchscope.records.run_record import read
 from batchscope.sweep import job
+from tests.support.own_package import Write
 from tests.support.runs import EVERY_4, SMALL, kill_9, record, run
 
 STOP_EARLY = "lightning.pytorch.callbacks.EarlyStopping"
@@ -85,14 +88,23 @@ def wide() -> list:
     return node
 
 
-@pytest.mark.parametrize("config", [None, [], "x", 5])
-def test_what_is_no_configuration_is_refused(config: Any) -> None:
-    assert refusal(trust.plain, config, "f") == "f: holds no configuration"
-
-
-@pytest.mark.parametrize("config", [cyclic(), {"a": deep()}, {"a": wide()}], ids=["cyclic", "deep", "wide"])
-def test_a_configuration_without_an_end_is_refused(config: Any) -> None:
-    assert "too many values or levels" in refusal(trust.plain, config, "f")
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        *((config, "holds no configuration") for config in (None, [], "x", 5)),
+        *((config, "too many values or levels") for config in (cyclic(), {"a": deep()}, {"a": wide()})),
+        *(({"a": text}, "characters that no option has") for text in ("\0", "a\nb", "\x1b[2J", "\ud800")),
+        *(
+            ({"a": [{key: 1}]}, "the name of an option")
+            for key in (5, None, True, "", "a.b", "a b", "\x1b[2J", "x" * 200)
+        ),
+        *(({"a": [value]}, "the value of an option") for value in (torch.zeros(1), b"x", {1}, Path("x"))),
+        *(({"a": text}, "for the command line alone") for text in ("${oc.env:HOME}", "x${seed}", "${nowhere}")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_what_is_no_plain_configuration_is_refused(config: Any, said: str) -> None:
+    assert said in refusal(trust.plain, config, "f")
 
 
 def test_a_record_without_an_end_is_refused(run_dir: Path) -> None:
@@ -100,25 +112,82 @@ def test_a_record_without_an_end_is_refused(run_dir: Path) -> None:
     assert refusal(read, run_dir).startswith("out/run.json: cannot be read")
 
 
-@pytest.mark.parametrize("text", ["\0", "a\nb", "\x1b[2J", "\ud800"], ids=ascii)
-def test_a_text_that_cannot_be_printed_is_refused(text: str) -> None:
-    assert "characters that no option has" in refusal(trust.plain, {"a": text}, "f")
+# --- what is built ---------------------------------------------------------------------------------------------------
+
+ENCODER = "_target_: mynet.net.Encoder\nact: {_target_: torch.nn.ReLU, _partial_: true}\nwidth: 4\n"
+NESTED = {
+    "model/mynet": "defaults: [encoder: small, _self_]\n_target_: mynet.net.Net\nflavour: salty\n",
+    "model/encoder/small": ENCODER,
+    "model/other": "_target_: mynet.net.Other\nflavour: sour\n",
+    "model/layers": "_target_: torch.nn.Sequential\n_args_: [{_target_: torch.nn.Flatten}, {_target_: mynet.net.Head}]\n",
+    "experiment/mine": "# @package _global_\ndefaults: [override /model: mynet]\n"
+    "callbacks: {mine: {_target_: mynet.net.Mine}}\nmodel: {flavour: spicy}\n",
+}
 
 
-@pytest.mark.parametrize("key", [5, None, True, "", "a.b", "a b", "\x1b[2J", "x" * 200])
-def test_a_key_that_can_be_no_option_is_refused(key: Any) -> None:
-    assert "cannot be the name of an option" in refusal(trust.plain, {"a": [{key: 1}]}, "f")
+@pytest.fixture
+def own(package: Write) -> Callable[..., dict[str, Any]]:
+    """The configuration of a run of the user's own model, as its command line gives it."""
+    package(NESTED, net="class Net:\n    def __init__(self, **options): pass")
+    use_config_dir("conf")
+    return lambda *words: config_of(Path("out"), *words)
 
 
-@pytest.mark.parametrize("value", [torch.zeros(1), b"x", {1}, Path("x")], ids=repr)
-def test_a_value_that_is_not_plain_is_refused(value: Any) -> None:
-    assert "cannot be the value of an option" in refusal(trust.plain, {"a": [value]}, "f")
+@pytest.mark.parametrize("words", [["model=mynet"], ["model=other"], ["model=layers"], ["experiment=mine"]], ids=str)
+def test_a_file_may_repeat_what_the_configs_hold_at_the_place(words: list[str], own: Callable[..., Any]) -> None:
+    config = own(*words, "trainer.max_epochs=7")
+    assert resumed(config, Path("out")) == {**config, "resume": "out"}
 
 
-@pytest.mark.parametrize("text", ["${oc.env:HOME}", "x${seed}", "${nowhere}"])
-def test_an_interpolation_in_a_file_is_not_resolved(text: str, run_dir: Path) -> None:
-    config = changed(config_of(run_dir), "model.name", text)
-    assert "an interpolation is for the command line alone" in refusal(resumed, config, run_dir)
+# a change to the record of `model=mynet` or `model=layers`, and the option that is refused
+PLANTED = [
+    ("model._target_", "mynet.net.Missing", None),
+    ("model._target_", "mynet.net.Encoder", None),  # of another place
+    ("model._target_", "mynet.net.Other", "model.flavour"),  # whose configs have another text
+    ("model.flavour", "odd", None),
+    ("model.encoder._target_", "mynet.net.Net", None),
+    ("model.encoder._target_", "os.system", None),
+    ("model.encoder.act._partial_", False, None),
+    ("model.encoder._convert_", "object", None),
+    ("model.encoder.width", {"_target_": "mynet.net.Encoder"}, "model.encoder.width._target_"),
+    ("model.head", [{"_target_": "mynet.net.Head"}], None),
+    ("model._args_", [], None),
+    ("model._args_", [1], None),
+    ("model._args_", [{"_target_": "torch.nn.Flatten"}, {"_target_": "mynet.net.Head"}], None),  # of model=layers
+    ("data._target_", "mynet.net.Net", None),
+    ("callbacks.mine", {"_target_": "mynet.net.Net"}, "callbacks.mine._target_"),
+    ("callbacks.other", {"_target_": "mynet.net.Mine"}, "callbacks.other._target_"),
+    ("trainer.strategy", {"_target_": "mynet.net.Net"}, "trainer.strategy._target_"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "refused"), PLANTED)
+def test_a_file_alone_builds_nothing_else(key: str, value: Any, refused: str | None, own: Callable[..., Any]) -> None:
+    message = refusal(resumed, changed(own("model=mynet"), key, value), Path("out"))
+    assert message.startswith(f"{refused or key}: is ")
+    assert "in out/run.json, which a file alone cannot decide; if you want it, " in message
+
+
+def test_a_list_of_nodes_is_repeated_as_a_whole(own: Callable[..., Any]) -> None:
+    config = own("model=layers")
+    config["model"]["_args_"][1]["width"] = 5
+    assert refusal(resumed, config, Path("out")).startswith("model._args_: is [")
+
+
+def test_without_the_configs_every_target_is_typed(own: Callable[..., Any]) -> None:
+    config = own("model=other")
+    use_config_dir(None)
+    Path("conf").rename("out/conf")  # a folder beside the record is not looked at
+    assert refusal(resumed, config, Path("out")) == (
+        "model._target_: is 'mynet.net.Other' in out/run.json, which a file alone cannot decide; if you want it, add the "
+        "--config-dir that has its YAML, or write model._target_=mynet.net.Other"
+    )
+    words = resume_command(config, Path("out"), ["train"])
+    assert words == "train resume=out model._target_=mynet.net.Other model.flavour=sour"
+    assert resumed(config, Path("out"), *words.split()[2:])["model"] == config["model"]
+    use_config_dir("out/conf")
+    assert resume_command(config, Path("out"), ["train"]) == "train resume=out --config-dir=out/conf"
+    assert evaluate_command(config, "a.ckpt").endswith(" ckpt=a.ckpt --config-dir=out/conf")
 
 
 # --- what has to be said again ---------------------------------------------------------------------------------------
@@ -140,18 +209,24 @@ OUTSIDE = {
 }
 
 
+PLACES = ("callbacks.checkpoint.dirpath", "logger.csv.save_dir", "trainer.default_root_dir", "data.root")
+
+
 @pytest.mark.parametrize("key", OUTSIDE)
 def test_what_leads_out_of_the_run_has_to_be_said_again(key: str, run_dir: Path) -> None:
     base = config_of(run_dir, "model=torchvision")
     if key.endswith("_target_"):
         base = changed(base, key.removesuffix("._target_"), {"monitor": "val/loss"} if "callbacks" in key else {})
     config = changed(base, key, OUTSIDE[key])
-    message = refusal(resumed, config, run_dir)
-    assert message.startswith(f"{key}: is {OUTSIDE[key]!r} in out/run.json, which a file alone cannot decide")
-    words = message.rpartition("write ")[2]
-    assert words == f"{key}={OUTSIDE[key]}"
-    again = resumed(config, run_dir, words)
-    assert trust.digest({**again, "resume": None}) == trust.digest(config)
+    message, word = refusal(resumed, config, run_dir), f"{key}={OUTSIDE[key]}"
+    if key in PLACES:
+        said = f"; repeat {word}: places are not taken from records"
+    elif key.endswith("_target_"):
+        said = f", which a file alone cannot decide; if you want it, add the --config-dir that has its YAML, or write {word}"
+    else:
+        said = f", which a file alone cannot decide; if you want it, write {word}"
+    assert message == f"{key}: is {OUTSIDE[key]!r} in out/run.json{said}"
+    assert resumed(config, run_dir, word) == {**config, "resume": "out"}
 
 
 def test_a_typed_option_confirms_itself_alone(run_dir: Path) -> None:
@@ -231,7 +306,7 @@ def test_a_typed_value_takes_the_place_of_the_files(run_dir: Path) -> None:
 )
 def test_an_ordinary_run_is_resumed_without_another_word(overrides: list[str], run_dir: Path) -> None:
     config = config_of(run_dir, *overrides)
-    assert trust.digest(resumed(config, run_dir)) == trust.digest(config)
+    assert resumed(config, run_dir) == {**config, "resume": "out"}
 
 
 def test_a_moved_run_keeps_its_places(run_dir: Path) -> None:
@@ -251,24 +326,13 @@ PATHS = [
     *("~/../{here}/out/x", "$PWD/../{here}/out", "file://../{here}/out/x", "ftp://127.0.0.1:1/../../out/x"),
     *("x::file:/../../out", "out/file://x"),
 ]
-KEYS = [
-    "callbacks.checkpoint.dirpath",
-    "logger.csv.save_dir",
-    "logger.tensorboard.save_dir",
-    "trainer.default_root_dir",
-]
-# Of the options but the first, one path each is in the default tests.
-CASES = [
-    pytest.param(path, key, marks=[pytest.mark.slow] * (key != KEYS[0] and path != PATHS[0]))
-    for key in KEYS
-    for path in PATHS
-]
 
 
-@pytest.mark.parametrize(("path", "key"), CASES)
-def test_a_path_that_only_looks_as_if_it_lay_in_the_folder_is_outside(path: str, key: str, run_dir: Path) -> None:
-    config = changed(config_of(run_dir), key, path.format(here=Path.cwd().name))
-    assert f"{key}: is " in refusal(resumed, config, run_dir)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_that_only_looks_as_if_it_lay_in_the_folder_is_outside(path: str, run_dir: Path) -> None:
+    for key in PLACES[:3]:
+        config = changed(config_of(run_dir), key, path.format(here=Path.cwd().name))
+        assert f"{key}: is " in refusal(resumed, config, run_dir)
 
 
 @pytest.mark.parametrize("sub_dir", ["deep", "a.b", "deep/../../x", "deep/x", "..", "~", "$PWD"])
@@ -279,7 +343,7 @@ def test_a_name_below_a_loggers_folder_is_no_path(sub_dir: str, run_dir: Path) -
     if sub_dir in ("deep", "a.b"):
         assert resumed(config, run_dir)
     else:
-        assert "a file alone cannot decide" in refusal(resumed, config, run_dir)
+        assert refusal(resumed, config, run_dir).startswith("logger.tensorboard.sub_dir: is ")
 
 
 @pytest.mark.parametrize("run", ["../there/out", "./out", "out"])
@@ -370,7 +434,7 @@ def test_a_job_does_not_trust_another_record(
     assert refusal(job.run_planned, run_dir, known).startswith("data.root: is '/elsewhere' in out/run.json")
     hostile = changed(config_of(run_dir), "model._args_", [{"_target_": "torch.hub.load"}])
     (run_dir / "run.json").write_text(json.dumps({"status": status, "config": hostile}))
-    assert "_args_" in refusal(job.run_planned, run_dir, known)
+    assert refusal(job.run_planned, run_dir, known).startswith("model._args_: is [")
     assert trained == []
 
 
@@ -400,7 +464,7 @@ def test_a_checkpoint_has_to_be_confirmed_as_a_record(key: str, run_dir: Path) -
     config = changed(config_of(run_dir, "model=torchvision"), key, OUTSIDE[key])
     write_checkpoint({"state_dict": {}, "batchscope": {"config": config, "name": "a"}}, Path("a.ckpt"))
     message = refusal(evaluate, Path("a.ckpt"), [])
-    assert message.startswith(f"{key}: is {OUTSIDE[key]!r} in a.ckpt, which a file alone cannot decide")
+    assert message.startswith(f"{key}: is {OUTSIDE[key]!r} in a.ckpt")
 
 
 @pytest.mark.parametrize("weights", [None, [], 5, {"a": "b"}, {5: 5}], ids=str)

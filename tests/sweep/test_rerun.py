@@ -119,7 +119,7 @@ def test_a_run_that_does_not_finish_ends_it_with_one_line(here):
 
 def test_what_a_record_alone_cannot_decide_is_refused_before_anything_runs(here):
     a = finished(here, "one", f"data.root={here}/elsewhere")
-    with pytest.raises(UserError, match="data.root: is .* which a file alone cannot decide"):
+    with pytest.raises(UserError, match="data.root: is .* repeat data.root="):
         rerun([a, a], Path("out"), 3, 1.0, [python(here, "a")] * 2, [])
     assert not Path("out").exists()
     rerun([a, a], Path("out"), 3, 1.0, [python(here, "a")] * 2, [f"data.root={here}/elsewhere"], quiet=True)

@@ -1,0 +1,48 @@
+"""A package `mynet` with a model, and a folder `conf` for `--config-dir`, as a user has them in the current folder."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from batchscope.options import compositions, groups, signatures
+
+NET = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, spec, flavour: str = "plain", size: int = 3):
+        super().__init__()
+        self.flavour, self.size = flavour, size
+"""
+Write = Callable[
+    ..., None
+]  # YAML files by their places in `conf`, `model/mynet`; modules of the package by their names
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Writes modules and YAML files; without any, the model `mynet.net.Net` and the choice `model=mynet`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    caches = (signatures.signature_of, signatures.class_attribute, signatures._load)
+    caches += (compositions._pickled, groups._nodes_in)
+
+    def write(yaml: dict[str, str] | None = None, **modules: str) -> None:
+        files = {f"mynet/{name}.py": text for name, text in {"__init__": "", "net": NET, **modules}.items()}
+        own = {"model/mynet": "_target_: mynet.net.Net\nflavour: salty\n", **(yaml or {})}
+        files |= {f"conf/{name}.yaml": text for name, text in own.items()}
+        for name, text in files.items():
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            Path(name).write_text(text)
+        for cache in caches:
+            cache.cache_clear()
+
+    write()
+    Path("out").mkdir()
+    yield write
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mynet"]:
+        del sys.modules[name]
+    for cache in caches:
+        cache.cache_clear()
