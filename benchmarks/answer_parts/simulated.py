@@ -16,10 +16,10 @@ import numpy as np
 
 from batchscope.analysis.groups import Group
 from batchscope.analysis.run import Run
+from batchscope.records.read import SCHEMA
 from batchscope.records.run_record import close, plan
 from batchscope.records.step_parts import PARTS
 from batchscope.records.step_times import StepTimes, write_step_times
-from batchscope.records.upgrade import SCHEMA
 
 WINDOW_S = 0.25
 STEPS = 3  # of a window in a file: the analysis takes their median

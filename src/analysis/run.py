@@ -222,12 +222,14 @@ class Run:
             ms = positive(at(self.record, f"throughput.step_ms_{slow}"))
             yield f"{RATE}_{name}", rate * median / ms if rate and median and ms else None
         yield "batch_ms", median / self.accumulated if median else None
-        # Records from before `processor_time_pct` have the processor time of a CPU as `utilization_pct`.
-        utilization = number(at(self.record, "throughput.utilization_pct"))
-        processor_time = number(at(self.record, "throughput.processor_time_pct"))
-        yield "utilization_pct", None if self.device == "cpu" else utilization
-        yield "processor_time_pct", utilization if processor_time is None and self.device == "cpu" else processor_time
-        for name in ("sm_activity_pct", "throttled_pct", "stalls", "stall_seconds"):
+        for name in (
+            "utilization_pct",
+            "processor_time_pct",
+            "sm_activity_pct",
+            "throttled_pct",
+            "stalls",
+            "stall_seconds",
+        ):
             yield name, number(at(self.record, f"throughput.{name}"))
         yield "mfu", number(at(self.record, "throughput.mfu"))
         waiting = number(at(self.record, "throughput.communication_ms"))

@@ -1,4 +1,4 @@
-"""Reading `run.json`: of any schema so far, and without trusting what is in it."""
+"""Reading `run.json`, without trusting what is in it. A record of another schema is refused."""
 
 import json
 import os
@@ -7,9 +7,9 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import why
-from .upgrade import upgraded
 
 FILE = "run.json"
+SCHEMA = 3  # of the records that this version writes and reads
 _MAX_LEVELS = 64  # of nesting; the records of this version have 10
 
 
@@ -18,10 +18,10 @@ class DamagedRecordError(UserError):
 
 
 def read(run_dir: Path) -> dict[str, Any]:
-    """The record of a run; an older one is upgraded to the present schema.
+    """The record of a run.
 
     Raises:
-        UserError: if there is no record, or it cannot be read.
+        UserError: if there is no record, it cannot be read, or its schema is another one.
         DamagedRecordError: if the content of the file is not a record.
     """
     path = run_dir / FILE
@@ -39,7 +39,10 @@ def read(run_dir: Path) -> dict[str, Any]:
         raise DamagedRecordError(f"{path}: cannot be read: it is not the record of a run")
     if _is_deeper(record, _MAX_LEVELS):
         raise DamagedRecordError(f"{path}: cannot be read: it has more than {_MAX_LEVELS} levels")
-    return upgraded(record)
+    if record.get("schema", SCHEMA) != SCHEMA:
+        found = repr(record["schema"])[:20]
+        raise UserError(f"{path}: is of another version: its schema is {found}, and this one reads {SCHEMA}")
+    return record
 
 
 def _is_deeper(node: Any, levels: int) -> bool:
@@ -52,7 +55,7 @@ def refuse_used(run_dir: Path) -> None:
     """Raise UserError if the folder already holds a run that is not merely planned."""
     try:
         planned = (run_dir / FILE).exists() and read(run_dir).get("status") == "planned"
-    except DamagedRecordError:
+    except UserError:
         planned = False
     if not planned and ((run_dir / FILE).exists() or any(run_dir.glob("checkpoints/*.ckpt"))):
         raise UserError(f"hydra.run.dir: {os.path.relpath(run_dir)} already holds a run; choose another")

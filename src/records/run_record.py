@@ -20,8 +20,7 @@ from typing import Any, Literal, Self
 
 from ..errors import PeerLostError, UserError
 from ..files import WriteError, remove_leftovers, set_aside, why, write_bytes
-from .read import FILE, DamagedRecordError, read, refuse_used
-from .upgrade import SCHEMA
+from .read import FILE, SCHEMA, DamagedRecordError, read, refuse_used
 
 # `interrupted`: stopped by a signal, or the system refused to write a file; `killed`: ended without a chance to report.
 Status = Literal["planned", "running", "finished", "failed", "out_of_memory", "interrupted", "killed"]

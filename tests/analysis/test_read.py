@@ -30,9 +30,9 @@ def test_runs_of_several_sweeps_are_told_apart_by_name(tmp_path):
     [
         ('{"schema": 1, "status": "runn', "cannot be read"),
         ("[]", "it is not the record of a run"),
-        ('{"schema": 99}', "left out: its schema is 99"),
-        ("{}", "left out: its schema is None"),
-        ('{"schema": 1}', "left out: it has no config"),
+        ('{"schema": 2}', "is of another version: its schema is 2, and this one reads 3"),
+        ('{"schema": "3\\n3"}', r"is of another version: its schema is '3\n3', and this one reads 3"),
+        ("{}", "left out: it has no config"),
         (b"\xff\xfe\x00", "cannot be read"),
     ],
 )

@@ -15,12 +15,12 @@ run = partial(exit_code, report)
 def sweep(tmp_path):
     for n, (size, ms) in enumerate(((32, 7.2), (64, 10.4), (128, 16.8))):
         record = {
-            "schema": 1,
+            "schema": 3,
             "status": "finished",
             "choices": {"model": "cnn"},
             "config": {"data": {"batch_size": size}},
             "hardware": {"device": "cpu", "device_name": "A CPU"},
-            "throughput": {"step_ms_median": ms},
+            "throughput": {"step_ms_median": ms, "samples_per_sec": 1e3 * size / ms},
         }
         folder = tmp_path / "sweep" / str(n)
         folder.mkdir(parents=True)
@@ -46,14 +46,14 @@ def test_it_prints_the_table_and_the_recommendation_and_says_where_the_report_is
 def test_what_a_record_says_sends_nothing_to_the_terminal_but_text(monkeypatch, capsys, tmp_path, status):
     escape = "\x1b]0;title\x07\x9b2J"
     record = {
-        "schema": 1,
+        "schema": 3,
         "status": status,
         "error": f"it fails {escape}",
         "choices": {"model": f"cnn{escape}"},
         "config": {"data": {"batch_size": 8}},
         "dataset": {"name": f"mnist{escape}"},
         "hardware": {"device": "cpu", "device_name": escape},
-        "throughput": {"step_ms_median": 3.0},
+        "throughput": {"step_ms_median": 3.0, "samples_per_sec": 2667.0},
     }
     (tmp_path / "run.json").write_text(json.dumps(record))
     assert run(monkeypatch, tmp_path, "--out", tmp_path / "report") == 0

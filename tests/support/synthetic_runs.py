@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from batchscope.records.read import SCHEMA
 from batchscope.records.step_parts import PARTS
 from batchscope.records.step_times import StepTimes, thinned, write_step_times
-from batchscope.records.upgrade import SCHEMA
 
 
 def serial(floor_ms: float, slope_ms: float) -> Callable[[int], float]:

@@ -17,7 +17,7 @@ CONFIG = {"seed": 0, "data": {"batch_size": 4}, "run_dir": "s/0", "logger": {"sa
 
 def leave(run_dir: Path, status: str, config: dict = CONFIG) -> None:
     run_dir.mkdir(parents=True)
-    (run_dir / "run.json").write_text(json.dumps({"schema": 1, "status": status, "config": config}))
+    (run_dir / "run.json").write_text(json.dumps({"schema": 3, "status": status, "config": config}))
     (run_dir / "last.ckpt").write_text("weights")
 
 
@@ -155,6 +155,6 @@ def test_a_sweeps_folder_with_a_link_out_of_it_is_refused(name: str, tmp_path: P
 def test_a_record_that_calls_every_path_its_own_is_that_of_another_sweep(run_dir: str, tmp_path: Path) -> None:
     there = {"run_dir": run_dir, "data": {"root": "/theirs"}}
     (tmp_path / "0").mkdir()
-    (tmp_path / "0" / "run.json").write_text(json.dumps({"schema": 2, "status": "finished", "config": there}))
+    (tmp_path / "0" / "run.json").write_text(json.dumps({"schema": 3, "status": "finished", "config": there}))
     with pytest.raises(UserError, match="holds a run of another sweep"):
         folder.keep_or_plan(tmp_path / "0", {"run_dir": str(tmp_path / "0"), "data": {"root": "mine"}})

@@ -27,7 +27,7 @@ def run_that(does: str, folder: Path, monkeypatch: pytest.MonkeyPatch, status: s
     program.write_text(f"#!/bin/sh\n{does}\n")
     program.chmod(0o755)
     run_dir.mkdir(exist_ok=True)
-    (run_dir / "run.json").write_text(json.dumps({"schema": 1, "status": status, "metrics": {"val/loss": 1}}))
+    (run_dir / "run.json").write_text(json.dumps({"schema": 3, "status": status, "metrics": {"val/loss": 1}}))
     monkeypatch.setattr(sys, "executable", str(program))
     return process.run_in_subprocess(run_dir, digest="")
 
@@ -90,7 +90,7 @@ def test_a_control_group_counts_where_nobody_else_is_in_it(tmp_path: Path) -> No
 def test_a_job_whose_run_is_going_on_elsewhere_leaves_its_record(tmp_path: Path) -> None:
     from batchscope.sweep import job
 
-    (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "status": "planned", "config": None}))
+    (tmp_path / "run.json").write_text(json.dumps({"schema": 3, "status": "planned", "config": None}))
     before = read(tmp_path)
     with lock_run_dir(tmp_path), pytest.raises(Exception, match="."):
         job.run_planned(tmp_path)

@@ -129,7 +129,7 @@ def test_a_run_that_fails_stops_no_other_and_is_exit_code_1(tmp_path: Path) -> N
 def test_a_folder_of_another_sweep_is_refused_before_anything_runs(tmp_path: Path) -> None:
     run_dir = tmp_path / "s/0"
     run_dir.mkdir(parents=True)
-    (run_dir / "run.json").write_text(json.dumps({"schema": 1, "status": "finished", "config": {"seed": 7}}))
+    (run_dir / "run.json").write_text(json.dumps({"schema": 3, "status": "finished", "config": {"seed": 7}}))
     done = forked(tmp_path, "-m", *TINY, "data.batch_size=4,8")
     assert done.end() == 1
     assert "s/0 holds a run of another sweep" in done.complained

@@ -49,7 +49,7 @@ def settings(jobs: list) -> list[tuple[str, int]]:
 def run(folder: Path, name: str, before: str = "pass", samples: int = 8) -> tuple[Path, list[str]]:
     made = folder / name
     made.mkdir()
-    (made / "run.json").write_text(json.dumps({"schema": 1, "status": "running"}))
+    (made / "run.json").write_text(json.dumps({"schema": 3, "status": "running"}))
     return made, [RUN.format(before=before, samples=samples)]
 
 
