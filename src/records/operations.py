@@ -7,17 +7,20 @@ them in one step, which is one update of the weights.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..files import WriteError, why, write_bytes
+from .read import load_json
 
 FILE = "operations.json"
-SCHEMA = 1
+SCHEMA = 2
 _MAX_BYTES = 2**26  # of a file that is read
 _MAX_ROWS = 200_000
+_MAX_DIMS = 16
+_LARGEST = 1e30  # number of a step
 _DIGITS = 5  # of a number
 
 
@@ -37,8 +40,8 @@ class OperationRow:
     seconds: float = 0.0  # measured; on an asynchronous device the host's time only
 
 
-_TEXTS = ("name", "module", "part", "dtype")
-_COLUMNS = tuple(each.name for each in fields(OperationRow))
+_COLUMNS = [each.name for each in fields(OperationRow)]
+_TEXTS = 4  # of the columns are texts, the dimensions follow, and the rest are numbers
 
 
 @dataclass(frozen=True)
@@ -65,19 +68,11 @@ def write_operations(folder: Path, step: StepOperations) -> None:
 
 def to_json(step: StepOperations) -> str:
     """The file's text: one line for what holds for all rows, then a line for each row."""
-    modules = list(dict.fromkeys(row.module for row in step.rows))
-    names = list(dict.fromkeys(row.name for row in step.rows))
-    places = {"name": {name: at for at, name in enumerate(names)}, "module": {m: at for at, m in enumerate(modules)}}
     head = {each.name: getattr(step, each.name) for each in fields(step) if each.name != "rows"}
-    head = {"schema": SCHEMA, **head, "columns": _COLUMNS, "names": names, "modules": modules}
-    lines = [_line(row, places) for row in step.rows]
-    return _json(head)[:-1] + ',"rows":[\n' + ",\n".join(lines) + "\n]}\n"
-
-
-def _line(row: OperationRow, places: Mapping[str, Mapping[str, int]]) -> str:
-    values = {column: getattr(row, column) for column in _COLUMNS}
-    values |= {column: place[values[column]] for column, place in places.items()}
-    return _json([_short(value) if isinstance(value, float) else value for value in values.values()])
+    lines = [
+        _json([_short(value) if isinstance(value, float) else value for value in astuple(row)]) for row in step.rows
+    ]
+    return _json({"schema": SCHEMA, **head, "columns": _COLUMNS})[:-1] + ',"rows":[\n' + ",\n".join(lines) + "\n]}\n"
 
 
 def _json(value: Any) -> str:
@@ -99,87 +94,61 @@ def read_operations(folder: Path) -> StepOperations | None:
         UserError: if the file cannot be read, is damaged, or has another schema.
     """
     path = folder / FILE
+    if not path.exists():
+        return None
+    found = load_json(path, _MAX_BYTES)
     try:
-        if not path.exists():
-            return None
-        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
-            raise ValueError("it is not a file" if not path.is_file() else "it is too large")
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict) and isinstance(found.get("schema"), int) and found["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {found['schema']}, and this version reads {SCHEMA}")
         return _checked(found)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {why(error)}") from error
-    except (ValueError, TypeError, LookupError, RecursionError, OverflowError) as error:
-        raise UserError(f"{path}: cannot be read: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return f"it has no {error.args[0]}"
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    except KeyError as error:
+        raise UserError(f"{path}: cannot be read: it has no {error.args[0]}") from error
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
 
 
 def _checked(found: Any) -> StepOperations:
-    if not isinstance(found, dict) or found["schema"] != SCHEMA:
-        raise ValueError("it is not the record of a step's operations")
-    columns, rows = found["columns"], found["rows"]
-    if not isinstance(columns, list) or not {*_COLUMNS} <= {*columns} or not isinstance(rows, list):
-        raise ValueError("its columns are others")
-    if len(rows) > _MAX_ROWS:
-        raise ValueError("it has too many rows")
-    texts = {"name": found["names"], "module": found["modules"]}
-    calibration, threads = found["calibration"], found["threads"]
-    if not isinstance(calibration, dict) or not (threads is None or _count(threads)):
+    if not isinstance(found, dict):
+        raise TypeError("it is not the record of a step's operations")
+    if found["schema"] != SCHEMA:
+        raise ValueError(f"its schema is {str(found['schema'])[:20]!r}, and this version reads {SCHEMA}")
+    rows, calibration, threads = found["rows"], found["calibration"], found["threads"]
+    if not isinstance(rows, list) or len(rows) > _MAX_ROWS or found["columns"] != _COLUMNS:
+        raise ValueError("its rows are others")
+    if not isinstance(calibration, dict) or not (threads is None or _is_count(threads)):
         raise ValueError("its device is damaged")
+    if not _is_count(found["batch_size"]):
+        raise ValueError(f"{str(found['batch_size'])[:40]!r} is no count")
     return StepOperations(
-        batch_size=_whole(found["batch_size"]),
+        batch_size=found["batch_size"],
         batches=_number(found["batches"], least=1e-9),
         device=_text(found["device"]),
         device_name=_text(found["device_name"]),
         precision=_text(found["precision"]),
-        rows=[_row(row, columns, texts) for row in rows],
+        rows=[_row(row) for row in rows],
         threads=threads,
         calibration=calibration,
     )
 
 
-def _row(row: Any, columns: list[str], texts: Mapping[str, Any]) -> OperationRow:
-    if not isinstance(row, list) or len(row) != len(columns):
+def _row(row: Any) -> OperationRow:
+    if not isinstance(row, list) or len(row) != len(_COLUMNS):
         raise ValueError("a row has another length than its columns")
-    values = {column: value for column, value in zip(columns, row, strict=True) if column in _COLUMNS}
-    for column, words in texts.items():
-        if not isinstance(values[column], int) or values[column] < 0 or not isinstance(words, list):
-            raise ValueError(f"a row has no {column}")
-        values[column] = words[values[column]]
-    dims = _dims(values.pop("dims"))
-    made: dict[str, Any] = {key: _text(each) if key in _TEXTS else _number(each) for key, each in values.items()}
-    return OperationRow(**made, dims=dims)
-
-
-def _dims(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > 16 or not all(_count(size) or size == 0 for size in value):
+    dims = row[_TEXTS]
+    if not isinstance(dims, list) or len(dims) > _MAX_DIMS or not all(_is_count(size) or size == 0 for size in dims):
         raise ValueError("a row has no dimensions")
-    return tuple(value)
+    return OperationRow(*map(_text, row[:_TEXTS]), tuple(dims), *map(_number, row[_TEXTS + 1 :]))
 
 
-def _count(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**60
 
 
-def _whole(value: Any) -> int:
-    if not _count(value):
-        raise ValueError(f"{str(value)[:40]} is no count")
-    return value
-
-
 def _number(value: Any, least: float = 0.0) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < 1e30:
-        raise ValueError(f"{str(value)[:40]} is no number of a step")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < _LARGEST:
+        raise ValueError(f"{str(value)[:40]!r} is no number of a step")
     return float(value)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{str(value)[:40]} is no text")
+        raise TypeError(f"{str(value)[:40]!r} is no text")
     return value

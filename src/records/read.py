@@ -25,16 +25,9 @@ def read(run_dir: Path) -> dict[str, Any]:
         DamagedRecordError: if the content of the file is not a record.
     """
     path = run_dir / FILE
-    if path.exists() and not path.is_file():  # reading a pipe or a device may never end
-        raise UserError(f"{path}: cannot be read: it is not a file")
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{run_dir}: no {FILE} in it") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {why(error)}") from error
-    except (ValueError, RecursionError) as error:
-        raise DamagedRecordError(f"{path}: cannot be read: {error}") from error
+    if not os.path.lexists(path):
+        raise UserError(f"{run_dir}: no {FILE} in it")
+    record = load_json(path)
     if not isinstance(record, dict):
         raise DamagedRecordError(f"{path}: cannot be read: it is not the record of a run")
     if _is_deeper(record, _MAX_LEVELS):
@@ -43,6 +36,26 @@ def read(run_dir: Path) -> dict[str, Any]:
         found = repr(record["schema"])[:20]
         raise UserError(f"{path}: is of another version: its schema is {found}, and this one reads {SCHEMA}")
     return record
+
+
+def load_json(path: Path, max_bytes: int = 2**28) -> Any:
+    """What is in a JSON file, which may be anybody's.
+
+    Raises:
+        UserError: if the file cannot be read.
+        DamagedRecordError: if its content is no JSON.
+    """
+    try:
+        if path.exists() and not path.is_file():  # reading a pipe or a device may never end
+            raise UserError(f"{path}: cannot be read: it is not a file")
+        if path.stat().st_size > max_bytes:
+            raise UserError(f"{path}: cannot be read: it is too large")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {why(error)}") from error
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DamagedRecordError(f"{path}: cannot be read: {reason}") from error
 
 
 def _is_deeper(node: Any, levels: int) -> bool:
