@@ -1,4 +1,4 @@
-"""Check docs, docstrings and comments against the repository: links, paths, dotted names and command lines.
+"""Check docs, docstrings and comments against the repository: links, paths, tests, dotted names and command lines.
 
     python docs/check.py
 
@@ -74,13 +74,16 @@ def check_links(path: Path, text: str) -> Findings:
 
 
 def check_names(text: str) -> Findings:
-    """Paths from the repository's root, test files, and dotted names of batchscope."""
+    """Paths from the repository's root, tests (`test_<file>.py::test_<name>`), and dotted names of batchscope."""
     for name in PATH.finditer(text):
         if not PLACEHOLDER.search(name[0]) and not (ROOT / name[0].rstrip(".")).exists():
             yield name.start(), f"{name[0].rstrip('.')} does not exist"
-    for name in re.finditer(r"(?<![\w/])(?!tests/)(?:\w+/)*test_\w+\.py", text):
-        if not PLACEHOLDER.search(name[0]) and not any(ROOT.glob(f"**/tests/**/{name[0]}")):
-            yield name.start(), f"{name[0]} is not under tests/"
+    for name in re.finditer(r"(?<![\w/])(?:tests/)?((?:\w+/)*test_\w+\.py)(?:::(\w+))?", text):
+        tests = [] if PLACEHOLDER.search(name[0]) else [*ROOT.glob(f"**/tests/**/{name[1]}")]
+        if not tests and not PLACEHOLDER.search(name[0]):
+            yield name.start(), f"{name[1]} is not under tests/"
+        elif tests and name[2] and not any(f"def {name[2]}(" in file.read_text(encoding="utf-8") for file in tests):
+            yield name.start(), f"{name[2]} is no test in {name[1]}"
     for name in re.finditer(r"(?<![\w./-])batchscope(?:\.\w+)+", text):
         parent, _, last = name[0].rpartition(".")
         defined = any(re.search(rf"\b{last}\b", file.read_text(encoding="utf-8")) for file in sources(parent))

@@ -98,6 +98,23 @@ def resume_after_last_batch(trainer: Trainer, restore: Callable[[], None]) -> No
     trainer.fit_loop = _ResumedFitLoop(trainer, restore)
 
 
+def on_restore_error(trainer: Trainer, explain: Callable[[Exception], Exception]) -> None:
+    """Have `trainer.fit(ckpt_path=…)`, not yet called, raise what `explain` makes of a value that cannot be restored."""
+    connector = cast(Any, trainer)._checkpoint_connector
+
+    def explained(restore: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            try:
+                restore(*args)
+            except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+                raise explain(error) from error
+
+        return call
+
+    for name in ("_restore_modules_and_callbacks", "restore_training_state"):
+        setattr(connector, name, explained(getattr(connector, name)))
+
+
 class _ResumedFitLoop(_FitLoop):
     """The loop over epochs; the first epoch is the resumed one."""
 

@@ -26,6 +26,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "src/cli/report.py": PROGRAM,
         "benchmarks/speed.py": PROGRAM,
         "docs/other.md": "# A heading, and more\n",
+        "tests/data/test_there.py": "def test_of_one_thing() -> None: ...\n",
     }
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -42,6 +43,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("See [this](docs/other.md#no-heading).", "a link to #no-heading, which is no heading of other.md"),
         ("It is in `src/gone.py`.", "src/gone.py does not exist"),
         ("By `data/test_gone.py`.", "data/test_gone.py is not under tests/"),
+        ("By `data/test_there.py::test_gone`.", "test_gone is no test in data/test_there.py"),
         ("`batchscope.cli.gone` does it.", "batchscope.cli.gone is neither a module nor a name in one"),
         ("    make gone", "make gone: no such target"),
         ("Run `make gone ARGS=-x`.", "make gone: no such target"),
@@ -72,6 +74,7 @@ def test_a_mistake_is_found_with_its_line(line: str, finding: str, repository: P
     [
         "[a page](docs/other.md#a-heading-and-more), [a site](https://example.org/x), `docs/other.md`, src/cli/report.py.",
         "`src/models/my_model.py`, `src/<room>/x.py`, `configs/*.yaml`, `batchscope.cli.report`",
+        "By `data/test_there.py`, `tests/data/test_there.py` and `test_there.py::test_of_one_thing`.",
         "    make test    # the default tests",
         "Of two things, make sure that one is right; batchscope measures it.",
         "    python benchmarks/speed.py --rounds 9 && batchscope report <sweep> --rounds=3 | tee out.txt",

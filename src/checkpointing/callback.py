@@ -2,23 +2,25 @@
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from torch import Tensor
 from typing_extensions import override
 
 from .._lightning import is_accumulating, is_fast_dev_run
+from ..callbacks._timer import pause
 from ..distributed.gather import gather
 from ..distributed.rank_sync import RankSync, SyncsRanks
-from ..distributed.sharding import full_tensor
+from ..distributed.sharding import local
 from ..errors import UserError, did_you_mean
 from ..files import remove_leftovers
 from ..options.types import PositiveFloat, PositiveInt, Purpose
 from .checkpoint_file import link_checkpoint
-from .log_files import log_positions, loggers_of_rank
+from .log_files import LogPositions, loggers_of_rank
 from .random_state import random_state
 
 _TOPIC = "checkpoint"
@@ -28,8 +30,8 @@ class Checkpoints(SyncsRanks, Checkpoint):
     """Keeps `last.ckpt` and `best.ckpt`.
 
     Every checkpoint is taken after a batch and before what follows the batch: a validation, or the end of the epoch. Its
-    `loop_state` holds what Lightning's checkpoints lack: the number of batches trained in the epoch, all random states,
-    accumulated gradients, and the lengths of the log files. A checkpoint is written at the end of every epoch, before
+    `loop_state` holds what Lightning's checkpoints lack: the number of batches trained in the epoch, the random states and
+    accumulated gradients of every rank, and the lengths of the log files. A checkpoint is written at the end of every epoch, before
     every validation, and as often as `every_minutes` and `every_n_steps` say. The best checkpoint is the one that was
     written before the best validation.
 
@@ -59,7 +61,8 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self.best_model_score: float | None = None
         self.metrics: dict[str, float] = {}  # of the last validation
         self._is_fitting = False
-        self._resumed_positions: dict[str, int] = {}  # of the log files
+        self.on_first_save: Callable[[], None] = lambda: None  # called once, when a checkpoint is on the disk
+        self._log_positions = LogPositions({})
         self._is_saving = False
         self._saved_batch: int | None = None
         self._saved_at = 0.0  # by time.monotonic()
@@ -78,6 +81,9 @@ class Checkpoints(SyncsRanks, Checkpoint):
             trainer.save_checkpoint(path)
         finally:
             self._is_saving = False
+        if not self.last_model_path:
+            with pause(trainer):
+                self.on_first_save()
         self.last_model_path = path
         self._saved_at, self._saved_batch = time.monotonic(), trainer.fit_loop.epoch_loop.total_batch_idx
 
@@ -86,7 +92,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self._is_fitting = stage == "fit"
         self.folder = self.folder_of(trainer)
         if self._is_fitting:
-            self._resumed_positions = {}
+            self._log_positions = LogPositions({})
             if trainer.is_global_zero:
                 remove_leftovers(self.folder, "*.ckpt")
 
@@ -128,18 +134,19 @@ class Checkpoints(SyncsRanks, Checkpoint):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         # Lightning calls checkpoint callbacks after all others, so that the log files reach up to this batch.
         if self._is_saving:
+            own = {"random": random_state(), "gradients": _accumulated_gradients(trainer, pl_module)}
+            ranks = gather(own, trainer.world_size)
             checkpoint["loop_state"] = {
                 "epoch": trainer.current_epoch,
                 "batches": trainer.fit_loop.epoch_loop.batch_progress.current.ready,
                 "steps": trainer.global_step,
-                "random": gather(random_state(), trainer.world_size),
-                "gradients": _accumulated_gradients(trainer, pl_module),
-                "log_positions": log_positions(loggers_of_rank(trainer), self._resumed_positions),
+                **{key: [rank[key] for rank in ranks] for key in own},
+                "log_positions": self._log_positions.now(loggers_of_rank(trainer)),
             }
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._resumed_positions = checkpoint.get("loop_state", {}).get("log_positions", {})
+        self._log_positions = LogPositions(checkpoint.get("loop_state", {}).get("log_positions", {}))
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -149,7 +156,8 @@ class Checkpoints(SyncsRanks, Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not self._is_fitting:  # a test of the best checkpoint leaves the metrics of the last validation
             return
-        self.best_model_score, self.metrics = state_dict["best"], state_dict["metrics"]
+        self.best_model_score = state_dict["best"] if state_dict["best"] is None else float(state_dict["best"])
+        self.metrics = {key: float(value) for key, value in state_dict["metrics"].items() if key.isprintable()}
         best = self.folder / "best.ckpt"  # in this run's folder, wherever the checkpoint was written
         if not best.is_file():  # if somebody has removed it, the best one is that of the validations to come
             self.best_model_score = None
@@ -170,8 +178,8 @@ class Checkpoints(SyncsRanks, Checkpoint):
         return score < self.best_model_score if self.mode == "min" else score > self.best_model_score
 
 
-def _accumulated_gradients(trainer: Trainer, module: LightningModule) -> dict[str, torch.Tensor]:
-    """Those that wait for the next optimizer step, by parameter."""
+def _accumulated_gradients(trainer: Trainer, module: LightningModule) -> dict[str, Tensor]:
+    """Those that wait for the next optimizer step, by parameter: of this rank, and of its shards of the parameters."""
     if not is_accumulating(trainer):
         return {}
-    return {name: full_tensor(p.grad) for name, p in module.named_parameters() if p.grad is not None}
+    return {name: local(p.grad).cpu() for name, p in module.named_parameters() if p.grad is not None}

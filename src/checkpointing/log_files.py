@@ -1,19 +1,19 @@
-"""The log files of a run: how far they were written at a checkpoint, and truncating them to there on resume.
+"""The log files of a run: how far they were written at a checkpoint, and cutting them there on resume.
 
-A killed run may have logged steps after its last checkpoint. The resumed run trains these steps again, and they must
-not be in the files twice.
+A killed run may have logged steps after its last checkpoint, and the validation that followed it. The resumed run logs
+them again, and they must not be in the files twice. A validation has the step of the checkpoint before it, so that a
+step alone does not say where to cut.
 """
 
+import itertools
 import os
 from pathlib import Path
+from typing import Any
 
 from lightning import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-from ..errors import UserError, warn
-from ..files import WriteError, set_aside, why
-from ..records.step_file import read_rows, write_rows
 from .csv_logger import append_to_file
 
 
@@ -22,102 +22,84 @@ def loggers_of_rank(trainer: Trainer) -> list[Logger]:
     return trainer.loggers if trainer.is_global_zero else []
 
 
-def log_positions(loggers: list[Logger], earlier: dict[str, int]) -> dict[str, int]:
-    """The length of each TensorBoard file (bytes) and CSV file (rows), after flushing.
+class LogPositions:
+    """Finds the length of each TensorBoard file (bytes) and CSV file (lines); each line is counted once.
 
-    File names are relative to the loggers' `save_dir`, so that a run's folder can be moved.
+    A CSV file is rewritten when it gets a new column. That changes its bytes, and not its number of lines.
 
     Args:
-        loggers: of the run.
         earlier: the positions that the run was resumed from. A file that the present loggers do not write keeps its
             position: a logger that is off for a while continues from there.
     """
-    found = dict(earlier)
-    for logger in loggers:
-        if isinstance(logger, TensorBoardLogger):
-            logger.experiment.flush()
-            found |= {_name(logger, path): path.stat().st_size for path in _event_files(logger)}
-        elif isinstance(logger, CSVLogger):
-            logger.save()
-            found[_name(logger, _csv_file(logger))] = len(read_rows(_csv_file(logger))[1])
-    return found
 
+    def __init__(self, earlier: dict[str, int]):
+        self._earlier = earlier
+        self._counted: dict[Path, tuple[bytes, int, int]] = {}  # the header, and how many bytes and lines are counted
 
-def check_log_files(loggers: list[Logger], option: str) -> None:
-    """Check that the log files can be written; nothing is changed. `option` names the run's folder.
+    def now(self, loggers: list[Logger]) -> dict[str, int]:
+        """The positions after flushing, by file names relative to the loggers' `save_dir`: a run's folder may be moved."""
+        found = dict(self._earlier)
+        for logger in loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.flush()
+                found |= {_name(logger, path): path.stat().st_size for path in _event_files(logger)}
+            elif isinstance(logger, CSVLogger):
+                logger.save()
+                found[_name(logger, _csv_file(logger))] = self._lines(_csv_file(logger))
+        return found
 
-    Raises:
-        UserError: if something else has the name of a folder or file, or the permission is missing.
-    """
-    for logger in loggers:
-        if not isinstance(logger, TensorBoardLogger | CSVLogger):
-            continue
-        try:
-            folder = Path(str(logger.log_dir))
-            for path in (folder, *folder.parents):
-                if os.path.lexists(path) and not path.is_dir():
-                    raise UserError(
-                        f"{option}: {path} is not a folder, and logs are written there; rename or remove it"
-                    )
-            files = _event_files(logger) if isinstance(logger, TensorBoardLogger) else [_csv_file(logger)]
-            for path in (path for path in (*files, folder) if os.path.lexists(path)):
-                if path != folder and not path.is_file():
-                    raise UserError(f"{option}: {path} is not a file, and logs are written there; rename or remove it")
-                if not os.access(path, os.R_OK | os.W_OK):
-                    raise WriteError(f"{option}: {path} cannot be read and written, and logs are written there")
-        except OSError as error:
-            raise WriteError(f"{option}: {error.filename} cannot be read: {why(error)}") from error
+    def _lines(self, path: Path) -> int:
+        if not path.is_file():
+            return 0
+        with path.open("rb") as file:
+            header = file.readline()
+            before, size, lines = self._counted.get(path, (b"", 0, 0))
+            if header != before:
+                size, lines = len(header), 1
+            file.seek(size)
+            while block := file.read(2**20):
+                size, lines = size + len(block), lines + block.count(b"\n")
+        self._counted[path] = header, size, lines
+        return lines
 
 
 def append_to_logs(loggers: list[Logger]) -> list[Path]:
-    """Have unused loggers append to the files that are there; returns TensorBoard's, for `truncate_logs`."""
+    """Have unused loggers append to the files that are there; returns TensorBoard's, for `cut_logs`."""
     for logger in loggers:
         if isinstance(logger, CSVLogger):
             append_to_file(logger)
     return [path for logger in loggers if isinstance(logger, TensorBoardLogger) for path in _event_files(logger)]
 
 
-def truncate_logs(loggers: list[Logger], earlier: list[Path], to: dict[str, int], step: int) -> None:
-    """Truncate the log files to their positions at a checkpoint; set aside a file that the checkpoint does not know.
+def cut_logs(loggers: list[Logger], earlier: list[Path], to: dict[str, int], step: int) -> None:
+    """Cut the log files to their positions at a checkpoint.
 
-    Such a file was begun after the checkpoint, or there is no checkpoint.
+    A file that the checkpoint does not know was begun after it, and all of its steps are trained again.
 
     Args:
         loggers: have logged no metric yet.
         earlier: what `append_to_logs` returned.
-        to: what `log_positions` returned; empty to start again.
+        to: what `LogPositions.now` returned; empty to start again.
         step: the number of trained steps; an open TensorBoard purges later ones.
     """
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
-            for path in sorted(set(_event_files(logger)).intersection(earlier)):
-                length = to.get(_name(logger, path))
-                if length is None:  # TensorBoard reads every file with "tfevents" in its name
-                    _set_aside(path, path.name.replace("tfevents", "curves"))
-                else:
-                    os.truncate(path, min(length, path.stat().st_size))
-            start = Event(session_log=SessionLog(status=SessionLog.START))
+            for path in set(_event_files(logger)).intersection(earlier):
+                _cut(path, to.get(_name(logger, path), 0))
+            start: Any = Event(session_log=SessionLog(status=SessionLog.START))
             logger.experiment.file_writer.add_event(start, step + 1)
-        elif isinstance(logger, CSVLogger):
-            _truncate_csv(logger, to.get(_name(logger, _csv_file(logger))))
+        elif isinstance(logger, CSVLogger) and (path := _csv_file(logger)).exists():
+            with path.open("rb") as file:
+                _cut(path, sum(map(len, itertools.islice(file, to.get(_name(logger, path), 0)))))
+            if not path.exists():
+                logger.experiment.metrics_keys = []
 
 
-def _truncate_csv(logger: CSVLogger, length: int | None) -> None:
-    """Keep the first `length` rows; None for a file that the checkpoint does not know."""
-    path = _csv_file(logger)
-    columns, rows = read_rows(path)
-    if rows[:length] and length is not None:
-        write_rows(path, columns, rows[:length])
-        return
-    if length is None and path.exists():
-        _set_aside(path, path.name)
+def _cut(path: Path, length: int) -> None:
+    if length:
+        os.truncate(path, min(length, path.stat().st_size))
     else:
-        path.unlink(missing_ok=True)
-    logger.experiment.metrics_keys = []
-
-
-def _set_aside(path: Path, name: str) -> None:
-    warn(f"the checkpoint does not know {path}; it is now {set_aside(path, name)}")
+        path.unlink()
 
 
 def _event_files(logger: TensorBoardLogger) -> list[Path]:

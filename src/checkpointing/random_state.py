@@ -28,16 +28,6 @@ def random_state() -> dict[str, Any]:
     return state
 
 
-def check_random_state(state: dict[str, Any]) -> None:
-    """Raise what `restore_random_state` would raise, without changing any generator."""
-    torch.Generator().set_state(state["torch"])
-    random.Random().setstate(_python_state(state))
-    numpy.random.RandomState().set_state(_numpy_state(state))
-    for saved in [*state.get("cuda", []), *([state["mps"]] if "mps" in state else [])]:
-        if saved.dtype != torch.uint8 or saved.dim() != 1:
-            raise ValueError("not the state of a device's generator")
-
-
 def restore_random_state(state: dict[str, Any]) -> None:
     """Restore every generator, except those of devices that this machine lacks."""
     torch.set_rng_state(state["torch"])

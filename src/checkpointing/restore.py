@@ -10,9 +10,9 @@ from typing import Protocol
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 
-from .._lightning import callbacks_of, resume_after_last_batch
-from ..distributed.sharding import shard_like
-from .log_files import append_to_logs, loggers_of_rank, truncate_logs
+from .._lightning import callbacks_of, on_restore_error, resume_after_last_batch
+from ..distributed.sharding import from_shard
+from .log_files import append_to_logs, cut_logs, loggers_of_rank
 from .random_state import restore_random_state
 from .resume_point import ResumePoint
 
@@ -25,21 +25,28 @@ class SkipsTrained(Protocol):
 
 
 def prepare_resume(trainer: Trainer, data: SkipsTrained, point: ResumePoint) -> None:
-    """Have `trainer.fit(…, ckpt_path=point.path)` continue at the resume point; the trainer is not yet used."""
+    """Have `trainer.fit(…, ckpt_path=point.path)` continue at the resume point; the trainer is not yet used.
+
+    A value in the checkpoint that cannot be restored is a UserError of the fit; the log files are cut after that.
+    """
     earlier, positions = append_to_logs(loggers_of_rank(trainer)), point.loop_state.get("log_positions", {})
 
-    def truncate(trainer: Trainer, module: LightningModule) -> None:
-        truncate_logs(loggers_of_rank(trainer), earlier, positions, point.steps)
+    def cut(trainer: Trainer, module: LightningModule) -> None:
+        cut_logs(loggers_of_rank(trainer), earlier, positions, point.steps)
 
     # The first hook after everything has been restored; nothing has been logged by then.
-    callbacks_of(trainer).insert(0, LambdaCallback(on_train_start=truncate))
+    callbacks_of(trainer).insert(0, LambdaCallback(on_train_start=cut))
     if point.path is not None:
         data.resume_at(point.loop_state["epoch"], point.loop_state["batches"])
+        on_restore_error(trainer, point.cannot_be_restored)
         resume_after_last_batch(trainer, lambda: _restore_gradients_and_random_state(trainer, point))
 
 
 def _restore_gradients_and_random_state(trainer: Trainer, point: ResumePoint) -> None:
-    parameters = dict(trainer.lightning_module.named_parameters())
-    for name, gradient in point.loop_state["gradients"].items():
-        parameters[name].grad = shard_like(gradient.to(parameters[name].dtype), parameters[name])
-    restore_random_state(point.loop_state["random"][trainer.global_rank])
+    parameters, rank = dict(trainer.lightning_module.named_parameters()), trainer.global_rank
+    try:
+        for name, gradient in point.loop_state["gradients"][rank].items():
+            parameters[name].grad = from_shard(gradient, parameters[name])
+        restore_random_state(point.loop_state["random"][rank])
+    except Exception as error:
+        raise point.cannot_be_restored(error) from error

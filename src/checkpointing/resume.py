@@ -18,6 +18,7 @@ from ..records.read import FILE, DamagedRecordError, read
 from ..records.values import at
 
 RUNS = Path("outputs/runs")  # where hydra.run.dir puts them
+_LENGTH = ("max_epochs", "max_steps", "max_time")  # the trainer's options that end a training
 _PLANNED_FOR = ("trainer.max_epochs", "trainer.max_steps")  # a schedule of the learning rate ends with them
 
 
@@ -153,7 +154,16 @@ def recorded_config(record: dict[str, Any], run_dir: Path) -> dict[str, Any]:
 def continues_training(config: dict[str, Any], record: dict[str, Any]) -> bool:
     """Whether a configuration asks for another length of training than a finished run has had."""
     before = record["config"]["trainer"]
-    return any(config["trainer"].get(key) != before.get(key) for key in ("max_epochs", "max_steps"))
+    return any(config["trainer"].get(key) != before.get(key) for key in _LENGTH)
+
+
+def nothing_to_resume(run_dir: Path, record: dict[str, Any]) -> str:
+    """What to say to a user who resumes a finished run as it was."""
+    trainer = record["config"]["trainer"]
+    ended = record.get("epochs", 0) == trainer.get("max_epochs") or record.get("steps", 0) == trainer.get("max_steps")
+    if trainer.get("max_time") is None or ended:
+        return f"{run_dir} has finished; there is nothing to resume"
+    return f"{run_dir} has finished: trainer.max_time is over; a longer one, or trainer.max_time=null, continues it"
 
 
 def _refuse(key: str, old: Any, new: Any, config: dict[str, Any]) -> None:

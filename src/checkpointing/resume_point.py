@@ -1,6 +1,5 @@
 """ResumePoint: which checkpoint a run is resumed from, and whether the run may continue there."""
 
-import contextlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +32,12 @@ class ResumePoint:
         """What the run's record says about it."""
         return {"step": self.steps, "checkpoint": self.path and os.path.relpath(self.path, run_dir)}
 
+    def cannot_be_restored(self, error: Exception) -> UserError:
+        """What to raise for a value in the checkpoint that nothing can be restored from."""
+        return UserError(f"resume: {self.path} cannot be resumed from: {type(error).__name__}: {str(error)[:200]}")
+
     def check(self, trainer: Trainer, fingerprint: str) -> None:
-        """Check that the run can continue.
+        """Check that the run can continue; a warning says so where it starts again.
 
         Raises:
             UserError: if the data or the number of ranks differ from the run's, the run has trained more than is asked
@@ -53,50 +56,40 @@ class ResumePoint:
             raise UserError(
                 f"trainer.devices: {ranks} processes trained the run, and this would be {trainer.world_size}"
             )
-        if self.path is not None:
+        if self.path is None:
+            warn("resume: the run had ended before it wrote a checkpoint; it starts again from its first step")
+        else:
             _check_writable(self.path.parent)
 
 
-def find_resume_point(
-    folder: Path, trainer: Trainer | None = None, module: LightningModule | None = None, run_dir: Path | None = None
-) -> ResumePoint:
-    """The valid checkpoint of the last step in a folder; a warning names each invalid one.
+def find_resume_point(folder: Path, module: LightningModule | None = None, run_dir: Path | None = None) -> ResumePoint:
+    """The last checkpoint of a run or, where that is not valid, the best one, with a warning that says why.
 
     Args:
         folder: where the run keeps its checkpoints; may be missing.
-        trainer, module: of the run, not yet used; without them only the checkpoints themselves are validated.
+        module: of the run, not yet used; without it only the checkpoints themselves are validated.
         run_dir: of the run; `folder`'s parent by default. A checkpoint outside of it has to be this run's.
 
     Raises:
-        UserError: if there are checkpoints and none is valid; if there is none and the record says that there was one; or
-            if the folder cannot be read.
+        UserError: if there are checkpoints and none is valid; if there is none and the record says that one was written;
+            or if the folder cannot be read.
     """
-    run_dir = run_dir or folder.parent
-    found: list[tuple[tuple[int, int, int, bool], ResumePoint]] = []
-    refused = []
+    run_dir, refused = run_dir or folder.parent, []
     for path in _checkpoints_in(folder):
         try:
             checkpoint = load_checkpoint(path)
-            check_resumable(checkpoint, path, trainer, module)
+            check_resumable(checkpoint, path, module)
             _check_same_run(checkpoint, path, run_dir)
         except UserError as error:
             refused.append(str(error).removeprefix("ckpt: "))
             continue
-        state = checkpoint["loop_state"]
-        age = (state["steps"], state["epoch"], state["batches"], path.name == "last.ckpt")
-        found.append((age, ResumePoint(path, state, checkpoint["batchscope"])))
-    if found:
-        newest = max(found, key=lambda one: one[0])[1]
         for reason in refused:
-            warn(f"{reason}; resuming from {newest.path and newest.path.name} instead")
-        return newest
+            warn(f"{reason}; resuming from {path.name} instead")
+        return ResumePoint(path, checkpoint["loop_state"], checkpoint["batchscope"])
     if refused:
         raise UserError(f"resume: no checkpoint is valid, and nothing was changed: {'; '.join(refused)}")
-    if steps := _recorded_steps(run_dir):
-        raise UserError(
-            f"resume: {folder} holds no checkpoint, and the run has trained {steps:,} steps; put its checkpoints back, "
-            "or start another run"
-        )
+    if kept := _recorded_checkpoint(run_dir):
+        raise UserError(f"resume: the run has written {kept}, and it is gone; put it back, or start another run")
     return ResumePoint()
 
 
@@ -110,29 +103,29 @@ def _check_same_run(checkpoint: dict[str, Any], path: Path, run_dir: Path) -> No
     """Refuse another run's checkpoint in a folder that two runs share."""
     if is_inside(path, run_dir):
         return
-    of, own = checkpoint["batchscope"].get("run"), read(run_dir).get("id")
-    if None not in (of, own) and of != own:  # older ones have no id
+    if checkpoint["batchscope"].get("run") != read(run_dir).get("id"):
         where = checkpoint["batchscope"]["config"].get("run_dir")
         raise UserError(f"ckpt: {path} is of another run, which began in {where}")
 
 
 def _checkpoints_in(folder: Path) -> list[Path]:
-    if not os.path.lexists(folder):
-        return []
+    """The last checkpoint, and the best one if that is another file."""
+    last, best = folder / "last.ckpt", folder / "best.ckpt"
     try:
-        return sorted(path for path in folder.iterdir() if path.suffix == ".ckpt")
+        there = {path.name for path in folder.iterdir()} if os.path.lexists(folder) else set()
+        found = [path for path in (last, best) if path.name in there]
+        return found[:1] if len(found) == 2 and last.samefile(best) else found
     except OSError as error:
         raise UserError(f"resume: {folder} cannot be read, and nothing was changed: {why(error)}") from error
 
 
-def _recorded_steps(run_dir: Path) -> int:
-    """The number of steps that were trained and kept in a checkpoint, as the record says; 0 if it does not say."""
-    record: dict[str, Any] = {}
-    with contextlib.suppress(UserError):
-        record = read(run_dir)
-    resumed = record.get("resumed")
-    known = [entry.get("step") for entry in resumed if isinstance(entry, dict)] if isinstance(resumed, list) else []
-    return max([0, *(step for step in (record.get("steps"), *known) if isinstance(step, int))])
+def _recorded_checkpoint(run_dir: Path) -> str | None:
+    """The checkpoint that the run has written last, as its record says."""
+    try:
+        kept = read(run_dir).get("checkpoints")
+    except UserError:
+        return None
+    return str(kept.get("last") or kept.get("best") or "") if isinstance(kept, dict) else None
 
 
 def _check_writable(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Fully sharded training (`trainer=fsdp`) by torch's `fully_shard`: which units are sharded, and full tensors."""
+"""Fully sharded training (`trainer=fsdp`) by torch's `fully_shard`: which units are sharded, and this rank's shards."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 
 def shard(model: nn.Module, device: torch.device, world_size: int) -> None:
@@ -36,12 +36,9 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def full_tensor(tensor: Tensor) -> Tensor:
-    """The full tensor, gathered from all shards; all ranks have to call it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def shard_like(tensor: Tensor, other: Tensor) -> Tensor:
-    """A full tensor, moved to another one's device and sharded as it is."""
-    tensor = tensor.to(other.device)
-    return distribute_tensor(tensor, other.device_mesh, other.placements) if isinstance(other, DTensor) else tensor
+def from_shard(tensor: Tensor, like: Tensor) -> Tensor:
+    """The tensor of which `tensor` is this rank's shard, on the device, of the dtype and sharded as `like`, of its shape."""
+    shard = tensor.to(like.device, like.dtype)
+    if not isinstance(like, DTensor):
+        return shard.reshape(like.shape)
+    return DTensor.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())

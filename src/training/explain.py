@@ -11,7 +11,7 @@ from ..hardware.devices import check_accelerator
 from ..records.explanation import Explanation
 from .build import build, build_all, build_data, build_model
 from .compiling import check_compile, compile_mode
-from .failures import explain_failures
+from .ending import explain_failures
 from .run import limit_batch_size, set_up_process
 from .task import Task, min_samples
 

@@ -1,6 +1,7 @@
 """One run, from top to bottom: seed, data, callbacks, trainer, model, fit, test, record."""
 
 import contextlib
+import os
 import shlex
 import sys
 import time
@@ -16,8 +17,9 @@ from torch import nn
 from .._lightning import callbacks_of, forget_averages, is_fast_dev_run
 from ..callbacks._turns import seconds_waited, turns_of
 from ..callbacks.compilation import CompilationWatch
+from ..checkpointing.callback import Checkpoints
 from ..checkpointing.graceful_shutdown import GracefulShutdown
-from ..checkpointing.log_files import check_log_files, loggers_of_rank
+from ..checkpointing.log_files import loggers_of_rank
 from ..checkpointing.restore import prepare_resume
 from ..checkpointing.resume import lock_run_dir
 from ..checkpointing.resume_point import ResumePoint, checkpoint_folder, find_resume_point
@@ -43,7 +45,7 @@ from .build import (
     run_name,
 )
 from .compiling import check_compile, compile_mode
-from .failures import explain_failures
+from .ending import explain_failures
 from .loggers import build_loggers, close_loggers, open_loggers
 from .optimizer import Optimizer
 from .quiet import quiet_libraries
@@ -180,12 +182,17 @@ class _Run:
         """Begin the record, once it is known that the run can start or be resumed: until then no file is changed."""
         if self.config.get("resume"):
             folder = checkpoint_folder(self.trainer, self.run_dir)
-            self.resume_point = find_resume_point(folder, self.trainer, self.task, self.run_dir)
+            self.resume_point = find_resume_point(folder, self.task, self.run_dir)
             self.resume_point.check(self.trainer, self.dataset["fingerprint"])
-        check_log_files(loggers_of_rank(self.trainer), self.folder_option)
         open_loggers(loggers_of_rank(self.trainer))
         record.facts |= {"name": self.name, "dataset": self.dataset, **self.batch}
         record.begin(self.resume_point.facts(self.run_dir) if self.resume_point else None)
+        for callback in self.trainer.checkpoint_callbacks:
+            if isinstance(
+                callback, Checkpoints
+            ):  # a run whose record has no checkpoint may start again from its first step
+                last = os.path.relpath(callback.folder_of(self.trainer) / "last.ckpt", self.run_dir)
+                callback.on_first_save = partial(record.add, checkpoints={"last": last})
 
     def fit(self, record: RunRecord) -> None:
         """Train, and record what came of it."""

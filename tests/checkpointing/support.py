@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,6 +15,25 @@ OUT = "hydra.run.dir=out"
 
 
 STEP, VALIDATION, TEST = (f"batchscope.training.task.Task.{kind}_step" for kind in ("training", "validation", "test"))
+LOAD = "batchscope.data.copy_memory.CopyMemory.load"
+SAVE = "batchscope.checkpointing.checkpoint_file.AtomicCheckpointIO.save_checkpoint"
+
+
+def send(number: int) -> Callable[[], None]:
+    """A fault: this process gets a signal."""
+    return partial(_send, number)
+
+
+def _send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+terminate, interrupt, hang_up = send(signal.SIGTERM), send(signal.SIGINT), send(signal.SIGHUP)
+
+
+def break_down() -> None:
+    """A fault: an exception that nobody expects."""
+    raise RuntimeError("the training broke")
 
 
 def everything(folder: Path) -> dict[Path, bytes]:
@@ -30,15 +50,17 @@ def of_another_model(checkpoint: dict) -> None:
     checkpoint["state_dict"]["model.head.bias"] = torch.zeros(7)
 
 
-def terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 4  # of the archive's first file
+    path.write_bytes(data)
 
 
 def refuses(folder: Path, said: str, *options: str, faults: list | None = None) -> None:
-    """Resuming is refused in one line, and nothing is changed."""
+    """Resuming `out` in the folder is refused in one line that begins so, and nothing is changed."""
     before = everything(folder / "out")
     done = run(folder, "resume=out", *options, faults=faults or [])
-    assert done.end() == 1
+    assert done.end() == 1, done.said
     (line,) = done.complained.splitlines()
-    assert line.startswith(f"error: resume: {said}")
+    assert line.startswith(f"error: {said}"), line
     assert everything(folder / "out") == before

@@ -11,37 +11,12 @@ import pytest
 import torch
 
 from batchscope.checkpointing.checkpoint_file import link_checkpoint, load_checkpoint, write_checkpoint
-from batchscope.checkpointing.random_state import random_state
-from batchscope.checkpointing.resume_point import find_resume_point
 from batchscope.errors import UserError
-from batchscope.files import WriteError, remove_leftovers
+from batchscope.files import WriteError
+from tests.checkpointing.support import OUT, STEP, break_down
 from tests.support.runs import EVERY_4, SMALL, last, record, run
 
-
-def checkpoint(steps: int, **changed: object) -> dict:
-    """A checkpoint as a run writes it after some steps of its first epoch."""
-    loop_state = {
-        "epoch": 0,
-        "batches": steps,
-        "steps": steps,
-        "random": [random_state()],
-        "gradients": {},
-        "log_positions": {},
-    }
-    lightnings = {"epoch": 0, "global_step": steps, "pytorch-lightning_version": "2.6.6", "loops": {}, "callbacks": {}}
-    whole = {
-        "state_dict": {"weight": torch.arange(10_000.0)},
-        "optimizer_states": [],
-        "lr_schedulers": [],
-        "batchscope": {"name": "a", "config": {}},
-        "loop_state": loop_state,
-        **lightnings,
-    }
-    return whole | changed
-
-
-CHECKPOINT = checkpoint(3)
-STEP = "batchscope.training.task.Task.training_step"
+CHECKPOINT = {"state_dict": {"weight": torch.arange(10_000.0)}, "batchscope": {"name": "a", "config": {}}, "step": 3}
 
 
 @pytest.fixture
@@ -58,141 +33,56 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_what_was_written_is_read_and_nothing_else_is_left(path: Path) -> None:
-    assert torch.equal(load_checkpoint(path)["state_dict"]["weight"], CHECKPOINT["state_dict"]["weight"])
+def test_what_was_written_is_read_also_by_torch_and_zip_programs_and_nothing_else_is_left(path: Path) -> None:
+    for load in (load_checkpoint, lambda path: torch.load(path, weights_only=True)):
+        assert torch.equal(load(path)["state_dict"]["weight"], CHECKPOINT["state_dict"]["weight"])
+    assert zipfile.ZipFile(path).testzip() is None
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_torch_and_zip_programs_read_it_as_well(path: Path) -> None:
-    assert torch.load(path, weights_only=True)["loop_state"]["steps"] == 3
-    assert zipfile.ZipFile(path).testzip() is None
-
-
-def test_every_flipped_bit_is_found(path: Path) -> None:
-    whole = path.read_bytes()
-    for place in [*range(0, len(whole), 997), len(whole) - 1, len(whole) - 90]:
+def test_a_flipped_bit_is_found_or_changes_nothing(path: Path) -> None:
+    whole, found = path.read_bytes(), 0
+    places = [*range(0, len(whole), 97), *range(len(whole) - 1500, len(whole), 7)]
+    for place in places:
         damaged = bytearray(whole)
         damaged[place] ^= 1 << place % 8
         path.write_bytes(damaged)
-        assert str(path) in refusal(path), f"byte {place}"
+        try:
+            loaded = load_checkpoint(path)
+        except UserError as error:
+            assert str(path) in str(error)
+            found += 1
+        else:  # in what nobody reads: a time, or the padding between two files of the archive
+            assert torch.equal(loaded["state_dict"]["weight"], CHECKPOINT["state_dict"]["weight"]), f"byte {place}"
+            assert loaded["batchscope"] == CHECKPOINT["batchscope"]
+    assert found > 0.8 * len(places)
 
 
-@pytest.mark.parametrize("share", [0, 0.0001, 0.5, 0.999, 0.99999])
-def test_a_torn_file_is_found(path: Path, share: float) -> None:
+@pytest.mark.parametrize("share", [0, 0.0001, 0.5, 0.999, 0.99999, None], ids=str)
+def test_a_torn_file_is_found(path: Path, share: float | None) -> None:
     whole = path.read_bytes()
-    path.write_bytes(whole[: int(share * len(whole))])
+    path.write_bytes(bytes(len(whole)) if share is None else whole[: int(share * len(whole))])  # zeros: a lost disk
     assert f"{path} is not a whole checkpoint" in refusal(path)
-
-
-def test_a_file_of_zeros_as_a_lost_disk_leaves_it_is_found(path: Path) -> None:
-    path.write_bytes(bytes(path.stat().st_size))
-    assert f"{path} is not a whole checkpoint" in refusal(path)
-
-
-def test_an_older_checkpoint_whose_loop_state_is_called_position_is_resumed_from(path: Path) -> None:
-    state = CHECKPOINT["loop_state"]
-    older = {key: value for key, value in state.items() if key != "log_positions"} | {"curves": {"csv/metrics.csv": 7}}
-    write_checkpoint(without(CHECKPOINT, "loop_state") | {"position": older}, path)
-    found = find_resume_point(path.parent)
-    assert (found.steps, found.loop_state["log_positions"]) == (3, {"csv/metrics.csv": 7})
-
-
-def test_a_bit_flipped_in_a_file_that_torch_alone_wrote_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "torch.ckpt"
-    torch.save(CHECKPOINT, path)
-    assert load_checkpoint(path)["loop_state"]["steps"] == 3
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    assert f"{path} is damaged" in refusal(path)
-
-
-def test_the_newest_good_one_is_taken_and_damaged_newer_ones_are_named(
-    path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_checkpoint(checkpoint(9), path.with_name("newer.ckpt"))
-    write_checkpoint(CHECKPOINT, path.with_name("newest.ckpt"))
-    path.with_name("newest.ckpt").write_bytes(b"torn")
-    assert find_resume_point(path.parent).steps == 9
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"warning: {path.with_name('newest.ckpt')} is not a whole checkpoint (4 bytes)")
-
-
-def test_the_newest_one_is_that_of_the_last_step_whatever_the_times_of_the_files_say(path: Path) -> None:
-    write_checkpoint(checkpoint(9), path.with_name("copied.ckpt"))
-    os.utime(path.with_name("copied.ckpt"), (0, 0))
-    assert find_resume_point(path.parent).path == path.with_name("copied.ckpt")
-
-
-def without(node: dict, *names: str) -> dict:
-    """A copy of nested dictionaries without the key at a path."""
-    first, *rest = names
-    return {k: without(v, *rest) if k == first else v for k, v in node.items() if rest or k != first}
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    "changed",
     [
-        (without(CHECKPOINT, "loop_state"), "cannot be resumed from: loop_state is missing"),
-        (without(CHECKPOINT, "loop_state", "random"), "cannot be resumed from: loop_state.random is missing"),
-        (without(CHECKPOINT, "optimizer_states"), "cannot be resumed from: optimizer_states is missing"),
-        (checkpoint(3, loop_state=[]), "cannot be resumed from: loop_state is [], not a dictionary"),
-        (checkpoint(-1), "cannot be resumed from: global_step is -1, not a count"),
-        (checkpoint(3, global_step=True), "cannot be resumed from: global_step is True, not a count"),
-        (checkpoint(3, global_step=4), "cannot be resumed from: loop_state.steps is 3, and global_step is 4"),
-        (
-            checkpoint(3, loop_state=CHECKPOINT["loop_state"] | {"random": [{"torch": torch.zeros(3)}]}),
-            "cannot be resumed from: loop_state.random.0 is not the state of random generators",
-        ),
-        (
-            checkpoint(3, loop_state=CHECKPOINT["loop_state"] | {"log_positions": {"csv/metrics.csv": -3}}),
-            "cannot be resumed from: loop_state.log_positions.csv/metrics.csv is -3, not a count",
-        ),
-        (checkpoint(3, **{"pytorch-lightning_version": "x"}), "cannot be resumed from: InvalidVersion"),
-        (checkpoint(3, batchscope="a"), "is not a checkpoint that batchscope wrote"),
-        (checkpoint(3, batchscope={"name": "a", "config": None}), "is not a checkpoint that batchscope wrote"),
-        (checkpoint(3, state_dict={"weight": 3}), "is not a checkpoint that batchscope wrote"),
-        (checkpoint(3, state_dict={"weight": torch.eye(2).to_sparse()}), "is not a checkpoint that batchscope wrote"),
-        (checkpoint(3, state_dict={"w": torch.eye(2, device="meta")}), "is not a checkpoint that batchscope wrote"),
-        (checkpoint(2**63), "cannot be resumed from: global_step is 9223372036854775808, not a count"),
+        {"batchscope": "a"},
+        {"batchscope": {"name": "a", "config": None}},
+        {"state_dict": {"weight": 3}},
+        {"state_dict": {"weight": torch.eye(2).to_sparse()}},
+        {"state_dict": {"weight": torch.eye(2, device="meta")}},
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=["no provenance", "no configuration", "no tensor", "sparse", "meta"],
 )
-def test_content_that_cannot_be_resumed_from_is_named_and_the_valid_checkpoint_beside_it_used(
-    content: dict, said: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_checkpoint(content, path.with_name("strange.ckpt"))
-    assert find_resume_point(path.parent).path == path
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"warning: {path.with_name('strange.ckpt')} {said}")
-    assert line.endswith("resuming from last.ckpt instead")
-
-
-@pytest.mark.parametrize("folder", ["a file", "read-only"])
-def test_a_folder_that_takes_no_checkpoint_is_one_line_that_says_so(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    (tmp_path / "there").write_text("")
-    path = tmp_path / ("there" if folder == "a file" else "folder") / "last.ckpt"
-    if folder == "read-only":  # for root, too
-        path.parent.mkdir()
-        for name in ("open", "unlink"):
-            monkeypatch.setattr(Path, name, refuse)
-        for name in ("link", "replace"):
-            monkeypatch.setattr(os, name, refuse)
-    for write in (lambda: write_checkpoint(CHECKPOINT, path), lambda: link_checkpoint(tmp_path / "there", path)):
-        with pytest.raises(WriteError, match=f"checkpoint: {path} .*cannot be written: ") as caught:
-            write()
-        assert "\n" not in str(caught.value)
+def test_a_file_that_batchscope_has_not_written_is_refused(changed: dict, path: Path) -> None:
+    write_checkpoint(CHECKPOINT | changed, path)
+    assert refusal(path) == f"ckpt: {path} is not a checkpoint that batchscope wrote"
 
 
 @pytest.mark.parametrize("force", ["0", "1"], ids=["as usual", "with pickles asked for in the environment"])
-def test_a_payload_never_runs_whichever_way_a_checkpoint_is_read(
-    force: str, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_payload_never_runs(force: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", force)
 
     class Payload:
@@ -201,8 +91,6 @@ def test_a_payload_never_runs_whichever_way_a_checkpoint_is_read(
 
     torch.save({**CHECKPOINT, "loop_state": Payload()}, path, pickle_module=pickle)
     assert f"{path} holds more than tensors and plain values" in refusal(path)
-    with pytest.raises(UserError, match="no checkpoint is valid"):
-        find_resume_point(path.parent)
     assert not path.with_name("ran").exists()
 
 
@@ -218,25 +106,37 @@ def test_the_best_one_is_kept_when_the_last_one_goes_on(
     best = path.with_name("best.ckpt")
     link_checkpoint(path, best)
     link_checkpoint(path, best)
-    write_checkpoint(checkpoint(4), path)
-    assert load_checkpoint(best)["loop_state"]["steps"] == 3
+    write_checkpoint(CHECKPOINT | {"step": 4}, path)
+    assert load_checkpoint(best)["step"] == 3
     assert sorted(p.name for p in path.parent.iterdir()) == ["best.ckpt", "last.ckpt"]
 
 
-def test_only_half_written_checkpoints_are_removed(path: Path) -> None:
-    for name in (".last.ckpt.77.tmp", ".best.ckpt.1.tmp", "notes.tmp", ".hidden"):
-        path.with_name(name).write_text("")
-    remove_leftovers(path.parent, "*.ckpt")
-    assert sorted(p.name for p in path.parent.iterdir()) == [".hidden", "last.ckpt", "notes.tmp"]
+@pytest.mark.parametrize("folder", ["a file", "read-only"])
+def test_a_folder_that_takes_no_checkpoint_is_one_line_that_says_so(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    (tmp_path / "there").write_text("")
+    path = tmp_path / ("there" if folder == "a file" else "folder") / "last.ckpt"
+    if folder == "read-only":  # for root, too
+        path.parent.mkdir()
+        for owner, name in ((Path, "open"), (Path, "unlink"), (os, "link"), (os, "replace")):
+            monkeypatch.setattr(owner, name, refuse)
+    for write in (lambda: write_checkpoint(CHECKPOINT, path), lambda: link_checkpoint(tmp_path / "there", path)):
+        with pytest.raises(WriteError, match=f"checkpoint: {path} .*cannot be written: ") as caught:
+            write()
+        assert "\n" not in str(caught.value)
 
 
-def _fill_the_disk() -> None:
+def fill_the_disk() -> None:
     """Have the system limit the size of this process's files from now on."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, 8_000))
 
 
 def test_a_full_disk_is_one_line_with_the_bytes_needed_and_the_checkpoint_before_still_loads(tmp_path: Path) -> None:
-    done = run(tmp_path, *SMALL, EVERY_4, "hydra.run.dir=out", faults=[(STEP, 6, _fill_the_disk)])
+    done = run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 6, fill_the_disk)])
     assert done.end() == 1
     (line,) = done.complained.splitlines()
     size = (tmp_path / "out" / "checkpoints" / "last.ckpt").stat().st_size
@@ -249,10 +149,17 @@ def test_a_full_disk_is_one_line_with_the_bytes_needed_and_the_checkpoint_before
 
 
 def test_a_checkpoint_is_written_as_often_as_is_asked_for(tmp_path: Path) -> None:
-    often = ["callbacks.checkpoint.every_minutes=1e-9", "trainer.max_epochs=1", "hydra.run.dir=out"]
-    assert run(tmp_path, *SMALL, *often, faults=[(STEP, 4, _end_badly)]).end() == 1
+    often = ["callbacks.checkpoint.every_minutes=1e-9", "trainer.max_epochs=1", OUT]
+    assert run(tmp_path, *SMALL, *often, faults=[(STEP, 4, break_down)]).end() == 1
     assert last(tmp_path / "out")["loop_state"]["steps"] == 3
 
 
-def _end_badly() -> None:
-    raise RuntimeError("the training broke")
+def test_what_a_run_saves_is_tensors_and_plain_values(interrupted: Path) -> None:
+    def check(node: object, where: str) -> None:
+        plain = (dict, list, tuple, int, float, str, bool, type(None), torch.Tensor)
+        assert type(node) in plain or hasattr(node, "move_to_end"), f"{where} is a {type(node)}"
+        children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list | tuple) else ()
+        for key, child in children:
+            check(child, f"{where}.{key}")
+
+    check(last(interrupted / "out"), "checkpoint")

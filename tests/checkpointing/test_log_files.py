@@ -1,14 +1,68 @@
-"""A resumed run has every step in its logs once."""
+"""The log files are complete at every moment, and a resumed run has every step in them once."""
 
+import csv
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.loggers import CSVLogger
 
-from tests.checkpointing.support import OUT, STEP, refuses, terminate
-from tests.support.runs import EVERY_4, SMALL, assert_alike, curves, kill_9, results, run, table
+from batchscope.checkpointing.csv_logger import AtomicCSVLogger
+from batchscope.checkpointing.log_files import LogPositions
+from tests.checkpointing.support import OUT, STEP, terminate
+from tests.support.runs import SMALL, curves, run, table
 
 
-@pytest.mark.slow
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "csv" / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def log(logger: CSVLogger) -> None:
+    """Rows of two columns, and then one with a third."""
+    for step in range(5):
+        logger.log_metrics({"train/loss": 1.0 / (step + 1)}, step)
+    logger.save()
+    logger.log_metrics({"val/loss": 0.5}, 5)
+    logger.save()
+
+
+def test_the_csv_file_holds_what_lightnings_own_holds(tmp_path: Path) -> None:
+    for folder, kind in ((tmp_path / "ours", AtomicCSVLogger), (tmp_path / "theirs", CSVLogger)):
+        log(kind(folder, name="csv", version=""))
+    assert rows(tmp_path / "ours") == rows(tmp_path / "theirs")
+    assert len(rows(tmp_path / "ours")) == 6
+
+
+def test_a_kill_while_a_column_is_added_loses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for step in ("batchscope.checkpointing.csv_logger.write_rows", "os.replace"):
+        folder = tmp_path / step
+        with monkeypatch.context() as patch:
+            patch.setattr(step, killed)
+            with pytest.raises(KeyboardInterrupt):
+                log(AtomicCSVLogger(folder, name="csv", version=""))
+        assert len(rows(folder)) == 5
+
+
+def test_a_checkpoint_counts_only_the_lines_that_are_new_and_all_of_a_file_with_a_new_column(tmp_path: Path) -> None:
+    logger = AtomicCSVLogger(tmp_path, name="csv", version="")
+    positions, path = LogPositions({"other/metrics.csv": 7}), tmp_path / "csv" / "metrics.csv"
+
+    def logged(step: int, **values: float) -> int:
+        logger.log_metrics(values, step)
+        found = positions.now([logger])
+        assert found.pop("other/metrics.csv") == 7  # of a logger that is off
+        return found["csv/metrics.csv"]
+
+    assert [logged(step, a=0.5) for step in range(3)] == [2, 3, 4]
+    header, counted = path.read_bytes().splitlines(keepends=True)[0], path.stat().st_size
+    path.write_bytes(header.ljust(counted, b"x"))  # a part that is read again would have no line
+    assert logged(3, a=0.5) == 5
+    assert logged(4, b=0.5) == len(path.read_text().splitlines())
+
+
 def test_curves_are_kept_while_their_logger_is_off(unstopped: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(tmp_path, *SMALL, OUT, faults=[(STEP, 7, terminate)]).end() == 143
@@ -16,38 +70,17 @@ def test_curves_are_kept_while_their_logger_is_off(unstopped: Path, tmp_path: Pa
     done = run(tmp_path, "resume=out", "logger=default")
     assert (done.end(), done.complained) == (0, "")
     logged = [*range(1, 8), *range(14, 21)]
-    assert [step for step, _ in curves(out)["train/loss"]] == logged
     assert curves(out)["train/loss"] == [point for point in curves(unstopped)["train/loss"] if point[0] in logged]
     assert [int(row["step"]) for row in table(out) if row["train/loss"]] == logged
-    assert not list(out.rglob("*.aside*"))
 
 
-def test_curves_that_no_checkpoint_knows_are_set_aside(unstopped: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 3, kill_9)]).end() == -9
-    (before,) = out.glob("*/events.*")
-    (out / "csv").mkdir(exist_ok=True)
-    (out / "csv" / "metrics.csv").write_text("step,train/loss\n1,0.5\n")
-    content = before.read_bytes()
-    done = run(tmp_path, "resume=out")
-    assert done.end() == 0
-    (aside,) = out.glob("*/events.*.aside")
-    assert aside.read_bytes() == content
-    assert (out / "csv" / "metrics.csv.aside").read_text() == "step,train/loss\n1,0.5\n"
-    assert sorted(line.partition("; it is now ")[2] for line in done.complained.splitlines()) == [
-        "out/csv/metrics.csv.aside",
-        str(aside.relative_to(tmp_path)),
-    ]
-    assert_alike(results(out), results(unstopped))
-
-
-@pytest.mark.parametrize("damaged", ["csv", "csv/metrics.csv", "*", pytest.param("*/events.*", marks=pytest.mark.slow)])
-def test_a_damaged_place_of_the_curves_is_refused_before_the_record_says_so(damaged: str, killed: Path) -> None:
-    place = next(path for path in (killed / "out").glob(damaged) if damaged != "*" or list(path.glob("events.*")))
-    was_folder = place.is_dir()
-    place.rename(killed / "before")
-    if was_folder:
-        place.write_text("")
-    else:
-        place.mkdir()
-    refuses(killed, f"{place.relative_to(killed)} is not a {'folder' if was_folder else 'file'}, and logs are written")
+@pytest.mark.parametrize("place", ["csv", "csv/metrics.csv", "*", pytest.param("*/events.*", marks=pytest.mark.slow)])
+def test_something_else_in_the_place_of_a_log_is_one_line(place: str, killed: Path) -> None:
+    (path,) = [p for p in (killed / "out").glob(place) if place != "*" or list(p.glob("events.*"))]
+    was_folder = path.is_dir()
+    path.rename(killed / "before")
+    path.write_text("") if was_folder else path.mkdir()
+    done = run(killed, "resume=out")
+    assert done.end() == 1
+    (line,) = done.complained.splitlines()
+    assert line.startswith("error: ") and f"{path.relative_to(killed)} cannot be written: " in line

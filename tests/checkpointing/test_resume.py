@@ -53,12 +53,25 @@ def test_a_run_in_training_is_not_resumed_by_another_process(killed: Path) -> No
     assert done.complained.splitlines() == ["error: resume: out is being trained right now"]
 
 
-def test_a_finished_run_says_so(unstopped: Path) -> None:
-    before = (unstopped / "run.json").read_text()
-    done = run(unstopped.parent, "resume=out")
-    assert done.end() == 0
-    assert done.said == "out has finished; there is nothing to resume\n"
-    assert (unstopped / "run.json").read_text() == before
+@pytest.mark.parametrize(
+    ("max_time", "said"),
+    [
+        (None, "out has finished; there is nothing to resume"),
+        (
+            {"hours": 1},
+            "out has finished: trainer.max_time is over; a longer one, or trainer.max_time=null, continues it",
+        ),
+    ],
+)
+def test_a_finished_run_says_so(max_time: object, said: str, unstopped: Path, tmp_path: Path) -> None:
+    facts = record(unstopped)
+    facts["config"]["trainer"]["max_time"] = max_time
+    facts["epochs"] -= max_time is not None
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "run.json").write_text(json.dumps(facts))
+    done = run(tmp_path, "resume=out")
+    assert (done.end(), done.said) == (0, f"{said}\n"), done.complained
+    assert record(tmp_path / "out") == facts
 
 
 def configuration(run_dir: Path, *overrides: str) -> dict:

@@ -1,25 +1,141 @@
 """A run is resumed from its last valid checkpoint, and a resume that is refused changes nothing."""
 
 import errno
-import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.checkpointing.support import OUT, STEP, change, everything, of_another_model, refuses
+from batchscope.checkpointing.checkpoint_file import load_checkpoint
+from batchscope.checkpointing.resume_point import find_resume_point
+from batchscope.checkpointing.validate import check_resumable
+from batchscope.errors import UserError
+from batchscope.training.build import build
+from batchscope.training.task import Task
+from tests.checkpointing.support import OUT, STEP, change, everything, flip_a_bit, of_another_model, refuses
 from tests.support.runs import EVERY_4, SMALL, assert_alike, curves, kill_9, record, results, run
 
 
-def flip_a_bit(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
-    path.write_bytes(data)
+def checkpoints(folder: Path) -> Path:
+    return folder / "out" / "checkpoints"
+
+
+# What is wrong with the last checkpoint → the warning's words; the best checkpoint is that of step 10.
+FALLBACKS = {
+    "out/checkpoints/last.ckpt is damaged": flip_a_bit,
+    "out/checkpoints/last.ckpt is not a whole checkpoint (0 bytes)": lambda path: path.write_bytes(b""),
+    (
+        "out/checkpoints/last.ckpt cannot be resumed from: its weights are of another model: model.head.bias is (7,) "
+        "there and (9,) here"
+    ): lambda path: change(path, of_another_model),
+}
+
+
+@pytest.mark.parametrize("said", FALLBACKS)
+def test_an_invalid_last_checkpoint_is_named_and_the_best_one_used(said: str, killed: Path, unstopped: Path) -> None:
+    last = checkpoints(killed) / "last.ckpt"
+    assert not last.samefile(last.with_name("best.ckpt"))
+    FALLBACKS[said](last)
+    done = run(killed, "resume=out")
+    assert done.end() == 0
+    (line,) = done.complained.splitlines()
+    assert line.startswith(f"warning: {said}")
+    assert line.endswith("; resuming from best.ckpt instead")
+    assert_alike(results(killed / "out"), results(unstopped))
+
+
+def test_a_checkpoint_that_is_the_last_and_the_best_one_is_read_once(
+    killed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkpoints(killed) / "best.ckpt").unlink()
+    os.link(checkpoints(killed) / "last.ckpt", checkpoints(killed) / "best.ckpt")
+    flip_a_bit(checkpoints(killed) / "last.ckpt")
+    read: list[Path] = []
+    loaded = "batchscope.checkpointing.resume_point.load_checkpoint"
+    monkeypatch.setattr(loaded, lambda path: (read.append(path), load_checkpoint(path))[1])
+    with pytest.raises(UserError, match="^resume: no checkpoint is valid, and nothing was changed: "):
+        find_resume_point(checkpoints(killed))
+    assert read == [checkpoints(killed) / "last.ckpt"]
 
 
 @pytest.mark.slow
-def test_a_run_whose_checkpoints_lie_elsewhere_is_resumed_from_them(tmp_path: Path, unstopped: Path) -> None:
+def test_without_its_best_checkpoint_a_run_keeps_the_best_of_what_follows(killed: Path) -> None:
+    (checkpoints(killed) / "best.ckpt").unlink()
+    done = run(killed, "resume=out")
+    assert done.end() == 0, done.complained
+    assert record(killed / "out")["checkpoints"]["best"] == "checkpoints/best.ckpt"
+
+
+def damage_both(folder: Path) -> None:
+    flip_a_bit(checkpoints(folder) / "last.ckpt")
+    (checkpoints(folder) / "best.ckpt").write_bytes(b"")
+
+
+def remove_all(folder: Path) -> None:
+    for path in checkpoints(folder).iterdir():
+        path.unlink()
+
+
+def replace_folder(folder: Path) -> None:
+    shutil.rmtree(checkpoints(folder))
+    checkpoints(folder).write_text("")
+
+
+def read_only() -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def other_data() -> None:
+    """The options are the same, and the dataset has changed."""
+    from batchscope.data.copy_memory import CopyMemory
+
+    CopyMemory.fingerprint = "0123456789abcdef"
+
+
+GONE = "resume: the run has written checkpoints/last.ckpt, and it is gone; put it back, or start another run"
+REFUSALS = {
+    "resume: no checkpoint is valid, and nothing was changed: out/checkpoints/last.ckpt is damaged: ": damage_both,
+    GONE: remove_all,
+    f"{GONE} ": lambda folder: checkpoints(folder).rename(folder / "unmounted"),
+    "resume: out/checkpoints cannot be read, and nothing was changed: Not a directory": replace_folder,
+    "resume: out/checkpoints cannot be written, and nothing was changed: Read-only": ("pathlib.Path.touch", 1, read_only),
+    "resume: the data have changed: their fingerprint is 0123456789abcdef, and was ": (
+        *("batchscope.data.datamodule.hashlib.blake2b", 1),
+        other_data,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", REFUSALS)
+def test_a_run_that_cannot_continue_is_one_line_and_nothing_is_trained_or_changed(said: str, killed: Path) -> None:
+    how = REFUSALS[said]
+    faults = [how] if isinstance(how, tuple) else how(killed) and []
+    refuses(killed, said.rstrip(), faults=faults)
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again_and_says_so(
+    unstopped: Path, tmp_path: Path
+) -> None:
+    assert run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 3, kill_9)]).end() == -9
+    done = run(tmp_path, "resume=out")
+    assert done.end() == 0
+    said = "warning: resume: the run had ended before it wrote a checkpoint; it starts again from its first step\n"
+    assert done.complained == said
+    assert_alike(results(tmp_path / "out"), results(unstopped))
+
+
+@pytest.mark.parametrize("refused", ["trainer.max_epochs=1", "trainer.max_steps=15"])
+def test_a_finished_run_is_not_made_shorter_and_stays_as_it_was(refused: str, tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, EVERY_4, OUT, "optimizer.schedule=constant")
+    assert done.end() == 0, done.complained
+    refuses(tmp_path, refused.replace("=", ": got "), refused)
+
+
+@pytest.mark.slow
+def test_checkpoints_may_lie_elsewhere_and_have_to_be_of_this_run(tmp_path: Path, unstopped: Path) -> None:
     elsewhere = f"callbacks.checkpoint.dirpath={tmp_path / 'scratch'}"
     assert run(tmp_path, *SMALL, EVERY_4, OUT, elsewhere, faults=[(STEP, 10, kill_9)]).end() == -9
     shutil.move(tmp_path / "out", tmp_path / "moved")
@@ -28,117 +144,136 @@ def test_a_run_whose_checkpoints_lie_elsewhere_is_resumed_from_them(tmp_path: Pa
     shutil.move(tmp_path / "moved", tmp_path / "out")
     assert [entry["step"] for entry in record(tmp_path / "out")["resumed"]] == [8]
     assert curves(tmp_path / "out") == curves(unstopped)
+    other = ["hydra.run.dir=theirs", elsewhere]
+    assert run(tmp_path, *SMALL, EVERY_4, *other, faults=[(STEP, 10, kill_9)]).end() == -9
+    refuses(tmp_path, "resume: no checkpoint is valid, and nothing was changed: ", elsewhere, "trainer.max_epochs=2")
 
 
-@pytest.mark.slow
-def test_a_checkpoint_of_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    elsewhere = f"callbacks.checkpoint.dirpath={tmp_path / 'scratch'}"
-    for run_dir in ("mine", "theirs"):
-        assert (
-            run(tmp_path, *SMALL, EVERY_4, elsewhere, f"hydra.run.dir={run_dir}", faults=[(STEP, 10, kill_9)]).end()
-            == -9
-        )
-    done = run(tmp_path, "resume=mine", elsewhere)
-    assert done.end() == 1
-    (line,) = done.complained.splitlines()
-    assert line.endswith("/scratch/last.ckpt is of another run, which began in theirs")
+# --- a checkpoint whose bytes are intact ------------------------------------------------------------------------------
 
 
-def test_a_damaged_last_checkpoint_is_named_and_the_best_one_used(killed: Path, unstopped: Path) -> None:
-    flip_a_bit(killed / "out" / "checkpoints" / "last.ckpt")
-    done = run(killed, "resume=out")
-    assert done.end() == 0
-    (line,) = done.complained.splitlines()
-    assert line.startswith("warning: out/checkpoints/last.ckpt is damaged")
-    assert line.endswith("resuming from best.ckpt instead")
-    assert_alike(results(killed / "out"), results(unstopped))
+@pytest.fixture(scope="module")
+def fresh(interrupted: Path) -> Task:
+    """The task of the run, not yet used."""
+    config = record(interrupted / "out")["config"]
+    data = build(config["data"], "data")
+    return Task(build(config["model"], "model", spec=data.spec), data.spec, build(config["optimizer"], "optimizer"))
 
 
-def test_without_a_valid_checkpoint_nothing_is_trained_or_changed(killed: Path) -> None:
-    checkpoints = killed / "out" / "checkpoints"
-    flip_a_bit(checkpoints / "last.ckpt")
-    (checkpoints / "best.ckpt").unlink()
-    (checkpoints / "best.ckpt").write_bytes(b"")
-    before = {path: path.read_bytes() for path in (killed / "out").rglob("*") if path.is_file()}
-    done = run(killed, "resume=out")
-    assert done.end() == 1
-    (line,) = done.complained.splitlines()
-    assert line.startswith("error: resume: no checkpoint is valid, and nothing was changed: out/checkpoints/")
-    assert "last.ckpt is damaged" in line and "best.ckpt is not a whole checkpoint (0 bytes)" in line
-    assert {path: path.read_bytes() for path in (killed / "out").rglob("*") if path.is_file()} == before
+def setting(value: object, *path: str | int) -> Callable[[dict], None]:
+    """Change the value at a path."""
+
+    def change(checkpoint: dict) -> None:
+        node = checkpoint
+        for key in path[:-1]:
+            node = node[key]
+        node[path[-1]] = value
+
+    return change
 
 
-def test_other_data_are_refused(killed: Path) -> None:
-    # The options are the same, and the dataset has changed.
-    other = ("batchscope.data.datamodule.hashlib.blake2b", 1, _other_seed)
-    done = run(killed, "resume=out", faults=[other])
-    assert done.end() == 1
-    (line,) = done.complained.splitlines()
-    assert line.startswith("error: resume: the data have changed: their fingerprint is ")
+def without(*path: str | int) -> Callable[[dict], None]:
+    """Remove the entry at a path."""
+
+    def change(checkpoint: dict) -> None:
+        node = checkpoint
+        for key in path[:-1]:
+            node = node[key]
+        del node[path[-1]]
+
+    return change
 
 
-def _other_seed() -> None:
-    from batchscope.data.copy_memory import CopyMemory
+GROUP = ("optimizer_states", 0, "param_groups", 0)
+STATE = ("optimizer_states", 0, "state", 0, "exp_avg")
+BATCHES = ("loops", "fit_loop", "epoch_loop.batch_progress", "current", "ready")
+EPOCHS = ("loops", "fit_loop", "epoch_progress", "current", "completed")
+MISFITS: list[tuple[Callable[[dict], None], str]] = [
+    (of_another_model, "its weights are of another model: model.head.bias is (7,) there and (9,) here"),
+    (
+        setting(torch.zeros(9, dtype=torch.complex64), "state_dict", "model.head.bias"),
+        "its weights are of another model: model.head.bias is of torch.complex64",
+    ),
+    (without("loop_state"), "KeyError: 'loop_state'"),
+    (without("loop_state", "random"), "KeyError: 'random'"),
+    (without("optimizer_states"), "KeyError: 'optimizer_states'"),
+    (setting([], "loop_state"), "TypeError: "),
+    (setting([], "loop_state", "random"), "loop_state.random and loop_state.gradients are not those of all"),
+    (setting({"csv/metrics.csv": -3}, "loop_state", "log_positions"), "loop_state.log_positions are not counts"),
+    (setting(7, "epoch"), "loop_state.epoch is 1, and Lightning's counters say 7, 1"),
+    (setting(5, *EPOCHS), "loop_state.epoch is 1, and Lightning's counters say 1, 5"),
+    (setting(9, "loop_state", "batches"), "loop_state.batches is 9, and Lightning's counters say 6"),
+    (setting(-5, *BATCHES), "loop_state.batches is 6, and Lightning's counters say -5"),
+    (setting(4, "global_step"), "loop_state.steps is 16, and Lightning's counters say 4, 16"),
+    (setting(True, "global_step"), "loop_state.steps is 16, and Lightning's counters say True, 16"),
+    (without(*GROUP, "params", 0), "the options in its optimizer_states are of another optimizer"),
+    (setting(float("nan"), *GROUP, "lr"), "the options in its optimizer_states are of another optimizer, or no finite"),
+    (setting("x", *GROUP, "lr"), "the options in its optimizer_states are of another optimizer, or no finite"),
+    (setting(torch.zeros(3), *STATE), "its optimizer_states are of another model"),
+    (setting(torch.eye(8).to_sparse(), *STATE), "its optimizer_states are of another model"),
+    (setting([], "lr_schedulers"), "its lr_schedulers are of another schedule"),
+    (setting("soon", "lr_schedulers", 0, "last_epoch"), "its lr_schedulers are of another schedule"),
+    (
+        setting([float("nan")], "lr_schedulers", 0, "_last_lr"),
+        "its lr_schedulers are of another schedule, or no finite",
+    ),
+]
 
-    CopyMemory.fingerprint = "0123456789abcdef"
+
+@pytest.mark.parametrize(("how", "said"), MISFITS, ids=[said[:60] for _, said in MISFITS])
+def test_what_does_not_fit_the_run_is_found_before_anything_is_restored(
+    how: Callable[[dict], None], said: str, interrupted: Path, fresh: Task
+) -> None:
+    path = checkpoints(interrupted) / "last.ckpt"
+    checkpoint = load_checkpoint(path)
+    check_resumable(checkpoint, path, fresh)
+    how(checkpoint)
+    with pytest.raises(UserError) as caught:
+        check_resumable(checkpoint, path, fresh)
+    assert f"{path} cannot be resumed from: {said}" in str(caught.value)
+
+
+UNRESTORABLE = {
+    "a callback's state": setting([], "callbacks", "Checkpoints", "best"),
+    "a metric that no float holds": setting(10**400, "callbacks", "Checkpoints", "metrics", "val/loss"),
+    "Lightning's version": setting("x", "pytorch-lightning_version"),
+    "a random state": setting([{"torch": torch.zeros(3)}], "loop_state", "random"),
+    "a gradient": setting([{"model.head.bias": torch.zeros(7)}], "loop_state", "gradients"),
+}
 
 
 @pytest.mark.parametrize(
-    "refused",
-    [
-        "another model",
-        *(
-            pytest.param(r, marks=pytest.mark.slow)
-            for r in ("trainer.max_epochs=1", "trainer.max_steps=15", "other data")
-        ),
-    ],
+    "what", [pytest.param(w, marks=[pytest.mark.slow] * (n > 0)) for n, w in enumerate(UNRESTORABLE)]
 )
-def test_a_refused_resume_changes_nothing_of_a_finished_run(refused: str, tmp_path: Path) -> None:
-    done = run(tmp_path, *SMALL, EVERY_4, OUT, "optimizer.schedule=constant")
-    assert done.end() == 0, done.complained
-    longer, faults = [refused] if refused.startswith("trainer") else ["trainer.max_epochs=3"], []
-    if refused == "other data":
-        faults = [("batchscope.data.datamodule.hashlib.blake2b", 1, _other_seed)]
-    if refused == "another model":
-        for name in ("best", "last"):
-            change(tmp_path / "out" / "checkpoints" / f"{name}.ckpt", of_another_model)
-    before = everything(tmp_path / "out")
-    done = run(tmp_path, "resume=out", *longer, faults=faults)
+def test_what_cannot_be_restored_is_one_line(what: str, killed: Path) -> None:
+    change(checkpoints(killed) / "last.ckpt", UNRESTORABLE[what])
+    done = run(killed, "resume=out")
     assert done.end() == 1
     (line,) = done.complained.splitlines()
-    assert line.startswith("error: ")
-    assert everything(tmp_path / "out") == before
+    assert line.startswith("error: resume: out/checkpoints/last.ckpt cannot be resumed from: ")
+    assert record(killed / "out")["status"] == "failed"
 
 
-def test_a_checkpoint_of_another_model_is_named_and_the_best_one_used(killed: Path, unstopped: Path) -> None:
-    change(killed / "out" / "checkpoints" / "last.ckpt", of_another_model)
-    done = run(killed, "resume=out")
-    assert done.end() == 0, done.complained
-    (line,) = done.complained.splitlines()
-    assert line.startswith(
-        "warning: out/checkpoints/last.ckpt cannot be resumed from: its weights are of another model: model.head.bias is "
-        "(7,) there and (9,) here; resuming from best.ckpt instead"
-    )
+def test_a_metric_that_would_command_the_terminal_is_not_restored(killed: Path) -> None:
+    change(checkpoints(killed) / "last.ckpt", setting(1.0, "callbacks", "Checkpoints", "metrics", "test/\x1b]0;x"))
+    done = run(killed, "resume=out", "test=false")
+    assert (done.end(), done.complained) == (0, "")
+    assert not any("\x1b" in key for key in record(killed / "out")["metrics"])
+
+
+def test_a_resume_that_dies_while_it_restores_loses_no_curves(killed: Path, unstopped: Path) -> None:
+    logs = {
+        path: data
+        for path, data in everything(killed / "out").items()
+        if path.suffix == ".csv" or "events" in path.name
+    }
+    restore = "lightning.pytorch.trainer.connectors.checkpoint_connector._CheckpointConnector.restore_training_state"
+    assert run(killed, "resume=out", faults=[(restore, 1, _lose_the_device)]).end() == 1
+    assert logs.items() <= everything(killed / "out").items()
+    assert record(killed / "out")["status"] == "failed"
+    assert run(killed, "resume=out").end() == 0
     assert_alike(results(killed / "out"), results(unstopped))
 
 
-def test_a_run_whose_checkpoints_are_gone_is_not_started_again(killed: Path) -> None:
-    facts = record(killed / "out")
-    (killed / "out" / "run.json").write_text(json.dumps({**facts, "resumed": [{"step": 8}]}))
-    (killed / "out" / "checkpoints").rename(killed / "unmounted")
-    refuses(killed, "out/checkpoints holds no checkpoint, and the run has trained 8 steps; put its checkpoints back")
-
-
-def test_a_checkpoint_folder_that_is_a_file_is_refused(killed: Path) -> None:
-    shutil.rmtree(killed / "out" / "checkpoints")
-    (killed / "out" / "checkpoints").write_text("")
-    refuses(killed, "out/checkpoints cannot be read, and nothing was changed: Not a directory")
-
-
-def _read_only() -> None:
-    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-
-def test_a_checkpoint_folder_that_cannot_be_written_is_refused_before_the_curves_are_cut(killed: Path) -> None:
-    fault = ("pathlib.Path.touch", 1, _read_only)
-    refuses(killed, "out/checkpoints cannot be written, and nothing was changed: Read-only", faults=[fault])
+def _lose_the_device() -> None:
+    raise RuntimeError("the device is gone")

@@ -11,7 +11,7 @@ from batchscope.errors import UserError
 from batchscope.options.check import check_config
 from batchscope.options.compose import check_command_line
 from batchscope.training import compiling
-from batchscope.training.failures import explain_failures
+from batchscope.training.ending import explain_failures
 from tests.support.runs import EVERY_4, SMALL, assert_alike, kill_9, last, ranks, record, results, run
 
 OUT = "hydra.run.dir=out"

@@ -1,0 +1,68 @@
+"""How a run that does not finish ends for its user: one line for a failure, and how to resume what was kept."""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import Interrupted, UserError
+from ..options.command_lines import resume_command
+from ..records.read import FILE
+from .failures import explained
+
+
+@contextlib.contextmanager
+def explain_failures(
+    config: dict[str, Any], device: torch.device, first: bool, memory: Callable[[], Mapping[str, Any]] = dict
+) -> Iterator[None]:
+    """Turn expected failures of a run on a device into one-line messages; the first rank prints for all.
+
+    Any other exception is passed on, with what was kept and how to resume it below its traceback. `memory` returns the
+    facts of the run's MemoryMonitor.
+
+    Raises:
+        UserError: in place of an error of torch or the system that a user can do something about.
+        Interrupted: passed on, after the command that resumes the run has been printed.
+    """
+    try:
+        yield
+    except Interrupted as stop:
+        if first:
+            print("\n".join(["", str(stop), *_how_to_resume(config)]), flush=True)
+            if stop.signal.name == "SIGUSR1" and (job := os.environ.get("SLURM_JOB_ID")):
+                _requeue(job)
+        raise
+    except UserError:
+        raise
+    except Exception as error:
+        if in_one_line := explained(error, config, device, memory()):
+            raise in_one_line from error
+        if first and (lines := _how_to_resume(config)):
+            error.add_note("\n".join(["", *lines]))
+        raise
+
+
+def _how_to_resume(config: dict[str, Any]) -> list[str]:
+    """The checkpoint that was kept, and the command that resumes the run; nothing for a run that has not begun."""
+    run_dir = Path(config["run_dir"])
+    if not (run_dir / FILE).exists():
+        return []
+    checkpoint = (config["callbacks"] or {}).get("checkpoint")
+    last = Path((checkpoint or {}).get("dirpath") or run_dir / "checkpoints") / "last.ckpt"
+    why_none = "none was due yet" if checkpoint else "callbacks.checkpoint is left out"
+    kept = last if last.exists() else f"no checkpoint: {why_none}"
+    return [f"kept     {kept}", f"resume   {resume_command(config, run_dir)}"]
+
+
+def _requeue(job: str) -> None:
+    """Have SLURM start the job's script again, which resumes the run (docs/train.sbatch)."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    job = f"{array}_{task}" if array and task else job
+    done = False
+    with contextlib.suppress(OSError):
+        done = subprocess.run(["scontrol", "requeue", job], check=False).returncode == 0
+    print(f"requeue  {job}: {'asked for' if done else 'scontrol failed'}", flush=True)
