@@ -42,7 +42,7 @@ from batchscope.hardware.timing import clock
 from batchscope.models.cnn import SimpleCNN
 from batchscope.options.compose import check_command_line
 from batchscope.training.build import build_all, build_callbacks
-from batchscope.training.optimizer import AdamW
+from batchscope.training.optimizer import Optimizer
 from batchscope.training.quiet import quiet_libraries
 from batchscope.training.task import Task
 
@@ -105,7 +105,7 @@ def linear(steps: int, device: torch.device = CPU) -> tuple[lightning.LightningM
 def cnn(steps: int, device: torch.device = CPU, batch: int = 128) -> tuple[Task, TensorLoader]:
     spec = DataSpec("image", (1, 28, 28), "class", 10)
     data = images(batch * (steps + 1))
-    return Task(SimpleCNN(spec), spec, AdamW()), TensorLoader(
+    return Task(SimpleCNN(spec), spec, Optimizer()), TensorLoader(
         data, DeterministicBatchSampler(len(data[0]), batch, True), device
     )
 

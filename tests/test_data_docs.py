@@ -9,7 +9,7 @@ import pytest
 
 from batchscope.data.plain import described, lightning_of
 from batchscope.models import MLP, LSTMCellModel
-from batchscope.training.optimizer import AdamW
+from batchscope.training.optimizer import Optimizer
 from batchscope.training.task import Task
 
 PAGE = Path(__file__).parents[1] / "docs" / "data.md"
@@ -39,7 +39,7 @@ def test_the_data_of_every_example_are_trained_and_tested(name: str, defined: di
         "enable_model_summary": False,
     }
     trainer = lightning.Trainer(max_steps=4, accelerator="cpu", **quiet)
-    task = Task(model, data.spec, AdamW(1e-3))
+    task = Task(model, data.spec, Optimizer(lr=1e-3))
     trainer.fit(task, datamodule=lightning_of(data))
     trainer.test(task, datamodule=lightning_of(data), verbose=False)
     assert trainer.global_step == 4

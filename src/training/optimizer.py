@@ -2,23 +2,40 @@
 
 import copy
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, optim
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
-from typing_extensions import override
 
 from ..distributed.sharding import local
 from ..errors import UserError
 from ..options.types import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+_ADAM = {"weight_decay": 0.0, "betas": (0.9, 0.999), "eps": 1e-8}
+# By name: torch's class, and the options that it takes, with their defaults.
+_TORCH: dict[str, tuple[type[optim.Optimizer], dict[str, Any]]] = {
+    "adam": (optim.Adam, {"lr": 1e-3, **_ADAM}),
+    "adamw": (optim.AdamW, {"lr": 4e-3, **_ADAM, "weight_decay": 0.01}),
+    "nadam": (optim.NAdam, {"lr": 2e-3, **_ADAM}),
+    "radam": (optim.RAdam, {"lr": 1e-3, **_ADAM}),
+    "rmsprop": (optim.RMSprop, {"lr": 1e-2, "momentum": 0.0, "alpha": 0.99, "weight_decay": 0.0, "eps": 1e-8}),
+    "adagrad": (optim.Adagrad, {"lr": 1e-2, "weight_decay": 0.0}),
+    "adadelta": (optim.Adadelta, {"lr": 1.0, "rho": 0.9, "weight_decay": 0.0}),
+    "sgd": (optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}),
+}
+_FUSED = ("adam", "adamw", "sgd")  # one kernel for all parameters, on every device that Lightning trains on
+_PLANNED = ("one_cycle", "cosine")  # schedules for a known number of steps
+
 
 class Optimizer:
-    """What an option of `optimizer=` builds; a subclass names one of torch's optimizers, and has the options of it.
+    """What an option of `optimizer=` builds; a class of one's own overrides `build`.
 
     Args:
+        name: Adam (Kingma & Ba 2015), AdamW with decoupled weight decay (Loshchilov & Hutter 2019), NAdam with Nesterov
+            momentum (Dozat 2016), RAdam with a rectified variance (Liu et al. 2020), RMSprop (Hinton 2012), Adagrad (Duchi
+            et al. 2011), Adadelta (Zeiler 2012), or SGD with Nesterov momentum.
         lr: the learning rate; under `one_cycle` its peak.
         schedule: `one_cycle` rises to the peak and anneals to almost nothing by the last step (Smith & Topin 2018);
             `cosine` falls from `lr` to `min_lr` by the last step (Loshchilov & Hutter 2017); `step` multiplies the rate by
@@ -33,13 +50,15 @@ class Optimizer:
             batch ÷ reference (Goyal et al. 2017, for SGD), `sqrt` by the square root of that (Krizhevsky 2014;
             Malladi et al. 2022 for Adam).
         reference_batch_size: the batch size that `lr` was chosen for, in samples an update over all devices.
+        weight_decay, betas, eps, momentum, alpha, rho: as in torch's optimizer of that name, which may take only some of
+            them. None for the default: torch's, except for AdamW and SGD, which have the rates and the weight decay that
+            the project's networks learn with.
     """
-
-    torch_class: ClassVar[Any]  # built with `lr` and `options`
 
     def __init__(
         self,
-        lr: PositiveFloat,
+        name: Literal["adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adadelta", "sgd"] = "adamw",
+        lr: PositiveFloat | None = None,
         schedule: Literal["one_cycle", "constant", "cosine", "step", "plateau"] = "one_cycle",
         warmup: Fraction = 0.3,
         factor: Fraction = 0.1,
@@ -48,12 +67,21 @@ class Optimizer:
         min_lr: NonNegativeFloat = 0.0,
         lr_scaling: Literal["none", "sqrt", "linear"] = "none",
         reference_batch_size: PositiveInt = 128,
+        weight_decay: NonNegativeFloat | None = None,
+        betas: tuple[Fraction, Fraction] | None = None,
+        eps: PositiveFloat | None = None,
+        momentum: Fraction | None = None,
+        alpha: Fraction | None = None,
+        rho: Fraction | None = None,
     ):
-        if min_lr > lr:
-            raise UserError(f"optimizer.min_lr: got {min_lr:g}, takes at most optimizer.lr, which is {lr:g}")
+        given = {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps, "momentum": momentum}
+        self.options = _options(name, given | {"alpha": alpha, "rho": rho})  # of torch's optimizer, by its own names
+        self.lr: float = self.options.pop("lr")
+        if min_lr > self.lr:
+            raise UserError(f"optimizer.min_lr: got {min_lr:g}, takes at most optimizer.lr, which is {self.lr:g}")
         if schedule == "plateau" and factor == 1:
             raise UserError("optimizer.factor: got 1, and optimizer.schedule=plateau takes less")
-        self.lr = lr
+        self.name = name
         self.schedule = schedule
         self.warmup = warmup
         self.factor = factor
@@ -62,7 +90,6 @@ class Optimizer:
         self.min_lr = min_lr
         self.lr_scaling = lr_scaling
         self.reference_batch_size = reference_batch_size
-        self.options: dict[str, Any] = {}  # of torch's optimizer, by its own names
 
     @property
     def interval(self) -> Literal["step", "epoch"]:
@@ -76,11 +103,20 @@ class Optimizer:
         scaled.lr, scaled.min_lr = self.lr * factor, self.min_lr * factor
         return scaled
 
-    def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """Torch's optimizer over the parameters."""
-        return self.torch_class(parameters, lr=self.lr, **self.options)
+    def build(self, parameters: Iterable[Tensor]) -> optim.Optimizer:
+        """Torch's optimizer over the parameters; it is fused where torch can."""
+        parameters, options = list(parameters), dict(self.options)
+        if self.name in _FUSED:  # torch has no fused SGD for sharded parameters
+            options["fused"] = self.name != "sgd" or all(local(p) is p for p in parameters)
+        if self.name == "sgd":
+            options["nesterov"] = options["momentum"] > 0
+        optimizer = _TORCH[self.name][0](parameters, lr=self.lr, **options)  # pyrefly: ignore[unexpected-keyword]
+        if self.name == "sgd" and options["fused"] and options["momentum"]:
+            _start_momentum_at_zero(optimizer)
+            optimizer.register_load_state_dict_post_hook(_start_momentum_at_zero)
+        return optimizer
 
-    def build_schedule(self, optimizer: torch.optim.Optimizer, total_steps: float) -> LRScheduler | None:
+    def build_schedule(self, optimizer: optim.Optimizer, total_steps: float) -> LRScheduler | None:
         """The schedule, to be stepped after every update or epoch, as `interval` says; None for a constant rate.
 
         Raises:
@@ -108,118 +144,17 @@ class Optimizer:
         return None
 
 
-_PLANNED = ("one_cycle", "cosine")  # for a known number of steps
-
-
-class Adam(Optimizer):
-    """Adam (Kingma & Ba 2015). Arguments as Optimizer and torch.optim.Adam.
-
-    It is fused: one kernel for all parameters, on every device that Lightning trains on.
-    """
-
-    torch_class = torch.optim.Adam
-
-    def __init__(
-        self,
-        lr: PositiveFloat = 1e-3,
-        weight_decay: NonNegativeFloat = 0.0,
-        betas: tuple[Fraction, Fraction] = (0.9, 0.999),
-        eps: PositiveFloat = 1e-8,
-        **kwargs: Any,
-    ):
-        super().__init__(lr, **kwargs)
-        self.options = {"weight_decay": weight_decay, "betas": _betas(betas), "eps": eps, "fused": True}
-
-
-class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019). Arguments as Optimizer and torch.optim.AdamW."""
-
-    torch_class = torch.optim.AdamW
-
-    def __init__(self, lr: PositiveFloat = 4e-3, weight_decay: NonNegativeFloat = 0.01, **kwargs: Any):
-        super().__init__(lr, weight_decay, **kwargs)
-
-
-class NAdam(Adam):
-    """Adam with Nesterov momentum (Dozat 2016). Arguments as Optimizer and torch.optim.NAdam."""
-
-    torch_class = torch.optim.NAdam
-
-    def __init__(self, lr: PositiveFloat = 2e-3, **kwargs: Any):
-        super().__init__(lr, **kwargs)
-        del self.options["fused"]  # torch has no fused one
-
-
-class RAdam(NAdam):
-    """Adam with a rectified variance (Liu et al. 2020). Arguments as Optimizer and torch.optim.RAdam."""
-
-    torch_class = torch.optim.RAdam
-
-    def __init__(self, lr: PositiveFloat = 1e-3, **kwargs: Any):
-        super().__init__(lr, **kwargs)
-
-
-class RMSprop(Optimizer):
-    """RMSprop (Hinton 2012). Arguments as Optimizer and torch.optim.RMSprop."""
-
-    torch_class = torch.optim.RMSprop
-
-    def __init__(
-        self,
-        lr: PositiveFloat = 1e-2,
-        momentum: Fraction = 0.0,
-        alpha: Fraction = 0.99,
-        weight_decay: NonNegativeFloat = 0.0,
-        eps: PositiveFloat = 1e-8,
-        **kwargs: Any,
-    ):
-        super().__init__(lr, **kwargs)
-        self.options = {"momentum": momentum, "alpha": alpha, "weight_decay": weight_decay, "eps": eps}
-
-
-class Adagrad(Optimizer):
-    """Adagrad (Duchi et al. 2011). Arguments as Optimizer and torch.optim.Adagrad."""
-
-    torch_class = torch.optim.Adagrad
-
-    def __init__(self, lr: PositiveFloat = 1e-2, weight_decay: NonNegativeFloat = 0.0, **kwargs: Any):
-        super().__init__(lr, **kwargs)
-        self.options = {"weight_decay": weight_decay}
-
-
-class Adadelta(Optimizer):
-    """Adadelta (Zeiler 2012). Arguments as Optimizer and torch.optim.Adadelta."""
-
-    torch_class = torch.optim.Adadelta
-
-    def __init__(
-        self, lr: PositiveFloat = 1.0, rho: Fraction = 0.9, weight_decay: NonNegativeFloat = 0.0, **kwargs: Any
-    ):
-        super().__init__(lr, **kwargs)
-        self.options = {"rho": rho, "weight_decay": weight_decay}
-
-
-class SGD(Optimizer):
-    """Stochastic gradient descent with Nesterov momentum. Arguments as Optimizer and torch.optim.SGD."""
-
-    torch_class = torch.optim.SGD
-
-    def __init__(
-        self, lr: PositiveFloat = 0.1, momentum: Fraction = 0.9, weight_decay: NonNegativeFloat = 5e-4, **kwargs: Any
-    ):
-        super().__init__(lr, **kwargs)
-        self.options = {"momentum": momentum, "weight_decay": weight_decay, "nesterov": momentum > 0}
-
-    @override
-    def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """Fused, as Adam, except over sharded parameters: torch has no fused SGD for them."""
-        parameters = list(parameters)
-        fused = all(local(p) is p for p in parameters)
-        optimizer = torch.optim.SGD(parameters, lr=self.lr, **self.options, fused=fused)
-        if self.options["momentum"] and fused:
-            _start_momentum_at_zero(optimizer)
-            optimizer.register_load_state_dict_post_hook(_start_momentum_at_zero)
-        return optimizer
+def _options(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The options of torch's optimizer; UserError for one that it does not take."""
+    defaults, known = _TORCH[name][1], {key: value for key, value in given.items() if value is not None}
+    for key, value in known.items():
+        if key not in defaults:
+            raise UserError(
+                f"optimizer.{key}: got {value}, and {name} takes {', '.join(defaults)}; write optimizer={name}"
+            )
+    if "betas" in known:
+        known["betas"] = _betas(known["betas"])
+    return defaults | known
 
 
 def _betas(betas: Sequence[float]) -> tuple[float, float]:
@@ -229,7 +164,7 @@ def _betas(betas: Sequence[float]) -> tuple[float, float]:
     return betas[0], betas[1]
 
 
-def _start_momentum_at_zero(optimizer: torch.optim.Optimizer) -> None:
+def _start_momentum_at_zero(optimizer: optim.Optimizer) -> None:
     """Give every parameter a momentum buffer of zeros, now and where a loaded checkpoint has none.
 
     Torch's fused SGD allocates the buffers uninitialised in its first step, for the kernel to fill. A kernel that skips

@@ -182,7 +182,7 @@ class _Constant(torch.nn.Module):
 def test_padding_counts_in_no_loss_and_no_accuracy() -> None:
     data = loaded(Lengths(every_step=True, num_workers=0))
     (batch,) = data.val_dataloader()
-    task = Task(_Constant(), data.spec, Optimizer(0.1))
+    task = Task(_Constant(), data.spec, Optimizer(lr=0.1))
     step = task.training_step(batch, 0)
     steps = [(torch.tensor(x), torch.tensor(y)) for x, y in data.dataset("val")]
     x, y = (torch.cat(parts) for parts in zip(*steps, strict=True))
@@ -195,7 +195,7 @@ def test_a_validation_of_different_lengths_does_not_depend_on_its_batches() -> N
     losses = []
     for batch_size in (3, 16):
         data = loaded(Lengths(every_step=True, num_workers=0))
-        task = Task(_Constant(), data.spec, Optimizer(0.1))
+        task = Task(_Constant(), data.spec, Optimizer(lr=0.1))
         task.log = lambda *args, **kwargs: None
         samples = data.dataset("val")
         for first in range(0, len(samples), batch_size):

@@ -65,10 +65,10 @@ def test_an_old_metric_is_answered_with_the_new_one(option: str, config: dict[st
 
 def test_no_old_name_is_in_use_and_every_new_one_is() -> None:
     for old, new in TARGETS.items():
-        for name in ("AdamW", "Checkpoints", "BatchSizeSearch", "DataSpec", "Task", None):
+        for name in ("Optimizer", "Checkpoints", "BatchSizeSearch", "DataSpec", "Task", None):
             assert locate(f"{old}.{name}" if name else old) is None
         assert locate(new) or any(
-            locate(f"{new}.{name}") for name in ("AdamW", "Checkpoints", "BatchSizeSearch", "DataSpec", "Task")
+            locate(f"{new}.{name}") for name in ("Optimizer", "Checkpoints", "BatchSizeSearch", "DataSpec", "Task")
         )
     assert not {*OPTIONS.values()} & {*OPTIONS}
     assert not {*renamed.METRICS.values()} & {*renamed.METRICS}

@@ -15,7 +15,7 @@ from batchscope.data.adding import Adding
 from batchscope.data.spec import DataSpec
 from batchscope.models.cnn import SimpleCNN
 from batchscope.models.torchvision import TorchvisionModel
-from batchscope.training.optimizer import SGD, AdamW, Optimizer
+from batchscope.training.optimizer import Optimizer
 from batchscope.training.task import Task
 from tests.support.runs import SMALL, record, run
 
@@ -38,7 +38,7 @@ def batch(spec: DataSpec, size: int) -> tuple[Tensor, Tensor]:
 
 def measured(spec: DataSpec, batches: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
     torch.manual_seed(0)
-    task = Task(nn.Linear(5, spec.num_outputs), spec, SGD(lr=0.1))
+    task = Task(nn.Linear(5, spec.num_outputs), spec, Optimizer("sgd", lr=0.1))
     trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
     return trainer.validate(task, DataLoader(batches, batch_size=None), verbose=False)[0]
 
@@ -58,7 +58,7 @@ def test_an_empty_batch_counts_for_nothing(spec: DataSpec) -> None:
 
 def image_task(model: type[nn.Module], size: int = 32, **options: Any) -> Task:
     spec = DataSpec(kind="image", input_shape=(3, size, size), target="class", num_outputs=10)
-    return Task(model(spec, **options), spec, SGD())
+    return Task(model(spec, **options), spec, Optimizer("sgd"))
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_an_epoch_whose_last_batch_would_be_one_sample_trains_with_batch_norm() 
     data = Adding(sequence_length=2, num_train=9, num_val=1, batch_size=4)
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     trainer = lightning.Trainer(accelerator="cpu", max_epochs=2, barebones=True, use_distributed_sampler=False)
-    trainer.fit(Task(model, data.spec, SGD()), datamodule=data)
+    trainer.fit(Task(model, data.spec, Optimizer("sgd")), datamodule=data)
     assert trainer.global_step == 4
 
 
@@ -138,7 +138,9 @@ def fit(
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("recipe", [SGD(schedule="constant"), AdamW(schedule="constant")], ids=["sgd", "adamw"])
+@pytest.mark.parametrize(
+    "recipe", [Optimizer("sgd", schedule="constant"), Optimizer(schedule="constant")], ids=["sgd", "adamw"]
+)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_gradients_are_clipped_to_the_norm_at_every_precision(recipe: Optimizer, precision: str) -> None:
     unclipped = fit(recipe, precision)[1]
@@ -151,14 +153,16 @@ def test_gradients_are_clipped_to_the_norm_at_every_precision(recipe: Optimizer,
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_gradients_are_clipped_by_value_at_every_precision(precision: str) -> None:
-    seen = fit(SGD(schedule="constant"), precision, gradient_clip_val=1e-3, gradient_clip_algorithm="value")[1]
+    seen = fit(
+        Optimizer("sgd", schedule="constant"), precision, gradient_clip_val=1e-3, gradient_clip_algorithm="value"
+    )[1]
     assert all(max(float(g.abs().max()) for g in gradients) == pytest.approx(1e-3) for gradients in seen)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("clip", [CLIP, 1e3])
 def test_the_scale_of_the_loss_changes_nothing_of_a_clipped_update(clip: float) -> None:
-    recipe = SGD(schedule="constant")
+    recipe = Optimizer("sgd", schedule="constant")
     one, other = (fit(recipe, "16-mixed", init_scale=scale, gradient_clip_val=clip)[0] for scale in (1.0, 2.0**10))
     for weights, scaled in zip(one, other, strict=True):
         torch.testing.assert_close(weights, scaled, rtol=1e-3, atol=1e-5)
@@ -166,11 +170,11 @@ def test_the_scale_of_the_loss_changes_nothing_of_a_clipped_update(clip: float) 
 
 @pytest.mark.filterwarnings("ignore")
 def test_an_overflow_leaves_the_clipped_update_out_and_lowers_the_scale() -> None:
-    before = fit(SGD(schedule="constant"), "16-mixed", steps=1, init_scale=2.0**40, gradient_clip_val=CLIP)
+    before = fit(Optimizer("sgd", schedule="constant"), "16-mixed", steps=1, init_scale=2.0**40, gradient_clip_val=CLIP)
     torch.manual_seed(0)
     assert all(torch.equal(a, b) for a, b in zip(before[0], nn.Linear(5, 1).parameters(), strict=True))
     assert before[2].get_scale() == 2.0**39
-    later = fit(SGD(schedule="constant"), "16-mixed", steps=40, init_scale=2.0**40, gradient_clip_val=CLIP)
+    later = fit(Optimizer("sgd", schedule="constant"), "16-mixed", steps=40, init_scale=2.0**40, gradient_clip_val=CLIP)
     assert all(weights.isfinite().all() for weights in later[0])
     assert not torch.equal(later[0][0], before[0][0])
 
