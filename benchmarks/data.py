@@ -1,28 +1,21 @@
-"""What augmenting a batch costs, and what every worker's reading of all raw samples costs beside decoding.
+"""What augmenting a batch costs, beside a training step on the same batch.
 
     python benchmarks/data.py --rounds 5
 
-Augmentation: batches of 28×28 and 3×32×32 images on the CPU, one thread, all four changes at once and single ones, beside
-a training step of SimpleCNN on the same batch. Reading: tar files of 2,000 PNG images as WebDatasetModule reads them
-(needs the extra `webdataset`), raw samples alone and decoded.
+Batches of 28×28 and 3×32×32 images on the CPU, one thread, all four changes at once and single ones; the step is
+SimpleCNN's.
 """
 
 import argparse
-import io
-import tarfile
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from harness import median, write_result
-from PIL import Image
 from torch import nn
 
-from batchscope.data import Augment, DataSpec, WebDatasetModule
+from batchscope.data import Augment, DataSpec
 from batchscope.models import SimpleCNN
 
 CHANGES = {
@@ -30,7 +23,6 @@ CHANGES = {
     "rotation": {"rotation": 10},
     "all four": {"shift": 2, "rotation": 10, "crop": 3, "flip": True},
 }
-SAMPLES = 2_000
 
 
 def seconds(work: Callable[[], Any], least: float = 0.3) -> float:
@@ -71,51 +63,13 @@ def augmenting(rounds: int) -> list[str]:
     return rows
 
 
-class Pictures(WebDatasetModule):
-    """PNG images in one tar file."""
-
-    kind, name = "image", "pictures"
-
-    def decode(self, raw: Any) -> Any:
-        return self.image(raw["png"]), self.number(raw["cls"])
-
-
-def write_shard(file: Path, side: int) -> None:
-    random = numpy.random.default_rng(0)
-    with tarfile.open(file, "w") as archive:
-        for sample in range(SAMPLES):
-            small = Image.fromarray(random.integers(0, 256, (side // 4, side // 4, 3), dtype=numpy.uint8))
-            buffer = io.BytesIO()
-            small.resize((side, side)).save(buffer, "PNG")
-            for suffix, content in (("png", buffer.getvalue()), ("cls", b"0")):
-                member = tarfile.TarInfo(f"{sample:06}.{suffix}")
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
-
-
-def reading(rounds: int) -> list[str]:
-    rows = ["| images | KiB each | µs to read | µs to decode | read ÷ decode |", "| --- | ---: | ---: | ---: | ---: |"]
-    data = Pictures()
-    for side in (28, 64, 224):
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, "train-0.tar")
-            write_shard(file, side)
-            raws = list(data.read(file))
-            read = median([seconds(lambda f=file: sum(1 for _ in data.read(f))) for _ in range(rounds)]) / SAMPLES
-            few = raws[:200]
-            decode = median([seconds(lambda few=few: [data.decode(raw) for raw in few]) for _ in range(rounds)]) / 200
-            kib = file.stat().st_size / SAMPLES / 1024
-        rows.append(f"| 3×{side}×{side} | {kib:.1f} | {1e6 * read:.0f} | {1e6 * decode:.0f} | {read / decode:.2f} |")
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    tables = {"augment": augmenting(rounds), "read": reading(rounds)}
-    write_result("data", "\n\n".join("\n".join(rows) for rows in tables.values()), tables)
+    rows = augmenting(rounds)
+    write_result("data", "\n".join(rows), {"augment": rows})
 
 
 if __name__ == "__main__":

@@ -36,7 +36,8 @@ from torch import Tensor, nn
 
 from batchscope import DeviceMonitor, ProgressBar, ThroughputMonitor, TrainCurves
 from batchscope.callbacks.throughput import FLUSH_EVERY
-from batchscope.data.loader import DeterministicBatchSampler, TensorLoader
+from batchscope.data.loader import Loader, TensorBatches
+from batchscope.data.order import DeterministicBatchSampler
 from batchscope.data.spec import DataSpec
 from batchscope.hardware.timing import clock
 from batchscope.models.cnn import SimpleCNN
@@ -97,17 +98,17 @@ def curve(folder: str) -> list[float]:
         return [float(row["time/step_ms"]) for row in csv.DictReader(file) if row.get("time/step_ms")]
 
 
-def linear(steps: int, device: torch.device = CPU) -> tuple[lightning.LightningModule, TensorLoader]:
+def linear(steps: int, device: torch.device = CPU) -> tuple[lightning.LightningModule, Loader]:
     x = torch.randn(8 * (steps + 1), 8)
-    return Linear(), TensorLoader((x, x.sum(1, keepdim=True)), DeterministicBatchSampler(len(x), 8, True), device)
+    batches = TensorBatches((x, x.sum(1, keepdim=True)))
+    return Linear(), Loader(batches, DeterministicBatchSampler(len(x), 8, True), device)
 
 
-def cnn(steps: int, device: torch.device = CPU, batch: int = 128) -> tuple[Task, TensorLoader]:
+def cnn(steps: int, device: torch.device = CPU, batch: int = 128) -> tuple[Task, Loader]:
     spec = DataSpec("image", (1, 28, 28), "class", 10)
     data = images(batch * (steps + 1))
-    return Task(SimpleCNN(spec), spec, Optimizer()), TensorLoader(
-        data, DeterministicBatchSampler(len(data[0]), batch, True), device
-    )
+    order = DeterministicBatchSampler(len(data[0]), batch, True)
+    return Task(SimpleCNN(spec), spec, Optimizer()), Loader(TensorBatches(data), order, device)
 
 
 @cache

@@ -180,13 +180,13 @@ def forget_spec(project: Path) -> None:
     edit(project / "mynet" / "data.py", "def spec(self)", "def specification(self)")
 
 
-def damage_shard(project: Path) -> None:
+def damage_file(project: Path) -> None:
     (project / "data" / "waves").mkdir(parents=True)
-    (project / "data" / "waves" / "train-1.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00{'descr': ")
+    (project / "data" / "waves" / "train.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00{'descr': ")
 
 
-def keep_no_shard(project: Path) -> None:
-    edit(project / "mynet" / "data.py", "if not shard.exists()", "if number != 1")
+def make_no_file(project: Path) -> None:
+    edit(project / "mynet" / "data.py", "if not path.exists()", "if number != 0")
 
 
 def break_import(project: Path) -> None:
@@ -195,8 +195,8 @@ def break_import(project: Path) -> None:
 
 MISTAKES = {
     forget_spec: "data: Waves",
-    damage_shard: "data: shard data/waves/train-1.npy of waves cannot be read: ",
-    keep_no_shard: "data: shard data/waves/train-1.npy of waves cannot be read: No such file or directory",
+    damage_file: "data: the train split of waves cannot be loaded: ValueError: ",
+    make_no_file: "data: the train split of waves cannot be loaded: FileNotFoundError: [Errno 2] No such file",
     break_import: "model._target_: mynet.model.Net cannot be imported: ModuleNotFoundError: No module named "
     "'nowhere_at_all' (mynet/model.py, line 3)",
 }

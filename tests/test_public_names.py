@@ -44,14 +44,11 @@ PUBLIC = {
         "CopyMemory",
         "DataModule",
         "DataSpec",
-        "DatasetModule",
         "Digits",
         "FashionMNIST",
         "MNIST",
         "SequentialMNIST",
-        "StreamDataModule",
         "TensorDataModule",
-        "WebDatasetModule",
     ],
 }
 

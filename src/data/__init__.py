@@ -11,13 +11,10 @@ if TYPE_CHECKING:
     from .cifar10 import CIFAR10 as CIFAR10
     from .copy_memory import CopyMemory as CopyMemory
     from .datamodule import TensorDataModule as TensorDataModule
-    from .dataset import DatasetModule as DatasetModule
     from .digits import Digits as Digits
     from .mnist import MNIST as MNIST
     from .mnist import FashionMNIST as FashionMNIST
     from .sequential_mnist import SequentialMNIST as SequentialMNIST
     from .spec import DataSpec as DataSpec
-    from .stream import StreamDataModule as StreamDataModule
-    from .webdataset import WebDatasetModule as WebDatasetModule
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..options.types import NonNegativeInt, Range
-from .loader import epoch_seed
+from .order import epoch_seed
 
 _BLOCK = 4_096  # samples whose numbers are drawn at once
 _NUMBERS = 6  # of a sample: two of the shift, one of the rotation, two of the crop, one of the flip

@@ -1,17 +1,27 @@
-"""DataModule: what the training program has to know of a dataset, whatever way its samples are stored and served."""
+"""DataModule: a dataset that says what it is, and whose batches come in an order that depends on (seed, epoch) alone."""
 
-import copy
+import hashlib
 import inspect
 import math
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from contextlib import AbstractContextManager, nullcontext
+from typing import Annotated, Any, ClassVar, Literal, cast
 
+import numpy
 import torch
 from lightning import LightningDataModule, LightningModule
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import Dataset
+from typing_extensions import override
 
+from .._lightning import profiler_of
 from ..errors import UserError
 from ..options.types import NonNegativeInt, PositiveInt, Purpose, Seed
 from .augment import Augment
+from .loader import Loader, TensorBatches
+from .order import DeterministicBatchSampler, rank_and_world_size
+from .samples import SampleBatches
 from .spec import DataSpec
+from .workers import data_error
 
 Split = Literal["train", "val", "test"]
 STAGE_SPLITS: dict[str, tuple[Split, ...]] = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
@@ -19,14 +29,14 @@ STAGE_SPLITS: dict[str, tuple[Split, ...]] = {"fit": ("train", "val"), "validate
 # the inputs, because activations grow with them: 256 images of CIFAR-10 are 3 MiB, of 3×224×224 they are 147 MiB.
 MIN_EVAL_BATCH_SIZE = 256
 MAX_EVAL_BYTES = 16 * 2**20
+_HASHED = 16  # samples of a split that the fingerprint covers
 
 
 class DataModule(LightningDataModule):
-    """A dataset that says what it is, and whose order of batches depends on (seed, epoch) alone.
+    """A dataset of which each sample is loaded by its number, in `num_workers` processes.
 
-    A subclass sets `kind` and `name`, gives `spec`, and says where its samples come from. Three subclasses do most of it:
-    TensorDataModule (tensors in memory), DatasetModule (a torch Dataset) and StreamDataModule (files that are read one
-    after the other).
+    A subclass sets `kind` and `name`, gives `spec`, and returns a split's torch Dataset from `dataset`: `len(…)` samples,
+    each `(x, y)` or a dict with the fields of the spec. TensorDataModule is for tensors in memory.
 
     Args:
         batch_size: samples a step, on each device.
@@ -36,6 +46,7 @@ class DataModule(LightningDataModule):
     """
 
     kind: ClassVar[str]
+    randomised: ClassVar[bool] = False  # whether samples draw random numbers, which are then seeded for each sample
     name: str  # pyrefly: ignore[bad-override-mutable-attribute]  # Lightning allows None
 
     def __init__(
@@ -54,6 +65,7 @@ class DataModule(LightningDataModule):
             raise UserError(f"data.augment: got {augment!r}, takes null; its options are {options}")
         self.augment: Augment | None = augment
         self._start = (0, 0)
+        self._sets: dict[Split, Any] = {}
         if self.augment is not None and self.augment.is_on:  # otherwise the hook would be timed in every step
             self.on_after_batch_transfer = self._augmented
 
@@ -65,14 +77,57 @@ class DataModule(LightningDataModule):
     def check(self) -> None:
         """Raise UserError for mistakes that can be seen before the run starts. Writes nothing."""
 
-    def num_samples(self, split: Split) -> int | None:
-        """How many samples a split has, once `setup` has been called; None if nobody knows before they are read."""
+    def dataset(self, split: Split) -> Dataset:
+        """The samples of a split."""
         raise NotImplementedError
+
+    @override
+    def setup(self, stage: str) -> None:
+        for split in STAGE_SPLITS.get(stage, ()):
+            if split not in self._sets:
+                try:
+                    self._sets[split] = self.dataset(split)
+                except (OSError, EOFError, ValueError) as error:  # a file that is missing or damaged
+                    raise data_error(f"the {split} split of {self.name} cannot be loaded", error) from error
+                if not self.num_samples(split):
+                    raise UserError(f"data: {self.name} has no samples in its {split} split")
+
+    def num_samples(self, split: Split) -> int:
+        """How many samples a split has, once `setup` has been called."""
+        return len(self._sets[split])
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the training and validation data: runs with equal fingerprints saw the same data."""
-        raise NotImplementedError
+        """A hash of the number of samples, and of 16 samples spread over the training and the validation split."""
+        digest = hashlib.blake2b(digest_size=8)
+        for split in STAGE_SPLITS["fit"]:
+            samples = self.num_samples(split)
+            digest.update(str((split, samples)).encode())
+            for index in dict.fromkeys(i * (samples - 1) // (_HASHED - 1) for i in range(_HASHED)):
+                for leaf in tree_leaves(self._samples(split).sample(0, index)):
+                    plain = leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else numpy.asarray(leaf)
+                    digest.update(str((plain.dtype, plain.shape)).encode() + plain.tobytes())
+        return digest.hexdigest()
+
+    @override
+    def train_dataloader(self) -> Loader:
+        """Batches shuffled by (seed, epoch), also a short last one; UserError if a rank would get too few samples.
+
+        With `trainer.overfit_batches`, every epoch has the order of the first one.
+        """
+        samples, least = self.num_samples("train"), self._min_samples
+        self._check_enough(samples, rank_and_world_size()[1])
+        same = bool(getattr(self.trainer, "overfit_batches", 0))
+        order = DeterministicBatchSampler(samples, self.batch_size, True, self.seed, self._start, least, repeats=same)
+        return self._loader("train", order)
+
+    @override
+    def val_dataloader(self) -> Loader:
+        return self._eval_loader("val")
+
+    @override
+    def test_dataloader(self) -> Loader:
+        return self._eval_loader("test")
 
     def resume_at(self, epoch: int, batches: int) -> None:
         """Start training in `epoch`, after the first `batches` batches of it."""
@@ -93,13 +148,6 @@ class DataModule(LightningDataModule):
     def generator(self, split: Split) -> torch.Generator:
         """A random number generator for a split."""
         return torch.Generator().manual_seed(self.split_seed(split))
-
-    def for_workers(self) -> Self:
-        """A copy for a worker process: without the trainer, which cannot be pickled."""
-        twin = copy.copy(self)
-        twin.trainer = None
-        vars(twin).pop("on_after_batch_transfer", None)
-        return twin
 
     def _augmented(self, batch: Any, dataloader_idx: int) -> Any:
         """The hook `on_after_batch_transfer`, with the images of a training batch augmented."""
@@ -125,10 +173,28 @@ class DataModule(LightningDataModule):
     def _device(self) -> torch.device:
         return self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
 
-    def _eval_batch_size(self, shape: Any, element_size: int = 4) -> int:
-        """The batch size of an evaluation, for samples of a shape; a model may resize them."""
-        sample_bytes = math.prod(getattr(self._module, "input_shape", shape)) * element_size
-        return max(self.batch_size, min(MIN_EVAL_BATCH_SIZE, MAX_EVAL_BYTES // max(1, sample_bytes)))
+    def _eval_loader(self, split: Split) -> Loader:
+        """Batches in the stored order, of a size that keeps a device busy; a model may resize the samples."""
+        sample_bytes = 4 * math.prod(getattr(self._module, "input_shape", self.spec.input_shape))
+        batch_size = max(self.batch_size, min(MIN_EVAL_BATCH_SIZE, MAX_EVAL_BYTES // max(1, sample_bytes)))
+        return self._loader(split, DeterministicBatchSampler(self.num_samples(split), batch_size, shuffle=False))
+
+    def _loader(self, split: Split, order: DeterministicBatchSampler) -> Loader:
+        batches = self._batches(split)
+        workers = 0 if isinstance(batches, TensorBatches) else self.num_workers
+        return Loader(batches, order, self._device, workers, self._wait_context)
+
+    def _batches(self, split: Split) -> TensorBatches | SampleBatches:
+        """What makes the batches of a split."""
+        return self._samples(split)
+
+    def _samples(self, split: Split) -> SampleBatches:
+        seed = self.seed if self.randomised else None
+        return SampleBatches(self._sets[split], self.spec, f"{self.name}'s {split} split", seed)
+
+    def _wait_context(self) -> AbstractContextManager[object]:
+        """Have the profiler count the wait for a prefetched batch as transfer, although `next(loader)` contains it."""
+        return profiler_of(self.trainer).profile("[Loader].batch_to_device") if self.trainer else nullcontext()
 
     def _check_enough(self, samples: int, world_size: int) -> None:
         """Refuse a training set that has too few samples for a step of every rank."""
@@ -139,13 +205,3 @@ class DataModule(LightningDataModule):
             raise UserError(
                 f"trainer.devices: {world_size} processes{needed}, and {self.name} has {samples} training samples"
             )
-
-
-def wrong_labels(spec: DataSpec, y: torch.Tensor) -> torch.Tensor | None:
-    """The indices `(n, dims)` of labels that are no class; None if there is none. On a GPU they would raise an assertion
-    many steps later, without a name.
-    """
-    if spec.target == "value" or not y.numel():
-        return None
-    wrong = ((y < 0) | (y >= spec.num_outputs)).nonzero()
-    return wrong if len(wrong) else None

@@ -10,7 +10,6 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import default_collate
 
 from ..errors import UserError
-from .base import wrong_labels
 from .spec import LENGTHS, PADDING, DataSpec
 from .workers import data_error
 
@@ -84,6 +83,8 @@ def check_batch(batch: Any, spec: DataSpec) -> str | None:
     shape, wanted = tuple(x.shape[1:]), spec.input_shape
     if spec.variable_length:
         longest, features = wanted[0], wanted[1:]
+        if not lengths.all():
+            return "a sequence of it has no steps, and a model reads the last one"
         if shape[1:] != features or shape[0] > longest:
             return f"its sequences have the shape {shape}, and the spec says at most {longest} steps of {features}"
     elif shape != tuple(wanted):
@@ -93,3 +94,13 @@ def check_batch(batch: Any, spec: DataSpec) -> str | None:
     if wrong is not None:
         return f"it has the label {int(steps[tuple(wrong[0])])}, and the classes are 0 to {spec.num_outputs - 1}"
     return None
+
+
+def wrong_labels(spec: DataSpec, y: Tensor) -> Tensor | None:
+    """The indices `(n, dims)` of labels that are no class; None if there is none. On a GPU they would raise an assertion
+    many steps later, without a name.
+    """
+    if spec.target == "value" or not y.numel():
+        return None
+    wrong = ((y < 0) | (y >= spec.num_outputs)).nonzero()
+    return wrong if len(wrong) else None

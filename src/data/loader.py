@@ -1,155 +1,119 @@
-"""From a set of tensors to batches, in an order that depends on (seed, epoch) alone.
+"""Loader: the batches of one rank, by torch's DataLoader; to a GPU they are copied one step ahead.
 
-`DeterministicBatchSampler` chooses the samples of a batch, `TensorLoader` fetches a batch with one indexing operation
-per tensor, and `prefetch_to_device` copies the next batch to a GPU while the current one is trained on.
+A batch is one call of `__getitems__` with a key `(epoch, indices)`, in the training process or in a worker. Two classes
+answer it: `TensorBatches` here, for tensors in memory, and `SampleBatches`, for any torch Dataset.
 """
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy
 import torch
-import torch.distributed
 from torch import Tensor
-from torch.utils.data import Sampler
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.data import DataLoader, Dataset
 
-Tensors = tuple[Tensor, ...]
+from .order import DeterministicBatchSampler
+from .samples import SampleBatches
+from .workers import raised, start_worker
+
 WaitContext = Callable[[], AbstractContextManager[object]]
 
 
-def rank_and_world_size() -> tuple[int, int]:
-    """This process's rank, and the number of ranks."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
-
-
-def epoch_seed(*numbers: int) -> int:
-    """A seed from (seed, epoch, …), mixed into 32 bits: torch's generator ignores the higher bits of a seed."""
-    return int(numpy.random.SeedSequence(numbers).generate_state(1)[0])
-
-
 @dataclass(eq=False)
-class DeterministicBatchSampler(Sampler[list[int]]):
-    """The sample indices of each batch of an epoch.
+class TensorBatches(Dataset):
+    """Batches out of tensors, each with one indexing operation a tensor."""
 
-    The order comes from a private generator seeded with (seed, epoch), so that a resumed run continues it. The global
-    batch of a step is the same for any number of ranks; each rank takes an equal part of it. Nothing is padded and no
-    sample is served twice. With fewer samples than ranks, some ranks get an empty batch.
+    tensors: tuple[Tensor, ...]  # of equal length N, all on one device
+    pinned: bool = False  # whether batches are made in page-locked memory, from which they are copied to a GPU
 
-    A resumed run starts at `start`: the first batches of that epoch are not served again, but count in its length.
+    def __getitems__(self, key: tuple[int, Tensor]) -> list[Tensor]:
+        """The samples at the indices of a key `(epoch, indices)`."""
+        return [self._take(tensor, key[1]) for tensor in self.tensors]
+
+    def _take(self, tensor: Tensor, indices: Tensor) -> Tensor:
+        if not self.pinned:
+            return tensor.index_select(0, indices)
+        pinned = torch.empty(len(indices), *tensor.shape[1:], dtype=tensor.dtype, pin_memory=True)
+        return torch.index_select(tensor, 0, indices, out=pinned)
+
+
+class Loader:
+    """The batches of one rank, in the order of a batch sampler.
+
+    Args:
+        batches: gives the batch of a key.
+        order: the batch sampler.
+        device: where the batches are needed.
+        num_workers: processes that load samples; they stay for all epochs and end with the training process. Tensors
+            in memory take none.
+        wait_context: around the wait for a copy, for whoever measures it.
     """
 
-    num_samples: int  # of the whole set
-    batch_size: int  # of one rank
-    shuffle: bool  # whether the order differs by epoch; otherwise it is the stored one
-    seed: int = 0  # of the order
-    start: tuple[int, int] = (0, 0)  # (epoch, batches of it that are done)
-    min_samples: int = 1  # the smallest batch of a rank; a smaller remainder joins the last full batch
-
-    def __post_init__(self) -> None:
-        self.epoch = self.start[0]
-        self.sampler = self  # Lightning calls set_epoch on this attribute
-
-    def set_epoch(self, epoch: int) -> None:
-        """Lightning calls this with the number of epochs done."""
-        self.epoch = epoch
-
-    def order(self) -> Tensor:
-        """The indices of all samples `(N,)` in this epoch's order."""
-        if not self.shuffle:
-            return torch.arange(self.num_samples)
-        generator = torch.Generator().manual_seed(epoch_seed(self.seed, self.epoch))
-        return torch.randperm(self.num_samples, generator=generator)
-
-    def rank_batches(self, order: Tensor) -> Iterator[Tensor]:
-        """This rank's indices of each batch that is still to be served, out of an `order()`."""
-        first = self.start[1] if self.epoch == self.start[0] else 0
-        for batch in range(first, len(self)):
-            yield self._rank_batch(order, batch)
-
-    def samples(self, batch: int) -> list[int]:
-        """The sample indices of one batch of this epoch on this rank."""
-        return self._rank_batch(self.order(), batch).tolist()
-
-    def first_sample(self, batch: int) -> int:
-        """The position in the epoch's order of this rank's first sample of a batch."""
-        rank, world_size = rank_and_world_size()
-        whole = self._global_batch(batch)
-        share, rest = divmod(len(whole), world_size)
-        return whole.start + rank * share + min(rank, rest)
-
-    def weight(self, batch: int) -> float:
-        """The weight of this rank's mean in the mean of all ranks: 1, unless the last batch does not divide evenly."""
-        rank, world_size = rank_and_world_size()
-        whole = self._global_batch(batch)
-        share, rest = divmod(len(whole), world_size)
-        return (share + (rank < rest)) * world_size / len(whole)
-
-    def _global_batch(self, batch: int) -> range:
-        """The positions in the order that a batch of all ranks takes."""
-        size = self.batch_size * rank_and_world_size()[1]
-        return range(batch * size, self.num_samples if batch == len(self) - 1 else (batch + 1) * size)
-
-    def _rank_batch(self, order: Tensor, batch: int) -> Tensor:
-        rank, world_size = rank_and_world_size()
-        whole = self._global_batch(batch)
-        return order[whole.start : whole.stop].tensor_split(world_size)[rank]
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for samples in self.rank_batches(self.order()):
-            yield samples.tolist()
-
-    def __len__(self) -> int:
-        world_size = rank_and_world_size()[1]
-        full, rest = divmod(self.num_samples, self.batch_size * world_size)
-        return full + (1 if rest >= world_size * self.min_samples or not full else 0)
-
-
-@dataclass(eq=False)
-class TensorLoader:
-    """Batches of tensors; from host memory to a GPU they are copied one step ahead through pinned memory."""
-
-    tensors: Tensors  # of equal length N, all on one device
-    batch_sampler: DeterministicBatchSampler
-    device: torch.device  # where the batches are needed
-    wait_context: WaitContext = contextlib.nullcontext  # around the wait for a copy, for whoever measures it
-
-    def __post_init__(self) -> None:
-        self.pinned = self.device.type == "cuda" and self.tensors[0].device.type == "cpu"
+    def __init__(
+        self,
+        batches: TensorBatches | SampleBatches,
+        order: DeterministicBatchSampler,
+        device: torch.device,
+        num_workers: int = 0,
+        wait_context: WaitContext = contextlib.nullcontext,
+    ):
+        self.batch_sampler = order
+        self.device = device
+        self.wait_context = wait_context
+        stored = batches.tensors[0].device if isinstance(batches, TensorBatches) else None
+        self._copies = device.type == "cuda" and (stored is None or stored.type == "cpu")
         self._stream: torch.cuda.Stream | None = None
+        if isinstance(batches, TensorBatches):
+            batches = replace(batches, pinned=self._copies)
+        self._loader = DataLoader(
+            batches,
+            batch_sampler=_Keys(order, stored),
+            collate_fn=_as_it_is,
+            num_workers=num_workers,
+            # Seeds the workers from a private generator, so that the model's draws stay the same.
+            generator=torch.Generator().manual_seed(order.seed),
+            persistent_workers=num_workers > 0,
+            worker_init_fn=start_worker,
+            pin_memory=self._copies and stored is None,
+        )
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
 
-    def __iter__(self) -> Iterator[Tensors]:
-        if not self.pinned:
-            return self._batches()
+    def __iter__(self) -> Iterator[Any]:
+        batches = raised(self._loader)
+        if not self._copies:
+            return batches
         if self._stream is None:  # one for all epochs, because torch's allocator keeps a memory pool per stream
             self._stream = torch.cuda.Stream(self.device)
-        return prefetch_to_device(self._batches(), self.device, self._stream, self.wait_context)
+        return prefetch_to_device(batches, self.device, self._stream, self.wait_context)
 
-    def _batches(self) -> Iterator[Tensors]:
-        order = self.batch_sampler.order().to(self.tensors[0].device)
-        for samples in self.batch_sampler.rank_batches(order):
-            yield tuple(self._take(tensor, samples) for tensor in self.tensors)
 
-    def _take(self, tensor: Tensor, samples: Tensor) -> Tensor:
-        if not self.pinned:
-            return tensor.index_select(0, samples)
-        pinned = torch.empty(len(samples), *tensor.shape[1:], dtype=tensor.dtype, pin_memory=True)
-        return torch.index_select(tensor, 0, samples, out=pinned)
+class _Keys:
+    """The keys `(epoch, indices)` of an epoch's batches: tensors on a device, or lists, which a worker reads faster."""
+
+    def __init__(self, order: DeterministicBatchSampler, device: torch.device | None):
+        self.order = order
+        self.device = device
+
+    def __iter__(self) -> Iterator[Any]:
+        order = self.order.order()
+        for indices in self.order.rank_batches(order if self.device is None else order.to(self.device)):
+            yield self.order.epoch, indices.tolist() if self.device is None else indices
+
+    def __len__(self) -> int:
+        return len(self.order)
 
 
 def prefetch_to_device(
-    batches: Iterable[Tensors],
+    batches: Iterable[Any],
     device: torch.device,
     stream: torch.cuda.Stream,
     wait_context: WaitContext = contextlib.nullcontext,
-) -> Iterator[Tensors]:
+) -> Iterator[Any]:
     """Yield each pinned batch on the GPU while the next one is copied on `stream`.
 
     The training stream waits for the copy on the device; the host never waits. `record_stream` keeps the memory until
@@ -157,16 +121,18 @@ def prefetch_to_device(
     events recorded at the start and at the end of `wait_context` have the training stream's wait between them.
     """
 
-    def send(batch: Tensors) -> tuple[Tensors, Any]:
+    def send(batch: Any) -> tuple[Any, Any]:
         with torch.cuda.stream(stream):
-            return tuple(tensor.to(device, non_blocking=True) for tensor in batch), stream.record_event()
+            sent = tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
+            return sent, stream.record_event()
 
-    def receive(sent: Tensors, copied: Any) -> Tensors:
+    def receive(sent: Any, copied: Any) -> Any:
         training = torch.cuda.current_stream(device)
         with wait_context():
             training.wait_event(copied)
-        for tensor in sent:
-            tensor.record_stream(training)
+        for tensor in tree_leaves(sent):
+            if isinstance(tensor, Tensor):
+                tensor.record_stream(training)
         return sent
 
     ahead = None
@@ -177,3 +143,7 @@ def prefetch_to_device(
         ahead = following
     if ahead is not None:
         yield receive(*ahead)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

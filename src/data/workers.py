@@ -1,4 +1,4 @@
-"""Samples that worker processes load: the DataLoader they belong to, their random numbers and their errors."""
+"""Processes that load samples: their random numbers, their errors, and the signals that they leave to the training process."""
 
 import os
 import random
@@ -13,27 +13,11 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import get_worker_info
 
 from ..errors import UserError
 
 _IGNORED = ("SIGINT", "SIGHUP", "SIGUSR1")  # the training process answers them with a checkpoint; SIGTERM, too
-
-
-def worker_loader(dataset: Any, num_workers: int, seed: int, device: torch.device, **arguments: Any) -> DataLoader:
-    """A DataLoader whose workers stay for all epochs and end with the training process.
-
-    The DataLoader seeds its workers from a private generator, so that the model's draws stay the same.
-    """
-    return DataLoader(
-        dataset,
-        num_workers=num_workers,
-        generator=torch.Generator().manual_seed(seed),
-        persistent_workers=num_workers > 0,
-        worker_init_fn=start_worker,
-        pin_memory=device.type == "cuda",
-        **arguments,
-    )
 
 
 def raised(items: Any) -> Iterator[Any]:

@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from batchscope.data import loader
 from batchscope.data.augment import Augment, moved
 from batchscope.data.datamodule import TensorDataModule
-from batchscope.data.loader import DeterministicBatchSampler
 from batchscope.data.plain import described
 from batchscope.data.spec import DataSpec
 from batchscope.errors import UserError
@@ -109,19 +107,6 @@ def test_every_change_occurs_and_none_goes_further() -> None:
     places = Augment(shift=2)(x, 0, 0, 0).flatten(1).argmax(1)
     found = {(int(place) // 9 - 4, int(place) % 9 - 4) for place in places}
     assert found == {(down, right) for down in range(-2, 3) for right in range(-2, 3)}
-
-
-def test_each_of_several_ranks_has_the_numbers_of_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    for world_size in (1, 2, 3):
-        positions = []
-        for rank in range(world_size):
-            monkeypatch.setattr(loader, "rank_and_world_size", lambda at=(rank, world_size): at)
-            order = DeterministicBatchSampler(200, 24 // world_size, shuffle=True)
-            for batch in range(len(order)):
-                first, count = order.first_sample(batch), len(order.samples(batch))
-                assert order.order()[first : first + count].tolist() == order.samples(batch)
-                positions += range(first, first + count)
-        assert sorted(positions) == list(range(200))
 
 
 class Pictures(TensorDataModule):

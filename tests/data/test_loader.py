@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from batchscope.callbacks.throughput import ThroughputMonitor
-from batchscope.data import base, datamodule, loader
+from batchscope.data import base, order
 from batchscope.data.base import MIN_EVAL_BATCH_SIZE, Split
 from batchscope.data.datamodule import TensorDataModule
-from batchscope.data.loader import DeterministicBatchSampler, TensorLoader, prefetch_to_device
+from batchscope.data.loader import Loader, TensorBatches, prefetch_to_device
+from batchscope.data.order import DeterministicBatchSampler
 from batchscope.data.spec import DataSpec
 from batchscope.errors import UserError
 
@@ -33,7 +34,7 @@ class Numbers(TensorDataModule):
 
     def load(self, split: Split) -> tuple[Tensor, Tensor]:
         size = self.sizes[split]
-        return torch.arange(2.0 * size).view(size, 2), torch.arange(size)
+        return torch.arange(2.0 * size).view(size, 2, 1), torch.arange(size)
 
 
 def numbers(**options: Any) -> Numbers:
@@ -47,7 +48,7 @@ def samples(batches: Any) -> list[list[int]]:
     """The samples of each batch, having checked that inputs and labels belong together."""
     found = []
     for x, y in batches:
-        assert torch.equal(x, torch.stack([2.0 * y, 2.0 * y + 1], dim=1))
+        assert torch.equal(x[..., 0], torch.stack([2.0 * y, 2.0 * y + 1], dim=1))
         found.append(y.tolist())
     return found
 
@@ -84,11 +85,6 @@ def test_the_length_is_the_number_of_batches(options: dict[str, Any]) -> None:
     data = numbers(**options)
     for batches in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
         assert len(batches) == len(samples(batches))
-
-
-@pytest.mark.parametrize(("num", "batch_size", "batches"), [(10, 5, 2), (11, 5, 3), (3, 5, 1), (1, 1, 1)])
-def test_the_number_of_batches_is_rounded_up(num: int, batch_size: int, batches: int) -> None:
-    assert len(DeterministicBatchSampler(num, batch_size, shuffle=True)) == batches
 
 
 @pipelines
@@ -140,17 +136,6 @@ def test_an_epoch_is_the_same_again_and_after_one_that_was_broken_off(options: d
     assert epoch_of(batches, 4) == first
 
 
-def test_every_pair_of_seed_and_epoch_has_an_order_of_its_own() -> None:
-    seeds = [0, 1, 2, 255, 256, 257, 1 << 24, (1 << 32) - 1]
-    orders = set()
-    for seed in seeds:
-        batches = DeterministicBatchSampler(NUM, 8, shuffle=True, seed=seed)
-        for epoch in range(5):
-            batches.set_epoch(epoch)
-            orders.add(tuple(batches.order().tolist()))
-    assert len(orders) == len(seeds) * 5
-
-
 def test_evaluation_takes_batches_that_do_not_leave_the_device_idle() -> None:
     assert [len(y) for _, y in numbers(batch_size=8).val_dataloader()] == [256, 256, 5]
     assert [len(y) for _, y in numbers(batch_size=300).val_dataloader()] == [300, 217]
@@ -187,7 +172,7 @@ class Recorder(lightning.LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         self.epochs.setdefault(self.current_epoch, []).append(batch[1].tolist())
-        return self.layer(batch[0]).square().mean()
+        return self.layer(batch[0].flatten(1)).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0)
@@ -208,101 +193,19 @@ def test_lightning_tells_the_loader_which_epoch_it_is(pipeline: str) -> None:
 # --- several processes -----------------------------------------------------------------------------------------------
 
 
-def shares(
-    monkeypatch: pytest.MonkeyPatch, num: int, batch_size: int, world: int, **options: Any
-) -> list[list[list[int]]]:
-    """The batches of every process of a world, one list a process."""
-    found = []
-    for rank in range(world):
-        monkeypatch.setattr(loader, "rank_and_world_size", lambda rank=rank: (rank, world))
-        batches = DeterministicBatchSampler(num, batch_size, shuffle=True, seed=1, **options)
-        batches.set_epoch(2)
-        found.append(list(batches))
-        assert len(batches) == len(found[-1])
-    return found
-
-
-def global_batches(processes: list[list[list[int]]]) -> list[list[int]]:
-    return [joined(parts) for parts in zip(*processes, strict=True)]
-
-
-@pytest.mark.parametrize("num", [96, 100, 107, 119])
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_a_steps_samples_are_the_same_on_any_number_of_processes(
-    num: int, world: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone = shares(monkeypatch, num, 24, 1)[0]
-    assert global_batches(shares(monkeypatch, num, 24 // world, world)) == alone
-
-
-@pytest.mark.parametrize(("num", "world"), [(97, 2), (98, 3), (99, 4)])
-def test_a_rest_too_small_for_all_processes_joins_the_last_batch(
-    num: int, world: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    *alone, last, rest = shares(monkeypatch, num, 24, 1)[0]
-    assert global_batches(shares(monkeypatch, num, 24 // world, world)) == [*alone, last + rest]
-
-
-@pytest.mark.parametrize("num", [4, 7, 31, 32, 33, 34, 35, 36, 63, 65])
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_processes_have_equally_many_batches_none_empty_and_no_sample_twice(
-    num: int, world: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processes = shares(monkeypatch, num, 8, world)
-    assert len({len(batches) for batches in processes}) == 1
-    assert all(batch for batches in processes for batch in batches)
-    assert sorted(sample for batches in processes for batch in batches for sample in batch) == list(range(num))
-
-
-@pytest.mark.parametrize("num", [64, 65, 70])
-def test_the_shares_of_a_step_differ_by_one_sample_at_most(num: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for parts in zip(*shares(monkeypatch, num, 8, 3), strict=True):
-        sizes = [len(part) for part in parts]
-        assert max(sizes) - min(sizes) <= 1
-
-
-@pytest.mark.parametrize("num", [64, 65, 70, 71])
-def test_the_weighted_means_of_the_processes_average_to_that_of_the_batch(
-    num: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processes, weights = shares(monkeypatch, num, 8, 3), []
-    for rank in range(3):
-        monkeypatch.setattr(loader, "rank_and_world_size", lambda rank=rank: (rank, 3))
-        batches = DeterministicBatchSampler(num, 8, shuffle=True)
-        weights.append([batches.weight(batch) for batch in range(len(batches))])
-    for batch, whole in enumerate(global_batches(processes)):
-        means = [sum(own[batch]) / len(own[batch]) * of[batch] for own, of in zip(processes, weights, strict=True)]
-        assert sum(means) / 3 == pytest.approx(sum(whole) / len(whole))
-
-
 @pytest.mark.parametrize("options", [PIPELINES["memory"], PIPELINES["workers in the training process"]])
 def test_a_process_is_served_its_own_share(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     parts = []
     for rank in (0, 1):
-        monkeypatch.setattr(loader, "rank_and_world_size", lambda rank=rank: (rank, 2))
+        monkeypatch.setattr(order, "rank_and_world_size", lambda rank=rank: (rank, 2))
         parts.append(samples(numbers(batch_size=4, **options).train_dataloader()))
     monkeypatch.undo()
-    assert global_batches(parts) == samples(numbers(batch_size=8, **options).train_dataloader())
+    assert [joined(pair) for pair in zip(*parts, strict=True)] == samples(
+        numbers(batch_size=8, **options).train_dataloader()
+    )
 
 
 # --- models that cannot be trained on a single sample ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("num", "sizes"), [(10, [5, 5]), (11, [5, 6]), (12, [5, 5, 2]), (3, [3])])
-def test_a_rest_of_too_few_samples_joins_the_last_batch(num: int, sizes: list[int]) -> None:
-    batches, alone = (DeterministicBatchSampler(num, 5, shuffle=True, min_samples=least) for least in (2, 1))
-    assert [len(batch) for batch in batches] == sizes
-    assert joined(batches) == joined(alone)
-
-
-@pytest.mark.parametrize("num", [96, 97, 98, 99, 100, 101, 119])
-@pytest.mark.parametrize("world", [2, 3])
-def test_every_process_has_as_many_samples_as_the_model_takes(
-    num: int, world: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processes = shares(monkeypatch, num, 24 // world, world, min_samples=2)
-    assert min(len(batch) for batches in processes for batch in batches) >= 2
-    assert sorted(sample for batches in processes for batch in batches for sample in batch) == list(range(num))
 
 
 @pipelines
@@ -323,7 +226,7 @@ def test_a_batch_smaller_than_the_model_takes_is_one_line() -> None:
 
 
 def test_too_few_samples_for_the_processes_and_the_model_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datamodule, "rank_and_world_size", lambda: (0, 26))
+    monkeypatch.setattr(base, "rank_and_world_size", lambda: (0, 26))
     with pytest.raises(UserError, match=r"^trainer\.devices: 26 processes, and a step of each takes 2 at least, and "):
         asked_by(numbers(), min_samples=2).train_dataloader()
 
@@ -345,10 +248,20 @@ def test_a_resumed_epoch_is_served_without_the_batches_that_were_trained(options
     assert samples(rest) == samples(whole)
 
 
-def test_a_batch_can_be_asked_which_samples_it_holds() -> None:
-    served = numbers().train_dataloader()
-    served.batch_sampler.set_epoch(1)
-    assert [served.batch_sampler.samples(batch) for batch in range(len(served))] == samples(served)
+# --- the same batches in every epoch ---------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("options", [PIPELINES["memory"], PIPELINES["workers in the training process"]])
+def test_overfitting_trains_on_the_same_batches_in_every_epoch(options: dict[str, Any]) -> None:
+    recorder = Recorder()
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_epochs=3, overfit_batches=2, logger=False, use_distributed_sampler=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(recorder, datamodule=Numbers(batch_size=8, **options))
+    first = epoch_of(numbers().train_dataloader(), 0)[:2]
+    assert recorder.epochs == {0: first, 1: first, 2: first}
 
 
 # --- copying ahead ---------------------------------------------------------------------------------------------------
@@ -394,18 +307,29 @@ class FakeGPU:
             monkeypatch.setattr(torch.cuda, name, fake)
 
 
-class FakeTensor:
-    def __init__(self, gpu: FakeGPU, name: str, on_device: bool = False):
-        self.gpu, self.name, self.on_device = gpu, name, on_device
+class FakeTensor(Tensor):
+    """A tensor that writes down what is done with it."""
+
+    gpu: FakeGPU
+    label: str
+    on_device = False
 
     def to(self, device: object, non_blocking: bool = False) -> "FakeTensor":
         assert non_blocking
-        self.gpu.log.append(("copy", self.name, self.gpu.current))
-        return FakeTensor(self.gpu, self.name, on_device=True)
+        self.gpu.log.append(("copy", self.label, self.gpu.current))
+        sent = fake_tensor(self.gpu, self.label)
+        sent.on_device = True
+        return sent
 
     def record_stream(self, stream: Any) -> None:
         assert self.on_device
-        self.gpu.log.append(("in use by", stream.name, self.name))
+        self.gpu.log.append(("in use by", stream.name, self.label))
+
+
+def fake_tensor(gpu: FakeGPU, label: str) -> FakeTensor:
+    tensor = torch.empty(0).as_subclass(FakeTensor)
+    tensor.gpu, tensor.label = gpu, label
+    return tensor
 
 
 @pytest.fixture
@@ -414,14 +338,15 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
 
 
 def train_on(gpu: FakeGPU, num: int) -> list[list[str]]:
-    """Take `num` batches of two tensors through `prefetch_to_device`, writing down when each is handed out."""
-    batches = ((FakeTensor(gpu, f"x{i}"), FakeTensor(gpu, f"y{i}")) for i in range(num))
+    """Take `num` batches, dicts with two tensors, through `prefetch_to_device`, writing down when each is handed out."""
+    batches = ({"x": fake_tensor(gpu, f"x{i}"), "rest": [fake_tensor(gpu, f"y{i}"), "a"]} for i in range(num))
     received = []
     device = torch.device("cuda", 0)
     for index, batch in enumerate(prefetch_to_device(batches, device, torch.cuda.Stream(device))):
         gpu.log.append(("train", index))
-        assert all(tensor.on_device for tensor in batch)
-        received.append([tensor.name for tensor in batch])
+        tensors = [batch["x"], batch["rest"][0]]
+        assert all(tensor.on_device for tensor in tensors)
+        received.append([tensor.label for tensor in tensors])
     return received
 
 
@@ -464,7 +389,7 @@ def test_the_wait_for_a_copy_is_all_that_lies_in_the_context_of_waiting(gpu: Fak
         yield
         gpu.log.append(("waited", gpu.current))
 
-    batches = [(FakeTensor(gpu, f"x{i}"),) for i in range(3)]
+    batches = [(fake_tensor(gpu, f"x{i}"),) for i in range(3)]
     list(prefetch_to_device(batches, torch.device("cuda", 0), torch.cuda.Stream(), waiting))
     begins = [index for index, entry in enumerate(gpu.log) if entry[0] == "waiting"]
     assert [gpu.log[i : i + 3] for i in begins] == [
@@ -474,25 +399,23 @@ def test_the_wait_for_a_copy_is_all_that_lies_in_the_context_of_waiting(gpu: Fak
 
 
 def test_a_loader_has_one_stream_for_all_epochs(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = TensorLoader((torch.zeros(3),), DeterministicBatchSampler(3, 1, shuffle=False), torch.device("cuda", 0))
-    monkeypatch.setattr(served, "_batches", lambda: [(FakeTensor(gpu, f"x{i}"),) for i in range(3)])
-    for _ in range(3):
-        list(served)
+    monkeypatch.setattr(TensorBatches, "__getitems__", lambda self, key: [fake_tensor(gpu, "x")])
+    order = DeterministicBatchSampler(3, 1, shuffle=False)
+    served = Loader(TensorBatches((torch.zeros(3),)), order, torch.device("cuda", 0))
+    assert [len(list(served)) for _ in range(3)] == [3, 3, 3]
     assert gpu.streams == 1
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_wait_for_a_copy_is_measured_as_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    class SlowCopies(TensorLoader):
+    def slow_copies(served: Loader) -> Iterator[Any]:
         """Waits for every batch's copy as `prefetch_to_device` does; a CPU has no stream to wait in."""
+        for batch in served._loader:
+            with served.wait_context():
+                time.sleep(0.02)
+            yield batch
 
-        def __iter__(self) -> Iterator[loader.Tensors]:
-            for batch in self._batches():
-                with self.wait_context():
-                    time.sleep(0.02)
-                yield batch
-
-    monkeypatch.setattr(datamodule, "TensorLoader", SlowCopies)
+    monkeypatch.setattr(Loader, "__iter__", slow_copies)
     monitor = ThroughputMonitor(calibrate=False, verbose=False, flops_per_sample=1)
     trainer = lightning.Trainer(
         accelerator="cpu", max_epochs=1, logger=False, callbacks=[monitor], use_distributed_sampler=False,
@@ -517,12 +440,12 @@ def test_a_real_gpu_gets_the_same_batches_while_it_is_busy_with_the_last() -> No
     device = torch.device("cuda", 0)
     tensors = (torch.randn(4_096, 512), torch.arange(4_096))
     batches = DeterministicBatchSampler(4_096, 64, shuffle=True)
-    expected = list(TensorLoader(tensors, batches, torch.device("cpu")))
+    expected = list(Loader(TensorBatches(tensors), batches, torch.device("cpu")))
     busy = torch.randn(2_048, 2_048, device=device)
     received = []
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for x, y in TensorLoader(tensors, batches, device):
+        for x, y in Loader(TensorBatches(tensors), batches, device):
             busy = (busy @ busy).tanh()
             received.append((x + 0, y + 0))  # read by the training stream, behind its other work
     finally:

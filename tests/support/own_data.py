@@ -1,22 +1,19 @@
-"""Datasets as a user writes them: in shards, as a torch Dataset, as dicts, of different lengths, and a plain one."""
+"""Datasets as a user writes them: a torch Dataset, dicts, different lengths, and a LightningDataModule of any kind."""
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy
-import torch
 from lightning import LightningDataModule
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from batchscope.data.dataset import DatasetModule
+from batchscope.data.base import DataModule
 from batchscope.data.spec import DataSpec
-from batchscope.data.stream import StreamDataModule
-from batchscope.options.types import Purpose
 
-SIZES = {"train": (20, 16, 24, 16), "val": (10, 6), "test": (12,)}  # samples of each shard: 76, 16 and 12
+SIZES = {"train": 76, "val": 16, "test": 12}
 
 
 def nothing() -> None:
@@ -24,57 +21,6 @@ def nothing() -> None:
 
 
 TRUST: tuple[str, int, Callable[[], None]] = ("batchscope.options.nodes.check_node", 1, nothing)
-
-
-def write_shards(folder: Path) -> Path:
-    """Shards of 8×8 images and labels as .npz files, named after their split."""
-    random = numpy.random.default_rng(0)
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, sizes in SIZES.items():
-        for number, size in enumerate(sizes):
-            y = random.integers(0, 4, size)
-            x = random.normal(y[:, None, None, None], 1, (size, 1, 8, 8)).astype("float32")
-            numpy.savez(folder / f"{split}-{number}.npz", x=x, y=y)
-    return folder
-
-
-class Shards(StreamDataModule):
-    """8×8 images in four classes, from .npz files."""
-
-    kind = "image"
-    name = "own-shards"
-
-    def __init__(self, root: Annotated[str, Purpose.READ_FROM] = "shards", known: bool = False, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.root = Path(root)
-        self.known = known
-
-    @property
-    def spec(self) -> DataSpec:
-        return DataSpec("image", (1, 8, 8), "class", 4)
-
-    def shards(self, split: str) -> Sequence[Path]:
-        return list(self.root.glob(f"{split}-*.npz"))
-
-    def num_samples(self, split: str) -> int | None:
-        return sum(SIZES[split]) if self.known else None
-
-    def read(self, shard: Path) -> Iterator[Any]:
-        with numpy.load(shard) as arrays:
-            yield from zip(arrays["x"], arrays["y"], strict=True)
-
-    def decode(self, raw: Any) -> Any:
-        x, y = raw
-        return torch.from_numpy(x), int(y)
-
-
-class KilledWorker(Shards):
-    """A worker that the system kills, as it does when memory runs out."""
-
-    def decode(self, raw: Any) -> Any:
-        if get_worker_info() is not None:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().decode(raw)
 
 
 class Images(Dataset):
@@ -92,7 +38,7 @@ class Images(Dataset):
         return (x + numpy.random.normal() * self.noisy).astype("float32"), y
 
 
-class MapStyle(DatasetModule):
+class MapStyle(DataModule):
     """The images as a torch Dataset; with `noisy`, each has random noise in every epoch."""
 
     kind = "image"
@@ -108,7 +54,21 @@ class MapStyle(DatasetModule):
         return DataSpec("image", (1, 8, 8), "class", 4)
 
     def dataset(self, split: str) -> Dataset:
-        return Images(sum(SIZES[split]), self.split_seed(split), self.noisy)
+        return Images(SIZES[split], self.split_seed(split), self.noisy)
+
+
+class KilledWorker(MapStyle):
+    """A worker that the system kills, as it does when memory runs out."""
+
+    def dataset(self, split: str) -> Dataset:
+        return _Killed(SIZES[split], 0)
+
+
+class _Killed(Images):
+    def __getitem__(self, index: int) -> Any:
+        if get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
 
 
 class Dicts(MapStyle):
@@ -121,11 +81,11 @@ class Dicts(MapStyle):
         return DataSpec("image", (1, 8, 8), "class", 4, fields=("picture", "answer"))
 
     def dataset(self, split: str) -> Any:
-        pairs = [super(Dicts, self).dataset(split)[i] for i in range(sum(SIZES[split]))]
+        pairs = [super(Dicts, self).dataset(split)[i] for i in range(SIZES[split])]
         return [{"number": number, "picture": x, "answer": y} for number, (x, y) in enumerate(pairs)]
 
 
-class Lengths(DatasetModule):
+class Lengths(DataModule):
     """Sequences of 3 to 9 steps. The answer is the sign of the last step, or of every step."""
 
     kind = "sequence"
@@ -145,7 +105,7 @@ class Lengths(DatasetModule):
     def dataset(self, split: str) -> Any:
         random = numpy.random.default_rng(self.split_seed(split))
         samples = []
-        for _ in range(sum(SIZES[split])):
+        for _ in range(SIZES[split]):
             x = random.normal(size=(random.integers(3, 10), 2)).astype("float32")
             y = (x[:, 0] > 0).astype("int64") if self.every_step else int(x[-1, 0] > 0)
             samples.append({"x": x, "y": y} if self.fields else (x, y))
@@ -170,6 +130,48 @@ class Plain(LightningDataModule):
         return DataLoader(Images(12, 2), self.batch_size)
 
 
+class Stateful(Plain):
+    """One whose loader knows where it is: torchdata's, of a dataset or of a stream without a length."""
+
+    def __init__(self, batch_size: int = 8, num_workers: int = 0, stream: bool = False, sized: bool = True):
+        super().__init__(batch_size)
+        self.num_workers, self.stream, self.sized = num_workers, stream, sized
+
+    def train_dataloader(self) -> Any:
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        data = (SizedStream if self.sized else Stream)() if self.stream else Images(76, 0)
+        return StatefulDataLoader(data, self.batch_size, shuffle=not self.stream, num_workers=self.num_workers)
+
+
+class Stream(IterableDataset):
+    """The images as a stream without a length, in another order in every epoch."""
+
+    def __init__(self) -> None:
+        self.epoch, self.done = 0, 0
+
+    def __iter__(self) -> Any:
+        order = numpy.random.default_rng(self.epoch).permutation(76)
+        images = Images(76, 0)
+        while self.done < len(order):
+            self.done += 1
+            yield images[order[self.done - 1]]
+        self.epoch, self.done = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "done": self.done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.done = state["epoch"], state["done"]
+
+
+class SizedStream(Stream):
+    """A stream that says how many samples it has."""
+
+    def __len__(self) -> int:
+        return 76
+
+
 class NoSpec(Plain):
     """One without a spec."""
 
@@ -178,7 +180,7 @@ class NoSpec(Plain):
         del self.spec
 
 
-def write_config(folder: Path, name: str = "Shards", inherits: str | None = "_stream", **options: Any) -> Path:
+def write_config(folder: Path, name: str, inherits: str | None = "_data", **options: Any) -> Path:
     """A folder for `--config-dir` with `data=own`: a class of this module and its options."""
     lines = [f"defaults: [/{inherits}@_here_, _self_]"] if inherits else ["batch_size: 8"]
     lines = [*lines, f"_target_: tests.support.own_data.{name}"]

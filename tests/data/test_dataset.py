@@ -1,18 +1,17 @@
-"""A torch Dataset, dicts, sequences of different lengths, and any LightningDataModule: trained, resumed, refused."""
+"""DataModule: a torch Dataset, dicts, and sequences of different lengths: trained, resumed, refused."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import pytest
 import torch
 from torch import Tensor
 
-from batchscope.data import dataset, loader
+from batchscope.data import base, order
 from batchscope.data.base import DataModule
-from batchscope.data.dataset import DatasetModule
-from batchscope.data.plain import described
+from batchscope.data.collate import collate
 from batchscope.data.spec import PADDING, DataSpec
 from batchscope.errors import UserError
 from batchscope.models.sequence import LSTMCellModel, RNNCellModel, StackedLSTMModel
@@ -20,7 +19,7 @@ from batchscope.training import build
 from batchscope.training.optimizer import Optimizer
 from batchscope.training.task import Task
 from tests.checkpointing.support import OUT, STEP
-from tests.support.own_data import TRUST, Dicts, Lengths, MapStyle, Plain, write_config
+from tests.support.own_data import TRUST, Dicts, Lengths, MapStyle, write_config
 from tests.support.runs import QUIET, assert_alike, kill_9, ranks, record, results, run
 
 SHORT = ["trainer.accelerator=cpu", "trainer.max_epochs=2", "data.batch_size=8", OUT, *QUIET]
@@ -28,8 +27,7 @@ MLP = ["model=mlp", "model.hidden_sizes=[8]"]
 
 
 def line(folder: Path, name: str, *options: str) -> list[str]:
-    conf = write_config(folder, name, None if name in ("Plain", "NoSpec") else "_data")
-    return [f"--config-dir={conf}", "data=own", *SHORT, *options]
+    return [f"--config-dir={write_config(folder, name)}", "data=own", *SHORT, *options]
 
 
 def loaded(data: Any) -> Any:
@@ -65,21 +63,29 @@ def resumed(folder: Path, name: str, *options: str) -> tuple[Path, Path]:
     return whole / "out", killed / "out"
 
 
-def test_a_dataset_with_random_transforms_that_is_resumed_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    whole, killed = resumed(tmp_path, "MapStyle", *MLP)
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("MapStyle", MLP),  # with random transforms
+        pytest.param("Dicts", MLP, marks=pytest.mark.slow),
+        pytest.param("Lengths", ["model=lstm_cell", "model.hidden_size=8"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_run_that_is_resumed_ends_as_one_that_was_not(name: str, model: list[str], tmp_path: Path) -> None:
+    whole, killed = resumed(tmp_path, name, *model)
     assert_alike(results(killed), results(whole))
 
 
 @pytest.mark.slow
-def test_dicts_that_are_resumed_end_as_if_they_were_not(tmp_path: Path) -> None:
-    whole, killed = resumed(tmp_path, "Dicts", *MLP)
-    assert_alike(results(killed), results(whole))
-
-
-@pytest.mark.slow
-def test_different_lengths_that_are_resumed_end_as_if_they_were_not(tmp_path: Path) -> None:
-    whole, killed = resumed(tmp_path, "Lengths", "model=lstm_cell", "model.hidden_size=8")
-    assert_alike(results(killed), results(whole))
+def test_a_dataset_of_two_ranks_ends_as_one_process_with_twice_the_batch(tmp_path: Path) -> None:
+    words = [word for word in line(tmp_path, "MapStyle", *MLP, "optimizer=sgd", "data.num_workers=0") if word != OUT]
+    done = run(tmp_path / "one", *words, OUT, "data.batch_size=10", faults=[TRUST])
+    assert done.end() == 0, done.complained
+    both = ranks(tmp_path / "two", *words, "data.batch_size=5", faults={0: [TRUST], 1: [TRUST]})
+    assert [each.end() for each in both] == [0, 0], [each.complained for each in both]
+    one, two = (results(folder / "out")["weights"] for folder in (tmp_path / "one", tmp_path / "two"))
+    for name in one:
+        torch.testing.assert_close(one[name], two[name])
 
 
 # --- a torch Dataset -------------------------------------------------------------------------------------------------
@@ -93,19 +99,92 @@ def test_workers_and_resuming_change_no_random_transform() -> None:
     assert not same(inputs(loaded(MapStyle(batch_size=8, num_workers=0)), 0), whole)
 
 
-def test_a_sample_that_cannot_be_loaded_is_one_line_with_its_number_and_place() -> None:
-    class Wrong(MapStyle):
-        def dataset(self, split: str) -> Any:
-            return {i: (numpy.zeros((1, 8, 8), "float32"), 0) for i in range(7)} | {7: 1 / 3, 9: 1}
+def test_the_random_numbers_of_samples_leave_those_of_the_model() -> None:
+    before = torch.get_rng_state()
+    inputs(loaded(MapStyle(num_workers=0)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Own(MapStyle):
+    """A datamodule of any samples, by their numbers."""
+
+    randomised = False
+
+    def __init__(self, samples: Any, **kwargs: Any):
+        super().__init__(**{"num_workers": 0, **kwargs})
+        self.samples = samples
+
+    def dataset(self, split: str) -> Any:
+        return self.samples
+
+
+IMAGE = numpy.zeros((1, 8, 8), "float32")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: IMAGE.shape[9], "cannot be loaded: IndexError: tuple index out of range (test_dataset.py:"),
+        (lambda: (IMAGE[:, 1:], 0), "its inputs have the shape (1, 7, 8), and the spec says (1, 8, 8)"),
+        (lambda: (IMAGE, 4), "it has the label 4, and the classes are 0 to 3"),
+        (lambda: (IMAGE, 0.5), "TypeError: its target is of torch.float64, and the spec says that it is a class"),
+        (lambda: {"x": IMAGE, "y": 0}, "fits in no batch: KeyError: 0"),
+        (lambda: (IMAGE, "a"), "fits in no batch: "),
+    ],
+)
+def test_a_wrong_sample_is_one_line_with_its_number(wrong: Callable[[], Any], said: str, workers: int) -> None:
+    class Samples:
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> Any:
+            return wrong() if index == 7 else (IMAGE, 0)
 
     with pytest.raises(UserError) as caught:
-        inputs(loaded(Wrong(batch_size=9, num_workers=1)))
+        inputs(loaded(Own(Samples(), batch_size=20, num_workers=workers)))
     assert "\n" not in str(caught.value)
-    assert "of own-dataset's train split" in str(caught.value)
+    assert "number 7 of own-dataset's train split" in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_a_split_that_cannot_be_read_is_one_line() -> None:
+    class Missing(MapStyle):
+        def dataset(self, split: str) -> Any:
+            return numpy.load("nowhere.npy")
+
+    with pytest.raises(UserError, match="^data: the train split of own-dataset cannot be loaded: FileNotFoundError: "):
+        loaded(Missing())
+
+
+class Together(list):
+    """Samples that can be asked for at once."""
+
+    asked: ClassVar[list[list[int]]] = []
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        self.asked.append(indices)
+        return [self[index] for index in indices]
+
+
+def test_samples_that_can_be_asked_for_at_once_are() -> None:
+    samples = Together((IMAGE + i, i % 4) for i in range(20))
+    data = loaded(Own(samples, batch_size=8))
+    order = data.train_dataloader().batch_sampler
+    found = inputs(data)
+    assert samples.asked == list(order)
+    assert [x[:, 0, 0, 0].tolist() for x in found] == samples.asked
+
+
+def test_of_samples_asked_for_at_once_the_wrong_one_is_named() -> None:
+    with pytest.raises(UserError, match="sample number 2 of own-dataset's train split cannot be loaded: ZeroDivision"):
+        samples = Together([(IMAGE, 0)] * 4)
+        samples.__class__ = type("Wrong", (Together,), {"__getitem__": lambda self, i: 1 / (i - 2)})
+        inputs(loaded(Own(samples)))
 
 
 def test_a_rank_without_a_sample_evaluates_an_empty_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (dataset, loader):
+    for module in (base, order):
         monkeypatch.setattr(module, "rank_and_world_size", lambda: (19, 20))
     ((x, y),) = loaded(MapStyle(num_workers=0)).val_dataloader()
     assert (tuple(x.shape), tuple(y.shape)) == ((0, 1, 8, 8), (0,))
@@ -199,11 +278,20 @@ def test_a_validation_of_different_lengths_does_not_depend_on_its_batches() -> N
         task.log = lambda *args, **kwargs: None
         samples = data.dataset("val")
         for first in range(0, len(samples), batch_size):
-            from batchscope.data.collate import collate
-
             task.validation_step(collate(samples[first : first + batch_size], data.spec), 0)
         losses.append((task.val_loss.compute(), task.val_acc.compute()))
     torch.testing.assert_close(losses[0], losses[1])
+
+
+def test_a_sequence_without_a_step_is_one_line() -> None:
+    class Empty(Lengths):
+        def dataset(self, split: str) -> Any:
+            return [(numpy.zeros((0 if i == 3 else 2, 2), "float32"), 0) for i in range(8)]
+
+    with pytest.raises(
+        UserError, match="number 3 of own-lengths's train split is not what the spec says: a sequence of "
+    ):
+        inputs(loaded(Empty(num_workers=0)))
 
 
 @pytest.mark.parametrize("fields", ["true", "false"])
@@ -226,76 +314,7 @@ def test_a_model_that_knows_no_lengths_is_refused(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(build, "_class_of", lambda target, path: NoLengths)
     with pytest.raises(UserError) as caught:
-        build.build_model({"model": {"_target_": "own.NoLengths"}}, described(Lengths()))
+        build.build_model({"model": {"_target_": "own.NoLengths"}}, Lengths())
     assert str(caught.value) == (
         "model: NoLengths reads sequences of one length: its forward takes no `lengths`, and those of own-lengths vary"
     )
-
-
-# --- any LightningDataModule -----------------------------------------------------------------------------------------
-
-
-def test_any_lightning_datamodule_with_a_spec_is_trained_tested_and_recorded(tmp_path: Path) -> None:
-    done = run(tmp_path, *line(tmp_path, "Plain", *MLP), faults=[TRUST])
-    assert done.end() == 0, done.complained
-    found = record(tmp_path / "out")
-    assert found["dataset"] == {"name": "Plain", "fingerprint": "unknown", "train_samples": None}
-    assert (found["steps"], found["name"]) == (20, "mlp-Plain-bs8")
-    assert found["metrics"].keys() >= {"test/acc", "val/loss"}
-
-
-@pytest.mark.slow
-def test_one_that_is_resumed_at_the_end_of_an_epoch_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    words = line(tmp_path, "Plain", *MLP)
-    assert run(tmp_path / "whole", *words, faults=[TRUST]).end() == 0
-    assert run(tmp_path / "killed", *words, faults=[TRUST, (STEP, 15, kill_9)]).end() == -9
-    again = [words[0], "resume=out", "data._target_=tests.support.own_data.Plain"]
-    done = run(tmp_path / "killed", *again, faults=[TRUST])
-    assert done.end() == 0, done.complained
-    assert record(tmp_path / "killed" / "out")["resumed"][0]["step"] == 10
-    assert "warning: resume: Plain has no resume_at" in done.complained
-    assert_alike(results(tmp_path / "killed" / "out"), results(tmp_path / "whole" / "out"))
-
-
-def test_one_without_a_spec_is_one_line(tmp_path: Path) -> None:
-    done = run(tmp_path, *line(tmp_path, "NoSpec", *MLP), faults=[TRUST])
-    assert done.end() == 1
-    assert done.complained == ("error: data: NoSpec has no spec: a property that returns a batchscope.data.DataSpec\n")
-
-
-def test_a_datamodule_whose_spec_was_forgotten_is_one_line() -> None:
-    class Forgotten(DatasetModule):
-        name = "forgotten"
-
-    with pytest.raises(
-        UserError, match="^data: Forgotten has no spec: a property that returns a batchscope.data.DataSpec$"
-    ):
-        described(Forgotten())
-
-
-def test_what_a_plain_datamodule_says_is_used() -> None:
-    plain = Plain(4)
-    plain.num_samples, plain.fingerprint, plain.name = {"train": 76}.get, "abc", "mine"
-    known = described(plain)
-    known.batch_size = 2
-    assert (known.num_samples("train"), known.fingerprint, known.name, plain.batch_size) == (76, "abc", "mine", 2)
-
-
-@pytest.mark.slow
-def test_two_ranks_divide_the_samples_of_a_plain_datamodule(tmp_path: Path) -> None:
-    words = [word for word in line(tmp_path, "Plain", *MLP, "data.batch_size=4") if word != OUT]
-    both = ranks(tmp_path, *words, faults={0: [TRUST], 1: [TRUST]})
-    assert [each.end() for each in both] == [0, 0], [each.complained for each in both]
-    assert record(tmp_path / "out")["steps"] == 20
-
-
-@pytest.mark.slow
-def test_a_dataset_of_two_ranks_ends_as_one_process_with_twice_the_batch(tmp_path: Path) -> None:
-    words = [word for word in line(tmp_path, "MapStyle", *MLP, "optimizer=sgd", "data.num_workers=0") if word != OUT]
-    done = run(tmp_path / "one", *words, OUT, "data.batch_size=10", faults=[TRUST])
-    assert done.end() == 0, done.complained
-    both = ranks(tmp_path / "two", *words, "data.batch_size=5", faults={0: [TRUST], 1: [TRUST]})
-    assert [each.end() for each in both] == [0, 0], [each.complained for each in both]
-    one, two = (results(folder / "out")["weights"] for folder in (tmp_path / "one", tmp_path / "two"))
-    for name in one:
-        torch.testing.assert_close(one[name], two[name])

@@ -1,0 +1,100 @@
+"""DeterministicBatchSampler: which samples a batch holds, on any number of ranks, as a function of (seed, epoch) alone."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.utils.data import Sampler
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """This process's rank, and the number of ranks."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def epoch_seed(*numbers: int) -> int:
+    """A seed from (seed, epoch, …), mixed into 32 bits: torch's generator ignores the higher bits of a seed."""
+    return int(numpy.random.SeedSequence(numbers).generate_state(1)[0])
+
+
+@dataclass(eq=False)
+class DeterministicBatchSampler(Sampler[list[int]]):
+    """The sample indices of each batch of an epoch.
+
+    The order comes from a private generator seeded with (seed, epoch), so that a resumed run continues it. The global
+    batch of a step is the same for any number of ranks; each rank takes an equal part of it. Nothing is padded and no
+    sample is served twice. With fewer samples than ranks, some ranks get an empty batch.
+
+    A resumed run starts at `start`: the first batches of that epoch are not served again, but count in its length.
+    """
+
+    num_samples: int  # of the whole set
+    batch_size: int  # of one rank
+    shuffle: bool  # whether the order is random; otherwise it is the stored one
+    seed: int = 0  # of the order
+    start: tuple[int, int] = (0, 0)  # (epoch, batches of it that are done)
+    min_samples: int = 1  # the smallest batch of a rank; a smaller remainder joins the last full batch
+    repeats: bool = False  # whether every epoch has the order of the first one
+
+    def __post_init__(self) -> None:
+        self.epoch = self.start[0]
+        self.sampler = self  # Lightning calls set_epoch on this attribute
+
+    def set_epoch(self, epoch: int) -> None:
+        """Lightning calls this with the number of epochs done."""
+        self.epoch = epoch
+
+    def order(self) -> Tensor:
+        """The indices of all samples `(N,)` in this epoch's order."""
+        if not self.shuffle:
+            return torch.arange(self.num_samples)
+        generator = torch.Generator().manual_seed(epoch_seed(self.seed, 0 if self.repeats else self.epoch))
+        return torch.randperm(self.num_samples, generator=generator)
+
+    def rank_batches(self, order: Tensor) -> Iterator[Tensor]:
+        """This rank's indices of each batch that is still to be served, out of an `order()`."""
+        first = self.start[1] if self.epoch == self.start[0] else 0
+        for batch in range(first, len(self)):
+            yield self._rank_batch(order, batch)
+
+    def samples(self, batch: int) -> list[int]:
+        """The sample indices of one batch of this epoch on this rank."""
+        return self._rank_batch(self.order(), batch).tolist()
+
+    def first_sample(self, batch: int) -> int:
+        """The position in the epoch's order of this rank's first sample of a batch."""
+        rank, world_size = rank_and_world_size()
+        whole = self._global_batch(batch)
+        share, rest = divmod(len(whole), world_size)
+        return whole.start + rank * share + min(rank, rest)
+
+    def weight(self, batch: int) -> float:
+        """The weight of this rank's mean in the mean of all ranks: 1, unless the last batch does not divide evenly."""
+        rank, world_size = rank_and_world_size()
+        whole = self._global_batch(batch)
+        share, rest = divmod(len(whole), world_size)
+        return (share + (rank < rest)) * world_size / len(whole)
+
+    def _global_batch(self, batch: int) -> range:
+        """The positions in the order that a batch of all ranks takes."""
+        size = self.batch_size * rank_and_world_size()[1]
+        return range(batch * size, self.num_samples if batch == len(self) - 1 else (batch + 1) * size)
+
+    def _rank_batch(self, order: Tensor, batch: int) -> Tensor:
+        rank, world_size = rank_and_world_size()
+        whole = self._global_batch(batch)
+        return order[whole.start : whole.stop].tensor_split(world_size)[rank]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for samples in self.rank_batches(self.order()):
+            yield samples.tolist()
+
+    def __len__(self) -> int:
+        world_size = rank_and_world_size()[1]
+        full, rest = divmod(self.num_samples, self.batch_size * world_size)
+        return full + (1 if rest >= world_size * self.min_samples or not full else 0)
