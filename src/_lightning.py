@@ -140,6 +140,16 @@ class _ResumedFitLoop(_FitLoop):
             counter.completed = counter.processed = counter.started = counter.ready
         for counter in (epochs.total, epochs.current):  # the epoch starts again, after its first batches
             counter.ready = counter.started = counter.processed = counter.completed
+        if self._data_fetcher is not None and self._combined_loader_states_to_load:
+            self._load_combined_loader_states()  # the schedule has asked for the number of steps, and so for the loaders
+            iter(self._data_fetcher)
+
+    @override
+    def _load_combined_loader_states(self) -> None:
+        """Load the positions of loaders with a `state_dict`; Lightning does so only by its restart heuristics."""
+        states, self._combined_loader_states_to_load = self._combined_loader_states_to_load, []
+        if self._combined_loader is not None:
+            self._combined_loader._load_state_dicts(states)
 
 
 class _ResumedEpochLoop(_TrainingEpochLoop):

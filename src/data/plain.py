@@ -3,6 +3,8 @@
 from typing import Any, cast
 
 from lightning import LightningDataModule
+from lightning.fabric.utilities.data import sized_len
+from torch.utils._pytree import tree_leaves
 
 from ..errors import UserError, warn
 from .augment import Augment
@@ -52,18 +54,39 @@ class PlainData:
         return getattr(self.module, "fingerprint", "unknown")
 
     def resume_at(self, epoch: int, batches: int) -> None:
-        """As DataModule; a warning where the module cannot."""
+        """As DataModule; otherwise loaders with a `state_dict` go on where they were, and a warning says what is lost."""
         if hasattr(self.module, "resume_at"):
             self.module.resume_at(epoch, batches)
-        elif batches:
-            warn(
-                f"resume: {self.name} has no resume_at: if the run was stopped within an epoch, the rest of that epoch is "
-                "trained on other batches than without the stop"
-            )
+            return
+        make = self.module.train_dataloader
+
+        def train_dataloader() -> Any:
+            loader = make()
+            if lost := _lost(loader, batches):
+                warn(f"resume: {self.name}: {lost}")
+            return loader
+
+        self.module.train_dataloader = train_dataloader
 
     def _call(self, method: str, *arguments: Any) -> Any:
         found = getattr(self.module, method, None)
         return found(*arguments) if found else None
+
+
+def _lost(loader: Any, batches: int) -> str | None:
+    """What a run loses that is resumed after so many batches of an epoch; None if it loses nothing."""
+    for each in tree_leaves(loader):
+        length = sized_len(each)
+        if batches == length:
+            continue
+        if not hasattr(each, "state_dict"):
+            return (
+                "it has no resume_at, and its training loader no state_dict: the rest of the epoch is trained on other "
+                "batches than without the stop"
+            )
+        if length is None:
+            return "its training loader has no length: Lightning had fetched a batch ahead, which is left out"
+    return None
 
 
 Data = DataModule | PlainData

@@ -23,7 +23,6 @@ from ..checkpointing.log_files import loggers_of_rank
 from ..checkpointing.restore import prepare_resume
 from ..checkpointing.resume import lock_run_dir
 from ..checkpointing.resume_point import ResumePoint, checkpoint_folder, find_resume_point
-from ..data.base import DataModule
 from ..data.plain import Data, lightning_of
 from ..distributed.agreement import Agreement, end_together
 from ..errors import UserError, show_tracebacks, warn
@@ -160,7 +159,6 @@ class _Run:
         """Load the training data, and name the run, its loggers and its checkpoints after them."""
         self.data.setup("fit")
         samples = self.data.num_samples("train")
-        check_schedule(self.optimizer, self.trainer, self.data)
         fingerprint = self.data.fingerprint
         self.dataset = {"name": self.data.name, "fingerprint": fingerprint, "train_samples": samples}
         self.batch = limit_batch_size(self.data, samples, self.trainer.world_size)
@@ -233,16 +231,6 @@ def _known_id(run_dir: Path) -> dict[str, str]:
     with contextlib.suppress(UserError):
         return {key: value for key, value in read(run_dir).items() if key == "id"}
     return {}
-
-
-def check_schedule(optimizer: Optimizer, trainer: lightning.Trainer, data: Data) -> None:
-    """Refuse a schedule that ends with the run where nobody knows how many steps an epoch has."""
-    unknown = isinstance(data, DataModule) and data.num_samples("train") is None and trainer.max_steps < 0
-    if unknown and optimizer.interval == "step":
-        raise UserError(
-            f"optimizer.schedule: {optimizer.schedule} ends with the run, and {data.name} does not say how many samples it "
-            "has: give trainer.max_steps, or optimizer.schedule=constant"
-        )
 
 
 def limit_batch_size(data: Data, train_samples: int | None, world_size: int) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """Task: the one LightningModule. It joins a model, the loss that its data asks for, metrics and an optimizer."""
 
 import copy
+import math
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from .._lightning import datamodule_of
 from .._torch import is_batch_norm, supports_found_inf
 from ..data.spec import PADDING, DataSpec
 from ..distributed.sharding import shard
+from ..errors import UserError
 from .optimizer import Optimizer
 
 Batch = Any  # what a DataSpec takes apart: `(x, y)`, `(x, y, lengths)` or a dict
@@ -155,9 +157,15 @@ class Task(LightningModule):
     def configure_optimizers(self) -> Any:
         """Torch's optimizer and, unless the rate is constant, its schedule."""
         recipe = self.optimizer_recipe.scaled_to(self._samples_per_update())
+        steps = self.trainer.estimated_stepping_batches
+        if recipe.interval == "step" and not 0 <= steps < math.inf:  # a loader without a length
+            raise UserError(
+                f"optimizer.schedule: {recipe.schedule} ends with the run, and the data's loader does not say how many "
+                "batches it has: give trainer.max_steps, or optimizer.schedule=constant"
+            )
         self.learning_rate = recipe.lr
         optimizer = recipe.build(self.parameters())
-        schedule = recipe.build_schedule(optimizer, self.trainer.estimated_stepping_batches)
+        schedule = recipe.build_schedule(optimizer, steps)
         if schedule is None:
             return optimizer
         stepped = {"scheduler": schedule, "interval": recipe.interval}
