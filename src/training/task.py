@@ -253,10 +253,13 @@ def min_samples(model: nn.Module, spec: DataSpec) -> int:
 
 
 def _runs(model: nn.Module, spec: DataSpec, samples: int) -> bool:
-    """Whether a model takes this many samples, tried with a copy that has shapes but no memory."""
+    """Whether a model takes this many samples, tried with a copy whose tensors have shapes but no memory."""
     try:
+        tensors = (*model.parameters(), *model.buffers())
+        shapes: dict[int, Any] = {id(tensor): torch.empty_like(tensor, device="meta") for tensor in tensors}
         with torch.no_grad():
-            copy.deepcopy(model).train().to("meta")(torch.empty(samples, *spec.input_shape, device="meta"))
+            twin = copy.deepcopy(model, shapes)  # which takes each tensor's shape for its copy
+            twin.train()(torch.empty(samples, *spec.input_shape, device="meta"))
     except Exception:  # noqa: BLE001 - anybody's model; training shows what is wrong with one that cannot be tried
         return False
     return True

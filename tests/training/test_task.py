@@ -16,7 +16,7 @@ from batchscope.data.spec import DataSpec
 from batchscope.models.cnn import SimpleCNN
 from batchscope.models.torchvision import TorchvisionModel
 from batchscope.training.optimizer import Optimizer
-from batchscope.training.task import Task
+from batchscope.training.task import Task, min_samples
 from tests.support.runs import SMALL, record, run
 
 SPECS = {
@@ -80,6 +80,16 @@ def test_a_model_that_batch_norm_keeps_from_training_on_one_sample_takes_two(
     assert task.min_samples == min_samples
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(tensor, state[name]) for name, tensor in task.state_dict().items())
+
+
+def test_the_smallest_batch_is_found_without_copying_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(tensor: Tensor, memo: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Tensor, "__deepcopy__", refuse)
+    monkeypatch.setattr(nn.Parameter, "__deepcopy__", refuse)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(10, 4), nn.BatchNorm1d(4), nn.LSTM(4, 4))
+    assert min_samples(model, DataSpec("sequence", (5, 2), "value", 1)) == 2
 
 
 def test_the_input_shape_is_what_the_network_computes_on() -> None:
