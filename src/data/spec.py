@@ -1,7 +1,12 @@
 """DataSpec: all that a model has to know of a dataset."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from ..errors import UserError, did_you_mean
+
+Kind = Literal["image", "sequence"]
+Target = Literal["class", "class_per_step", "value"]
 
 PADDING = -100  # the class of a step behind the end of a sequence; torch's losses leave it out
 LENGTHS = "lengths"  # the field of a dict batch with the lengths of its sequences
@@ -9,11 +14,15 @@ LENGTHS = "lengths"  # the field of a dict batch with the lengths of its sequenc
 
 @dataclass(frozen=True)
 class DataSpec:
-    """The shapes of a dataset and the kind of its targets."""
+    """The shapes of a dataset and the kind of its targets.
 
-    kind: Literal["image", "sequence"]
+    Raises:
+        UserError: for a kind or a target that is none of these words.
+    """
+
+    kind: Kind
     input_shape: tuple[int, ...]  # of one sample: `(C, H, W)` for an image, `(T, F)` for a sequence
-    target: Literal["class", "class_per_step", "value"]  # a label for each sample or step, or a number for each sample
+    target: Target  # a label for each sample or step, or a number for each sample
     num_outputs: int  # of the model, for a sample or a step: the number of classes, or 1 for a value
     blank_class: int | None = None  # of steps without an answer; accuracy leaves it out
     classes: tuple[str, ...] = ()  # their names; empty: their numbers
@@ -21,6 +30,14 @@ class DataSpec:
     std: tuple[float, ...] = ()  # as `mean`
     fields: tuple[str, str] | None = None  # where a batch is a dict: the names of its input and its target
     variable_length: bool = False  # sequences of at most T steps, padded to the longest of a batch, with their lengths
+
+    def __post_init__(self) -> None:
+        for field, got, known in (("kind", self.kind, get_args(Kind)), ("target", self.target, get_args(Target))):
+            if got not in known:
+                hint = did_you_mean(str(got), known)
+                raise UserError(
+                    f"data: DataSpec.{field}: got {got!r}, takes {', '.join(known[:-1])} or {known[-1]}.{hint}"
+                )
 
     @property
     def sequence_shape(self) -> tuple[int, int]:

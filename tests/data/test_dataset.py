@@ -318,3 +318,18 @@ def test_a_model_that_knows_no_lengths_is_refused(monkeypatch: pytest.MonkeyPatc
     assert str(caught.value) == (
         "model: NoLengths reads sequences of one length: its forward takes no `lengths`, and those of own-lengths vary"
     )
+
+
+# --- the spec --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "said"),
+    [
+        ("images", "class", r"kind: got 'images', takes image or sequence\. Did you mean 'image'\?"),
+        ("image", "label", r"target: got 'label', takes class, class_per_step or value\."),
+    ],
+)
+def test_an_unknown_word_in_a_spec_is_one_line(kind: Any, target: Any, said: str) -> None:
+    with pytest.raises(UserError, match=rf"^data: DataSpec\.{said}$"):
+        DataSpec(kind, (1, 8, 8), target, 4)
