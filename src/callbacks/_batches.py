@@ -13,7 +13,7 @@ def samples_in(batch: Any) -> int:
 
     A batch is whatever Lightning takes: tensors, and tuples, lists, dicts and dataclasses of them, nested in any way.
     """
-    first = _first_tensor(batch)
+    first = first_tensor(batch)
     if first is None:
         return 0
     return first.shape[0] if first.dim() else 1
@@ -41,7 +41,8 @@ def varies(module: object) -> bool:
     return bool(getattr(getattr(module, "spec", None), "variable_length", False))
 
 
-def _first_tensor(batch: Any) -> Tensor | None:
+def first_tensor(batch: Any) -> Tensor | None:
+    """The first tensor in a batch, depth first."""
     if isinstance(batch, Tensor):
         return batch
     children: Iterable[Any]
@@ -54,6 +55,6 @@ def _first_tensor(batch: Any) -> Tensor | None:
     else:  # PyG's graphs keep their tensors as attributes
         children = [getattr(batch, "x", None)] if hasattr(batch, "x") else []
     for child in children:
-        if (found := _first_tensor(child)) is not None:
+        if (found := first_tensor(child)) is not None:
             return found
     return None

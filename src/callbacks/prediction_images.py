@@ -1,6 +1,6 @@
 """PredictionImages: some test samples with the model's predictions, and the confusion matrix, as TensorBoard images."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning import LightningModule, Trainer
@@ -8,27 +8,46 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from matplotlib.figure import Figure
 from torch import Tensor
+from torchmetrics.classification import MulticlassConfusionMatrix
 from typing_extensions import override
 
 from ..options.types import PositiveInt
+from ._batches import first_tensor
 from ._never_raise import never_raise
 
-_LEFT_OUT = -100
+_LEFT_OUT = -100  # as torch's losses do
+_MOST_NAMES = 20  # of classes that a confusion matrix has room for
 _BLUE, _ORANGE = "#0072B2", "#D55E00"  # told apart by everybody (Okabe & Ito 2008)
 
 
-class PredictionImages(Callback):
-    """Draws what `test_step` returned as `output` and `target`; does nothing for steps that return neither.
+class Sample(NamedTuple):
+    """A test sample on the CPU: its input, the predicted and the true class (or classes of its steps, or values)."""
 
-    The input is what it returned as `input`, or the first part of the batch. Steps with a target of -100, which torch's
-    losses leave out, are not drawn.
+    is_wrong: bool  # of classes only
+    x: Tensor
+    answer: Tensor
+    target: Tensor
+
+
+class PredictionImages(Callback):
+    """Draws what `test_step` returned as `output` and `target`, where the shapes are those of a known kind.
+
+    | `output` | `target` | Images |
+    | --- | --- | --- |
+    | `(N, C)` | integers `(N,)` | samples and the confusion matrix |
+    | `(N, T, C)` | integers `(N, T)` | samples |
+    | N values | N values | samples |
+
+    Any other step is left alone. The input is what the step returned as `input`, or the first tensor of the batch. A
+    target of -100, which torch's losses leave out, is not drawn.
 
     | Key | Unit | Meaning |
     | --- | --- | --- |
     | `test/samples` | image | samples with target and prediction, mistakes first |
     | `test/confusion` | image | rows are the true classes, columns the predicted ones |
 
-    A module may have a `spec` with `classes`, `mean` and `std`, for names and true colours.
+    A module may have a `spec` with `classes`, `mean` and `std`, for names and true colours. After the test `samples` has
+    the samples, and `confusion` the counts, shape (C, C).
 
     Args:
         num_samples: how many samples are drawn.
@@ -38,52 +57,52 @@ class PredictionImages(Callback):
 
     def __init__(self, num_samples: PositiveInt = 16):
         self.num_samples = num_samples
-        self._samples: list[tuple[bool, Tensor, Tensor, Tensor]] = []  # whether wrong, input, answer, target
-        self._confusion: Tensor | None = None
+        self.samples: list[Sample] = []
+        self.confusion: Tensor | None = None
         self._active = False
 
     @override
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._samples, self._confusion, self._active = [], None, True
+        self.samples, self.confusion, self._active = [], None, True
 
     def disable(self) -> None:
         """Draw nothing in this test."""
-        self._samples, self._active = [], False
+        self.samples, self._active = [], False
 
     @override
     @never_raise
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *indices: int
     ) -> None:
-        if not self._active or not isinstance(outputs, dict) or not {"output", "target"} <= outputs.keys():
+        found = _answers(outputs, batch) if self._active else None
+        if found is None:
             return
-        x = outputs["input"] if "input" in outputs else batch[0]
-        output, target = outputs["output"], outputs["target"]
-        if output.dim() == 2 and target.dim() == 1 and not target.is_floating_point():
-            answer = output.argmax(dim=-1)
-            wrong = answer != target
-            cells = torch.bincount(target * output.shape[1] + answer, minlength=output.shape[1] ** 2)
-            self._confusion = cells if self._confusion is None else self._confusion + cells
-        else:
-            answer = output.argmax(dim=-1) if output.dim() == 3 else output.squeeze(-1)
-            wrong = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        if sum(mistake for mistake, *_ in self._samples) < self.num_samples:
+        x, output, target = found
+        answer = output.reshape(len(x)) if target.is_floating_point() else output.argmax(-1)
+        target = target.reshape(len(x)) if target.is_floating_point() else target
+        wrong = torch.zeros(len(x), dtype=torch.bool, device=output.device)
+        if output.dim() == 2 and not target.is_floating_point():
+            wrong = (answer != target) & (target != _LEFT_OUT)
+            metric = MulticlassConfusionMatrix(output.shape[1], ignore_index=_LEFT_OUT).to(output.device)
+            metric.update(answer, target)
+            self.confusion = metric.confmat if self.confusion is None else self.confusion + metric.confmat
+        if sum(sample.is_wrong for sample in self.samples) < self.num_samples:
             for i in wrong.int().argsort(descending=True, stable=True)[: self.num_samples].tolist():
-                self._samples.append((bool(wrong[i]), x[i].cpu(), answer[i].cpu(), target[i].cpu()))
-            self._samples = sorted(self._samples, key=lambda s: not s[0])[: self.num_samples]
+                if (target[i] != _LEFT_OUT).any():
+                    self.samples.append(Sample(bool(wrong[i]), x[i].cpu(), answer[i].cpu(), target[i].cpu()))
+            self.samples = sorted(self.samples, key=lambda sample: not sample.is_wrong)[: self.num_samples]
 
     @override
     @never_raise
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         online = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
-        if not self._samples or not (writers or online) or not trainer.is_global_zero:
+        if not self.samples or not (writers or online) or not trainer.is_global_zero:
             return
         spec = getattr(pl_module, "spec", None)
-        figures = {"test/samples": _draw_samples([s[1:] for s in self._samples], spec)}
-        if self._confusion is not None:
-            classes = int(len(self._confusion) ** 0.5)
-            figures["test/confusion"] = _draw_confusion(self._confusion.view(classes, classes).cpu(), spec)
+        figures = {"test/samples": _draw_samples(self.samples, spec)}
+        if self.confusion is not None:
+            figures["test/confusion"] = _draw_confusion(self.confusion, spec)
         for key, figure in figures.items():
             for logger in online:
                 logger.log_image(key, [figure])
@@ -91,73 +110,73 @@ class PredictionImages(Callback):
                 writer.add_figure(key, figure, trainer.global_step, close=False)
 
 
-def _draw_samples(samples: list[tuple[Tensor, Tensor, Tensor]], spec: Any) -> Figure:
-    """One small picture a sample: `(x, answer, target)`."""
-    target = samples[0][2]
+def _answers(outputs: Any, batch: Any) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The input, the output and the target of a step that can be drawn; None of any other step."""
+    output, target = (outputs.get(key) if isinstance(outputs, dict) else None for key in ("output", "target"))
+    if not isinstance(output, Tensor) or not isinstance(target, Tensor) or not target.dim():
+        return None
+    x = outputs.get("input", first_tensor(batch))
+    if not isinstance(x, Tensor) or not x.dim() or len(x) != len(target):
+        return None
+    are_values = target.is_floating_point() and output.numel() == target.numel() == len(target)
+    are_classes = (
+        not target.is_floating_point()
+        and target.dim() <= 2
+        and output.dim() == target.dim() + 1
+        and output.shape[:-1] == target.shape
+        and output.shape[-1] > 1
+    )
+    return (x, output, target) if are_values or are_classes else None
+
+
+def _draw_samples(samples: list[Sample], spec: Any) -> Figure:
+    """One small picture a sample."""
+    target = samples[0].target
     if target.is_floating_point():
         return _draw_values(samples)
     per_step = target.dim() == 1
     columns = 1 if per_step else min(8, len(samples))
     rows = -(-len(samples) // columns)
-    figure = Figure(
-        figsize=(8, 0.7 * rows) if per_step else (1.25 * columns, 1.6 * rows), layout="constrained", dpi=120
-    )
-    for axes, (x, answer, target) in zip(figure.subplots(rows, columns, squeeze=False).flat, samples, strict=False):
+    size = (8, 0.7 * rows) if per_step else (1.25 * columns, 1.6 * rows)
+    figure = Figure(figsize=size, layout="constrained", dpi=120)
+    for axes, sample in zip(figure.subplots(rows, columns, squeeze=False).flat, samples, strict=False):
         axes.set_xticks([])
         axes.set_yticks([])
         if per_step:
-            is_step = target != _LEFT_OUT
-            axes.imshow(
-                torch.stack([target[is_step], answer[is_step]]).numpy(),
-                aspect="auto",
-                interpolation="nearest",
-                cmap="viridis",
-            )
+            both = torch.stack([sample.target, sample.answer])[:, sample.target != _LEFT_OUT]
+            axes.imshow(both.numpy(), aspect="auto", interpolation="nearest", cmap="viridis")
             axes.set_yticks([0, 1], ["target", "answer"], fontsize=7)
             continue
-        axes.imshow(_as_image(x, spec).numpy(), cmap="gray", interpolation="nearest")
-        right = bool(answer == target)
-        text = _class_name(answer, spec) if right else f"{_class_name(answer, spec)}, is {_class_name(target, spec)}"
-        axes.set_title(text, fontsize=8, color=_BLUE if right else _ORANGE)
+        axes.imshow(_as_image(sample.x, spec).numpy(), cmap="gray", interpolation="nearest")
+        answer, target = _class_name(sample.answer, spec), _class_name(sample.target, spec)
+        text = f"{answer}, is {target}" if sample.is_wrong else answer
+        axes.set_title(text, fontsize=8, color=_ORANGE if sample.is_wrong else _BLUE)
     for axes in figure.axes[len(samples) :]:
         axes.set_axis_off()
     return figure
 
 
-def _draw_values(samples: list[tuple[Tensor, Tensor, Tensor]]) -> Figure:
+def _draw_values(samples: list[Sample]) -> Figure:
     """Answers against targets, and the line on which they agree."""
-    answers, targets = [float(s[1]) for s in samples], [float(s[2]) for s in samples]
+    answers, targets = [float(one.answer) for one in samples], [float(one.target) for one in samples]
     figure = Figure(figsize=(4, 4), layout="constrained", dpi=120)
     axes = figure.subplots()
-    low, high = min(answers + targets), max(answers + targets)
-    axes.plot([low, high], [low, high], color="0.7", linewidth=1)
+    axes.axline((targets[0], targets[0]), slope=1, color="0.7", linewidth=1)
     axes.scatter(targets, answers, s=18, color=_BLUE)
-    axes.set_xlabel("target")
-    axes.set_ylabel("answer")
-    axes.set_aspect("equal")
+    axes.set(xlabel="target", ylabel="answer", aspect="equal")
     return figure
 
 
 def _draw_confusion(counts: Tensor, spec: Any) -> Figure:
-    """Counts `(C, C)`; the colour is the share of a row, so that rare mistakes can be seen."""
+    """Counts (C, C)."""
     classes = len(counts)
-    share = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
-    off_diagonal = share.clone().fill_diagonal_(0)
-    figure = Figure(figsize=(6, 5.6), layout="constrained", dpi=120)
-    axes = figure.subplots()
-    axes.imshow(off_diagonal.numpy(), cmap="Oranges", vmin=0, vmax=max(0.02, float(off_diagonal.max())))
-    if classes <= 20:
-        names = [_class_name(i, spec) for i in range(classes)]
-        axes.set_xticks(range(classes), names, rotation=45 if max(map(len, names)) > 3 else 0, fontsize=8)
-        axes.set_yticks(range(classes), names, fontsize=8)
-        for i, j in torch.cartesian_prod(torch.arange(classes), torch.arange(classes)).tolist():
-            if counts[i, j]:
-                weight, color = ("bold", _BLUE) if i == j else ("normal", "black")
-                text = str(int(counts[i, j]))
-                axes.text(j, i, text, ha="center", va="center", fontsize=7, weight=weight, color=color)
-    axes.set_xlabel("predicted")
-    axes.set_ylabel("true")
-    axes.set_title(f"{int(counts.trace()):,} of {int(counts.sum()):,} right; mistakes are coloured", fontsize=9)
+    has_names = classes <= _MOST_NAMES
+    figure = Figure(figsize=(0.6 * classes + 3,) * 2 if has_names else (8, 8), layout="constrained", dpi=120)
+    labels = [_class_name(index, spec) for index in range(classes)]
+    drawing: Any = MulticlassConfusionMatrix(classes)
+    drawing.plot(counts, figure.subplots(), add_text=has_names, labels=labels, cmap="Blues")
+    if not has_names:
+        figure.axes[0].set(xticks=[], yticks=[])
     return figure
 
 

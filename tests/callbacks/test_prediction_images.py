@@ -1,5 +1,6 @@
-"""PredictionImages draws what test steps return, whatever the data, and nothing for modules that return nothing."""
+"""PredictionImages draws the test steps whose answers it knows how to draw, and is silent about all others."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,89 +10,83 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from batchscope.callbacks.prediction_images import PredictionImages
 from tests.support.third_party_modules import Stranger
 
+SAMPLES, BOTH = {"test/samples"}, {"test/samples", "test/confusion"}
+CLASSES, ANSWERS = torch.tensor([0, 1, 2, 2]), torch.eye(3)[[0, 1, 2, 1]]
+
 
 class Answering(Stranger):
-    """Returns prepared answers as its output."""
+    """Returns what it was given."""
 
-    def __init__(self, output: Tensor):
+    def __init__(self, outputs: Any):
         super().__init__()
-        self.output = output
+        self.outputs = outputs
 
-    def test_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        return {"output": self.output, "target": batch[1]}
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.outputs
 
 
-def pictures(
-    tmp_path: Path, x: Tensor, y: Tensor, module: lightning.LightningModule, **options: Any
-) -> PredictionImages:
+def drawn(tmp_path: Path, batch: Any, outputs: Any, **options: Any) -> tuple[set[str], PredictionImages]:
+    """The images of a test of one batch; the callback warns of nothing."""
     callback = PredictionImages(**options)
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        logger=TensorBoardLogger(tmp_path, name="", version=""),
-        callbacks=[callback],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.test(module, DataLoader(TensorDataset(x, y), batch_size=len(x)), verbose=False)
-    return callback
-
-
-def images(tmp_path: Path) -> set[str]:
-    return set(EventAccumulator(str(tmp_path)).Reload().Tags()["images"])
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(accelerator="cpu", logger=logger, callbacks=[callback], **quiet)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        trainer.test(Answering(outputs), DataLoader([0], collate_fn=lambda _: batch), verbose=False)
+    assert not [each for each in said if "PredictionImages" in str(each.message)]
+    return set(EventAccumulator(str(tmp_path)).Reload().Tags()["images"]), callback
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 8, 8), (28, 28), (16, 1), (7,), (), (1, 2, 3, 4)], ids=str)
-def test_classes_give_samples_and_a_confusion_matrix(shape: tuple[int, ...], tmp_path: Path) -> None:
-    y = torch.tensor([0, 1, 2, 2])
-    pictures(tmp_path, torch.rand(4, *shape), y, Answering(torch.eye(3)[[0, 1, 2, 1]]))
-    assert images(tmp_path) == {"test/samples", "test/confusion"}
+def test_classes_of_any_input_give_samples_and_a_confusion_matrix(shape: tuple[int, ...], tmp_path: Path) -> None:
+    outputs = {"output": ANSWERS, "target": CLASSES}
+    assert drawn(tmp_path, (torch.rand(4, *shape), CLASSES), outputs)[0] == BOTH
 
 
-def test_the_confusion_matrix_counts_true_rows_and_predicted_columns(tmp_path: Path) -> None:
-    y = torch.tensor([0, 1, 2, 2])
-    callback = pictures(tmp_path, torch.rand(4, 1, 4, 4), y, Answering(torch.eye(3)[[0, 1, 2, 1]]))
-    assert callback._confusion.view(3, 3).tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
+N, LONG = 4, torch.long
+KNOWN = {
+    "values": (torch.rand(N, 1), torch.rand(N), SAMPLES),
+    "values in a column": (torch.rand(N, 1), torch.rand(N, 1), SAMPLES),
+    "a class for each step": (torch.rand(N, 5, 3), torch.zeros(N, 5, dtype=LONG), SAMPLES),
+    "classes of which some are left out": (ANSWERS, torch.tensor([0, 1, -100, 2]), BOTH),
+    "vectors": (torch.rand(N, 2), torch.rand(N, 2), set()),
+    "several labels": (torch.rand(N, 3), torch.ones(N, 3), set()),
+    "one logit": (torch.rand(N, 1), torch.ones(N, dtype=LONG), set()),
+    "a class for each pixel": (torch.rand(N, 3, 8, 8), torch.zeros(N, 8, 8, dtype=LONG), set()),
+    "images": (torch.rand(N, 1, 8, 8), torch.rand(N, 1, 8, 8), set()),
+    "no tensors": ([1, 2], {"boxes": 3}, set()),
+    "one number": (torch.tensor(1.0), torch.tensor(1.0), set()),
+}
 
 
-@pytest.mark.slow
-def test_mistakes_are_shown_first(tmp_path: Path) -> None:
-    y = torch.tensor([0, 1, 2, 2])
-    callback = pictures(tmp_path, torch.rand(4, 1, 4, 4), y, Answering(torch.eye(3)[[0, 1, 2, 1]]), num_samples=2)
-    assert [(int(answer), int(target)) for _, _, answer, target in callback._samples] == [(1, 2), (0, 0)]
+@pytest.mark.parametrize("kind", KNOWN)
+def test_an_answer_is_drawn_by_its_shape_or_not_at_all(kind: str, tmp_path: Path) -> None:
+    output, target, images = KNOWN[kind]
+    assert drawn(tmp_path, (torch.rand(N, 5, 2), None), {"output": output, "target": target})[0] == images
 
 
 @pytest.mark.parametrize(
-    ("output", "target"),
-    [(torch.rand(4, 1), torch.rand(4)), (torch.rand(4, 5, 3), torch.zeros(4, 5, dtype=torch.long))],
-    ids=["value", "class_per_step"],
+    ("batch", "images"),
+    [({4: torch.rand(N, 5), "y": CLASSES}, BOTH), (torch.rand(N, 5), BOTH), (["a text"] * N, set())],
+    ids=["a dict", "a tensor", "texts"],
 )
-def test_values_and_classes_per_step_give_samples_alone(output: Tensor, target: Tensor, tmp_path: Path) -> None:
-    pictures(tmp_path, torch.rand(4, 5, 2), target, Answering(output))
-    assert images(tmp_path) == {"test/samples"}
+def test_the_input_is_the_first_tensor_of_any_batch(batch: Any, images: set[str], tmp_path: Path) -> None:
+    assert drawn(tmp_path, batch, {"output": ANSWERS, "target": CLASSES})[0] == images
 
 
-def test_a_module_that_returns_nothing_is_left_alone(tmp_path: Path) -> None:
-    class Silent(Stranger):
-        def test_step(self, batch: Any, batch_idx: int) -> None:
-            return None
-
-    pictures(tmp_path, torch.rand(4, 4), torch.zeros(4), Silent())
-    assert images(tmp_path) == set()
+@pytest.mark.parametrize("outputs", [None, {"loss": torch.ones(())}, torch.ones(4)], ids=str)
+def test_a_step_that_returns_no_answer_is_left_alone(outputs: Any, tmp_path: Path) -> None:
+    assert drawn(tmp_path, (torch.rand(N, 5), CLASSES), outputs)[0] == set()
 
 
-def test_a_batch_that_cannot_be_drawn_is_one_warning_and_the_test_goes_on(tmp_path: Path) -> None:
-    class Dicts(Answering):
-        def test_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-            return {"output": self.output, "target": batch["y"]}
-
-    callback = PredictionImages()
-    trainer = lightning.Trainer(accelerator="cpu", logger=False, callbacks=[callback], enable_progress_bar=False)
-    samples = [{"x": torch.rand(4), "y": torch.tensor(i % 3)} for i in range(6)]
-    with pytest.warns(UserWarning, match="PredictionImages stopped measuring: KeyError: 0") as caught:
-        trainer.test(Dicts(torch.eye(3)), DataLoader(samples, batch_size=3), verbose=False)
-    assert len([w for w in caught if "PredictionImages" in str(w.message)]) == 1
+def test_the_confusion_matrix_has_true_rows_and_predicted_columns_and_mistakes_are_drawn_first(tmp_path: Path) -> None:
+    _, callback = drawn(tmp_path, torch.rand(N, 5), {"output": ANSWERS, "target": CLASSES}, num_samples=2)
+    assert callback.confusion is not None
+    assert callback.confusion.tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
+    assert [(int(one.answer), int(one.target)) for one in callback.samples] == [(1, 2), (0, 0)]
