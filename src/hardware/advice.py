@@ -4,15 +4,13 @@ A run by this project's own options is advised in those options. Any other Light
 its `Trainer` and its `DataLoader`.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..records.formatting import option_value
 
 _BATCH_FACTOR = 4  # between the present batch and the suggested one
-_TF32 = 'torch.set_float32_matmul_precision("high")'
 # How a change is written: in this project's options, and in another project's calls. None: it does not exist there.
 _WRITTEN: dict[str, tuple[str | None, str | None]] = {
     "accelerator": ("trainer.accelerator", "Trainer"),
@@ -64,24 +62,10 @@ class Setting:
         return None if self.train_samples is None else -(-self.train_samples // self.devices)
 
 
-@dataclass(frozen=True)
-class _Change:
-    effect: str
-    options: dict[str, Any] = field(default_factory=dict)  # name in `_WRITTEN` → value
-    code: str = ""  # in place of options
-
-
 class _Code(str):
     """An argument's value that is shown as it is written."""
 
     __repr__ = str.__str__
-
-
-# What to do where no change is known to help: in this project, and in another one.
-_FINDS_OUT = (
-    _Change("tries the changes that may help, one at a time", {"experiment": "diagnose"}),
-    _Change("shows the operations and modules that take the time", {"callbacks": _Code("[OperationProfiler()]")}),
-)
 
 
 class Advice(NamedTuple):
@@ -91,6 +75,10 @@ class Advice(NamedTuple):
     effect: str
 
 
+Options = dict[str, Any]  # name in `_WRITTEN` → value
+_Change = Callable[[Setting], Options | str | bool | None]
+
+
 def advise(kind: str, setting: Setting) -> Advice | None:
     """The change that is most likely to help against a bottleneck; where none is known, how to find one.
 
@@ -98,169 +86,144 @@ def advise(kind: str, setting: Setting) -> Advice | None:
         kind: of the bottleneck.
         setting: of the run.
     """
-    if kind == "input" and setting.preparing:  # no option of a loader makes it faster
-        change = f"move the work of {setting.preparing} into the dataset"
-        return Advice(change, "where the loader's workers do it while the model trains")
-    if kind not in _RULES:
-        return None
-    known = filter(None, (rule(setting) for rule in _RULES[kind]))
-    found = next((each for each in (*known, *_FINDS_OUT) if _applies(each, setting)), None)
-    return Advice(_written(found, setting), found.effect) if found else None
+    for kinds, effect, change in _RULES:
+        if kind in kinds.split() and (found := change(setting)):
+            if isinstance(found, str):
+                return Advice(found, effect)
+            if isinstance(found, dict) and _applies(found, setting):
+                return Advice(_written(found, setting), effect)
+    return None
 
 
-def _applies(change: _Change, setting: Setting) -> bool:
+def _applies(options: Options, setting: Setting) -> bool:
     """Whether every option exists in this project, and one at least differs from what is set."""
-    exists = all(_WRITTEN[name][0 if setting.own else 1] for name in change.options)
-    differs = any(getattr(setting, name, None) != value for name, value in change.options.items())
-    return bool(change.code) or (exists and differs)
+    exists = all(_WRITTEN[name][0 if setting.own else 1] for name in options)
+    return exists and any(getattr(setting, name, None) != value for name, value in options.items())
 
 
-def _written(change: _Change, setting: Setting) -> str:
+def _written(options: Options, setting: Setting) -> str:
     """`data.batch_size=512`, or `DataLoader(batch_size=512)`."""
-    if change.code:
-        return change.code
     if setting.own:
-        words = ((_WRITTEN[name][0], value) for name, value in change.options.items())
-        return " ".join(f"{option}={option_value(value)}" for option, value in words)
+        return " ".join(f"{_WRITTEN[name][0]}={option_value(value)}" for name, value in options.items())
     calls: dict[str | None, list[str]] = {}
-    for name, value in change.options.items():
+    for name, value in options.items():
         calls.setdefault(_WRITTEN[name][1], []).append(f"{name}={value!r}")
     return " with ".join(f"{call}({', '.join(arguments)})" for call, arguments in calls.items())
 
 
-def _from_memory(setting: Setting) -> _Change | None:
-    if setting.pipeline == "workers":
-        return _Change("takes each batch from tensors in memory at once", {"pipeline": "memory"})
-    return None
-
-
-def _on_device(setting: Setting) -> _Change | None:
-    if setting.pipeline in ("memory", "workers") and setting.device != "cpu":
-        return _Change("keeps the whole set on the device", {"pipeline": "device"})
-    return None
-
-
-def _more_workers(setting: Setting) -> _Change | None:
+def _more_workers(setting: Setting) -> Options | None:
     """Without free cores they take time from the training; of a stream each worker would read the whole."""
     now, cores = setting.num_workers, setting.cores
     if now is None or cores == 1 or (cores is None and now) or setting.pipeline not in (None, "workers"):
         return None
     more = 1 if setting.is_stream else min(max(2, 2 * now), cores or 2)
-    pinned = {"pin_memory": True} if setting.device == "cuda" and setting.pin_memory is False else {}
-    effect = "prepares more batches at the same time"
-    return _Change(effect, {"num_workers": more, **pinned}) if more > now else None
+    return {"num_workers": more, **(_pinned(setting) or {})} if more > now else None
 
 
-def _pinned(setting: Setting) -> _Change | None:
-    if setting.device == "cuda" and setting.pin_memory is False:
-        return _Change("copies batches from page-locked memory", {"pin_memory": True})
-    return None
+def _pinned(setting: Setting) -> Options | None:
+    return {"pin_memory": True} if setting.device == "cuda" and setting.pin_memory is False else None
 
 
-def _fused(setting: Setting) -> _Change | None:
-    if setting.backend == "reference":
-        return _Change("runs a whole sequence in one call", {"backend": "fused"})
-    return None
-
-
-def _one_batch(setting: Setting) -> _Change | None:
+def _one_batch(setting: Setting) -> Options | None:
     """The samples of an update at once, where they are accumulated."""
-    whole = (setting.batch_size or 0) * setting.accumulate_grad_batches
-    if whole and setting.accumulate_grad_batches > 1 and (setting.batch_limit is None or whole <= setting.batch_limit):
-        options = {"batch_size": whole, "accumulate_grad_batches": 1}
-        return _Change("computes the same update with fewer operations", options)
-    return None
+    batch = (setting.batch_size or 0) * setting.accumulate_grad_batches
+    is_divided = batch and setting.accumulate_grad_batches > 1
+    fits = setting.batch_limit is None or batch <= setting.batch_limit
+    return {"batch_size": batch, "accumulate_grad_batches": 1} if is_divided and fits else None
 
 
-def _larger_batch(effect: str, setting: Setting) -> _Change | None:
+def _larger_batch(setting: Setting) -> Options | None:
     if setting.batch_size is None:
         return None
     larger = _BATCH_FACTOR * setting.batch_size
     larger = larger if setting.batch_limit is None else min(larger, setting.batch_limit)
-    return _Change(effect, {"batch_size": larger}) if larger > setting.batch_size else None
+    return {"batch_size": larger} if larger > setting.batch_size else None
 
 
-def _batch_for_optimizer(setting: Setting) -> _Change | None:
-    """The optimizer reads and writes as many bytes at any batch size and precision."""
-    effect = "moves the optimizer's bytes less often for the same samples"
-    return _larger_batch(effect, setting) if setting.optimizer_traffic else None
+def _precision(setting: Setting) -> Options | None:
+    return {"precision": setting.faster_precision} if setting.faster_precision else None
 
 
-def _on_cpu(setting: Setting) -> _Change | None:
-    if setting.device != "cpu" and setting.devices == 1:
-        return _Change("may be as fast for operations of this size", {"accelerator": "cpu"})
-    return None
-
-
-def _keep_memory(setting: Setting) -> _Change | None:
-    if setting.device == "cpu" and setting.keep_freed_memory is False:
-        return _Change("spares the page faults of memory that is freed and taken again", {"keep_freed_memory": True})
-    return None
-
-
-def _channels_last(setting: Setting) -> _Change | None:
-    if setting.device in ("cpu", "cuda") and setting.channels_last is False:
-        return _Change("is the faster layout for convolutions", {"channels_last": True})
-    return None
-
-
-def _tf32(setting: Setting) -> _Change | None:
-    """Before another precision: weights, activations and the sums of a product stay in float32."""
-    if setting.tf32_is_faster:
-        return _Change("computes matrix products in TF32, which was measured to be faster here", code=_TF32)
-    return None
-
-
-def _precision(effect: str, setting: Setting) -> _Change | None:
-    if setting.faster_precision is None:
-        return None
-    return _Change(effect, {"precision": setting.faster_precision})
-
-
-def _fewer_bytes(setting: Setting) -> _Change | None:
-    """Not of the optimizer's bytes, which stay in float32."""
-    return None if setting.optimizer_traffic else _precision("moves fewer bytes", setting)
-
-
-def _accelerator(effect: str, setting: Setting) -> _Change | None:
-    better = [each for each in setting.accelerators if each != "cpu"] if setting.device == "cpu" else []
-    return _Change(effect, {"accelerator": better[0]}) if better else None
-
-
-def _all_devices(setting: Setting) -> _Change | None:
-    if setting.device == "cuda" and setting.devices_here > setting.devices:
-        return _Change("divides the arithmetic", {"devices": setting.devices_here})
-    return None
-
-
-def _accumulate(setting: Setting) -> _Change | None:
+def _accumulate(setting: Setting) -> Options | None:
     more = 2 * setting.accumulate_grad_batches
     samples = (setting.batch_size or 1) * setting.devices * more
-    if setting.train_samples is not None and samples > setting.train_samples:
-        return None
-    return _Change("exchanges gradients half as often", {"accumulate_grad_batches": more})
+    fits = setting.train_samples is None or samples <= setting.train_samples
+    return {"accumulate_grad_batches": more} if fits else None
 
 
-_RULES: dict[str, Sequence[Callable[[Setting], _Change | None]]] = {  # the first that applies is the advice
-    "input": (_from_memory, _on_device, _more_workers),
-    "transfer": (_on_device, _pinned),
-    "communication": (partial(_larger_batch, "exchanges gradients less often for the same samples"), _accumulate),
-    "host": (_fused, _one_batch, partial(_larger_batch, "launches as many operations for more samples"), _on_cpu),
-    "memory": (
-        _batch_for_optimizer,
-        _keep_memory,
-        _channels_last,
-        _fewer_bytes,
-        partial(_accelerator, "has more bandwidth"),
+def _accelerator(setting: Setting) -> Options | None:
+    better = [each for each in setting.accelerators if each != "cpu"] if setting.device == "cpu" else []
+    return {"accelerator": better[0]} if better else None
+
+
+_ALL = "input transfer communication host memory compute elementwise unclear"
+# The bottlenecks; what the change does to them; the change itself, or nothing where the setting does not call for it. The
+# first rule of a bottleneck that applies is the advice.
+_RULES: tuple[tuple[str, str, _Change], ...] = (
+    (
+        "input",
+        "where the loader's workers do it while the model trains",  # no option of a loader makes it faster
+        lambda s: s.preparing and f"move the work of {s.preparing} into the dataset",
     ),
-    "compute": (
-        _fused,
-        _channels_last,
-        _tf32,
-        partial(_precision, "was measured to compute faster here"),
-        partial(_accelerator, "computes faster"),
-        _all_devices,
+    (
+        "input",
+        "takes each batch from tensors in memory at once",
+        lambda s: s.pipeline == "workers" and {"pipeline": "memory"},
     ),
-    "elementwise": (_fused, partial(_accelerator, "computes faster")),
-    "unclear": (),
-}
+    (
+        "input transfer",
+        "keeps the whole set on the device",
+        lambda s: s.pipeline in ("memory", "workers") and s.device != "cpu" and {"pipeline": "device"},
+    ),
+    ("input", "prepares more batches at the same time", _more_workers),
+    ("transfer", "copies batches from page-locked memory", _pinned),
+    (
+        "host compute elementwise",
+        "runs a whole sequence in one call",
+        lambda s: s.backend == "reference" and {"backend": "fused"},
+    ),
+    ("host", "computes the same update with fewer operations", _one_batch),
+    ("host", "launches as many operations for more samples", _larger_batch),
+    ("communication", "exchanges gradients less often for the same samples", _larger_batch),
+    ("communication", "exchanges gradients half as often", _accumulate),
+    (
+        "host",
+        "may be as fast for operations of this size",
+        lambda s: s.device != "cpu" and s.devices == 1 and {"accelerator": "cpu"},
+    ),
+    (
+        "memory",
+        "moves the optimizer's bytes less often for the same samples",  # they are as many at any batch size
+        lambda s: s.optimizer_traffic and _larger_batch(s),
+    ),
+    (
+        "memory",
+        "spares the page faults of memory that is freed and taken again",
+        lambda s: s.device == "cpu" and s.keep_freed_memory is False and {"keep_freed_memory": True},
+    ),
+    (
+        "memory compute",
+        "is the faster layout for convolutions",
+        lambda s: s.device in ("cpu", "cuda") and s.channels_last is False and {"channels_last": True},
+    ),
+    (
+        "compute",
+        "computes matrix products in TF32, which was measured to be faster here",  # weights and sums stay in float32
+        lambda s: s.tf32_is_faster and 'torch.set_float32_matmul_precision("high")',
+    ),
+    ("memory", "moves fewer bytes", lambda s: not s.optimizer_traffic and _precision(s)),  # whose bytes stay in float32
+    ("compute", "was measured to compute faster here", _precision),
+    ("memory", "has more bandwidth", _accelerator),
+    ("compute elementwise", "computes faster", _accelerator),
+    (
+        "compute",
+        "divides the arithmetic",
+        lambda s: s.device == "cuda" and s.devices_here > s.devices and {"devices": s.devices_here},
+    ),
+    (_ALL, "tries the changes that may help, one at a time", lambda s: {"experiment": "diagnose"}),
+    (
+        _ALL,
+        "shows the operations and modules that take the time",
+        lambda s: {"callbacks": _Code("[OperationProfiler()]")},
+    ),
+)

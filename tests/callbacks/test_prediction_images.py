@@ -9,7 +9,6 @@ import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from batchscope.callbacks.prediction_images import PredictionImages
