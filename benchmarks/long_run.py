@@ -20,11 +20,11 @@ from harness import machine, write_result
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from batchscope.callbacks._cost import cost_of, metrics_of, stalls_among
+from batchscope.callbacks._step_monitor import FLUSH_EVERY
 from batchscope.callbacks._table import UpdateTable
-from batchscope.callbacks._timer import Clock, StepTimer
+from batchscope.callbacks._timer import HostClock, StepTimer
 from batchscope.callbacks._windows import Windows
 from batchscope.callbacks._writer import StepWriter
-from batchscope.callbacks.throughput import FLUSH_EVERY
 from batchscope.records.step_parts import StepPart
 
 UPDATES = (1_000, 100_000, 1_000_000)
@@ -44,7 +44,7 @@ class Measurement:
     def __init__(self, folder: str):
         loggers = [CSVLogger(folder, name="csv", version=""), TensorBoardLogger(folder, name="tb", version="")]
         self.windows = Windows(5)
-        self.timer, self.table = StepTimer(Clock()), UpdateTable(5, self.windows)
+        self.timer, self.table = StepTimer(HostClock()), UpdateTable(5, self.windows)
         self.writer = StepWriter(Trainer(is_global_zero=True, loggers=loggers))
 
     def step(self, number: int) -> None:

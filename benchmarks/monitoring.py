@@ -35,7 +35,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor, nn
 
 from batchscope import DeviceMonitor, ProgressBar, ThroughputMonitor, TrainCurves
-from batchscope.callbacks.throughput import FLUSH_EVERY
+from batchscope.callbacks._step_monitor import FLUSH_EVERY
 from batchscope.data.loader import Loader, TensorBatches
 from batchscope.data.order import DeterministicBatchSampler
 from batchscope.data.spec import DataSpec

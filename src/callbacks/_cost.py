@@ -24,7 +24,7 @@ def cost_of(table: UpdateTable, world_size: int = 1, fit_seconds: float | None =
     """The cost of this rank's counted updates; empty where none is known.
 
     `samples_per_sec_mean` is all samples ÷ all of their time. `samples_per_sec` is the run's rate (records/rates.py): the
-    samples of a whole batch ÷ the median step. `step_ms_median`, `_p10`, `_p90` and `_p99` are of `UpdateTable.typical`.
+    samples of a whole batch ÷ the median step. `step_ms_median`, `_p10`, `_p90` and `_p99` are of `UpdateTable.in_median`.
     `step_ms` and the parts are means, which add up. Samples/s and time steps/s are those of all ranks.
 
     Args:
@@ -33,21 +33,21 @@ def cost_of(table: UpdateTable, world_size: int = 1, fit_seconds: float | None =
         fit_seconds: wall time of the whole fit without pauses, for `samples_per_sec_fit`: every sample that was trained,
             those of the warm-up included, over it.
     """
-    rows, typical = table.rows[table.counted()], table.typical()
+    rows, in_median = table.rows[table.after_warmup()], table.in_median()
     seconds = float(rows["parts_ms"].sum(dtype=float)) / 1e3
-    if not typical.any() or not seconds > 0:
+    if not in_median.any() or not seconds > 0:
         return {}
-    step_ms = table.step_ms(typical)
+    step_ms = table.step_ms(in_median)
     low, median, high, highest = (float(ms) for ms in numpy.quantile(step_ms, (0.1, 0.5, 0.9, 0.99)))
     if median <= 0:
         return {}
     samples, whole = float(rows["samples"].sum(dtype=float)), table.whole_batch()
-    batches = float(table.rows["batches"][typical].mean())
+    batches = float(table.rows["batches"][in_median].mean())
     result: dict[str, Any] = {
         "updates": len(rows),
         "samples": int(samples),
         "seconds": seconds,
-        "batch_size": round(whole / batches),
+        "batch_size": table.batch_size(),
         "batches_per_sec": rate(batches, median),
         "step_ms": 1e3 * seconds / len(rows),
         "step_ms_median": median,
@@ -55,8 +55,8 @@ def cost_of(table: UpdateTable, world_size: int = 1, fit_seconds: float | None =
         "step_ms_p90": high,
         "step_ms_p99": highest,
         "parts_ms": dict(zip(PARTS, _means(rows["parts_ms"]), strict=True)),
-        "work_ms_median": float(numpy.median(table.rows["parts_ms"][typical][:, _WORK].sum(1))),
-        **_stalls(table.step_ms(table.counted()), median),
+        "work_ms_median": float(numpy.median(table.rows["parts_ms"][in_median][:, _WORK].sum(1))),
+        **_stalls(table.step_ms(table.after_warmup()), median),
     }
     if samples:  # else the batch has no tensors, and nobody knows
         result["samples_per_sec"] = rate(whole * world_size, median)

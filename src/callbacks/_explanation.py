@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from statistics import mean
 from typing import Any
 
 import numpy
@@ -10,7 +9,6 @@ import torch
 
 from ..hardware.bottleneck import Step, find_bottleneck
 from ..hardware.calibration import Calibration
-from ..hardware.contention import Noise
 from ..hardware.devices import device_name
 from ..hardware.operations import Operation, OperationRecorder
 from ..hardware.roofline import Peaks, peaks_of
@@ -18,10 +16,12 @@ from ..hardware.trace import Event, device_seconds, idle, step_starts
 from ..records import explanation as records
 from ..records.explanation import Cost, Explanation, Gap
 from ..records.formatting import duration, percent
+from ..records.step_parts import PARTS, StepPart
+from ._table import UpdateTable
 
 MOST_GAPS = 5
 _TOO_LONG = 1.1  # the operations' time ÷ what a plain step has for them; less is the scatter between steps
-_PARTS = ("data_wait", "transfer", "batch", "other")  # of an update
+_BETWEEN = (StepPart.DATA_WAIT, StepPart.TRANSFER, StepPart.OTHER)  # the parts between two batches
 _NO_PEAKS = Peaks(asynchronous=False, flops_per_sec={})
 
 
@@ -32,13 +32,11 @@ class Measured:
     title: str
     device: torch.device
     precision: str
-    batch_size: int | None
-    updates: Sequence[Mapping[str, float]]  # seconds of each plain one: `data_wait`, `transfer`, `batch`, `other`
-    recorder: OperationRecorder | None
+    table: UpdateTable
+    recorder: OperationRecorder | None  # of the recorded updates; None where none was recorded
+    not_recorded: str | None = None  # why
     events: Sequence[Event] = ()  # of the trace
     calibration: Calibration | None = None
-    others: float = 0.0  # the share of the processor that other programs used meanwhile
-    noise: Noise = field(default_factory=Noise)  # what disturbed the machine meanwhile
     is_judged: bool = True  # whether this says what limits the step: not beside ThroughputMonitor, nor of one rank
     notes: list[str] = field(default_factory=list)
 
@@ -47,37 +45,38 @@ def explain(measured: Measured) -> Explanation:
     """The explanation of a step."""
     device, calibration, notes = measured.device, measured.calibration, list(measured.notes)
     peaks = peaks_of(calibration) if calibration else _NO_PEAKS
-    parts, spread = _typical(measured)
-    step_s = sum(parts.values())
+    parts, spread, steps = _median_step(measured.table)
+    step_s, between_s = sum(parts.values()), sum(parts[part] for part in _BETWEEN)
     busy, gaps = _busy(measured, step_s)
     operations, is_timed, remark = _timed(measured)
     notes += remark
     # What a plain step has for its operations: on a CPU the time of its batches, else that in which a kernel runs.
-    room = parts["batch"] if device.type == "cpu" else step_s * (1.0 if busy is None else busy)
+    room = step_s - between_s if device.type == "cpu" else step_s * (1.0 if busy is None else busy)
     shown, remark = _within_step(operations, room)
     notes += remark
     if calibration is None:
         notes.append("the device was not measured: no lower bounds (batchscope hardware measures it)")
-    if measured.others:
-        used = f"other programs used {percent(measured.others)} of the processor meanwhile"
+    noise = measured.table.windows.facts()
+    if 2 * noise.get("disturbed_windows", 0) > noise.get("windows", 0):
+        used = f"other programs used {percent(noise['others_share'])} of the processor meanwhile"
         notes.append(f"{used}, which makes times longer")
     return Explanation(
         title=measured.title,
         device=device.type,
         device_name=device_name(device),
         precision=measured.precision,
-        batch_size=measured.batch_size,
+        batch_size=measured.table.batch_size() or None,
         step_seconds=step_s,
-        between_seconds=step_s - parts["batch"],
-        waiting_seconds=parts["data_wait"],
-        steps=len(measured.updates),
+        between_seconds=between_s,
+        waiting_seconds=parts[StepPart.DATA_WAIT],
+        steps=steps,
         is_timed=is_timed,
         roofs=records.Roofs(
             dict(peaks.flops_per_sec), peaks.bytes_per_sec, calibration.cache_bytes if calibration else None
         ),
         operations=records.add_up((_cost(each, peaks) for each in shown), _group),
         threads=torch.get_num_threads() if device.type == "cpu" else None,
-        bottleneck=_bottleneck(measured, parts, spread, busy, operations),
+        bottleneck=_bottleneck(measured, parts, spread, steps, busy, operations),
         idle_share=None if busy is None else 1 - busy,
         gaps=gaps,
         trace_steps=len(step_starts(measured.events)),
@@ -85,18 +84,13 @@ def explain(measured: Measured) -> Explanation:
     )
 
 
-def _typical(measured: Measured) -> tuple[dict[str, float], float]:
-    """The seconds of a step by part, and the 90th percentile of the steps ÷ their median.
-
-    On a CPU they are those of the update of median length. A device that is awaited only after the last update makes the
-    sum of the updates true, and no single one: there they are means, and the spread is not known.
-    """
-    updates = sorted(measured.updates, key=lambda update: sum(update.values()))
-    if measured.device.type != "cpu":
-        return {part: mean(update.get(part, 0.0) for update in updates) for part in _PARTS}, 1.0
-    typical = {part: updates[len(updates) // 2].get(part, 0.0) for part in _PARTS}
-    slow = numpy.quantile([sum(update.values()) for update in updates], 0.9)
-    return typical, float(slow) / sum(typical.values())
+def _median_step(table: UpdateTable) -> tuple[dict[str, float], float, int]:
+    """The seconds of the step of median length by part; the 90th percentile of the steps ÷ it; how many steps there are."""
+    rows = numpy.flatnonzero(table.in_median())
+    rows = rows[numpy.argsort(table.step_ms()[rows])]
+    median = rows[len(rows) // 2]
+    parts = dict(zip(PARTS, (table.rows["parts_ms"][median] / 1e3).tolist(), strict=True))
+    return parts, float(numpy.quantile(table.step_ms()[rows], 0.9) / table.step_ms()[median]), len(rows)
 
 
 def _busy(measured: Measured, step_s: float) -> tuple[float | None, list[Gap]]:
@@ -119,8 +113,6 @@ def _timed(measured: Measured) -> tuple[list[Operation], bool, list[str]]:
     """The operations, whether they have times, and what is to be noted of them."""
     device, recorder = measured.device.type, measured.recorder
     operations = recorder.operations() if recorder else []
-    if recorder and recorder.error is not None:
-        return [], False, [f"the operations could not be counted: {recorder.error}"]
     if device == "cpu":
         return operations, bool(operations), []
     if device == "cuda" and recorder and operations:
@@ -148,24 +140,27 @@ def _within_step(operations: Sequence[Operation], room: float) -> tuple[Sequence
 
 
 def _bottleneck(
-    measured: Measured, parts: Mapping[str, float], spread: float, busy: float | None, operations: Sequence[Operation]
+    measured: Measured,
+    parts: Mapping[str, float],
+    spread: float,
+    steps: int,
+    busy: float | None,
+    operations: Sequence[Operation],
 ) -> dict[str, Any] | None:
     """What limits the step, by the rule that every run is judged by."""
     if not measured.is_judged:
         return None
-    device, error = measured.device.type, measured.recorder.error if measured.recorder else None
-    named = {"forward" if part == "batch" else part: 1e3 * seconds for part, seconds in parts.items()}
     found = find_bottleneck(
         Step(
-            named,
-            device=device,
-            steps=len(measured.updates),
+            {part: 1e3 * seconds for part, seconds in parts.items()},
+            device=measured.device.type,
+            steps=steps,
             operations=operations,
-            not_recorded=None if error is None else str(error),
+            not_recorded=measured.not_recorded,
             peaks=peaks_of(measured.calibration) if measured.calibration else None,
             busy=busy,
             spread=spread,
-            taken=[measured.noise.others_share] if device == "cpu" else (),
+            others_shares=measured.table.windows.others_shares(slowed_only=measured.device.type != "cpu"),
         )
     )
     return asdict(found) if found else None

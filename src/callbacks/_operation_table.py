@@ -17,7 +17,7 @@ _HEADINGS = ("share", "time", "calls", "FLOPs", "bytes", "bound/time")
 _SHORT = dict(zip(PARTS, SHORT_NAMES, strict=True))
 
 
-def as_text(step: Explanation, depth: int | None = None, width: int | None = None) -> str:
+def explanation_text(step: Explanation, depth: int | None = None, width: int | None = None) -> str:
     """All that an explanation says, for a terminal.
 
     Args:
@@ -49,9 +49,9 @@ def _heading(step: Explanation) -> list[str]:
     batch = f", batches of {step.batch_size:,}" if step.batch_size else ""
     threads = f", {count(step.threads, 'thread')}" if step.threads else ""
     lines = [f"{step.title}{batch}, {step.precision}, on {step.device} ({step.device_name}{threads})"]
-    kind, least = "median" if step.device == "cpu" else "mean", step.total.floor_seconds
+    least = step.total.floor_seconds
     bound = f"; its lower bound here is {duration(least)}, {percent(least / step.step_seconds)} of it" if least else ""
-    lines.append(f"a step takes {duration(step.step_seconds)} ({kind} of {step.steps}){bound}")
+    lines.append(f"a step takes {duration(step.step_seconds)} (median of {step.steps}){bound}")
     if step.bottleneck:
         lines.append(limit_line(step.bottleneck))
     if step.idle_share is not None:

@@ -15,14 +15,14 @@ _NOTHING = contextlib.nullcontext()
 
 
 def attach_profiler_hook(
-    trainer: Trainer, endings: Container[str], started: Listener, stopped: Listener
+    trainer: Trainer, actions: Container[str], started: Listener, stopped: Listener
 ) -> "ProfilerHook":
-    """Call the listeners with an action's ending when it begins and ends, until `detach_profiler_hook`.
+    """Call the listeners with an action's name when it begins and ends, until `detach_profiler_hook`.
 
-    An ending is the last part of the action's name: `training_step` of `[Strategy]….training_step`. The trainer's own
+    The name is its last part: `training_step` of `[Strategy]….training_step`. The trainer's own
     profiler keeps working, and so do hooks that were attached before.
     """
-    hook = ProfilerHook(profiler_of(trainer), endings, started, stopped)
+    hook = ProfilerHook(profiler_of(trainer), actions, started, stopped)
     set_profiler(trainer, hook)
     return hook
 
@@ -43,10 +43,10 @@ def detach_profiler_hook(trainer: Trainer, hook: "ProfilerHook | None") -> None:
 class ProfilerHook(Profiler):
     """Stands in for a trainer's profiler, calls the listeners, and forwards every call to that profiler."""
 
-    def __init__(self, inner: Profiler, endings: Container[str], started: Listener, stopped: Listener):
+    def __init__(self, inner: Profiler, actions: Container[str], started: Listener, stopped: Listener):
         super().__init__()
         self.wrap(inner)
-        self._endings = endings
+        self._actions = actions
         self._started = started
         self._stopped = stopped
         self._spans: dict[str, _Span | None] = {}  # by action name; None for an action without listeners
@@ -83,8 +83,8 @@ class ProfilerHook(Profiler):
         try:
             return self._spans[action_name]
         except KeyError:
-            ending = action_name.rpartition(".")[2]
-            span = _Span(ending, self._started, self._stopped) if ending in self._endings else None
+            name = action_name.rpartition(".")[2]
+            span = _Span(name, self._started, self._stopped) if name in self._actions else None
             return self._spans.setdefault(action_name, span)
 
     @override
@@ -107,15 +107,15 @@ class ProfilerHook(Profiler):
 class _Span:
     """An action as a context manager. It has no state, so one object serves every step."""
 
-    __slots__ = ("_ending", "_started", "_stopped")
+    __slots__ = ("_name", "_started", "_stopped")
 
-    def __init__(self, ending: str, started: Listener, stopped: Listener):
-        self._ending = ending
+    def __init__(self, name: str, started: Listener, stopped: Listener):
+        self._name = name
         self._started = started
         self._stopped = stopped
 
     def __enter__(self) -> None:
-        self._started(self._ending)
+        self._started(self._name)
 
     def __exit__(self, *_: object) -> None:
-        self._stopped(self._ending)
+        self._stopped(self._name)

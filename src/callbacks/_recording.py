@@ -17,18 +17,23 @@ FIRST, LAST = 2, 4  # the updates that are recorded: the first one pays for work
 
 
 class RecordedUpdates:
-    """Records the updates `FIRST` to `LAST` of a fit. A recorded step is slower, and no rate is read from it.
+    """Records three updates of a fit: `FIRST` to `LAST` by default. A recorded step is slower, and no rate is read from it.
 
     A module that torch.compile has compiled runs uncompiled in these updates, because a recorder sees no compiled operation. So
     they give the FLOPs of a sample, and not the operations of a compiled step. Updates are then numbered from the start of
     the training, so that a resumed training executes each update in the same mode.
 
     A module whose parameters are sharded is not recorded.
+
+    Args:
+        wanted: whether anything is recorded.
+        first: the first update.
     """
 
-    def __init__(self, wanted: bool):
+    def __init__(self, wanted: bool, first: int = FIRST):
+        self.first, self._last = first, first + LAST - FIRST
+        self.recorder = OperationRecorder()
         self._wanted = wanted
-        self._recorder = OperationRecorder()
         self._records = self._is_compiled = False
         self._refusal: str | None = None
         self._running: contextlib.ExitStack | None = None
@@ -39,7 +44,7 @@ class RecordedUpdates:
         self, trainer: Trainer, module: LightningModule, cache_bytes: int | None, part: Callable[[], str]
     ) -> None:
         """Prepare for the trainer's fit; `part` returns the part of the step that runs now."""
-        self._recorder = OperationRecorder(module, cache_bytes, part)
+        self.recorder = OperationRecorder(module, cache_bytes, part)
         self._records = self._wanted and can_be_recorded(trainer)
         self._is_compiled = is_compiled_module(module)
         self._started_at = trainer.global_step
@@ -47,7 +52,7 @@ class RecordedUpdates:
     @property
     def last(self) -> int:
         """The last update of the fit that may be recorded; 0 if none is."""
-        return max(0, LAST - (self._started_at if self._is_compiled else 0)) if self._records else 0
+        return max(0, self._last - (self._started_at if self._is_compiled else 0)) if self._records else 0
 
     @property
     def active(self) -> bool:
@@ -57,7 +62,7 @@ class RecordedUpdates:
     @property
     def is_over(self) -> bool:
         """Whether no update will be recorded any more."""
-        return not self._records or self._begun > LAST
+        return not self._records or self._begun > self._last
 
     def start(self, update: int, global_step: int, samples: float = 0) -> None:
         """Begin to record a batch of so many samples, if its update is to be recorded.
@@ -70,7 +75,7 @@ class RecordedUpdates:
         if not self._records or self.active:
             return
         self._begun = update = global_step + 1 if self._is_compiled else update
-        if not FIRST <= update <= LAST:
+        if not self.first <= update <= self._last:
             return
         if has_compiled() and not self._is_compiled:  # a function that the module calls: it would run uncompiled
             self._refusal = "this process has used torch.compile"
@@ -79,28 +84,28 @@ class RecordedUpdates:
             self._refusal = "another recorder of operations was active"
             return
         if update != self._update:
-            self._recorder.next_step()
+            self.recorder.next_step()
             self._samples.append(0)
             self._update = update
         self._samples[-1] += samples
         self._running = contextlib.ExitStack()
         if self._is_compiled:
             self._running.enter_context(torch.compiler.set_stance("force_eager"))
-        self._recorder.__enter__()
+        self.recorder.__enter__()
 
     def stop(self) -> None:
         """End the recording of a batch, also where the step has left modes of its own behind."""
         running, self._running = self._running, None
         if running is not None:
-            end_mode(self._recorder)
+            end_mode(self.recorder)
             running.close()
 
     @property
     def reason(self) -> str | None:
         """Why nothing was recorded; None where something was."""
-        if self._recorder.error is not None:
-            return in_one_line(self._recorder.error)
-        if any(self._recorder.steps):
+        if self.recorder.error is not None:
+            return in_one_line(self.recorder.error)
+        if any(self.recorder.steps):
             return None
         if not self._wanted:
             return "record_operations=False"
@@ -108,9 +113,9 @@ class RecordedUpdates:
             return "the parameters are sharded"
         if self._refusal:
             return self._refusal
-        if self._is_compiled and self._started_at >= LAST:
-            return f"the training was resumed after update {LAST}, and what is compiled is recorded before that"
-        return f"recording begins with update {FIRST}"
+        if self._is_compiled and self._started_at >= self._last:
+            return f"the training was resumed after update {self._last}, and what is compiled is recorded before that"
+        return f"recording begins with update {self.first}"
 
     @property
     def why_no_operations(self) -> str | None:
@@ -119,7 +124,7 @@ class RecordedUpdates:
 
     def operations(self) -> Sequence[Operation]:
         """The operations of a step; none where no step was recorded, where it is compiled, or where the recorder failed."""
-        return [] if self._is_compiled else self._recorder.operations()
+        return [] if self._is_compiled else self.recorder.operations()
 
     def flops(self) -> StepFlops:
         """The FLOPs of a sample in the recorded updates.
@@ -129,11 +134,11 @@ class RecordedUpdates:
         """
         if self.reason is not None:
             raise UncountableError(self.reason)
-        if self._recorder.uncounted is not None:
-            raise UncountableError(f"the FLOPs of {self._recorder.uncounted} are not known")
+        if self.recorder.uncounted is not None:
+            raise UncountableError(f"the FLOPs of {self.recorder.uncounted} are not known")
         if not all(self._samples):
             raise UncountableError("the batch has no tensors; batch_size_fn says how many samples it has")
-        return flops_per_sample(list(zip(self._recorder.steps, self._samples, strict=True)))
+        return flops_per_sample(list(zip(self.recorder.steps, self._samples, strict=True)))
 
 
 def can_be_recorded(trainer: Trainer) -> bool:

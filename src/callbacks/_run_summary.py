@@ -1,45 +1,28 @@
-"""The summary of a run: its cost, what the devices and ranks add to it, and the bottleneck."""
+"""What the devices, the ranks and the rule of the bottleneck add to the cost of a run, as facts of its summary."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-from lightning import Trainer
-
 from .._torch import float32_formats
 from ..hardware.advice import Setting, advise
-from ..hardware.bottleneck import CHANGED, Bottleneck, Step, find_bottleneck
+from ..hardware.bottleneck import Bottleneck, Step, find_bottleneck
 from ..hardware.calibration import CLEARLY_FASTER, Calibration
-from ..hardware.devices import device_name
+from ..hardware.device_memory import PEAK, RESERVED
 from ..hardware.flop_formulas import kind_of_product
 from ..hardware.operations import Operation
-from ..hardware.probes import usable_cores
+from ..hardware.probes import RSS
+from ..hardware.processor import usable_cores
 from ..hardware.roofline import lower_bound, peaks_of
+from ..hardware.sampler import named
 from ..records.step_parts import StepPart
-from ._flops_meter import FlopsMeter
-from ._setting import setting_of
+from .device import LOGGED
 
-_DEVICE_FACTS = {  # what DeviceMonitor sums up → its name in the run's summary
-    "device/utilization_mean_pct": "utilization_pct",
-    "device/processor_time_mean_pct": "processor_time_pct",
-    "device/sm_activity_mean_pct": "sm_activity_pct",
-    "device/tensor_activity_mean_pct": "tensor_activity_pct",
-    "device/dram_activity_mean_pct": "dram_activity_pct",
-    "device/sm_clock_mean_mhz": "sm_clock_mhz",
-    "device/throttled_mean_pct": "throttled_pct",
-    "device/throttled_power_mean_pct": "throttled_power_pct",
-    "device/throttled_thermal_mean_pct": "throttled_thermal_pct",
-    "device/throttled_hardware_mean_pct": "throttled_hardware_pct",
-    "device/memory_peak_gib": "memory_peak_gib",
-    "device/memory_reserved_gib": "memory_reserved_gib",
-    "device/power_mean_w": "power_w",
-    "host/cpu_mean_pct": "host_cpu_pct",
-    "host/rss_max_gib": "host_rss_gib",
-}
-
-
-_NO_SAMPLES = "the batch has no tensors; batch_size_fn says how many samples it has"
+# What DeviceMonitor sums up → its name in the run's summary. Of the memory the highest reading counts.
+_MEMORY_FACTS = {PEAK: "memory_peak_gib", RESERVED: "memory_reserved_gib", named(RSS, "max"): "host_rss_gib"}
+_MEANS = [key for key in LOGGED if not key.endswith("_gib")]
+_DEVICE_FACTS = _MEMORY_FACTS | {named(key, "mean"): key.removeprefix("device/").replace("/", "_") for key in _MEANS}
 
 
 class Observations(NamedTuple):
@@ -48,39 +31,7 @@ class Observations(NamedTuple):
     operations: Sequence[Operation] = ()  # of one step; empty where none was recorded
     reason: str | None = None  # why none was recorded
     changed: float = 1.0  # the median step ÷ those right after the recorded ones
-    taken: Sequence[float] = ()  # of the processor by others, in each window; on an accelerator only where it disturbed
-
-
-def run_summary(
-    cost: Mapping[str, Any],
-    trainer: Trainer,
-    steps: Sequence[float],
-    flops: FlopsMeter,
-    sampled: Mapping[str, Any],
-    observed: Observations,
-) -> dict[str, Any]:
-    """The cost of this rank's steps, completed.
-
-    `steps` has the mean step of each rank in ms, and is empty for a single rank. `sampled` is the result of a
-    DeviceMonitor, and is empty without one.
-    """
-    module, device = trainer.lightning_module, trainer.strategy.root_device
-    summary: dict[str, Any] = {**cost, "title": getattr(module, "title", type(module).__name__)}
-    summary |= {"device": device.type, "device_name": device_name(device), "precision": str(trainer.precision)}
-    summary |= rank_facts(steps) if steps else {}
-    missing = flops.missing()
-    if not summary["samples"]:
-        missing["samples_per_sec"] = _NO_SAMPLES
-    if flops.is_recorded and not 1 / CHANGED <= observed.changed <= CHANGED:
-        missing = dict.fromkeys(("flops_per_sec", "mfu"), "the steps have changed since their FLOPs were recorded")
-    else:
-        summary |= flops.facts(summary.get("samples_per_sec", 0.0) / trainer.world_size) if summary["samples"] else {}
-    summary |= device_facts(sampled, summary)
-    summary |= operation_facts(observed, flops.calibration)
-    summary |= bottleneck_facts(summary, flops.calibration, observed, setting_of(trainer, summary, flops.calibration))
-    if "bottleneck" not in summary:
-        missing["bottleneck"] = "the parts of the steps have no time: the clock has jumped"
-    return summary | ({"missing": missing} if missing else {})
+    others_shares: Sequence[float] = ()  # of the processor, in each window; on an accelerator only of disturbed ones
 
 
 def rank_facts(steps: Sequence[float]) -> dict[str, Any]:
@@ -147,7 +98,7 @@ def bottleneck_facts(
             mfu=summary.get("mfu"),
             changed=observed.changed,
             spread=summary["step_ms_p90"] / median if median else 1.0,
-            taken=observed.taken,
+            others_shares=observed.others_shares,
         )
     )
     if found is None:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ..records.step_parts import PARTS
 from ..records.step_times import StepTimes, thinned
-from ._timer import PREPARING, TIMED, Batch, Clock, parts_ms
+from ._timer import PREPARING, TIMED, Batch, HostClock, parts_ms
 from ._windows import Window, Windows
 
 # Flags of an update. The first four are set when its row is added; the other two depend on later rows.
@@ -44,11 +44,11 @@ class UpdateTable:
 
     Args:
         warmup: updates that are never counted.
-        windows: see Windows; None leaves the run undivided.
+        windows: see Windows; a fit that has none yet is undivided.
         last_step: Lightning's `global_step` before the fit.
     """
 
-    def __init__(self, warmup: int, windows: Windows | None = None, last_step: int = 0):
+    def __init__(self, warmup: int, windows: Windows, last_step: int = 0):
         self.windows = windows
         self._warmup = warmup
         self._rows = numpy.empty(_CAPACITY, ROW)
@@ -64,7 +64,7 @@ class UpdateTable:
         """All rows so far, shape (N,); a view."""
         return self._rows[: self._length]
 
-    def add(self, batches: Sequence[Batch], clock: Clock) -> NDArray[Any]:
+    def add(self, batches: Sequence[Batch], clock: HostClock) -> NDArray[Any]:
         """Add the updates whose last batch is among these. Returns their rows, a view of shape (N,)."""
         facts = numpy.array([(b.samples, b.timesteps, 1, b.recorded) for b in batches], float).reshape(-1, len(_FACTS))
         values = numpy.hstack([parts_ms(batches, clock), facts])
@@ -107,18 +107,23 @@ class UpdateTable:
         If that is less than half of them, sizes vary by design: then it is the mean size.
         """
         size = self._usual_size()
-        return float(self.rows["samples"][self.counted()].mean(dtype=float)) if size is None else size
+        return float(self.rows["samples"][self.after_warmup()].mean(dtype=float)) if size is None else size
+
+    def batch_size(self) -> int:
+        """The samples of one batch, of which an update may have several; 0 where they are not known."""
+        batches = self.rows["batches"][self.in_median()]
+        return round(self.whole_batch() / float(batches.mean())) if len(batches) else 0
 
     def _usual_size(self) -> float | None:
         """The size with which at least half of the samples were trained; None where sizes vary, 0 without a row."""
-        samples = self.rows["samples"][self.counted()].astype(float)
+        samples = self.rows["samples"][self.after_warmup()].astype(float)
         if not len(samples):
             return 0.0
         sizes, counts = numpy.unique(samples, return_counts=True)
         most = float(sizes[numpy.argmax(sizes * counts)])
         return most if 2 * most * (samples == most).sum() >= samples.sum() else None
 
-    def counted(self) -> Mask:
+    def after_warmup(self) -> Mask:
         """The updates that count for sums and means: all after the warm-up that were not recorded."""
         return (self.rows["flags"] & NEVER_COUNTED) == 0
 
@@ -127,35 +132,34 @@ class UpdateTable:
         flags, size = self.rows["flags"].copy(), self._usual_size()
         if size is not None:
             flags[self.rows["samples"] != numpy.float32(size)] |= PARTIAL
-        window = self._window_of_rows()
-        if self.windows is not None and self.windows.all:
+        if self.windows.all:
+            window = self._window_of_rows()
             flags[(window < 0) | self.windows.disturbed()[window]] |= DISTURBED
         return flags
 
-    def whole(self) -> Mask:
+    def whole_batches(self) -> Mask:
         """The counted updates of a whole batch."""
         return (self.flags() & (NEVER_COUNTED | PARTIAL)) == 0
 
     def undisturbed(self) -> Mask:
-        """Of `whole` those in windows that nobody disturbed; none in a run that was not divided into windows."""
-        if self.windows is None or not self.windows.all:
+        """Of `whole_batches` those in windows that nobody disturbed; none in a run that was not divided into windows."""
+        if not self.windows.all:
             return numpy.zeros(len(self), bool)
         return (self.flags() & (NEVER_COUNTED | PARTIAL | DISTURBED)) == 0
 
-    def typical(self) -> Mask:
+    def in_median(self) -> Mask:
         """The updates of which the median is taken: undisturbed ones, and all of a whole batch where these are too few."""
         undisturbed = self.undisturbed()
-        return undisturbed if undisturbed.sum() >= MIN_UNDISTURBED else self.whole()
+        return undisturbed if undisturbed.sum() >= MIN_UNDISTURBED else self.whole_batches()
 
     def _window_of_rows(self) -> NDArray[numpy.int64]:
         """The index of each row's window, shape (N,); -1 for a row in none."""
-        numbers = numpy.arange(len(self))
-        return numpy.full(len(self), -1) if self.windows is None else self.windows.of_updates(numbers)
+        return self.windows.of_updates(numpy.arange(len(self)))
 
     def window_facts(self, window: Window) -> dict[str, Any]:
         """Of an ended window: `steps` of a whole batch, their `median_s`, the `others_share` and whether it is `disturbed`."""
         rows = slice(window.first, window.end)
-        step_ms = self.step_ms()[rows][self.whole()[rows]]
+        step_ms = self.step_ms()[rows][self.whole_batches()[rows]]
         facts: dict[str, Any] = {"steps": len(step_ms), "disturbed": window.disturbed}
         if len(step_ms):
             facts["median_s"] = float(numpy.median(step_ms)) / 1e3
@@ -185,12 +189,12 @@ class UpdateTable:
 
         Of a run that was not divided, all are one window of which nothing else is known.
         """
-        whole = numpy.flatnonzero(self.whole())
+        whole = numpy.flatnonzero(self.whole_batches())
         if not len(whole):
             return None
         of = self._window_of_rows()[whole]
         windows, disturbed = [Window(0)], numpy.zeros(1)
-        if self.windows is not None and self.windows.all:
+        if self.windows.all:
             windows, disturbed = self.windows.all, self.windows.disturbed()
             whole, of = whole[of >= 0], of[of >= 0]
         else:

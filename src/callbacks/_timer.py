@@ -31,7 +31,7 @@ VALIDATION = "on_validation_model_zero_grad"
 # A user's hooks around the copy of a batch. They prepare it, as a loader does: their time is in `data_wait`, and beside the
 # parts under their names.
 PREPARING = ("on_before_batch_transfer", "on_after_batch_transfer")
-# The endings of Lightning's profiler actions → the part of the step that the action is.
+# Lightning's profiler actions, by the last part of their names → the part of the step that the action is.
 PARTS_OF_ACTIONS = {
     REQUEST: "data_wait",
     "batch_to_device": "transfer",
@@ -46,7 +46,7 @@ TIMED = (*PARTS, PAUSE, *PREPARING)
 _COLUMN = {part: column for column, part in enumerate(TIMED)}
 
 
-class Clock:
+class HostClock:
     """The source of marks: here the host's monotonic clock, for devices whose operations end with their call (CPU)."""
 
     mark: Any = staticmethod(time.perf_counter)
@@ -66,7 +66,7 @@ class Clock:
         """Take back marks that are no longer needed."""
 
 
-class CudaClock(Clock):
+class CudaClock(HostClock):
     """Events in the current CUDA stream: the time at which the device reaches the mark.
 
     Where the host is late, the device idles between two events, and the idle time is in the part that was late. Where
@@ -99,9 +99,9 @@ class CudaClock(Clock):
         self._free.extend(marks)  # creating an event costs more than recording it again
 
 
-def clock_for(device: torch.device) -> Clock:
+def clock_for(device: torch.device) -> HostClock:
     """The device's clock on CUDA, the host's elsewhere. MPS has timing events that were never confirmed on a Mac."""
-    return CudaClock() if device.type == "cuda" else Clock()
+    return CudaClock() if device.type == "cuda" else HostClock()
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class Batch:
         return self.moments[-1]
 
 
-def parts_ms(batches: Sequence[Batch], clock: Clock) -> NDArray[numpy.float64]:
+def parts_ms(batches: Sequence[Batch], clock: HostClock) -> NDArray[numpy.float64]:
     """Milliseconds of each part in `TIMED`, a row a batch: shape (N, 9). The step's time is the sum of the first six.
 
     The hooks in `PREPARING` count as waiting for data, and beside it.
@@ -149,7 +149,7 @@ class StepTimer:
         spans: when training ran, without pauses and the time between two epochs.
     """
 
-    def __init__(self, clock: Clock, last_step: int = 0):
+    def __init__(self, clock: HostClock, last_step: int = 0):
         self.clock = clock
         self.finished: deque[Batch] = deque()
         self.current: Batch | None = None

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ..hardware.contention import NoiseMeter, is_disturbed
 
-WINDOW_S = 0.25  # the shortest: the system counts ticks of 10 ms, of which a shorter one has too few
-TELLING_S = 0.15  # of less, these ticks are too few for a share
+MIN_WINDOW_S = 0.25  # the shortest: the system counts ticks of 10 ms, of which a shorter one has too few
+MIN_TELLING_S = 0.15  # of less, these ticks are too few for a share
 _GROWTH = 0.02  # of the time so far: a long run has longer windows instead of more and more of them
 NO_PASS = -1
 
@@ -66,9 +66,9 @@ class Windows:
         if self.in_passes or update < self.first:
             return False
         current, now = self.current, self._clock()
-        if current is None or now < current.began:  # the clock has jumped back
+        if current is None:
             return True
-        return update > current.first and now - current.began >= max(WINDOW_S, _GROWTH * (now - self._began))
+        return update > current.first and now - current.began >= max(MIN_WINDOW_S, _GROWTH * (now - self._began))
 
     def begin(self, update: int, pass_: int = NO_PASS) -> None:
         """Begin a window with this update; the one that lasts ends."""
@@ -86,7 +86,7 @@ class Windows:
         if current is None or self._meter is None:
             return
         noise = self._meter.read()
-        current.end, current.seconds = update, max(self._clock() - current.began, 0.0)
+        current.end, current.seconds = update, self._clock() - current.began
         current.others_share, current.disturbed = noise.others_share, is_disturbed(noise)
         if update <= current.first:
             self.all.pop()
@@ -103,10 +103,10 @@ class Windows:
         """Which windows were disturbed, shape (W,); the one that lasts is not known to be."""
         return numpy.array([window.disturbed for window in self.all], bool)
 
-    def taken(self, slowed_alone: bool) -> list[float]:
-        """The share of others in each window of at least 0.15 s; with `slowed_alone` 0 in windows that were not disturbed."""
-        ended = [each for each in self.all if each.end is not None and each.seconds >= TELLING_S]
-        return [each.others_share if each.disturbed or not slowed_alone else 0.0 for each in ended]
+    def others_shares(self, slowed_only: bool) -> list[float]:
+        """The share of others in each window of at least 0.15 s; with `slowed_only` 0 in windows that were not disturbed."""
+        ended = [each for each in self.all if each.end is not None and each.seconds >= MIN_TELLING_S]
+        return [each.others_share if each.disturbed or not slowed_only else 0.0 for each in ended]
 
     def facts(self) -> dict[str, Any]:
         """For the run's summary: how many windows there are, how many disturbed, and the share of others over all of them."""

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from ..options.types import PositiveInt
 from ._never_raise import never_raise
-from ._timer import Clock, clock_for
+from ._timer import HostClock, clock_for
 
 
 class CommunicationMonitor(Callback):
@@ -37,7 +37,7 @@ class CommunicationMonitor(Callback):
         self._reset()
 
     def _reset(self) -> None:
-        self._clock = Clock()
+        self._clock = HostClock()
         self._last: tuple[Tensor, Any] | None = None  # the last gradient so far in this step, and when it came
         self._came_last: Counter[Tensor] = Counter()
         self._pending: deque[tuple[Any, Any]] = deque()

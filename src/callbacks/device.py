@@ -12,29 +12,16 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
-from ..hardware.device_memory import ALLOCATED, PEAK, RESERVED
-from ..hardware.nvml_readings import (
-    DRAM_ACTIVITY,
-    POWER,
-    SM_ACTIVITY,
-    SM_CLOCK,
-    TENSOR_ACTIVITY,
-    THROTTLED,
-    THROTTLED_BY,
-    UTILIZATION,
-)
-from ..hardware.probes import CPU, PROCESSOR_TIME, RSS, probe_for
+from ..hardware.device_memory import PEAK, RESERVED
+from ..hardware.probes import probe_for
 from ..hardware.sampler import Sampler, Span, Spans, Timeline, named
 from ..options.types import PositiveFloat
+from ..records.metrics import METRICS
 from ._never_raise import never_raise
 from ._timer import add_timer, remove_timer
 from ._writer import Row, StepWriter
 
-LOGGED = (
-    *(UTILIZATION, PROCESSOR_TIME, SM_ACTIVITY, TENSOR_ACTIVITY, DRAM_ACTIVITY, SM_CLOCK),
-    *(THROTTLED, *THROTTLED_BY.values()),
-    *(PEAK, RESERVED, ALLOCATED, POWER, CPU, RSS),
-)
+LOGGED = tuple(key for key in METRICS if key.startswith(("device/", "host/")))
 FLUSH_EVERY = 20  # samples written together
 
 

@@ -1,54 +1,32 @@
 """ThroughputMonitor: what every training step costs, in which part, and how much it gets done."""
 
-import time
 from collections.abc import Callable
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
+from numpy.typing import NDArray
 from typing_extensions import override
 
-from .._lightning import overrides
-from .._torch import any_mode, is_profiler_active
 from ..distributed.gather import gather
 from ..options.types import NonNegativeInt
 from ..records.step_times import StepTimes
 from ..records.terminal import block, is_verbose, say
-from ._batches import samples_in, timesteps_in
 from ._cost import cost_of, metrics_of, stalls_among
 from ._never_raise import never_raise
-from ._profiler_hook import ProfilerHook, attach_profiler_hook, detach_profiler_hook
-from ._table import FIRST, INVALID, RECORDED, UpdateTable
-from ._timer import (
-    PARTS_OF_ACTIONS,
-    PAUSE,
-    PREPARING,
-    REQUEST,
-    VALIDATION,
-    Clock,
-    StepTimer,
-    add_timer,
-    clock_for,
-    pause,
-    remove_timer,
-)
-from ._windows import Windows
+from ._recording import RecordedUpdates
+from ._step_monitor import FLUSH_EVERY, StepMonitor
+from ._table import FIRST, INVALID, RECORDED
 from ._writer import StepWriter
 
 if TYPE_CHECKING:
     from ..records.operations import StepOperations
     from ._analysis import StepAnalysis
 
-# Training on a batch: it begins after on_train_batch_start, where modes of other callbacks may begin.
-_BATCH = "run_training_batch"
-FLUSH_EVERY = 100  # batches read and written together
 
-
-class ThroughputMonitor(Callback):
+class ThroughputMonitor(StepMonitor):
     """Times every training step and its parts, in any Lightning project, without touching the module.
 
     Logs `time/step_ms`, its parts and `throughput/…` at every optimizer step; docs/measuring.md has units and meanings.
@@ -78,8 +56,6 @@ class ThroughputMonitor(Callback):
         details: whether TensorBoard gets the parts of a step, FLOP/s and batches/s too. CSV has them in any case.
     """
 
-    observes_only = True
-
     def __init__(
         self,
         every_n_steps: NonNegativeInt | None = 1,
@@ -92,8 +68,8 @@ class ThroughputMonitor(Callback):
         verbose: bool = True,
         details: bool = False,
     ):
+        super().__init__(warmup_steps)
         self.every_n_steps = 1 if every_n_steps is None else every_n_steps
-        self.warmup_steps = warmup_steps
         self.batch_size_fn = batch_size_fn
         self.timesteps_fn = timesteps_fn
         self.flops_per_sample = flops_per_sample
@@ -102,13 +78,9 @@ class ThroughputMonitor(Callback):
         self.verbose = verbose
         self.details = details
         self.summary: dict[str, Any] = {}
-        self.failure: str | None = None  # the exception that has ended the measurement
         self.operations: StepOperations | None = None
-        self._active = False
-        self._hook: ProfilerHook | None = None
-        self._analysis: StepAnalysis | None = None  # of this fit
-        self.timer, self.windows, self.table = StepTimer(Clock()), Windows(0), UpdateTable(warmup_steps)  # of this fit
         self.ended: str | None = None  # why a timed run has ended
+        self._analysis: StepAnalysis | None = None  # of this fit
 
     def __getstate__(self) -> dict[str, Any]:
         """For a process that is spawned: the arguments and the results, without what belongs to a fit."""
@@ -140,11 +112,6 @@ class ThroughputMonitor(Callback):
         """After the fit: the time of each measured step, to be kept with `write_step_times`; None without a summary."""
         return self.table.times() if "updates" in self.summary else None
 
-    @property
-    def is_measuring(self) -> bool:
-        """Whether the steps of a fit are being measured."""
-        return self._active
-
     @override
     @never_raise
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -155,35 +122,20 @@ class ThroughputMonitor(Callback):
             self.summary, self.failure = _nothing("no batch was trained"), None
             if self.every_n_steps == 0:
                 rank_zero_warn("ThroughputMonitor(every_n_steps=0) writes no step to the loggers, only the summary")
-            options = (self.record_operations, self.flops_per_sample, self.calibrate)
-            self._analysis = StepAnalysis(trainer, pl_module, *options)
+            self._analysis = StepAnalysis(trainer, pl_module, self.flops_per_sample, self.calibrate)
 
     @override
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        device, analysis = trainer.strategy.root_device, self._analysis
-        if analysis is None:  # it could not begin
+        if self._analysis is None:  # it could not begin
             return
         self.summary, self.operations, self.ended = {}, None, None
-        self.timer = StepTimer(clock_for(device), trainer.global_step)
-        analysis.begin(trainer, pl_module, lambda: self.timer.part)
-        self._recorded = analysis.recorded
-        self._first_counted = max(1, self.warmup_steps, self._recorded.last)
-        self.windows = Windows(self._first_counted)
-        self.table = UpdateTable(self.warmup_steps, self.windows, trainer.global_step)
         self._writer = StepWriter(trainer, self.details)
-        self._validating, self._windows_read = False, 0
-        detach_profiler_hook(trainer, self._hook)
-        unused = {hook for hook in PREPARING if not overrides(trainer, hook)}
-        endings = frozenset((*PARTS_OF_ACTIONS, _BATCH)) - unused
-        self._hook = attach_profiler_hook(trainer, endings, self._on_action_start, self._on_action_end)
-        self._active = True
-        add_timer(trainer, self.timer)
-        self._started = time.perf_counter()
+        self._begin_fit(trainer, pl_module, RecordedUpdates(self.record_operations))
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._stop(trainer)
+        self._finish(trainer)
         # A rank that has stopped measuring gives None; the others wait for it.
         steps = gather(self.summary.get("step_ms"), trainer.world_size) if trainer.world_size > 1 else []
         self._sum_up(trainer, steps)
@@ -193,175 +145,26 @@ class ThroughputMonitor(Callback):
     @never_raise
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # Other ranks may be gone: nothing is gathered from them, and the device may wait for them for ever.
-        self._stop(trainer, wait=False)
+        self._finish(trainer, wait=False)
         self.summary |= _nothing(f"the fit ended with {type(exception).__name__}")
 
     @override
-    @never_raise
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        detach_profiler_hook(trainer, self._hook)
-        self.disable()
-
-    def disable(self) -> None:
-        """Measure no more in this fit."""
-        self._active = False
-        if self._analysis is not None:
-            self._analysis.recorded.stop()
-
-    def begin_window(self, pass_: int) -> None:
-        """Between two updates, begin a window that lasts until `end_window`; from now on none begins by the clock."""
-        self.timer.end_step()
-        self.windows.in_passes = True
-        self.windows.begin(self.timer.updates, pass_)
-
-    def end_window(self, trainer: Trainer) -> dict[str, Any]:
-        """After an update, end the window and read its steps, which waits for the device; returns what it has measured."""
-        self.timer.end_step()
-        self.windows.end(self.timer.updates)
-        self._flush(trainer, wait=True)
-        return self.table.window_facts(self.windows.last) if self.windows.last else {}
+    def _take(self, trainer: Trainer, rows: NDArray[Any], is_over: bool) -> None:
+        """Write rows, with the FLOPs of a sample as soon as they are known."""
+        assert self._analysis is not None
+        if self.recorded.is_over or is_over:
+            self._analysis.learn(self.recorded)
+        is_written = (rows["flags"] & (FIRST | RECORDED | INVALID)) == 0
+        rows = rows[is_written & (rows["step"] % self.every_n_steps == 0)] if self.every_n_steps else rows[:0]
+        if len(rows):
+            scalars = metrics_of(rows, trainer.world_size, self._analysis.per_sample, self._analysis.peak)
+            recent = self.table.step_ms(slice(-FLUSH_EVERY, None))  # rows of a window may be one or two
+            self._writer.write(scalars, always=stalls_among(rows, float(numpy.median(recent))))
 
     @never_raise
-    def _on_action_start(self, action: str) -> None:
-        if not self._active:
-            return
-        if action == _BATCH:
-            self._record()
-            return
-        if action == REQUEST:
-            self._recorded.stop()
-            self._begin_batch()
-        elif PARTS_OF_ACTIONS[action] == PAUSE:
-            self._recorded.stop()
-        if action == VALIDATION:
-            self._validating = True
-        self.timer.enter(PARTS_OF_ACTIONS[action])
-
-    @never_raise
-    def _on_action_end(self, action: str) -> None:
-        if self._active and action not in (_BATCH, VALIDATION):
-            self.timer.leave(PARTS_OF_ACTIONS[action])
-
-    def _begin_batch(self) -> None:
-        """Begin a batch, and a window where it is time: what a window's border costs is in no step."""
-        updates = self.timer.updates
-        if updates <= self._first_counted:
-            self.timer.spans.clear()
-        if self.timer.is_between_updates and self.windows.is_due(updates):
-            with self.timer.pause(part_of_fit=True):
-                self.windows.begin(updates)
-        self.timer.begin_batch()
-
-    def _record(self) -> None:
-        """Record the operations of a batch whose update is among those to be recorded."""
-        batch = self.timer.current
-        samples = batch.samples if batch is not None else 0
-        self._recorded.start(self.timer.updates + 1, self.timer.global_step, samples)
-        if batch is not None:  # an OperationProfiler or the user may record it, too
-            batch.recorded = self._recorded.active or any_mode() or is_profiler_active()
-
-    @override
-    @never_raise
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        timed = self.timer.current if self._active else None
-        if timed is not None:
-            timed.samples = (self.batch_size_fn or samples_in)(batch)
-            timed.timesteps = self.timesteps_fn(batch) if self.timesteps_fn else timesteps_in(pl_module, timed.samples)
-
-    @override
-    @never_raise
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        if self._active:  # automatic and manual optimisation both call this hook
-            self.timer.enter("backward")
-
-    @override
-    @never_raise
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _finish(self, trainer: Trainer, wait: bool = True) -> None:
         if self._active:
-            self.timer.leave("backward")
-
-    @override
-    @never_raise
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if self._active:
-            self.timer.end_batch(trainer.global_step)
-            if len(self.timer.finished) >= FLUSH_EVERY or len(self.windows.all) > self._windows_read:
-                self._flush(trainer, wait=False)
-
-    @override
-    @never_raise
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._active and not self._validating:
-            self._validating = True
-            self._recorded.stop()
-            self.timer.enter(PAUSE)
-
-    @override
-    @never_raise
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._active and self._validating:
-            self._validating = False
-            self.timer.leave(PAUSE)
-
-    @override
-    @never_raise
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        # The step before a checkpoint ends here, so that the curves reach as far as the checkpoint.
-        if self._active and self.timer.current is not None and self.timer.current.trained:
-            self.timer.end_step()
-            self._flush(trainer, wait=True)
-
-    @override
-    @never_raise
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._active:  # the time between two epochs is in no step
-            self._recorded.stop()
-            self.timer.end_step()
-
-    def _flush(self, trainer: Trainer, wait: bool) -> None:
-        """Turn marks into rows of the table, as far as they can be read without waiting, and write them."""
-        with pause(trainer, part_of_fit=True):
-            assert self._analysis is not None
-            self._analysis.learn(trainer)
-            self._windows_read = len(self.windows.all)
-            rows = self._read(wait)
-            if self.every_n_steps:
-                rows = rows[
-                    ((rows["flags"] & (FIRST | RECORDED | INVALID)) == 0) & (rows["step"] % self.every_n_steps == 0)
-                ]
-                if len(rows):
-                    flops = self._analysis.flops
-                    scalars = metrics_of(rows, trainer.world_size, flops.per_sample, flops.peak)
-                    recent = self.table.step_ms(slice(-FLUSH_EVERY, None))  # rows of a window may be one or two
-                    self._writer.write(scalars, always=stalls_among(rows, float(numpy.median(recent))))
-
-    def _read(self, wait: bool) -> Any:
-        """The rows of batches whose marks have passed on the device, or of all."""
-        clock, finished, batches = self.timer.clock, self.timer.finished, []
-        if wait and finished:
-            clock.wait(finished[-1].end)
-        while finished and clock.ready(finished[0].end):
-            batches.append(finished.popleft())
-        rows = self.table.add([batch for batch in batches if batch.trained], clock)
-        for batch in batches:
-            clock.reuse(batch.moments[:-1])  # the last moment is the next batch's first
-        return rows
-
-    @never_raise
-    def _stop(self, trainer: Trainer, wait: bool = True) -> None:
-        remove_timer(trainer, self.timer)
-        detach_profiler_hook(trainer, self._hook)
-        if self._active:
-            self._recorded.stop()
-            self.timer.end_step()
-            self.windows.end(self.timer.updates)
-            if wait and self._analysis is not None:  # else in the middle of an update, which may be a recorded one
-                self._analysis.learn(trainer, is_over=True)
-            self._flush(trainer, wait)
-            self._active = False
-            seconds = time.perf_counter() - self._started - self.timer.paused_s
+            seconds = self._end_fit(trainer, wait)
             if cost := cost_of(self.table, trainer.world_size, seconds):
                 self.summary = cost | self.windows.facts() | ({"ended": self.ended} if self.ended else {})
 
@@ -374,7 +177,7 @@ class ThroughputMonitor(Callback):
             self.summary = {}
             rank_zero_warn(f"ThroughputMonitor has no summary: {_stopped(steps)}")
         elif cost and self._analysis is not None:
-            self.summary = self._analysis.summary(trainer, cost, self.table, self.timer.spans.all(), measured)
+            self.summary = self._analysis.summary(cost, self.table, self.recorded, self.timer.spans.all(), measured)
             self.operations = self._analysis.operations
 
     @never_raise

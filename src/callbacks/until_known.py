@@ -89,5 +89,5 @@ def reason_to_end(table: UpdateTable, precision: float, seconds: float, min_step
         median = float(numpy.median(undisturbed_ms))
         if (1 - precision) * median <= low and high <= (1 + precision) * median:
             return known_to(precision)
-    is_over = table.step_ms(table.counted()).sum() / 1e3 >= seconds
-    return TIME_LIMIT if is_over and table.whole().sum() >= MIN_UNDISTURBED else None
+    is_over = table.step_ms(table.after_warmup()).sum() / 1e3 >= seconds
+    return TIME_LIMIT if is_over and table.whole_batches().sum() >= MIN_UNDISTURBED else None

@@ -73,7 +73,7 @@ def _main() -> None:
 
 def _explain(task: _Task, args: argparse.Namespace) -> None:
     """Measure, write, print."""
-    from ..callbacks._operation_table import as_text
+    from ..callbacks._operation_table import explanation_text
     from ..training.explain import explain
 
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
@@ -84,7 +84,7 @@ def _explain(task: _Task, args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps({**found.to_dict(), "folder": folder and str(folder)}, indent=1))
         return
-    print(as_text(found, args.depth))
+    print(explanation_text(found, args.depth))
     if folder is not None:
         print(f"\nexplain  {folder / FILE}")
         print(f"plot     {folder / ROOFLINE}" if ROOFLINE in files else "plot     none: the roofs were not measured")

@@ -73,7 +73,7 @@ class Step:
     mfu: float | None = None  # of the mean step; asked only where the operations are not known
     changed: float = 1.0  # the median step ÷ those right after the steps whose operations were recorded
     spread: float = 1.0  # the 90th percentile of the steps ÷ their median
-    taken: Sequence[float] = ()  # share of the processor that others took in each window; NaN where it is not known
+    others_shares: Sequence[float] = ()  # of the processor, in each window; NaN where it is not known
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     total = sum(parts.values())
     if not math.isfinite(total) or total <= 0 or min(parts.values()) < 0:
         return None
-    if (taken := _taken(step)) > BUSY:
-        return Bottleneck(UNCLEAR, 0.0, "unclear", f"{_others(taken)}: close them and run again", busy=True)
+    if (others := _others_share(step)) > BUSY:
+        return Bottleneck(UNCLEAR, 0.0, "unclear", f"{_others(others)}: close them and run again", busy=True)
     spent = _waits(step, parts, total)
     # A few long steps are no cause of the others' time: what the mean step has beyond the median one is not known.
     work = total - sum(spent.values())
@@ -130,13 +130,13 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     return Bottleneck(largest, share, "probable" if doubts else "clear", "; ".join([line, *doubts]), shares)
 
 
-def _taken(step: Step) -> float:
+def _others_share(step: Step) -> float:
     """The share of the processor that others took in the median window; 0 if no window is known."""
-    return median([each for each in step.taken if not math.isnan(each)] or [0.0])
+    return median([each for each in step.others_shares if not math.isnan(each)] or [0.0])
 
 
-def _others(taken: float) -> str:
-    return f"other programs took {percent(taken)} of the processor"
+def _others(share: float) -> str:
+    return f"other programs took {percent(share)} of the processor"
 
 
 def _waits(step: Step, parts: Mapping[str, float], total: float) -> dict[str, float]:
@@ -258,8 +258,8 @@ def _doubts(step: Step, first_two: Mapping[str, float], unknown: float, excess: 
         doubts.append(_slower(excess))
     if step.communication_ms is None:
         doubts.append("waiting for other ranks is not measured without CommunicationMonitor")
-    if (taken := _taken(step)) > SHARED:
-        doubts.append(_others(taken))
+    if (others := _others_share(step)) > SHARED:
+        doubts.append(_others(others))
     elif step.spread > UNSTEADY:
         doubts.append(f"one step in ten takes {step.spread:.2g} times the median")
     return doubts

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from torch import nn
-
-from .._torch import float32_formats, is_convolution
+from .._torch import float32_formats
+from .datasheet import datasheet
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp64")
 # What a measurement is of. The cache holds one file for each combination.
@@ -61,10 +60,7 @@ class Calibration:
 
 
 def peak_flops_per_sec(
-    calibration: Calibration,
-    precision: str | int | None = None,
-    module: nn.Module | None = None,
-    shares: Mapping[str, float] | None = None,
+    calibration: Calibration, precision: str | int | None = None, shares: Mapping[str, float] | None = None
 ) -> float | None:
     """The measured peak that a training step is compared with.
 
@@ -75,15 +71,14 @@ def peak_flops_per_sec(
     Args:
         calibration: of the device that trains.
         precision: as Lightning takes it: `32-true`, `bf16-mixed`, `16-true`, …; None is `32-true`.
-        module: the module that trains; None stands for one with every kind of layer.
-        shares: `StepFlops.shares`. Without them the peak is that of the fastest kind of layer in the module.
+        shares: `StepFlops.shares`. Without them the peak is that of the fastest kind of product.
 
     Returns:
         None for a precision that was not measured or is unknown.
     """
     bits, _, mode = str(precision or "32-true").partition("-")
     peaks = calibration.matmul_flops_per_sec
-    single = _float32_peak(calibration, module, shares)
+    single = _float32_peak(calibration, shares)
     if bits == "32":
         return single
     peak = peaks.get({"64": "fp64", "16": "fp16", "bf16": "bf16"}.get(bits, ""))
@@ -111,9 +106,21 @@ def faster_precision(
     return None
 
 
-def _float32_peak(
-    calibration: Calibration, module: nn.Module | None, shares: Mapping[str, float] | None
+def datasheet_peak(
+    device_name: str, precision: str | int | None = None, shares: Mapping[str, float] | None = None
 ) -> float | None:
+    """The dense peak in FLOP/s that the datasheet of an NVIDIA card states for a training step.
+
+    The arguments are those of `peak_flops_per_sec`. None for an unknown card, and for a precision that it has no hardware for.
+    """
+    card = datasheet(device_name)
+    if card is None:
+        return None
+    stated = Calibration("cuda", device_name, None, "", None, matmul_flops_per_sec=card.flops_per_sec)
+    return peak_flops_per_sec(stated, precision, shares)
+
+
+def _float32_peak(calibration: Calibration, shares: Mapping[str, float] | None) -> float | None:
     """The peak of float32 tensors, in the format that torch computes them in."""
     measured = calibration.matmul_flops_per_sec
     if "fp32" not in measured:
@@ -121,14 +128,5 @@ def _float32_peak(
     formats = float32_formats(calibration.device)
     peaks = {kind: measured.get(form, measured["fp32"]) for kind, form in formats.items()}
     if shares is None:
-        return max(peaks[kind] for kind in _kinds_of_layers(module))
+        return max(peaks.values())
     return 1 / sum(share / peaks[kind] for kind, share in shares.items())
-
-
-def _kinds_of_layers(module: nn.Module | None) -> set[str]:
-    found = {"matmul"}
-    if module is None or any(map(is_convolution, module.modules())):
-        found.add("convolution")
-    if module is None or any(isinstance(part, nn.RNNBase) for part in module.modules()):
-        found.add("recurrent")
-    return found

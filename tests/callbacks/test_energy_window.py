@@ -8,8 +8,8 @@ import pytest
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor
 
-from batchscope.callbacks import _flops_meter, _timer, device, throughput
-from batchscope.callbacks._timer import Clock
+from batchscope.callbacks import _analysis, _step_monitor, _timer, device
+from batchscope.callbacks._timer import HostClock
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.nvml_readings import ENERGY
@@ -19,7 +19,7 @@ from tests.support.third_party_modules import Stranger, loader
 BATCH = 4
 
 
-class World(Clock):
+class World(HostClock):
     """The clock of the steps and of the samples, and the device's energy counter."""
 
     def __init__(self) -> None:
@@ -76,8 +76,8 @@ def step_joules(steps: range) -> float:
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     world = World()
 
-    monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: None)
-    monkeypatch.setattr(throughput, "clock_for", lambda device: world)
+    monkeypatch.setattr(_analysis, "find_calibration", lambda device, measure: None)
+    monkeypatch.setattr(_step_monitor, "clock_for", lambda device: world)
     monkeypatch.setattr(device, "Sampler", world.sample)
     for module in (device, _timer):
         monkeypatch.setattr(module, "Spans", lambda: Spans(lambda: world.now))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from batchscope.callbacks import _flops_meter
+from batchscope.callbacks import _analysis
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.calibration import Calibration
 from batchscope.hardware.measure import calibrate
@@ -34,7 +34,7 @@ def limit(module: lightning.LightningModule, train: Any, tmp_path: Path) -> dict
 
 @pytest.fixture(autouse=True)
 def known(measured: Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: measured)
+    monkeypatch.setattr(_analysis, "find_calibration", lambda device, measure: measured)
 
 
 def test_a_tiny_model_at_a_tiny_batch_is_limited_by_the_host(tmp_path: Path) -> None:

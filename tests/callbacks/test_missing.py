@@ -9,10 +9,10 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from batchscope.callbacks import _flops_meter, throughput
+from batchscope.callbacks import _analysis, _step_monitor
 from batchscope.callbacks._run_words import details
 from batchscope.callbacks._setting import setting_of
-from batchscope.callbacks._timer import Clock
+from batchscope.callbacks._timer import HostClock
 from batchscope.callbacks.memory import MemoryMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.calibration import Calibration
@@ -28,7 +28,7 @@ def fit(module: lightning.LightningModule, *callbacks: Callback, train: Any = No
 
 @pytest.fixture(autouse=True)
 def nothing_measured_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: None)
+    monkeypatch.setattr(_analysis, "find_calibration", lambda device, measure: None)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_measurement_that_fails_says_with_what(
     assert why(monitor) == "the measurement ended with OSError: the driver went away"
     assert "speed   unknown: the measurement ended with OSError" in capsys.readouterr().out
     monkeypatch.undo()
-    monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: None)
+    monkeypatch.setattr(_analysis, "find_calibration", lambda device, measure: None)
     fit(Stranger(), monitor)
     assert "bottleneck" in monitor.summary  # the next fit knows nothing of it
 
@@ -118,14 +118,14 @@ def test_a_logger_that_fails_ends_the_curves_and_not_the_measurement(monitor: Th
 def test_a_clock_that_jumps_is_named(
     monitor: ThroughputMonitor, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    class Odd(Clock):
+    class Odd(HostClock):
         now = 1e6
 
         def mark(self) -> float:
             self.now += seconds
             return self.now
 
-    monkeypatch.setattr(throughput, "clock_for", lambda device: Odd())
+    monkeypatch.setattr(_step_monitor, "clock_for", lambda device: Odd())
     fit(Stranger(), monitor)
     assert why(monitor) == "no step has a time: the clock has jumped"
 
@@ -166,7 +166,7 @@ def test_a_precision_that_was_not_measured_is_the_reason_for_no_mfu(
     monitor: ThroughputMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = Calibration("cpu", "a processor", None, torch.__version__, 2, {"fp32": 1e9})
-    monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: measured)
+    monkeypatch.setattr(_analysis, "find_calibration", lambda device, measure: measured)
 
     class Double(Stranger):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -207,7 +207,7 @@ def test_a_batch_without_tensors_has_step_times_and_a_reason_for_the_rest(monito
 
 def test_a_complete_summary_misses_nothing(monitor: ThroughputMonitor, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = Calibration("cpu", "a processor", None, torch.__version__, 2, {"fp32": 1e9})
-    monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: measured)
+    monkeypatch.setattr(_analysis, "find_calibration", lambda device, measure: measured)
     fit(Stranger(), monitor)
     assert "missing" not in monitor.summary
     assert not any(line.startswith("no ") for line in details(monitor.summary))
@@ -278,7 +278,7 @@ def test_a_peak_that_was_measured_beside_other_programs_makes_no_mfu(
     measured = Calibration(
         "cpu", "a processor", None, torch.__version__, 2, {"fp32": 1e9}, disturbed="others were busy"
     )
-    monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: measured)
+    monkeypatch.setattr(_analysis, "find_calibration", lambda device, measure: measured)
     fit(Stranger(), monitor)
     assert why(monitor, "mfu") == "the device's peak is not known: others were busy"
 
@@ -289,7 +289,7 @@ def test_an_analysis_that_fails_leaves_the_times(
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("no such rule")
 
-    monkeypatch.setattr("batchscope.callbacks._analysis.run_summary", broken)
+    monkeypatch.setattr("batchscope.callbacks._analysis.bottleneck_facts", broken)
     with pytest.warns(UserWarning, match="stopped measuring: ZeroDivisionError"):
         fit(Stranger(), monitor)
     assert monitor.summary["samples_per_sec"] > 0
@@ -319,7 +319,7 @@ def test_a_setup_that_fails_is_one_warning_with_its_own_reason(
         raise ValueError("no calibration here")
 
     fit(Stranger(), monitor)  # whose analysis is of no other fit
-    monkeypatch.setattr(_flops_meter, "find_calibration", broken)
+    monkeypatch.setattr(_analysis, "find_calibration", broken)
     with pytest.warns(UserWarning, match="stopped measuring: ValueError: no calibration here") as caught:
         fit(Stranger(), monitor)
     assert len([one for one in caught if "stopped measuring" in str(one.message)]) == 1

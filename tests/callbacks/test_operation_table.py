@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from batchscope.callbacks._operation_table import as_text
+from batchscope.callbacks._operation_table import explanation_text
 from batchscope.records.explanation import Explanation, Gap
 from tests.support.explanations import cost, explanation
 
@@ -27,13 +27,13 @@ def wide() -> Explanation:
 
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_no_line_is_wider_than_the_terminal_and_no_word_is_lost(width: int) -> None:
-    text = as_text(wide(), width=width)
+    text = explanation_text(wide(), width=width)
     assert max(map(len, text.splitlines())) <= width
     assert f"limit: {EVIDENCE}" in " ".join(text.split())
 
 
 def test_every_module_has_its_numbers_and_a_long_path_keeps_its_end() -> None:
-    lines = as_text(wide(), width=80).splitlines()
+    lines = explanation_text(wide(), width=80).splitlines()
     (heading,) = [line for line in lines if line.startswith("module")]
     assert heading.split() == ["module", "share", "time", "calls", "FLOPs", "bytes", "bound/time"]
     (row,) = [line for line in lines if "…" in line and " bwd " in line]
@@ -44,4 +44,4 @@ def test_every_module_has_its_numbers_and_a_long_path_keeps_its_end() -> None:
 
 def test_the_width_is_that_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert as_text(wide()) == as_text(wide(), width=80)
+    assert explanation_text(wide()) == explanation_text(wide(), width=80)

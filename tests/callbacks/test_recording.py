@@ -92,7 +92,7 @@ def test_operations_are_of_the_part_in_which_they_ran(monkeypatch):
     class Keep(Callback):
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             monitor = next(each for each in trainer.callbacks if isinstance(each, ThroughputMonitor))
-            found.update({each.name: each.part for each in monitor._analysis.recorded.operations()})
+            found.update({each.name: each.part for each in monitor.recorded.operations()})
 
     fit(Net(), Keep())
     assert (found["aten.addmm"], found["aten.mm"]) == ("forward", "backward")

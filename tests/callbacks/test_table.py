@@ -8,13 +8,14 @@ import pytest
 
 from batchscope.callbacks._cost import cost_of, metrics_of, stalls_among
 from batchscope.callbacks._table import DISTURBED, FIRST, INVALID, PARTIAL, RECORDED, WARMUP, UpdateTable
-from batchscope.callbacks._timer import Clock
+from batchscope.callbacks._timer import HostClock
+from batchscope.callbacks._windows import Windows
 from tests.support.tables import batch, table_of
 
 
 def table_with(*batches: Any, warmup: int = 0, last_step: int = 0) -> UpdateTable:
-    table = UpdateTable(warmup, last_step=last_step)
-    table.add(batches, Clock())
+    table = UpdateTable(warmup, Windows(0), last_step)
+    table.add(batches, HostClock())
     return table
 
 
@@ -26,11 +27,11 @@ def cost(step_ms: list[float], samples: list[int] | int = 4, **options: Any) -> 
 
 
 def test_the_batches_of_an_update_are_one_row_also_when_they_come_in_two_bunches():
-    table = UpdateTable(warmup=0, last_step=5)
+    table = UpdateTable(0, Windows(0), 5)
     bunches = [(batch(5, 1, forward=1), batch(5, 1, forward=2))]
     bunches += [(batch(6, 1, forward=4), batch(7, 1, forward=8), batch(7, 1, forward=16))]
     bunches += [(batch(8, 1, forward=32),), ()]
-    added = [len(table.add(bunch, Clock())) for bunch in bunches]
+    added = [len(table.add(bunch, HostClock())) for bunch in bunches]
     assert added == [0, 2, 1, 0]
     assert table.rows["step"].tolist() == [6, 7, 8]
     assert table.rows["samples"].tolist() == [3, 1, 2]
@@ -42,8 +43,8 @@ def test_every_row_says_why_it_may_not_count():
     table = table_with(*slow, batch(8, 1, forward=10), warmup=3)
     expected = [FIRST | WARMUP, WARMUP | RECORDED, WARMUP, 0, INVALID, 0, 0, PARTIAL]
     assert [flags & ~(PARTIAL if n == 4 else 0) for n, flags in enumerate(table.flags().tolist())] == expected
-    assert numpy.flatnonzero(table.counted()).tolist() == [3, 5, 6, 7]
-    assert numpy.flatnonzero(table.typical()).tolist() == [3, 5, 6]
+    assert numpy.flatnonzero(table.after_warmup()).tolist() == [3, 5, 6, 7]
+    assert numpy.flatnonzero(table.in_median()).tolist() == [3, 5, 6]
 
 
 @pytest.mark.parametrize("updates", [0, 1, 5])
@@ -52,9 +53,9 @@ def test_a_fit_that_is_no_longer_than_the_warm_up_has_no_cost(updates: int):
 
 
 def test_a_table_grows_and_keeps_what_it_holds():
-    table = UpdateTable(warmup=0)
+    table = UpdateTable(0, Windows(0))
     for n in range(1, 3001):
-        table.add([batch(n, forward=n)], Clock())
+        table.add([batch(n, forward=n)], HostClock())
     assert len(table) == 3000
     assert table.step_ms() == pytest.approx(numpy.arange(1, 3001))
 
@@ -209,7 +210,7 @@ def test_the_step_file_of_a_run_without_windows_has_one():
     times = table_with(batch(1, forward=5), batch(2, forward=10)).times()
     assert times is not None
     assert (times.window.tolist(), times.step_s.tolist()) == ([0], pytest.approx([0.01]))
-    assert UpdateTable(warmup=0).times() is None
+    assert UpdateTable(0, Windows(0)).times() is None
 
 
 def test_a_window_says_what_it_has_measured():

@@ -14,8 +14,8 @@ from lightning.pytorch.profilers import SimpleProfiler
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from batchscope.callbacks import _flops_meter, throughput
-from batchscope.callbacks._timer import Clock
+from batchscope.callbacks import _analysis, _step_monitor
+from batchscope.callbacks._timer import HostClock
 from batchscope.callbacks.curves import TrainCurves
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.callbacks.memory import MemoryMonitor
@@ -51,7 +51,7 @@ def fit(
 
 @pytest.fixture(autouse=True)
 def nothing_measured_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: None)
+    monkeypatch.setattr(_analysis, "find_calibration", lambda device, measure: None)
 
 
 @pytest.fixture
@@ -168,14 +168,14 @@ def test_waiting_for_the_loader_is_data_wait_and_the_bottleneck_is_input(
 def test_validation_and_checkpoints_are_not_training_time(
     monitor: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Hours(Clock):
+    class Hours(HostClock):
         now = 0.0
 
         def mark(self) -> float:
             return self.now
 
     hours = Hours()
-    monkeypatch.setattr(throughput, "clock_for", lambda device: hours)
+    monkeypatch.setattr(_step_monitor, "clock_for", lambda device: hours)
 
     class Slow(Stranger):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -313,7 +313,7 @@ def test_flops_are_those_of_the_layer_and_mfu_is_of_the_measured_peak(
     recording: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = Calibration("cpu", "a processor", None, torch.__version__, 2, {"fp32": 1e9})
-    monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: measured)
+    monkeypatch.setattr(_analysis, "find_calibration", lambda device, measure: measured)
     memory = fit(recording, tmp_path)
     # A linear layer of 4 → 1: 8 FLOPs forward, 8 for the weights' gradient, none for the input's.
     assert recording.summary["flops_per_sample"] == 16
@@ -342,7 +342,7 @@ def test_the_peak_is_that_of_what_the_model_really_runs(
     formats = {"matmul": "none", "convolution": "tf32", "recurrent": "tf32"}
     monkeypatch.setattr(calibration, "float32_formats", lambda device: formats)
     measured = Calibration("cpu", "a device", None, torch.__version__, 2, {"fp32": 1e9, "tf32": 8e9})
-    monkeypatch.setattr(_flops_meter, "find_calibration", lambda device, measure: measured)
+    monkeypatch.setattr(_analysis, "find_calibration", lambda device, measure: measured)
     memory = fit(recording, tmp_path, Recurrent())
     weights, states = 4 * 2 * (1 + 2) * 8, 3 * 2 * 2 * 8  # four steps of (1 + 2) inputs into 2 units of 4 gates each
     cell, head = 2 * weights + states, 3 * 2 * 2  # backward: of each weight, of the states but the first one
@@ -419,7 +419,7 @@ def test_every_0th_step_is_a_warning_and_the_run_goes_on(tmp_path: Path) -> None
     assert monitor.summary["updates"] == 5
 
 
-class LateClock(Clock):
+class LateClock(HostClock):
     """A device that is always behind: no moment has come until somebody waits for it."""
 
     waited = 0
@@ -435,7 +435,7 @@ def test_nobody_waits_for_the_device_before_the_training_is_over(
     monitor: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = LateClock()
-    monkeypatch.setattr(throughput, "clock_for", lambda device: clock)
+    monkeypatch.setattr(_step_monitor, "clock_for", lambda device: clock)
     waits = []
 
     class Watching(Stranger):
@@ -448,7 +448,7 @@ def test_nobody_waits_for_the_device_before_the_training_is_over(
     assert memory.steps("time/step_ms") == list(range(2, 501))
 
 
-class SteppedClock(Clock):
+class SteppedClock(HostClock):
     """Stands still until somebody moves it."""
 
     now = 0.0
@@ -462,7 +462,7 @@ def test_a_curve_of_equal_steps_is_flat_though_a_hundred_of_them_are_written_at_
     monitor: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SteppedClock()
-    monkeypatch.setattr(throughput, "clock_for", lambda device: clock)
+    monkeypatch.setattr(_step_monitor, "clock_for", lambda device: clock)
 
     class Equal(Stranger):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -488,7 +488,7 @@ def test_a_curve_of_equal_steps_is_flat_though_a_hundred_of_them_are_written_at_
 def test_a_device_that_is_lost_in_a_step_is_one_warning_and_the_training_goes_on(
     monitor: ThroughputMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Lost(Clock):
+    class Lost(HostClock):
         marks = 0
 
         def mark(self) -> float:
@@ -497,7 +497,7 @@ def test_a_device_that_is_lost_in_a_step_is_one_warning_and_the_training_goes_on
                 raise RuntimeError("CUDA error: the device is lost")
             return float(self.marks)
 
-    monkeypatch.setattr(throughput, "clock_for", lambda device: Lost())
+    monkeypatch.setattr(_step_monitor, "clock_for", lambda device: Lost())
     with pytest.warns(UserWarning, match="stopped measuring: RuntimeError: CUDA error") as caught:
         fit(monitor, tmp_path)
     assert len([w for w in caught if "stopped measuring" in str(w.message)]) == 1
@@ -538,7 +538,7 @@ def test_a_run_that_fails_does_not_wait_for_a_device_that_may_wait_for_a_lost_ra
                 raise ConnectionError("a rank is gone")
 
     clock = LateClock()
-    monkeypatch.setattr(throughput, "clock_for", lambda device: clock)
+    monkeypatch.setattr(_step_monitor, "clock_for", lambda device: clock)
     with pytest.raises(ConnectionError):
         fit(monitor, tmp_path, Failing())
     assert clock.waited == 0

@@ -11,8 +11,8 @@ from batchscope.callbacks import _timer
 from batchscope.callbacks._timer import (
     PAUSE,
     TIMED,
-    Clock,
     CudaClock,
+    HostClock,
     StepTimer,
     add_timer,
     clock_for,
@@ -24,7 +24,7 @@ from batchscope.hardware.sampler import Spans
 from batchscope.records.step_parts import PARTS
 
 
-class FakeClock(Clock):
+class FakeClock(HostClock):
     """Moves when a test moves it; in seconds."""
 
     def __init__(self) -> None:
@@ -267,7 +267,7 @@ def test_events_are_recorded_again_instead_of_created(cuda: type[FakeEvent]) -> 
 
 
 def test_the_cpu_has_the_hosts_clock() -> None:
-    assert isinstance(clock_for(torch.device("cpu")), Clock)
+    assert isinstance(clock_for(torch.device("cpu")), HostClock)
 
 
 def test_a_pause_within_a_validation_counts_as_paused(timer: StepTimer) -> None:

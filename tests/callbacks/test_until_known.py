@@ -96,7 +96,7 @@ def monitor() -> ThroughputMonitor:
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_windows, "NoiseMeter", Quiet)
-    monkeypatch.setattr(_windows, "WINDOW_S", 0.05)
+    monkeypatch.setattr(_windows, "MIN_WINDOW_S", 0.05)
 
 
 def test_a_fit_ends_when_the_step_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,12 +68,6 @@ def test_a_long_run_has_longer_windows(clock: Time) -> None:
     assert windows.all[-2].seconds == pytest.approx(0.02 * 10_000, rel=0.1)
 
 
-def test_a_clock_that_jumps_back_begins_another_window(clock: Time) -> None:
-    windows = Windows(1, clock)
-    assert train(windows, clock, 0.1, 0.1, -50, 0.1, 0.1) == [1, 3]
-    assert windows.all[0].seconds == 0
-
-
 def test_in_passes_each_visit_is_a_window(clock: Time) -> None:
     windows = Windows(1, clock)
     windows.in_passes = True
@@ -113,5 +107,5 @@ def test_on_an_accelerator_a_window_counts_as_busy_only_if_it_was_slowed(clock: 
         windows.begin(update)
         clock.now += 1.0
     windows.end(3)
-    assert windows.taken(slowed_alone=False) == pytest.approx([0.4, 0.4, math.nan], nan_ok=True)
-    assert windows.taken(slowed_alone=True) == [0.0, 0.4, 0.0]
+    assert windows.others_shares(slowed_only=False) == pytest.approx([0.4, 0.4, math.nan], nan_ok=True)
+    assert windows.others_shares(slowed_only=True) == [0.0, 0.4, 0.0]

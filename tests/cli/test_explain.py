@@ -17,6 +17,7 @@ from batchscope.cli import explain
 from batchscope.options.compose import check_command_line
 from batchscope.records.explanation import FILE, ROOFLINE, TRACE
 from batchscope.training.run import train
+from tests.support.devices import CPU
 from tests.support.explanations import explanation
 from tests.support.runs import Run
 
@@ -152,9 +153,7 @@ def test_without_a_run_options_are_enough(
 
 @pytest.mark.slow
 def test_with_roofs_there_is_a_plot(run_dir: Path, root: str, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
-    from tests.callbacks.test_profile import CALIBRATION
-
-    monkeypatch.setattr("batchscope.callbacks.profile.find_calibration", lambda device, measure: CALIBRATION)
+    monkeypatch.setattr("batchscope.callbacks.profile.find_calibration", lambda device, measure: CPU)
     assert "bound/time" in call(run_dir, root, *QUICK).out
     assert (run_dir / "explain" / ROOFLINE).read_bytes().startswith(b"\x89PNG")
 

@@ -114,15 +114,15 @@ def test_a_copy_to_mps_may_wait_for_the_device_and_is_no_verdict():
 
 
 def test_where_others_took_a_quarter_of_the_processor_in_most_windows_there_is_no_verdict_but_what_to_do():
-    found = verdict([product(9, gflop=0.6)], taken=[0.43, 0.03, 0.43])
+    found = verdict([product(9, gflop=0.6)], others_shares=[0.43, 0.03, 0.43])
     assert (found.kind, found.certainty, found.busy, found.shares) == ("unclear", "unclear", True, {})
     assert found.evidence == "other programs took 43 % of the processor: close them and run again"
     assert limit_row(vars(found)) == ("busy", found.evidence)
 
 
-@pytest.mark.parametrize("taken", [[], [math.nan], [0.03, 0.43, 0.03], [0.25]])
-def test_a_verdict_needs_no_quiet_machine_in_every_window(taken):
-    assert verdict([product(9, gflop=0.6)], taken=taken).kind == "compute"
+@pytest.mark.parametrize("others_shares", [[], [math.nan], [0.03, 0.43, 0.03], [0.25]])
+def test_a_verdict_needs_no_quiet_machine_in_every_window(others_shares):
+    assert verdict([product(9, gflop=0.6)], others_shares=others_shares).kind == "compute"
 
 
 NOT_RECORDED = {  # what makes the recorded operations no evidence → why, as the verdict says it
@@ -160,7 +160,7 @@ def test_a_step_without_a_time_has_no_bottleneck(parts):
 
 DOUBTS = {
     "only 3 steps measured": {"steps": 3},
-    "other programs took 15 % of the processor": {"taken": [0.15]},
+    "other programs took 15 % of the processor": {"others_shares": [0.15]},
     "one step in ten takes 2.1 times the median": {"spread": 2.1},
     "the device is not calibrated": {"peaks": None},
     "waiting for other ranks is not measured without CommunicationMonitor": {"communication_ms": None},

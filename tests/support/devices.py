@@ -15,6 +15,8 @@ GPU = Calibration(
     cache_bytes=50 * 2**20,
 )
 HOST = Calibration("cpu", "AMD EPYC", "AVX512", "2.15.0", 2, {"fp32": 450e9, "bf16": 900e9}, 40e9, 1.75)
+# Peaks that are easy to compute with.
+CPU = Calibration("cpu", "Processor", None, "2", 1, {"fp32": 1e11}, memory_bytes_per_sec=1e10, launch_us=1.0)
 
 
 class Clock:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from batchscope.callbacks._table import UpdateTable
-from batchscope.callbacks._timer import PAUSE, Batch, Clock
+from batchscope.callbacks._timer import PAUSE, Batch, HostClock
 from batchscope.callbacks._windows import Window, Windows
 
 
@@ -29,7 +29,7 @@ def table_of(
     held = [samples] * len(step_ms) if isinstance(samples, int) else list(samples)
     table = UpdateTable(warmup, Windows(1))
     batches = [batch(n, size, forward=ms) for n, (ms, size) in enumerate(zip(steps, [1, *held], strict=True), start=1)]
-    table.add(batches, Clock())
+    table.add(batches, HostClock())
     border = len(steps) if disturbed_from is None else 1 + disturbed_from
     table.windows.all += [Window(1, end=border), Window(border, end=len(steps), disturbed=True)]
     return table
