@@ -39,15 +39,19 @@ class Peaks:
         """The least time of its calls."""
         return operation.calls * self.launch_s
 
-    def least_seconds(self, operation: Operation) -> float:
-        """The least time of the operation: on an asynchronous device of its work, else also of its calls."""
-        least = max(self.compute_seconds(operation), self.unavoidable_seconds(operation))
-        return least if self.asynchronous else max(least, self.launch_seconds(operation))
+    def needs(self, operation: Operation) -> dict[str, float]:
+        """The least seconds for its arithmetic and its traffic, and where the host waits for it for its calls.
 
-    def unavoidable_seconds(self, operation: Operation) -> float:
-        """The least time of its traffic: without what the cache may hold before and after each call."""
-        moved = operation.cold_bytes - 2 * operation.calls * self.cache_bytes
-        return moved / self.bytes_per_sec if self.bytes_per_sec and moved > 0 else 0.0
+        Traffic counts without what the cache may hold before and after each call.
+        """
+        moved = max(operation.cold_bytes - 2 * operation.calls * self.cache_bytes, 0)
+        memory = moved / self.bytes_per_sec if self.bytes_per_sec else 0.0
+        needs = {"compute": self.compute_seconds(operation), "memory": memory}
+        return needs if self.asynchronous else needs | {"launch": self.launch_seconds(operation)}
+
+    def least_seconds(self, operation: Operation) -> float:
+        """The lower bound of the operation's time."""
+        return max(self.needs(operation).values())
 
 
 @dataclass(frozen=True)
@@ -86,11 +90,9 @@ def lower_bound(operations: Iterable[Operation], peaks: Peaks) -> LowerBound:
     """
     sums = {"launch": 0.0, "memory": 0.0, "compute": 0.0}
     for operation in operations:
-        needs = {"compute": peaks.compute_seconds(operation), "memory": peaks.unavoidable_seconds(operation)}
+        needs = peaks.needs(operation)
         if peaks.asynchronous:
             sums["launch"] += peaks.launch_seconds(operation)
-        else:
-            needs["launch"] = peaks.launch_seconds(operation)
         largest = max(needs, key=needs.__getitem__)
         sums[largest] += needs[largest]
     device = sums["memory"] + sums["compute"]
