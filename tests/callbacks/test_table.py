@@ -1,6 +1,7 @@
 """The table of updates and its views: exact times in, exact rates, means and masks out."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -27,12 +28,11 @@ def cost(step_ms: list[float], samples: list[int] | int = 4, **options: Any) -> 
 
 
 def test_the_batches_of_an_update_are_one_row_also_when_they_come_in_two_bunches():
-    table = UpdateTable(0, Windows(0), 5)
+    table = UpdateTable(0, Windows(0), last_step=5)
     bunches = [(batch(5, 1, forward=1), batch(5, 1, forward=2))]
     bunches += [(batch(6, 1, forward=4), batch(7, 1, forward=8), batch(7, 1, forward=16))]
     bunches += [(batch(8, 1, forward=32),), ()]
-    added = [len(table.add(bunch, HostClock())) for bunch in bunches]
-    assert added == [0, 2, 1, 0]
+    assert [len(table.add(bunch, HostClock())) for bunch in bunches] == [0, 2, 1, 0]
     assert table.rows["step"].tolist() == [6, 7, 8]
     assert table.rows["samples"].tolist() == [3, 1, 2]
     assert table.step_ms() == pytest.approx([7, 8, 48])
@@ -41,10 +41,22 @@ def test_the_batches_of_an_update_are_one_row_also_when_they_come_in_two_bunches
 def test_every_row_says_why_it_may_not_count():
     slow = [batch(n, 4, recorded=n == 2, forward=-5 if n == 5 else 10) for n in range(1, 8)]
     table = table_with(*slow, batch(8, 1, forward=10), warmup=3)
-    expected = [FIRST | WARMUP, WARMUP | RECORDED, WARMUP, 0, INVALID, 0, 0, PARTIAL]
-    assert [flags & ~(PARTIAL if n == 4 else 0) for n, flags in enumerate(table.flags().tolist())] == expected
+    assert table.flags().tolist() == [FIRST | WARMUP, WARMUP | RECORDED, WARMUP, 0, INVALID, 0, 0, PARTIAL]
     assert numpy.flatnonzero(table.after_warmup()).tolist() == [3, 5, 6, 7]
     assert numpy.flatnonzero(table.in_median()).tolist() == [3, 5, 6]
+
+
+def test_no_update_is_partial_where_sizes_vary_though_one_of_them_is_the_mean():
+    table = table_of([10] * 50, [10, 20, 30, 40, 50] * 10)
+    assert table.whole_batch() == 30
+    assert not (table.flags() & PARTIAL).any()
+
+
+def test_a_table_grows_and_keeps_what_it_holds():
+    table = UpdateTable(0, Windows(0))
+    for n in range(1, 3001):
+        table.add([batch(n, forward=n)], HostClock())
+    assert table.step_ms() == pytest.approx(numpy.arange(1, 3001))
 
 
 @pytest.mark.parametrize("updates", [0, 1, 5])
@@ -52,61 +64,62 @@ def test_a_fit_that_is_no_longer_than_the_warm_up_has_no_cost(updates: int):
     assert cost_of(table_with(*(batch(n, forward=10) for n in range(1, updates + 1)), warmup=5)) == {}
 
 
-def test_a_table_grows_and_keeps_what_it_holds():
-    table = UpdateTable(0, Windows(0))
-    for n in range(1, 3001):
-        table.add([batch(n, forward=n)], HostClock())
-    assert len(table) == 3000
-    assert table.step_ms() == pytest.approx(numpy.arange(1, 3001))
+# --- rates: the steps in ms, their samples → facts -------------------------------------------------------------------
+
+RATES: dict[str, tuple[list[float], Any, dict[str, float]]] = {
+    "a whole batch over the median step, and the mean beside it": (
+        [10, 12, 30, 5],
+        [100, 100, 100, 20],
+        {
+            "batch_size": 100,
+            "step_ms_median": 12,
+            "samples_per_sec": 100 / 0.012,
+            "batches_per_sec": 1 / 0.012,
+            "samples_per_sec_mean": 320 / 0.057,
+            "step_ms": 57 / 4,
+        },
+    ),
+    "a few slow steps": ([10, 10, 1000], 40, {"samples_per_sec": 4000}),
+    "a last batch with a sample more": ([10, 10, 10], [32, 32, 33], {"batch_size": 32}),
+    "as many short batches as whole ones": (
+        [100, 20, 20] * 3,
+        [1000, 200, 200] * 3,
+        {"batch_size": 1000, "step_ms_median": 100},
+    ),
+    "sizes that vary": (
+        [10, 20, 30],
+        [8, 10, 12],
+        {"batch_size": 10, "step_ms_median": 20, "samples_per_sec": 10 / 0.02},
+    ),
+    "a step that a clock has broken": ([10, math.nan, -3, math.inf, 12, 11], 4, {"step_ms_median": 11, "updates": 3}),
+    "the p99 is of whole batches": (
+        [10 + i / 100 for i in range(101)] + [500],
+        [100] * 101 + [7],
+        {"step_ms_p99": 10.99},
+    ),
+    # A stall takes three times the median and 50 ms more, in a short last batch too.
+    "short steps stall": ([2] * 9 + [51, 60, 3], 4, {"stalls": 1, "stall_seconds": 0.058}),
+    "long steps stall": ([100] * 9 + [299, 301, 900], 4, {"stalls": 2, "stall_seconds": 1.001}),
+    "no step stalls": ([2] * 9, 4, {"stalls": 0, "stall_seconds": 0}),
+    "a short batch stalls": ([10] * 8 + [2, 500], [100] * 8 + [20, 20], {"stalls": 1}),
+}
 
 
-@pytest.mark.parametrize("broken", [math.nan, -3.0, math.inf])
-def test_a_step_that_a_clock_has_broken_is_in_nothing(broken: float):
-    found = cost([10, broken, 12, 11])
-    assert (found["step_ms_median"], found["updates"]) == (pytest.approx(11), 3)
-
-
-# --- rates ------------------------------------------------------------------------------------------------------------
-
-
-def test_the_rate_is_a_whole_batch_over_the_median_step_and_the_mean_rate_has_a_name_of_its_own():
-    found = cost([10, 12, 30, 5], [100, 100, 100, 20])
-    assert (found["batch_size"], found["step_ms_median"]) == (100, pytest.approx(12))
-    assert found["samples_per_sec"] == pytest.approx(100 / 0.012)
-    assert found["batches_per_sec"] == pytest.approx(1 / 0.012)
-    assert found["samples_per_sec_mean"] == pytest.approx(320 / 0.057)
-    assert found["step_ms"] == pytest.approx(57 / 4)
-
-
-def test_a_few_slow_steps_leave_the_rate_alone():
-    assert cost([10, 10, 1000], 40)["samples_per_sec"] == pytest.approx(4000)
-
-
-def test_a_last_batch_that_holds_one_sample_more_is_not_the_batch_size():
-    assert cost([10, 10, 10], [32, 32, 33])["batch_size"] == 32
-
-
-def test_an_epochs_short_last_batch_is_not_in_the_rate_even_if_there_are_as_many_of_them():
-    found = cost([100, 20, 20] * 3, [1000, 200, 200] * 3)
-    assert (found["batch_size"], found["step_ms_median"]) == (1000, pytest.approx(100))
-
-
-def test_where_the_sizes_of_batches_vary_the_batch_is_the_mean_one():
-    found = cost([10, 20, 30], [8, 10, 12])
-    assert (found["batch_size"], found["step_ms_median"]) == (10, pytest.approx(20))
-    assert found["samples_per_sec"] == pytest.approx(10 / 0.02)
+@pytest.mark.parametrize("name", RATES)
+def test_the_cost_of_steps(name: str):
+    step_ms, samples, expected = RATES[name]
+    found = cost(step_ms, samples)
+    assert {key: found[key] for key in expected} == pytest.approx(expected)
 
 
 def test_the_samples_of_all_ranks_count_and_the_steps_of_one():
     found = cost([10, 10], 40, world_size=3)
-    assert found["samples_per_sec"] == pytest.approx(3 * 4000)
-    assert found["samples_per_sec_mean"] == pytest.approx(3 * 4000)
+    assert (found["samples_per_sec"], found["samples_per_sec_mean"]) == pytest.approx((12_000, 12_000))
     assert found["batches_per_sec"] == pytest.approx(100)
 
 
 def test_a_step_of_accumulated_batches_is_one_step_of_all_their_samples():
-    batches = [batch(n, 16, forward=10) for n in (1, 1, 1, 2, 2, 2, 3, 3, 3)]
-    found = cost_of(table_with(*batches))
+    found = cost_of(table_with(*(batch(n, 16, forward=10) for n in (1, 1, 1, 2, 2, 2, 3, 3, 3))))
     assert (found["batch_size"], found["samples_per_sec"]) == (16, pytest.approx(1600))
     assert found["batches_per_sec"] == pytest.approx(100)
 
@@ -123,47 +136,21 @@ def test_the_rate_of_the_fit_has_every_sample_over_the_wall_time_of_the_fit():
     assert found["samples"] == 3 * 40
 
 
-def test_the_parts_are_means_that_add_up_and_what_is_excluded_is_beside_them():
+def test_the_parts_are_means_that_add_up_and_pauses_and_preparation_are_beside_them():
     batches = [
         batch(1, forward=9),
         batch(2, data_wait=2, forward=1, pause=8, backward=3),
-        batch(3, data_wait=4, forward=3, optimizer=5),
+        batch(3, on_after_batch_transfer=4, forward=3, optimizer=5),
     ]
     found = cost_of(table_with(*batches))
     expected = {"data_wait": 3, "transfer": 0, "forward": 2, "backward": 1.5, "optimizer": 2.5, "other": 0}
     assert found["parts_ms"] == pytest.approx(expected)
     assert (found["step_ms"], found["excluded_ms"]) == pytest.approx((9, 4))
-    assert "excluded_ms" not in cost([10, 10])
-
-
-def test_a_users_hooks_around_the_copy_are_in_data_wait_and_beside_it():
-    batches = [batch(n, forward=5, on_after_batch_transfer=2) for n in (1, 2)]
-    found = cost_of(table_with(*batches))
     assert found["preparing_ms"] == pytest.approx({"on_after_batch_transfer": 2})
-    assert (found["step_ms"], found["parts_ms"]["data_wait"]) == pytest.approx((7, 2))
+    assert not {"excluded_ms", "preparing_ms"} & cost([10, 10]).keys()
 
 
-# --- quantiles --------------------------------------------------------------------------------------------------------
-
-
-def test_a_stall_takes_three_times_the_median_and_50_ms_more():
-    def stalls(*slow: float, usual: float) -> tuple[int, float]:
-        found = cost([usual] * 9 + list(slow))
-        return found["stalls"], found["stall_seconds"]
-
-    assert stalls(51, 60, 3, usual=2) == (1, pytest.approx((60 - 2) / 1e3))  # three times is not enough for short steps
-    assert stalls(299, 301, 900, usual=100) == (2, pytest.approx((201 + 800) / 1e3))  # nor 50 ms for long ones
-    assert stalls(usual=2) == (0, 0)
-    assert cost([10] * 8 + [2, 500], [100] * 8 + [20, 20])["stalls"] == 1  # in a short last batch, too
-    assert stalls_among(table_of([10, 10, 500]).rows, 10.0).tolist() == [False, False, False, True]
-
-
-def test_the_p99_is_of_the_steps_with_a_whole_batch():
-    found = cost([10 + i / 100 for i in range(101)] + [500], [100] * 101 + [7])
-    assert found["step_ms_p99"] == pytest.approx(10.99)
-
-
-def test_disturbed_steps_leave_the_median_and_stay_in_the_mean():
+def test_disturbed_steps_leave_the_median_and_stay_in_the_mean_where_enough_are_undisturbed():
     table = table_of([10] * 6 + [30] * 10, disturbed_from=6)
     assert table.flags()[-1] == DISTURBED
     found = cost_of(table)
@@ -171,58 +158,54 @@ def test_disturbed_steps_leave_the_median_and_stay_in_the_mean():
     assert found["step_ms_interval"] == pytest.approx([10, 10])
     assert (found["undisturbed_steps"], found["undisturbed_share"]) == (6, pytest.approx(60 / 360))
     assert (found["updates"], found["step_ms"]) == (16, pytest.approx(360 / 16))
-
-
-def test_where_too_few_steps_are_undisturbed_all_are_taken():
-    found = cost_of(table_of([10] * 5 + [30] * 10, disturbed_from=5))
-    assert found["step_ms_median"] == pytest.approx(30)
-    assert "undisturbed_steps" not in found
-
-
-def test_a_single_step_has_no_interval():
-    assert "step_ms_interval" not in cost([10])
+    few = cost_of(table_of([10] * 5 + [30] * 10, disturbed_from=5))
+    assert few["step_ms_median"] == pytest.approx(30)
+    assert "undisturbed_steps" not in few and "step_ms_interval" not in cost([10])
 
 
 # --- other views ------------------------------------------------------------------------------------------------------
 
+PLAIN = (10, 10, 11, 12, 90)
+CHANGES: list[tuple[Sequence[float], float, float]] = [
+    (PLAIN, 36.0, 3.0),  # one long step does not count
+    (PLAIN, 5.0, 0.5),
+    (PLAIN, 11.5, 1.0),
+    ((60, 60, 60), 60.0, 3.0),  # what was recorded did less
+]
 
-def test_steps_that_changed_since_they_were_recorded_are_told_by_how_much():
-    def table(*plain: float) -> UpdateTable:
-        recorded = [batch(n, recorded=n > 1, forward=20) for n in (1, 2, 3)]
-        return table_with(*recorded, *(batch(n, forward=ms) for n, ms in enumerate(plain, start=4)))
 
-    assert table(10, 10, 11, 12, 90).changed(36.0) == pytest.approx(3)  # one long step does not count
-    assert table(10, 10, 11, 12, 90).changed(5.0) == pytest.approx(0.5)
-    assert table(10, 10, 11, 12, 90).changed(11.5) == 1.0
-    assert table(60, 60, 60).changed(60.0) == pytest.approx(3)  # what was recorded did less
+@pytest.mark.parametrize(("plain", "median", "factor"), CHANGES)
+def test_steps_that_changed_since_they_were_recorded_are_told_by_how_much(
+    plain: Sequence[float], median: float, factor: float
+):
+    recorded = [batch(n, recorded=n > 1, forward=20) for n in (1, 2, 3)]
+    table = table_with(*recorded, *(batch(n, forward=ms) for n, ms in enumerate(plain, start=4)))
+    assert table.changed(median) == pytest.approx(factor)
     assert table_with(*(batch(n, forward=10) for n in range(1, 9))).changed(30.0) == 1.0
 
 
-def test_the_step_file_has_the_steps_of_a_whole_batch_in_their_windows():
+def test_the_step_file_has_the_steps_of_a_whole_batch_in_their_windows_or_in_one():
     times = table_of([10, 20, 30, 5], [4, 4, 4, 1], disturbed_from=2).times()
     assert times is not None
     assert times.step_s == pytest.approx([0.01, 0.02, 0.03])
     assert (times.window.tolist(), times.disturbed.tolist()) == ([0, 2], [0, 1])
     assert times.parts_s.sum(1) == pytest.approx(times.step_s)
-
-
-def test_the_step_file_of_a_run_without_windows_has_one():
-    times = table_with(batch(1, forward=5), batch(2, forward=10)).times()
-    assert times is not None
-    assert (times.window.tolist(), times.step_s.tolist()) == ([0], pytest.approx([0.01]))
+    undivided = table_with(batch(1, forward=5), batch(2, forward=10)).times()
+    assert undivided is not None
+    assert (undivided.window.tolist(), undivided.step_s.tolist()) == ([0], pytest.approx([0.01]))
     assert UpdateTable(0, Windows(0)).times() is None
 
 
 def test_a_window_says_what_it_has_measured():
     table = table_of([10, 20, 90], disturbed_from=2)
     quiet, disturbed = table.windows.all
-    assert table.window_facts(quiet) == {"steps": 2, "median_s": pytest.approx(0.015), "disturbed": False}
     disturbed.others_share = 0.6
+    assert table.window_facts(quiet) == {"steps": 2, "median_s": pytest.approx(0.015), "disturbed": False}
     expected = {"steps": 1, "median_s": pytest.approx(0.09), "disturbed": True, "others_share": 0.6}
     assert table.window_facts(disturbed) == expected
 
 
-def test_the_curves_have_every_metric_that_a_step_has():
+def test_the_curves_have_every_metric_that_a_step_has_and_no_other():
     batches = [batch(1, 10, forward=10), batch(2, 10, timesteps=5, data_wait=10, forward=30)]
     scalars = metrics_of(table_with(*batches).rows, 2, flops_per_sample=100.0)
     last = dict(zip(scalars.keys, scalars.values[1], strict=True))
@@ -231,14 +214,9 @@ def test_the_curves_have_every_metric_that_a_step_has():
     assert last["throughput/samples_per_sec"] == pytest.approx(2 * 10 / 0.04)
     assert last["throughput/flops_per_sec"] == pytest.approx(100 * 10 / 0.04)
     assert "throughput/mfu" not in last
-
-
-def test_a_metric_that_no_step_has_is_no_curve():
     scalars = metrics_of(table_with(batch(1, 0, forward=10)).rows, 1, flops_per_sample=100.0)
     assert {key for key in scalars.keys if key.startswith("throughput/")} == {"throughput/batches_per_sec"}
 
 
-def test_no_update_is_partial_where_sizes_vary_though_one_of_them_is_the_mean():
-    table = table_of([10] * 50, [10, 20, 30, 40, 50] * 10)
-    assert table.whole_batch() == 30
-    assert not (table.flags() & PARTIAL).any()
+def test_stalls_are_told_by_the_usual_time_of_a_step():
+    assert stalls_among(table_of([10, 10, 500]).rows, 10.0).tolist() == [False, False, False, True]
