@@ -9,9 +9,9 @@ from omegaconf.errors import OmegaConfBaseException
 from ..errors import UserError, did_you_mean
 from .command_lines import train_command
 from .explain import first_line, similar_option
-from .groups import COLLECTIONS, SECTIONS, choices_of, file_of, load, to_plain, top_level_names
+from .groups import COLLECTIONS, SECTIONS, choices_of, file_of, known_nodes, load, to_plain, top_level_names
 from .habits import habit
-from .nodes import check_node
+from .nodes import TARGET, check_node
 from .purpose import DEFAULTS, TOP_LEVEL
 from .renamed import METRICS, OPTIONS, new_name, refuse_old_name
 from .signatures import class_attribute, is_installed
@@ -41,7 +41,7 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
         plain.setdefault(collection, None)
         _check_collection(plain[collection] or {}, collection)
     if plain["search"] is not None:
-        check_node({"_target_": "batchscope.sweep.search.BatchSizeSearch", **plain["search"]}, "search")
+        _check_search({TARGET: "batchscope.sweep.search.BatchSizeSearch", **plain["search"]})
     _check_model_fits_data(plain["model"], plain["data"])
     _check_compile(plain["compile"], plain["trainer"])
     _check_averaging(plain["callbacks"] or {}, plain["trainer"])
@@ -65,6 +65,14 @@ def _check_top_level(plain: dict[str, Any]) -> None:
             near = did_you_mean(key, top_level_names()) or similar_option(plain, [key])
             raise UserError(f"{key}: no such option.{near}")
     refuse_old_name("optimized_metric", plain["optimized_metric"], METRICS)
+
+
+def _check_search(node: dict[str, Any]) -> None:
+    """A search is one of those that the configs name: the sweep has to know what it asks for."""
+    known = [one[TARGET] for one in known_nodes().get("search", ()) if TARGET in one]
+    if node[TARGET] not in known:
+        raise UserError(f"search.{TARGET}: got {node[TARGET]!r}, takes {' or '.join(known)}")
+    check_node(node, "search")
 
 
 def _check_compile(compile: bool | str, trainer: dict[str, Any]) -> None:

@@ -15,7 +15,6 @@ from batchscope.data.collate import collate
 from batchscope.data.spec import PADDING, DataSpec
 from batchscope.errors import UserError
 from batchscope.models.sequence import LSTMCellModel, RNNCellModel, StackedLSTMModel
-from batchscope.training import build
 from batchscope.training.optimizer import Optimizer
 from batchscope.training.task import Task
 from tests.checkpointing.support import OUT, STEP
@@ -307,20 +306,17 @@ def test_every_step_of_different_lengths_is_trained_and_tested(fields: str, tmp_
     assert "Warning" not in done.complained
 
 
-def test_a_model_that_knows_no_lengths_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoLengths(torch.nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x
+class NoLengths(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
 
-    monkeypatch.setattr(build, "_class_of", lambda target, path: NoLengths)
+
+def test_a_model_that_knows_no_lengths_is_refused() -> None:
     with pytest.raises(UserError) as caught:
-        build.build_model({"model": {"_target_": "own.NoLengths"}}, Lengths())
+        build.build_model({"model": {"_target_": f"{__name__}.NoLengths"}}, Lengths())
     assert str(caught.value) == (
         "model: NoLengths reads sequences of one length: its forward takes no `lengths`, and those of own-lengths vary"
     )
-
-
-# --- the spec --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

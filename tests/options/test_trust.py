@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -27,6 +28,7 @@ from batchscope.sweep import job
 from tests.support.own_package import Write
 from tests.support.runs import EVERY_4, SMALL, kill_9, record, run
 
+Own = Callable[..., dict[str, Any]]
 STOP_EARLY = "lightning.pytorch.callbacks.EarlyStopping"
 
 
@@ -47,8 +49,9 @@ def changed(config: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     return made
 
 
-def resumed(config: dict[str, Any], run_dir: Path, *overrides: str) -> dict[str, Any]:
-    return resume.configuration({"status": "interrupted", "config": config}, run_dir, list(overrides))
+def resumed(config: dict[str, Any], *overrides: str) -> dict[str, Any]:
+    """What the record of a run in the folder `out` is resumed with."""
+    return resume.configuration({"status": "interrupted", "config": config}, Path("out"), list(overrides))
 
 
 def refusal(call: Callable[..., Any], *arguments: Any) -> str:
@@ -112,10 +115,10 @@ def test_a_record_without_an_end_is_refused(run_dir: Path) -> None:
     assert refusal(read, run_dir).startswith("out/run.json: cannot be read")
 
 
-# --- what is built ---------------------------------------------------------------------------------------------------
+# --- what a file may decide ------------------------------------------------------------------------------------------
 
 ENCODER = "_target_: mynet.net.Encoder\nact: {_target_: torch.nn.ReLU, _partial_: true}\nwidth: 4\n"
-NESTED = {
+YAML = {
     "model/mynet": "defaults: [encoder: small, _self_]\n_target_: mynet.net.Net\nflavour: salty\n",
     "model/encoder/small": ENCODER,
     "model/other": "_target_: mynet.net.Other\nflavour: sour\n",
@@ -127,223 +130,181 @@ NESTED = {
 
 @pytest.fixture
 def own(package: Write) -> Callable[..., dict[str, Any]]:
-    """The configuration of a run of the user's own model, as its command line gives it."""
-    package(NESTED, net="class Net:\n    def __init__(self, **options): pass")
+    """The configuration of a run of the user's own model in the folder `out`, as its command line gives it."""
+    package(YAML, net="class Net:\n    def __init__(self, **options): pass")
     use_config_dir("conf")
+    Path("out/a/b").mkdir(parents=True)
+    Path("out/deep").symlink_to("a/b")
     return lambda *words: config_of(Path("out"), *words)
 
 
-@pytest.mark.parametrize("words", [["model=mynet"], ["model=other"], ["model=layers"], ["experiment=mine"]], ids=str)
-def test_a_file_may_repeat_what_the_configs_hold_at_the_place(words: list[str], own: Callable[..., Any]) -> None:
-    config = own(*words, "trainer.max_epochs=7")
-    assert resumed(config, Path("out")) == {**config, "resume": "out"}
+@pytest.mark.parametrize(
+    "words",
+    [
+        "model=mynet",
+        "model=other",
+        "model=layers",
+        "experiment=mine trainer.max_epochs=7",
+        "model=torchvision model.name=vgg11 trainer.precision=bf16-mixed trainer=fsdp",
+        "data=sequential_mnist model=lstm_cell data.steps=pixels optimizer=sgd test=false",
+        "logger.csv.name=mine +logger.csv.prefix=a callbacks.checkpoint.monitor=val/acc",
+        "+trainer.val_check_interval='00:00:10:00' +trainer.check_val_every_n_epoch=null",
+        "trainer.max_time={hours:1} trainer.profiler=simple trainer.devices=[0,1]",
+        "+logger.tensorboard.sub_dir=deep logger.csv.version=a.b",
+        "data.root=out/data callbacks.checkpoint.dirpath=out/x +trainer.default_root_dir=out",
+        "experiment=find_batch_size hydra.sweep.dir=x",
+        "experiment=diagnose search.batch_factors=[8]",
+    ],
+)
+def test_a_file_may_repeat_the_configs_set_numbers_choose_and_name_own_places(words: str, own: Own) -> None:
+    config = own(*shlex.split(words))
+    assert resumed(config) == {**config, "resume": "out"}
 
 
-# a change to the record of `model=mynet` or `model=layers`, and the option that is refused
-PLANTED = [
-    ("model._target_", "mynet.net.Missing", None),
-    ("model._target_", "mynet.net.Encoder", None),  # of another place
+PLACES = (
+    "callbacks.checkpoint.dirpath",
+    "logger.csv.save_dir",
+    "logger.tensorboard.save_dir",
+    "trainer.default_root_dir",
+)
+AWAY = [
+    *("/elsewhere", "outside", "out/../elsewhere", "out/./../../x", "~/x", "s3://out/x", "out/a/..", "out/~/x", "out/$HOME"),
+    *("~/../{here}/out/x", "$PWD/../{here}/out", "file://../{here}/out/x", "ftp://127.0.0.1:1/../../out/x"),
+    *("x::file:/../../out", "out/file://x"),
+]  # fmt: skip
+# A change to the record of `model=mynet`; the option that is refused, where it is another one.
+REFUSED: list[tuple[str, Any, str]] = [
+    ("model._target_", "mynet.net.Missing", ""),
+    ("model._target_", "mynet.net.Encoder", ""),  # of another place
     ("model._target_", "mynet.net.Other", "model.flavour"),  # whose configs have another text
-    ("model.flavour", "odd", None),
-    ("model.encoder._target_", "mynet.net.Net", None),
-    ("model.encoder._target_", "os.system", None),
-    ("model.encoder.act._partial_", False, None),
-    ("model.encoder._convert_", "object", None),
+    ("model.flavour", "odd", ""),
+    ("model.weights", "DEFAULT", ""),
+    ("model.encoder._target_", "mynet.net.Net", ""),
+    ("model.encoder._target_", "os.system", ""),
+    ("model.encoder.act._partial_", False, ""),
+    ("model.encoder._convert_", "object", ""),
     ("model.encoder.width", {"_target_": "mynet.net.Encoder"}, "model.encoder.width._target_"),
-    ("model.head", [{"_target_": "mynet.net.Head"}], None),
-    ("model._args_", [], None),
-    ("model._args_", [1], None),
-    ("model._args_", [{"_target_": "torch.nn.Flatten"}, {"_target_": "mynet.net.Head"}], None),  # of model=layers
-    ("data._target_", "mynet.net.Net", None),
+    ("model.head", [{"_target_": "mynet.net.Head"}], ""),
+    *(
+        ("model._args_", args, "")
+        for args in ([], [1], [{"_target_": "torch.nn.Flatten"}, {"_target_": "mynet.net.Head"}])
+    ),
+    ("data", {"_target_": "mynet.net.Net", "batch_size": 1}, "data._target_"),
     ("callbacks.mine", {"_target_": "mynet.net.Net"}, "callbacks.mine._target_"),
     ("callbacks.other", {"_target_": "mynet.net.Mine"}, "callbacks.other._target_"),
+    ("callbacks.curves", {"_target_": "lightning.pytorch.callbacks.ModelCheckpoint"}, "callbacks.curves._target_"),
+    ("logger.csv", {"_target_": "lightning.pytorch.loggers.MLFlowLogger"}, "logger.csv._target_"),
     ("trainer.strategy", {"_target_": "mynet.net.Net"}, "trainer.strategy._target_"),
+    ("trainer.model_registry", "somebody/model", ""),
+    ("trainer.plugins", ["it's", "a, b", None, True, 1.5], ""),
+    ("data.root", "/elsewhere", ""),
+    *((key, path, "") for key in PLACES for path in AWAY),
+    *(("logger.tensorboard.sub_dir", path, "") for path in ("deep/../../x", "deep/x", "..", "~", "$PWD")),
+    ("logger.csv.name", "../elsewhere", ""),
+    ("logger.tensorboard.version", "/elsewhere", ""),
+    ("logger.tensorboard.filename_suffix", "out/x", ""),
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "refused"), PLANTED)
-def test_a_file_alone_builds_nothing_else(key: str, value: Any, refused: str | None, own: Callable[..., Any]) -> None:
-    message = refusal(resumed, changed(own("model=mynet"), key, value), Path("out"))
-    assert message.startswith(f"{refused or key}: is ")
-    assert "in out/run.json, which a file alone cannot decide; if you want it, " in message
+def test_a_file_alone_decides_nothing_else_and_typing_it_confirms_it(own: Own) -> None:
+    config = own("model=mynet")
+    for key, value, refused in REFUSED:
+        value = value.format(here=Path.cwd().name) if isinstance(value, str) else value
+        hostile = changed(config, key, value)
+        message = refusal(resumed, hostile)
+        assert message.startswith(f"{refused or key}: is "), (key, value, message)
+        word = re.split("; repeat |write ", message)[-1].removesuffix(": places are not taken from records")
+        try:
+            assert resumed(hostile, *shlex.split(word)) == {**hostile, "resume": "out"}
+        except UserError as error:  # more has to be said
+            assert not str(error).startswith(f"{refused or key}: "), (key, value, word)
 
 
-def test_a_list_of_nodes_is_repeated_as_a_whole(own: Callable[..., Any]) -> None:
+ALONE = "in out/run.json, which a file alone cannot decide; if you want it, "
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("data.root", "/a", "is '/a' in out/run.json; repeat data.root=/a: places are not taken from records"),
+        (
+            "model.flavour", "odd",
+            f"is 'odd' {ALONE}write model.flavour=odd",
+        ),
+        (
+            "model._target_", "a.B",
+            f"is 'a.B' {ALONE}add the --config-dir that has its YAML, or write model._target_=a.B",
+        ),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_what_to_type(key: str, value: str, said: str, own: Own) -> None:
+    assert refusal(resumed, changed(own("model=mynet"), key, value)) == f"{key}: {said}"
+
+
+def test_a_list_of_nodes_is_repeated_as_a_whole(own: Own) -> None:
     config = own("model=layers")
     config["model"]["_args_"][1]["width"] = 5
-    assert refusal(resumed, config, Path("out")).startswith("model._args_: is [")
+    assert refusal(resumed, config).startswith("model._args_: is [")
 
 
-def test_without_the_configs_every_target_is_typed(own: Callable[..., Any]) -> None:
+def test_without_the_configs_every_target_and_text_is_typed(own: Own) -> None:
     config = own("model=other")
     use_config_dir(None)
     Path("conf").rename("out/conf")  # a folder beside the record is not looked at
-    assert refusal(resumed, config, Path("out")) == (
-        "model._target_: is 'mynet.net.Other' in out/run.json, which a file alone cannot decide; if you want it, add the "
-        "--config-dir that has its YAML, or write model._target_=mynet.net.Other"
-    )
+    assert refusal(resumed, config).startswith("model._target_: is 'mynet.net.Other' in out/run.json, which")
     words = resume_command(config, Path("out"), ["train"])
     assert words == "train resume=out model._target_=mynet.net.Other model.flavour=sour"
-    assert resumed(config, Path("out"), *words.split()[2:])["model"] == config["model"]
+    assert resumed(config, *words.split()[2:])["model"] == config["model"]
     use_config_dir("out/conf")
     assert resume_command(config, Path("out"), ["train"]) == "train resume=out --config-dir=out/conf"
     assert evaluate_command(config, "a.ckpt").endswith(" ckpt=a.ckpt --config-dir=out/conf")
 
 
-# --- what has to be said again ---------------------------------------------------------------------------------------
-
-# option → a value that the command line may give it, and a file alone may not
-OUTSIDE = {
-    "callbacks.checkpoint.dirpath": "/elsewhere",
-    "callbacks.curves._target_": "lightning.pytorch.callbacks.ModelCheckpoint",
-    "logger.csv.save_dir": "elsewhere",
-    "logger.csv.name": "../elsewhere",
-    "logger.tensorboard.version": "/elsewhere",
-    "logger.tensorboard.sub_dir": "/elsewhere",
-    "logger.tensorboard.filename_suffix": "out/x",
-    "logger.tensorboard._target_": "lightning.pytorch.loggers.MLFlowLogger",
-    "trainer.default_root_dir": "/elsewhere",
-    "trainer.model_registry": "somebody/model",
-    "data.root": "/elsewhere",
-    "model.weights": "DEFAULT",
-}
-
-
-PLACES = ("callbacks.checkpoint.dirpath", "logger.csv.save_dir", "trainer.default_root_dir", "data.root")
-
-
-@pytest.mark.parametrize("key", OUTSIDE)
-def test_what_leads_out_of_the_run_has_to_be_said_again(key: str, run_dir: Path) -> None:
-    base = config_of(run_dir, "model=torchvision")
-    if key.endswith("_target_"):
-        base = changed(base, key.removesuffix("._target_"), {"monitor": "val/loss"} if "callbacks" in key else {})
-    config = changed(base, key, OUTSIDE[key])
-    message, word = refusal(resumed, config, run_dir), f"{key}={OUTSIDE[key]}"
-    if key in PLACES:
-        said = f"; repeat {word}: places are not taken from records"
-    elif key.endswith("_target_"):
-        said = f", which a file alone cannot decide; if you want it, add the --config-dir that has its YAML, or write {word}"
+@pytest.mark.parametrize(
+    ("word", "confirms"),
+    [
+        *((f"{plus}callbacks.checkpoint={{every_n_steps: 1}}", False) for plus in ("", "+", "++")),
+        ("callbacks.checkpoint={}", False),
+        ("callbacks.checkpoint={every_n_steps: 1, monitor: val/loss}", False),
+        ("~callbacks.checkpoint.every_minutes", False),
+        ("callbacks.curves=null", False),
+        ("data=mnist", False),
+        ("data.root=/elsewhere", False),
+        ("callbacks.checkpoint={dirpath: /elsewhere, every_n_steps: 1}", True),
+        ("++callbacks.checkpoint={dirpath: /elsewhere}", True),
+        ("callbacks.checkpoint=null", True),
+        ("~callbacks.checkpoint", True),
+        ("callbacks=default", True),
+        ("callbacks=null", True),
+    ],
+)
+def test_an_option_confirms_what_it_spells_out_or_replaces_alone(word: str, confirms: bool, run_dir: Path) -> None:
+    config = check_config(apply_overrides(changed(config_of(run_dir), PLACES[0], "/elsewhere"), [word]))
+    if confirms:
+        trust.confirm(config, [word], "f", run_dir)
     else:
-        said = f", which a file alone cannot decide; if you want it, write {word}"
-    assert message == f"{key}: is {OUTSIDE[key]!r} in out/run.json{said}"
-    assert resumed(config, run_dir, word) == {**config, "resume": "out"}
+        assert refusal(trust.confirm, config, [word], "f", run_dir).startswith(f"{PLACES[0]}: is '/elsewhere'")
 
 
-def test_a_typed_option_confirms_itself_alone(run_dir: Path) -> None:
-    config = changed(config_of(run_dir), "data.root", "/a")
-    config = changed(config, "callbacks.checkpoint.dirpath", "/b")
-    assert refusal(resumed, config, run_dir, "data.root=/a").startswith("callbacks.checkpoint.dirpath: is '/b'")
-    assert refusal(resumed, config, run_dir, "callbacks.checkpoint.dirpath=/b").startswith("data.root: is '/a'")
+@pytest.mark.parametrize("value", ["/a b", "it's", "x,y", "a=b", "[1]", "", "\\", "{a}", "é", "null"])
+def test_a_typed_value_takes_the_place_of_the_files(value: str, run_dir: Path) -> None:
+    (word,) = shlex.split(trust.as_words("data.root", value))
+    assert resumed(changed(config_of(run_dir), "data.root", "/a"), word)["data"]["root"] == value
 
 
-@pytest.fixture
-def elsewhere(run_dir: Path) -> dict[str, Any]:
-    """The configuration of a run whose checkpoints lie outside its folder."""
-    return changed(config_of(run_dir), "callbacks.checkpoint.dirpath", "/elsewhere")
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        "callbacks.checkpoint={every_n_steps: 1}",
-        "+callbacks.checkpoint={every_n_steps: 1}",
-        "++callbacks.checkpoint={every_n_steps: 1}",
-        "callbacks.checkpoint={}",
-        "callbacks.checkpoint={every_n_steps: 1, monitor: val/loss}",
-        "~callbacks.checkpoint.every_minutes",
-        "callbacks.curves=null",
-        "data=mnist",
-    ],
-)
-def test_an_option_in_braces_confirms_what_it_spells_out_alone(word: str, elsewhere: dict, run_dir: Path) -> None:
-    assert refusal(resumed, elsewhere, run_dir, word).startswith("callbacks.checkpoint.dirpath: is '/elsewhere'")
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        "callbacks.checkpoint={dirpath: /elsewhere, every_n_steps: 1}",
-        "++callbacks.checkpoint={dirpath: /elsewhere}",
-        "callbacks.checkpoint=null",
-        "~callbacks.checkpoint",
-        "callbacks=default",
-        "callbacks=null",
-    ],
-)
-def test_a_value_that_is_spelled_out_and_a_node_that_is_replaced_are_confirmed(
-    word: str, elsewhere: dict, run_dir: Path
-) -> None:
-    trust.confirm(check_config(apply_overrides(elsewhere, [word])), [word], "f", run_dir)
-
-
-def test_a_list_is_confirmed_as_a_whole(run_dir: Path) -> None:
-    config = changed(config_of(run_dir), "trainer.plugins", ["it's", "a, b", None, True, 1.5])
-    words = refusal(resumed, config, run_dir).rpartition("write ")[2]
-    (word,) = shlex.split(words)
-    assert check_config(apply_overrides(config, [word])) == config
-    trust.confirm(config, [word], "f", run_dir)
-    assert refusal(trust.confirm, config, ["trainer.max_epochs=1"], "f", run_dir)
-
-
-def test_a_typed_value_takes_the_place_of_the_files(run_dir: Path) -> None:
-    config = changed(config_of(run_dir), "data.root", "/a")
-    assert resumed(config, run_dir, "data.root=/c")["data"]["root"] == "/c"
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [],
-        ["model=torchvision", "model.name=vgg11", "trainer.precision=bf16-mixed", "trainer=fsdp"],
-        ["data=sequential_mnist", "model=lstm_cell", "data.steps=pixels", "optimizer=sgd", "test=false"],
-        ["logger.csv.name=mine", "+logger.csv.prefix=a", "callbacks.checkpoint.monitor=val/acc"],
-        ["+trainer.val_check_interval='00:00:10:00'", "+trainer.check_val_every_n_epoch=null"],
-        ["+trainer.max_time={hours:1}", "+trainer.check_val_every_n_epoch=2", "+trainer.profiler=simple"],
-        ["experiment=find_batch_size", "hydra.sweep.dir=x"],
-        ["experiment=diagnose", "search.batch_factors=[8]"],
-    ],
-    ids=" ".join,
-)
-def test_an_ordinary_run_is_resumed_without_another_word(overrides: list[str], run_dir: Path) -> None:
-    config = config_of(run_dir, *overrides)
-    assert resumed(config, run_dir) == {**config, "resume": "out"}
+# --- the run's folder -------------------------------------------------------------------------------------------------
 
 
 def test_a_moved_run_keeps_its_places(run_dir: Path) -> None:
     config = config_of(Path("before/it/moved"))
-    assert resumed(config, run_dir)["callbacks"]["checkpoint"]["dirpath"] == "out/checkpoints"
+    assert resumed(config)["callbacks"]["checkpoint"]["dirpath"] == "out/checkpoints"
 
 
 @pytest.mark.parametrize("recorded", ["", "/", ".", "..", None, 5])
 def test_the_folder_that_a_record_names_is_not_the_runs(recorded: Any, run_dir: Path) -> None:
     config = changed(config_of(run_dir), "run_dir", recorded)
-    assert resumed(config, run_dir)["run_dir"] == "out"
-    assert "is '/etc" in refusal(resumed, changed(config, "data.root", "/etc"), run_dir) or recorded == "/"
-
-
-PATHS = [
-    *("out/../elsewhere", "outside", "out/./../../x", "~/x", "s3://out/x", "out/a/..", "out/~/x", "out/$HOME"),
-    *("~/../{here}/out/x", "$PWD/../{here}/out", "file://../{here}/out/x", "ftp://127.0.0.1:1/../../out/x"),
-    *("x::file:/../../out", "out/file://x"),
-]
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_a_path_that_only_looks_as_if_it_lay_in_the_folder_is_outside(path: str, run_dir: Path) -> None:
-    for key in PLACES[:3]:
-        config = changed(config_of(run_dir), key, path.format(here=Path.cwd().name))
-        assert f"{key}: is " in refusal(resumed, config, run_dir)
-
-
-@pytest.mark.parametrize("sub_dir", ["deep", "a.b", "deep/../../x", "deep/x", "..", "~", "$PWD"])
-def test_a_name_below_a_loggers_folder_is_no_path(sub_dir: str, run_dir: Path) -> None:
-    (run_dir / "a" / "b").mkdir(parents=True)
-    (run_dir / "deep").symlink_to("a/b")
-    config = changed(config_of(run_dir), "logger.tensorboard.sub_dir", sub_dir)
-    if sub_dir in ("deep", "a.b"):
-        assert resumed(config, run_dir)
-    else:
-        assert refusal(resumed, config, run_dir).startswith("logger.tensorboard.sub_dir: is ")
+    assert resumed(config)["run_dir"] == "out"
+    assert "is '/etc" in refusal(resumed, changed(config, "data.root", "/etc")) or recorded == "/"
 
 
 @pytest.mark.parametrize("run", ["../there/out", "./out", "out"])
@@ -351,8 +312,8 @@ def test_a_folder_that_the_command_line_reaches_through_others_is_the_runs(run: 
     there = Path("there").absolute()
     (there / "out").mkdir(parents=True)
     os.chdir(there)
-    config = config_of(Path(run))
-    assert resumed(config, Path(run))["callbacks"]["checkpoint"]["dirpath"].endswith("out/checkpoints")
+    config = resume.configuration({"config": config_of(Path(run))}, Path(run), [])
+    assert config["callbacks"]["checkpoint"]["dirpath"].endswith("out/checkpoints")
 
 
 @pytest.mark.parametrize("place", ["elsewhere", "out/../elsewhere", "out/link", "file://../out", "out/a::x", "/"])
@@ -372,30 +333,17 @@ def test_a_link_out_of_the_folder_is_refused(name: str, run_dir: Path) -> None:
     (run_dir / name).parent.mkdir(exist_ok=True)
     (run_dir / "inside").symlink_to("run.json")
     (run_dir / "loop").symlink_to("loop")
-    assert resumed(config, run_dir)
+    assert resumed(config)
     (run_dir / name).symlink_to("/etc")
-    assert refusal(resumed, config, run_dir).startswith(f"out/{name}: is a link that leads out of the run's folder")
-
-
-@pytest.mark.parametrize("value", ["/a b", "it's", "x,y", "a=b", "[1]", "", "\\", "{a}", "é", "null"])
-def test_the_words_of_a_refusal_are_what_hydra_reads(value: str, run_dir: Path) -> None:
-    (word,) = shlex.split(trust.as_words("data.root", value))
-    assert resumed(config_of(run_dir), run_dir, word)["data"]["root"] == value
+    assert refusal(resumed, config).startswith(f"out/{name}: is a link that leads out of the run's folder")
 
 
 @pytest.mark.parametrize(
     "facts",
     [
-        {"choices": []},
-        {"choices": {"model": 5}},
-        {"choices": {"model": "\x1b]0;cnn\x07"}},
-        {"choices": {"\x1b[2J": "cnn"}},
-        {"overrides": ["\x1b[2J"]},
-        {"overrides": "x"},
-        {"overrides": [5]},
-        {"resumed": 5},
-        {"config": None},
-        {"config": {}},
+        *({"choices": choices} for choices in ([], {"model": 5}, {"model": "\x1b]0;cnn\x07"}, {"\x1b[2J": "cnn"})),
+        *({"overrides": overrides} for overrides in (["\x1b[2J"], "x", [5])),
+        *({"resumed": 5}, {"config": None}, {"config": {}}),
     ],
     ids=str,
 )
@@ -444,13 +392,8 @@ def test_a_job_does_not_trust_another_record(
 @pytest.mark.parametrize(
     "saved",
     [
-        None,
-        [],
-        {},
-        {"config": {}},
-        {"config": {}, "name": 5},
-        {"config": {}, "name": "\x1b[2J"},
-        {"config": {"model": "x"}, "name": "a"},
+        *(None, [], {}, {"config": {}}, {"config": {"model": "x"}, "name": "a"}),
+        *({"config": {}, "name": name} for name in (5, "\x1b[2J")),
     ],
     ids=str,
 )
@@ -461,10 +404,9 @@ def test_a_checkpoint_of_another_shape_is_refused(saved: Any, tmp_path: Path) ->
 
 @pytest.mark.parametrize("key", ["data.root", "model.weights", "trainer.model_registry"])
 def test_a_checkpoint_has_to_be_confirmed_as_a_record(key: str, run_dir: Path) -> None:
-    config = changed(config_of(run_dir, "model=torchvision"), key, OUTSIDE[key])
+    config = changed(config_of(run_dir, "model=torchvision"), key, "x")
     write_checkpoint({"state_dict": {}, "batchscope": {"config": config, "name": "a"}}, Path("a.ckpt"))
-    message = refusal(evaluate, Path("a.ckpt"), [])
-    assert message.startswith(f"{key}: is {OUTSIDE[key]!r} in a.ckpt")
+    assert refusal(evaluate, Path("a.ckpt"), []).startswith(f"{key}: is 'x' in a.ckpt")
 
 
 @pytest.mark.parametrize("weights", [None, [], 5, {"a": "b"}, {5: 5}], ids=str)

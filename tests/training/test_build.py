@@ -4,7 +4,7 @@ import json
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from torch import nn
@@ -179,6 +179,22 @@ def test_the_current_folder_shadows_nothing_that_is_installed(package: Write) ->
     assert model_of("torch.nn.Identity")
     assert not Path(json.__file__).is_relative_to(Path.cwd())
     assert refusal("json.Missing").endswith("module 'json' has no attribute 'Missing'")
+
+
+def test_a_value_in_place_of_the_augmentation_is_answered_with_its_options() -> None:
+    with pytest.raises(UserError) as caught:
+        build({"_target_": "batchscope.data.mnist.MNIST", "augment": 2}, "data")
+    options = "data.augment.shift, data.augment.rotation, data.augment.crop, data.augment.flip"
+    assert str(caught.value) == f"data.augment: got 2, takes null; its options are {options}"
+
+
+def test_a_model_without_lengths_is_refused_for_sequences_of_different_lengths() -> None:
+    spec = DataSpec("sequence", (9, 2), "class", 2, variable_length=True)
+    with pytest.raises(UserError) as caught:
+        build_model({"model": {"_target_": "torch.nn.Identity"}}, cast(Any, SimpleNamespace(spec=spec, name="own")))
+    assert str(caught.value) == (
+        "model: Identity reads sequences of one length: its forward takes no `lengths`, and those of own vary"
+    )
 
 
 def test_a_model_for_other_data_is_told(package: Write) -> None:
