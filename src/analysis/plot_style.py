@@ -4,18 +4,20 @@ from collections.abc import Iterable
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from ..records.formatting import with_prefix
 
-# Okabe and Ito's colours, which colour-blind people can tell apart; black and yellow are left for other things.
 REPORT_WIDTH = 6.4  # inches; letters can be read in 400 pixels
+# Okabe and Ito's colours, which colour-blind people can tell apart; black and yellow are left for other things.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 PART_COLOURS = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#BBBBBB")  # of the parts of a step
 GREY = "#555555"
 _LEGEND_LINE = 0.19  # inches
+_LONGEST = 60  # characters of a name in a legend
 RC = {  # matplotlib's settings while the plots are made
     "axes.axisbelow": True,
     "axes.grid": True,
@@ -68,14 +70,14 @@ def size_axis(axes: Axes, sizes: Iterable[int], most: int = 9) -> None:
 
 
 def log_axis(axes: Axes) -> None:
-    """A log scale for y with plain numbers; ticks also at 2 and 5, or at all digits, where it covers few decades."""
+    """A log scale for y; ticks also at 2 and 5, or at all digits, where it covers few decades."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     decades = np.log10(high / low)
     digits = (1,) if decades > 3 else (1, 2, 5) if decades > 0.7 else tuple(range(1, 10))
     axes.yaxis.set_major_locator(LogLocator(subs=digits))
-    axes.yaxis.set_major_formatter(FuncFormatter(_tick))
     axes.yaxis.set_minor_locator(NullLocator())
+    plain_numbers(axes.yaxis)
 
 
 def wide_axis(axes: Axes, values: Iterable[float]) -> None:
@@ -86,14 +88,15 @@ def wide_axis(axes: Axes, values: Iterable[float]) -> None:
         axes.xaxis.set_minor_formatter(NullFormatter())
     else:
         axes.set_xlim(left=0)
-    axes.xaxis.set_major_formatter(FuncFormatter(_tick))
+    plain_numbers(axes.xaxis)
 
 
-def _tick(value: float, _: int | None = None) -> str:
-    return with_prefix(value) if value >= 1e3 else f"{value:g}"
+def plain_numbers(axis: Axis) -> None:
+    """`0.5`, `20`, `3 k`, `1.2 G` at the ticks."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: with_prefix(value) if value >= 1e3 else f"{value:g}"))
 
 
-def shortened(text: str, most: int) -> str:
+def shortened(text: str, most: int = _LONGEST) -> str:
     """A text in at most so many characters, also where it is one long word."""
     text = " ".join(text.split())
     return text if len(text) <= most else f"{text[: most - 2]} …"
@@ -101,18 +104,12 @@ def shortened(text: str, most: int) -> str:
 
 def legend_below(figure: Figure, axes: Axes, title: str | None = None) -> None:
     """A legend of several names below the axes; every name once, as far as it leaves half of the figure."""
-    handles, names = axes.get_legend_handles_labels()
-    if len(set(names)) < 2 and title is None:
+    once = {shortened(name): handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if len(once) < 2 and title is None:
         return
-    once = dict(zip(names, handles, strict=True))
-    texts = [shortened(name, 100) for name in once]
-    longest = max(12, *(len(name) + 5 for name in once))
-    room = 10.5 * figure.get_figwidth()  # characters
-    columns = min(len(once), round(room / 10.5) if title else max(1, round(room / longest)))
+    widest = max(map(len, once)) + 5  # characters, with its mark
+    columns = max(1, min(len(once), round(10.5 * figure.get_figwidth() / widest)))
     most = columns * max(1, int(figure.get_figheight() / 2 / _LEGEND_LINE))
-    if len(texts) > most:
-        texts[most - 1 :] = [f"… and {len(texts) - most + 1} more"]
-    handles = list(once.values())[: len(texts)]
-    legend = figure.legend(handles, texts, loc="outside lower center", ncols=columns, title=title)
-    for line in legend.get_lines():
-        line.set_alpha(1)
+    names = [*once] if len(once) <= most else [*[*once][: most - 1], f"… and {len(once) - most + 1} more"]
+    handles = list(once.values())[: len(names)]
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, title=title)
