@@ -32,12 +32,12 @@ from .table import BUSY
 CAPTIONS = {
     "throughput": "Samples per second against batch size",
     "utilisation": "MFU, the useful part of the device, and the time in which it is busy, against batch size",
-    "step_time": "The parts of a step",
+    "step_time": "The parts of the mean step, and its time",
     "memory": "Peak memory against batch size",
     "accuracy": "The quality of the trained networks against batch size",
     "validation": "The validation metric of each run in the course of its training",
 }
-_OF_EARLIER_VERSIONS = ("device",)
+_HEIGHT = 3.8  # inches
 _MOST_PANELS = 9
 _SOFTWARE = "batchscope report"  # in each PNG, by which a report knows its own pictures
 
@@ -66,7 +66,6 @@ def draw(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence[str])
     """Every plot that has data, by its name."""
     groups = [group for group in sweep.groups if len(group.sizes) > 1]
     numbers = {id(run): number for number, run in enumerate(sweep.runs)}
-    found: dict[str, Picture] = {}
     with rc_context(style.RC), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks
         looks = {id(group): style.look_of(number) for number, group in enumerate(sweep.groups)}
@@ -76,13 +75,10 @@ def draw(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence[str])
             "utilisation": by_size.utilisation(groups),
             "step_time": _step_time(groups, numbers),
             "memory": by_size.memory(groups),
-            "accuracy": by_size.accuracy(groups, metrics),
+            "accuracy": by_size.accuracy(groups, metrics[0]) if metrics else None,
             "validation": draw_curves(sweep, looks, numbers),
         }
-        for name, figure in figures.items():
-            if figure is not None:
-                found[name] = _saved(figure)
-    return found
+        return {name: _saved(figure) for name, figure in figures.items() if figure is not None}
 
 
 def _saved(figure: Figure) -> Picture:
@@ -95,9 +91,9 @@ def _saved(figure: Figure) -> Picture:
 
 def remove_stale(folder: Path, keep: Collection[str]) -> None:
     """Remove the pictures of an earlier report that this one does not have; other pictures stay."""
-    for name in (*CAPTIONS, *_OF_EARLIER_VERSIONS):
+    for name in (name for name in CAPTIONS if name not in keep):
         path = folder / f"{name}.png"
-        if name not in keep and path.is_file() and _SOFTWARE.encode() in path.read_bytes()[:512]:
+        if path.is_file() and _SOFTWARE.encode() in path.read_bytes()[:512]:
             path.unlink()
 
 
@@ -119,106 +115,92 @@ class _BySize:
             ends = {s: (values[s] / (1 + r), values[s] * (1 + r)) for s, r in reach.items() if r < 1}
             vague = known.vague if known else [size for size, r in reach.items() if not r < 1]
             series.append(_Series(group, values, ends, vague, known.size if known else None))
-        figure = self._figure(series, "samples/s", "Throughput, with 90 % intervals", 3.9)
+        figure = self._figure(series, "samples/s", "Throughput, with 90 % intervals")
         if figure is None:
             return None
-        axes = figure.axes[0]
-        heights = [
-            v for one in series for v in (*one.values.values(), *(end for ends in one.ends.values() for end in ends))
-        ]
-        axes.set_ylim(min(heights) / 1.4, max(heights) * 1.4)
-        style.log_axis(axes)
-        marks = []
-        if any(one.open_ for one in series):
-            marks.append(Line2D([], [], ls="", marker="o", mfc="white", mec=style.GREY, label="not known to ± 10 %"))
-        if any(one.ringed for one in series):
-            ring = {"ls": "", "marker": "o", "ms": 12, "mfc": "none", "mec": "black"}
-            marks.append(Line2D([], [], label="recommended", **ring))
-        if marks:
-            figure.legend(handles=marks, loc="outside upper right", ncols=2)
+        heights = [h for one in series for h in (*one.values.values(), *np.ravel([*one.ends.values()]))]
+        figure.axes[0].set_ylim(min(heights) / 1.4, max(heights) * 1.4)
+        style.log_axis(figure.axes[0])
+        dot = {"ls": "", "marker": "o"}
+        marks = [Line2D([], [], mfc="white", mec=style.GREY, label="not known to ± 10 %", **dot)]
+        marks += [Line2D([], [], ms=12, mfc="none", mec="black", label="recommended", **dot)]
+        used = [any(one.open_ for one in series), any(one.ringed for one in series)]
+        _legend_above(figure, [mark for mark, is_used in zip(marks, used, strict=True) if is_used])
         return figure
 
     def utilisation(self, groups: Sequence[Group]) -> Figure | None:
         """The useful part of the device (MFU) and the time in which it is busy, in one picture."""
-        useful = [_Series(g, {s: 100 * v for s, v in g.medians("mfu").items()}) for g in groups]
-        busy = [_Series(g, g.medians(BUSY[g.device != "cpu"]), dashed=True) for g in groups]
-        figure = self._figure([*useful, *busy], "%", "How much of the device is used", 3.9)
+        series = [_Series(g, {s: 100 * v for s, v in g.medians("mfu").items()}) for g in groups]
+        series += [_Series(g, g.medians(BUSY[g.device != "cpu"]), dashed=True) for g in groups]
+        figure = self._figure(series, "%", "How much of the device is used")
         if figure is None:
             return None
-        figure.axes[0].set_ylim(0, max(105, *(v for one in (*useful, *busy) for v in one.values.values())))
-        on_cpu = [group.device == "cpu" for group in groups]
-        words = "processor time" if all(on_cpu) else "time in which a kernel ran"
-        words = f"CPU: processor time, GPU: {words}" if any(on_cpu) and not all(on_cpu) else words
-        handles = [
-            Line2D([], [], color=style.GREY, label="useful: MFU, of the measured peak"),
-            Line2D([], [], color=style.GREY, ls="--", label=f"busy: {words}"),
-        ]
-        figure.legend(handles=handles, loc="outside upper right", ncols=2)
+        figure.axes[0].set_ylim(0, max(105, *(v for one in series for v in one.values.values())))
+        words = {"cpu": "processor time", "": "time in which a kernel ran"}
+        busy = dict.fromkeys(words["cpu" if group.device == "cpu" else ""] for group in groups)
+        useful = Line2D([], [], color=style.GREY, label="useful: MFU, of the measured peak")
+        _legend_above(figure, [useful, Line2D([], [], color=style.GREY, ls="--", label=f"busy: {' or '.join(busy)}")])
         return figure
 
     def memory(self, groups: Sequence[Group]) -> Figure | None:
         """Peak memory, from 0."""
-        series = [_Series(group, group.medians("memory_peak_gib")) for group in groups]
-        figure = self._figure(series, "GiB", "Peak memory", 3.6)
+        figure = self._figure([_Series(g, g.medians("memory_peak_gib")) for g in groups], "GiB", "Peak memory")
         if figure is not None:
-            figure.axes[0].set_ylim(0, 1.1 * max(v for one in series for v in one.values.values()))
+            figure.axes[0].set_ylim(0, 1.1 * figure.axes[0].dataLim.y1)
         return figure
 
-    def accuracy(self, groups: Sequence[Group], metrics: Sequence[str]) -> Figure | None:
-        """The first metric; where runs repeat each other the mean, with a bar of one standard deviation to each side."""
-        if not metrics:
-            return None
-        declared, series = metric(metrics[0]), []
-        scale = 100 if declared.unit == FRACTION else 1
+    def accuracy(self, groups: Sequence[Group], key: str) -> Figure | None:
+        """A metric; where runs repeat each other the mean, with a bar of one standard deviation to each side."""
+        scale = 100 if metric(key).unit == FRACTION else 1
+        series = []
         for group in groups:
-            found = {s: [scale * r.metrics[declared.key] for r in runs if declared.key in r.metrics]
-                     for s, runs in group.sizes.items()}  # fmt: skip
+            found = {s: [scale * r.metrics[key] for r in runs if key in r.metrics] for s, runs in group.sizes.items()}
             means = {size: statistics.fmean(values) for size, values in found.items() if values}
             spread = {size: statistics.stdev(values) for size, values in found.items() if len(values) > 1}
-            ends = {size: (means[size] - sd, means[size] + sd) for size, sd in spread.items()}
-            series.append(_Series(group, means, ends))
-        title = f"{declared.key}{', mean ± standard deviation' if any(one.ends for one in series) else ''}"
-        return self._figure(series, f"{declared.key}{', %' if scale == 100 else ''}", title, 3.6)
+            series.append(_Series(group, means, {s: (means[s] - sd, means[s] + sd) for s, sd in spread.items()}))
+        title = f"{key}, mean ± standard deviation" if any(one.ends for one in series) else key
+        return self._figure(series, f"{key}, %" if scale == 100 else key, title)
 
-    def _figure(self, series: Sequence[_Series], unit: str, title: str, height: float) -> Figure | None:
+    def _figure(self, series: Sequence[_Series], unit: str, title: str) -> Figure | None:
         series = [one for one in series if one.values]
         if not any(len(one.values) > 1 for one in series):
             return None
-        figure = style.new_figure(height, style.REPORT_WIDTH)
+        figure = style.new_figure(_HEIGHT, style.REPORT_WIDTH)
         axes = figure.subplots()
         for one in series:
             self._draw(axes, one)
         style.size_axis(axes, (size for one in series for size in one.values))
-        axes.set_ylabel(unit)
-        axes.set_title(title)
+        axes.set(ylabel=unit, title=title)
         style.legend_below(figure, axes)
         return figure
 
     def _draw(self, axes: Axes, series: _Series) -> None:
         colour, marker = self._looks[id(series.group)]
+        size_of_marker = 4.5 if series.dashed else 6.5
         line = "--" if series.dashed else "-"
-        label: dict[str, Any] = {} if series.dashed else {"label": series.group.label}
+        if not series.dashed:
+            axes.plot([], [], color=colour, marker=marker, ms=size_of_marker, lw=1.2, label=series.group.label)
         axes.plot(*zip(*series.values.items(), strict=True), color=colour, ls=line, lw=1.2, alpha=0.6)
-        for number, (size, value) in enumerate(series.values.items()):
+        for size, value in series.values.items():
             gid = style.gid_of(self._numbers[id(run)] for run in series.group.sizes[size])
             if size in series.ends:
                 axes.vlines(size, *series.ends[size], color=colour, lw=1.4, gid=gid)
             fill = "white" if series.dashed or size in series.open_ else colour
-            shape: dict[str, Any] = {
-                "ls": "",
-                "marker": marker,
-                "ms": 4.5 if series.dashed else 6.5,
-                "mec": colour,
-                "mfc": fill,
-            }
-            axes.plot(size, value, gid=gid, zorder=4, color=colour, **shape, **(label if number == 0 else {}))
+            shape = {"ls": "", "marker": marker, "ms": size_of_marker, "mec": colour, "mfc": fill}
+            axes.plot(size, value, gid=gid, zorder=4, **shape)
             if size == series.ringed:
                 axes.plot(size, value, ls="", marker="o", ms=14, mfc="none", mec="black", zorder=5, gid=gid)
 
 
+def _legend_above(figure: Figure, handles: Sequence[Line2D]) -> None:
+    if handles:
+        figure.legend(handles=handles, loc="outside upper right", ncols=2)
+
+
 def _step_time(groups: Sequence[Group], numbers: Mapping[int, int]) -> Figure | None:
-    """The shares of the parts of a mean step; a panel for each group."""
-    shown = [(group, shares) for group in groups if len(shares := _shares(group)) > 1][:_MOST_PANELS]
+    """The parts of a mean step as shares of it; a panel for each group."""
+    parts = [(group, [group.medians(f"{part}_ms_mean") for part in PARTS]) for group in groups]
+    shown = [(group, of_part) for group, of_part in parts if len(of_part[0]) > 1][:_MOST_PANELS]
     if not shown:
         return None
     columns = 2 if len(shown) == 4 else min(3, len(shown))
@@ -227,36 +209,33 @@ def _step_time(groups: Sequence[Group], numbers: Mapping[int, int]) -> Figure | 
     panels = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
-    for axes, (group, shares) in zip(panels, shown, strict=False):
-        _draw_bars(axes, group, shares, numbers, most=(9, 5, 3)[columns - 1])
+    for axes, (group, of_part) in zip(panels, shown, strict=False):
+        _draw_bars(axes, group, of_part, numbers, most=(9, 5, 3)[columns - 1])
         name = textwrap.fill(style.shortened(group.label, 140 // columns), 70 // columns)
-        axes.set_title(name if len(shown) > 1 else "The parts of a step; above: the median step")
+        axes.set_title(name if len(shown) > 1 else "The parts of the mean step, and its time")
     for axes in panels[::columns]:
         axes.set_ylabel("share of the mean step, %")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
-def _shares(group: Group) -> dict[int, list[float]]:
-    """By size, the shares of the parts in %."""
-    series = [group.medians(f"{part}_ms_mean") for part in PARTS]
-    parts = {size: [of[size] for of in series] for size in series[0]}
-    return {size: [100 * ms / sum(found) for ms in found] for size, found in parts.items() if sum(found) > 0}
-
-
-def _draw_bars(axes: Axes, group: Group, shares: dict[int, list[float]], numbers: Mapping[int, int], most: int) -> None:
-    medians, every = group.medians("step_ms_median"), math.ceil(len(shares) / most)
-    for at, (size, heights) in enumerate(shares.items()):
+def _draw_bars(
+    axes: Axes, group: Group, of_part: Sequence[Mapping[int, float]], numbers: Mapping[int, int], most: int
+) -> None:
+    """A bar for each size, with its mean step above; names at `most` of them."""
+    sizes = list(of_part[0])
+    every = math.ceil(len(sizes) / most)
+    for at, size in enumerate(sizes):
         gid, bottom = style.gid_of(numbers[id(run)] for run in group.sizes[size]), 0.0
-        for part, colour, height in zip(PARTS, style.PART_COLOURS, heights, strict=True):
+        step_ms = sum(of[size] for of in of_part)
+        for part, colour, of in zip(PARTS, style.PART_COLOURS, of_part, strict=True):
             label: dict[str, Any] = {"label": part.replace("_", " ")} if at == 0 else {}
+            height = 100 * of[size] / step_ms
             axes.bar(at, height, 0.82, bottom, color=colour, edgecolor="white", linewidth=0.5, gid=gid, **label)
             bottom += height
-        if at % every == 0 and size in medians:
-            text = f"{significant(medians[size])} ms"
+        if at % every == 0:
+            text = f"{significant(step_ms)} ms"
             axes.annotate(text, (at, 101), ha="center", va="bottom", fontsize=7.5, color=style.GREY)
-    axes.set_xticks(np.arange(len(shares))[::every], [f"{size:,}" for size in list(shares)[::every]])
-    axes.set_ylim(0, 108)
-    axes.set_yticks([0, 25, 50, 75, 100])
-    axes.set_xlabel("batch size")
+    axes.set_xticks(np.arange(len(sizes))[::every], [f"{size:,}" for size in sizes[::every]])
+    axes.set(ylim=(0, 108), yticks=[0, 25, 50, 75, 100], xlabel="batch size")
     axes.grid(False)

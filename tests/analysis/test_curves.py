@@ -38,12 +38,3 @@ def test_the_most_telling_validation_metric_is_the_curve_and_one_of_unknown_dire
     (run,) = find([tmp_path]).runs
     curve = read_curve(run)
     assert (curve.metric, curve.values) == ("val/acc", [0.5])
-
-
-def test_steps_between_two_that_were_logged_count_in_proportion(tmp_path):
-    folder = write_run(tmp_path / "0", 64, 10.0, throughput={"step_ms": 5.0})
-    (folder / "csv").mkdir()
-    rows = "step,time/step_ms,val/loss\n10,20,\n4,,0.5\n11,,0.4\n"
-    (folder / "csv" / "metrics.csv").write_text(rows)
-    curve = read_curve(find([tmp_path]).runs[0])
-    assert curve.seconds == pytest.approx([0.1, 0.21])  # five steps of 20 ms; ten of them, and two of the mean of 5 ms
