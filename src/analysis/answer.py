@@ -18,15 +18,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from ..records.formatting import percent, significant
+from ..records.formatting import percent
 from .groups import Group
 from .noise import CONFIDENCE, Rates, Ratio
 from .quality import Quality, quality_of, training_words
+from .words import KNOWN, and_, at_least, busy_line, times_as_fast
 
 ENOUGH = 0.9  # of the best rate
 STATED = 0.98  # confidence of what a sentence states as certain: the fastest, at most, at least
-VAGUE = 0.1  # a ratio to the best that is not known to ± 10 % is shown as such, and named
-_MOST_NAMED = 6  # sizes in a sentence
+VAGUE = KNOWN  # a ratio to the best that is not known to ± 10 % is shown as such, and named
 
 
 @dataclass(frozen=True)
@@ -93,19 +93,9 @@ class Answer:
 
     def as_dict(self) -> dict[str, Any]:
         """For `sweep.json`."""
-        ratios = self.overall.ratios if self.overall else {}
-        sizes = [
-            {
-                "batch_size": size,
-                "samples_per_sec": self.rates.rate(size),
-                "reach": _finite(self.rates.reach(size)),
-                "of_best": ratios[size].value if size in ratios else None,
-                "interval": [ratios[size].low, _finite(ratios[size].high)] if size in ratios else None,
-            }
-            for size in self.group.sizes
-        ]
-        found = {"group": self.group.label, "batch_size": self.size, "lines": self.lines, "claims": self.claims}
-        return {**found, "undecided": self.decision.between if self.decision else [], "sizes": sizes}
+        between = self.decision.between if self.decision else []
+        found = {"group": self.group.label, "batch_size": self.size, "undecided": between}
+        return {**found, "lines": self.lines, "claims": self.claims}
 
 
 def answer(group: Group, metrics: Sequence[str] = ()) -> Answer | None:
@@ -134,10 +124,7 @@ def answer(group: Group, metrics: Sequence[str] = ()) -> Answer | None:
 
 
 def _busy(group: Group, rates: Rates, quality: Quality | None) -> Answer:
-    line = (
-        f"The machine was busy: other programs took {percent(rates.busy or 0)} of the processor. No batch size is "
-        "recommended. Close them and repeat the sweep."
-    )
+    line = busy_line(rates.busy or 0, "batch size is recommended", "repeat the sweep")
     return Answer(group, rates, None, None, quality, [line], repeat=_timed(group.asked))
 
 
@@ -203,7 +190,7 @@ class _Words:
         quality = self.quality
         if quality and quality.allowed is None and quality.best in between:
             self.lines.append(
-                f"Undecided between {_and(between)}: {quality.best:,} has the best {quality.metric.key}, and how far that "
+                f"Undecided between {and_(between)}: {quality.best:,} has the best {quality.metric.key}, and how far that "
                 "differs by chance is not known."
             )
             self.repeat = ["seed=0,1,2", _sizes(between)]
@@ -214,7 +201,7 @@ class _Words:
         wanted = f"{percent(ENOUGH)} would be enough" if one == smallest else f"{percent(1 + VAGUE)} would be worth it"
         span = f"{100 * ratio.low:.0f} to {percent(ratio.high)}" if ratio.high < 10 else "an unknown share"
         self.lines.append(
-            f"Undecided between {_and(between)}: {one:,} gives {span} of the rate of {other:,}; {wanted}."
+            f"Undecided between {and_(between)}: {one:,} gives {span} of the rate of {other:,}; {wanted}."
         )
         self.repeat = _timed(between)
 
@@ -228,16 +215,15 @@ class _Words:
         ratio = self.rates.ratio(fast, chosen, STATED)
         if ratio.low <= 1:
             return
-        if ratio.reach <= VAGUE:
-            gain = f"{significant(ratio.value)} times as fast"
-            self._claim("share", fast, of=chosen, share=ratio.value)
-        else:
-            factor = math.floor(10 * ratio.low) / 10
-            gain = f"at least {factor:.1f} times as fast" if factor > 1 else "faster"
-            self._claim("at_least", fast, of=chosen, share=max(factor, 1.0))
+        is_known = ratio.reach <= VAGUE
+        self._claim(
+            "share" if is_known else "at_least", fast, of=chosen, share=ratio.value if is_known else at_least(ratio)
+        )
         trained = training_words(self.group.runs)
         self._claim("worse", fast, metric=quality.metric.key)
-        self.lines.append(f"{fast:,} is {gain} and loses {quality.loss_words(fast, chosen)} after {trained}.")
+        self.lines.append(
+            f"{fast:,} is {times_as_fast(ratio)} and loses {quality.loss_words(fast, chosen)} after {trained}."
+        )
 
     def _accuracy(self) -> None:
         quality = self.quality
@@ -250,7 +236,7 @@ class _Words:
         line = f"Best {quality.metric.key}: {quality.metric.text(best)} at {quality.best:,}"
         others = [size for size in quality.as_good if size != quality.best]
         if quality.allowed is not None and others:
-            line += f"; {_and(others)} {'is' if len(others) == 1 else 'are'} not shown to be worse"
+            line += f"; {and_(others)} {'is' if len(others) == 1 else 'are'} not shown to be worse"
         seeds = "" if quality.seeds > 1 else " (one seed)"
         self.lines.append(f"{line}{seeds}.")
         seen = self.group.medians("samples_seen")
@@ -260,7 +246,7 @@ class _Words:
     def _vague(self) -> None:
         vague = [size for size in self.overall.vague if size not in self.decision.between]
         if vague:
-            self.lines.append(f"Not known to ± 10 %, and marked with ?: the rate at {_and(vague)}.")
+            self.lines.append(f"Not known to ± 10 %, and marked with ?: the rate at {and_(vague)}.")
 
     def _larger(self) -> None:
         """Whether a size that did not run may be faster."""
@@ -286,14 +272,3 @@ def _timed(sizes: Sequence[int]) -> list[str]:
 
 def _sizes(sizes: Sequence[int]) -> str:
     return f"data.batch_size={','.join(map(str, sizes))}"
-
-
-def _and(sizes: Sequence[int]) -> str:
-    """`64`, `64 and 512`, `8, 64 and 512`."""
-    words = [f"{size:,}" for size in sizes[:_MOST_NAMED]]
-    words += [f"{len(sizes) - _MOST_NAMED} more"] if len(sizes) > _MOST_NAMED else []
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

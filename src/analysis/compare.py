@@ -20,11 +20,12 @@ from ..records.rates import RATE
 from ..records.step_parts import PARTS
 from ..records.terminal import wrapped
 from .groups import rates_of
-from .match import Pair, differences, doubts, match
+from .match import Pair, differences, match
 from .noise import BETWEEN_CPU, Rates, Ratio, busy_share
 from .read import find
-from .text_table import aligned
+from .text import aligned
 from .windows import STEP, windows_of
+from .words import busy_line
 
 SCHEMA = 2  # of the JSON
 _ERROR_RATE = 0.05  # of all intervals together
@@ -51,10 +52,9 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`; what is not known is left out."""
-        found: dict[str, Any] = {"name": self.name, "unit": self.unit, "a": self.a, "b": self.b}
-        found |= {"ratio": self.ratio.value} if self.ratio else {}
-        found |= {"interval": [self.ratio.low, self.ratio.high]} if self.ratio and self.ratio.span else {}
-        return {**found, "verdict": self.verdict}
+        known = {"ratio": self.ratio.value} if self.ratio else {}
+        known |= {"interval": [self.ratio.low, self.ratio.high]} if self.ratio and self.ratio.span else {}
+        return {"name": self.name, "unit": self.unit, "a": self.a, "b": self.b, **known, "verdict": self.verdict}
 
     def cells(self) -> list[str]:
         """For the terminal."""
@@ -101,7 +101,7 @@ class Comparison:
     names: tuple[str, str]
     compared: list[Compared]
     differing: dict[str, list[str]]
-    warnings: list[str]  # what makes the sides hard to compare, and what was left out
+    warnings: list[str]  # what was left out, and what could not be read
     max_slowdown: float
 
     @cached_property
@@ -124,8 +124,7 @@ class Comparison:
         if self.regressions:
             return [f"{c.words}, more than the {1 + self.max_slowdown:g} that is allowed." for c in self.regressions]
         if taken := [c.busy for c in self.compared if c.busy is not None]:
-            line = f"The machine was busy: other programs took {percent(max(taken))} of the processor, so there is no"
-            return [f"{line} verdict. Close them, and measure both again (compare --rerun)."]
+            return [busy_line(max(taken), "difference can be shown", "measure both again (compare --rerun)")]
         for verdict, allowed in ((_SLOWER, f"; {1 + self.max_slowdown:g} is allowed"), (_FASTER, "")):
             if found := [c for c in self.compared if c.verdict == verdict]:
                 return [max(found, key=lambda c: abs(math.log(c.slowdown.value))).words + f"{allowed}."]
@@ -157,6 +156,8 @@ class Comparison:
             yield f"A and B were measured side by side, in {min(passes)} passes{' or more' * (len(set(passes)) > 1)}."
         if assumed := [c.assumed for c in self.compared if c.assumed is not None and not c.passes]:
             yield f"Separate runs of the same thing are taken to differ by {percent(assumed[0])} (--between-runs)."
+            least = max(c.slowdown.reach for c in self.compared if not c.passes)
+            yield f"A difference below {percent(least)} cannot be shown by them." if math.isfinite(least) else ""
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -202,7 +203,7 @@ def compare(
         names=(str(a), str(b)),
         compared=[_compare_pair(pair, 1 - _ERROR_RATE / 2 / len(pairs), between) for pair in pairs],
         differing=differences(pairs),
-        warnings=[*doubts(pairs), *left_over, *(n for side in sides for n in side.notes), *unreadable],
+        warnings=[*left_over, *(n for side in sides for n in side.notes), *unreadable],
         max_slowdown=max_slowdown,
     )
 

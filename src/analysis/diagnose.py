@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import UserError, printable
 from ..files import refuse_links, why, write_text
-from ..records.formatting import count, percent
+from ..records.formatting import count
 from ..records.metrics import metric
 from ..records.rates import NEAR_BEST, RATE
 from ..records.terminal import wrapped
@@ -23,13 +23,13 @@ from .groups import rates_of
 from .noise import CONFIDENCE, Rates, Ratio
 from .read import find
 from .run import Run
-from .text_table import aligned
+from .text import aligned
+from .words import busy_line
 
-SCHEMA = 2  # of diagnosis.json
+SCHEMA = 3  # of diagnosis.json
 BASELINE, CHANGE, AGAIN, TOGETHER = "baseline", "change", "baseline_again", "together"  # roles of a run
 _ORDER = (BASELINE, AGAIN, CHANGE, TOGETHER)
 _FILES = ("diagnosis.md", "diagnosis.json")
-_NUMBERS = (RATE, "step_ms_median", "memory_peak_gib")
 _WIDTH = 80  # columns
 
 
@@ -63,7 +63,7 @@ class Trial:
         return table(at(self.run.record, "throughput.bottleneck"))
 
     @property
-    def verdict(self) -> str:
+    def kind(self) -> str:
         """The kind of the bottleneck: `memory`, `probably host`, `unclear`, or empty."""
         probably = "probably " if self.bottleneck.get("certainty") == "probable" else ""
         return probably + str(self.bottleneck.get("kind") or "")
@@ -138,10 +138,7 @@ class Findings:
         if not self.baselines:
             return "The baseline was not measured, so there is nothing to compare."
         if self._rates.busy is not None:
-            line = (
-                f"The machine was busy: other programs took {percent(self._rates.busy)} of the processor. No change is"
-            )
-            return f"{line} recommended. Close them, and start a new diagnosis."
+            return busy_line(self._rates.busy, "change is recommended", "start a new diagnosis")
         if not self.is_complete:
             return (
                 f"Incomplete: {tried} tried, and the baseline was not measured again after that, so no change is "
@@ -171,12 +168,8 @@ class Findings:
             )
         if self.best and any(word.startswith("data.batch_size=") for word in self.best.options):
             lines.append("a larger batch also changes how the model learns")
-        found = [
-            (t.name, t.verdict, t.bottleneck["evidence"])
-            for t in self.trials
-            if t.is_baseline and "evidence" in t.bottleneck
-        ]
-        return [*lines, *(f"{name}: {verdict}: {evidence}" for name, verdict, evidence in found)]
+        evident = (trial for trial in self.trials if trial.is_baseline and "evidence" in trial.bottleneck)
+        return [*lines, *(f"{trial.name}: {trial.kind}: {trial.bottleneck['evidence']}" for trial in evident)]
 
     def text(self, line: str | None) -> str:
         """What the terminal and `diagnosis.md` show; `line` is the command with the recommended change."""
@@ -185,8 +178,9 @@ class Findings:
             name = " ".join(word.rpartition(".")[2] for word in trial.options) if trial.options else trial.name
             rate = metric(RATE).cell(trial.rate) if trial.rate else "not measured"
             ratio = self.ratio(trial)
-            rows.append([name, rate, *([f"{ratio.value:.2f}", ratio.span] if ratio else ["", ""]), trial.verdict])
-        notes = wrapped([f"note: {remark}" for remark in self.remarks], _WIDTH)
+            rows.append([name, rate, *([f"{ratio.value:.2f}", ratio.span] if ratio else ["", ""]), trial.kind])
+        of = ["÷ baseline divides by the mean of both baselines"] if self.is_complete else []
+        notes = wrapped([f"note: {remark}" for remark in (*of, *self.remarks)], _WIDTH)
         lines = [*wrapped([self.headline], _WIDTH), *([line] if line else []), "", *aligned(rows, _WIDTH), "", *notes]
         return printable("\n".join(lines))
 
@@ -195,16 +189,12 @@ class Findings:
         rows = []
         for trial in self.trials:
             ratio = self.ratio(trial)
-            known = {name: trial.run.values.get(name) for name in _NUMBERS}
-            known |= {"ratio": ratio.value, "interval": [ratio.low, ratio.high]} if ratio and ratio.span else {}
-            row = {"run": trial.run.name, "role": trial.role, "options": list(trial.options), **known}
-            row |= {"bottleneck": trial.bottleneck or None, "status": trial.run.status, "reason": trial.why_not or None}
-            rows.append(
-                {key: value for key, value in (row | {"helps": self.helps(trial)}).items() if value is not None}
-            )
+            known = {"ratio": ratio.value, "interval": [ratio.low, ratio.high]} if ratio and ratio.span else {}
+            row = {"run": trial.run.name, "role": trial.role, "options": list(trial.options), RATE: trial.rate, **known}
+            row |= {"bottleneck": trial.bottleneck, "status": trial.run.status, "reason": trial.why_not}
+            rows.append({**row, "helps": self.helps(trial)})
         found = {"schema": SCHEMA, "complete": self.is_complete, "headline": self.headline, "command": line}
-        found |= {"remarks": self.remarks, "rows": rows}
-        return {key: value for key, value in found.items() if value is not None}
+        return {**found, "remarks": self.remarks, "rows": rows}
 
 
 def find_findings(folder: Path) -> Findings:

@@ -1,7 +1,7 @@
 """Which runs of two folders are compared with each other, and what differs between them."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ from ..records.values import at, table
 from .groups import SweepResults, label
 from .run import BATCH_SIZE, Run
 
-_SAID = ("seed", "data.seed", "search", "resume", "run_dir")  # of which a difference says nothing, or is said elsewhere
+_SAID = {"seed", "data.seed", "search", "resume", "run_dir"}  # a difference says nothing, or is said elsewhere
+_RECORDED = {"versions": "versions", "hardware": "hardware", "data": "dataset", "model": "model"}
 _MOST_VALUES = 3  # of one option, in one line
 _LONGEST = 60  # characters of a value
 
@@ -39,42 +40,39 @@ def match(a: SweepResults, b: SweepResults) -> tuple[list[Pair], list[str]]:
     keys = [key for key in dict.fromkeys([*a.dividing, *b.dividing]) if key != "device_name"]
     sizes_vary = any(BATCH_SIZE in side.varied for side in (a, b))
     of_a, of_b = (_by_settings(side, keys, sizes_vary) for side in (a, b))
-    common = [key for key in of_a if key in of_b]
     lines = [*_left_over("A", a, of_a, of_b), *_left_over("B", b, of_b, of_a)]
-    if not common:
+    pairs = [Pair(_label(of_a[key][0], keys, sizes_vary), of_a[key], of_b[key]) for key in of_a if key in of_b]
+    if not pairs:
         raise UserError(f"compare: no run of one folder matches one of the other ({'; '.join(lines[:4])})")
-    return [Pair(_words(of_a[key][0], keys, sizes_vary), of_a[key], of_b[key]) for key in common], lines
+    return pairs, lines
 
 
 def _by_settings(side: SweepResults, keys: list[str], sizes_vary: bool) -> dict[str, list[Run]]:
     found: dict[str, list[Run]] = {}
-    for run in side.runs:
-        if run.samples_a_step:
-            values = [run.settings.get(key) for key in keys] + ([run.batch_size] if sizes_vary else [])
-            found.setdefault(json.dumps(values, sort_keys=True, default=str), []).append(run)
+    for run in (run for run in side.runs if run.samples_a_step):
+        values = [run.settings.get(key) for key in keys] + ([run.batch_size] if sizes_vary else [])
+        found.setdefault(json.dumps(values, sort_keys=True, default=str), []).append(run)
     return found
 
 
-def _words(run: Run, keys: list[str], sizes_vary: bool) -> str:
+def _label(run: Run, keys: list[str], sizes_vary: bool) -> str:
     size = f"batch size {run.batch_size:,}" if sizes_vary and run.batch_size else ""
     return " · ".join(filter(None, [label(run, keys) if keys else "", size]))
 
 
 def _left_over(name: str, side: SweepResults, own: dict[str, list[Run]], other: dict[str, list[Run]]) -> Iterator[str]:
-    for run in side.runs:
-        if not run.samples_a_step:
-            why = run.reason or at(run.record, "throughput.missing.bottleneck") or run.status
-            yield f"{name}, {run.name}: not measured ({why})"
+    for run in (run for run in side.runs if not run.samples_a_step):
+        why = run.reason or at(run.record, "throughput.missing.bottleneck") or run.status
+        yield f"{name}, {run.name}: not measured ({why})"
     if alone := [run.name for key, runs in own.items() if key not in other for run in runs]:
         yield f"{name}: nothing matches {', '.join(alone)}"
 
 
-def differences(pairs: list[Pair]) -> dict[str, list[str]]:
+def differences(pairs: Sequence[Pair]) -> dict[str, list[str]]:
     """What differs between the sides, by where the records say so; places without a difference are left out."""
-    places: dict[str, Callable[[Run], Mapping[str, Any]]] = {"configuration": _configuration}
-    keys = {"versions": "versions", "hardware": "hardware", "data": "dataset", "model": "model"}
-    places |= {place: lambda run, key=key: table(run.record.get(key)) for place, key in keys.items()}
-    found = {place: list(_differing(pairs, read)) for place, read in places.items()}
+    found = {"configuration": _differing(pairs, _configuration)}
+    for place, key in _RECORDED.items():
+        found[place] = _differing(pairs, lambda run, key=key: table(run.record.get(key)))
     return {place: lines for place, lines in found.items() if lines}
 
 
@@ -85,56 +83,31 @@ def _configuration(run: Run) -> dict[str, Any]:
     return {
         key: value
         for key, value in flatten(config)
-        if not {key, key.partition(".")[0]} & {*_SAID}
+        if not {key, key.partition(".")[0]} & _SAID
         and purpose_of(key, config) not in PLACES
         and not (isinstance(value, str) and here in value)
     }
 
 
-def _differing(pairs: list[Pair], read: Callable[[Run], Mapping[str, Any]]) -> Iterator[str]:
+def _differing(pairs: Sequence[Pair], read: Callable[[Run], Mapping[str, Any]]) -> list[str]:
+    """A line for each key: `lr: 0.1 → 0.2`, with the changes of all pairs."""
     changes: dict[str, dict[str, None]] = {}
     for pair in pairs:
         before, after = (_values(side, read) for side in (pair.a, pair.b))
         for key in dict.fromkeys([*before, *after]):
             if before.get(key) != after.get(key):
-                change = f"{_text(before.get(key))} → {_text(after.get(key))}"
-                changes.setdefault(key, {})[change] = None
+                changes.setdefault(key, {})[f"{before.get(key, '—')} → {after.get(key, '—')}"] = None
+    lines = []
     for key, found in changes.items():
         more = f"; and {count(len(found) - _MOST_VALUES, 'other')}" if len(found) > _MOST_VALUES else ""
-        yield f"{key}: {'; '.join(list(found)[:_MOST_VALUES])}{more}"
+        lines.append(f"{key}: {'; '.join(list(found)[:_MOST_VALUES])}{more}")
+    return lines
 
 
-def _values(runs: Iterable[Run], read: Callable[[Run], Mapping[str, Any]]) -> dict[str, frozenset[str]]:
+def _values(runs: Iterable[Run], read: Callable[[Run], Mapping[str, Any]]) -> dict[str, str]:
     """Every value of each key over repeated runs."""
     found: dict[str, set[str]] = {}
     for run in runs:
         for key, value in read(run).items():
             found.setdefault(str(key), set()).add(option_value(value)[:_LONGEST])
-    return {key: frozenset(values) for key, values in found.items()}
-
-
-def _text(values: frozenset[str] | None) -> str:
-    return "—" if values is None else ", ".join(sorted(values))
-
-
-def doubts(pairs: list[Pair]) -> Iterator[str]:
-    """What makes the two sides less comparable than their settings say, one line each."""
-    reads: dict[str, Callable[[Run], tuple[str, Any]]] = {
-        "the models": lambda run: (run.model, at(run.record, "model.parameters")),
-        "the data": lambda run: (run.dataset, at(run.record, "dataset.fingerprint")),
-        "the devices": lambda run: (run.device, run.settings.get("device_name")),
-    }
-    for what, read in reads.items():
-        facts = [[{str(read(run)) for run in side} for side in (pair.a, pair.b)] for pair in pairs]
-        if any(a != b for a, b in facts):
-            a, b = (", ".join(sorted({read(run)[0] for run in side})) for side in _sides(pairs))
-            yield f"{what} differ" + (f": {a} and {b}" if a != b else ", though they have the same name")
-    if any(pair.a[0].global_batch_size != pair.b[0].global_batch_size for pair in pairs):
-        yield "the batch sizes differ: what is compared is the time of a sample, not of a step"
-    a, b = ({run.folder.resolve() for run in side} for side in _sides(pairs))
-    if a & b:
-        yield "a run is compared with itself"
-
-
-def _sides(pairs: list[Pair]) -> tuple[list[Run], list[Run]]:
-    return [run for pair in pairs for run in pair.a], [run for pair in pairs for run in pair.b]
+    return {key: ", ".join(sorted(values)) for key, values in found.items()}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..errors import printable
 from . import table
 from .plots import CAPTIONS, Picture
-from .text import repeat_command
+from .text import is_number_column
 
 if TYPE_CHECKING:
     from .report import Report
@@ -59,19 +59,21 @@ def page(report: "Report", pictures: Mapping[str, Picture]) -> str:
 
 def _answer(report: "Report") -> str:
     several, parts = len(report.sweep.groups) > 1, []
-    for answer in report.answers:
-        parts += [f"<h2>{_shown(answer.group.label)}</h2>"] if several else []
-        first, *rest = answer.lines
-        parts += [f'<p class="first">{_shown(first)}</p>', *(f"<p>{_shown(line)}</p>" for line in rest)]
-        parts += [f"<pre>{_shown(repeat_command(answer))}</pre>"] if answer.repeat else []
-    lines = [*(crossover.headline for crossover in report.crossovers), *report.others]
-    parts += [f"<p{'' if parts or n else ' class=first'}>{_shown(line)}</p>" for n, line in enumerate(lines)]
+    for number, one in enumerate(report.statements):
+        parts += [f"<h2>{_shown(one.group.label)}</h2>"] if several and one.group else []
+        first, *rest = one.lines
+        is_answer = one.group is not None or number == 0
+        parts += [
+            f"<p{' class=first' if is_answer else ''}>{_shown(first)}</p>",
+            *(f"<p>{_shown(line)}</p>" for line in rest),
+        ]
+        parts += [f"<pre>{_shown(one.command)}</pre>"] if one.command else []
     return "".join(parts)
 
 
 def _table(report: "Report") -> str:
     cells = table.shown(report.sweep, report.frame)
-    kinds = [' class="number"' if table.is_number_column(cells[heading]) else "" for heading in cells]
+    kinds = [' class="number"' if is_number_column(cells[heading]) else "" for heading in cells]
     headings = (
         f'<th scope="col"{kind}><button>{_shown(str(heading))}</button></th>'
         for heading, kind in zip(cells, kinds, strict=True)

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,17 @@ import pandas as pd
 
 from ..errors import UserError, printable
 from ..files import refuse_links, why, write_bytes, write_text
-from ..records.formatting import count, significant
+from ..records.formatting import count
 from ..records.rates import RATE
 from ..records.terminal import wrapped
 from . import page, plots, table, tensorboard
 from .answer import Answer, answer
-from .devices import Crossover, crossovers, scaling, scaling_lines, scaling_notes
 from .groups import SweepResults
 from .read import find
-from .run import BATCH_SIZE
-from .settings import compare_settings, compile_gains, seeds_line
-from .text import failures, group_block, settings_table
-from .text_table import page_width
+from .statements import Statement, failures, headlines, notes, statements
+from .text import aligned, page_width, size_blocks
 
-SCHEMA = 3  # of sweep.json
+SCHEMA = 4  # of sweep.json
 
 
 @dataclass(frozen=True)
@@ -38,9 +34,8 @@ class Report:
     frame: pd.DataFrame  # a row for each run, see table.py
     metrics: list[str]  # of quality, the most telling one first
     answers: list[Answer]  # one for each group with two batch sizes or more
-    crossovers: list[Crossover]  # one for each pair of devices that ran the same
-    others: list[str]  # sentences on runs that differ in something else than the batch size
-    notes: list[str]  # what could not be read, compared, drawn or written
+    statements: list[Statement]  # the answers first
+    notes: list[str]  # what could not be read, compared or written
     files: list[Path]  # everything that was written
 
     @property
@@ -48,12 +43,10 @@ class Report:
         """1 if not one run finished or was measured, else 0."""
         return 0 if any(run.status == "finished" or RATE in run.values for run in self.sweep.runs) else 1
 
-    @cached_property
+    @property
     def headlines(self) -> list[str]:
-        """The answers first, each with the label of its group where there are several."""
-        several = len(self.sweep.groups) > 1
-        lines = [f"{a.group.label}: {line}" if several else line for a in self.answers for line in a.lines]
-        return [*lines, *(crossover.headline for crossover in self.crossovers), *self.others]
+        """All sentences, the answers first."""
+        return headlines(self.statements, self.sweep)
 
     @property
     def counts(self) -> str:
@@ -71,17 +64,21 @@ class Report:
     @property
     def text(self) -> str:
         """For the terminal, at most 80 columns wide; only commands are longer."""
-        width = page_width()
+        width, groups = page_width(), self.sweep.groups
+        vague = {id(found.group): found.vague for found in self.answers}
+        said = {id(one.group): one for one in self.statements if one.group}
         lines = [*wrapped([self.counts], width), ""]
-        answers = {id(found.group): found for found in self.answers}
-        if any(len(group.sizes) > 1 for group in self.sweep.groups):
-            for group in (group for group in self.sweep.groups if group.sizes):
-                lines += [*group_block(group, answers.get(id(group)), self.metrics), ""]
-        elif len(self.sweep.runs) > 1 and (found := settings_table(self.sweep, self.metrics)):
-            lines += [*found, ""]
-        said = [*(crossover.headline for crossover in self.crossovers), *self.others]
-        lines += wrapped([f"→ {line}" for line in said], width)
-        lines += failures(self.sweep)
+        if any(len(group.sizes) > 1 for group in groups):
+            for group in (group for group in groups if group.sizes):
+                unknown = [size for size in group.sizes if not math.isfinite(group.rates.reach(size))]
+                numbers = table.summary(group, vague.get(id(group), unknown), self.metrics[:1])
+                lines += size_blocks(group.label, numbers)
+                lines += [*(_lines(said[id(group)], width) if id(group) in said else []), ""]
+        elif len(self.sweep.runs) > 1 and (cells := table.settings_table(self.sweep, self.metrics[:2])):
+            lines += [*aligned(cells), ""]
+        for one in self.statements:
+            lines += [] if one.group else _lines(one, width)
+        lines += wrapped([f"failed   {failed}"], width) if (failed := failures(self.sweep)) else []
         lines += wrapped([f"note: {note}" for note in self.notes], width)
         return printable("\n".join(lines).rstrip("\n"))
 
@@ -93,14 +90,11 @@ class Report:
         return "\n".join([self.text, "", f"report   {shortest}"])
 
     @property
-    def spoken(self) -> str:
-        """The answer and what ran, as Markdown."""
-        return printable("\n".join([*(f"- {line}" for line in self.headlines), "", f"{self.counts}."]))
-
-    @property
     def markdown(self) -> str:
         """`report.md`."""
-        lines = [f"# {self.title}", "", self.spoken, "", "## Runs", ""]
+        commands = [f"    {one.command}" for one in self.statements if one.command]
+        lines = [f"# {self.title}", "", *(f"- {line}" for line in self.headlines), ""]
+        lines += [*(["To decide it:", "", *commands, ""] if commands else []), f"{self.counts}.", "", "## Runs", ""]
         lines.append(table.to_markdown(table.shown(self.sweep, self.frame)))
         pictures = [file for file in self.files if file.suffix == ".png"]
         if pictures:
@@ -120,11 +114,17 @@ class Report:
             "schema": SCHEMA,
             "varied": self.sweep.varied,
             "answers": [found.as_dict() for found in self.answers],
-            "crossovers": [crossover.as_dict() for crossover in self.crossovers],
             "lines": self.headlines,
             "rows": table.records(self.frame),
             "notes": self.notes,
         }
+
+
+def _lines(statement: Statement, width: int) -> list[str]:
+    """A statement for the terminal, and the command that decides it."""
+    first, *rest = statement.lines
+    lines = wrapped([f"→ {first}", *(f"  {line}" for line in rest)], width)
+    return [*lines, f"  repeat   {statement.command}"] if statement.command else lines
 
 
 def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.PathLike[str]) -> Report:
@@ -145,13 +145,12 @@ def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.Pa
             write_bytes(out / f"{name}.png", picture.png)
         plots.remove_stale(out, keep=pictures)
         report.files.extend(out / f"{name}.png" for name in pictures)
-        if note := tensorboard.write(sweep.groups, report.metrics, pictures, report.spoken, out / "tensorboard"):
-            report.notes.append(note)
+        tensorboard.write(sweep.groups, report.metrics, out / "tensorboard")
         texts = {
             "report.md": report.markdown,
             page.FILE: page.page(report, pictures),
             "sweep.csv": table.to_csv(report.frame),
-            "sweep.json": json.dumps(_finite(report.as_dict()), indent=2, ensure_ascii=False, default=str) + "\n",
+            "sweep.json": json.dumps(report.as_dict(), indent=2, ensure_ascii=False) + "\n",
         }
         for name, text in texts.items():
             write_text(out / name, text)
@@ -163,20 +162,9 @@ def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.Pa
 
 def _analysed(sweep: SweepResults) -> Report:
     """The report before anything is written."""
-    metrics, several = table.shown_metrics(sweep), scaling(sweep.runs)
-    processes = {run.name: run.processes for run in sweep.runs}
-    frame = table.run_table(sweep, {name: ratio.value / processes[name] for name, ratio in several.items()})
+    metrics, frame = table.shown_metrics(sweep), table.run_table(sweep)
     answers = [found for group in sweep.groups if (found := answer(group, metrics))]
-    return Report(
-        sweep=sweep,
-        frame=frame,
-        metrics=metrics,
-        answers=answers,
-        crossovers=crossovers(sweep.groups),
-        others=[*_others(sweep, metrics, answers), *scaling_lines(sweep.runs, several), *compile_gains(sweep)],
-        notes=[*sweep.notes, *scaling_notes(sweep.runs, several), *_notes(sweep)],
-        files=[],
-    )
+    return Report(sweep, frame, metrics, answers, statements(sweep, answers, metrics), list(notes(sweep)), files=[])
 
 
 def _refuse_links(out: Path, folders: Sequence[Path]) -> None:
@@ -185,43 +173,3 @@ def _refuse_links(out: Path, folders: Sequence[Path]) -> None:
     # The default place lies in a folder that may be anybody's. The user typed any other place.
     root = next((folder for folder in folders if here == Path(os.path.abspath(folder)) / "report"), None)
     refuse_links(out, "the report's folder", root, ("report.*", "sweep.*", "*.png", "tensorboard"))
-
-
-def _others(sweep: SweepResults, metrics: Sequence[str], answers: Sequence[Answer]) -> list[str]:
-    """What can be said of runs that differ in something else than batch size alone."""
-    runs = sweep.runs
-    if not any(RATE in run.values or run.status == "finished" for run in runs):
-        [(reason, _)] = Counter(run.reason for run in runs).most_common(1)
-        return [f"No run finished, so there is nothing to recommend. Most often: {reason}."]
-    if len(runs) == 1:
-        rate = runs[0].values.get(RATE)
-        speed = f": {significant(rate)} samples/s at batch size {runs[0].batch_size:,}" if rate else ""
-        return [f"One run only{speed}. Several batch sizes are needed for a recommendation."]
-    if answers:
-        return []
-    if any(len(group.sizes) > 1 for group in sweep.groups):
-        return ["Fewer than two batch sizes were measured as they were asked for, so none is recommended."]
-    found = compare_settings(sweep, metrics) if len(sweep.groups) > 1 else []
-    found += filter(None, (seeds_line(group, metrics) for group in sweep.groups))
-    return found or ["One measured run only: nothing to compare it with."]
-
-
-def _notes(sweep: SweepResults) -> list[str]:
-    """Which conclusions the runs do not allow."""
-    notes = ["nothing varied: the runs repeat one another"] if len(sweep.runs) > 1 and not sweep.varied else []
-    if BATCH_SIZE in sweep.varied and any(len(group.sizes) > 1 for group in sweep.groups):
-        alone = [group.label for group in sweep.groups if len(group.sizes) == 1]
-        notes += [f"{label}: one batch size was measured, so none is recommended" for label in alone]
-    without = [run.name for run in sweep.runs if run.status == "finished" and RATE not in run.values]
-    if without:
-        notes.append(f"finished without a rate: {', '.join(without)}")
-    return notes + [f"{run.name}: {run.steps}" for run in sweep.runs if isinstance(run.steps, str)]
-
-
-def _finite(value: Any) -> Any:
-    """The value with None for numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

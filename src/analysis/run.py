@@ -1,7 +1,6 @@
 """Run: one record, with its settings and its numbers by name."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -30,19 +29,8 @@ _REASONS = {
     "planned": "not run",
     "running": "still running, or killed",
 }
-_PATHS = {  # numbers above 0, by their name and their place in the record
-    MEAN_RATE: f"throughput.{MEAN_RATE}",
-    FIT_RATE: f"throughput.{FIT_RATE}",
-    "step_ms_median": "throughput.step_ms_median",
-    "step_ms_p99": "throughput.step_ms_p99",
-    "step_ms": "throughput.step_ms",
-    "memory_peak_gib": "throughput.memory_peak_gib",
-    "memory_reserved_gib": "throughput.memory_reserved_gib",
-    "joules_per_sample": "throughput.joules_per_sample",
-    "learning_rate": "learning_rate",
-    "compile_seconds": "compilation.seconds",
-    "seconds": "seconds",
-}
+_TIMES = (MEAN_RATE, FIT_RATE, "step_ms", "step_ms_median", "memory_peak_gib", "joules_per_sample")
+_SHARES = ("mfu", "utilization_pct", "processor_time_pct", "sm_activity_pct")  # of the throughput, which may be 0
 
 
 @dataclass(frozen=True)
@@ -208,44 +196,30 @@ class Run:
     @cached_property
     def values(self) -> dict[str, float]:
         """The numbers of the run by the names of `RUN_METRICS`, and its metrics; unknown ones are left out."""
-        known = {name: value for name, path in _PATHS.items() if (value := positive(at(self.record, path)))}
-        known |= {name: value for name, value in self._derived(known) if value is not None}
-        return self.metrics | known | {f"{part}_ms_mean": ms for part, ms in self.parts_ms.items()}
+        throughput = table(self.record.get("throughput"))
+        found = {name: positive(throughput.get(name)) for name in _TIMES}
+        found |= {name: number(throughput.get(name)) for name in _SHARES}
+        found |= {name: positive(self.record.get(name)) for name in ("learning_rate", "seconds")}
+        found["compile_seconds"] = positive(at(self.record, "compilation.seconds"))
+        found |= self._of_batches(throughput, found["step_ms_median"], found["step_ms"])
+        found |= {f"{part}_ms_mean": ms for part, ms in self.parts_ms.items()}
+        return self.metrics | {name: value for name, value in found.items() if value is not None}
 
-    def _derived(self, known: dict[str, float]) -> Iterator[tuple[str, float | None]]:
-        yield "batch_size", self.batch_size
-        yield from self._of_processes()
-        rate = positive(at(self.record, f"throughput.{RATE}")) if self.batch_size else None
-        median, steps = known.get("step_ms_median"), positive(self.record.get("steps"))
-        yield RATE, rate
-        for name, slow in (("p10", "p90"), ("p90", "p10")):  # a step that is slower than 90 % of them has a low rate
-            ms = positive(at(self.record, f"throughput.step_ms_{slow}"))
-            yield f"{RATE}_{name}", rate * median / ms if rate and median and ms else None
-        yield "batch_ms", median / self.accumulated if median else None
-        for name in (
-            "utilization_pct",
-            "processor_time_pct",
-            "sm_activity_pct",
-            "throttled_pct",
-            "stalls",
-            "stall_seconds",
-        ):
-            yield name, number(at(self.record, f"throughput.{name}"))
-        yield "mfu", number(at(self.record, "throughput.mfu"))
-        waiting = number(at(self.record, "throughput.communication_ms"))
-        step_ms = known.get("step_ms")
-        yield "communication_share", waiting / step_ms if waiting is not None and step_ms else None
-        yield "samples_seen", self.samples_after(steps) if steps else None
-
-    def _of_processes(self) -> Iterator[tuple[str, float | None]]:
-        """What only a run of several processes has."""
-        if self.processes == 1:
-            return
-        yield "processes", self.processes
-        yield "global_batch_size", self.global_batch_size
-        means = {end: positive(at(self.record, f"throughput.{end}_step_ms")) for end in ("fastest", "slowest")}
-        if all(means.values()):
-            yield from ((f"{end}_step_ms_mean", ms) for end, ms in means.items())
+    def _of_batches(
+        self, throughput: dict[str, Any], median_ms: float | None, mean_ms: float | None
+    ) -> dict[str, float | None]:
+        """What follows from the size of a batch, and from how many processes there are."""
+        steps, waiting = positive(self.record.get("steps")), number(throughput.get("communication_ms"))
+        together = self.processes > 1
+        return {
+            "batch_size": self.batch_size,
+            "processes": self.processes if together else None,
+            "global_batch_size": self.global_batch_size if together else None,
+            RATE: positive(throughput.get(RATE)) if self.batch_size else None,
+            "batch_ms": median_ms / self.accumulated if median_ms else None,
+            "communication_share": waiting / mean_ms if waiting is not None and mean_ms else None,
+            "samples_seen": self.samples_after(steps) if steps else None,
+        }
 
 
 def _one_line(text: str) -> str:

@@ -1,68 +1,67 @@
-"""The runs of a report as one DataFrame, with a row for each run: CSV, JSON, and the columns that people compare."""
+"""The runs of a report as DataFrames: all numbers for CSV and JSON, and texts for people.
+
+A run has a row, with the rate and the MFU as in the answer: from its windows (noise.py). Low and high are the ends of the
+90 % interval. The time of a step is that of the same rate. A run without windows has the rate of its record.
+"""
 
 import csv
+import json
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pandas as pd
 
 from ..errors import printable
-from ..records.formatting import option_value, percent, significant
-from ..records.metrics import RUN_METRICS, best_first, metric
+from ..records.formatting import option_value, significant
+from ..records.metrics import FRACTION, RUN_METRICS, best_first, metric
 from ..records.rates import RATE
+from .between_groups import name_of, scaling_efficiencies
 from .groups import Group, SweepResults, rates_of
 from .run import BATCH_SIZE, Run
+from .text import is_number_column
+from .words import mean_and_deviation, reach_text
 
-LOW, HIGH = f"{RATE}_low", f"{RATE}_high"
+LOW, HIGH, STEP_MS = f"{RATE}_low", f"{RATE}_high", "step_ms_typical"
 BUSY = ("processor_time_pct", "utilization_pct")  # of a CPU, of an accelerator
-_FACTS = ("run", "group", "tags", "status", "reason", "seconds")
 _LONGEST = 90  # characters of a reason
-_SHOWN = ("batch_size", "global_batch_size", RATE, "mfu", *BUSY, "sm_activity_pct", "memory_peak_gib")
-_SHOWN += ("step_ms_median", "scaling_efficiency", "communication_share", "joules_per_sample", "compile_seconds")
+_SHOWN = ("batch_size", "global_batch_size", RATE, STEP_MS, "mfu", *BUSY, "sm_activity_pct", "memory_peak_gib")
+_SHOWN += ("scaling_efficiency", "communication_share", "joules_per_sample", "compile_seconds")
 
 
-def run_table(sweep: SweepResults, efficiencies: dict[str, float]) -> pd.DataFrame:
-    """All that is known of each run; the columns are those of `sweep.csv`, and an unknown value is NaN.
-
-    The rate of a run is that of its windows, as in the answer (noise.py); low and high are its 90 % interval. A run
-    without windows has the rate of its record, and no interval.
-
-    Args:
-        sweep: the runs.
-        efficiencies: the scaling efficiency of runs on several devices, by the name of the run.
-    """
-    rates = {id(run): rate for group in sweep.groups for run, rate in _rates(group)}
-    labels = {id(run): group.label for group in sweep.groups for run in group.runs}
-    rows: list[dict[str, Any]] = []
-    for run in sweep.runs:
-        rows.append(
-            {key: run.settings.get(key) for key in sweep.varied}
-            | run.values
-            | rates.get(id(run), {})
-            | {"run": run.name, "group": labels[id(run)], "tags": " ".join(run.tags) or None, "status": run.status}
-            | {"reason": run.reason or None, "scaling_efficiency": efficiencies.get(run.name)}
-        )
+def run_table(sweep: SweepResults) -> pd.DataFrame:
+    """All that is known of each run, in the order of the sweep; an unknown value is NaN."""
+    efficiencies = scaling_efficiencies(sweep.runs)
+    rows: dict[int, dict[str, Any]] = {}
+    for group in sweep.groups:
+        rates = rates_of(dict(enumerate([run] for run in group.runs)))
+        for number, run in enumerate(group.runs):
+            known = number in rates.settings
+            rows[id(run)] = {
+                **{key: run.settings.get(key) for key in sweep.varied},
+                **run.values,
+                **(_of_rate(run, rates.rate(number), rates.reach(number)) if known else {}),
+                "run": run.name,
+                "group": group.label,
+                "tags": " ".join(run.tags) or None,
+                "status": run.status,
+                "reason": run.reason or None,
+                "scaling_efficiency": efficiencies.get(run.name),
+            }
     settings = [key for key in sweep.varied if key != BATCH_SIZE]
     metrics = [name for stage in ("test/", "val/", "") for name in _of_stage(stage, sweep.runs)]
     measured = [name for name in RUN_METRICS if name != "seconds"]
-    columns = dict.fromkeys([*_FACTS[:3], *settings, *measured, *metrics, "seconds", "status", "reason"])
-    frame = pd.DataFrame(rows, columns=list(columns), dtype=object)
+    columns = dict.fromkeys(["run", "group", "tags", *settings, *measured, *metrics, "seconds", "status", "reason"])
+    frame = pd.DataFrame([rows[id(run)] for run in sweep.runs], columns=list(columns), dtype=object)
     return frame.dropna(axis="columns", how="all")
 
 
-def _rates(group: Group) -> list[tuple[Run, dict[str, float]]]:
-    """The rate of each run, the ends of its interval where it is known, and the MFU of this rate."""
-    rates = rates_of(dict(enumerate([run] for run in group.runs)))
-    found = []
-    for number, run in enumerate(group.runs):
-        if number in rates.settings:
-            rate, reach = rates.rate(number), rates.reach(number)
-            ends = {LOW: rate / (1 + reach), HIGH: rate * (1 + reach)} if math.isfinite(reach) else {}
-            mfu = {"mfu": run.values["mfu"] * rate / run.values[RATE]} if "mfu" in run.values else {}
-            found.append((run, {RATE: rate, **ends, **mfu}))
-    return found
+def _of_rate(run: Run, rate: float, reach: float) -> dict[str, float]:
+    """The rate of a run and what follows from it."""
+    found = {RATE: rate} | ({LOW: rate / (1 + reach), HIGH: rate * (1 + reach)} if math.isfinite(reach) else {})
+    found |= {STEP_MS: 1e3 * run.samples_a_step / rate} if run.samples_a_step else {}
+    return found | ({"mfu": run.values["mfu"] * rate / run.values[RATE]} if "mfu" in run.values else {})
 
 
 def to_csv(frame: pd.DataFrame) -> str:
@@ -71,12 +70,9 @@ def to_csv(frame: pd.DataFrame) -> str:
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """A dict for each run, without the values that are not known."""
-    return [{str(k): v for k, v in row.items() if _known(v)} for row in frame.to_dict("records")]
-
-
-def _known(value: Any) -> bool:
-    return not (value is None or (isinstance(value, float) and math.isnan(value)))
+    """A dict for each run, without the values that are not known or that JSON does not have."""
+    rows = json.loads(frame.to_json(orient="records", double_precision=15, default_handler=str))
+    return [{key: value for key, value in row.items() if value is not None} for row in rows]
 
 
 def shown_metrics(sweep: SweepResults) -> list[str]:
@@ -100,34 +96,31 @@ def _of_stage(stage: str, runs: Sequence[Run]) -> list[str]:
 
 def shown(sweep: SweepResults, frame: pd.DataFrame) -> pd.DataFrame:
     """The columns that people compare, as text, under their headings; an unknown value is empty."""
-    varied = [key for key in sweep.varied if key != BATCH_SIZE]
-    if "device" in varied:  # the name says more
-        varied.remove("device")
-        varied = ["device_name", *(key for key in varied if key != "device_name")]
+    varied = [key for key in sweep.varied if key not in (BATCH_SIZE, "device")]
+    if "device" in sweep.varied and "device_name" not in varied:
+        varied.insert(0, "device_name")  # it says more
     scaled = any(run.settings.get("optimizer.lr_scaling", "none") != "none" for run in sweep.runs)
     names = [*_SHOWN, *(["learning_rate"] if scaled else []), *shown_metrics(sweep), "seconds"]
-    found: dict[str, list[str]] = {"run": list(map(str, frame["run"]))}
-    found["tags"] = [str(tags) if _known(tags) else "" for tags in frame.get("tags", [])]
+    found = {"run": list(map(str, frame["run"])), "tags": _texts(frame.get("tags", []))}
     for key in varied:
         found[key.rpartition(".")[2]] = [option_value(run.settings.get(key, "")) for run in sweep.runs]
-    for name in dict.fromkeys(names):
-        if name in frame:
-            declared = metric(name)
-            found[declared.heading or name] = [declared.cell(v) if _known(v) else "" for v in frame[name]]
+    for name in (name for name in names if name in frame):
+        declared = metric(name)
+        found[declared.heading or name] = [declared.cell(value) if _known(value) else "" for value in frame[name]]
         if name == RATE and HIGH in frame:
-            found["±"] = [
-                reach_text(h / r - 1) if _known(h) else "" for h, r in zip(frame[HIGH], frame[RATE], strict=True)
-            ]
-    reasons = [
-        textwrap.shorten(str(r), _LONGEST, placeholder=" …") if _known(r) else "" for r in frame.get("reason", [])
-    ]
+            reaches = frame[HIGH] / frame[RATE] - 1
+            found["±"] = [reach_text(reach) if _known(reach) else "" for reach in reaches]
+    reasons = [textwrap.shorten(reason, _LONGEST, placeholder=" …") for reason in _texts(frame.get("reason", []))]
     found["why not finished"] = reasons
     return pd.DataFrame({heading: cells for heading, cells in found.items() if any(cells)}).map(printable)
 
 
-def reach_text(reach: float) -> str:
-    """How far an interval reaches, as a part of the rate: `4 %`; empty where the rate is hardly known."""
-    return f"{significant(100 * reach)} %" if reach < 0.01 else percent(reach) if reach < 1 else ""
+def _texts(values: Any) -> list[str]:
+    return [str(value) if _known(value) else "" for value in values]
+
+
+def _known(value: Any) -> bool:
+    return not (value is None or (isinstance(value, float) and math.isnan(value)))
 
 
 def to_markdown(cells: pd.DataFrame) -> str:
@@ -138,6 +131,40 @@ def to_markdown(cells: pd.DataFrame) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in escaped) + "\n"
 
 
-def is_number_column(cells: Iterable[str]) -> bool:
-    """Whether the cells are numbers or empty."""
-    return all(not cell or cell[0] in "0123456789.-−" for cell in cells)
+def summary(group: Group, vague: Collection[int], metrics: Sequence[str]) -> pd.DataFrame:
+    """The numbers of a group as text, a row for each measured batch size; the rates of the sizes in `vague` have a `?`."""
+    headings = {"mfu": "MFU"} | ({} if group.device == "cpu" else {BUSY[1]: "busy", "memory_peak_gib": "memory GiB"})
+    medians, rates = {name: group.medians(name) for name in headings}, group.rates
+    rows = []
+    for size, runs in (group.sizes or {0: group.runs}).items():
+        row = {"samples/s": "", "±": ""}
+        if size in rates.settings:
+            mark = "?" if size in vague else ""
+            row = {"samples/s": significant(rates.rate(size)) + mark, "±": _tight(reach_text(rates.reach(size))) or "?"}
+        row |= {heading: _cell(name, medians[name].get(size)) for name, heading in headings.items()}
+        for key in metrics:
+            values = [run.metrics[key] for run in runs if key in run.metrics]
+            row[key] = _tight(mean_and_deviation(key, values)) if values else ""
+        rows.append(row)
+    frame = pd.DataFrame(rows, index=list(group.sizes or [0])).fillna("")
+    return frame.loc[:, (frame != "").any()]
+
+
+def _cell(name: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    if metric(name).unit == FRACTION:
+        return f"{100 * value:.1f}%" if value < 0.0995 else f"{100 * value:.0f}%"
+    return f"{value:.0f}%" if name.endswith("_pct") else significant(value)
+
+
+def _tight(text: str) -> str:
+    return text.replace(" %", "%").replace(" ± ", "±")
+
+
+def settings_table(sweep: SweepResults, metrics: Sequence[str]) -> list[list[str]]:
+    """A line for each group of a sweep in which each group ran at one batch size, below the headings."""
+    rows = [summary(group, [], metrics).iloc[0].to_dict() for group in sweep.groups]
+    names = [{"setting": name_of(group, sweep), "runs": str(len(group.runs))} for group in sweep.groups]
+    table = pd.DataFrame([name | row for name, row in zip(names, rows, strict=True) if row]).fillna("")
+    return [list(table.columns), *table.to_numpy().tolist()] if len(table) else []

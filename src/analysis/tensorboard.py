@@ -1,73 +1,48 @@
-"""A sweep in TensorBoard: a run for each group, with the batch size in place of the step, and the plots as cards."""
+"""A sweep in TensorBoard: a run for each group, with the batch size in place of the step."""
 
 import io
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..files import write_bytes
 from ..records.rates import RATE
 from .groups import Group
-from .plots import Picture
 from .table import BUSY
 
-REPORT = "report"  # the run that has text and plots
 _LONGEST = 40  # characters of a name
 _EVENTS = re.compile(r"events\.out\.tfevents\.\d+")  # TensorBoard's own writers add the host's name
 
 
-def write(
-    groups: Sequence[Group], metrics: Sequence[str], pictures: Mapping[str, Picture], text: str, folder: Path
-) -> str:
-    """Write a run for each group, and into `<folder>/report` the text and the plots; an earlier report's are removed.
+def write(groups: Sequence[Group], metrics: Sequence[str], folder: Path) -> None:
+    """Write the scalars of each group that has any; those of an earlier report are removed.
 
-    The events have the time at which the sweep ended. Returns a note if TensorBoard is missing, else an empty string.
-    TensorBoard's own writer needs no torch.
-
-    Args:
-        groups: the groups.
-        metrics: those of quality, the most telling one first.
-        pictures: the plots, by name.
-        text: what the report says, as Markdown.
-        folder: where the runs lie.
+    The events have the time at which the sweep ended. TensorBoard's own record writer needs no torch.
     """
-    try:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.compat.proto.tensor_pb2 import TensorProto
-        from tensorboard.plugins.text.metadata import create_summary_metadata
-        from tensorboard.summary.writer.record_writer import RecordWriter
-    except ImportError as error:
-        return f"nothing for TensorBoard: {error}"
-    when = max((run.ended for group in groups for run in group.runs), default=0.0)
-
-    def add(run: str, events: list[tuple[int, list[Summary.Value]]]) -> None:
-        data = io.BytesIO()
-        records = RecordWriter(data)  # EventFileWriter's thread prints a traceback where the disk is full
-        records.write(Event(wall_time=when, file_version="brain.Event:2").SerializeToString())
-        for step, values in events:
-            records.write(Event(wall_time=when, step=step, summary=Summary(value=values)).SerializeToString())
-        (folder / run).mkdir(parents=True, exist_ok=True)
-        write_bytes(folder / run / f"events.out.tfevents.{when:.0f}", data.getvalue())
-
     _remove_earlier(folder)
-    for name, group in _named(groups).items():
-        scalars = _scalars(group, metrics)
-        events = [
-            (size, [Summary.Value(tag=f"sweep/{tag}", simple_value=v[size]) for tag, v in scalars.items() if size in v])
-            for size in group.sizes
-        ]
-        if scalars:
-            add(name, events)
-    said = TensorProto(dtype="DT_STRING", string_val=[text.encode()])
-    values = [Summary.Value(tag="sweep/report", metadata=create_summary_metadata("", ""), tensor=said)]
-    for name, picture in pictures.items():
-        width, height = struct.unpack(">II", picture.png[16:24])  # of the PNG's header
-        image = Summary.Image(encoded_image_string=picture.png, width=width, height=height, colorspace=4)
-        values.append(Summary.Value(tag=f"sweep/{name}", image=image))
-    add(REPORT, [(0, values)])
-    return ""
+    when = max((run.ended for group in groups for run in group.runs), default=0.0)
+    names: set[str] = set()
+    for group in groups:
+        if scalars := _scalars(group, metrics):
+            name = _name(group, names)
+            names.add(name)
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            write_bytes(folder / name / f"events.out.tfevents.{when:.0f}", _events(scalars, when))
+
+
+def _events(scalars: Mapping[str, Mapping[int, float]], when: float) -> bytes:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    data = io.BytesIO()
+    records = RecordWriter(data)  # EventFileWriter's thread prints a traceback where the disk is full
+    records.write(Event(wall_time=when, file_version="brain.Event:2").SerializeToString())
+    for tag, values in scalars.items():
+        for size, value in values.items():
+            summary = Summary(value=[Summary.Value(tag=f"sweep/{tag}", simple_value=value)])
+            records.write(Event(wall_time=when, step=size, summary=summary).SerializeToString())
+    return data.getvalue()
 
 
 def _scalars(group: Group, metrics: Sequence[str]) -> dict[str, dict[int, float]]:
@@ -87,16 +62,8 @@ def _remove_earlier(folder: Path) -> None:
                 path.parent.rmdir()
 
 
-def _named(groups: Sequence[Group]) -> dict[str, Group]:
-    """The groups by the names of their folders: labels in letters that every file system takes, made unique.
-
-    TensorBoard breaks a name at hyphens, and shows a few letters a line.
-    """
-    found: dict[str, Group] = {}
-    for group in groups:
-        name = base = re.sub(r"[\W_]+", "_", group.label).strip("_")[:_LONGEST] or "group"
-        number = 2
-        while name in (*found, REPORT):
-            name, number = f"{base}_{number}", number + 1
-        found[name] = group
-    return found
+def _name(group: Group, taken: set[str]) -> str:
+    """The label in letters that every file system takes, made unique: TensorBoard breaks a name at hyphens."""
+    base = re.sub(r"[\W_]+", "_", group.label).strip("_")[:_LONGEST] or "group"
+    names = (base, *(f"{base}_{number}" for number in range(2, len(taken) + 3)))
+    return next(name for name in names if name not in taken)

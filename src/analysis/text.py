@@ -1,120 +1,66 @@
-"""What a report prints: a block for each group of runs with the sizes as columns, or a table of settings."""
+"""Tables of text for the terminal, in at most 80 columns."""
 
-import math
-import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from ..errors import printable
-from ..records.formatting import significant
-from ..records.metrics import FRACTION, metric
-from ..records.terminal import wrapped
-from .answer import Answer
-from .groups import Group, SweepResults
-from .run import BATCH_SIZE, Run
-from .settings import mean_and_deviation, name_of
-from .table import reach_text
-from .text_table import aligned, page_width, size_blocks
+import pandas as pd
 
-_LONGEST = 60  # characters of a reason
-_Row = tuple[str, list[str]]
+from ..records.terminal import columns
+
+WIDTH = 80
+_GAP = 2  # columns between two columns
+_LEAST = 8  # characters that remain of a text that is cut
 
 
-def group_block(group: Group, answer: Answer | None, metrics: Sequence[str]) -> list[str]:
-    """The rates of a group at its sizes, and the answer."""
-    lines = size_blocks(group.label, list(group.sizes), _rows(group, answer, metrics))
-    for number, line in enumerate(answer.lines if answer else []):
-        lines += wrapped([("→ " if number == 0 else "  ") + line], page_width())
-    if answer and answer.repeat:
-        lines.append(f"  repeat   {repeat_command(answer)}")
+def page_width() -> int:
+    """80 columns, or fewer in a narrower terminal."""
+    return min(WIDTH, columns())
+
+
+def is_number_column(cells: Iterable[str]) -> bool:
+    """Whether the cells are numbers or empty."""
+    return all(not cell or cell[0] in "0123456789.-−" for cell in cells)
+
+
+def aligned(cells: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
+    """A table, its headings first: numbers on the right, texts on the left. The first column is cut where it is too wide."""
+    found = [list(column) for column in zip(*cells, strict=True)]
+    widths = [max(map(len, column)) for column in found]
+    excess = sum(widths) + _GAP * (len(widths) - 1) - (width or page_width())
+    widths[0] = min(widths[0], max(_LEAST, widths[0] - excess))
+    right = [is_number_column(column[1:]) for column in found]
+    lines = []
+    for line in cells:
+        texts = [_cut(line[0], widths[0]), *line[1:]]
+        padded = [t.rjust(w) if r else t.ljust(w) for t, w, r in zip(texts, widths, right, strict=True)]
+        lines.append((" " * _GAP).join(padded).rstrip())
     return lines
 
 
-def _rows(group: Group, answer: Answer | None, metrics: Sequence[str]) -> list[_Row]:
-    sizes, rates = list(group.sizes), group.rates
-    vague = answer.vague if answer else [size for size in sizes if not math.isfinite(rates.reach(size))]
-    marks = {size: "?" if size in vague else " " if vague else "" for size in sizes}
-    reach = {size: rates.reach(size) for size in sizes}
-    rows = [
-        ("samples/s", [f"{significant(rates.rate(size))}{marks[size]}" for size in sizes]),
-        ("±", [(_tight(reach_text(reach[size])) or "?") + (" " if vague else "") for size in sizes]),
-    ]
-    found = [("MFU", "mfu")]
-    if group.device != "cpu":
-        found += [("busy", "utilization_pct"), ("memory GiB", "memory_peak_gib")]
-    for heading, name in found:
-        known = group.medians(name)
-        rows.append((heading, [_cell(name, known.get(size)) + (" " if vague else "") for size in sizes]))
-    for key in metrics[:1]:
-        values = {size: [r.metrics[key] for r in runs if key in r.metrics] for size, runs in group.sizes.items()}
-        cells = [_tight(mean_and_deviation(key, v)) if (v := values[size]) else "" for size in sizes]
-        rows.append((key, [cell + (" " if vague else "") for cell in cells]))
-    return [(name, cells) for name, cells in rows if any(cell.strip() for cell in cells)]
+def size_blocks(label: str, numbers: pd.DataFrame) -> list[str]:
+    """A table with a column for each batch size, below each other in as many blocks as the sizes need.
+
+    Args:
+        label: of the group; a long one takes a line of its own.
+        numbers: a row for each batch size, a column of texts for each number.
+    """
+    across = numbers.T
+    room = max(10, *(len(name) for name in across.index))
+    lines = [] if len(label) <= room + _LEAST else [_cut(label, page_width())]
+    heading = "batch size" if lines else label
+    room = max(room, len(heading))
+    if (is_marked := across.map(lambda cell: cell.endswith("?"))).any(axis=None):
+        across = across.where(is_marked, across + " ")
+    texts = [[f"{size:,}" for size in across.columns], *across.to_numpy().tolist()]
+    widest = _GAP + max(len(cell) for line in texts for cell in line)
+    most = max(1, (page_width() - room) // widest)
+    for begin in range(0, len(across.columns), most):
+        lines += [""] if begin else []
+        for name, line in zip([heading, *across.index], texts, strict=True):
+            lines.append(
+                (name.ljust(room) + "".join(cell.rjust(widest) for cell in line[begin : begin + most])).rstrip()
+            )
+    return lines
 
 
-def _cell(name: str, value: float | None) -> str:
-    if value is None:
-        return ""
-    if metric(name).unit == FRACTION:
-        return f"{100 * value:.1f}%" if value < 0.0995 else f"{100 * value:.0f}%"
-    return f"{value:.0f}%" if name.endswith("_pct") else significant(value)
-
-
-def _tight(text: str) -> str:
-    return text.replace(" %", "%").replace(" ± ", "±")
-
-
-def settings_table(sweep: SweepResults, metrics: Sequence[str]) -> list[str]:
-    """A line for each group of a sweep in which each group ran at one batch size; empty where nothing was measured."""
-    lines = []
-    for group in sweep.groups:
-        size = next(iter(group.sizes), None)
-        rate = group.rates.rate(size) if size is not None else None
-        reach = group.rates.reach(size) if size is not None else math.inf
-        values = {key: [run.metrics[key] for run in group.runs if key in run.metrics] for key in metrics[:2]}
-        if rate is None and not any(values.values()):
-            continue
-        mfu = _cell("mfu", group.medians("mfu").get(size or 0))
-        numbers = ["" if rate is None else significant(rate), _tight(reach_text(reach)), mfu]
-        numbers += [mean_and_deviation(key, found) if found else "" for key, found in values.items()]
-        lines.append([name_of(group, sweep), str(len(group.runs)), *numbers])
-    if not lines:
-        return []
-    columns = list(zip(["setting", "runs", "samples/s", "±", "MFU", *metrics[:2]], *lines, strict=True))
-    return aligned(list(zip(*(column for column in columns if any(column[1:])), strict=True)))
-
-
-def failures(sweep: SweepResults) -> list[str]:
-    """Which runs did not finish, and why: `1,024: out of memory`."""
-    reasons: dict[str, list[str]] = {}
-    for group in sweep.groups:
-        for run in (run for run in group.runs if run.reason):
-            reason = run.reason if len(run.reason) <= _LONGEST else f"{run.reason[: _LONGEST - 2]} …"
-            reasons.setdefault(reason, []).append(_name(run, group, sweep))
-    found = [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in reasons.items()]
-    return wrapped([f"failed   {'; '.join(found)}"], page_width()) if found else []
-
-
-def _name(run: Run, group: Group, sweep: SweepResults) -> str:
-    size = f"{run.batch_size:,}" if BATCH_SIZE in sweep.varied and run.batch_size else ""
-    label = group.label if len(sweep.groups) > 1 else ""
-    return " · ".join(filter(None, (label, size))) or f"run {run.name}"
-
-
-def repeat_command(answer: Answer) -> str:
-    """The command line of the sweep, with what is to be repeated in place of its own options."""
-    from ..options.command_lines import program  # which imports Hydra, and few reports need it
-
-    run = next(iter(answer.group.runs))
-    given = run.record.get("overrides")
-    own = [word for word in given if isinstance(word, str)] if isinstance(given, list) else []
-    replaced = {_option(word) for word in answer.repeat}
-    kept = [word for word in own if _option(word) not in replaced]
-    return printable(" ".join([*program(), "-m", *(_quoted(word) for word in (*kept, *answer.repeat))]))
-
-
-def _option(word: str) -> str:
-    return word.partition("=")[0].lstrip("+")
-
-
-def _quoted(word: str) -> str:
-    return shlex.quote(" ".join(word.split()))
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -135,7 +135,9 @@ def _row(row: Any) -> OperationRow:
     dims = row[_TEXTS]
     if not isinstance(dims, list) or len(dims) > _MAX_DIMS or not all(_is_count(size) or size == 0 for size in dims):
         raise ValueError("a row has no dimensions")
-    return OperationRow(*map(_text, row[:_TEXTS]), tuple(dims), *map(_number, row[_TEXTS + 1 :]))
+    checked = [*map(_text, row[:_TEXTS]), tuple(dims), *map(_number, row[_TEXTS + 1 :])]
+    values: dict[str, Any] = dict(zip(_COLUMNS, checked, strict=True))
+    return OperationRow(**values)
 
 
 def _is_count(value: Any) -> bool:

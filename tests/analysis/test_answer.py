@@ -174,7 +174,7 @@ def test_on_a_busy_machine_there_is_no_answer_but_what_to_do(tmp_path: Path):
     assert found.repeat == ["experiment=throughput", "data.batch_size=8,64"]
 
 
-# --- larger sizes, and the file ------------------------------------------------------------------------------------
+# --- larger sizes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -194,13 +194,3 @@ def test_where_memory_ends_is_said(tmp_path: Path):
     assert timed(tmp_path, {64: 2000, 512: 4000}).lines[-1] == (
         "The rate still rises at 512, and 1,024 ran out of memory."
     )
-
-
-def test_the_dict_has_the_rates_the_intervals_and_the_claims(tmp_path: Path):
-    found = timed(tmp_path, {64: 2000, 512: 4000}).as_dict()
-    assert found["batch_size"] == 512
-    assert [size["batch_size"] for size in found["sizes"]] == [64, 512]
-    low, high = found["sizes"][0]["interval"]
-    assert low < found["sizes"][0]["of_best"] < high
-    assert found["sizes"][0]["of_best"] == pytest.approx(0.5, rel=0.02)
-    assert found["undecided"] == []

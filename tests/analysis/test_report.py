@@ -26,8 +26,14 @@ def sweep_of(folder: Path, rates: dict[int, float], **facts: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One model on two devices, trained, with a run that ran out of memory."""
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the report below is written."""
+    return tmp_path_factory.mktemp("out")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory, out: Path) -> Report:
+    """On one model on two devices, trained, with a run that ran out of memory."""
     folder = tmp_path_factory.mktemp("sweep")
 
     def use(size: int) -> dict[str, float]:
@@ -41,18 +47,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(folder / "8", 512, device="cuda", status="out_of_memory", error="OutOfMemoryError: out of memory")
     for number in range(4):
         write_curve(folder / str(number), [(10, 0.9), (20, 0.95)], 8.0)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the report of `full` is written."""
-    return tmp_path_factory.mktemp("out")
-
-
-@pytest.fixture(scope="module")
-def report(full: Path, out: Path) -> Report:
-    return write_report([full], out)
+    return write_report([folder], out)
 
 
 # --- the terminal --------------------------------------------------------------------------------------------------
@@ -77,34 +72,47 @@ def test_a_timed_sweep_is_a_block_with_the_answer(tmp_path: Path):
     assert said[-1] == "failed   1,024: out of memory"
 
 
-def test_a_trained_sweep_has_its_metric_and_an_accelerator_its_memory(report: Report):
+def test_a_trained_sweep_has_its_metric_and_an_accelerator_its_memory(report: Report, out: Path):
     rows = [line.split()[0] for line in report.text.splitlines() if line]
-    assert rows.count("test/acc") == 2
-    assert rows.count("memory") == 1
+    assert (rows.count("test/acc"), rows.count("memory")) == (2, 1)
     assert "→ 128 is the fastest of those with the best test/acc; 64 gives 80 % of it." in report.text
+    assert "→ cnn: gpu is faster than cpu from a batch size between 32 and 64 on" in report.text
+    assert report.printed.splitlines()[-1].endswith(f"{out.name}/report.html")
 
 
 def test_an_undecided_sweep_prints_the_command_that_decides_it(tmp_path: Path):
     folder = sweep_of(tmp_path / "s", {8: 1000, 64: 3600, 512: 4000}, noise=0.08, windows=6, seed=1)
     for number, size in enumerate((8, 64, 512)):
-        overrides = [f"data.batch_size={size}", "model=cnn", "data.root=/my data", "experiment=mnist"]
+        overrides = [f"data.batch_size={size}", "model=cnn", "data.root=/my data", "experiment=mnist", "x=\x1b; rm"]
         change_record(folder / str(number), overrides=overrides)
     said = write_report([folder], tmp_path / "out").text
     assert "→ Undecided between 64 and 512: " in said
     (line,) = [line for line in said.splitlines() if line.startswith("  repeat   ")]
-    assert line.endswith(" -m model=cnn 'data.root=/my data' experiment=throughput data.batch_size=64,512")
+    assert line.endswith(
+        " -m model=cnn 'data.root=/my data' 'x=\ufffd; rm' experiment=throughput data.batch_size=64,512"
+    )
 
 
-def test_a_busy_machine_has_no_recommendation_but_the_command(tmp_path: Path):
-    said = write_report([sweep_of(tmp_path / "s", {8: 1000, 64: 4000}, others=0.45)], tmp_path / "out").text
-    assert "→ The machine was busy: other programs took 45 % of the processor." in said
+@pytest.mark.parametrize("kind", ["batch sizes", "settings"])
+def test_a_busy_machine_has_no_recommendation_but_the_command_that_repeats_the_sweep(tmp_path: Path, kind: str):
+    for number, (size, pipeline) in enumerate(((8, "memory"), (64, "device"))):
+        options = {"data.pipeline": pipeline} if kind == "settings" else {}
+        overrides = ["model=cnn", f"data.pipeline={pipeline}"] if options else ["model=cnn", f"data.batch_size={size}"]
+        write_measured(tmp_path / "s", {8 if options else size: 10.0}, first=number, others=0.45, options=options)
+        change_record(tmp_path / "s" / str(number), overrides=overrides)
+    said = write_report([tmp_path / "s"], tmp_path / "out").text
+    assert "→ The machine was busy: other programs took 45 % of the processor. No " in said
     assert "is the fastest" not in said
-    assert said.splitlines()[-1].endswith("experiment=throughput data.batch_size=8,64")
+    end = (
+        "model=cnn data.pipeline=memory,device" if kind == "settings" else "experiment=throughput data.batch_size=8,64"
+    )
+    assert said.splitlines()[-1].startswith("  repeat   ") and said.splitlines()[-1].endswith(end)
+    for name in ("report.md", "report.html"):
+        assert end in (tmp_path / "out" / name).read_text()
 
 
 def test_where_nothing_is_known_no_number_stands_beside_it(tmp_path: Path):
-    folder = sweep_of(tmp_path / "s", {8: 1000, 64: 4000}, windows=3, noise=2.0)
-    said = write_report([folder], tmp_path / "out").text
+    said = write_report([sweep_of(tmp_path / "s", {8: 1000, 64: 4000}, windows=3, noise=2.0)], tmp_path / "out").text
     assert not re.search(r"\d{3} ?%", said)
     (line,) = [line for line in said.splitlines() if line.startswith("±")]
     assert "?" in line
@@ -118,61 +126,37 @@ def test_many_sizes_are_several_blocks_and_a_long_label_is_cut(tmp_path: Path):
     assert "131,072" in said
 
 
-def test_no_line_is_wider_than_80_columns_but_commands(report: Report):
+def test_no_line_is_wider_than_80_columns_but_commands_and_no_word_is_the_program_s_own(report: Report, out: Path):
     assert all(len(line) <= 80 or line.startswith("  repeat ") for line in report.text.splitlines())
+    for text in (report.printed, (out / "report.md").read_text()):
+        assert not re.search(FORBIDDEN, text, re.IGNORECASE)
 
 
-def test_no_word_of_the_workshop_is_printed(report: Report, out: Path):
-    assert not re.search(FORBIDDEN, report.printed, re.IGNORECASE)
-    assert not re.search(FORBIDDEN, (out / "report.md").read_text(), re.IGNORECASE)
-
-
-def test_the_last_line_is_where_the_page_is(report: Report, out: Path):
-    assert report.printed.splitlines()[-1].endswith(f"{out.name}/report.html")
-
-
-def test_two_devices_have_a_crossover(report: Report):
-    assert "→ cnn: gpu is faster than cpu from a batch size between 32 and 64 on" in report.text
-
-
-def test_one_run(tmp_path: Path):
-    write_run(tmp_path / "run", 64, 10.0)
-    report = write_report([tmp_path / "run"], tmp_path / "out")
-    assert report.exit_code == 0
-    assert report.headlines == [
-        "One run only: 6,400 samples/s at batch size 64. Several batch sizes are needed for a recommendation."
-    ]
-
-
-def test_all_failed(tmp_path: Path):
+def test_one_run_repetitions_and_failures_are_said(tmp_path: Path):
+    write_run(tmp_path / "one", 64, 10.0)
+    report = write_report([tmp_path / "one"], tmp_path / "out")
+    assert (report.exit_code, report.headlines) == (
+        0, ["One run only: 6,400 samples/s at batch size 64. Several batch sizes are needed for a recommendation."],
+    )  # fmt: skip
+    for number in range(2):
+        write_measured(tmp_path / "same", {32: 10.0}, first=number)
+    assert "nothing varied: the runs repeat one another" in write_report([tmp_path / "same"], tmp_path / "out").notes
     for number in range(3):
-        write_run(tmp_path / str(number), 32 * 2**number, status="failed", error="ValueError: no")
-    report = write_report([tmp_path], tmp_path / "out")
-    assert report.exit_code == 1
-    assert report.headlines == ["No run finished, so there is nothing to recommend. Most often: ValueError: no."]
+        write_run(tmp_path / "failed" / str(number), 32 * 2**number, status="failed", error="ValueError: no")
+    report = write_report([tmp_path / "failed"], tmp_path / "out")
+    assert (report.exit_code, report.headlines) == (
+        1, ["No run finished, so there is nothing to recommend. Most often: ValueError: no."],
+    )  # fmt: skip
     assert "failed   32, 64, 128: ValueError: no" in report.text
 
 
-def test_runs_without_a_rate(tmp_path: Path):
-    for number, (size, accuracy) in enumerate(((32, 0.9), (64, 0.8))):
-        run = write_run(tmp_path / str(number), size, metrics={"test/acc": accuracy})
-        change_record(run, evaluated={"test": 10_000})
-    report = write_report([tmp_path], tmp_path / "out")
-    assert report.exit_code == 0
-    assert "finished without a rate: 0, 1" in report.notes
-
-
-def test_repetitions_alone(tmp_path: Path):
-    write_measured(tmp_path, {32: 10.0})
-    write_measured(tmp_path, {32: 10.0}, first=1)
-    assert "nothing varied: the runs repeat one another" in write_report([tmp_path], tmp_path / "out").notes
-
-
-def test_a_step_file_that_cannot_be_read_is_a_note(tmp_path: Path):
+def test_runs_without_a_rate_and_a_damaged_step_file_are_notes(tmp_path: Path):
     folder = sweep_of(tmp_path / "s", {8: 1000, 64: 2000})
     (folder / "1" / "steps.npz").write_bytes(b"no archive")
+    write_run(folder / "2", 32, metrics={"test/acc": 0.9})
     notes = write_report([folder], tmp_path / "out").notes
     assert any(note.startswith("1: ") and "steps.npz: cannot be read" in note for note in notes)
+    assert "finished without a rate: 2" in notes
 
 
 # --- the files -----------------------------------------------------------------------------------------------------
@@ -194,47 +178,40 @@ def test_the_markdown_begins_with_the_answer(out: Path):
     assert "![Samples per second against batch size](throughput.png)" in markdown
 
 
-def test_the_rate_is_one_number_everywhere(report: Report, out: Path):
-    found = json.loads((out / "sweep.json").read_text())
-    frame = pd.read_csv(out / "sweep.csv")
-    for answer in found["answers"]:
-        for size in answer["sizes"]:
-            run = (frame["group"] == answer["group"]) & (frame["batch_size"] == size["batch_size"])
-            assert frame[run]["samples_per_sec"].dropna().tolist() == [pytest.approx(size["samples_per_sec"])]
-    rows = {row["run"]: row.get("samples_per_sec") for row in found["rows"]}
-    assert rows["0"] == pytest.approx(frame["samples_per_sec"][0])
+def test_a_row_has_one_estimate_of_the_step_and_the_rate_and_it_is_that_of_the_answer(tmp_path: Path):
+    folder = sweep_of(tmp_path / "s", {32: 1000, 64: 2000})
+    for number in range(2):  # the record's own numbers are of other steps
+        record = json.loads((folder / str(number) / "run.json").read_text())
+        record["throughput"] |= {"step_ms_median": 40.0, "samples_per_sec": 25 * 32 * 2**number}
+        change_record(folder / str(number), throughput=record["throughput"])
+    report = write_report([folder], tmp_path / "out")
+    frame = pd.read_csv(tmp_path / "out" / "sweep.csv")
+    rates = report.answers[0].rates
+    assert frame["samples_per_sec"].tolist() == pytest.approx([rates.rate(32), rates.rate(64)])
+    assert (frame["samples_per_sec"] * frame["step_ms_typical"] / 1e3).tolist() == pytest.approx([32, 64])
+    assert "median step" not in (tmp_path / "out" / "report.md").read_text()
+    rows = json.loads((tmp_path / "out" / "sweep.json").read_text())["rows"]
+    assert [row["samples_per_sec"] for row in rows] == pytest.approx(frame["samples_per_sec"].tolist())
 
 
 def test_the_json_holds_what_the_text_says(report: Report, out: Path):
     found = json.loads((out / "sweep.json").read_text())
-    assert found["schema"] == 3
+    assert found["schema"] == 4
     assert [answer["lines"] for answer in found["answers"]] == [answer.lines for answer in report.answers]
-    assert found["answers"][0]["claims"]
-    assert found["crossovers"][0]["devices"] == ["cpu", "gpu"]
-    assert len(found["rows"]) == 9
-    assert found["rows"][8]["reason"] == "out of memory"
+    assert (found["answers"][0]["batch_size"], bool(found["answers"][0]["claims"])) == (128, True)
+    assert (len(found["rows"]), found["rows"][8]["reason"]) == (9, "out of memory")
 
 
-def test_tensorboard_has_few_scalars_by_batch_size(out: Path):
+def test_tensorboard_has_few_scalars_by_batch_size_at_the_time_at_which_the_sweep_ended(tmp_path: Path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    assert {path.name for path in (out / "tensorboard").iterdir()} == {"cnn_cpu", "cnn_gpu", "report"}
-    events = EventAccumulator(str(out / "tensorboard" / "cnn_cpu")).Reload()
-    names = ("samples_per_sec", "mfu", "processor_time_pct", "memory_peak_gib", "test/acc")
-    assert set(events.Tags()["scalars"]) == {f"sweep/{name}" for name in names}
-    assert [point.step for point in events.Scalars("sweep/mfu")] == [32, 64, 128, 256]
-    said = EventAccumulator(str(out / "tensorboard" / "report")).Reload()
-    assert "sweep/utilisation" in said.Tags()["images"]
-
-
-def test_the_events_for_tensorboard_have_the_time_at_which_the_sweep_ended(tmp_path: Path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    folder = sweep_of(tmp_path / "s", {32: 1000, 64: 2000})
+    folder = sweep_of(tmp_path / "s", {32: 1000, 64: 2000}, throughput=lambda size: {**USE, "mfu": size / 1e4})
     change_record(folder / "1", started="2040-11-22T09:00:00+00:00")
     write_report([folder], tmp_path / "out")
-    ended = datetime(2040, 11, 22, 9, 0, 30, tzinfo=UTC).timestamp()
     events = EventAccumulator(str(tmp_path / "out/tensorboard/cnn")).Reload()
+    assert set(events.Tags()["scalars"]) == {"sweep/samples_per_sec", "sweep/mfu"}  # the others are constant
+    assert [point.step for point in events.Scalars("sweep/mfu")] == [32, 64]
+    ended = datetime(2040, 11, 22, 9, 0, 30, tzinfo=UTC).timestamp()
     assert {event.wall_time for event in events.Scalars("sweep/samples_per_sec")} == {ended}
 
 
@@ -245,9 +222,8 @@ def test_what_an_earlier_report_wrote_is_removed_and_nothing_else(tmp_path: Path
     out = tmp_path / "out"
     write_report([curves], out)
     mine = out / "tensorboard" / "mlp" / "events.out.tfevents.1.my-host.1"
-    mine.write_text("mine")
-    (out / "memory.png").write_bytes(b"mine")
-    (out / "mine.png").write_bytes(b"mine")
+    for path in (mine, out / "memory.png", out / "mine.png"):
+        path.write_bytes(b"mine")
     write_report([sweep_of(tmp_path / "two", {32: 1000, 64: 2000})], out)
     assert not (out / "validation.png").exists()
     assert [path.read_bytes() for path in (mine, out / "memory.png", out / "mine.png")] == [b"mine"] * 3
@@ -304,13 +280,13 @@ def test_hostile_records_neither_crash_nor_inject(tmp_path: Path):
         assert "<script>alert" not in text and "<img" not in text and "\x1b" not in text
 
 
-def test_nothing_to_report_writes_nothing(tmp_path: Path):
+# --- where it goes -------------------------------------------------------------------------------------------------
+
+
+def test_nothing_to_report_writes_nothing_and_a_place_that_cannot_be_written_is_one_line(tmp_path: Path):
     with pytest.raises(UserError, match="no runs in"):
         write_report([tmp_path], tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path):
     folder = sweep_of(tmp_path / "s", {32: 1000, 64: 2000})
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="out: cannot be written: Not a directory"):

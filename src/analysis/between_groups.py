@@ -1,0 +1,170 @@
+"""What groups show that differ in something else than the batch size: devices, `compile`, other options.
+
+Two groups that differ in the device alone, or in `compile` alone, are compared at the batch sizes that ran in both. A
+sentence is as strong as the interval of the ratio that it is about (noise.py).
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..records.formatting import option_value
+from ..records.rates import RATE
+from .groups import Group, SweepResults, label, rates_of
+from .noise import Ratio
+from .quality import quality_of
+from .run import BATCH_SIZE, HARDWARE, SEED, Run
+from .words import and_, busy_line, times_as_fast
+
+# Settings that follow from the number of devices, or do not matter beside it.
+_ALONG = ("trainer.devices", "trainer.num_nodes", SEED, "trainer.strategy", "trainer", "threads")
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """Two groups compared at the batch sizes that ran in both."""
+
+    base: str  # the label that they share
+    first: str  # what is faster at small sizes, if the other one is at large sizes
+    second: str
+    ratios: dict[int, Ratio]  # by size, the rate of the second over that of the first
+
+    @property
+    def headline(self) -> str:
+        """The answer in one line. Something is called faster only where the interval shows it."""
+        slower = [size for size, ratio in self.ratios.items() if ratio.high < 1]
+        faster = [size for size, ratio in self.ratios.items() if ratio.low > 1]
+        if not slower and not faster:
+            return f"{self.base}: no difference between {self.first} and {self.second} is shown{self._sizes([])}."
+        if slower and faster and max(slower) < min(faster):
+            between = f"from a batch size between {max(slower):,} and {min(faster):,} on"
+            return f"{self.base}: {self.second} is faster than {self.first} {between}{self._most(faster)}."
+        if slower and faster:
+            return f"{self.base}: {self.first} is faster{self._sizes(slower)}, {self.second}{self._sizes(faster)}."
+        names = (self.second, self.first) if faster else (self.first, self.second)
+        at = faster or slower
+        return f"{self.base}: {names[0]} is faster than {names[1]}{self._sizes(at)}{self._most(at)}."
+
+    def _sizes(self, at: Sequence[int]) -> str:
+        """At which sizes something holds; at any of them for an empty list."""
+        sizes = sorted(self.ratios)
+        if len(sizes) == 1:
+            return f" at the one size that ran on both ({sizes[0]:,})"
+        if len(at) in (0, len(sizes)):
+            return f" at {'every' if at else 'any'} size that ran on both ({sizes[0]:,} to {sizes[-1]:,})"
+        return f" at {and_(at)}"
+
+    def _most(self, at: Sequence[int]) -> str:
+        """The largest of the ratios at some sizes: `, up to 12.1 times as fast (at 512)`."""
+        ratios = {size: ratio if ratio.low > 1 else ratio.inverse for size, ratio in self.ratios.items()}
+        most = max(at, key=lambda size: ratios[size].value)
+        words = times_as_fast(ratios[most])
+        if words == "faster":
+            return ""
+        if len(at) == 1:
+            return f", {words}"
+        return f", {words} at {most:,}" if words.startswith("at least") else f", up to {words} (at {most:,})"
+
+
+def crossovers(sweep: SweepResults) -> list[Crossover]:
+    """For each two groups that differ in the device alone, or in `compile` alone, and have a batch size in common."""
+    kinds, names = ({str(group.runs[0].settings.get(key)) for group in sweep.groups} for key in HARDWARE[:2])
+    named_by = [key for key in (*HARDWARE, "compile") if key != "device" or len(kinds) == len(names)]
+    pairs = itertools.combinations(sweep.groups, 2)
+    found = (_crossover(one, two, sweep.dividing, named_by) for one, two in pairs)
+    return [crossover for crossover in found if crossover]
+
+
+def _crossover(one: Group, two: Group, dividing: Iterable[str], named_by: Iterable[str]) -> Crossover | None:
+    first, second = one.runs[0].settings, two.runs[0].settings
+    differing = {key for key in dividing if first.get(key) != second.get(key)}
+    is_one_thing = differing <= {*HARDWARE} or differing == {"compile"}
+    name = next((key for key in named_by if key in differing), None)
+    sizes = [size for size in one.sizes if size in two.sizes]
+    if not is_one_thing or name is None or not sizes:
+        return None
+    sides = {2 * n + side: group.sizes[size] for n, size in enumerate(sizes) for side, group in enumerate((one, two))}
+    rates = rates_of(sides)
+    if rates.busy is not None:
+        return None
+    base = label(one.runs[0], [key for key in dividing if key not in (*HARDWARE, *differing)])
+    names = [_name(name, settings.get(name)) for settings in (first, second)]
+    ratios = {size: rates.ratio(2 * n + 1, 2 * n) for n, size in enumerate(sizes)}
+    shown = [ratio for ratio in ratios.values() if ratio.differs]
+    if shown and shown[-1].high < 1:  # the first one is faster at large sizes
+        return Crossover(base, names[1], names[0], {size: ratio.inverse for size, ratio in ratios.items()})
+    return Crossover(base, names[0], names[1], ratios)
+
+
+def _name(key: str, value: object) -> str:
+    if key == "compile":
+        return f"compile={option_value(value or False)}"
+    return f"{value} threads" if key == "threads" else str(value)
+
+
+def scaling_efficiencies(runs: Sequence[Run]) -> dict[str, float]:
+    """By the name of each run on several devices: its rate over that of as many single devices.
+
+    A single device has the same batch size, and differs in nothing else. A run without such a run is left out.
+    """
+    single: dict[str, list[Run]] = {}
+    for run in runs:
+        if RATE in run.values and run.processes == 1:
+            single.setdefault(_alike(run), []).append(run)
+    several = (run for run in runs if run.processes > 1 and RATE in run.values and _alike(run) in single)
+    return {run.name: rates_of({0: single[_alike(run)], 1: [run]}).ratio(1, 0).value / run.processes for run in several}
+
+
+def _alike(run: Run) -> str:
+    return repr(sorted((key, repr(value)) for key, value in run.settings.items() if key not in _ALONG))
+
+
+def compare_settings(sweep: SweepResults, metrics: Sequence[str]) -> list[str]:
+    """What the groups of a sweep have to say about each other, of which each ran at one batch size."""
+    if "data" in sweep.varied:
+        return ["The runs are on different data: their rates and metrics are not compared."]
+    names = [name_of(group, sweep) for group in sweep.groups]
+    return [*_fastest(sweep.groups, names), *_best(sweep.groups, names, metrics)]
+
+
+def name_of(group: Group, sweep: SweepResults) -> str:
+    """The label of a group at one batch size, with this size where others ran at another one."""
+    size = group.runs[0].batch_size
+    return f"{group.label} · batch size {size:,}" if BATCH_SIZE in sweep.varied and size else group.label
+
+
+def _fastest(groups: Sequence[Group], names: Sequence[str]) -> Iterator[str]:
+    measured = {n: runs for n, group in enumerate(groups) if (runs := [r for r in group.runs if RATE in r.values])}
+    rates = rates_of(measured)
+    known = [number for number in measured if math.isfinite(rates.reach(number))]
+    if len(measured) < 2:
+        return
+    if rates.busy is not None:
+        yield busy_line(rates.busy, "setting is called faster", "repeat the sweep")
+    elif not known:
+        yield "No rate is known well enough to be compared: the runs measured too few steps."
+    else:
+        best = max(known, key=rates.rate)
+        ratios = {number: rates.ratio(best, number) for number in measured if number != best}
+        alike = [number for number, ratio in ratios.items() if ratio.low <= 1]
+        second = min(ratios, key=lambda number: ratios[number].value)
+        if not alike:
+            yield f"{names[best]} is the fastest: {times_as_fast(ratios[second])} as {names[second]}."
+            return
+        slower = and_([names[number] for number in ratios if number not in alike])
+        line = f"No difference in speed is shown between {and_([names[n] for n in sorted([best, *alike])])}"
+        yield f"{line}; slower than {names[best]}: {slower}." if slower else f"{line}."
+
+
+def _best(groups: Sequence[Group], names: Sequence[str], metrics: Sequence[str]) -> Iterator[str]:
+    runs = {number: group.runs for number, group in enumerate(groups)}
+    quality = next((found for key in metrics if (found := quality_of(runs, key))), None)
+    if quality is None:
+        return
+    line = f"Best {quality.metric.key}: {quality.metric.text(quality.values[quality.best])} with {names[quality.best]}"
+    alike = [names[number] for number in quality.as_good if number != quality.best]
+    if quality.allowed is None:
+        yield f"{line}; how far it differs by chance is not known."
+    else:
+        yield f"{line}; not shown to be worse: {and_(alike)}." if alike else f"{line}."

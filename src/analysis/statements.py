@@ -1,0 +1,102 @@
+"""What a report says, in the order in which it says it: the answers first, then what sets groups apart."""
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..errors import printable
+from ..records.formatting import significant
+from ..records.rates import RATE
+from .answer import Answer
+from .between_groups import compare_settings, crossovers
+from .groups import Group, SweepResults, rates_of
+from .run import BATCH_SIZE, Run
+
+_LONGEST = 60  # characters of a reason
+
+
+@dataclass(frozen=True)
+class Statement:
+    """Sentences that belong together, the most important one first."""
+
+    lines: list[str]
+    group: Group | None = None  # that they are about, if it is one of several
+    command: str = ""  # that decides what is left open; empty where there is none
+
+
+def statements(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence[str]) -> list[Statement]:
+    """What the runs show; `metrics` are those of quality, the most telling one first."""
+    runs = sweep.runs
+    commands = [_command(one.group.runs[:1], one.repeat) if one.repeat else "" for one in answers]
+    found = [Statement(one.lines, one.group, command) for one, command in zip(answers, commands, strict=True)]
+    if found := [*found, *(Statement([crossover.headline]) for crossover in crossovers(sweep))]:
+        return found
+    if not any(RATE in run.values or run.status == "finished" for run in runs):
+        [(reason, _)] = Counter(run.reason for run in runs).most_common(1)
+        return [Statement([f"No run finished, so there is nothing to recommend. Most often: {reason}."])]
+    if len(runs) == 1:
+        rate = runs[0].values.get(RATE)
+        speed = f": {significant(rate)} samples/s at batch size {runs[0].batch_size:,}" if rate else ""
+        return [Statement([f"One run only{speed}. Several batch sizes are needed for a recommendation."])]
+    if any(len(group.sizes) > 1 for group in sweep.groups):
+        return [Statement(["Fewer than two batch sizes were measured as they were asked for, so none is recommended."])]
+    lines = compare_settings(sweep, metrics) if len(sweep.groups) > 1 else []
+    if not lines:
+        return [Statement(["Nothing but the seed varied, so there is nothing to compare."])]
+    return [Statement(lines, command=_command(runs) if rates_of(dict(enumerate([run] for run in runs))).busy else "")]
+
+
+def notes(sweep: SweepResults) -> Iterator[str]:
+    """What could not be read, and which conclusions the runs do not allow."""
+    yield from sweep.notes
+    if len(sweep.runs) > 1 and not sweep.varied:
+        yield "nothing varied: the runs repeat one another"
+    if BATCH_SIZE in sweep.varied and any(len(group.sizes) > 1 for group in sweep.groups):
+        for group in (group for group in sweep.groups if len(group.sizes) == 1):
+            yield f"{group.label}: one batch size was measured, so none is recommended"
+    without = [run.name for run in sweep.runs if run.status == "finished" and RATE not in run.values]
+    if without:
+        yield f"finished without a rate: {', '.join(without)}"
+    yield from (f"{run.name}: {run.steps}" for run in sweep.runs if isinstance(run.steps, str))
+
+
+def failures(sweep: SweepResults) -> str:
+    """Which runs did not finish, and why: `1,024: out of memory`; empty if all did."""
+    reasons: dict[str, dict[str, None]] = {}
+    for group in sweep.groups:
+        for run in (run for run in group.runs if run.reason):
+            reason = run.reason if len(run.reason) <= _LONGEST else f"{run.reason[: _LONGEST - 2]} …"
+            reasons.setdefault(reason, {})[_name(run, group, sweep)] = None
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+
+
+def _name(run: Run, group: Group, sweep: SweepResults) -> str:
+    size = f"{run.batch_size:,}" if BATCH_SIZE in sweep.varied and run.batch_size else ""
+    label = group.label if len(sweep.groups) > 1 else ""
+    return " · ".join(filter(None, (label, size))) or f"run {run.name}"
+
+
+def _command(runs: Sequence[Run], changed: Sequence[str] = ()) -> str:
+    """The command line that repeats runs, with some options in place of their own."""
+    from ..options.command_lines import program  # which imports Hydra, and few reports need it
+
+    values: dict[str, dict[str, None]] = {}
+    for run in runs:
+        given = run.record.get("overrides")
+        for word in given if isinstance(given, list) else []:
+            option, _, value = " ".join(str(word).split()).partition("=")
+            values.setdefault(option, {})[value] = None
+    replaced = {_option(word) for word in changed}
+    own = [f"{option}={','.join(found)}" for option, found in values.items() if _option(option) not in replaced]
+    return printable(shlex.join([*program(), "-m", *own, *changed]))
+
+
+def _option(word: str) -> str:
+    return word.partition("=")[0].lstrip("+")
+
+
+def headlines(found: Iterable[Statement], sweep: SweepResults) -> list[str]:
+    """All sentences, each with the label of its group where there are several groups."""
+    several = len(sweep.groups) > 1
+    return [f"{one.group.label}: {line}" if several and one.group else line for one in found for line in one.lines]
