@@ -43,7 +43,8 @@ def statements(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence
         return [Statement(["Fewer than two batch sizes were measured as they were asked for, so none is recommended."])]
     lines = compare_settings(sweep, metrics) if len(sweep.groups) > 1 else []
     if not lines:
-        return [Statement(["Nothing but the seed varied, so there is nothing to compare."])]
+        why = "Nothing but the seed varied" if len(sweep.groups) == 1 else "Fewer than two settings were measured"
+        return [Statement([f"{why}, so there is nothing to compare."])]
     return [Statement(lines, command=_command(runs) if rates_of(dict(enumerate([run] for run in runs))).busy else "")]
 
 

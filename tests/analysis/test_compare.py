@@ -279,15 +279,6 @@ def test_nothing_that_matches_is_one_line(tmp_path):
             compare(tmp_path / a, tmp_path / b)
 
 
-def test_seeds_repeat_a_run(tmp_path):
-    for name in "ab":
-        for seed in range(3):
-            write_run(tmp_path / name / str(seed), 64, 10.0, seed=seed)
-    found = compare(tmp_path / "a", tmp_path / "b")
-    (compared,) = found.compared
-    assert (len(compared.pair.a), len(compared.pair.b), found.differing) == (3, 3, {})
-
-
 def test_what_differs_in_configuration_versions_and_hardware_is_said(tmp_path):
     a = {"hardware": {"cpu_cores": 2}}
     b = {"hardware": {"cpu_cores": 4}, "options": {"optimizer.lr": 0.1}, "versions": {"torch": "2.10.0"}}
