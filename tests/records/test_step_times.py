@@ -51,11 +51,9 @@ def test_a_run_without_step_times_has_none(tmp_path: Path) -> None:
 
 def test_a_hundred_thousand_steps_take_less_than_a_megabyte(tmp_path: Path) -> None:
     random = numpy.random.default_rng(0)
-    step_s = random.lognormal(-6, 0.3, 100_000).astype(numpy.float32)
     parts, every = thinned(random.lognormal(-8, 1, (100_000, len(PARTS))))
-    write_step_times(
-        tmp_path, times(starts=tuple(range(0, 100_000, 250)), step_s=step_s, parts_s=parts, parts_every=every)
-    )
+    columns = {"step_s": random.lognormal(-6, 0.3, 100_000), "parts_s": parts, "parts_every": every}
+    write_step_times(tmp_path, times(starts=tuple(range(0, 100_000, 250)), **columns))
     assert (len(parts), every) == (20_000, 5)
     assert (tmp_path / FILE).stat().st_size < 1e6
 
