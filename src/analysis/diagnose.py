@@ -31,6 +31,7 @@ BASELINE, CHANGE, AGAIN, TOGETHER = "baseline", "change", "baseline_again", "tog
 _ORDER = (BASELINE, AGAIN, CHANGE, TOGETHER)
 _FILES = ("diagnosis.md", "diagnosis.json")
 _WIDTH = 80  # columns
+_LONGEST = 24  # characters of the kind of a bottleneck, which a record may give as anything
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Trial:
     def kind(self) -> str:
         """The kind of the bottleneck: `memory`, `probably host`, `unclear`, or empty."""
         probably = "probably " if self.bottleneck.get("certainty") == "probable" else ""
-        return probably + str(self.bottleneck.get("kind") or "")
+        return probably + " ".join(str(self.bottleneck.get("kind") or "").split())[:_LONGEST]
 
     @property
     def why_not(self) -> str:
