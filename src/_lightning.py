@@ -84,8 +84,13 @@ def is_accumulating(trainer: Trainer) -> bool:
     return trainer.fit_loop.epoch_loop._should_accumulate()
 
 
-def disable_sigterm_broadcast(trainer: Trainer) -> None:
-    """Stop Lightning from broadcasting before every batch, on the device, whether its SIGTERM handler was called."""
+def leave_signals_alone(trainer: Trainer) -> None:
+    """Have Lightning install no signal handlers; to be called in a `setup` hook.
+
+    Its handlers call collective operations from within a signal, and it broadcasts before every batch, on the device,
+    whether SIGTERM came.
+    """
+    cast(Any, trainer)._signal_connector.register_signal_handlers = lambda: None
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 

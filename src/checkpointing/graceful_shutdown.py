@@ -12,7 +12,7 @@ from typing import Any, Self
 from lightning import LightningModule, Trainer
 from typing_extensions import override
 
-from .._lightning import disable_sigterm_broadcast
+from .._lightning import leave_signals_alone
 from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..errors import Interrupted
 from .callback import Checkpoints
@@ -50,7 +50,8 @@ class GracefulShutdown(SyncsRanks):
         if threading.current_thread() is threading.main_thread():
             self._previous_handlers = {number: signal.getsignal(number) for number in handled_signals(SIGNALS)}
             self._terminals = terminal_streams()
-        self._install_handlers()
+        for number in self._previous_handlers:
+            signal.signal(number, self._receive)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -59,15 +60,13 @@ class GracefulShutdown(SyncsRanks):
         self._previous_handlers = {}
 
     @override
-    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Lightning has just installed its handlers, which call collective operations from within a signal.
-        self._install_handlers()
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self._previous_handlers:  # there are handlers: nobody needs Lightning's
+            leave_signals_alone(trainer)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start_deferring(trainer)
-        if self._previous_handlers:  # Lightning's handler of SIGTERM is replaced: nobody has to ask for it
-            disable_sigterm_broadcast(trainer)
 
     @override
     def on_train_batch_end(
@@ -117,7 +116,6 @@ class GracefulShutdown(SyncsRanks):
 
     @override
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._install_handlers()  # Lightning has installed its own again
         if trainer.world_size > 1:  # one process may end at once; several have to agree
             self._start_deferring(trainer)
             self._start_evaluation(trainer, trainer.num_test_batches)
@@ -137,7 +135,6 @@ class GracefulShutdown(SyncsRanks):
 
     def _start_deferring(self, trainer: Trainer) -> None:
         self._is_deferring = True
-        self._install_handlers()
         RankSync.of(trainer).contribute(_TOPIC, lambda: self._received or 0)
 
     def _stop_deferring(self, trainer: Trainer) -> None:
@@ -156,10 +153,6 @@ class GracefulShutdown(SyncsRanks):
         sync = RankSync.of(trainer)
         sync.restart()
         self._common_batches = -sync.maximum(-(unknown if own == float("inf") else int(own)))
-
-    def _install_handlers(self) -> None:
-        for number in self._previous_handlers:
-            signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         redirect_closed_terminals(self._terminals)
