@@ -76,11 +76,13 @@ def _check_optimizer(checkpoint: dict[str, Any], module: LightningModule) -> Non
     optimizer = recipe.build(parameters)
     schedule = recipe.build_schedule(optimizer, 100)
     (saved,), schedules = checkpoint["optimizer_states"], checkpoint["lr_schedulers"]
-    if not _fits(saved["param_groups"], optimizer.state_dict()["param_groups"]):
+    groups, own = saved["param_groups"], optimizer.state_dict()["param_groups"]
+    names = [name for group in groups for name in group["params"]]  # numbers, or names of a sharded model's
+    if len(names) != len(parameters) or not _fits(groups, [{**group, "params": None} for group in own]):
         raise _InvalidError("the options in its optimizer_states are of another optimizer, or no finite numbers")
-    for number, state in saved["state"].items():
-        for value in (value for value in state.values() if isinstance(value, Tensor)):
-            has_shape = is_dense(value) and value.shape in ((), parameters[number].shape)
+    for name, parameter in zip(names, parameters, strict=True):
+        for value in (value for value in saved["state"].get(name, {}).values() if isinstance(value, Tensor)):
+            has_shape = is_dense(value) and value.shape in ((), parameter.shape)
             if not has_shape or not value.is_floating_point():
                 raise _InvalidError("its optimizer_states are of another model")
     optimizer.load_state_dict(saved)
