@@ -245,9 +245,9 @@ def _numbered(path: Path) -> Iterator[Path]:
     yield from (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
 
 
-def set_aside(path: Path, name: str | None = None) -> Path:
+def set_aside(path: Path) -> Path:
     """Rename a file or folder to `<name>.aside`, or the next free `<name>.aside-2`; returns the new path."""
-    places = _numbered(path.with_name(f"{name or path.name}.aside"))
+    places = _numbered(path.with_name(f"{path.name}.aside"))
     return path.rename(next(place for place in places if not os.path.lexists(place)))
 
 

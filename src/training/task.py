@@ -1,7 +1,5 @@
 """Task: the one LightningModule. It joins a model, the loss that its data asks for, metrics and an optimizer."""
 
-import copy
-import math
 from typing import Any
 
 import torch
@@ -10,6 +8,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import Metric
@@ -60,7 +59,7 @@ class Task(LightningModule):
         super().__init__()
         self.model = model
         self.spec = spec
-        self.min_samples = min_samples(model, spec)  # of a rank; now: a sharded model cannot be copied to be tried
+        self.min_samples = min_samples(model, spec)  # of a rank; now: a sharded model cannot be tried
         self.optimizer_recipe = optimizer
         self.learning_rate: float | None = None  # scaled to the batch size; LearningRateFinder reads it by this name
         self.provenance = provenance
@@ -253,13 +252,11 @@ def min_samples(model: nn.Module, spec: DataSpec) -> int:
 
 
 def _runs(model: nn.Module, spec: DataSpec, samples: int) -> bool:
-    """Whether a model takes this many samples, tried with a copy whose tensors have shapes but no memory."""
+    """Whether a model takes this many samples, tried with weights that have shapes but no memory."""
+    weights = {name: tensor.to("meta") for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     try:
-        tensors = (*model.parameters(), *model.buffers())
-        shapes: dict[int, Any] = {id(tensor): torch.empty_like(tensor, device="meta") for tensor in tensors}
         with torch.no_grad():
-            twin = copy.deepcopy(model, shapes)  # which takes each tensor's shape for its copy
-            twin.train()(torch.empty(samples, *spec.input_shape, device="meta"))
+            functional_call(model, weights, torch.empty(samples, *spec.input_shape, device="meta"))
     except Exception:  # noqa: BLE001 - anybody's model; training shows what is wrong with one that cannot be tried
         return False
     return True
