@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -189,10 +190,6 @@ def started(folder: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(path: Path) -> None:
-    wait_until(path.exists, f"{path} never came")
-
-
 @pytest.fixture(scope="module")
 def unstopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unstopped") / "out"
@@ -201,29 +198,29 @@ def unstopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-def test_sigterm_to_the_first_of_two_processes_ends_both_and_the_run_is_resumed_exactly(
-    tmp_path: Path, unstopped: Path
-) -> None:
-    process = started(tmp_path / "out")
-    wait_for(tmp_path / "out" / "checkpoints" / "last.ckpt")
+def terminate(process: subprocess.Popen[str]) -> None:
     process.terminate()
-    said = process.communicate(timeout=PATIENCE_S)[0]
-    assert process.returncode == 143
-    assert said.count(" resume=out\n") == 1
-    assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "interrupted"
-    assert started(tmp_path / "out", "resume=out").wait(timeout=PATIENCE_S) == 0
-    assert_alike(results(tmp_path / "out"), results(unstopped))
 
 
-@pytest.mark.slow
-def test_when_one_process_dies_the_other_ends_and_the_run_is_resumed_exactly(tmp_path: Path, unstopped: Path) -> None:
-    process = started(tmp_path / "out")
-    wait_for(tmp_path / "out" / "checkpoints" / "last.ckpt")
+def kill_the_other(process: subprocess.Popen[str]) -> None:
     (other,) = [p for p in psutil.Process(process.pid).children() if "train.py" in " ".join(p.cmdline())]
     other.kill()
-    complained = process.communicate(timeout=PATIENCE_S)[1]
-    assert process.returncode != 0
-    assert complained.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [terminate, kill_the_other])
+def test_when_one_process_is_stopped_the_other_ends_and_the_run_is_resumed_exactly(
+    stop: Callable[[subprocess.Popen[str]], None], tmp_path: Path, unstopped: Path
+) -> None:
+    process = started(tmp_path / "out")
+    wait_until((tmp_path / "out" / "checkpoints" / "last.ckpt").exists, "no checkpoint came")
+    stop(process)
+    said, complained = process.communicate(timeout=PATIENCE_S)
+    if stop is terminate:
+        assert process.returncode == 143
+        assert said.count(" resume=out\n") == 1
+        assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "interrupted"
+    else:
+        assert process.returncode != 0 and complained.strip()
     assert started(tmp_path / "out", "resume=out").wait(timeout=PATIENCE_S) == 0
     assert_alike(results(tmp_path / "out"), results(unstopped))

@@ -6,18 +6,17 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed import TCPStore
 
 from batchscope.distributed.launch import check_processes
 from batchscope.errors import UserError
 from batchscope.hardware.devices import check_accelerator
 from batchscope.ranks import Rank, current
-from tests.support.runs import SMALL as SMALL_RUN
-from tests.support.runs import Run, ranks, run
+from tests.support.runs import run
 from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,28 +31,19 @@ SRUN = {
 }
 
 
-def test_a_process_alone_is_the_first() -> None:
-    assert current({}) == Rank("", 0, 1)
-
-
-def test_what_lightning_starts_is_known_by_its_number() -> None:
-    assert current({"LOCAL_RANK": "1"}) == Rank("", 1, 1)
-
-
-def test_torchruns_processes_are_numbered_over_all_machines() -> None:
-    assert current(TORCHRUN) == Rank("torchrun", 3, 4)
-
-
-def test_sruns_processes_are_numbered_over_all_machines() -> None:
-    assert current(SRUN) == Rank("srun", 2, 4)
-
-
-def test_torchrun_started_by_srun_counts_for_its_processes() -> None:
-    assert current({**SRUN, **TORCHRUN}).launcher == "torchrun"
-
-
-def test_a_shell_within_slurm_has_not_been_started_by_srun() -> None:
-    assert current({**SRUN, "SLURM_JOB_NAME": "interactive"}) == Rank("", 0, 1)
+@pytest.mark.parametrize(
+    ("environ", "rank"),
+    [
+        ({}, Rank("", 0, 1)),
+        ({"LOCAL_RANK": "1"}, Rank("", 1, 1)),  # Lightning has started it
+        (TORCHRUN, Rank("torchrun", 3, 4)),
+        (SRUN, Rank("srun", 2, 4)),
+        ({**SRUN, **TORCHRUN}, Rank("torchrun", 3, 4)),  # srun has started torchrun
+        ({**SRUN, "SLURM_JOB_NAME": "interactive"}, Rank("", 0, 1)),  # a shell within a job
+    ],
+)
+def test_a_process_knows_its_number_and_who_has_started_it(environ: dict[str, str], rank: Rank) -> None:
+    assert current(environ) == rank
 
 
 @pytest.mark.parametrize(
@@ -157,12 +147,7 @@ def test_a_sweep_is_not_started_by_torchrun() -> None:
         check_processes({"devices": 4}, multirun=True, environ=TORCHRUN)
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        *("trainer.devices=0", "trainer.num_nodes=2", "trainer.strategy=fsdp", "trainer.strategy=ddp_spawn"),
-    ],
-)
+@pytest.mark.parametrize("option", ["trainer.num_nodes=2", "trainer.strategy=ddp_spawn"])
 def test_the_program_says_it_and_writes_nothing(tmp_path: Path, option: str) -> None:
     done = run(tmp_path, "trainer=ddp", "trainer.accelerator=cpu", option)
     assert done.end() == 1
@@ -234,42 +219,26 @@ def the_only_record(folder: Path, processes: list[subprocess.Popen[str]]) -> dic
     return record
 
 
-@pytest.mark.slow
-def test_torchruns_processes_leave_one_record(tmp_path: Path) -> None:
-    the_only_record(tmp_path, [torchrun(tmp_path, "trainer.devices=2")])
+def by_torchrun(folder: Path) -> list[subprocess.Popen[str]]:
+    return [torchrun(folder, "trainer.devices=2")]
 
 
-@pytest.mark.slow
-def test_torchrun_on_two_machines_leaves_one_record(tmp_path: Path) -> None:
+def by_two_torchruns(folder: Path) -> list[subprocess.Popen[str]]:
     port, options = free_port(), ("trainer.devices=1", "trainer.num_nodes=2")
-    the_only_record(tmp_path, [torchrun(tmp_path, *options, agent=agent, port=port) for agent in (0, 1)])
+    return [torchrun(folder, *options, agent=agent, port=port) for agent in (0, 1)]
 
 
-@pytest.mark.slow
-def test_sruns_processes_leave_one_record(tmp_path: Path) -> None:
+def by_srun(folder: Path) -> list[subprocess.Popen[str]]:
     port = free_port()
-    the_only_record(tmp_path, [srun(tmp_path, task, port, "trainer.devices=2") for task in (0, 1)])
-
-
-def fail() -> None:
-    raise RuntimeError("an attempt that fails")
-
-
-def attempt(folder: Path, number: int, store: TCPStore, faults: dict[int, list] | None = None) -> list[Run]:
-    """Both processes of an attempt, as torchrun's agent starts them; the agent's store outlives the attempt."""
-    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(store.port)}
-    return ranks(folder, *SMALL_RUN, faults=faults, TORCHELASTIC_RESTART_COUNT=str(number), **agent)
+    return [srun(folder, task, port, "trainer.devices=2") for task in (0, 1)]
 
 
 @pytest.mark.slow
-def test_processes_that_torchrun_starts_again_leave_the_failed_attempts_addresses_and_folder(tmp_path: Path) -> None:
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    fails = {1: [("batchscope.training.task.Task.training_step", 3, fail)]}
-    assert 0 not in [one.end() for one in attempt(tmp_path / "0", 0, store, fails)]
-    again = attempt(tmp_path / "1", 1, store)
-    assert [one.end() for one in again] == [0, 0], [one.complained for one in again]
-    assert json.loads((tmp_path / "1" / "out" / "run.json").read_text())["status"] == "finished"
-    assert "test acc" in again[0].said
+@pytest.mark.parametrize("started", [by_torchrun, by_two_torchruns, by_srun])
+def test_processes_that_others_start_leave_one_record(
+    started: Callable[[Path], list[subprocess.Popen[str]]], tmp_path: Path
+) -> None:
+    the_only_record(tmp_path, started(tmp_path))
 
 
 @pytest.mark.slow

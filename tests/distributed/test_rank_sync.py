@@ -74,52 +74,32 @@ def test_all_ranks_know_within_three_batches(two: Ranks, rank: int, before: int)
     assert all(one in ([0, 0], [7, 7]) for one in read)
 
 
-def test_every_second_batch_has_an_exchange(two: Ranks) -> None:
+def test_every_second_batch_and_the_first_of_another_kind_has_an_exchange(two: Ranks) -> None:
     for _ in range(100):
         two.batch()
     assert len(two.exchanges) == 50
-
-
-def test_the_next_batch_of_another_kind_has_one(two: Ranks) -> None:
-    two.batch()
     for sync in two.syncs:
         sync.restart()
     two.batch()
-    assert len(two.exchanges) == 2
+    assert len(two.exchanges) == 51
 
 
-def test_what_is_wanted_during_a_batch_is_known_after_the_next_exchange(two: Ranks) -> None:
-    assert two.batch(lambda: two.wants.__setitem__(0, 7)) == [0, 0]
-    assert [two.batch(), two.batch()] == [[0, 0], [7, 7]]
-
-
-def test_a_batch_without_an_exchange_says_nothing_of_the_one_before(two: Ranks) -> None:
-    two.wants[0] = 7
-    assert two.batch() == [7, 7]
+def test_a_batch_reads_its_own_exchange_alone_and_the_greatest_contribution(two: Ranks) -> None:
+    assert two.batch(lambda: two.wants.__setitem__(0, 7)) == [0, 0]  # too late for this one
+    assert [two.batch(), two.batch(), two.batch()] == [[0, 0], [7, 7], [0, 0]]
+    two.wants[1] = 15
+    for sync in two.syncs:
+        sync.start("left in the middle")
     assert two.batch() == [0, 0]
-
-
-def test_the_greatest_contribution_counts(two: Ranks) -> None:
-    two.wants[:] = [2, 15]
     assert two.batch() == [15, 15]
 
 
-def test_a_batch_that_was_left_in_the_middle_is_read_before_the_next(two: Ranks) -> None:
-    two.wants[1] = 7
-    for sync in two.syncs:
-        sync.start("left")
-    assert two.batch() == [0, 0]
-    assert two.batch() == [7, 7]
-
-
 def test_one_process_reads_its_own_at_once() -> None:
-    alone = RankSync(1)
-    wish = [0]
+    alone, wish = RankSync(1), [0]
     alone.contribute("wish", lambda: wish[0])
     alone.start(1)
     wish[0] = 7
-    assert alone.agreed("wish") == 7
-    assert alone.maximum(3) == 3
+    assert (alone.agreed("wish"), alone.maximum(3)) == (7, 3)
 
 
 class Trainer:

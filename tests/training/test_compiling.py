@@ -6,13 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchscope.callbacks.compilation import CompilationWatch
 from batchscope.errors import UserError
-from batchscope.options.check import check_config
 from batchscope.options.compose import check_command_line
 from batchscope.training import compiling
-from batchscope.training.ending import explain_failures
-from tests.support.runs import EVERY_4, SMALL, assert_alike, kill_9, last, ranks, record, results, run
+from tests.support.runs import EVERY_4, SMALL, kill_9, last, record, run
 
 OUT = "hydra.run.dir=out"
 # 20 steps in 2 epochs; the last batch of an epoch holds 4 samples in place of 8.
@@ -39,7 +36,7 @@ def refusal(*words: str) -> str:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a compiled run; it lies beside that of another one, which was killed in its step 15."""
+    """The folder of a compiled run."""
     folder = tmp_path_factory.mktemp("compiled")
     done = run(folder, "-v", *MLP, "compile=true", OUT)
     assert done.end() == 0, done.complained
@@ -71,22 +68,6 @@ def test_a_checkpoint_of_a_compiled_run_has_the_names_of_any_other(compiled: Pat
 
 
 @needs_compiler
-def test_flops_are_counted_and_what_a_compiled_step_does_not_show_is_absent(compiled: Path) -> None:
-    throughput = record(compiled)["throughput"]
-    assert throughput["flops_per_sample"] == 1
-    assert throughput["step"] == {"not_recorded": "the step is compiled"}
-
-
-@needs_compiler
-@pytest.mark.slow
-def test_a_compiled_run_that_was_killed_ends_bit_identically(compiled: Path, tmp_path: Path) -> None:
-    assert run(tmp_path, *MLP, "compile=true", OUT, faults=[(STEP, 15, kill_9)]).end() == -9
-    done = run(tmp_path, "resume=out")
-    assert done.end() == 0, done.complained
-    assert_alike(results(tmp_path / "out"), results(compiled))
-
-
-@needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [("true", "false"), ("false", "true")])
 def test_a_run_is_resumed_with_another_compile(first: str, then: str, tmp_path: Path) -> None:
@@ -106,23 +87,6 @@ def test_a_compiled_checkpoint_is_evaluated_as_it_is(compiled: Path) -> None:
         for key, value in (line.split() for line in done.said.splitlines() if line.startswith("test/"))
     }
     assert tested == {k: pytest.approx(v, abs=1e-6) for k, v in record(compiled)["metrics"].items() if "test" in k}
-
-
-def test_a_record_from_before_the_option_is_that_of_a_run_without_it() -> None:
-    config = composed()
-    assert check_config({key: value for key, value in config.items() if key not in ("compile", "tags")}) == config
-
-
-@needs_compiler
-@pytest.mark.slow
-def test_two_ranks_train_as_one_with_twice_the_batch(compiled: Path, tmp_path: Path) -> None:
-    done = ranks(
-        tmp_path, *(word if word != "data.batch_size=8" else "data.batch_size=4" for word in MLP), "compile=true"
-    )
-    assert [one.end() for one in done] == [0, 0], done[0].complained
-    assert record(tmp_path / "out")["compilation"]["graphs"] == 1
-    for name, weights in last(tmp_path / "out")["state_dict"].items():
-        torch.testing.assert_close(weights, last(compiled)["state_dict"][name], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -157,27 +121,10 @@ def test_a_machine_that_cannot_compile_is_refused_before_anything_is_written(mon
         compiling.check_compile(composed("compile=max-autotune"), Trainer)
 
 
-def test_a_compilation_that_fails_is_one_line() -> None:
-    from torch._inductor.exc import CppCompileError
-
-    config = composed("compile=true", "model=mlp") | {"run_dir": "out"}
-    with (
-        pytest.raises(UserError, match="^compile: true fails for MLP: C.. compile error; write compile=false$"),
-        explain_failures(config, torch.device("cpu"), first=True),
-    ):
-        raise CppCompileError(["g++"], "internal error")
-
-
 def test_an_evaluation_compiles_nothing(tmp_path: Path, compiled: Path) -> None:
     done = run(tmp_path, f"ckpt={compiled}/checkpoints/best.ckpt", "compile=true", module="batchscope.evaluate")
     assert done.end() == 1
     assert done.complained.startswith("error: compile: only training steps are compiled")
-
-
-def test_a_module_that_is_not_compiled_is_not_watched() -> None:
-    watch = CompilationWatch()
-    watch.on_train_start(None, torch.nn.Linear(1, 1))
-    assert watch.record_facts() == {"compilation": None}
 
 
 @pytest.mark.parametrize("width", [8, 4])

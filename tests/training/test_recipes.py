@@ -1,4 +1,7 @@
-"""The YAML recipes: early stopping, weight averaging, the search for a learning rate, and the overlay to debug with."""
+"""The YAML recipes: early stopping, weight averaging, the search for a learning rate, and the overlay to debug with.
+
+That they are resumed bit for bit stands in the table of tests/checkpointing/test_exact_resume.py.
+"""
 
 from pathlib import Path
 
@@ -8,13 +11,9 @@ import torch
 from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line, compose_command_line
 from batchscope.options.groups import choices_of
-from tests.support.runs import EVERY_4, SMALL, assert_alike, kill_9, last, record, results, run
-
-OUT = "hydra.run.dir=out"
-STEP = "batchscope.training.task.Task.training_step"
-# The validation gets worse from the first epoch on.
-STOPS = ["callbacks=early_stopping", "callbacks.early_stopping.patience=2", "optimizer.lr=0.3", "trainer.max_epochs=20"]
-AVERAGES = ["callbacks=weight_averaging", "callbacks.weight_averaging.decay=0.5"]
+from tests.checkpointing.support import OUT, STEP
+from tests.checkpointing.test_exact_resume import AVERAGES, STOPS
+from tests.support.runs import EVERY_4, SMALL, record, run
 
 
 def composed(*words: str) -> dict:
@@ -25,19 +24,6 @@ def composed(*words: str) -> dict:
 def test_a_recipe_adds_to_the_callbacks_that_every_run_has(choice: str) -> None:
     found = set(composed(f"callbacks={choice}")["callbacks"])
     assert found == set(composed()["callbacks"]) | set(choice.strip("[]").split(","))
-
-
-def test_early_stopping_ends_after_the_same_epoch_when_it_is_resumed(tmp_path: Path) -> None:
-    words = [*SMALL, *STOPS, "optimizer.schedule=constant", EVERY_4, OUT]
-    whole = run(tmp_path / "whole", *words)
-    assert whole.end() == 0, whole.complained
-    epochs = record(tmp_path / "whole" / "out")["epochs"]
-    assert 3 <= epochs < 20
-    at = 10 * (epochs - 1) + 5  # in the last epoch
-    assert run(tmp_path / "killed", *words, faults=[(STEP, at, kill_9)]).end() == -9
-    done = run(tmp_path / "killed", "resume=out")
-    assert done.end() == 0, done.complained
-    assert_alike(results(tmp_path / "killed" / "out"), results(tmp_path / "whole" / "out"))
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +44,14 @@ def test_the_best_checkpoint_holds_the_averaged_weights_that_are_tested(averaged
     assert tested == {k: pytest.approx(v, abs=1e-6) for k, v in record(averaged)["metrics"].items() if "test" in k}
 
 
-@pytest.mark.parametrize("at", [pytest.param(8, marks=pytest.mark.slow), 15])
-def test_averaging_is_resumed_bit_for_bit(averaged: Path, tmp_path: Path, at: int) -> None:
-    assert run(tmp_path, *SMALL, *AVERAGES, EVERY_4, OUT, faults=[(STEP, at, kill_9)]).end() == -9
-    done = run(tmp_path, "resume=out")
-    assert done.end() == 0, done.complained
-    assert_alike(results(tmp_path / "out"), results(averaged))
-    assert_alike(last(tmp_path / "out")["current_model_state"], last(averaged)["current_model_state"])
-
-
 def test_averaging_a_sharded_model_is_refused() -> None:
     with pytest.raises(UserError, match="^callbacks.weight_averaging: keeps a whole copy of the weights"):
         composed("callbacks=weight_averaging", "trainer=fsdp")
+
+
+def test_early_stopping_ends_a_run_whose_validation_gets_worse(tmp_path: Path) -> None:
+    assert run(tmp_path, *SMALL, *STOPS, OUT).end() == 0
+    assert 3 <= record(tmp_path / "out")["epochs"] < 20
 
 
 def test_find_lr_is_a_sweep_over_rates_that_another_range_replaces() -> None:
