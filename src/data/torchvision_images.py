@@ -43,6 +43,8 @@ class TorchvisionImages(TensorDataModule):
     Args:
         root: the folder of torchvision's layout.
         num_val: how many training images are kept for validation, chosen by the seed.
+        num_train: how many of the others are trained on, chosen by the seed; None for all.
+        num_test: how many test images are used, the first ones; None for all.
         offline: what to do when files are missing and cannot be downloaded: `digits` trains on rendered digits and
             records them as such, where its images have the shape of digits; `error` refuses.
         **kwargs: as TensorDataModule.
@@ -63,12 +65,16 @@ class TorchvisionImages(TensorDataModule):
         self,
         root: Annotated[str, Purpose.READ_FROM] = "data",
         num_val: PositiveInt = 5_000,
+        num_train: PositiveInt | None = None,
+        num_test: PositiveInt | None = None,
         offline: Annotated[Literal["digits", "error"], Purpose.READ_FROM] = "error",
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
         self.root = Path(root)
         self.num_val = num_val
+        self.num_train = num_train
+        self.num_test = num_test
         self.offline = offline
         # Whether the official files are used. The first call of prepare_data or load decides: files that appear later
         # must not change the data of a running training.
@@ -129,14 +135,21 @@ class TorchvisionImages(TensorDataModule):
     def load(self, split: Split) -> tuple[Tensor, Tensor]:
         """`x: (N, C, H, W)` float32, normalised; `y: (N,)` int64."""
         images, labels = self._raw(train=split != "test")
-        if split != "test":
-            if self.num_val >= len(images):
-                raise UserError(f"data.num_val: got {self.num_val}, takes fewer than the {len(images)} training images")
-            order = torch.randperm(len(images), generator=torch.Generator().manual_seed(self.seed))
-            order = order[: self.num_val] if split == "val" else order[self.num_val :]
-            images, labels = images[order], labels[order]
+        chosen = self._chosen(split, len(images))
+        images, labels = images[chosen], labels[chosen]
         mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
         return images.float().div_(255).sub_(mean).div_(std), labels
+
+    def _chosen(self, split: Split, stored: int) -> Tensor:
+        """The indices of a split's images among the `stored` ones of its file."""
+        if split == "test":
+            return torch.arange(_fitting("num_test", self.num_test, stored, "test images"))
+        if self.num_val >= stored:
+            raise UserError(f"data.num_val: got {self.num_val}, takes fewer than the {stored} training images")
+        order = torch.randperm(stored, generator=torch.Generator().manual_seed(self.seed))
+        val, others = order[: self.num_val], order[self.num_val :]
+        what = f"training images beside {self.num_val} of data.num_val"
+        return val if split == "val" else others[: _fitting("num_train", self.num_train, len(others), what)]
 
     def _raw(self, train: bool) -> tuple[Tensor, Tensor]:
         """Images `(N, C, H, W)` uint8 and labels `(N,)` int64: the official ones, or rendered digits."""
@@ -202,6 +215,13 @@ class TorchvisionImages(TensorDataModule):
             raise UserError(
                 f"data.root: {path}: {what}, {size:,} bytes with md5 {md5}, expected {expected.md5}{in_bytes}; {repair}"
             )
+
+
+def _fitting(option: str, asked: int | None, there: int, what: str) -> int:
+    """How many samples are used; UserError if more are asked for than there are."""
+    if asked is not None and asked > there:
+        raise UserError(f"data.{option}: got {asked}, takes at most the {there} {what}")
+    return asked or there
 
 
 def _check_writable(root: Path) -> None:

@@ -311,13 +311,35 @@ def test_the_test_set_is_the_same_under_every_seed(small_official: Callable[...,
     assert all(map(torch.equal, first, second))
 
 
-@pytest.mark.parametrize("num_val", [250, 1_000])
-def test_a_validation_set_that_leaves_nothing_to_train_on_is_refused(
-    num_val: int, small_official: Callable[..., Path]
+@pytest.mark.parametrize("kind", [MNIST, FashionMNIST, CIFAR10, SequentialMNIST])
+def test_fewer_images_are_the_first_of_those_that_all_would_be(
+    kind: type[TorchvisionImages], small_official: Callable[..., Path]
 ) -> None:
-    data = MNIST(root=str(small_official(MNIST)), num_val=num_val)
-    with pytest.raises(UserError, match=rf"data\.num_val: got {num_val}, takes fewer than the 250"):
-        data.setup("fit")
+    root = str(small_official(kind))
+    few, every = kind(root=root, num_val=50, num_train=7, num_test=3), kind(root=root, num_val=50)
+    for split, size in (("train", 7), ("val", 50), ("test", 3)):
+        assert all(map(torch.equal, few.load(split), (tensor[:size] for tensor in every.load(split))))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"num_val": 250}, "data.num_val: got 250, takes fewer than the 250 training images"),
+        (
+            {"num_train": 201},
+            "data.num_train: got 201, takes at most the 200 training images beside 50 of data.num_val",
+        ),
+        ({"num_test": 61}, "data.num_test: got 61, takes at most the 60 test images"),
+    ],
+)
+def test_more_images_than_there_are_are_one_line(
+    sizes: dict[str, int], said: str, small_official: Callable[..., Path]
+) -> None:
+    data = MNIST(**{"root": str(small_official(MNIST)), "num_val": 50, **sizes})
+    with pytest.raises(UserError) as caught:
+        for split in SPLITS:
+            data.load(split)
+    assert str(caught.value) == said
 
 
 # --- the real MNIST --------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def test_signatures_are_read_without_importing_what_they_belong_to() -> None:
     ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines() == [
         "['spec', 'channels', 'hidden_size']",
-        "['batch_size', 'num_workers', 'seed', 'augment', 'pipeline', 'root', 'num_val', 'offline']",
+        "['batch_size', 'num_workers', 'seed', 'augment', 'pipeline', 'root', 'num_val', 'num_train', 'num_test', 'offline']",
         "True",
         "True",
         "('image', 'sequence')",
