@@ -61,6 +61,7 @@ class PlainData:
         make = self.module.train_dataloader
 
         def train_dataloader() -> Any:
+            self.module.train_dataloader = make  # it is said once
             loader = make()
             if lost := _lost(loader, batches):
                 warn(f"resume: {self.name}: {lost}")

@@ -193,13 +193,12 @@ class TorchvisionImages(TensorDataModule):
                         os.replace(Path(folder) / file, self.root / file)
 
     def _verify(self, root: Path, file: str) -> None:
-        """Raise UserError unless a file is the official one; name the official file that it is instead, if any."""
+        """Raise UserError unless a file is the official one."""
         path, expected = root / file, self.files[file]
         repair = "delete it and run again to download it, or put the official file there"
         size = path.stat().st_size
         if expected.size is not None and size != expected.size:
-            others = [Path(name).name for name, other in self.files.items() if other.size == size]
-            what = f"is as long as {others[0]}, " if others else "is truncated, " if size < expected.size else ""
+            what = "is truncated, " if size < expected.size else ""
             raise UserError(f"data.root: {path}: {what}has {size:,} bytes, expected {expected.size:,}; {repair}")
         if expected.md5 is None:
             return
@@ -209,11 +208,9 @@ class TorchvisionImages(TensorDataModule):
         except OSError as error:
             raise UserError(f"data.root: {path}: cannot be read: {error.strerror}; {repair}") from error
         if md5 != expected.md5:
-            others = [Path(name).name for name, other in self.files.items() if other.md5 == md5]
-            what = f"holds the content of {others[0]}" if others else "is corrupted"
             in_bytes = f" in {expected.size:,} bytes" if expected.size else ""
             raise UserError(
-                f"data.root: {path}: {what}, {size:,} bytes with md5 {md5}, expected {expected.md5}{in_bytes}; {repair}"
+                f"data.root: {path}: is corrupted, {size:,} bytes with md5 {md5}, expected {expected.md5}{in_bytes}; {repair}"
             )
 
 
