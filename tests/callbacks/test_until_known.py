@@ -17,7 +17,7 @@ from batchscope.callbacks.until_known import StopWhenKnown, reason_to_end
 from batchscope.hardware.contention import Noise
 from tests.support.runs import ranks, record
 from tests.support.tables import table_of
-from tests.support.third_party_modules import Stranger, loader
+from tests.support.third_party_modules import Stranger, train
 
 
 def known(undisturbed: int, ms: float, disturbed: int = 0, spread: float = 0.0) -> UpdateTable:
@@ -26,28 +26,27 @@ def known(undisturbed: int, ms: float, disturbed: int = 0, spread: float = 0.0) 
     return table_of([*step_ms, *[ms] * disturbed], disturbed_from=undisturbed)
 
 
-@pytest.mark.parametrize(
-    ("so_far", "reason"),
-    [
-        pytest.param(known(100, 20), "known to ± 5 %", id="steps that are alike"),
-        pytest.param(known(100, 20, spread=0.05), "known to ± 5 %", id="steps that vary little"),
-        pytest.param(known(100, 20, spread=1.0), None, id="steps that vary much"),
-        pytest.param(known(29, 50), None, id="29 steps"),
-        pytest.param(known(1000, 0.9), None, id="less than a second"),
-        pytest.param(known(9, 1000), "known to ± 5 %", id="nine long steps"),
-        pytest.param(known(8, 1000), None, id="eight long steps"),
-        pytest.param(known(0, 20, disturbed=100), None, id="a disturbed machine"),
-        pytest.param(known(0, 20, disturbed=500), "time limit", id="a disturbed machine, for the whole time"),
-        pytest.param(known(500, 20, spread=2.0), "time limit", id="steps that vary for the whole time"),
-        pytest.param(known(5, 9000), None, id="five steps of nine seconds"),
-        pytest.param(known(2, 9000, disturbed=4), "time limit", id="six steps of nine seconds"),
-        pytest.param(known(0, 1), None, id="no step"),
-    ],
-)
-def test_a_run_ends_when_the_interval_of_undisturbed_steps_is_narrow_or_its_time_is_up(
-    so_far: UpdateTable, reason: str | None
-) -> None:
-    assert reason_to_end(so_far, precision=0.05, seconds=10, min_steps=30) == reason
+SO_FAR = {
+    "steps that are alike": (known(100, 20), "known to ± 5 %"),
+    "steps that vary little": (known(100, 20, spread=0.05), "known to ± 5 %"),
+    "steps that vary much": (known(100, 20, spread=1.0), None),
+    "29 steps": (known(29, 50), None),
+    "less than a second": (known(1000, 0.9), None),
+    "nine long steps": (known(9, 1000), "known to ± 5 %"),
+    "eight long steps": (known(8, 1000), None),
+    "a disturbed machine": (known(0, 20, disturbed=100), None),
+    "a disturbed machine, for the whole time": (known(0, 20, disturbed=500), "time limit"),
+    "steps that vary for the whole time": (known(500, 20, spread=2.0), "time limit"),
+    "five steps of nine seconds": (known(5, 9000), None),
+    "six steps of nine seconds": (known(2, 9000, disturbed=4), "time limit"),
+    "no step": (known(0, 1), None),
+}
+
+
+@pytest.mark.parametrize("name", SO_FAR)
+def test_a_run_ends_when_the_interval_of_undisturbed_steps_is_narrow_or_its_time_is_up(name: str) -> None:
+    table, reason = SO_FAR[name]
+    assert reason_to_end(table, precision=0.05, seconds=10, min_steps=30) == reason
 
 
 def test_a_precision_below_a_percent_has_a_digit() -> None:
@@ -74,74 +73,16 @@ class Quiet:
         return Noise(others_share=0.0, idle_share=1.0)
 
 
-class Slow(Stranger):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        time.sleep(0.005)
-        return super().training_step(batch, batch_idx)
-
-
-def fit(tmp_path: Path, *callbacks: Callback, module: lightning.LightningModule | None = None) -> lightning.Trainer:
-    trainer = lightning.Trainer(
-        default_root_dir=tmp_path, accelerator="cpu", max_epochs=-1, min_epochs=0, logger=False,
-        callbacks=list(callbacks), enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-    )  # fmt: skip
-    trainer.fit(module or Slow(), loader())
-    return trainer
-
-
-def monitor() -> ThroughputMonitor:
-    return ThroughputMonitor(calibrate=False, verbose=False, record_operations=False)
-
-
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_windows, "NoiseMeter", Quiet)
     monkeypatch.setattr(_windows, "MIN_WINDOW_S", 0.05)
 
 
-def test_a_fit_ends_when_the_step_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(until_known, "LEAST_S", 0.2)
-    timed = monitor()
-    fit(tmp_path, timed, StopWhenKnown(precision=5.0, seconds=300, min_steps=60))
-    summary = timed.summary
-    assert summary["ended"] == "known to ± 500 %"
-    assert summary["updates"] >= 60
-    assert summary["windows"] >= 2
-    assert summary["disturbed_windows"] == 0
-    low, high = summary["step_ms_interval"]
-    assert 0 < low <= summary["step_ms_median"] <= high
-
-
-def test_a_fit_ends_when_its_time_is_up(tmp_path: Path) -> None:
-    timed = monitor()
-    fit(tmp_path, timed, StopWhenKnown(precision=1e-9, seconds=0.3))
-    assert timed.summary["ended"] == "time limit"
-    assert timed.summary["seconds"] >= 0.3
-
-
-def test_a_fit_that_ends_otherwise_has_no_reason(tmp_path: Path) -> None:
-    timed = monitor()
-    trainer = lightning.Trainer(
-        default_root_dir=tmp_path, accelerator="cpu", max_steps=12, logger=False, enable_progress_bar=False,
-        callbacks=[timed, StopWhenKnown()], enable_model_summary=False, enable_checkpointing=False,
-    )  # fmt: skip
-    trainer.fit(Slow(), loader())
-    assert timed.summary["updates"] == 7
-    assert "ended" not in timed.summary
-
-
-def test_without_a_monitor_the_clock_ends_the_fit(tmp_path: Path) -> None:
-    assert fit(tmp_path, StopWhenKnown(seconds=0.1)).global_step > 0
-
-
-class Broken(ThroughputMonitor):
-    def on_train_batch_start(self, *args: Any) -> None:
-        self.disable()
-
-
-def test_a_monitor_that_has_failed_leaves_it_to_the_clock(tmp_path: Path) -> None:
-    timed = Broken(calibrate=False, verbose=False, record_operations=False)
-    assert fit(tmp_path, timed, StopWhenKnown(seconds=0.1)).global_step > 0
+class Slow(Stranger):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        time.sleep(0.005)
+        return super().training_step(batch, batch_idx)
 
 
 class Unseen(Stranger):
@@ -154,37 +95,72 @@ class Unseen(Stranger):
         self.optimizers().optimizer.step()
 
 
-def test_a_fit_without_updates_that_lightning_counts_ends_by_the_clock(tmp_path: Path) -> None:
-    module = Unseen()
-    assert fit(tmp_path, monitor(), StopWhenKnown(seconds=0.1, min_steps=5), module=module).global_step == 0
+class Broken(ThroughputMonitor):
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.disable()
 
 
-class Turns(Callback):
-    """Gives a run two turns of ten steps, and ends it."""
+def fit(*callbacks: Callback, module: Any = None, **options: Any) -> lightning.Trainer:
+    return train(module or Slow(), *callbacks, **{"max_epochs": -1, "min_epochs": 0, **options})
+
+
+def monitor(kind: type[ThroughputMonitor] = ThroughputMonitor) -> ThroughputMonitor:
+    return kind(calibrate=False, verbose=False, record_operations=False)
+
+
+def test_a_fit_ends_when_the_step_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(until_known, "LEAST_S", 0.2)
+    timed = monitor()
+    fit(timed, StopWhenKnown(precision=5.0, seconds=300, min_steps=60))
+    summary = timed.summary
+    assert (summary["ended"], summary["disturbed_windows"]) == ("known to ± 500 %", 0)
+    assert summary["updates"] >= 60 and summary["windows"] >= 2
+    low, high = summary["step_ms_interval"]
+    assert 0 < low <= summary["step_ms_median"] <= high
+
+
+def test_a_fit_ends_when_its_time_is_up_and_one_that_ends_otherwise_has_no_reason() -> None:
+    timed = monitor()
+    fit(timed, StopWhenKnown(precision=1e-9, seconds=0.3))
+    assert timed.summary["ended"] == "time limit" and timed.summary["seconds"] >= 0.3
+    fit(timed, StopWhenKnown(), max_steps=12)
+    assert timed.summary["updates"] == 7 and "ended" not in timed.summary
+
+
+@pytest.mark.parametrize(
+    ("monitors", "module", "steps"),
+    [([], Slow(), True), ([monitor(Broken)], Slow(), True), ([monitor()], Unseen(), False)],
+    ids=["no monitor", "one that has failed", "updates that Lightning does not count"],
+)
+def test_where_nothing_is_measured_the_clock_ends_the_fit(monitors: list[Any], module: Any, steps: bool) -> None:
+    assert (fit(*monitors, StopWhenKnown(seconds=0.1, min_steps=5), module=module).global_step > 0) == steps
+
+
+class Visits(Callback):
+    """Gives a run two visits of ten steps, and ends it."""
 
     def __init__(self, timed: ThroughputMonitor):
-        self.timed, self.turns = timed, []
+        self.timed, self.windows = timed, []
 
     def on_train_batch_end(self, trainer: lightning.Trainer, *args: Any) -> None:
         if trainer.global_step % 10 == 0:
             if trainer.global_step > 10:
-                self.turns.append(self.timed.end_window(trainer))
-            time.sleep(0.05)  # the turn of another run
+                self.windows.append(self.timed.end_window(trainer))
+            time.sleep(0.05)  # another run is visited
             self.timed.begin_window(trainer.global_step // 10)
             trainer.should_stop = trainer.global_step == 30
 
 
-def test_a_run_that_takes_turns_is_ended_by_who_gives_them(tmp_path: Path) -> None:
+def test_a_run_that_is_visited_in_passes_is_ended_by_the_sweep() -> None:
     timed = monitor()
-    turns = Turns(timed)
-    trainer = fit(tmp_path, timed, turns, StopWhenKnown(precision=5.0, seconds=0.01, min_steps=1))
+    visits = Visits(timed)
+    trainer = fit(timed, visits, StopWhenKnown(precision=5.0, seconds=0.01, min_steps=1))
     assert trainer.global_step == 30
-    assert [(turn["steps"], turn["disturbed"]) for turn in turns.turns] == [(10, False), (10, False)]
-    assert all(turn["median_s"] > 0.005 for turn in turns.turns)
+    assert [(window["steps"], window["disturbed"]) for window in visits.windows] == [(10, False), (10, False)]
+    assert all(window["median_s"] > 0.005 for window in visits.windows)
     times = timed.step_times()
     assert times is not None
-    rounds = times.pass_.tolist()
-    assert rounds[-2:] == [1, 2]
+    assert times.pass_.tolist()[-2:] == [1, 2]
     assert [len(steps) for steps in times.of_windows()][-2:] == [10, 10]
 
 

@@ -8,20 +8,9 @@ import pytest
 from batchscope.callbacks import _windows
 from batchscope.callbacks._windows import Windows
 from batchscope.hardware.contention import Noise
+from tests.support.devices import Clock
 
 QUIET = Noise(others_share=0.0, idle_share=0.5)
-
-
-class Time:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Time:
-    return Time()
 
 
 @pytest.fixture(autouse=True)
@@ -37,75 +26,77 @@ def noises(monkeypatch: pytest.MonkeyPatch) -> list[Noise]:
     return found
 
 
-def train(windows: Windows, clock: Time, *seconds: float) -> list[int]:
-    """Updates of so many seconds; returns before which of them a window began."""
-    began = []
+def trained(first: int, *seconds: float) -> tuple[Windows, list[int]]:
+    """Updates of so many seconds, and before which of them a window began."""
+    clock, began = Clock(), []
+    windows = Windows(first, clock)
     for update, each in enumerate(seconds):
         if windows.is_due(update):
             windows.begin(update)
             began.append(update)
         clock.now += each
-    return began
+    return windows, began
 
 
-def test_a_window_begins_after_the_warm_up_and_every_quarter_of_a_second(clock: Time) -> None:
-    windows = Windows(3, clock)
-    assert train(windows, clock, *[0.1] * 12) == [3, 6, 9]
+def visited(*seconds: float) -> Windows:
+    """Windows of one update each, of so many seconds."""
+    clock = Clock()
+    windows = Windows(0, clock)
+    for update, each in enumerate(seconds):
+        windows.begin(update)
+        clock.now += each
+    windows.end(len(seconds))
+    return windows
+
+
+def test_a_window_begins_after_the_warm_up_and_every_quarter_of_a_second() -> None:
+    windows, began = trained(3, *[0.1] * 12)
+    assert began == [3, 6, 9]
     assert windows.current is windows.all[-1]
     windows.end(12)
     assert windows.last is windows.all[-1]
     assert windows.of_updates(numpy.arange(14)).tolist() == [-1] * 3 + [0] * 3 + [1] * 3 + [2] * 3 + [-1] * 2
 
 
-def test_each_long_step_is_a_window(clock: Time) -> None:
-    assert train(Windows(1, clock), clock, *[2.0] * 4) == [1, 2, 3]
-
-
-def test_a_long_run_has_longer_windows(clock: Time) -> None:
-    windows = Windows(1, clock)
-    train(windows, clock, *[0.5] * 20_000)
+def test_each_long_step_is_a_window_and_a_long_run_has_longer_windows() -> None:
+    assert trained(1, *[2.0] * 4)[1] == [1, 2, 3]
+    windows, _ = trained(1, *[0.5] * 20_000)
     assert len(windows.all) < 500
     assert windows.all[-2].seconds == pytest.approx(0.02 * 10_000, rel=0.1)
 
 
-def test_in_passes_each_visit_is_a_window(clock: Time) -> None:
+def test_in_passes_each_visit_is_a_window() -> None:
+    clock = Clock()
     windows = Windows(1, clock)
     windows.in_passes = True
-    assert train(windows, clock, *[1.0] * 4) == []
+    assert not any(map(windows.is_due, range(4)))
     windows.begin(4, pass_=7)
     clock.now += 3.0
     windows.end(6)
     windows.end(6)  # nothing lasts
     ended = windows.last
+    assert ended is not None
     assert (ended.pass_, ended.first, ended.end, ended.seconds) == (7, 4, 6, 3.0)
     windows.begin(9, pass_=8)
     assert windows.of_updates(numpy.array([5, 6, 8, 9])).tolist() == [0, -1, -1, 1]
 
 
-def test_a_window_without_an_update_is_dropped(clock: Time) -> None:
-    windows = Windows(0, clock)
+def test_a_window_without_an_update_is_dropped() -> None:
+    windows = Windows(0, Clock())
     windows.begin(5)
     windows.end(5)
     assert (windows.all, windows.facts(), windows.last) == ([], {}, None)
 
 
-def test_the_share_of_others_is_over_the_time_of_all_windows(clock: Time, noises: list[Noise]) -> None:
-    windows = Windows(0, clock)
+def test_the_share_of_others_is_over_the_time_of_all_windows(noises: list[Noise]) -> None:
     noises += [Noise(0.8, 0.0), Noise(), Noise(0.04, 0.9)]
-    for update, seconds in enumerate((1.0, 5.0, 3.0)):
-        windows.begin(update)
-        clock.now += seconds
-    windows.end(3)
+    windows = visited(1.0, 5.0, 3.0)
     assert windows.facts() == {"windows": 3, "disturbed_windows": 1, "others_share": pytest.approx(0.23)}
     assert windows.disturbed().tolist() == [True, False, False]
 
 
-def test_on_an_accelerator_a_window_counts_as_busy_only_if_it_was_slowed(clock: Time, noises: list[Noise]) -> None:
-    windows = Windows(0, clock)
+def test_on_an_accelerator_a_window_counts_as_busy_only_if_it_was_slowed(noises: list[Noise]) -> None:
     noises += [Noise(0.4, idle_share=0.5), Noise(0.4, idle_share=0.1), Noise()]
-    for update in range(3):
-        windows.begin(update)
-        clock.now += 1.0
-    windows.end(3)
+    windows = visited(1.0, 1.0, 1.0)
     assert windows.others_shares(slowed_only=False) == pytest.approx([0.4, 0.4, math.nan], nan_ok=True)
     assert windows.others_shares(slowed_only=True) == [0.0, 0.4, 0.0]
