@@ -68,7 +68,8 @@ def _modules(step: Explanation, depth: int | None, width: int) -> list[str]:
     elif step.is_timed and step.idle_share is not None:
         outside = {"no kernel runs": step.idle_share * step.step_seconds}
     rows += [
-        [name, percent(seconds / step.step_seconds), duration(seconds), *"––––"] for name, seconds in outside.items()
+        [name, percent(seconds / step.step_seconds), duration(round(seconds, 9)), *"––––"]
+        for name, seconds in outside.items()
     ]
     rows.append(["the step", *_cells(replace(step.total, seconds=step.step_seconds), step)])
     return _table(["module", *_HEADINGS], rows, 1, width)

@@ -87,7 +87,11 @@ def _explain(task: _Task, args: argparse.Namespace) -> None:
     print(explanation_text(found, args.depth))
     if folder is not None:
         print(f"\nexplain  {folder / FILE}")
-        print(f"plot     {folder / ROOFLINE}" if ROOFLINE in files else "plot     none: the roofs were not measured")
+        print(
+            f"plot     {folder / ROOFLINE}"
+            if ROOFLINE in files
+            else "plot     none: the roofline peaks were not measured"
+        )
         if TRACE in files:
             print(f"trace    {folder / TRACE} (for https://ui.perfetto.dev)")
 
@@ -198,7 +202,7 @@ def _choices(overrides: list[str]) -> dict[str, str]:
 
 
 def _complete(found: Explanation, files: dict[str, bytes]) -> dict[str, bytes]:
-    """The files of an explanation with all notes, and with the plot where there are roofs."""
+    """The files of an explanation with all notes, and with the plot where the peaks were measured."""
     from ..analysis.roofline import roofline_png
 
     plot = roofline_png(found)

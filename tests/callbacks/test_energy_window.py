@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import lightning
 import pytest
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor
@@ -14,7 +13,7 @@ from batchscope.callbacks.device import DeviceMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.nvml_readings import ENERGY
 from batchscope.hardware.sampler import Sampler, Spans
-from tests.support.third_party_modules import Stranger, loader
+from tests.support.third_party_modules import Stranger, loader, train
 
 BATCH = 4
 
@@ -86,13 +85,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 def fit(world: World, tmp_path: Path, callbacks: list[Callback], **options: Any) -> None:
     """Two epochs of five steps, with a validation and a checkpoint in the middle and at the end of each."""
-    options = {"max_epochs": 2, "val_check_interval": 3, **options}
     checkpoint = ModelCheckpoint(tmp_path, every_n_train_steps=4, save_top_k=-1)
-    trainer = lightning.Trainer(
-        default_root_dir=tmp_path, accelerator="cpu", logger=False, callbacks=[*callbacks, checkpoint],
-        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, **options,
-    )  # fmt: skip
-    trainer.fit(Module(world), loader(), loader(8))
+    known = {"val_check_interval": 3, "num_sanity_val_steps": 0, "enable_checkpointing": True}
+    train(Module(world), *callbacks, checkpoint, data=(loader(), loader(8)), **known | options)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,6 +1,5 @@
 """The bottleneck is the one that was built into a run, on this machine, against its own calibration."""
 
-from pathlib import Path
 from typing import Any
 
 import lightning
@@ -12,7 +11,7 @@ from batchscope.callbacks import _analysis
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.calibration import Calibration
 from batchscope.hardware.measure import calibrate
-from tests.support.third_party_modules import Stranger, loader
+from tests.support.third_party_modules import Stranger, loader, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("alone")]
 
@@ -22,13 +21,10 @@ def measured() -> Calibration:
     return calibrate(torch.device("cpu"))
 
 
-def limit(module: lightning.LightningModule, train: Any, tmp_path: Path) -> dict[str, Any]:
+def limit(module: lightning.LightningModule, data: Any) -> dict[str, Any]:
     """Train for an epoch, and say what limited it."""
     monitor = ThroughputMonitor(verbose=False)
-    lightning.Trainer(
-        default_root_dir=tmp_path, accelerator="cpu", max_epochs=1, logger=False, callbacks=[monitor],
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-    ).fit(module, train)  # fmt: skip
+    train(module, monitor, data=data, max_epochs=1)
     return monitor.summary["bottleneck"]
 
 
@@ -37,13 +33,13 @@ def known(measured: Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_analysis, "find_calibration", lambda device, measure: measured)
 
 
-def test_a_tiny_model_at_a_tiny_batch_is_limited_by_the_host(tmp_path: Path) -> None:
-    found = limit(Stranger(), loader(400), tmp_path)
+def test_a_tiny_model_at_a_tiny_batch_is_limited_by_the_host() -> None:
+    found = limit(Stranger(), loader(400))
     assert found["kind"] == "host"
     assert "DataLoader(batch_size=" in found["advice"]
 
 
-def test_large_products_are_limited_by_compute(tmp_path: Path) -> None:
+def test_large_products_are_limited_by_compute() -> None:
     class Large(Stranger):
         def __init__(self) -> None:
             super().__init__()
@@ -52,5 +48,5 @@ def test_large_products_are_limited_by_compute(tmp_path: Path) -> None:
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             return self.layers(batch).square().mean()
 
-    found = limit(Large(), torch.randn(12, 4096, 1024), tmp_path)
+    found = limit(Large(), torch.randn(12, 4096, 1024))
     assert found["kind"] == "compute"

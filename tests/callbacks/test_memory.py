@@ -1,6 +1,5 @@
 """MemoryMonitor says what a step holds, in anybody's project, and touches nothing."""
 
-from pathlib import Path
 from typing import Any
 
 import lightning
@@ -11,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from batchscope.callbacks import memory
 from batchscope.callbacks.memory import MemoryMonitor
-from tests.support.third_party_modules import Stranger, loader
+from tests.support.third_party_modules import Stranger, loader, train
 
 
 @pytest.fixture(autouse=True)
@@ -20,15 +19,9 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "1000")
 
 
-QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-
-
-def fit(
-    module: lightning.LightningModule, tmp_path: Path, data: Any = "loader", monitor: Any = None, **options: Any
-) -> MemoryMonitor:
+def fit(module: lightning.LightningModule, monitor: MemoryMonitor | None = None, **options: Any) -> MemoryMonitor:
     monitor = monitor or MemoryMonitor()
-    options = {"max_epochs": 1, "accelerator": "cpu", "default_root_dir": tmp_path, **QUIET, **options}
-    lightning.Trainer(callbacks=[monitor], **options).fit(module, loader() if data == "loader" else data)
+    train(module, monitor, **{"max_epochs": 1, **options})
     return monitor
 
 
@@ -53,9 +46,9 @@ SAVED = 4 * 4 * (64 + 1)  # of four samples: what the ReLU returns, and what the
 
 
 def test_the_record_has_the_parts_of_a_step_and_what_the_process_has_grown_by(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    facts = fit(Wide(), tmp_path).record_facts()["memory"]
+    facts = fit(Wide()).record_facts()["memory"]
     assert facts["batch_size"] == 4
     assert facts["parts_bytes"] == {
         "parameters": WEIGHTS, "gradients": WEIGHTS, "optimizer": 2 * WEIGHTS + 4 * 4, "saved": SAVED,
@@ -68,18 +61,18 @@ def test_the_record_has_the_parts_of_a_step_and_what_the_process_has_grown_by(
 
 
 def test_on_a_gpu_the_rest_is_what_the_peak_has_beyond_the_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parts = 4 * WEIGHTS + 16 + SAVED
     told = {"allocated": parts + 100, "reserved": 2**20}
     monkeypatch.setattr(memory, "measured_bytes", lambda device: dict(told))
-    facts = fit(Wide(), tmp_path).facts
+    facts = fit(Wide()).facts
     assert facts["parts_bytes"]["rest"] == 100
     assert facts["peak_bytes"] == sum(facts["parts_bytes"].values()) == parts + 100
     assert "; measured 7.1" in printed(capsys)
 
 
-def test_the_updates_2_to_4_are_seen_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_updates_2_to_4_are_seen_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     class Seeing(Wide):
         seen: list[bool] = []
 
@@ -87,11 +80,11 @@ def test_the_updates_2_to_4_are_seen_and_no_other(tmp_path: Path, monkeypatch: p
             self.seen.append(torch._C._autograd._top_saved_tensors_default_hooks(True) is not None)
             return super().training_step(batch, batch_idx)
 
-    fit(Seeing(), tmp_path, accumulate_grad_batches=2, data=loader(40))
+    fit(Seeing(), accumulate_grad_batches=2, data=loader(40))
     assert Seeing.seen == [False] * 2 + [True] * 6 + [False] * 2
 
 
-def test_a_step_by_hand_has_the_same_parts(tmp_path: Path) -> None:
+def test_a_step_by_hand_has_the_same_parts() -> None:
     class Manual(Wide):
         automatic_optimization = False
 
@@ -101,10 +94,10 @@ def test_a_step_by_hand_has_the_same_parts(tmp_path: Path) -> None:
             self.manual_backward(super().training_step(batch, batch_idx))
             optimizer.step()
 
-    assert fit(Manual(), tmp_path).facts["parts_bytes"] == fit(Wide(), tmp_path).facts["parts_bytes"]
+    assert fit(Manual()).facts["parts_bytes"] == fit(Wide()).facts["parts_bytes"]
 
 
-def test_sparse_gradients_and_steps_by_value_are_measured_too(tmp_path: Path) -> None:
+def test_sparse_gradients_and_steps_by_value_are_measured_too() -> None:
     class Sparse(Stranger):
         def __init__(self) -> None:
             super().__init__()
@@ -115,17 +108,17 @@ def test_sparse_gradients_and_steps_by_value_are_measured_too(tmp_path: Path) ->
             loss = super().training_step((x + self.table((x > x.mean()).long()), y), batch_idx)
             return loss if loss.item() >= 0 else -loss
 
-    facts = fit(Sparse(), tmp_path).facts
+    facts = fit(Sparse()).facts
     assert facts["parts_bytes"]["saved"] > 0
     assert facts["parts_bytes"]["parameters"] == 4 * (4 + 1 + 40)
 
 
-def test_an_optimizer_that_calls_the_step_again_is_measured(tmp_path: Path) -> None:
+def test_an_optimizer_that_calls_the_step_again_is_measured() -> None:
     class ByClosure(Wide):
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.LBFGS(self.parameters(), max_iter=3)
 
-    parts = fit(ByClosure(), tmp_path).facts["parts_bytes"]
+    parts = fit(ByClosure()).facts["parts_bytes"]
     assert parts["optimizer"] > 0 and parts["saved"] == SAVED
 
 
@@ -144,55 +137,48 @@ class Packed(Stranger):
         return DataLoader(sequences, batch_size=2, collate_fn=nn.utils.rnn.pack_sequence)
 
 
-def test_a_packed_sequence_is_measured(tmp_path: Path) -> None:
-    assert fit(Packed(), tmp_path, data=None).facts["parts_bytes"]["saved"] > 0
+def test_a_packed_sequence_is_measured() -> None:
+    assert fit(Packed(), data=Packed().train_dataloader()).facts["parts_bytes"]["saved"] > 0
 
 
-def test_what_is_printed_fits_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_printed_fits_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    fit(Stranger(), tmp_path)
+    fit(Stranger())
     first, *rest = capsys.readouterr().out.strip().splitlines()
     assert first.startswith("memory ") and rest
     assert all(line.startswith(" " * 8) and len(line) <= 60 for line in rest)
 
 
-def test_what_was_not_to_be_seen_is_missing_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    monitor = fit(Stranger(), tmp_path, monitor=MemoryMonitor(record_saved_tensors=False))
+def test_what_was_not_to_be_seen_is_missing_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    monitor = fit(Stranger(), monitor=MemoryMonitor(record_saved_tensors=False))
     assert set(monitor.facts["parts_bytes"]) == {"parameters", "gradients", "optimizer"}
     line = printed(capsys)
     assert line.endswith("; what autograd saves is not known: record_saved_tensors=False")
-    fit(Stranger(), tmp_path, monitor=MemoryMonitor(verbose=False))
+    fit(Stranger(), monitor=MemoryMonitor(verbose=False))
     assert "memory" not in capsys.readouterr().out
 
 
-def test_a_fit_of_one_update_has_no_saved_tensors_and_says_why(tmp_path: Path) -> None:
-    facts = fit(Stranger(), tmp_path, max_steps=1).facts
+def test_a_fit_whose_saved_tensors_cannot_be_seen_says_why() -> None:
+    facts = fit(Stranger(), max_steps=1).facts
     assert facts["uncounted"] == "recording begins with update 2"
     assert facts["parts_bytes"]["parameters"] == 20
-
-
-def test_a_compiled_module_is_not_seen(tmp_path: Path) -> None:
     module = Wide()
     module.layer._compiled_call_impl = module.layer._call_impl  # what module.compile() sets, without a compiler
-    assert fit(module, tmp_path).facts["uncounted"] == "a compiled step keeps other tensors than a recorded one would"
+    assert fit(module).facts["uncounted"] == "a compiled step keeps other tensors than a recorded one would"
 
 
-def test_a_measurement_that_fails_is_one_warning_and_the_fit_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_measurement_that_fails_is_one_warning_and_the_fit_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("its own")
 
     monkeypatch.setattr(memory.SavedTensors, "watch", broken)
     with pytest.warns(UserWarning, match="MemoryMonitor stopped measuring: ZeroDivisionError") as caught:
-        monitor = fit(Stranger(), tmp_path)
+        monitor = fit(Stranger())
     assert len([one for one in caught if "stopped measuring" in str(one.message)]) == 1
     assert monitor.facts["uncounted"] == "the measurement ended with ZeroDivisionError: its own"
 
 
-def test_an_error_of_the_step_is_the_steps_own_and_what_was_measured_stays(tmp_path: Path) -> None:
+def test_an_error_of_the_step_is_the_steps_own_and_what_was_measured_stays() -> None:
     class Failing(Wide):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             if batch_idx == 3:
@@ -201,18 +187,17 @@ def test_an_error_of_the_step_is_the_steps_own_and_what_was_measured_stays(tmp_p
 
     monitor = MemoryMonitor()
     with pytest.raises(torch.OutOfMemoryError):
-        fit(Failing(), tmp_path, monitor=monitor)
+        fit(Failing(), monitor=monitor)
     assert monitor.facts["parts_bytes"]["saved"] == SAVED
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
-def test_a_training_goes_on_bit_for_bit_as_without_the_monitor(tmp_path: Path) -> None:
+def test_a_training_goes_on_bit_for_bit_as_without_the_monitor() -> None:
     weights = []
     for callbacks in ([], [MemoryMonitor()]):
         lightning.seed_everything(1, verbose=False)
         module = Stranger()
         module.layer = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 1))
-        options: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "default_root_dir": tmp_path, **QUIET}
-        lightning.Trainer(callbacks=callbacks, **options).fit(module, loader())
+        train(module, *callbacks)
         weights.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
     assert torch.equal(*weights)

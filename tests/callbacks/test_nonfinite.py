@@ -1,7 +1,6 @@
 """A number that is not finite ends the run in its own step, with the weights from before it, or is left out."""
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import lightning
@@ -13,7 +12,7 @@ from batchscope.callbacks import nonfinite
 from batchscope.callbacks._deferred_scalars import DeferredFlags
 from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.errors import UserError
-from tests.support.third_party_modules import Memory, Stranger, loader
+from tests.support.third_party_modules import Stranger, train
 
 
 class Breaking(Stranger):
@@ -70,21 +69,6 @@ class LateFlags(DeferredFlags):
             self._sent += self.steps
 
 
-def fit(tmp_path: Path, module: Stranger, callback: StopOnNonFinite, **options: Any) -> lightning.Trainer:
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    trainer = lightning.Trainer(
-        default_root_dir=tmp_path,
-        accelerator="cpu",
-        max_epochs=2,
-        logger=Memory(),
-        callbacks=[callback],
-        **quiet,
-        **options,
-    )
-    trainer.fit(module, loader())
-    return trainer
-
-
 @pytest.mark.parametrize(
     ("where", "bad", "said"),
     [
@@ -96,12 +80,10 @@ def fit(tmp_path: Path, module: Stranger, callback: StopOnNonFinite, **options: 
         ("gradient", 7, "step 7: the loss is .*, the gradient of layer.weight is not finite; batch 1 of epoch 1, "),
     ],
 )
-def test_a_number_that_is_not_finite_ends_the_run_with_the_weights_from_before(
-    where: str, bad: int, said: str, tmp_path: Path
-) -> None:
+def test_a_number_that_is_not_finite_ends_the_run_with_the_weights_from_before(where: str, bad: int, said: str) -> None:
     module = Breaking(bad=(bad,), where=where)
     with pytest.raises(UserError, match=f"^{said}.*learning rate 0.01. The weights were left as they were"):
-        fit(tmp_path, module, StopOnNonFinite())
+        train(module, StopOnNonFinite())
     assert torch.equal(module.layer.weight, module.weights[bad - 1])
     assert not torch.equal(module.weights[bad - 1], module.weights[bad - 2])
 
@@ -113,31 +95,31 @@ def left_out(module: Breaking) -> list[int]:
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["one kernel a parameter", "fused"])
-def test_skipped_steps_leave_the_weights_alone_and_are_counted(tmp_path: Path, fused: bool) -> None:
+def test_skipped_steps_leave_the_weights_alone_and_are_counted(fused: bool) -> None:
     module, callback = Breaking(bad=(3, 4, 9), fused=fused), StopOnNonFinite("skip")
-    trainer = fit(tmp_path, module, callback)
+    trainer = train(module, callback)
     assert (callback.skipped, trainer.global_step, left_out(module)) == (3, 10, [3, 4, 9])
 
 
-def test_a_fused_optimizer_leaves_bad_updates_out_while_the_host_does_not_know_yet(tmp_path: Path) -> None:
+def test_a_fused_optimizer_leaves_bad_updates_out_while_the_host_does_not_know_yet() -> None:
     module, callback = Breaking(bad=(3, 9), fused=True), Late("skip")
-    trainer = fit(tmp_path, module, callback)
+    trainer = train(module, callback)
     assert (callback.skipped, left_out(module)) == (2, [3, 9])
     assert not hasattr(trainer.optimizers[0], "found_inf")
 
 
-def test_a_step_that_is_heard_of_late_is_named_as_itself(tmp_path: Path) -> None:
+def test_a_step_that_is_heard_of_late_is_named_as_itself() -> None:
     module = Breaking(bad=(3,))
     with pytest.raises(
         UserError, match="^step 3: the loss or a gradient is not finite; batch 2 of epoch 0, learning rate"
     ):
-        fit(tmp_path, module, Late())
+        train(module, Late())
     assert len(module.weights) == 5
 
 
 @pytest.mark.parametrize("steps", [2, 1000], ids=["CUDA", "MPS"])
 def test_where_an_update_cannot_be_left_out_no_step_waits_and_the_epoch_ends_the_run(
-    steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Watched(Breaking):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -152,7 +134,7 @@ def test_where_an_update_cannot_be_left_out_no_step_waits_and_the_epoch_ends_the
 
     read, module = Tensor.item, Watched()
     with pytest.raises(UserError, match="^step 3: .*; batch 2 of .* The weights have this update, no checkpoint has$"):
-        fit(tmp_path, module, Late(leaves_out=False, steps=steps))
+        train(module, Late(leaves_out=False, steps=steps))
     assert len(module.weights) == 5
     assert not module.layer.weight.isfinite().all()
 
@@ -172,12 +154,10 @@ def test_which_updates_can_be_left_out_without_a_wait(device: str, fused: bool, 
     assert nonfinite._can_leave_out(device, [optimizer], sharded) is can
 
 
-def test_skip_is_refused_where_it_would_need_a_wait_in_every_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_skip_is_refused_where_it_would_need_a_wait_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nonfinite, "_can_leave_out", lambda *args: False)
     with pytest.raises(UserError, match=r'^StopOnNonFinite\("skip"\): on cpu an update can be left out only by'):
-        fit(tmp_path, Breaking(), StopOnNonFinite("skip"))
+        train(Breaking(), StopOnNonFinite("skip"))
 
 
 class Normalised(Breaking):
@@ -193,23 +173,23 @@ class Normalised(Breaking):
         return super().training_step((self.norm(x), y), batch_idx)
 
 
-def test_statistics_that_a_bad_step_has_left_are_named(tmp_path: Path) -> None:
+def test_statistics_that_a_bad_step_has_left_are_named() -> None:
     with pytest.raises(
         UserError, match="The weights were left as they were, with statistics of norm that are not finite"
     ):
-        fit(tmp_path, Normalised(), StopOnNonFinite())
+        train(Normalised(), StopOnNonFinite())
     module = Normalised()
     with pytest.warns(
         UserWarning, match="has left statistics of norm that are not finite: evaluation will use"
     ) as said:
-        fit(tmp_path, module, StopOnNonFinite("skip"))
+        train(module, StopOnNonFinite("skip"))
     assert len([each for each in said if "statistics" in str(each.message)]) == 1
     assert module.layer.weight.isfinite().all()
 
 
-def test_accumulated_gradients_are_checked_once_an_update(tmp_path: Path) -> None:
+def test_accumulated_gradients_are_checked_once_an_update() -> None:
     module, callback = Breaking(bad=(4,), where="gradient"), StopOnNonFinite("skip")
-    fit(tmp_path, module, callback, accumulate_grad_batches=2)
+    train(module, callback, accumulate_grad_batches=2)
     assert callback.skipped == 1
 
 
@@ -225,13 +205,13 @@ class Looking(Stranger):
         return loss / 0 if self.breaks and batch_idx == 2 else loss
 
 
-def test_sparse_gradients_are_checked(tmp_path: Path) -> None:
-    assert fit(tmp_path, Looking(breaks=False), StopOnNonFinite()).global_step == 10
+def test_sparse_gradients_are_checked() -> None:
+    assert train(Looking(breaks=False), StopOnNonFinite()).global_step == 10
     with pytest.raises(UserError, match="the loss is inf, the gradient of layer.weight is not finite .of 3 of 3 param"):
-        fit(tmp_path, Looking(breaks=True), StopOnNonFinite())
+        train(Looking(breaks=True), StopOnNonFinite())
 
 
-def test_parameters_of_several_precisions_are_checked(tmp_path: Path) -> None:
+def test_parameters_of_several_precisions_are_checked() -> None:
     class Mixed(Breaking):
         def __init__(self) -> None:
             super().__init__(bad=())
@@ -241,4 +221,4 @@ def test_parameters_of_several_precisions_are_checked(tmp_path: Path) -> None:
             return super().training_step(batch, batch_idx) + (self.other(batch[0].double()) / 0).sum().float()
 
     with pytest.raises(UserError, match="step 1: the loss is .* the gradient of other.weight is not finite"):
-        fit(tmp_path, Mixed(), StopOnNonFinite())
+        train(Mixed(), StopOnNonFinite())

@@ -2,8 +2,6 @@
 
 import contextlib
 import io
-from collections.abc import Sequence
-from pathlib import Path
 
 import lightning
 import pytest
@@ -12,7 +10,7 @@ from batchscope.callbacks import progress
 from batchscope.callbacks._timer import pause
 from batchscope.callbacks.progress import ProgressBar
 from batchscope.callbacks.throughput import ThroughputMonitor
-from tests.support.third_party_modules import Stranger, loader
+from tests.support.third_party_modules import Stranger, loader, train
 
 
 class Ticking(ProgressBar):
@@ -32,13 +30,9 @@ class Ticking(ProgressBar):
         self.rates.append(self._rate)
 
 
-def fit(bar: ProgressBar, tmp_path: Path, callbacks: Sequence[lightning.Callback] = ()) -> None:
+def fit(bar: ProgressBar, *callbacks: lightning.Callback) -> None:
     """Train an epoch of five batches."""
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(
-        default_root_dir=tmp_path, accelerator="cpu", max_epochs=1, callbacks=[bar, *callbacks], **quiet
-    )
-    trainer.fit(Stranger(), loader(), loader())
+    train(Stranger(), bar, *callbacks, data=(loader(), loader()), max_epochs=1, enable_progress_bar=True)
 
 
 @pytest.fixture(autouse=True)
@@ -46,23 +40,21 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "can_redraw", lambda: True)
 
 
-def test_it_shows_loss_and_samples_per_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fit(ProgressBar(), tmp_path)
+def test_it_shows_loss_and_samples_per_second(capsys: pytest.CaptureFixture[str]) -> None:
+    fit(ProgressBar())
     said = capsys.readouterr().out
     assert "loss=" in said and "samples/s=" in said and "v_num" not in said
 
 
-def test_the_rate_is_samples_over_the_time_since_the_last_redraw(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rate_is_samples_over_the_time_since_the_last_redraw(monkeypatch: pytest.MonkeyPatch) -> None:
     bar = Ticking(0.5, monkeypatch)
-    fit(bar, tmp_path)
+    fit(bar)
     assert bar.rates == [None, 8.0, 8.0, 8.0, 8.0]  # a redraw after every second batch, and at the last one
 
 
-def test_a_pause_is_not_in_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_is_not_in_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     bar = Ticking(0.5, monkeypatch, interval_s=0.5, pause_s=100.0)
-    fit(bar, tmp_path)
+    fit(bar)
     assert bar.rates == [8.0] * 5
 
 
@@ -70,12 +62,11 @@ def test_a_pause_is_not_in_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_without_a_terminal_there_is_a_plain_line_every_thirty_seconds(
     seconds: float,
     batches: list[int],
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(progress, "can_redraw", lambda: False)
-    fit(Ticking(seconds, monkeypatch), tmp_path)
+    fit(Ticking(seconds, monkeypatch))
     said = capsys.readouterr()
     assert "\r" not in said.out + said.err
     lines = said.out.splitlines()
@@ -84,7 +75,7 @@ def test_without_a_terminal_there_is_a_plain_line_every_thirty_seconds(
 
 
 def test_a_closed_pipe_under_standard_output_ends_no_measurement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     class Closed(io.StringIO):
         def flush(self) -> None:
@@ -93,7 +84,7 @@ def test_a_closed_pipe_under_standard_output_ends_no_measurement(
     monkeypatch.setattr(progress, "can_redraw", lambda: False)
     monitor = ThroughputMonitor(calibrate=False, warmup_steps=2, record_operations=False)
     with contextlib.redirect_stdout(Closed()) as closed:
-        fit(Ticking(40.0, monkeypatch), tmp_path, callbacks=[monitor])
+        fit(Ticking(40.0, monkeypatch), monitor)
     assert "epoch 1, batch 5" in closed.getvalue() and "\nlimit " in closed.getvalue()
     assert "updates" in monitor.summary and monitor.failure is None
     assert not [warning for warning in recwarn if "stopped measuring" in str(warning.message)]

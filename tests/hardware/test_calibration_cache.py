@@ -20,17 +20,17 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "batchscope"
 
 
 @pytest.fixture
-def measured(cache, monkeypatch) -> list[torch.device]:
+def measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     """Every measurement that is made; none takes any time."""
     made = []
 
-    def fake(device):
+    def fake(device: torch.device) -> Calibration:
         made.append(device)
         return Calibration(**identity(device), matmul_flops_per_sec={"fp32": 1e11}, memory_bytes_per_sec=1e10)
 
@@ -38,41 +38,39 @@ def measured(cache, monkeypatch) -> list[torch.device]:
     return made
 
 
-def test_a_device_is_measured_once(measured):
+CHANGES = {
+    "torch": lambda patch: patch.setattr(torch, "__version__", "9.9"),
+    "threads": lambda patch: patch.setattr(torch, "get_num_threads", lambda: 77),
+    "fewer instructions": lambda patch: patch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41"),
+    "a machine with the same home": lambda patch: patch.setattr("platform.node", lambda: "another"),
+}
+
+
+def test_a_device_is_measured_once_in_each_setting(
+    measured: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     assert cached_calibration(CPU) is None
     first = load_or_measure(CPU)
     assert load_or_measure(CPU) == cached_calibration(CPU) == first
     assert measured == [CPU]
+    for name, change in CHANGES.items():
+        with monkeypatch.context() as patch:
+            change(patch)
+            assert cached_calibration(CPU) is None, name
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param(lambda patch: patch.setattr(torch, "__version__", "9.9"), id="torch"),
-        pytest.param(lambda patch: patch.setattr(torch, "get_num_threads", lambda: 77), id="threads"),
-        pytest.param(lambda patch: patch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41"), id="fewer instructions"),
-        pytest.param(
-            lambda patch: patch.setattr("platform.node", lambda: "another"), id="a machine with the same home"
-        ),
-    ],
-)
-def test_another_setting_is_measured_again(change, measured, monkeypatch):
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    load_or_measure(CPU)
-    change(monkeypatch)
-    assert cached_calibration(CPU) is None
+DAMAGED = ["", "[]", '{"device": "cpu"}', "\xff\xfe", "[" * 100_000]
+DAMAGED += [
+    f'{{"device": "cpu", "device_name": "x", "torch": "1", "matmul_flops_per_sec": {{"fp32": {number}}}}}'
+    for number in ("null", "1" + "0" * 400)
+]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        *("", "[]", '{"device": "cpu"}', "\xff\xfe", "[" * 100_000),
-        '{"device": "cpu", "device_name": "x", "torch": "1", "matmul_flops_per_sec": {"fp32": null}}',
-        '{"device": "cpu", "device_name": "x", "torch": "1", "matmul_flops_per_sec": {"fp32": 1' + "0" * 400 + "}}",
-    ],
-    ids=lambda content: content[:20],
-)
-def test_a_damaged_cache_is_ignored_with_one_warning_and_measured_again(measured, cache, content):
+@pytest.mark.parametrize("content", DAMAGED, ids=lambda content: content[-20:])
+def test_a_damaged_cache_is_ignored_with_one_warning_and_measured_again(
+    measured: list[torch.device], cache: Path, content: str
+) -> None:
     load_or_measure(CPU)
     (file,) = cache.iterdir()
     file.write_bytes(content.encode("latin-1"))
@@ -82,17 +80,19 @@ def test_a_damaged_cache_is_ignored_with_one_warning_and_measured_again(measured
     assert cached_calibration(CPU) is not None
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(measured, cache):
+def test_a_cache_that_cannot_be_written_is_done_without(measured: list[torch.device], cache: Path) -> None:
     cache.write_text("a file where the folder should be")
     assert load_or_measure(CPU).matmul_flops_per_sec == {"fp32": 1e11}
 
 
-def test_the_cache_is_written_whole_or_not_at_all(measured, cache, monkeypatch):
+def test_the_cache_is_written_whole_or_not_at_all(
+    measured: list[torch.device], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     load_or_measure(CPU)
     (file,) = cache.iterdir()
     before = file.read_text()
 
-    def full(*_):
+    def full(*_: Any) -> None:
         raise OSError("no space left on device")
 
     monkeypatch.setattr(calibration_cache.os, "replace", full)
@@ -100,7 +100,7 @@ def test_the_cache_is_written_whole_or_not_at_all(measured, cache, monkeypatch):
     assert [path.read_text() for path in cache.iterdir()] == [before]
 
 
-def test_what_was_measured_while_others_computed_is_used_for_some_minutes(cache):
+def test_what_was_measured_while_others_computed_is_used_for_some_minutes(cache: Path) -> None:
     store(Calibration(**identity(CPU), matmul_flops_per_sec={"fp32": 1e11}, disturbed="others used 43 % of the CPU"))
     assert cached_calibration(CPU) is not None
     (file,) = cache.iterdir()
@@ -109,9 +109,9 @@ def test_what_was_measured_while_others_computed_is_used_for_some_minutes(cache)
         assert cached_calibration(CPU) is None
 
 
-@pytest.fixture
-def gpu(measured, monkeypatch) -> tuple[types.SimpleNamespace, Any]:
-    """An NVIDIA GPU's properties, and its driver."""
+def test_a_gpu_is_told_apart_by_its_uuid_its_power_limit_and_its_driver(
+    measured: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
     properties, nvml = types.SimpleNamespace(uuid="1234"), cast(Any, types.ModuleType("pynvml"))
     nvml.limit_mw, nvml.version, nvml.NVMLError = 700_000, "570.1", RuntimeError
     nvml.nvmlInit = nvml.nvmlShutdown = lambda: None
@@ -123,11 +123,7 @@ def gpu(measured, monkeypatch) -> tuple[types.SimpleNamespace, Any]:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     monkeypatch.setattr(torch.version, "hip", None)
-    return properties, nvml
-
-
-def test_a_gpu_is_told_apart_by_its_uuid_its_power_limit_and_its_driver(gpu, monkeypatch):
-    device, (properties, nvml) = torch.device("cuda"), gpu
+    device = torch.device("cuda")
     found = load_or_measure(device)
     assert (found.uuid, found.power_limit_w, found.driver) == ("1234", 700, "570.1")
     assert cached_calibration(device) == found
@@ -138,42 +134,35 @@ def test_a_gpu_is_told_apart_by_its_uuid_its_power_limit_and_its_driver(gpu, mon
     assert identity(device)["driver"] is None
 
 
-def test_without_xdg_the_cache_is_in_the_home_folder(measured, tmp_path, monkeypatch):
+def test_without_xdg_the_cache_is_in_the_home_folder(
+    measured: list[torch.device], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     load_or_measure(CPU)
     assert len(list((tmp_path / ".cache" / "batchscope").iterdir())) == 1
 
 
-@pytest.fixture(params=["unknown", "not writable"])
-def no_home(request, tmp_path, monkeypatch) -> Path:
-    """As in some containers: the user or their home is unknown, or cannot be written to; the folder in its place."""
-
-    def unknown(*_):
+@pytest.mark.parametrize("home", [None, "/dev/null"], ids=["unknown", "not even root can make a folder there"])
+def test_without_a_home_the_cache_is_among_temporary_files_unless_another_user_owns_it(
+    home: str | None, measured: list[torch.device], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: Any) -> None:
         raise KeyError("getpwuid(): uid not found")
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", unknown)
-    if request.param == "not writable":
-        monkeypatch.setenv("HOME", "/dev/null")  # not even root can make a folder there
+    if home is not None:
+        monkeypatch.setenv("HOME", home)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path / f"batchscope-{os.getuid()}"
-
-
-def test_without_a_home_the_cache_is_among_temporary_files(measured, no_home):
+    user, folder = os.getuid(), tmp_path / f"batchscope-{os.getuid()}"
     assert load_or_measure(CPU) == cached_calibration(CPU)
-    assert no_home.stat().st_mode & 0o777 == 0o700
-    assert measured == [CPU]
-
-
-def test_a_temporary_folder_of_another_user_is_neither_read_nor_written_to(measured, no_home, monkeypatch):
-    load_or_measure(CPU)
-    before = sorted(no_home.iterdir())
-    (no_home.parent / f"batchscope-{os.getuid() + 1}").symlink_to(no_home)
-    user = os.getuid() + 1
-    monkeypatch.setattr(os, "getuid", lambda: user)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    before = sorted(folder.iterdir())
+    (tmp_path / f"batchscope-{user + 1}").symlink_to(folder)
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
     assert cached_calibration(CPU) is None
     load_or_measure(CPU)
-    assert sorted(no_home.iterdir()) == before
+    assert sorted(folder.iterdir()) == before
     assert len(measured) == 2
