@@ -10,7 +10,7 @@ some time later, when their marks can be read without waiting for the device.
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -24,7 +24,6 @@ from ..hardware.devices import cache_bytes
 from ._batches import samples_in, timesteps_in
 from ._never_raise import never_raise
 from ._profiler_hook import ProfilerHook, attach_profiler_hook, detach_profiler_hook
-from ._recording import RecordedUpdates
 from ._table import UpdateTable
 from ._timer import (
     PARTS_OF_ACTIONS,
@@ -41,6 +40,9 @@ from ._timer import (
 )
 from ._windows import Windows
 
+if TYPE_CHECKING:
+    from ._recording import RecordedUpdates
+
 # Training on a batch: it begins after on_train_batch_start, where modes of other callbacks may begin.
 _BATCH = "run_training_batch"
 FLUSH_EVERY = 100  # batches read together
@@ -55,7 +57,7 @@ class StepMonitor(Callback):
         warmup_steps: updates that are not counted.
 
     Attributes:
-        timer, windows, table, recorded: of this fit.
+        timer, windows, table, recorded: of this fit, or of the last one; `recorded` is None before the first.
         failure: the exception that has ended the measurement.
     """
 
@@ -66,7 +68,8 @@ class StepMonitor(Callback):
     def __init__(self, warmup_steps: int):
         self.warmup_steps = warmup_steps
         self.failure: str | None = None
-        self.timer, self.windows, self.recorded = StepTimer(HostClock()), Windows(0), RecordedUpdates(False)
+        self.timer, self.windows = StepTimer(HostClock()), Windows(0)
+        self.recorded: RecordedUpdates | None = None  # its module, which not every fit needs, is not imported yet
         self.table = UpdateTable(warmup_steps, self.windows)
         self._active = False
         self._hook: ProfilerHook | None = None
@@ -76,7 +79,7 @@ class StepMonitor(Callback):
         """Whether the steps of a fit are being measured."""
         return self._active
 
-    def _begin_fit(self, trainer: Trainer, module: LightningModule, recorded: RecordedUpdates) -> None:
+    def _begin_fit(self, trainer: Trainer, module: LightningModule, recorded: "RecordedUpdates") -> None:
         """Begin to measure the steps of a fit, of which some updates are recorded."""
         device = trainer.strategy.root_device
         self.timer, self.recorded = StepTimer(clock_for(device), trainer.global_step), recorded
@@ -102,7 +105,7 @@ class StepMonitor(Callback):
         """
         remove_timer(trainer, self.timer)
         detach_profiler_hook(trainer, self._hook)
-        self.recorded.stop()
+        self._stop_recording()
         self.timer.end_step()
         self.windows.end(self.timer.updates)
         self._flush(trainer, wait, is_over=wait)
@@ -112,7 +115,7 @@ class StepMonitor(Callback):
     def disable(self) -> None:
         """Measure no more in this fit."""
         self._active = False
-        self.recorded.stop()
+        self._stop_recording()
 
     def begin_window(self, pass_: int) -> None:
         """Between two updates, begin a window that lasts until `end_window`; from now on none begins by the clock."""
@@ -138,10 +141,10 @@ class StepMonitor(Callback):
             self._record()
             return
         if action == REQUEST:
-            self.recorded.stop()
+            self._stop_recording()
             self._begin_batch()
         elif PARTS_OF_ACTIONS[action] == PAUSE:
-            self.recorded.stop()
+            self._stop_recording()
         if action == VALIDATION:
             self._validating = True
         self.timer.enter(PARTS_OF_ACTIONS[action])
@@ -161,10 +164,15 @@ class StepMonitor(Callback):
                 self.windows.begin(updates)
         self.timer.begin_batch()
 
+    def _stop_recording(self) -> None:
+        if self.recorded is not None:
+            self.recorded.stop()
+
     def _record(self) -> None:
         """Record the operations of a batch whose update is among those to be recorded."""
         batch = self.timer.current
         samples = batch.samples if batch is not None else 0
+        assert self.recorded is not None
         self.recorded.start(self.timer.updates + 1, self.timer.global_step, samples)
         if batch is not None:  # another callback or the user may record it, too
             batch.recorded = self.recorded.active or any_mode() or is_profiler_active()
@@ -204,7 +212,7 @@ class StepMonitor(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._active and not self._validating:
             self._validating = True
-            self.recorded.stop()
+            self._stop_recording()
             self.timer.enter(PAUSE)
 
     @override
@@ -226,7 +234,7 @@ class StepMonitor(Callback):
     @never_raise
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._active:  # the time between two epochs is in no step
-            self.recorded.stop()
+            self._stop_recording()
             self.timer.end_step()
 
     @override

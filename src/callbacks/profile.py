@@ -103,6 +103,7 @@ class OperationProfiler(StepMonitor):
     @override
     def _record(self) -> None:
         super()._record()
+        assert self.recorded is not None
         is_traced = self.timer.updates >= self._traced_from
         if (
             self.timer.current is not None
@@ -158,6 +159,7 @@ class OperationProfiler(StepMonitor):
         if not self.table.in_median().any():
             rank_zero_warn(f"OperationProfiler has measured no step: it needs {self.warmup_steps + 1} updates")
             return
+        assert self.recorded is not None
         trace, reason = profiler.trace(), self.recorded.reason
         notes = [_COMPILED if self._is_compiled else reason and f"the operations could not be counted: {reason}"]
         notes += [profiler.error and f"there is no trace: {profiler.error}"]

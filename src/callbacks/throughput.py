@@ -16,7 +16,6 @@ from ..records.step_times import StepTimes
 from ..records.terminal import block, is_verbose, say
 from ._cost import cost_of, metrics_of, stalls_among
 from ._never_raise import never_raise
-from ._recording import RecordedUpdates
 from ._step_monitor import FLUSH_EVERY, StepMonitor
 from ._table import FIRST, INVALID, RECORDED
 from ._writer import StepWriter
@@ -129,6 +128,8 @@ class ThroughputMonitor(StepMonitor):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._analysis is None:  # it could not begin
             return
+        from ._recording import RecordedUpdates
+
         self.summary, self.operations, self.ended = {}, None, None
         self._writer = StepWriter(trainer, self.details)
         self._begin_fit(trainer, pl_module, RecordedUpdates(self.record_operations))
@@ -151,7 +152,7 @@ class ThroughputMonitor(StepMonitor):
     @override
     def _take(self, trainer: Trainer, rows: NDArray[Any], is_over: bool) -> None:
         """Write rows, with the FLOPs of a sample as soon as they are known."""
-        assert self._analysis is not None
+        assert self._analysis is not None and self.recorded is not None
         if self.recorded.is_over or is_over:
             self._analysis.learn(self.recorded)
         is_written = (rows["flags"] & (FIRST | RECORDED | INVALID)) == 0
@@ -176,7 +177,7 @@ class ThroughputMonitor(StepMonitor):
         if 0 < len(measured) < len(steps):
             self.summary = {}
             rank_zero_warn(f"ThroughputMonitor has no summary: {_stopped(steps)}")
-        elif cost and self._analysis is not None:
+        elif cost and self._analysis is not None and self.recorded is not None:
             self.summary = self._analysis.summary(cost, self.table, self.recorded, self.timer.spans.all(), measured)
             self.operations = self._analysis.operations
 

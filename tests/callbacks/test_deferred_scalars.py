@@ -10,29 +10,14 @@ from batchscope.callbacks._deferred_scalars import POOL, DeferredFlags, Deferred
 
 def test_a_scalar_on_the_cpu_beside_the_devices_own_is_read_with_them() -> None:
     scalars = [torch.ones((), device="meta"), torch.tensor([2.0]), torch.tensor(3, dtype=torch.int64)]
-    seen: list[torch.Tensor] = []
-    for order in (scalars, scalars[::-1], [scalars[1], torch.ones(1, device="meta")]):
-        DeferredScalars(order, lambda values: seen.append(values) or torch.zeros(len(values)))
-    assert [(str(values.device), tuple(values.shape)) for values in seen] == [
-        ("meta", (3,)),
-        ("meta", (3,)),
-        ("meta", (2,)),
-    ]
-
-
-def test_without_an_asynchronous_copy_the_numbers_are_on_the_host_when_the_read_has_started(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Whoever reads them later, where no time is measured, would wait for the device there."""
-    copied, copy = [], torch.Tensor.to
-    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *where, **how: copied.append(how) or copy(tensor, *where))
-    read = DeferredScalars([torch.ones(())])
-    assert copied == [{"non_blocking": False}]
-    assert read.ready()
+    seen: list[tuple[str, int]] = []
+    for order in (scalars, scalars[::-1]):
+        DeferredScalars(order, lambda values: seen.append((str(values.device), len(values))) or torch.zeros(3))
+    assert seen == [("meta", 3)] * 2
 
 
 class Behind(DeferredFlags):
-    """The flags of a device that is some steps behind the host."""
+    """The flags of a device that is some steps behind the host; on MPS it is so until somebody waits."""
 
     def __init__(self, steps: int):
         super().__init__(torch.device("cpu"))
@@ -56,7 +41,7 @@ class Behind(DeferredFlags):
 
 
 @pytest.mark.parametrize(("steps", "waits"), [(3, False), (POOL // 2 - 1, False), (2 * POOL, True)])
-def test_no_flag_is_waited_for_unless_the_device_is_hopelessly_behind(steps: int, waits: bool) -> None:
+def test_no_flag_is_lost_or_waited_for_unless_the_device_is_hopelessly_behind(steps: int, waits: bool) -> None:
     flags, heard = Behind(steps), []
     for step in range(3 * POOL):
         flags.next().fill_(float(step % 7 == 0))
@@ -65,17 +50,3 @@ def test_no_flag_is_waited_for_unless_the_device_is_hopelessly_behind(steps: int
     assert bool(flags.waits) is waits
     flags.wait()
     assert heard + flags.arrived() == [step % 7 == 0 for step in range(3 * POOL)]
-
-
-def test_without_an_asynchronous_copy_flags_arrive_when_they_are_awaited() -> None:
-    flags = DeferredFlags(torch.device("cpu"))
-    flags._device = torch.device("mps")  # which no machine of the tests has
-    heard = []
-    for step in range(10):
-        flags.next().fill_(float(step % 3 == 0))
-        flags.send()
-        assert flags.arrived() == []
-        if step % 5 == 4:
-            flags.wait()
-            heard += flags.arrived()
-    assert heard == [step % 3 == 0 for step in range(10)]

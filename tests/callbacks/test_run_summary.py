@@ -23,12 +23,14 @@ from batchscope.options.compose import check_command_line
 from tests.support.third_party_modules import Stranger
 
 
-def test_energy_is_by_the_samples_trained_on_while_it_was_measured() -> None:
+def test_what_was_sampled_of_the_device_has_its_name_in_the_summary() -> None:
     sampled = {"energy_j": 50.0, "seconds": 10.0, "energy_source": "counter", "device/memory_peak_gib": 0.5}
     facts = device_facts(sampled, {"seconds": 8.0, "samples": 4_000})
-    assert facts["joules_per_sample"] == pytest.approx(5.0 * 8.0 / 4_000)
-    assert facts["memory_peak_gib"] == 0.5
-    assert "utilization_pct" not in facts
+    energy = {"joules_per_sample": pytest.approx(5.0 * 8.0 / 4_000), "energy_source": "counter"}
+    assert facts == energy | {"memory_peak_gib": 0.5}
+    sampled = {"device/processor_time_mean_pct": 96.0, "device/throttled_mean_pct": 3.0, "host/rss_max_gib": 2.0}
+    expected = {"processor_time_pct": 96.0, "cores": usable_cores(), "throttled_pct": 3.0, "host_rss_gib": 2.0}
+    assert device_facts(sampled, {}) == expected
 
 
 @pytest.mark.parametrize(
@@ -44,11 +46,6 @@ def test_energy_is_by_the_samples_trained_on_while_it_was_measured() -> None:
 )
 def test_the_knee_is_predicted_where_the_host_limits(kind: str, share: float, device: str, knee: int | None) -> None:
     assert predicted_knee(Bottleneck(kind, share, "clear", ""), 64, device) == knee
-
-
-def test_processor_time_comes_with_the_cores_that_it_is_of() -> None:
-    facts = device_facts({"device/processor_time_mean_pct": 96.0, "device/throttled_mean_pct": 3.0}, {})
-    assert facts == {"processor_time_pct": 96.0, "cores": usable_cores(), "throttled_pct": 3.0}
 
 
 @pytest.mark.parametrize(("words", "experiment"), [([], None), (["experiment=diagnose"], "diagnose")])

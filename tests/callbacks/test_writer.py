@@ -99,17 +99,12 @@ def test_events_follow_those_that_were_logged_before(tmp_path: Path) -> None:
 def test_a_writer_that_was_closed_is_opened_again(tmp_path: Path) -> None:
     logger = TensorBoardLogger(tmp_path, name="", version="")
     writing = writer(logger)
-    writing.write_rows([(1, {"a": 1.0, "b": 2.0})])
+    writing.write_rows([(1, {"a": 1e300, "b": 2.0})])
     logger.experiment.close()
     writing.write_rows([(2, {"a": 3.0})])
     logger.experiment.flush()
     found = [event for file in tmp_path.glob("events*") for event in shown(file)]
-    assert sorted(found) == [(1, 1.0), (2, 3.0)]
-
-
-def test_what_is_no_number_for_tensorboard_is_infinite(tmp_path: Path) -> None:
-    writer(TensorBoardLogger(tmp_path, name="", version="")).write_rows([(1, {"a": 1e300})])
-    assert shown(tmp_path) == [(1, float("inf"))]
+    assert sorted(found) == [(1, float("inf")), (2, 3.0)]  # which float32 cannot hold
 
 
 def test_a_long_run_has_few_points_in_tensorboard_and_every_step_in_csv(tmp_path: Path) -> None:

@@ -220,12 +220,9 @@ def test_the_evidence_is_one_line_with_the_numbers_of_the_verdict(line):
     assert verdict(operations, parts).evidence == line
 
 
-def test_on_a_gpu_the_rate_is_that_of_the_device_and_not_of_the_hosts_calls():
-    found = verdict([elementwise(0.1, cold=10e9)], {"forward": 10}, GPU, "cuda")
+def test_the_evidence_names_the_devices_rate_and_a_hook_that_prepares_the_batch():
+    found = verdict([elementwise(0.1, cold=10e9)], {"forward": 10}, GPU, "cuda")  # not the rate of the host's calls
     assert "moving 10 GB through memory, at 1 TB/s of the 2 TB/s measured here" in found.evidence
-
-
-def test_a_hook_that_prepares_the_batch_is_named():
     found = verdict([product(1)], {"data_wait": 8, "forward": 2}, preparing="on_after_batch_transfer")
     assert found.evidence == "80 % of the step is preparing the batch in on_after_batch_transfer: 8 ms of 10 ms"
 

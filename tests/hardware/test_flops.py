@@ -101,39 +101,41 @@ def test_torchs_recurrent_modules_take_what_their_closed_form_says(kind, gates, 
     assert counted == StepFlops(*recurrent(9, 5, 6, gates, layers, directions))
 
 
-def test_grouped_convolutions_take_a_share_of_the_full_ones():
-    network = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 16, 1))
-    assert count_step(Stranger(network), torch.randn(2, 8, 10, 10)) == StepFlops(
-        *chain(conv(10, 8, 8, 3, groups=8), conv(10, 8, 16, 1))
-    )
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def test_a_transposed_convolution_takes_a_product_for_each_input_position():
-    network = nn.Sequential(nn.ConvTranspose2d(4, 6, 3, stride=2), nn.ConvTranspose2d(6, 6, 3, groups=6))
-    first, second = conv(10, 4, 6, 3), conv(21, 6, 6, 3, groups=6)
-    assert count_step(Stranger(network), torch.randn(2, 4, 10, 10)) == StepFlops(*chain(first, second))
-
-
-def test_attention_takes_its_two_products_forward_and_four_backward():
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.qkv = nn.Linear(16, 48)
-
-        def forward(self, x):
-            q, k, v = self.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    counted = count_step(Stranger(Attention()), torch.randn(BATCH, 10, 16))
-    projections, product = 10 * linear(16, 48), 2 * 2 * 10 * 10 * 8
-    assert counted == StepFlops(projections + 2 * product, projections + 4 * product)
-
-
-def test_a_frozen_layer_takes_no_gradient_of_its_weights():
+def frozen():
     network = nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 7), nn.Linear(7, 8))
     network[0].requires_grad_(False)
-    forward = linear(5, 6) + linear(6, 7) + linear(7, 8)
-    assert count_step(Stranger(network), torch.randn(2, 5)) == StepFlops(forward, linear(6, 7) + 2 * linear(7, 8))
+    return network
+
+
+GROUPED = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 16, 1))
+TRANSPOSED = nn.Sequential(nn.ConvTranspose2d(4, 6, 3, stride=2), nn.ConvTranspose2d(6, 6, 3, groups=6))
+LINEAR, (PROJECTIONS, PRODUCT) = (linear(5, 6), linear(6, 7), linear(7, 8)), (10 * linear(16, 48), 2 * 2 * 10 * 10 * 8)
+CLOSED = {
+    "a share of the full ones": (GROUPED, (2, 8, 10, 10), chain(conv(10, 8, 8, 3, groups=8), conv(10, 8, 16, 1))),
+    "a product for each input position": (
+        TRANSPOSED, (2, 4, 10, 10), chain(conv(10, 4, 6, 3), conv(21, 6, 6, 3, groups=6)),
+    ),
+    "two products forward and four backward": (
+        Attention(), (BATCH, 10, 16), (PROJECTIONS + 2 * PRODUCT, PROJECTIONS + 4 * PRODUCT),
+    ),
+    "no gradient of a frozen layer": (frozen(), (2, 5), (sum(LINEAR), LINEAR[1] + 2 * LINEAR[2])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_convolutions_attention_and_frozen_layers_take_what_their_closed_form_says(name):
+    network, shape, expected = CLOSED[name]
+    assert count_step(Stranger(network), torch.randn(shape)) == StepFlops(*expected)
 
 
 def test_a_step_without_products_has_no_flops():
@@ -171,17 +173,16 @@ def test_checkpointing_counts_what_it_computes_again_as_backward():
     assert backward < counted.backward <= forward + backward
 
 
-def test_a_packed_lstm_takes_each_sequence_by_its_length():
-    packed = pack_sequence([torch.randn(length, 5) for length in (9, 4, 2)])
-    counted = count_step(Stranger(nn.LSTM(5, 6)), packed, batch_size=1)
-    each = [recurrent(length, 5, 6, gates=4) for length in (9, 4, 2)]
-    assert counted == StepFlops(*(sum(parts) for parts in zip(*each, strict=True)))
+LENGTHS = (9, 4, 2)
 
 
-def test_a_packed_bidirectional_gru_takes_twice_the_forward_products():
-    packed = pack_sequence([torch.randn(length, 5) for length in (9, 4, 2)])
-    counted = count_step(Stranger(nn.GRU(5, 6, bidirectional=True)), packed, batch_size=1)
-    assert counted.forward == 2 * sum(recurrent(length, 5, 6, gates=3)[0] for length in (9, 4, 2))
+@pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3)])
+def test_packed_sequences_count_by_their_lengths_and_twice_in_two_directions(kind, gates):
+    packed = pack_sequence([torch.randn(length, 5) for length in LENGTHS])
+    each = [recurrent(length, 5, 6, gates=gates) for length in LENGTHS]
+    assert count_step(Stranger(kind(5, 6)), packed, batch_size=1) == StepFlops(*map(sum, zip(*each, strict=True)))
+    both = count_step(Stranger(kind(5, 6, bidirectional=True)), packed, batch_size=1)
+    assert both.forward == 2 * sum(forward for forward, _ in each)
 
 
 def cudnn(kind, x, layers=1, directions=1, hidden=6, gates=4, **options):
@@ -210,14 +211,11 @@ def test_cudnns_kernels_take_what_their_closed_form_says(layers, directions, gat
     assert (cudnn("_cudnn_rnn", x, **options), backward) == tuple(BATCH * each for each in expected)
 
 
-def test_cudnns_packed_sequences_count_by_their_lengths():
-    x, sizes = torch.empty(9 + 4 + 2, 5, device="meta"), [3, 3, 2, 2, 1, 1, 1, 1, 1]
+def test_cudnns_packed_sequences_count_by_their_lengths_and_its_mask_says_which_gradients_there_are():
+    x, sizes = torch.empty(sum(LENGTHS), 5, device="meta"), [3, 3, 2, 2, 1, 1, 1, 1, 1]
     backward = cudnn("_cudnn_rnn_backward", x, batch_sizes=sizes, output_mask=[False, False, False, True])
-    each = [recurrent(length, 5, 6, gates=4) for length in (9, 4, 2)]
+    each = [recurrent(length, 5, 6, gates=4) for length in LENGTHS]
     assert (cudnn("_cudnn_rnn", x, batch_sizes=sizes), backward) == tuple(map(sum, zip(*each, strict=True)))
-
-
-def test_cudnns_mask_says_which_gradients_there_are():
     x = torch.empty(9, BATCH, 5, device="meta")
     forward = cudnn("_cudnn_rnn", x)
     assert cudnn("_cudnn_rnn_backward", x, output_mask=[True, True, True, True]) == 2 * forward

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from batchscope.hardware.operations import Operation, OperationRecorder, merge
 
@@ -104,10 +103,9 @@ def test_the_backward_pass_of_a_fused_lstm_does_twice_the_work_but_for_the_first
     assert (backward.calls, backward.flops) == (1, 2 * forward.flops - 2 * B * 12 * 4 * 12)
 
 
-@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
-def test_a_nested_tensor_moves_its_values(layout: torch.layout) -> None:
+def test_a_nested_tensor_moves_its_values() -> None:
     layer = nn.Linear(IN, OUT)
-    x = torch.nested.nested_tensor([torch.randn(length, IN) for length in (B - 3, 3)], layout=layout)
+    x = torch.nested.nested_tensor([torch.randn(length, IN) for length in (B - 3, 3)], layout=torch.jagged)
     operations = recorded(lambda: layer(x).values().sum().backward())
     assert any(each.bytes >= FLOAT * (B * IN + IN * OUT + B * OUT) for each in operations)
 
@@ -221,24 +219,6 @@ def test_steps_may_depend_on_the_data_and_operators_of_functions_run_unnoted() -
     results: list[Any] = []
     recorded(lambda: results.append(torch.cond(x[0] > 0, lambda a: a + 1, lambda a: a - 1, (x[:1],)).item()))
     assert results == [2]
-
-
-def test_recording_changes_no_bit_of_a_training() -> None:
-    def trained(watch: bool) -> torch.Tensor:
-        torch.manual_seed(0)
-        net = nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(144, 5)
-        )
-        optimizer = torch.optim.AdamW(net.parameters(), fused=True)
-        recorder = OperationRecorder(net)
-        for _ in range(3):
-            with recorder if watch else torch.enable_grad():
-                optimizer.zero_grad()
-                F.cross_entropy(net(torch.randn(8, 1, 8, 8)), torch.randint(5, (8,))).backward()
-                optimizer.step()
-        return torch.cat([each.flatten() for each in net.parameters()])
-
-    assert torch.equal(trained(True), trained(False))
 
 
 def test_an_error_of_the_recorder_ends_the_recording_and_not_the_step(monkeypatch: pytest.MonkeyPatch) -> None:

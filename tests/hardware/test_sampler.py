@@ -45,22 +45,21 @@ def test_without_time_between_two_samples_nothing_is_known() -> None:
     assert timeline((3, {CPU: 1.0})).over([(0, 9)]) == {}
 
 
-def test_energy_is_what_the_counter_rises_by_within_the_spans() -> None:
-    samples = timeline(*((second, {POWER: 1.0, ENERGY: joules}) for second, joules in ((0, 500), (2, 700), (4, 1000))))
-    found = samples.over([(0, 1), (2, 3)])
-    assert (found["energy_j"], found["energy_source"]) == (100 + 150, "counter")
+POWERED = {POWER: 100.0}
+ENERGIES = {  # readings of each second → energy within the seconds 0 to 1 and 1.5 to 2, and where it is from
+    "a counter": ([POWERED | {ENERGY: joules} for joules in (500, 700, 1000)], 200 + 150, "counter"),
+    "a counter that is refused": ([POWERED | {ENERGY: 10.0}, POWERED, POWERED], 150, "power_integral"),
+    "a counter that is reset": ([POWERED | {ENERGY: joules} for joules in (10, 20, 5)], 150, "power_integral"),
+    "power of a part of the time alone": ([{}, POWERED, {}], None, None),
+}
+
+
+@pytest.mark.parametrize("name", ENERGIES)
+def test_energy_is_the_counters_or_that_of_the_power_where_either_is_known_all_the_time(name: str) -> None:
+    readings, joules, source = ENERGIES[name]
+    found = timeline(*enumerate(readings)).over([(0, 1), (1.5, 2)])
+    assert (found.get("energy_j"), found.get("energy_source")) == (joules, source)
     assert not any("energy_m" in key for key in found)
-
-
-@pytest.mark.parametrize("counter", [(10.0, None, None), (10.0, 20.0, 5.0)], ids=["refused", "reset"])
-def test_a_counter_that_fails_in_mid_run_is_not_used(counter) -> None:
-    readings = [{POWER: 100.0} | ({} if joules is None else {ENERGY: joules}) for joules in counter]
-    found = timeline(*enumerate(readings)).over([(0, 2)])
-    assert (found["energy_j"], found["energy_source"]) == (200.0, "power_integral")
-
-
-def test_energy_that_is_known_of_a_part_of_the_time_alone_is_left_out() -> None:
-    assert "energy_j" not in timeline((0, {}), (1, {POWER: 100.0}), (2, {})).over([(0, 2)])
 
 
 def test_a_long_timeline_thins_itself_and_its_energy_stays_right() -> None:

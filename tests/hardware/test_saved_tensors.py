@@ -27,31 +27,28 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(16, WIDE), nn.ReLU(), nn.Linear(WIDE, 4))
 
 
-def test_of_an_mlp_the_result_of_its_relu_is_saved_and_no_weight_and_no_batch() -> None:
-    assert saved(mlp(), torch.randn(BATCH, 16)).most == BATCH * WIDE * FLOAT
+def sigmoids() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(16, WIDE), nn.Sigmoid(), nn.Linear(WIDE, 4), nn.Sigmoid())
 
 
-def test_a_storage_that_two_operations_save_counts_once() -> None:
-    network = nn.Sequential(nn.Linear(16, WIDE), nn.Sigmoid(), nn.Linear(WIDE, 4), nn.Sigmoid())
-    assert saved(network, torch.randn(BATCH, 16)).most == BATCH * (WIDE + 4) * FLOAT
+def twice(network: nn.Module, x: Tensor) -> None:
+    for _ in range(2):
+        network(x).mean().backward()
 
 
-def test_a_network_without_gradients_saves_nothing() -> None:
-    assert saved(mlp().requires_grad_(False), torch.randn(BATCH, 16), lambda x: None).most == 0
+SAVED: dict[str, tuple[nn.Module, Callable[[nn.Module, Tensor], Any], int]] = {
+    "the result of a ReLU, no weight and no batch": (mlp(), lambda net, x: net(x).mean(), BATCH * WIDE),
+    "a storage that two operations save, once": (sigmoids(), lambda net, x: net(x).mean(), BATCH * (WIDE + 4)),
+    "nothing without gradients": (mlp().requires_grad_(False), lambda net, x: None, 0),
+    "what is freed in between is not added up": (mlp(), twice, BATCH * WIDE),
+}
 
 
-def test_what_is_freed_in_between_is_not_added_up() -> None:
-    network = mlp()
-
-    def twice(x: Tensor) -> None:
-        for _ in range(2):
-            network(x).mean().backward()
-
-    assert saved(network, torch.randn(BATCH, 16), twice).most == BATCH * WIDE * FLOAT
-
-
-def test_nothing_is_held_after_the_backward_pass() -> None:
-    found = saved(mlp(), torch.randn(BATCH, 16))
+@pytest.mark.parametrize("name", SAVED)
+def test_each_storage_that_is_saved_counts_once_and_none_is_held_afterwards(name: str) -> None:
+    network, step, numbers = SAVED[name]
+    found = saved(network, torch.randn(BATCH, 16), lambda x: step(network, x))
+    assert found.most == numbers * FLOAT
     assert found._alive == {} and found._held == 0
 
 
