@@ -105,9 +105,7 @@ class OperationProfiler(StepMonitor):
         super()._record()
         assert self.recorded is not None
         is_traced = self.timer.updates >= self._traced_from
-        if (
-            self.timer.current is not None
-        ):  # steps that another profiler slows down all the time are the plain ones here
+        if self.timer.current is not None:  # steps beside a profiler of the user's are timed all the same
             self.timer.current.recorded = self.recorded.active or is_traced
         begins = self.timer.updates == self._traced_from and self.timer.is_between_updates
         if self._profiler is not None and begins:
@@ -142,18 +140,20 @@ class OperationProfiler(StepMonitor):
     @override
     def disable(self) -> None:
         super().disable()
-        if self._profiler is not None:
-            self._profiler.stop()
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            profiler.stop()
 
     @never_raise
     def _finish(self, trainer: Trainer, module: LightningModule) -> None:
         """Explain what was measured; write it and print it if that is wanted."""
         if self._active:
+            profiler = self._profiler
             with pause(trainer):  # of whoever else times the steps
                 self._end_fit(trainer)
-                if self._profiler is not None:
-                    self._profiler.stop()
-                    self._explain(trainer, module, self._profiler)
+                self.disable()  # ends the trace
+                if profiler is not None:
+                    self._explain(trainer, module, profiler)
 
     def _explain(self, trainer: Trainer, module: LightningModule, profiler: StepProfiler) -> None:
         if not self.table.in_median().any():
