@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, did_you_mean, exit_on_user_error
-from ..records.formatting import duration, memory, percent, with_prefix
+from ..records.formatting import memory, percent, with_prefix
 from . import command_parser
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _columns(calibration: "Calibration") -> dict[str, dict[str, str]]:
     if calibration.h2d_bytes_per_sec:
         cells[_TRANSFER] = with_prefix(calibration.h2d_bytes_per_sec, "B/s")
     if calibration.launch_us:
-        cells[_LAUNCH] = duration(calibration.launch_us / 1e6)
+        cells[_LAUNCH] = f"{calibration.launch_us:.3g} µs"  # one unit in the row, however short
     if calibration.cache_bytes:
         cells[_CACHES] = memory(calibration.cache_bytes)
     sheet = datasheet(calibration.device_name)

@@ -49,12 +49,18 @@ def test_the_text_is_one_table_with_the_datasheet_beside_a_known_card():
     ]
 
 
-def test_what_no_device_has_is_no_row_and_a_short_launch_has_a_short_unit():
+def test_launches_of_different_devices_have_one_unit():
+    quick = dataclasses.replace(HOST, launch_us=0.422)
+    row = next(line for line in hardware.as_text([quick, GPU]).splitlines() if line.startswith("one launch"))
+    assert row.split() == ["one", "launch", "0.422", "µs", "3.5", "µs", "–", "–"]
+
+
+def test_what_no_device_has_is_no_row():
     quick = dataclasses.replace(HOST, matmul_flops_per_sec={"fp32": 1e11}, memory_bytes_per_sec=None, launch_us=0.422)
     assert [line.split() for line in hardware.as_text([quick]).splitlines()[2:]] == [
         ["cpu"],
         ["products", "in", "fp32", "100", "GFLOP/s"],
-        ["one", "launch", "422", "ns"],
+        ["one", "launch", "0.422", "µs"],
     ]
 
 
