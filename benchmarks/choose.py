@@ -22,15 +22,9 @@ The last line of the output is JSON. Errors, coverage, widths and shares are in 
         roofline_error         the error of max(FLOPs / peak, bytes / bandwidth)
         roof_ratio_error       the error of another fitted device's measurement times the ratio of the rooflines; null without one
         roof_ratio_best_error  the same by each target's best source, which only hindsight knows
-    with_ten_of_the_kind       by kind: error, coverage, width (and by_device) if ten measurements of the target of the same kind
-                               are known; the others are judged; the median of 21 draws
-    with_ten_of_any_kind       the same with ten measurements of any kind
-    by_device_pair             "source -> target", by kind: the target from the source's measurement of the same operation times the
-                               ratio of the two predictions (error, coverage), and times that of the roofs (roof_ratio_error)
     ranking                    pairs of devices whose measurements of one operation differ by over 20 %: pairs, too_close,
                                right_of_called, wrong_of_all; by_kind, by_device_pair. In a test, tested devices are also
                                compared with the measurements of the fitted ones.
-    bounds                     devices of a kind that is only bounded: cases, and how many are not below the bound
     seconds                    what the script took
 """
 
@@ -39,6 +33,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the matrices are small, and the sums are the same on every machine
@@ -69,7 +64,7 @@ def main() -> None:
     tested = read(args.test) if args.test else None
     names = fitted.measured_devices()
     if args.write:
-        write_text(FILE, fit_all(fitted, args.source).as_json())
+        write_text(FILE, as_json(fit_all(fitted, args.source)))
     if tested is None and len(names) < 2:
         raise UserError(
             f"--fit {args.fit}: has one device; to leave one out takes two, or --test a folder of other devices"
@@ -92,6 +87,12 @@ def fit_all(measurements: Measurements, source: str = SOURCE) -> Coefficients:
     fit = Fit(measurements)
     fit.source = source
     return fit.coefficients(measurements.measured_devices())
+
+
+def as_json(coefficients: Coefficients) -> str:
+    """The text of `kernels.json`, with six digits."""
+    rounded = json.loads(json.dumps(asdict(coefficients)), parse_float=lambda text: float(f"{float(text):.6g}"))
+    return json.dumps(rounded, indent=2) + "\n"
 
 
 def _title(found: dict) -> str:

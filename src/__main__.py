@@ -26,7 +26,7 @@ COMMANDS = {
     "explain": ("batchscope.cli.explain", "show where the time of a step goes: batchscope explain <run>"),
     "choose": (
         "batchscope.cli.choose",
-        "tell which device to take, with time and money: batchscope choose model=cnn data=mnist",
+        "tell which device to take, with time and cost: batchscope choose model=cnn data=mnist",
     ),
     "hardware": ("batchscope.hardware.__main__", "measure what this machine can do: batchscope hardware"),
 }

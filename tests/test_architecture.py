@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpointing": {"options", "records", "distributed", "callbacks"},
     "training": {"options", "records", "data", "hardware", "distributed", "callbacks", "checkpointing"},
     "analysis": {"options", "records"},
-    "choice": {"options", "records", "hardware", "analysis"},
+    "choice": {"options", "records", "hardware"},
     "sweep": {"options", "records", "hardware", "distributed", "checkpointing", "training", "analysis"},
 }
 MAY_IMPORT["cli"] = {*MAY_IMPORT}

@@ -15,14 +15,14 @@ what else was tried.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from batchscope.choice.device import Device
 from batchscope.choice.kernels import GROUPS, Coefficients, facts
-from batchscope.choice.roofs import Array, Cards, card, many, memory_seconds, product_seconds
+from batchscope.choice.roofs import Array, Cards, card, memory_seconds, product_seconds
 from batchscope.choice.work import Work
+from batchscope.hardware.datasheet import Datasheet
 from device_choice.measurements import Measurements
 
 # Median and standard deviation (of the logarithm, or of an exponent itself).
@@ -76,7 +76,7 @@ class Table:
 
     def __getitem__(self, index: Array) -> "Table":
         shape = tuple(each[index] for each in self.shape)
-        arrays = (self.bytes[index], self.cards[index], self.log_seconds[index])
+        arrays = (self.bytes[index], _picked(self.cards, index), self.log_seconds[index])
         return Table(self.family, self.group[index], self.device[index], shape, *arrays)
 
     def predicted(self, values: Mapping[str, float]) -> Array:
@@ -86,7 +86,7 @@ class Table:
         return np.log(memory_seconds(self.group, self.shape[0], self.bytes, self.cards, values))
 
 
-def tables(rows: Sequence[tuple[Work, Device, float]]) -> dict[str, Table]:
+def tables(rows: Sequence[tuple[Work, Datasheet, float]]) -> dict[str, Table]:
     """The rows by family; a family without rows is left out."""
     found = {}
     for family in ("products", "memory"):
@@ -96,10 +96,11 @@ def tables(rows: Sequence[tuple[Work, Device, float]]) -> dict[str, Table]:
     return found
 
 
-def _table(family: str, rows: Sequence[tuple[Work, Device, float]]) -> Table:
-    devices = list({device.name: device for _, device, _ in rows}.values())
-    cards = many([card(device, device.flops_per_sec["fp32"]) for device in devices])
-    index = {device.name: position for position, device in enumerate(devices)}
+def _table(family: str, rows: Sequence[tuple[Work, Datasheet, float]]) -> Table:
+    devices = list({device.names[0]: device for _, device, _ in rows}.values())
+    each = [card(device) for device in devices]
+    cards = Cards(*(np.concatenate([getattr(one, field.name) for one in each]) for field in fields(Cards)))
+    index = {device.names[0]: position for position, device in enumerate(devices)}
     if family == "products":
         dims = np.array([(1, *work.dims) if work.kind == "linear" else work.dims for work, _, _ in rows], float)
     else:
@@ -107,12 +108,16 @@ def _table(family: str, rows: Sequence[tuple[Work, Device, float]]) -> Table:
     return Table(
         family,
         np.array([work.kind for work, _, _ in rows]),
-        np.array([device.name for _, device, _ in rows]),
+        np.array([device.names[0] for _, device, _ in rows]),
         tuple(dims.T),
         np.array([work.bytes for work, _, _ in rows]),
-        cards[np.array([index[device.name] for _, device, _ in rows])],
+        _picked(cards, np.array([index[device.names[0]] for _, device, _ in rows])),
         np.log([seconds for _, _, seconds in rows]),
     )
+
+
+def _picked(cards: Cards, index: Array) -> Cards:
+    return Cards(*(getattr(cards, field.name)[index] for field in fields(Cards)))
 
 
 class Fit:

@@ -1,7 +1,7 @@
 """Read a folder of measured operations: `kernels.csv` and `devices.csv`. A damaged row ends the program in one line.
 
 devices.csv: `device`, `bandwidth_gb_s` and `fp32_gflop_s` are needed. `memory_gb`, `sms`, `cores_per_sm`, `mhz`, `l2_mb`,
-`tdp_w` and `kind` may be missing or empty. kernels.csv: `op`, `device`, `ms`, and the dimensions that the operation has. Where
+`tdp_w` may be missing or empty. kernels.csv: `op`, `device`, `ms`, and the dimensions that the operation has. Where
 it has a `dtype` or `precision`, rows of another one than float32 are left out: nothing says how such a time compares.
 """
 
@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchscope.choice.device import Device
 from batchscope.choice.work import Work
 from batchscope.errors import UserError
+from batchscope.hardware.datasheet import Datasheet
 
 Row = dict[str, str]
 _PRODUCTS = {"linear": ("M", "N", "K"), "bmm": ("B", "M", "N", "K")}
@@ -69,7 +69,6 @@ _ON_ONE |= {f"{name}u" for name in _ON_TWO}
 _LARGEST = 2**40
 _PRECISION = ("dtype", "precision")  # columns
 _FLOAT32 = ("", "fp32", "float32", "float", "f32", "32-true", "torch.float32")
-_KINDS = ("cuda", "rocm", "mps", "tpu", "cpu")
 
 
 @dataclass(frozen=True)
@@ -77,11 +76,11 @@ class Measurements:
     """Operations with their devices and measured seconds, and all devices of the folder by name."""
 
     folder: Path
-    devices: dict[str, Device]
-    rows: list[tuple[Work, Device, float]]
+    devices: dict[str, Datasheet]
+    rows: list[tuple[Work, Datasheet, float]]
 
     def measured_devices(self) -> list[str]:
-        seen = {device.name for _, device, _ in self.rows}
+        seen = {device.names[0] for _, device, _ in self.rows}
         return [name for name in self.devices if name in seen]
 
 
@@ -92,12 +91,12 @@ def read(folder: Path) -> Measurements:
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: is no folder; it takes one with kernels.csv and devices.csv")
-    devices: dict[str, Device] = {}
+    devices: dict[str, Datasheet] = {}
     for where, row in _table(folder / "devices.csv", ("device", "bandwidth_gb_s", "fp32_gflop_s")):
         device = _device(where, row)
-        if device.name in devices:
-            raise UserError(f"{where}: device {device.name} is there twice")
-        devices[device.name] = device
+        if device.names[0] in devices:
+            raise UserError(f"{where}: device {device.names[0]} is there twice")
+        devices[device.names[0]] = device
     rows, unknown = [], Counter()
     for where, row in _table(folder / "kernels.csv", ("op", "device", "ms")):
         work = _work(where, row)
@@ -152,29 +151,25 @@ def _number(where: str, row: Row, column: str) -> float:
     return value
 
 
-def _device(where: str, row: Row) -> Device:
+def _device(where: str, row: Row) -> Datasheet:
     def optional(column: str, convert: Callable[[float], float] = float) -> float | None:
         return convert(_number(where, row, column)) if row.get(column) else None
 
-    def scaled(column: str, factor: float) -> float | None:
-        value = optional(column)
-        return None if value is None else value * factor
-
-    kind = row.get("kind") or "cuda"
-    if kind not in _KINDS:
-        raise UserError(f"{where}: kind is '{kind}'; it takes {', '.join(_KINDS)}")
+    if row.get("kind", "cuda") not in ("cuda", ""):
+        raise UserError(f"{where}: kind is '{row['kind']}'; only cards of NVIDIA's (cuda) are predicted")
     if not row["device"]:
         raise UserError(f"{where}: device is empty; it takes a name")
-    return Device(
-        name=row["device"],
-        kind=kind,
-        memory_bytes=scaled("memory_gb", 2**30) or 0.0,
-        bytes_per_sec=_number(where, row, "bandwidth_gb_s") * 1e9,
+    return Datasheet(
+        names=(row["device"],),
+        short=(row["device"],),
+        memory_gib=optional("memory_gb") or 0.0,
+        memory_bytes_per_sec=_number(where, row, "bandwidth_gb_s") * 1e9,
         flops_per_sec={"fp32": _number(where, row, "fp32_gflop_s") * 1e9},
+        source={},
         sms=optional("sms", round),
-        l2_bytes=scaled("l2_mb", 2**20),
-        clock_hz=scaled("mhz", 1e6),
         cores_per_sm=optional("cores_per_sm", round),
+        clock_mhz=optional("mhz"),
+        l2_mib=optional("l2_mb"),
         tdp_w=optional("tdp_w"),
     )
 

@@ -9,25 +9,21 @@ _SHORT = {"elementwise": "elementw.", "layer_norm": "layernorm"}
 
 def render(found: Mapping[str, Any]) -> str:
     """All tables, as plain text."""
-    if not found["by_kind"]:
-        return _bounds(found)
-    return "\n\n".join(filter(None, (_by_kind(found), _by_device(found), _ranking(found), _bounds(found))))
+    return "\n\n".join((_by_kind(found), _by_device(found), _ranking(found)))
 
 
 def _by_kind(found: Mapping[str, Any]) -> str:
-    head = ["operation", "cases", "error", "roof ratio", "best", "roofline", "80 % holds", "width", "with 10", "holds"]
+    head = ["operation", "cases", "error", "roof ratio", "best", "roofline", "80 % holds", "width"]
     rows = []
     for kind, one in [*found["by_kind"].items(), ("all", found["overall"])]:
-        ten = found["with_ten_of_the_kind"].get(kind, {})
         values = [one[key] for key in ("error", "roof_ratio_error", "roof_ratio_best_error", "roofline_error")]
-        values += [one["coverage"], one["width"], ten.get("error"), ten.get("coverage")]
+        values += [one["coverage"], one["width"]]
         rows.append([kind, f"{one['cases']:,}", *map(_share, values)])
     notes = (
         "error: median of |predicted / measured - 1|\n"
         "roof ratio: another device's measurement of the same shape, times the ratio of the roofs\n"
         "best: the same by each target's best source, which is known in hindsight only\n"
-        "width: median of (high - low) / middle\n"
-        "with 10: ten measurements of the target, of this kind, are known"
+        "width: median of (high - low) / middle"
     )
     return f"{_columns(head, rows)}\n{notes}"
 
@@ -54,14 +50,6 @@ def _ranking(found: Mapping[str, Any]) -> str:
         f"Order of two devices: {whole['pairs']:,} pairs of measurements of one operation differ by over 20 %.\n"
         f"Too close to call: {_share(whole['too_close'])}; of the others {_share(whole['right_of_called'])} are right."
     )
-
-
-def _bounds(found: Mapping[str, Any]) -> str:
-    lines = [
-        f"{device}: only a bound is given; {one['hold']:.1f} % of {one['cases']:,} measurements are not below it."
-        for device, one in found["bounds"].items()
-    ]
-    return "\n".join(lines)
 
 
 def _share(value: float | None) -> str:

@@ -16,13 +16,10 @@ take 89 to 94 ms). About a quarter of it is an Adam that launches for each param
 and as many batch norms, forward and backward: some 60 µs for each on a host of 2017.
 """
 
-import math
-import re
 from collections.abc import Sequence
 
-from ..errors import UserError
 from ..records.operations import OperationRow
-from .seconds import Interval
+from .interval import Interval
 
 # Seconds of a simple operation on the host of a GPU: dispatch and launch, without and with Python and autograd above it.
 BELOW_AUTOGRAD = Interval(3e-6, 5e-6, 9e-6)
@@ -30,31 +27,9 @@ WHOLE_OPERATION = Interval(5e-6, 8e-6, 15e-6)
 OTHER_HOST = Interval(0.6, 1.0, 1.5)  # the time that another processor takes for the same Python, relative to this one
 _LEAST_BESIDE = 8e-6  # seconds of Python and autograd for an operation
 _MOST_BESIDE = 5e-3, 50e-6  # seconds of the loop for a step, and for an operation
-HOSTS = {"fast": 5e-6, "typical": 8e-6, "slow": 15e-6}  # by name: seconds of a whole simple operation
-_NAMED = 1.25  # a named host is known up to this factor
+_STATED = 1.25  # a host whose launch the user states is known up to this factor
 _THROUGH_CUDNN = 8.0  # simple operations that one of these is worth
 _CUDNN = ("conv", "batch_norm", "rnn")
-
-
-def host_of(text: str | None) -> float | None:
-    """Seconds that a named host takes for a simple operation; None where none is named.
-
-    Args:
-        text: `fast`, `typical`, `slow`, or what a simple operation takes, such as `7us`.
-
-    Raises:
-        UserError: for anything else.
-    """
-    if text is None:
-        return None
-    if text in HOSTS:
-        return HOSTS[text]
-    number = re.fullmatch(r"(\d{1,4}(?:\.\d+)?) ?(us|µs)", text.strip())
-    if number is None or not 0.5 <= float(number[1]) <= 1000:
-        raise UserError(
-            f"--host: got {text!r}, takes {', '.join(HOSTS)}, or what a small operation takes on it, such as 7us"
-        )
-    return float(number[1]) * 1e-6
 
 
 def launched(rows: Sequence[OperationRow]) -> float:
@@ -66,32 +41,27 @@ def beside_operations(rest: Interval, calls: float) -> Interval:
     """Seconds of a step's loop, Python and autograd, given what was measured of a step outside of its operations."""
     loop, each = _MOST_BESIDE
     least, most = _LEAST_BESIDE * calls, loop + each * calls
-    return Interval(*(min(max(end, least), most) for end in (rest.low, rest.middle, rest.high)))
+    return Interval(*(min(max(end, least), most) for end in rest.ends()))
 
 
-def _on_another(beside: Interval) -> Interval:
-    """The same on the host of a GPU: both are uncertain, and independently so."""
-    if not beside.middle:
-        return beside
-    low = math.hypot(math.log(OTHER_HOST.low), math.log(beside.low / beside.middle))
-    high = math.hypot(math.log(OTHER_HOST.high), math.log(beside.high / beside.middle))
-    return Interval(beside.middle * math.exp(-low), beside.middle, beside.middle * math.exp(high))
-
-
-def host_seconds(operations: float, beside: Interval | None, host: float | None) -> Interval:
-    """Seconds of a step on the host.
+def host_seconds(operations: float, beside: Interval | None, launch_s: float | None) -> Interval:
+    """Seconds of a step on the host of a GPU.
 
     Args:
         operations: as `launched` counts them.
         beside: what the loop, Python and autograd were measured to take beside the operations; None if unknown.
-        host: seconds of a simple operation on it; None for a host like the one that measured, or an unknown one.
+        launch_s: seconds of a whole simple operation on it; None for a host like the one that measured.
     """
-    if host is not None:
-        factor = host / WHOLE_OPERATION.middle
-        loop = beside.middle * factor if beside is not None else 0.0
-        below = BELOW_AUTOGRAD if beside is not None else WHOLE_OPERATION
-        seconds = operations * below.middle * factor + loop
-        return Interval(seconds / _NAMED, seconds, seconds * _NAMED)
+    below = BELOW_AUTOGRAD if beside is not None else WHOLE_OPERATION
+    if launch_s is not None:
+        loop = beside.middle if beside is not None else 0.0
+        seconds = (operations * below.middle + loop) * launch_s / WHOLE_OPERATION.middle
+        return Interval(seconds / _STATED, seconds, seconds * _STATED)
     if beside is None:
         return WHOLE_OPERATION * operations
-    return BELOW_AUTOGRAD * operations + _on_another(beside)
+    return BELOW_AUTOGRAD * operations + elsewhere(beside)
+
+
+def elsewhere(seconds: Interval) -> Interval:
+    """What was measured on the processor here, on the host of a GPU."""
+    return Interval(*(one * other for one, other in zip(seconds.ends(), OTHER_HOST.ends(), strict=True)))

@@ -1,220 +1,232 @@
-"""What runs have measured of one training on one device: a step's time and its operations, by batch size."""
+"""What runs have measured: each training, on each device that it ran on, its steps and operations by batch size.
 
+Runs belong to one training where everything is alike that makes a step what it is: model, data, optimizer, precision.
+Seeds, folders, learning rates and the length of the training may differ.
+"""
+
+import json
 import math
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from ..analysis.read import find
-from ..analysis.run import Run
 from ..errors import UserError, printable
-from ..records import read
-from ..records.operations import FILE, StepOperations, read_operations
-from ..records.rates import RATE
-from ..records.values import at, peak, positive, table
-from .catalogue import known_device
-from .device import Device
-from .memory import CountedMemory
-from .seconds import Interval
+from ..files import is_set_aside
+from ..hardware.datasheet import Datasheet, datasheets
+from ..options.tree import flatten
+from ..records.formatting import option_value, percent
+from ..records.operations import StepOperations, read_operations
+from ..records.read import FILE, read
+from ..records.values import at, positive, table
+from .interval import Interval
+from .step import Measured, Source
 
-_GIB = 2**30
-_LOOP = 8  # calls of one operation for a batch in one module: Python goes through time steps
-MOST_EPOCHS = 10**6
-_PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp64")
-# The settings that make a step another one, beside those of the model.
-_OF_A_STEP = ("model", "data", "optimizer", "trainer.precision", "trainer.accumulate_grad_batches", "channels_last")
+_MOST_EPOCHS = 10**6
+_SECTIONS = ("model", "data")  # of the configuration, whose options make a step another one
+_ALSO = ("optimizer._target_", "trainer.precision", "trainer.accumulate_grad_batches", "channels_last", "compile")
+_NOT = ("data.batch_size", "data.seed", "data.root", "data.offline")
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Runs of one training on one device, that differ in the batch size alone. Times are those of a batch."""
+class Training:
+    """One training, as it was measured on each device that is here."""
 
-    title: str
-    options: Mapping[str, Any]  # the settings that make a step another one
+    title: str  # `cnn · mnist`, with the options that tell it from the others
     epochs: int | None  # that the runs were to train; None where they do not agree
-    notes: Sequence[str]  # on what was left out, and on what the runs cannot tell
-    busy: float | None  # the share of the processor that other programs took while they disturbed all of a run
-    device: Device
-    precision: str  # as Lightning takes it
     train_samples: int
-    seconds: Mapping[int, Interval]  # of a step
-    steps: Mapping[int, StepOperations]
-    waiting: Mapping[int, float]  # seconds for the next batch
-    memory: CountedMemory
+    precision: str  # as Lightning takes it
+    sources: Sequence[Source]
+    doubts: Sequence[str] = ()  # why not to trust the answer
 
 
-def measured(folder: Path) -> list[Measured]:
-    """What the runs in a folder have measured, for each device that they ran on.
+@dataclass(frozen=True)
+class _Run:
+    path: Path
+    options: Mapping[str, Any]  # that make a step another one, by dotted name
+    measured: Measured
+    samples: int  # of an epoch
+    epochs: int  # that it was to train; 0: unknown
+    memory_gib: float  # of the device; 0: unknown
+    others: float  # the share of the processor that other programs took while they disturbed all of it
+
+    @property
+    def step(self) -> StepOperations:
+        return self.measured.step
+
+
+def read_trainings(folders: Iterable[Path]) -> tuple[list[Training], list[str]]:
+    """Every training that the runs in and below some folders have measured, and a line for each reason to leave runs out.
 
     Raises:
-        UserError: without a usable run, for runs without operations, of several trainings or devices at a time, and for a
-            sweep of one batch size.
+        UserError: if no training was measured at two batch sizes on one device.
     """
-    sweep = find([folder])
-    groups = [group for group in sweep.groups if any(map(_is_measured, group.runs))]
-    if not groups:
-        raise UserError(f"{folder}: no run in it has measured its steps ({next(_left_out(sweep.runs), '')})")
-    if len({group.base for group in groups}) > 1:
-        names = ", ".join(group.label for group in groups)
-        raise UserError(f"{folder}: has {len(groups)} trainings ({names}); give the folder of one")
-    notes = [*sweep.notes, *_left_out(sweep.runs)]
-    return [_of_group(folder, list(filter(_is_measured, group.runs)), notes) for group in groups]
+    found: list[_Run] = []
+    reasons: dict[str, list[Path]] = {}
+    for path in dict.fromkeys(path for folder in folders for path in _run_dirs(folder)):
+        try:
+            found.append(_read(path))
+        except UserError as error:
+            reasons.setdefault(str(error).removeprefix(f"{path}: "), []).append(path)
+    trainings = []
+    for own in _grouped(found, lambda run: json.dumps(run.options)):
+        devices = _grouped(own, lambda run: (run.step.device, run.step.device_name, run.step.threads))
+        for runs in devices:
+            if len(sizes := {run.step.batch_size for run in runs}) == 1:
+                reason = f"one batch size, {min(sizes):,}, and choose needs two at least"
+                reasons.setdefault(reason, []).extend(run.path for run in runs)
+        if sources := [source for runs in devices if len((source := _source(runs)).sizes) > 1]:
+            trainings.append(_training(own, sources, _different(own[0].options, [run.options for run in found])))
+    left_out = [printable(f"{', '.join(map(str, paths))}: {reason}") for reason, paths in reasons.items()]
+    if not trainings:
+        where = ", ".join(map(str, folders))
+        raise UserError(f"choose: {'; '.join(left_out) or f'no runs in {where}'}")
+    return trainings, left_out
 
 
-def _is_measured(run: Run) -> bool:
-    return RATE in run.values and "batch_ms" in run.values
-
-
-def _left_out(runs: Sequence[Run]) -> Iterator[str]:
-    """A line for each reason for which runs have measured no step."""
-    reasons: dict[str, list[str]] = {}
+def _grouped(runs: Iterable[_Run], key: Callable[[_Run], Any]) -> list[list[_Run]]:
+    found: dict[Any, list[_Run]] = {}
     for run in runs:
-        if not _is_measured(run):
-            size = f" (batch size {run.batch_size:,})" if run.batch_size else ""
-            reasons.setdefault(run.reason or "it measured no step", []).append(f"{run.name}{size}")
-    yield from (f"left out: {', '.join(names)}: {reason}" for reason, names in reasons.items())
+        found.setdefault(key(run), []).append(run)
+    return list(found.values())
 
 
-def _of_group(folder: Path, runs: Sequence[Run], notes: Sequence[str]) -> Measured:
-    if max(run.processes for run in runs) > 1:
-        raise UserError(f"{folder}: was trained on several devices; choose compares single ones")
-    known = {run.folder: read_operations(run.folder) for run in runs}
-    kept = [(run, step) for run in runs if (step := known[run.folder]) is not None]
-    if not kept:
+def _run_dirs(folder: Path) -> Iterator[Path]:
+    """The folders that hold a record; those that a repeated sweep has set aside are none."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    for path, children, files in os.walk(folder):
+        children[:] = sorted(child for child in children if not child.startswith(".") and not is_set_aside(child))
+        if FILE in files:
+            yield Path(path)
+            children.clear()
+
+
+def _read(path: Path) -> _Run:
+    """Read a run. Raises UserError for one that has measured no step of one device, or left no operations."""
+    record = read(path)
+
+    def known(name: str) -> float | None:
+        return positive(at(record, name))
+
+    middle, samples = known("throughput.step_ms_median"), known("dataset.train_samples")
+    if not middle:
+        raise UserError(f"measured no step: {str(record.get('error') or record.get('status')).replace('_', ' ')}")
+    if (known("processes") or 1) > 1:
+        raise UserError("was trained on several devices, and choose compares single ones")
+    if not samples:
+        raise UserError("does not say how many samples an epoch has; give the data num_samples")
+    step = read_operations(path)
+    if step is None or not step.rows:
         raise UserError(
-            f"{folder}: has no operations.json: it was measured before runs left one, or its step cannot be recorded "
-            "(compiled, sharded, record_operations=false); run it again"
+            "has no operations.json: its step cannot be recorded (compiled, sharded, record_operations=false)"
         )
-    by_size: dict[int, list[tuple[Run, StepOperations]]] = {}
-    for run, step in kept:
-        by_size.setdefault(run.batch_size or step.batch_size, []).append((run, step))
-    if len(by_size) == 1 and not (folder / read.FILE).is_file():
-        raise UserError(f"{folder}: has one batch size, {next(iter(by_size)):,}; choose needs two at least")
-    first, step = kept[0]
-    steps = {size: _of_batch(each[0][1]) for size, each in by_size.items()}
-    waiting = {size: statistics.median(_waiting(run) for run, _ in each) for size, each in by_size.items()}
-    epochs = [at(run.record, "config.trainer.max_epochs") for run, _ in kept]
-    return Measured(
-        title=printable(" · ".join(filter(None, (first.model, first.dataset)))),
-        options={key: value for key, value in first.settings.items() if key in _OF_A_STEP or key.startswith("model.")},
-        epochs=epochs[0] if epochs == epochs[:1] * len(epochs) and _is_count(epochs[0]) else None,
-        notes=[*notes, *_doubts(runs, kept)],
-        busy=max((_others(run) for run, _ in kept if _is_disturbed(run)), default=None),
-        device=_device(first, step),
-        precision=step.precision,
-        train_samples=first.train_samples or 0,
-        seconds={size: _seconds([run for run, _ in each]) for size, each in by_size.items()},
-        steps=steps,
-        waiting=_undisturbed(waiting),
-        memory=_memory({size: each[0][0] for size, each in by_size.items()}, steps),
+    # The mean counts towards the high end: slow steps are a part of a training, and the median leaves them out.
+    ends = at(record, "throughput.step_ms_interval")
+    if not isinstance(ends, list) or len(ends) != 2:
+        ends = [known("throughput.step_ms_p10"), known("throughput.step_ms_p90")]
+    low, high, mean = (positive(each) or middle for each in (*ends, known("throughput.step_ms")))
+    waiting = (known("throughput.parts_ms.data_wait") or 0.0) * min(1.0, middle / mean)  # a few slow steps raise a mean
+    per_batch = 1e-3 / step.batches
+    counted, moving = _memory(record, step)
+    measured = Measured(
+        seconds=Interval(min(low, middle), middle, max(high, middle, mean)) * per_batch,
+        waiting=waiting * per_batch,
+        counted=counted,
+        moving=moving,
+        step=_of_batch(step),
+    )
+    disturbed, windows = known("throughput.disturbed_windows"), known("throughput.windows")
+    shared = None if step.device == "cuda" else known("hardware.memory_gib")
+    return _Run(
+        path,
+        _options(record),
+        measured,
+        samples=round(samples),
+        epochs=min(round(known("config.trainer.max_epochs") or 0), _MOST_EPOCHS),
+        memory_gib=known("hardware.device_memory_gib") or shared or 0.0,
+        others=(known("throughput.others_share") or 0.0) if disturbed and disturbed == windows else 0.0,
     )
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_EPOCHS
+def _options(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a step another one, by dotted name."""
+    config = table(record.get("config"))
+    model = at(record, "choices.model") or str(at(config, "model._target_")).rpartition(".")[2]
+    found = {"model": at(config, "model.name") if model == "torchvision" else model, "data": at(record, "dataset.name")}
+    found |= {key: value for section in _SECTIONS for key, value in flatten({section: config.get(section)})}
+    found |= {key: at(config, key) for key in _ALSO}
+    return {key: value for key, value in found.items() if key not in _NOT}
 
 
-def _doubts(runs: Sequence[Run], kept: Sequence[tuple[Run, StepOperations]]) -> Iterator[str]:
-    """What the runs cannot tell of another device."""
-    used = {run.folder for run, _ in kept}
-    if without := [run.name for run in runs if run.folder not in used]:
-        yield f"left out: {', '.join(without)}: no {FILE}"
-    if any(run.settings.get("data.pipeline") == "workers" for run, _ in kept):
-        yield (
-            "data.pipeline=workers: a step here hides how long the workers take to load a batch; on a faster device it may "
-            "wait for them longer than predicted"
-        )
+def _different(options: Mapping[str, Any], every: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The options that tell a training from others of the same model and data: `model.hidden_size=128`."""
+    alike = [other for other in every if all(other[key] == options[key] for key in _SECTIONS)]
+    keys = [key for key in options if any(other.get(key) != options[key] for other in alike)]
+    return [f"{key}={option_value(options[key])}" for key in keys]
 
 
-def _is_disturbed(run: Run) -> bool:
-    """Whether other programs disturbed all that was measured of a run."""
-    bad, windows = (positive(at(run.record, f"throughput.{name}")) for name in ("disturbed_windows", "windows"))
-    return bool(bad and bad == windows)
-
-
-def _others(run: Run) -> float:
-    return positive(at(run.record, "throughput.others_share")) or 0.0
-
-
-def _undisturbed(waiting: Mapping[int, float]) -> dict[int, float]:
-    """Seconds for the next batch, by batch size, without what other programs added at single sizes.
-
-    A batch takes no longer than a larger one, and no longer a sample than a smaller one.
-    """
-    known = {size: seconds for size, seconds in waiting.items() if seconds > 0}
-    return {
-        size: min((each * max(1.0, size / other) for other, each in known.items()), default=0.0) for size in waiting
-    }
+def _memory(record: Mapping[str, Any], step: StepOperations) -> tuple[float, float]:
+    """Bytes that were counted, and those that the largest operation of the backward pass moves; NaN without a count."""
+    parts = {key: positive(value) or 0.0 for key, value in table(at(record, "memory.parts_bytes")).items()}
+    if "saved" not in parts:
+        return math.nan, math.nan
+    largest = max((row.bytes / row.calls for row in step.rows if row.part == "backward" and row.calls), default=0.0)
+    return sum(parts.values()), 0.0 if "rest" in parts else largest
 
 
 def _of_batch(step: StepOperations) -> StepOperations:
     """The operations of one batch, where a step has several."""
-    if step.batches == 1:
-        return step
-    rows = [replace(row, calls=row.calls / step.batches) for row in step.rows]
-    shared = {"flops", "bytes", "cold_bytes", "seconds"}
-    rows = [replace(row, **{name: getattr(row, name) / step.batches for name in shared}) for row in rows]
+    shared = ("calls", "flops", "bytes", "cold_bytes", "seconds")
+    rows = [replace(row, **{name: getattr(row, name) / step.batches for name in shared}) for row in step.rows]
     return replace(step, rows=rows, batches=1.0)
 
 
-def _seconds(runs: Sequence[Run]) -> Interval:
-    """The median step of a batch, between the ends of the runs' own intervals; a run of few steps has 10 to 90 % of these.
-
-    The mean counts towards the high end: slow steps are a part of a training, and the median leaves them out.
-    """
-    lows, middles, highs = [], [], []
-    for run in runs:
-        ends = at(run.record, "throughput.step_ms_interval")
-        if not isinstance(ends, list) or len(ends) != 2:
-            ends = [at(run.record, f"throughput.step_ms_{name}") for name in ("p10", "p90")]
-        known = [positive(each) or math.nan for each in (*ends, run.values.get("step_ms"))]
-        low, high, mean = (each / 1e3 / run.accumulated for each in known)
-        middles.append(run.values["batch_ms"] / 1e3)
-        lows.append(min(middles[-1], low))  # of an unknown end the median
-        highs.append(max(middles[-1], high, mean))
-    return Interval(min(lows), statistics.median(middles), max(highs))
+def _source(runs: Sequence[_Run]) -> Source:
+    """What the runs on one device have measured; the device as its datasheet, or with its name and memory alone."""
+    first = runs[0].step
+    device = datasheets().get(first.device_name.removeprefix("NVIDIA ")) if first.device == "cuda" else None
+    if device is None:
+        threads = f", {first.threads} thread{'s' if first.threads > 1 else ''}" if first.threads else ""
+        names = (printable(first.device_name or first.device) + threads,)
+        device = Datasheet(names, (printable(first.device),), runs[0].memory_gib, 0.0, {}, {}, first.device)
+    sizes = _grouped(sorted(runs, key=lambda run: run.step.batch_size), lambda run: run.step.batch_size)
+    return Source(device, {same[0].step.batch_size: _pooled([run.measured for run in same]) for same in sizes})
 
 
-def _waiting(run: Run) -> float:
-    """Seconds for a batch, of a typical step: the parts are means, and a few slow steps raise them."""
-    parts, median, mean = run.parts_ms, run.values.get("step_ms_median"), run.values.get("step_ms")
-    if not parts or not median or not mean:
-        return 0.0
-    return parts["data_wait"] / 1e3 / run.accumulated * min(1.0, median / mean)
-
-
-def _device(run: Run, step: StepOperations) -> Device:
-    """The device that measured: its datasheet where there is one, else what was measured of it."""
-    stated = known_device(step.device_name) if step.device == "cuda" else None
-    if stated is not None:
-        return stated
-    name = printable(step.device_name or step.device)
-    if step.threads:
-        name += f", {step.threads} thread{'s' if step.threads > 1 else ''}"
-    peaks = {key: peak(value) for key, value in table(step.calibration.get("matmul_flops_per_sec")).items()}
-    return Device(
-        name=name,
-        kind=printable(step.device),
-        memory_bytes=(run.memory_total_gib or 0.0) * _GIB,
-        bytes_per_sec=peak(step.calibration.get("memory_bytes_per_sec")) or math.inf,  # what is unknown limits nothing
-        flops_per_sec={key: value for key, value in peaks.items() if key in _PRECISIONS and value},
+def _pooled(each: Sequence[Measured]) -> Measured:
+    """One batch size from several runs: their steps lie between the lowest and the highest end."""
+    lows, middles, highs = zip(*(one.seconds.ends() for one in each), strict=True)
+    return Measured(
+        seconds=Interval(min(lows), median(middles), max(highs)),
+        waiting=median(one.waiting for one in each),
+        counted=max(one.counted for one in each),
+        moving=max(one.moving for one in each),
+        step=each[0].step,
     )
 
 
-def _memory(runs: Mapping[int, Run], steps: Mapping[int, StepOperations]) -> CountedMemory:
-    """What was measured, or an estimate from what exists and from the traffic of the forward pass."""
-    fixed, by_size, guessed, moving, has_loop = 0.0, {}, {}, {}, False
-    for size, run in runs.items():
-        parts = {key: positive(value) or 0.0 for key, value in table(at(run.record, "memory.parts_bytes")).items()}
-        fixed = max(fixed, sum(parts.get(key, 0.0) for key in ("parameters", "gradients", "optimizer")))
-        rows = steps[size].rows
-        if "saved" in parts:
-            by_size[size] = parts["saved"] + parts.get("rest", 0.0)
-            backward = [row for row in rows if row.part == "backward" and row.calls]
-            largest = max((row.bytes / row.calls for row in backward), default=0.0)
-            has_loop |= any(row.calls >= _LOOP * steps[size].batches for row in backward)
-            moving |= {} if "rest" in parts else {size: largest}
-        guessed[size] = 0.5 * sum(row.bytes for row in rows if row.part == "forward")
-    return CountedMemory(fixed, by_size or guessed, bool(by_size), moving, has_loop)
+def _training(runs: Sequence[_Run], sources: Sequence[Source], different: Sequence[str]) -> Training:
+    first, epochs = runs[0], {run.epochs for run in runs}
+    doubts = []
+    if busiest := max(run.others for run in runs):
+        share = percent(min(1.0, busiest))
+        doubts.append(
+            f"Measured on a busy machine: other programs took up to {share} of its processor, so times are too long."
+        )
+    if first.options.get("data.pipeline") == "workers":
+        doubts.append(
+            "data.pipeline=workers hides how long the workers take to load a batch: a faster device may wait."
+        )
+    if any(math.isnan(run.measured.counted) for run in runs):
+        doubts.append("Not every run has counted its memory, so whether a batch fits is not known.")
+    return Training(
+        title=printable(" · ".join([str(first.options["model"]), str(first.options["data"]), *different])),
+        epochs=epochs.pop() or None if len(epochs) == 1 else None,
+        train_samples=first.samples,
+        precision=first.step.precision,
+        sources=sources,
+        doubts=doubts,
+    )

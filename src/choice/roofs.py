@@ -7,11 +7,11 @@ Every function works on arrays: one element an operation on a device. Seconds, b
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
-from .device import Device
+from ..hardware.datasheet import Datasheet
 
 Array = np.ndarray
 # Output tiles of the products in cuBLAS and CUTLASS, and by how much less of the peak the smaller ones reach (relative).
@@ -25,7 +25,7 @@ _ONE_PASS_SOFTMAX = 1024  # the longest row that PyTorch's softmax keeps in regi
 # For a datasheet that does not say. Each missing fact widens the interval.
 _TYPICAL_FLOPS_PER_SM = 0.2e12
 _TYPICAL_JOULES_PER_FLOP = 12e-12
-_MISSING = {"tdp_w": 0.2, "l2_bytes": 0.1, "sms": 0.1, "cores_per_sm": 0.05}
+_MISSING = {"tdp_w": 0.2, "l2_mib": 0.1, "sms": 0.1, "cores_per_sm": 0.05}
 
 
 @dataclass(frozen=True)
@@ -39,37 +39,33 @@ class Cards:
     lanes: Array
     tdp_w: Array
 
-    def __getitem__(self, index: Array) -> "Cards":
-        return Cards(*(getattr(self, field.name)[index] for field in fields(self)))
 
-
-def card(device: Device, flops_per_sec: float) -> Cards:
-    """One device at this peak; what its datasheet lacks is typical."""
-    fp32 = device.flops_per_sec.get("fp32", flops_per_sec)
+def card(device: Datasheet) -> Cards:
+    """One device in fp32; what its datasheet lacks is typical."""
+    fp32 = device.flops_per_sec["fp32"]
     sms = device.sms or max(1.0, fp32 / _TYPICAL_FLOPS_PER_SM)
     facts = (
-        flops_per_sec,
-        device.bytes_per_sec,
+        fp32,
+        device.memory_bytes_per_sec,
         sms,
-        device.l2_bytes or _REFERENCE_L2_PER_SM * sms,
+        device.l2_mib * 2**20 if device.l2_mib else _REFERENCE_L2_PER_SM * sms,
         device.cores_per_sm or 2 * _REFERENCE_LANES,
         device.tdp_w or _TYPICAL_JOULES_PER_FLOP * fp32,
     )
     return Cards(*(np.array([float(fact)]) for fact in facts))
 
 
-def missing(device: Device) -> float:
+def missing(device: Datasheet) -> float:
     """By how much (in the logarithm of a time) the facts that a datasheet lacks widen its intervals."""
     return sum(wider for name, wider in _MISSING.items() if not getattr(device, name))
 
 
-def many(cards: list[Cards]) -> Cards:
-    """Several devices, one after the other."""
-    return Cards(*(np.concatenate([getattr(each, field.name) for each in cards]) for field in fields(Cards)))
-
-
 def product_seconds(
-    shape: tuple[Array, Array, Array, Array], bytes_: Array, cards: Cards, of: Mapping[str, float], power: float = 1.0
+    shape: tuple[Array, Array, Array, Array],
+    bytes_: Array,
+    cards: Cards,
+    of: Mapping[str, float],
+    power: Array | float = 1.0,
 ) -> Array:
     """Seconds of matrix products.
 
@@ -87,7 +83,7 @@ def product_seconds(
 
 
 def shapeless_product_seconds(
-    flops: Array, bytes_: Array, cards: Cards, of: Mapping[str, float], power: float = 1.0
+    flops: Array, bytes_: Array, cards: Cards, of: Mapping[str, float], power: Array | float = 1.0
 ) -> Array:
     """Seconds of arithmetic whose shape is not known, such as a convolution: as a product that fills the device."""
     arithmetic = flops / (cards.flops_per_sec * of["compute_share"])
@@ -95,7 +91,7 @@ def shapeless_product_seconds(
 
 
 def _under_roofs(
-    arithmetic: Array, flops: Array, bytes_: Array, cards: Cards, of: Mapping[str, float], power: float
+    arithmetic: Array, flops: Array, bytes_: Array, cards: Cards, of: Mapping[str, float], power: Array | float
 ) -> Array:
     memory = bytes_ / (cards.bytes_per_sec * of["memory_share"])
     newer = (cards.l2_bytes / cards.sms / _REFERENCE_L2_PER_SM) ** of["l2_exponent"]

@@ -13,7 +13,7 @@ def rows_at(steps: Mapping[int, StepOperations], batch_size: int) -> list[Operat
     """The rows of a step with so many samples in each batch.
 
     Args:
-        steps: what was recorded, by batch size; one at least. A single one is the answer for its own size only.
+        steps: what was recorded, by batch size; two at least.
 
     Returns:
         Rows on the lines between the two nearest sizes; beyond the measured ones, on the line of the last two. Where two
@@ -21,7 +21,7 @@ def rows_at(steps: Mapping[int, StepOperations], batch_size: int) -> list[Operat
     """
     if batch_size in steps:
         return list(steps[batch_size].rows)
-    below, above = nearest(list(steps), batch_size)
+    below, above = nearest(list(steps.keys()), batch_size)
     share = (batch_size - below) / (above - below)
     first, second = _grouped(steps[below].rows), _grouped(steps[above].rows)
     found: list[OperationRow] = []
@@ -29,10 +29,9 @@ def rows_at(steps: Mapping[int, StepOperations], batch_size: int) -> list[Operat
         one, other = first.get(key, []), second.get(key, [])
         if len(one) == len(other):
             found += [_between(a, b, share) for a, b in zip(one, other, strict=True)]
-        elif abs(batch_size - below) <= abs(batch_size - above):
-            found += [_scaled(row, batch_size / below) for row in one]
         else:
-            found += [_scaled(row, batch_size / above) for row in other]
+            size, rows = min(((below, one), (above, other)), key=lambda each: abs(batch_size - each[0]))
+            found += [_scaled(row, batch_size / size) for row in rows]
     return found
 
 
@@ -44,13 +43,13 @@ def nearest(sizes: Sequence[int], batch_size: int) -> tuple[int, int]:
     return ordered[at - 1], ordered[at]
 
 
-def line(values: Mapping[int, float], batch_size: int, least: float = 0.0) -> float:
-    """A number at a batch size, from what it was at others: on a line, and never below `least`."""
-    if batch_size in values or len(values) == 1:
-        return values.get(batch_size, next(iter(values.values())))
-    below, above = nearest(list(values), batch_size)
+def line(values: Mapping[int, float], batch_size: int) -> float:
+    """A number at a batch size, from what it was at two others at least: on a line, and never below 0."""
+    if batch_size in values:
+        return float(values[batch_size])
+    below, above = nearest(list(values.keys()), batch_size)
     share = (batch_size - below) / (above - below)
-    return max(least, values[below] + share * (values[above] - values[below]))
+    return float(max(0.0, values[below] + share * (values[above] - values[below])))
 
 
 def _grouped(rows: Sequence[OperationRow]) -> dict[_Key, list[OperationRow]]:

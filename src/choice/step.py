@@ -1,224 +1,173 @@
-"""A training step on a device that is not here: from the operations of the steps that were measured here.
+"""A training step on another device: from the operations of the steps that were measured here.
 
 A GPU computes while its host launches, so a step takes about the longer of two: the sum of its kernels (kernels.py), and
-what the host does (launches.py, and waiting for data). Memory is counted (memory.py). On other devices than NVIDIA's the
-sum of the roofs is a bound: what the device takes at best.
+what the host does (launches.py, and waiting for data). Memory is counted (memory.py).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from functools import cache
 
-from ..errors import UserError
-from ..hardware.datasheet import by_short_name
-from .device import Device
-from .kernel_sum import Kernels, KernelSum, transfer_seconds
-from .launches import OTHER_HOST, beside_operations, host_of, host_seconds, launched
-from .measured import Measured, measured
-from .memory import largest_batch, needed, usable
-from .precision import element_of, format_of
+import numpy as np
+
+from ..hardware.datasheet import Datasheet
+from ..records.operations import OperationRow, StepOperations
+from .interval import Interval, exactly
+from .kernels import is_compute, predict
+from .launches import beside_operations, elsewhere, host_seconds, launched
+from .memory import on_gpu
 from .scale import line, rows_at
-from .seconds import Interval, exactly
+from .work import as_computed, works_of
 
-MEASURED, AT_BEST = "measured", "bound: at best"
-_MOST_BOUND = 0.1  # of the kernels' time: with more of it known as a bound, so is the step
-_BETWEEN, _BEYOND = 1.1, 1.3  # a step on this device at a size that was not measured: factors of the interval's ends
 _OVERLAP = 4.0  # of the norm that adds device and host up: with 1 they would not overlap at all
 _LARGEST_CORRECTION = 3.0
-_LAUNCHED = ("cuda", "rocm", "mps")  # kinds whose host launches every operation
+# Seconds a byte, of a batch on its way to a GPU: prefetched; from pinned memory over PCIe 3; from pageable memory.
+_TRANSFER = Interval(0.0, 1 / 12e9, 1 / 5e9)
 
 
 @dataclass(frozen=True)
-class StepPrediction:
+class Measured:
+    """A batch size on the device that measured. Times are those of a batch."""
+
+    seconds: Interval
+    waiting: float  # seconds, for data
+    counted: float  # bytes, as `moving` in memory.py; NaN where no run has counted them
+    moving: float
+    step: StepOperations
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """One training as it was measured on one device: at two batch sizes at least, smallest first."""
+
+    device: Datasheet
+    sizes: Mapping[int, Measured]
+
+    def line(self, name: str, batch_size: int) -> float:
+        """A number of `Measured` at any batch size, on a line."""
+        return line({size: getattr(each, name) for size, each in self.sizes.items()}, batch_size)
+
+    @property
+    def shortest(self) -> float:
+        """Seconds of the shortest step."""
+        return min(each.seconds.middle for each in self.sizes.values())
+
+
+@dataclass(frozen=True)
+class Step:
     """A training step on a device.
 
     Attributes:
-        how: `measured`, `predicted from <device>`, or `bound: at best`: then low and middle are what the device cannot beat.
-        limit: `compute`, `memory`, `launches` or `data`: what takes most of the step.
-        memory_bytes: that the step takes.
-        fits: whether the high end of these fits into the device's memory, or the device has trained with this size.
+        limit: of a step elsewhere, what takes most of it: `compute`, `memory`, `launches` or `data`.
+        memory: bytes that it takes; None if unknown.
     """
 
     seconds: Interval
-    how: str
     limit: str
-    memory_bytes: Interval
-    fits: bool
+    memory: Interval | None
 
 
-class Workload:
-    """One training, as it was measured on one device, and predicted for others.
+def step_here(source: Source, batch_size: int) -> Step:
+    """A step on the device that measured, with a batch size that was measured."""
+    counted = _counted(source, batch_size)
+    return Step(source.sizes[batch_size].seconds, "", None if counted is None else exactly(counted[0]))
 
-    Attributes:
-        title: `cnn · mnist`.
-        options: the settings that make a step another one.
-        epochs: that the runs were to train; None where they do not agree.
-        notes: on what was left out, and on what the runs cannot tell.
-        busy: the share of the processor that other programs took while they disturbed all of a run; None if none did.
-        precision: that it was measured at, as Lightning takes it.
-        batch_sizes: that were measured, smallest first.
-        train_samples: of an epoch.
-        measured: a step here, by batch size.
-        device: on which it was measured.
+
+def _counted(source: Source, batch_size: int) -> tuple[float, float] | None:
+    """Bytes that were counted, and that the backward pass moves, at any batch size."""
+    counted, moving = (source.line(name, batch_size) for name in ("counted", "moving"))
+    return None if math.isnan(counted) else (counted, moving)
+
+
+def step_on(
+    source: Source, device: Datasheet, batch_size: int, launch_us: float | None = None, precision: str | None = None
+) -> Step:
+    """A step on a card that is not the one that measured.
+
+    Args:
+        batch_size: any.
+        launch_us: what a simple operation takes on the card's host; None for a host like the one that measured.
+        precision: one of `work.PRECISIONS`; None for that of the measurement.
+
+    Raises:
+        UserError: if the card has no hardware for the precision.
     """
+    rows = rows_at({size: each.step for size, each in source.sizes.items()}, batch_size)
+    kernels, is_arithmetic = _kernels(rows, device, precision)
+    transfer = _TRANSFER * _batch_bytes(rows)
+    on_device = kernels * _correction(source) + transfer
+    waiting = exactly(source.line("waiting", batch_size))
+    launches = _launches(source, rows, launch_us)
+    host = elsewhere(waiting) + launches
+    low = max(on_device.low, host.low)
+    middle = max(low, _overlapped(on_device.middle, host.middle))
+    seconds = Interval(low, middle, max(middle, _overlapped(on_device.high, host.high)))
+    parts = {"compute" if is_arithmetic else "memory": on_device.middle, "launches": launches.middle}
+    parts["data"] = max(waiting.middle, transfer.middle)
+    limit = max(parts, key=lambda part: parts[part])
+    counted = _counted(source, batch_size)
+    return Step(seconds, limit, None if counted is None else on_gpu(*counted))
 
-    def __init__(self, source: Measured):
-        self._source = source
-        self._kernels: dict[str, Kernels] = {}
-        self._sums: dict[tuple[str, int, str | None], KernelSum] = {}
-        self.title, self.device, self.train_samples = source.title, source.device, source.train_samples
-        self.options, self.epochs, self.notes = source.options, source.epochs, source.notes
-        self.busy = source.busy
-        self.precision = source.precision
-        self.batch_sizes = tuple(sorted(source.steps))
-        self.measured: Mapping[int, Interval] = source.seconds
 
-    @property
-    def label(self) -> str:
-        """The device that measured, in short: `cpu`, `t4`."""
-        shorts = (short for short, sheet in by_short_name().items() if sheet.names[0] == self.device.name)
-        return next(shorts, self.device.kind)
+def _kernels(rows: Sequence[OperationRow], device: Datasheet, precision: str | None) -> tuple[Interval, bool]:
+    """Seconds of all kernels of a step, one after the other, and whether arithmetic bounds most of this time."""
+    works = [as_computed(work, device, precision) for row in rows for work in works_of(row)]
+    times = predict(works, device) * np.array([work.calls for work in works])
+    compute = times[1] @ np.array([is_compute(work, device) for work in works])
+    seconds = Interval(*map(float, times.sum(axis=1)))
+    return seconds, bool(compute >= seconds.middle / 2)
 
-    def on(
-        self, device: Device, batch_size: int, host: str | None = None, precision: str | None = None
-    ) -> StepPrediction:
-        """A step on a device.
 
-        Args:
-            device: the one that measured, or any other.
-            batch_size: any, if several were measured.
-            host: of a GPU that is not here: `fast`, `typical`, `slow`, or what a small operation takes on it (`7us`).
-            precision: as Lightning takes it, or `fp32`, `tf32`, `bf16`, `fp16`; that of the measurement by default.
+def _batch_bytes(rows: Sequence[OperationRow]) -> float:
+    """The bytes of a batch: about those that the first operation of the forward pass reads."""
+    first = next((row for row in rows if row.part == "forward"), None)
+    if first is None:
+        return 0.0
+    element = 2 if first.dtype in ("bf16", "fp16") else 4
+    if len(first.dims) == 7:  # a convolution of N images
+        n, _, height, width, channels = first.dims[:5]
+        return float(element * n * height * width * channels)
+    if len(first.dims) == 3:  # a product
+        return float(element * first.dims[0] * first.dims[2])
+    return first.bytes / 2
 
-        Raises:
-            UserError: for a device without hardware for the precision, an unknown host or precision, or another batch size
-                than the only one that was measured.
-        """
-        if batch_size < 1 or (len(self.batch_sizes) == 1 and batch_size not in self.batch_sizes):
-            raise UserError(
-                f"batch size {batch_size:,}: only {self.batch_sizes[0]:,} was measured; a sweep over batch sizes tells others"
-            )
-        per_operation, form = host_of(host), format_of(self.precision, precision)
-        if device.name == self.device.name and form is None:
-            seconds, how, limit = self._here(batch_size)
-        else:
-            seconds, how, limit = self._there(device, batch_size, per_operation, form)
-        memory = needed(self._source.memory, device, batch_size, element_of(form))
-        fits = memory.high <= usable(device) or batch_size in self._own(device)
-        return StepPrediction(seconds, how, limit, memory, fits)
 
-    def largest_batch_size(self, device: Device, precision: str | None = None) -> int:
-        """The largest batch size whose step surely fits into the device's memory; 0 if one sample does not."""
-        element = element_of(format_of(self.precision, precision))
-        return max(largest_batch(self._source.memory, device, element), *self._own(device), 0)
+def _launches(source: Source, rows: Sequence[OperationRow], launch_us: float | None) -> Interval:
+    """What the host of a GPU takes for the launches of a step, and for the loop, Python and autograd beside them."""
+    operations, launch_s = launched(rows), None if launch_us is None else launch_us * 1e-6
+    if source.device.kind == "cpu":
+        return host_seconds(operations, _beside(source), launch_s)
+    expected = host_seconds(operations, None, launch_s)
+    if launch_s is not None:
+        return expected
+    middle = min(source.shortest, expected.high)  # the host takes no longer than any step
+    return Interval(0.6 * middle, middle, 1.1 * source.shortest)
 
-    def _own(self, device: Device) -> Sequence[int]:
-        """The sizes that this very device has trained with."""
-        return self.batch_sizes if device.name == self.device.name else ()
 
-    def _here(self, batch_size: int) -> tuple[Interval, str, str]:
-        """A step on the device that measured: measured, or on the line between two sizes that were."""
-        known, kernels = self.measured.get(batch_size), self._on(self.device, batch_size, None)
-        middle = line({size: each.middle for size, each in self.measured.items()}, batch_size, least=kernels.floor)
-        wide = _BETWEEN if self.batch_sizes[0] < batch_size < self.batch_sizes[-1] else _BEYOND
-        seconds = known or Interval(middle / wide, middle, middle * wide)
-        waiting, host = line(self._source.waiting, batch_size), 0.0
-        if self.device.kind == "cpu":
-            host = waiting + self._beside.middle
-        limit = _limit(kernels, exactly(seconds.middle - host), exactly(host), waiting)
-        return seconds, MEASURED if known else f"predicted from {self.label}", limit
+@cache
+def _beside(source: Source) -> Interval:
+    """Seconds of a step on this CPU outside of its operations, from the smallest batch, in which these are shortest."""
+    smallest = next(iter(source.sizes.values()))
+    rows = smallest.step.rows
+    known = smallest.waiting + sum(row.seconds for row in rows)
+    rest = Interval(*(end - known for end in smallest.seconds.ends()))
+    return beside_operations(rest, sum(row.calls for row in rows))
 
-    def _there(
-        self, device: Device, batch_size: int, per_operation: float | None, form: str | None
-    ) -> tuple[Interval, str, str]:
-        """A step on another device."""
-        rows = rows_at(self._source.steps, batch_size)
-        kernels = self._on(device, batch_size, form)
-        on_device, transfer = kernels.seconds * self._correction(device), exactly(0.0)
-        host = OTHER_HOST * line(self._source.waiting, batch_size)
-        waiting = host.middle
-        if device.kind in _LAUNCHED:
-            host += self._launches(launched(rows), per_operation)
-            transfer = transfer_seconds(rows) if device.kind != "mps" else transfer
-        on_device += transfer
-        low = max(on_device.low, host.low, kernels.floor)
-        middle = max(low, _overlapped(on_device.middle, host.middle))
-        seconds = Interval(low, middle, max(middle, _overlapped(on_device.high, host.high)))
-        limit = _limit(kernels, on_device, host, waiting, transfer.middle)
-        known = limit in ("launches", "data") or kernels.bound <= _MOST_BOUND * kernels.seconds.middle
-        if device.kind == "cuda" and known:
-            return seconds, f"predicted from {self.label}", limit
-        return Interval(low, low, seconds.high), AT_BEST, limit
 
-    def _on(self, device: Device, batch_size: int, form: str | None) -> KernelSum:
-        key = device.name, batch_size, form
-        if key not in self._sums:
-            kernels = self._kernels.setdefault(device.name, Kernels(device))
-            self._sums[key] = kernels.of(rows_at(self._source.steps, batch_size), form)
-        return self._sums[key]
-
-    def _launches(self, operations: float, per_operation: float | None) -> Interval:
-        """What the host takes for the launches of a step, and for the loop, Python and autograd beside them."""
-        if self.device.kind == "cpu":
-            return host_seconds(operations, self._beside, per_operation)
-        expected = host_seconds(operations, None, per_operation)
-        if per_operation is not None:
-            return expected
-        shortest = min(each.middle for each in self.measured.values())  # the host takes no longer than any step
-        return Interval(0.6 * min(shortest, expected.high), min(shortest, expected.high), 1.1 * shortest)
-
-    @cached_property
-    def _beside(self) -> Interval:
-        """Seconds of a step on this CPU outside of its operations, from the smallest batch, in which these are shortest."""
-        size = self.batch_sizes[0]
-        rows, step = self._source.steps[size].rows, self.measured[size]
-        known = self._source.waiting[size] + sum(row.seconds for row in rows)
-        rest = Interval(*(end - known for end in (step.low, step.middle, step.high)))
-        return beside_operations(rest, sum(row.calls for row in rows))
-
-    def _correction(self, device: Device) -> float:
-        """From one GPU to another: by which factor the kernels here took longer than predicted, if these limited a step."""
-        if self.device.kind != "cuda" or device.kind != "cuda" or self.device.sms is None:
-            return 1.0
-        size = self.batch_sizes[-1]
-        expected, step = self._on(self.device, size, None), self.measured[size].middle
-        shortest = min(each.middle for each in self.measured.values())
-        if step < 1.5 * shortest and expected.seconds.middle < step:  # launches may have limited every size
-            return 1.0
-        factor = step / expected.seconds.middle if expected.seconds.middle else 1.0
-        return min(max(factor, 1 / _LARGEST_CORRECTION), _LARGEST_CORRECTION)
+@cache
+def _correction(source: Source) -> float:
+    """From one GPU to another: by which factor the kernels here took longer than predicted, if these limited a step."""
+    if source.device.kind != "cuda" or source.device.sms is None:
+        return 1.0
+    largest = list(source.sizes.values())[-1]
+    expected, step = _kernels(largest.step.rows, source.device, None)[0].middle, largest.seconds.middle
+    if not expected or (step < 1.5 * source.shortest and expected < step):  # launches may have limited every size
+        return 1.0
+    return min(max(step / expected, 1 / _LARGEST_CORRECTION), _LARGEST_CORRECTION)
 
 
 def _overlapped(device: float, host: float) -> float:
     """The time of two that run at the same time, and wait for each other now and then."""
     longer, shorter = max(device, host), min(device, host)
     return longer * (1 + (shorter / longer) ** _OVERLAP) ** (1 / _OVERLAP) if longer > 0 else 0.0
-
-
-def _limit(kernels: KernelSum, device: Interval, host: Interval, waiting: float, transfer: float = 0.0) -> str:
-    """What takes most of a step."""
-    if host.middle > device.middle:
-        return "data" if waiting > host.middle / 2 else "launches"
-    if transfer > device.middle / 2:
-        return "data"
-    return "compute" if kernels.compute >= kernels.seconds.middle / 2 else "memory"
-
-
-def workloads(folder: Path) -> list[Workload]:
-    """The training that a run or a sweep has measured, for each device that it ran on. Raises UserError."""
-    return [Workload(found) for found in measured(folder)]
-
-
-def workload(folder: Path) -> Workload:
-    """The training that a run or a sweep has measured on one device.
-
-    Raises:
-        UserError: in one line, for a folder without runs, runs without operations, of several trainings or devices, and a
-            sweep of one batch size.
-    """
-    found = workloads(folder)
-    if len(found) > 1:
-        names = ", ".join(each.device.name for each in found)
-        raise UserError(f"{folder}: was measured on several devices ({names}); give the folder of one")
-    return found[0]

@@ -21,7 +21,7 @@ import choose as script
 from device_choice.fit import Fit, tables
 from device_choice.measurements import read
 
-from batchscope.choice.kernels import FILE, middle_seconds
+from batchscope.choice.kernels import FILE, middles
 from batchscope.errors import exit_on_user_error
 
 DEVICES = "device,memory_gb,bandwidth_gb_s,sms,cores_per_sm,mhz,fp32_gflop_s,l2_mb,tdp_w\n"
@@ -80,9 +80,7 @@ def test_each_device_is_predicted_from_the_others(tmp_path: Path) -> None:
     assert set(result["by_kind_and_device"]["linear"]) == set(CARDS)
     assert result["overall"]["cases"] == 3 * 3 * 24
     assert 0 <= result["overall"]["coverage"] <= 100
-    assert result["with_ten_of_the_kind"]["elementwise"]["error"] < 10
     assert result["ranking"]["pairs"] > 0
-    assert "one -> two" in result["by_device_pair"]
 
 
 def test_a_second_run_prints_the_same_numbers(tmp_path: Path) -> None:
@@ -103,14 +101,6 @@ def test_a_tested_device_that_was_fitted_is_named(tmp_path: Path) -> None:
     result = choose("--fit", folder(tmp_path / "a"), "--test", folder(tmp_path / "b", ("one",)))
     assert found(result)["in_both"] == ["one"]
     assert "fitted and tested" in result.stderr
-
-
-def test_another_vendors_device_gets_a_bound(tmp_path: Path) -> None:
-    fitted, tested = folder(tmp_path / "a", ("one", "two")), folder(tmp_path / "b", ("three",))
-    (tested / "devices.csv").write_text("device,bandwidth_gb_s,fp32_gflop_s,kind\nthree,1500,19500,rocm\n")
-    result = found(choose("--fit", fitted, "--test", tested))
-    assert result["overall"] is None
-    assert result["bounds"]["three"]["hold"] == 100
 
 
 def test_one_device_can_be_fitted_but_not_left_out(tmp_path: Path) -> None:
@@ -164,6 +154,7 @@ def test_a_damaged_row_is_one_line_with_its_number(tmp_path: Path, row: str, wor
         ("device,bandwidth_gb_s\none,700\n", ["devices.csv:1", "fp32_gflop_s"]),
         (DEVICES + "one,16,0,56,64,1400,9500,4,250\n", ["devices.csv:2", "bandwidth_gb_s is '0'"]),
         (DEVICES + "one,16,700,many,64,1400,9500,4,250\n", ["devices.csv:2", "sms is 'many'"]),
+        ("device,bandwidth_gb_s,fp32_gflop_s,kind\none,1500,19500,rocm\n", ["devices.csv:2", "kind is 'rocm'"]),
         (DEVICES + 2 * "one,16,700,56,64,1400,9500,4,250\n", ["devices.csv:3", "twice"]),
         ("", ["devices.csv:1"]),
     ],
@@ -192,9 +183,7 @@ def test_the_fit_and_the_package_predict_the_same(tmp_path: Path) -> None:
     for family, table in tables(measurements.rows).items():
         rows = [row for row in measurements.rows if (row[0].kind == "linear") == (family == "products")]
         for (work, device, _), one in zip(rows, table.predicted(getattr(of, family)), strict=True):
-            middle = middle_seconds(work, device, of)
-            assert middle is not None
-            assert math.log(middle) == pytest.approx(one, rel=1e-9)
+            assert math.log(middles([work], device, of)[0]) == pytest.approx(one, rel=1e-9)
 
 
 @pytest.mark.slow
@@ -204,7 +193,7 @@ def test_the_packages_coefficients_are_what_the_script_makes_of_the_shared_measu
     assert specification and specification.loader
     script = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(script)
-    made = json.loads(script.fit_all(read(SHARED)).as_json())
+    made = json.loads(script.as_json(script.fit_all(read(SHARED))))
     stored = json.loads(FILE.read_text())
     assert made["source"] == stored["source"]
     for part in ("products", "memory", "device_spread", "kernel_spread"):

@@ -1,0 +1,152 @@
+"""The answer of `batchscope choose` for one training: a table of devices, three sentences at most, and notes.
+
+The device whose training ends first is taken. Two devices differ where one is called the shorter one (interval.py) and its
+middle is shorter by more than 5 %. Of those that are too close to call, one that is here is taken, then the cheapest, then
+the fastest.
+"""
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+import pandas as pd
+
+from ..errors import UserError
+from ..records.formatting import count
+from ..records.terminal import wrapped
+from .interval import CALLED_FROM, Interval, digits, exactly, probability_shorter
+from .measured import Training
+from .rows import Question, Row, rows
+
+ALIKE = 1.05  # a device whose time is longer by less than this factor is as good
+_MOST_NAMED = 4  # devices in a sentence
+
+
+class Answer:
+    """What a training takes on each device, and which one to take.
+
+    Raises:
+        UserError: for a batch size that was not measured, or if no device is left.
+    """
+
+    def __init__(self, training: Training, question: Question):
+        self.training, self.question = training, question
+        self.epochs = question.epochs or training.epochs or 1
+        self.rows, self.left_out = rows(training, question)
+        if not self.rows:
+            raise UserError(f"choose: no device is left: {'; '.join(self.left_out)}")
+        alike = [row for row in self.rows if row is self.rows[0] or not _differs(self.rows[0].total, row.total)]
+        self.taken = min(
+            alike, key=lambda row: (not row.here, row.cost.middle if row.cost else math.inf, row.total.middle)
+        )
+        self.too_close = [row for row in alike if row is not self.taken]
+
+    def sentences(self) -> list[str]:
+        """Which device to take, what the best one here or elsewhere takes, and the cheapest where prices are known."""
+        return [
+            f"{line[0].upper()}{line[1:]}." for line in (self._take(), self._other_place(), self._cheapest()) if line
+        ]
+
+    def _take(self) -> str:
+        named = [f"{row.name} ({row.total})" for row in self.too_close[:_MOST_NAMED]]
+        named += [f"{more} more"] if (more := len(self.too_close) - _MOST_NAMED) > 0 else []
+        close = f"; too close to call: {', '.join(named)}" if named else ""
+        takes = "takes" if self.epochs == 1 else "take"
+        return f"take {self.taken.name}: {count(self.epochs, 'epoch')} {takes} {self.taken}{close}"
+
+    def _other_place(self) -> str:
+        """What the best device here takes where another is taken, else the best one elsewhere; and the start-up."""
+        taken, start_up = self.taken, self.question.start_up_s
+        other = next((row for row in self.rows if row.here != taken.here), None)
+        if other is None:
+            return ""
+        assumed = f"{exactly(start_up) if start_up else 'no time'} to start a device elsewhere is assumed (--start-up)"
+        if taken.here:
+            return f"{other.name}, the best elsewhere, takes {other}; {assumed}"
+        longest = exactly(other.total.middle - taken.training.middle)
+        return f"{other.name} takes {other}, and is done first if {taken.name} takes more than {longest} to start; {assumed}"
+
+    def _cheapest(self) -> str:
+        priced = [(row.cost.middle, row) for row in self.rows if row.cost is not None]
+        best = min(priced, key=lambda each: each[0], default=(0.0, None))[1]
+        if best is None:
+            return ""
+        return f"{best.name} is the cheapest of those with a price{'' if best is self.taken else f': {best}'}"
+
+    def table(self) -> pd.DataFrame:
+        """A row for each device, the fastest first; a column without a value is left out."""
+        cells = [
+            {
+                "batch": f"{row.batch_size:,}",
+                count(self.epochs, "epoch"): str(row.training),
+                "and start-up": str(row.total) if self.question.start_up_s else "",
+                "cost": row.cost.span() if row.cost else "",
+                "memory": _memory(row),
+                "limit": row.step.limit,
+                "known": row.known,
+            }
+            for row in self.rows
+        ]
+        found = pd.DataFrame(cells, index=[f"{row.label} (here)" if row.here else row.label for row in self.rows])
+        return found.loc[:, found.astype(bool).any()]
+
+    def text(self, width: int) -> str:
+        """Everything for a terminal of so many columns."""
+        table = self.table().to_string().splitlines()
+        head = wrapped([*self._head(), *self.training.doubts], width)
+        said = wrapped([" ".join(self.sentences())], width, indent=0)
+        return "\n\n".join("\n".join(lines) for lines in (head, table, said, wrapped(self.notes(), width)) if lines)
+
+    def _head(self) -> list[str]:
+        """The training, what was measured, and what is assumed."""
+        training, question = self.training, self.question
+        places = [
+            f"{source.device.short[0]} ({source.device.names[0]}) at batch sizes {', '.join(f'{size:,}' for size in source.sizes)}"
+            for source in training.sources
+        ]
+        host = "a host as fast as this one" if question.launch_us is None else f"{question.launch_us:g} µs a launch"
+        start_up = exactly(question.start_up_s) if question.start_up_s else "no time"
+        precision = question.precision or training.precision
+        return [
+            f"{training.title}: {count(self.epochs, 'epoch')} of {training.train_samples:,} samples, training steps alone",
+            f"measured: {', '.join(places)}",
+            f"assumed elsewhere: {start_up} to start, {host}, precision {precision}",
+            "predicted: in 80 of 100 cases within the interval",
+        ]
+
+    def notes(self) -> list[str]:
+        """The devices that are left out, and that batch sizes differ."""
+        sizes = {row.batch_size for row in self.rows}
+        differ = f"a larger batch may need more epochs; --batch-size {min(sizes)} compares all at the same size"
+        return [*self.left_out, *([differ] if len(sizes) > 1 else [])]
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything in plain containers: seconds, bytes, and what is paid."""
+        question = self.question
+        return {
+            "title": self.training.title,
+            "epochs": self.epochs,
+            "train_samples": self.training.train_samples,
+            "assumed": {
+                "start_up_s": question.start_up_s,
+                "launch_us": question.launch_us,
+                "precision": question.precision or self.training.precision,
+            },
+            "devices": [{"label": row.label, "known": row.known, **asdict(row)} for row in self.rows],
+            "recommended": self.taken.label,
+            "too_close_to_call": [row.label for row in self.too_close],
+            "sentences": self.sentences(),
+            "notes": [*self.training.doubts, *self.notes()],
+        }
+
+
+def _differs(best: Interval, other: Interval) -> bool:
+    """Whether one is called shorter than the other, and by enough to matter."""
+    return probability_shorter(best, other) >= CALLED_FROM and other.middle > ALIKE * best.middle
+
+
+def _memory(row: Row) -> str:
+    """What a step needs, of what there is."""
+    if row.step.memory is None or not row.device.memory_gib:
+        return ""
+    return f"{digits(row.step.memory.middle / 2**30)} of {row.device.memory_gib:.3g} GiB"

@@ -1,0 +1,170 @@
+"""The answer for one training: its table, its sentences, what is too close to call, and what is assumed."""
+
+import json
+
+import pytest
+
+from batchscope.choice.answer import Answer
+from batchscope.choice.cards import find_card
+from batchscope.choice.measured import read_trainings
+from batchscope.choice.rows import Question
+from batchscope.choice.step import step_on
+from batchscope.errors import UserError
+from tests.choice.trainings import mlp, write_training
+
+CARDS = [find_card(name) for name in ("t4", "l4", "h100")]
+ALIKE = [find_card(name) for name in ("h100", "h200")]  # they differ in nothing that a tiny step needs
+
+
+def training(folder, **facts):
+    ((found,), _) = read_trainings([write_training(folder, **facts)])
+    return found
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory):
+    """Seconds on the CPU."""
+    return training(tmp_path_factory.mktemp("light"))
+
+
+@pytest.fixture(scope="module")
+def heavy(tmp_path_factory):
+    """An hour on the CPU, seconds on a GPU."""
+    return training(
+        tmp_path_factory.mktemp("heavy"), rows=lambda batch: mlp(batch, 4096), parts=(0, 0, 0.3, 0.6, 0.1, 0)
+    )
+
+
+def answer(found, cards=CARDS, **asked):
+    return Answer(found, Question(cards, **asked))
+
+
+def row(found, label):
+    return next(each for each in found.rows if each.label == label)
+
+
+def test_the_fastest_is_first_and_is_taken(heavy):
+    found = answer(heavy, epochs=20)
+    assert [each.label for each in found.rows] == ["h100", "l4", "t4", "cpu"]
+    assert (found.taken.label, found.too_close) == ("h100", [])
+    assert found.sentences()[0] == f"Take H100: 20 epochs take {row(found, 'h100').total} (predicted)."
+
+
+def test_measured_predicted_and_assumed_are_told_apart(heavy):
+    found = answer(heavy, start_up_s=60, launch_us=7)
+    assert found.table()["known"].to_dict() == {
+        "h100": "predicted",
+        "l4": "predicted",
+        "t4": "predicted",
+        "cpu (here)": "measured",
+    }
+    text = found.text(200)
+    assert "measured: cpu (AMD EPYC, 2 threads) at batch sizes 8, 64, 512" in text
+    assert "assumed elsewhere: 60 s to start, 7 µs a launch, precision 32-true" in text
+    assert "predicted: in 80 of 100 cases within the interval" in text
+
+
+def test_no_start_up_is_assumed_so_that_only_the_user_lets_one_decide(light):
+    found = answer(light, epochs=1)
+    assert found.taken.label != "cpu"
+    here, taken = row(found, "cpu"), found.taken
+    assert row(found, "h100").total == row(found, "h100").training
+    assert "no time to start a device elsewhere is assumed (--start-up)" in found.sentences()[1]
+    assert "is done first if" in found.sentences()[1]
+    slow_start = answer(light, epochs=1, start_up_s=here.total.middle - taken.training.middle + 60)
+    assert slow_start.taken.label == "cpu"
+    assert "and start-up" in slow_start.table() and "and start-up" not in found.table()
+    assert slow_start.sentences()[1].startswith("H100, the best elsewhere, takes ")
+
+
+def test_all_steps_of_all_epochs_are_the_training_and_its_start_up_is_paid_too(heavy):
+    t4 = row(answer(heavy, epochs=3, batch_size=64, start_up_s=100, prices={"t4": 3.6}), "t4")
+    assert t4.training.middle == pytest.approx(
+        3 * 860 * t4.step.seconds.middle
+    )  # the last batch of 55,000 samples counts
+    assert t4.total.middle == pytest.approx(t4.training.middle + 100)
+    assert t4.cost.low == pytest.approx(0.001 * t4.total.low)
+
+
+@pytest.mark.parametrize(
+    ("prices", "taken"), [({}, "h200"), ({"h100": 2.0, "h200": 3.0}, "h100"), ({"h200": 3.0}, "h200")]
+)
+def test_of_what_is_too_close_to_call_the_cheapest_is_taken_then_the_fastest(light, prices, taken):
+    found = answer(light, ALIKE, batch_size=8, prices=prices)
+    other = {"h100": "h200", "h200": "h100"}[taken]
+    assert (found.taken.label, [each.label for each in found.too_close]) == (taken, [other])
+    assert f"; too close to call: {other.upper()} (" in found.sentences()[0]
+
+
+def test_what_is_here_is_taken_before_what_is_as_fast_elsewhere(light):
+    at_once = answer(light, CARDS[2:])
+    start_up = row(at_once, "cpu").total.middle - row(at_once, "h100").total.middle
+    found = answer(light, CARDS[2:], start_up_s=start_up)
+    assert (found.taken.label, [each.label for each in found.too_close]) == ("cpu", ["h100"])
+
+
+def test_the_cheapest_is_the_last_sentence(heavy):
+    found = answer(heavy, prices={"t4": 0.5, "h100": 50.0})
+    assert found.sentences()[-1] == f"T4 is the cheapest of those with a price: {row(found, 't4')}."
+    assert list(found.table()["cost"]) == [row(found, "h100").cost.span(), "", row(found, "t4").cost.span(), ""]
+
+
+def test_there_are_three_sentences_at_most_and_no_energy(light, heavy):
+    for found in (answer(light), answer(heavy, prices={"t4": 1}, start_up_s=9)):
+        assert len(found.sentences()) <= 3
+        assert "≤" not in found.text(100) and "Wh" not in found.text(100)
+
+
+def test_the_batch_is_the_smallest_whose_rate_is_near_the_best_of_those_that_fit(tmp_path, heavy):
+    rates = {size: size / each.seconds.middle for size, each in heavy.sources[0].sizes.items()}
+    best = row(answer(heavy), "cpu").batch_size
+    assert rates[best] >= 0.95 * max(rates.values())
+    assert row(answer(heavy), "h100").batch_size in (1024, 2048, 4096)  # up to 8 times the largest measured
+    assert {each.batch_size for each in answer(heavy, batch_size=64).rows} == {64}
+    greedy = training(tmp_path, memory=lambda size: {"parameters": 1e6, "saved": 0.1e9 * size})
+    assert row(answer(greedy), "t4").batch_size <= 64
+    assert "more epochs; --batch-size" in " ".join(answer(heavy).notes())
+
+
+def test_a_device_that_cannot_train_it_is_left_out_with_the_reason(tmp_path):
+    huge = training(tmp_path, memory=lambda size: {"parameters": 30 * 2.0**30, "saved": 1e6})
+    assert answer(huge).left_out == [
+        "t4 may need 38.3 GiB at batch size 8, and has 16 GiB",
+        "l4 may need 38.3 GiB at batch size 8, and has 24 GiB",
+    ]
+    assert answer(huge, precision="bf16-mixed").left_out[0] == "t4 has no hardware for bf16"
+
+
+def test_a_batch_size_that_was_not_measured_is_refused(light):
+    with pytest.raises(UserError, match=r"--batch-size: got 9; cnn · mnist was measured at 8, 64, 512"):
+        answer(light, batch_size=9)
+
+
+def test_a_device_that_is_here_has_one_row_and_the_narrower_prediction_is_taken(tmp_path):
+    write_training(tmp_path / "cpu")
+    write_training(tmp_path / "gpu", device="cuda", name="NVIDIA L4")
+    ((both,), _) = read_trainings([tmp_path])
+    found = answer(both, batch_size=8)
+    assert sorted(each.label for each in found.rows) == ["cpu", "h100", "l4", "t4"]
+    steps = [step_on(source, CARDS[0], 8).seconds for source in both.sources]
+    assert row(found, "t4").step.seconds == min(steps, key=lambda seconds: seconds.high / seconds.low)
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_the_text_fits_the_terminal(heavy, width):
+    assert max(map(len, answer(heavy, epochs=20).text(width).splitlines())) <= width
+
+
+def test_json_has_every_number(heavy):
+    found = json.loads(json.dumps(answer(heavy, epochs=20, prices={"t4": 0.5}).as_json(), allow_nan=False))
+    devices = {each["label"]: each for each in found["devices"]}
+    assert set(devices) == {"cpu", "t4", "l4", "h100"}
+    t4 = devices["t4"]
+    assert t4["training"]["low"] < t4["training"]["middle"] < t4["training"]["high"]
+    assert t4["cost"]["middle"] == pytest.approx(t4["total"]["middle"] * 0.5 / 3600)
+    assert (t4["known"], devices["cpu"]["known"], devices["cpu"]["here"]) == (
+        "predicted",
+        "measured",
+        True,
+    )
+    assert (found["recommended"], found["epochs"], found["assumed"]["start_up_s"]) == ("h100", 20, 0)
