@@ -11,11 +11,9 @@ from ..options import trust
 from ..options.check import check_config
 from ..options.compose import apply_overrides
 from ..options.purpose import purpose_of
-from ..options.renamed import refuse_older_version
 from ..options.tree import flatten
 from ..options.types import Purpose
 from ..records.read import FILE, DamagedRecordError, read
-from ..records.values import at
 
 RUNS = Path("outputs/runs")  # where hydra.run.dir puts them
 _LENGTH = ("max_epochs", "max_steps", "max_time")  # the trainer's options that end a training
@@ -137,8 +135,7 @@ def recorded_config(record: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     """The configuration of a record, in plain containers, with its paths below the run's present folder.
 
     Raises:
-        UserError: if it is not a configuration, or is one of an older version with other names, or `choices`,
-            `overrides` or `resumed` are not what a run writes.
+        UserError: if it is not a configuration, or `choices`, `overrides` or `resumed` are not what a run writes.
     """
     file, here = os.path.relpath(run_dir / FILE), os.path.relpath(run_dir)
     for key, kind in (("choices", dict), ("overrides", list), ("resumed", list)):
@@ -147,7 +144,6 @@ def recorded_config(record: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         if not isinstance(found, kind) or not all(text is None or trust.is_text(text) for text in texts):
             raise UserError(f"{file}: cannot be read: its {key} are not those of a run")
     config = trust.plain(record.get("config"), file)
-    refuse_older_version(config, file, at(record, "versions.batchscope"))
     return {**with_run_dir(config, str(config.get("run_dir") or here), here), "run_dir": here}
 
 

@@ -16,7 +16,6 @@ from ..options.check import check_config
 from ..options.command_lines import for_evaluation
 from ..options.compose import apply_overrides
 from ..options.groups import use_config_dir
-from ..options.renamed import refuse_older_version
 from . import add_config_dir, command_parser
 
 
@@ -65,7 +64,6 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
     if not isinstance(saved, dict) or not isinstance(name := saved.get("name"), str) or not name.isprintable():
         raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote")
     recorded = trust.plain(saved.get("config"), f"ckpt: {path}")
-    refuse_older_version(recorded, f"ckpt: {path}")
     recorded = for_evaluation(check_config(recorded))
     config = check_config(apply_overrides(recorded, overrides))
     if config["compile"]:

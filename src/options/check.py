@@ -13,7 +13,6 @@ from .groups import COLLECTIONS, SECTIONS, choices_of, file_of, known_nodes, loa
 from .habits import habit
 from .nodes import TARGET, check_node
 from .purpose import DEFAULTS, TOP_LEVEL
-from .renamed import METRICS, OPTIONS, new_name, refuse_old_name
 from .signatures import class_attribute, is_installed
 from .values import check_value
 
@@ -64,7 +63,6 @@ def _check_top_level(plain: dict[str, Any]) -> None:
                 raise known
             near = did_you_mean(key, top_level_names()) or similar_option(plain, [key])
             raise UserError(f"{key}: no such option.{near}")
-    refuse_old_name("optimized_metric", plain["optimized_metric"], METRICS)
 
 
 def _check_search(node: dict[str, Any]) -> None:
@@ -103,7 +101,6 @@ def _check_collection(nodes: Any, name: str) -> None:
     for part, node in nodes.items():
         option = f"{name}.{part}"
         if isinstance(node, dict) and "_target_" in node:
-            refuse_old_name(f"{option}.monitor", node.get("monitor"), METRICS)
             if str(node["_target_"]).endswith(".WandbLogger") and not is_installed("wandb"):
                 raise UserError(f"{option}: wandb is not installed; pip install 'batchscope[wandb]'")
             if str(node["_target_"]).endswith(".BatchSizeFinder"):
@@ -111,8 +108,6 @@ def _check_collection(nodes: Any, name: str) -> None:
                     f"{option}: BatchSizeFinder takes its trial steps from the learning-rate schedule; write "
                     f"{train_command('-m experiment=find_batch_size …')}"
                 )
-        elif (new := new_name(option, OPTIONS)) and new.rpartition(".")[2] in nodes:
-            raise UserError(f"{option}: is called {new} now")
         elif node is not None:
             raise UserError(f"{option}: got {node!r}, takes null or a node with a _target_")
     check_node(nodes, name)

@@ -11,7 +11,6 @@ from hydra.errors import MissingConfigException
 from ..errors import UserError, did_you_mean
 from .groups import COLLECTIONS, GROUPS, choices_of, top_level_names
 from .habits import habit
-from .renamed import OPTIONS, new_name
 from .signatures import parameters_of
 
 # Plugins of Hydra that an extra of this package installs: (group, choice) → extra.
@@ -99,8 +98,6 @@ def _unknown_part(config: dict[str, Any], key: str) -> UserError | None:
         node = node[part]
     else:
         return None
-    if new := new_name(key, OPTIONS):
-        return UserError(f"{key}: is called {new} now")
     if not parent and part in COLLECTIONS:
         return UserError(f"{key}: there is no {part} section to set it in; {part}=null leaves the section out")
     unset = parameters_of(node.get("_target_"))

@@ -1,5 +1,6 @@
 """Task: the one LightningModule. It joins a model, the loss that its data asks for, metrics and an optimizer."""
 
+import math
 from typing import Any
 
 import torch

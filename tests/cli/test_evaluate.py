@@ -153,14 +153,6 @@ def test_a_class_named_in_a_checkpoint_is_built_only_if_it_is_allowed(best: Path
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_checkpoint_of_an_older_version_is_answered_in_one_line(best: Path, tmp_path: Path) -> None:
-    checkpoint = torch.load(best, weights_only=True)
-    checkpoint["batchscope"]["config"]["optimizer"]["_target_"] = "batchscope.optimizer.AdamW"
-    torch.save(checkpoint, old := tmp_path / "old.ckpt")
-    said = "was written by an older batchscope, whose names differ; use that version, or start another run"
-    assert refusal(old) == f"ckpt: {old}: {said}"
-
-
 def test_a_zip_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "some.ckpt"
     with zipfile.ZipFile(path, "w") as archive:
