@@ -11,7 +11,6 @@ import ast
 import re
 import shlex
 import sys
-import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -25,8 +24,8 @@ PATH = re.compile(r"(?<!\]\()(?<![\w./<-])(?:src|docs|benchmarks|configs|tests|e
 PROGRAM = r"(?:[A-Z_]+=\S+ )*(?:python|torchrun|srun|make|batchscope[a-z-]*) "
 IN_BACKTICKS = rf"`({PROGRAM}[^`]+)`()"
 ON_ITS_OWN = rf"^(?: *(?=python )|\s*\$ | {{4,}})({PROGRAM}(?:\0\n|[^\n`])*)(?:\n *(error: ))?"
-OURS = r"make|.*\.py|batchscope[\w.-]*"
-FLAGS = {"-m", "--multirun", "--help", "--hydra-help", "--cfg", "--resolve", "--package", "--info", "--config-dir"}
+OURS = r"make|.*\.py|batchscope[\w.]*"
+FLAGS = {"-m", "--multirun", "-v", "--verbose", "--help", "--cfg", "--resolve", "--config-dir"}
 Findings = Iterator[tuple[int, str]]  # the position in the text, and what is wrong there
 
 
@@ -115,18 +114,16 @@ def check_commands(text: str) -> Findings:
 
 def check_command(words: list[str]) -> Iterator[str]:
     """What is wrong with one command, if it starts a program of this repository."""
-    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
     program, rest = next(((w, words[n + 1 :]) for n, w in enumerate(words) if re.fullmatch(OURS, w)), ("", []))
     if program == "make" and rest and "=" not in rest[0]:
         if not re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE):
             yield f"make {rest[0]}: no such target"
-    elif program == "batchscope" and rest[:1] in (["--help"], ["--version"]):
+    elif program == "batchscope" and rest[:1] in (["--help"], ["--version"], ["--shell-completion"]):
         return
     elif program == "batchscope" and rest:
         program, rest = f"batchscope.cli.{rest[0]}", rest[1:]
         if not sources(program):
             yield f"{program}: no such command"
-    program = scripts.get(program, program).partition(":")[0]
     if program in ("train.py", "batchscope.train", "batchscope.cli.train"):
         yield from check_train(rest)
     elif program.endswith(".py") or sources(program):
@@ -156,8 +153,8 @@ def check_flags(program: str, words: list[str]) -> Iterator[str]:
 
 def check_train(words: list[str]) -> Iterator[str]:
     """The flags and options of a training command; an optional package may be missing, and a folder to resume from."""
-    from batchscope.cli.train import accept_null_groups, check_command_line
     from batchscope.errors import UserError
+    from batchscope.options.compose import check_command_line
     from batchscope.options.groups import use_config_dir
 
     flags = {word.partition("=")[0] for word in words if word.startswith("-")}
@@ -166,10 +163,10 @@ def check_train(words: list[str]) -> Iterator[str]:
     own = next((word.partition("=")[2] for word in words if word.startswith("--config-dir=")), "")
     if own:  # a command of a project of one's own
         sys.path += [str(PROJECT)] if str(PROJECT) not in sys.path else []
-    if not flags & {"--cfg", "--info"} and not any(word.startswith("resume=") for word in overrides):
+    if "--cfg" not in flags and not any(word.startswith("resume=") for word in overrides):
         try:
             use_config_dir(str(PROJECT / own) if own else None)
-            check_command_line(accept_null_groups(overrides), multirun=bool(flags & {"-m", "--multirun"}))
+            check_command_line(overrides, multirun=bool(flags & {"-m", "--multirun"}))
         except UserError as error:
             if "pip install" not in str(error):
                 yield f"train.py {shlex.join(overrides)}: {error}"

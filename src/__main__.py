@@ -10,25 +10,16 @@ import sys
 from . import __version__
 from .errors import UserError, did_you_mean, exit_on_user_error
 
-# command → (the module of `python -m` that is the same command, what it does)
+# command → what it does; `cli/<command>.py` does it
 COMMANDS = {
-    "train": ("batchscope.train", "train one model, or with -m a sweep of runs: batchscope train model=cnn"),
-    "new": (
-        "batchscope.cli.new",
-        "write a project of your own, to train your model on your data: batchscope new mynet",
-    ),
-    "evaluate": ("batchscope.evaluate", "test a checkpoint: batchscope evaluate ckpt=<run>/checkpoints/best.ckpt"),
-    "report": ("batchscope.report", "compare runs in a table, plots and a recommendation: batchscope report <sweep>"),
-    "compare": (
-        "batchscope.cli.compare",
-        "tell whether one run or sweep is slower than another: batchscope compare <a> <b>",
-    ),
-    "explain": ("batchscope.cli.explain", "show where the time of a step goes: batchscope explain <run>"),
-    "choose": (
-        "batchscope.cli.choose",
-        "tell which device to take, with time and cost: batchscope choose model=cnn data=mnist",
-    ),
-    "hardware": ("batchscope.hardware.__main__", "measure what this machine can do: batchscope hardware"),
+    "train": "train one model, or with -m a sweep of runs: batchscope train model=cnn",
+    "new": "write a project of your own, to train your model on your data: batchscope new mynet",
+    "evaluate": "test a checkpoint: batchscope evaluate ckpt=<run>/checkpoints/best.ckpt",
+    "report": "compare runs in a table, plots and a recommendation: batchscope report <sweep>",
+    "compare": "tell whether one run or sweep is slower than another: batchscope compare <a> <b>",
+    "explain": "show where the time of a step goes: batchscope explain <run>",
+    "choose": "tell which device to take, with time and cost: batchscope choose model=cnn data=mnist",
+    "hardware": "measure what this machine can do: batchscope hardware",
 }
 _HELP = """usage: batchscope <command> …
 
@@ -47,11 +38,15 @@ def main() -> None:
 def _main() -> None:
     word = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if word in ("-h", "--help"):
-        print(_HELP.format(commands="\n".join(f"  {name:10} {text}" for name, (_, text) in COMMANDS.items())))
+        print(_HELP.format(commands="\n".join(f"  {name:10} {text}" for name, text in COMMANDS.items())))
     elif word == "--version":
         print(f"batchscope {__version__}")
+    elif word in ("--shell-completion", "-sc"):
+        from .cli.completion import complete  # imports Hydra
+
+        complete(sys.argv[2:], list(COMMANDS))
     elif word in COMMANDS:
-        _run(COMMANDS[word][0])
+        _run(word)
     elif "=" in word and not word.startswith("-"):
         message = f"{word}: an option comes after a command; write batchscope train {word}"
         raise UserError(message, exit_code=2)
@@ -60,14 +55,15 @@ def _main() -> None:
         raise UserError(f"{word}: no such command.{near} batchscope takes {', '.join(COMMANDS)}", exit_code=2)
 
 
-def _run(module: str) -> None:
-    """Run a command as `python -m <module>` does.
+def _run(command: str) -> None:
+    """Run a command with the words after it.
 
-    Lightning starts a run's other ranks with the module that `__main__.__spec__` names and the words after `sys.argv[0]`.
+    Lightning starts a run's other ranks by the module that `__main__.__spec__` names, with the words after `sys.argv[0]`:
+    `python -m batchscope.train …`.
     """
     del sys.argv[1]
-    sys.modules["__main__"].__spec__ = importlib.util.find_spec(module)
-    importlib.import_module(module).main()
+    sys.modules["__main__"].__spec__ = importlib.util.find_spec("batchscope.train")
+    importlib.import_module(f"batchscope.cli.{command}").main()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from . import ranks
 
 _WAIT_FOR_RANK_0_S = 3
 _SIGPIPE_EXIT_CODE = 141  # 128 + SIGPIPE, as a shell shows it
-_SET_BY_US = "BATCHSCOPE_SET_FULL_ERROR"
 _LONGEST = 1000  # characters of a message; a longer one quotes a long value
 
 
@@ -96,16 +95,9 @@ def refuse_in_one_line(parser: argparse.ArgumentParser) -> None:
     parser.error = refuse
 
 
-def reraise_in_hydra() -> None:
-    """Make Hydra raise exceptions instead of formatting them; a UserError still shows no traceback."""
-    if os.environ.get("HYDRA_FULL_ERROR") != "1":
-        os.environ["HYDRA_FULL_ERROR"] = os.environ[_SET_BY_US] = "1"
-
-
 def show_tracebacks() -> None:
     """Have `exit_on_user_error` print the traceback of a UserError, as HYDRA_FULL_ERROR=1 does."""
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    os.environ.pop(_SET_BY_US, None)
 
 
 def exit_on_user_error(program: Callable[[], None]) -> None:
@@ -118,7 +110,7 @@ def exit_on_user_error(program: Callable[[], None]) -> None:
         try:
             program()
         except UserError as error:
-            if os.environ.get("HYDRA_FULL_ERROR") == "1" and _SET_BY_US not in os.environ:
+            if os.environ.get("HYDRA_FULL_ERROR") == "1":
                 traceback.print_exc()
             report(error)
             sys.exit(error.exit_code)

@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
 # The programs, and the public names.
-PROGRAMS = {"train", "evaluate", "report", "__main__", "__init__", "hardware.__main__"}
+PROGRAMS = {"train", "__main__", "__init__", "hardware.__main__"}
 # The parts of a folder that others may use, where not all of it is theirs.
 PARTS = {("models", "data"): {"data.spec"}}
 

@@ -21,7 +21,6 @@ parser.add_argument("--rounds", type=int)
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small repository: a Makefile, one module, one benchmark."""
     files = {
-        "pyproject.toml": "[project.scripts]\nbatchscope = 'batchscope.__main__:main'\nbatchscope-old = 'batchscope.cli.report:main'\n",
         "Makefile": "test:\n\techo\n",
         "src/cli/report.py": PROGRAM,
         "benchmarks/speed.py": PROGRAM,
@@ -51,7 +50,6 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("    python benchmarks/speed.py --round 9", "benchmarks/speed.py takes no --round, but --help --rounds -h"),
         ("    python -m batchscope.cli.gone", "batchscope.cli.gone is neither a module nor a name in one"),
         ("    batchscope report --gone", "batchscope.cli.report takes no --gone"),
-        ("    batchscope-old --gone", "batchscope.cli.report takes no --gone"),
         ("`batchscope gone x` does it.", "batchscope.cli.gone: no such command"),
         ("    python train.py --gone", "train.py takes no --gone"),
         ("    python train.py data.batch_sise=8", "data.batch_sise: no such option. Did you mean 'batch_size'?"),

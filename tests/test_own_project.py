@@ -161,7 +161,7 @@ def test_a_killed_run_is_resumed_to_the_same_weights_and_evaluated(project: Path
     assert_alike(last(project / "whole")["state_dict"], last(project / "out")["state_dict"])
     again = next(line for line in resumed.said.splitlines() if line.startswith("again"))
     assert again.endswith("ckpt=out/checkpoints/best.ckpt --config-dir=conf")
-    tested = run(project, "ckpt=out/checkpoints/best.ckpt", *AGAIN, module="batchscope.evaluate")
+    tested = run(project, "ckpt=out/checkpoints/best.ckpt", *AGAIN, module="batchscope.cli.evaluate")
     assert tested.end() == 0, tested.complained
     assert "tested on waves (400 samples)" in tested.said
 

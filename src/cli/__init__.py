@@ -5,10 +5,15 @@ import argparse
 from ..errors import refuse_in_one_line
 
 
-def command_parser(command: str, description: str | None) -> argparse.ArgumentParser:
+def command_parser(command: str, description: str | None, add_help: bool = True) -> argparse.ArgumentParser:
     """The parser of `batchscope <command>`. The description is printed as it is; a mistake is one line."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(f"batchscope {command}", description=description, formatter_class=formatter)
+    parser = argparse.ArgumentParser(
+        f"batchscope {command}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # a misspelled flag is a mistake
+        add_help=add_help,
+    )
     refuse_in_one_line(parser)
     return parser
 

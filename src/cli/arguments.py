@@ -1,56 +1,65 @@
 """The words of `batchscope train`: flags and options in any order, and what is wrong with them in one line."""
 
 import argparse
-import os
 import re
 import sys
 
-from .. import _hydra
-from ..errors import UserError, did_you_mean, refuse_in_one_line
+from ..errors import UserError, did_you_mean
 from ..options.groups import GROUPS, use_config_dir
 from ..options.habits import habit
-from ..options.overrides import accept_null_groups
 from ..options.purpose import TOP_LEVEL
 from ..records.terminal import be_verbose
+from . import add_config_dir, command_parser
 
-_REFUSED_FLAGS = {
-    "config-path": "the configuration is this program's own; --config-dir=<folder> adds YAML files of yours to it",
-    "config-name": "the configuration is always train.yaml; experiment=<name> lays another over it",
-    "experimental-rerun": "a pickle can run code, and is not loaded; resume=<run folder> resumes a run",
+_DESCRIPTION = """Train a model and measure every step.
+
+    batchscope train model=cnn data.batch_size=512     one run
+    batchscope train -m data.batch_size=64,128,256     a sweep: one run a value
+    batchscope train resume=<run folder>               resume a run"""
+# Flags of Hydra's that people know, and that this program does not take.
+_FLAGS_OF_HYDRA = {
+    "--config-path": "--config-dir=<folder> adds YAML files of your own",
+    "--config-name": "the configuration is always train.yaml; experiment=<name> lays another over it",
+    "--hydra-help": "batchscope train --help lists what it takes",
+    "--shell-completion": "write batchscope --shell-completion install=bash",
 }
 
 
-def parse_arguments() -> argparse.Namespace:
-    """The flags of the command line in `sys.argv`, and its options as `overrides`; `sys.argv` gets the flags first.
+def parser() -> argparse.ArgumentParser:
+    """The parser of the flags; the words that are no flags are its `overrides`."""
+    flags = command_parser("train", _DESCRIPTION, add_help=False)
+    flags.add_argument("overrides", nargs="*", metavar="option=value", help="what to change of the configuration below")
+    flags.add_argument("-m", "--multirun", action="store_true", help="run each combination of option=value,value")
+    flags.add_argument("-v", "--verbose", action="store_true", help="print the details of each run")
+    add_config_dir(flags)
+    flags.add_argument("--cfg", choices=("job", "hydra", "all"), help="print the configuration instead of running it")
+    flags.add_argument("--resolve", action="store_true", help="with --cfg or --help: resolve interpolations")
+    flags.add_argument("-h", "--help", action="store_true", help="print this help")
+    return flags
 
-    Hydra and the processes that Lightning starts read `sys.argv` again, and accept no other order.
+
+def parse_arguments() -> argparse.Namespace:
+    """The flags of the command line in `sys.argv`, and its options as `overrides`.
 
     Raises:
-        UserError: for a flag that does not exist, or that this program does not take.
+        UserError: for a flag that does not exist, or that does not go together with the others.
     """
-    parser = _hydra.args_parser()
-    parser.add_argument("--verbose", "-v", action="store_true", help="print the details of each run")
-    refuse_in_one_line(parser)
-    args, unknown = parser.parse_known_intermixed_args()
+    flags = parser()
+    args, unknown = flags.parse_known_intermixed_args(sys.argv[1:])
     if unknown:
-        raise UserError(_unknown_flag(unknown[0], parser.format_usage()), exit_code=2)
-    _check_flags(args)
+        raise UserError(_unknown_flag(unknown[0], flags.format_help()), exit_code=2)
+    if args.cfg and args.multirun:
+        raise UserError("--multirun and --cfg: only one of them at a time", exit_code=2)
+    if args.resolve and not (args.cfg or args.help):
+        raise UserError("--resolve: belongs to --cfg or --help", exit_code=2)
     use_config_dir(args.config_dir)
     args.overrides = [re.sub(r"^\+{1,2}resume=", "resume=", word) for word in args.overrides]
     for word in args.overrides:
         name, _, value = word.lstrip("+").partition("=")
         if name == "run_dir" and (known := habit(name, value)):  # an option that the run sets, whatever is typed
             raise known
-    if args.shell_completion:
-        _check_completion(args.overrides)
-    elif not is_resume(args):  # a folder to resume is a path as it is, not Hydra's grammar
-        args.overrides = accept_null_groups(args.overrides)
-    if args.verbose:  # Hydra does not know it
+    if args.verbose:
         be_verbose()
-    own = ("overrides", "verbose")
-    flags = [(f"--{name.replace('_', '-')}", value) for name, value in vars(args).items() if name not in own]
-    words = [flag if value is True else f"{flag}={value}" for flag, value in flags if value not in (None, False)]
-    sys.argv[1:] = [*words, *args.overrides]
     return args
 
 
@@ -59,40 +68,12 @@ def is_resume(args: argparse.Namespace) -> bool:
     return any(word.startswith("resume=") for word in args.overrides)
 
 
-def is_for_show(args: argparse.Namespace) -> bool:
-    """Whether the command line asks for help, the composed configuration and the like, and starts no run."""
-    return bool(args.help or args.hydra_help or args.cfg or args.info or args.shell_completion)
-
-
-def _check_flags(args: argparse.Namespace) -> None:
-    """Refuse the flags that this program does not take, and those that do not go together."""
-    for flag, instead in _REFUSED_FLAGS.items():
-        if getattr(args, flag.replace("-", "_")) is not None:
-            raise UserError(f"--{flag}: {instead}")
-    exclusive = [f"--{name}" for name in ("run", "multirun", "cfg", "info") if getattr(args, name)]
-    exclusive += ["--shell-completion"] if args.shell_completion else []
-    if len(exclusive) > 1:
-        raise UserError(f"{' and '.join(exclusive)}: only one of them at a time", exit_code=2)
-    if args.resolve and not (args.cfg or args.help):
-        raise UserError("--resolve: belongs to --cfg or --help", exit_code=2)
-    if args.package and not args.cfg:
-        raise UserError("--package: belongs to --cfg", exit_code=2)
-
-
-def _check_completion(words: list[str]) -> None:
-    """Hydra's own words after --shell-completion; `query` comes from the shell, with what has been typed so far."""
-    command, _, shell = words[0].partition("=") if len(words) == 1 else ("", "", "")
-    known = command in ("install", "uninstall", "query") and shell in ("bash", "fish", "zsh")
-    if not known or (command == "query" and "COMP_LINE" not in os.environ):
-        raise UserError(
-            "--shell-completion: takes install=bash, install=zsh, install=fish, or uninstall=…", exit_code=2
-        )
-
-
-def _unknown_flag(word: str, usage: str) -> str:
+def _unknown_flag(word: str, known: str) -> str:
     """What to write instead of an unknown flag: many programs take options with dashes in front."""
     name, _, value = word.lstrip("-").partition("=")
-    near = did_you_mean(f"--{name}", re.findall(r"--[a-z-]+", usage))
+    if instead := _FLAGS_OF_HYDRA.get(f"--{name}"):
+        return f"{word}: no such flag; {instead}"
+    near = did_you_mean(f"--{name}", re.findall(r"--[a-z-]+", known))
     if near and name not in (*GROUPS, *TOP_LEVEL):
         return f"{word}: no such flag.{near}"
     return f"{word}: no such flag. Options are written without dashes: {name}={value or '<value>'}"

@@ -23,10 +23,9 @@ from ..choice.cards import card_names, find_card
 from ..choice.measured import read_trainings
 from ..choice.rows import Question
 from ..choice.work import PRECISIONS
-from ..errors import UserError, exit_on_user_error, reraise_in_hydra
+from ..errors import UserError, exit_on_user_error
 from ..options.compose import check_command_line
 from ..options.groups import use_config_dir
-from ..options.overrides import accept_null_groups
 from ..records.terminal import columns, wrapped
 from . import add_config_dir, command_parser
 
@@ -43,7 +42,6 @@ def main() -> None:
 
 def _main() -> None:
     args = _parser().parse_intermixed_args()
-    reraise_in_hydra()
     folders = [word for word in args.words if _is_folder(word)]
     overrides = [word for word in args.words if word not in folders]
     if not args.words:
@@ -93,7 +91,7 @@ def _measured(overrides: list[str]) -> tuple[int | None, list[Path]]:
     from ..sweep.process import exit_on_signals
     from ..sweep.sizes import measure, own_sizes
 
-    overrides, sizes = own_sizes(accept_null_groups(overrides))
+    overrides, sizes = own_sizes(overrides)
     config = check_command_line(overrides, False)[0]
     trainer = config["trainer"]
     if trainer.get("devices") not in (1, "auto") or trainer.get("num_nodes") not in (1, None):

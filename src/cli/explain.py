@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpointing import resume
-from ..errors import UserError, exit_on_user_error, reraise_in_hydra, warn
+from ..errors import UserError, exit_on_user_error, warn
 from ..files import is_set_aside, refuse_links, why, write_folder
 from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_explanation
 from ..options.compose import apply_overrides, check_command_line
 from ..options.groups import use_config_dir
-from ..options.overrides import accept_null_groups, parse
+from ..options.overrides import parse
 from ..records.explanation import FILE, ROOFLINE, TRACE, Explanation
 from ..records.formatting import count
 from ..records.read import FILE as RECORD
@@ -119,7 +119,6 @@ def _positive(text: str) -> int:
 
 def _task(args: argparse.Namespace) -> _Task:
     """What the command line asks for. Raises UserError; nothing has been written by then, and torch is not imported."""
-    reraise_in_hydra()
     use_config_dir(args.config_dir)
     folders = [word for word in args.words if _is_folder(word)]
     overrides = [word for word in args.words if word not in folders]
@@ -128,7 +127,6 @@ def _task(args: argparse.Namespace) -> _Task:
     if folders:
         run_dir = resume.newest("explain") if folders[0] == "last" else Path(folders[0])
         return _of_run(run_dir, overrides, args.out)
-    overrides = accept_null_groups(overrides)
     (config,) = check_command_line(overrides, False)
     folder = args.out or _OWN / time.strftime("%Y-%m-%d_%H-%M-%S")
     return _Task(check_config(for_explanation(config)), _choices(overrides), folder)

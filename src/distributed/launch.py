@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import UserError, did_you_mean
-from ..options.command_lines import train_command
 from ..ranks import Rank, current
 
 _DEVICES = re.compile(r"auto|-1|[1-9]\d*|\d+,(\d+(,\d+)*)?")  # what Lightning takes as one word
@@ -89,7 +88,7 @@ def _check_launcher(rank: Rank, devices: Any, nodes: int, multirun: bool, enviro
     if multirun and rank.world_size > 1:
         raise UserError(
             f"a sweep starts the processes of its runs itself, and {rank.launcher} has started {rank.world_size}; write "
-            f"{train_command('-m …')} alone"
+            "batchscope train -m … alone"
         )
     if rank.launcher == "srun" and rank.world_size > 1:
         _check_srun(rank, environ)
@@ -106,7 +105,7 @@ def _check_srun(rank: Rank, environ: Mapping[str, str]) -> None:
     if not {"SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"} & environ.keys():
         raise UserError(
             f"SLURM has given this job {rank.world_size} tasks, and srun has not started them; write "
-            f"srun {train_command('…')}"
+            "srun batchscope train …"
         )
     if "SLURM_NTASKS_PER_NODE" not in environ:
         raise UserError(

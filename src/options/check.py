@@ -7,7 +7,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import UserError, did_you_mean
-from .command_lines import train_command
 from .explain import first_line, similar_option
 from .groups import COLLECTIONS, SECTIONS, choices_of, file_of, known_nodes, load, to_plain, top_level_names
 from .habits import habit
@@ -106,7 +105,7 @@ def _check_collection(nodes: Any, name: str) -> None:
             if str(node["_target_"]).endswith(".BatchSizeFinder"):
                 raise UserError(
                     f"{option}: BatchSizeFinder takes its trial steps from the learning-rate schedule; write "
-                    f"{train_command('-m experiment=find_batch_size …')}"
+                    "batchscope train -m experiment=find_batch_size …"
                 )
         elif node is not None:
             raise UserError(f"{option}: got {node!r}, takes null or a node with a _target_")

@@ -1,52 +1,29 @@
-"""How this program was started, and the command lines that it prints: to resume a run, to evaluate a checkpoint.
+"""The command lines that the program prints: to resume a run, to evaluate a checkpoint; and the configurations of
+programs that take a run's own and change it.
 
-A line names the program as this one was started, and holds the words that a file alone cannot decide (trust.py).
+A line begins with `batchscope`, and holds the words that a file alone cannot decide (trust.py).
 """
 
-import os
 import shlex
-import shutil
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from . import trust
 
-_PROGRAM = "batchscope"
 _PART_OF_A_STEP = ("batchscope.callbacks.nonfinite.StopOnNonFinite",)  # it checks every loss and gradient
 
 _NOT_TIMED = ("checkpoint", "progress", "prediction_images", "memory", "until_known")  # callbacks, by their names
 
 
 def program(command: str = "train") -> list[str]:
-    """The words that start a command, in the way in which this process was started.
-
-    In a process that no user started, such as that of a sweep's run: `python -m batchscope.train`.
-    """
-    path, name = sys.argv[0], os.path.basename(sys.argv[0])
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    module = spec.name if spec is not None else ""
-    if name == _PROGRAM:
-        return [_shortest(path), command]
-    if name.startswith(f"{_PROGRAM}-"):
-        return [_shortest(os.path.join(os.path.dirname(path), f"{_PROGRAM}-{command}"))]
-    if name == "__main__.py" and module.startswith(f"{_PROGRAM}."):
-        return ["python", "-m", _PROGRAM, command]
-    if name.endswith(".py") and not module.startswith(f"{_PROGRAM}.") and command == "train":
-        return ["python", path]
-    return ["python", "-m", f"{_PROGRAM}.{command}"]
+    """The words that start a command."""
+    return ["batchscope", command]
 
 
-def train_command(words: str) -> str:
-    """A training command as this process was started, to be shown in a message."""
-    return f"{shlex.join(program())} {words}"
-
-
-def resume_command(config: dict[str, Any], run_dir: Path, started_as: Sequence[str] | None = None) -> str:
-    """The line that resumes a run, for a shell. `started_as` is the training program, where it is not this one."""
+def resume_command(config: dict[str, Any], run_dir: Path) -> str:
+    """The line that resumes a run, for a shell."""
     place = "./last" if str(run_dir) == "last" else str(run_dir)  # resume=last is the newest run
-    return shlex.join([*(started_as or program()), f"resume={place}"]) + trust.words(config, run_dir)
+    return shlex.join([*program(), f"resume={place}"]) + trust.words(config, run_dir)
 
 
 def evaluate_command(config: dict[str, Any], checkpoint: str) -> str:
@@ -95,10 +72,3 @@ def for_timing(config: dict[str, Any], seconds: float) -> dict[str, Any]:
     optimizer = config["optimizer"] | ({"schedule": "constant"} if "schedule" in config["optimizer"] else {})
     parts = {"trainer": {**config["trainer"], **trainer}, "callbacks": callbacks, "optimizer": optimizer, "logger": {}}
     return {**config, **parts, "test": False, "search": None, "resume": None}
-
-
-def _shortest(path: str) -> str:
-    """A program's name, where a shell finds the program by it; otherwise its path."""
-    name = os.path.basename(path)
-    found = shutil.which(name)
-    return name if found and os.path.realpath(found) == os.path.realpath(path) else path

@@ -19,17 +19,23 @@ from yaml import YAMLError
 from .. import _hydra
 from ..errors import UserError
 from .check import check_config
-from .command_lines import train_command
 from .compositions import compose
 from .explain import chooses, first_line, missing_choice, wrong_choice, wrong_key
 from .groups import CONFIGS, GROUPS, load, to_plain
-from .overrides import is_null_group, parse, refuse_several_values, text_of
+from .overrides import combinations, parse, refuse_several_values, text_of
 
 # The launchers of configs/hydra/launcher describe every option of their plugins and are validated by their names.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
 
 _LONGEST_NAME = 255  # bytes; of a file or folder, on the file systems in use
 _HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError)
+_SEVERAL = "; write batchscope train -m … to run each of them"
+# Options of Hydra's that change where a run works or what runs beside it, and what to write instead.
+_NOT_TAKEN = {
+    "callbacks": "callbacks.<name> takes callbacks of Lightning",
+    "job.chdir": "a run stays in the working directory",
+    "output_subdir": "run.json holds the configuration",
+}
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class CommandLine:
     """The runs that a command line asks for."""
 
     configs: list[dict[str, Any]]  # checked, one for each run
+    compositions: list[DictConfig]  # the same as Hydra composed them, with its own section
     folder: Path  # of the run, or of the sweep
     folder_chosen: bool  # whether a command line or a config names the folder; otherwise it is named by the time
     # For each run of a sweep, the overrides that set it apart; empty if a sweeper that searches decides them.
@@ -46,30 +53,29 @@ class CommandLine:
     )  # the options of Hydra's launcher, which starts a sweep's runs
 
 
-def compose_command_line(overrides: list[str], multirun: bool, run_dir: str | None = None) -> CommandLine:
+def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     """Compose and check every run that a command line asks for.
 
     Args:
         overrides: the words of `batchscope train`, without flags.
         multirun: whether a value may be a list to sweep over.
-        run_dir: the run's folder, where it is known.
 
     Raises:
         UserError: at the first mistake; nothing has been written by then.
     """
     parsed = parse(overrides)
     if not multirun:
-        refuse_several_values(parsed, _several())
+        refuse_several_values(parsed, _SEVERAL)
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         base = _compose(_fixed(parsed))
         runs = _runs_of_sweep(parsed, base) if multirun else []
         composed = [_compose(run) for run in runs] if multirun else [base]
-    for config in composed:
-        _check_hydra(config, multirun)
+    for composition in composed:
+        _check_hydra(composition, multirun)
     hydra, kind = base.hydra, "sweep" if multirun else "run"
     folder, chosen = Path(hydra[kind].dir), to_plain(hydra[kind])["dir"] != _named_by_time(kind)
-    configs = [check_config(_of_run(config, run_dir)) for config in composed]
-    line = CommandLine(configs, folder, chosen)
+    configs = [check_config(without_hydra(composition)) for composition in composed]
+    line = CommandLine(configs, composed, folder, chosen)
     if not multirun:
         return line
     is_list = hydra.sweeper._target_.endswith(".BasicSweeper")
@@ -77,15 +83,28 @@ def compose_command_line(overrides: list[str], multirun: bool, run_dir: str | No
 
 
 def check_command_line(overrides: list[str], multirun: bool, run_dir: str | None = None) -> list[dict[str, Any]]:
-    """The checked configurations alone of `compose_command_line`."""
-    return compose_command_line(overrides, multirun, run_dir).configs
+    """The checked configurations alone of `compose_command_line`, those of runs in `run_dir` where it is given."""
+    line = compose_command_line(overrides, multirun)
+    return line.configs if run_dir is None else [config_in(run_dir, one) for one in line.compositions]
 
 
-def check_composition(overrides: list[str]) -> None:
-    """Compose one configuration that is only shown: raise UserError if Hydra cannot; its values may be wrong."""
-    refuse_several_values(parse(overrides), _several())
+def config_in(run_dir: str | os.PathLike[str], composition: DictConfig) -> dict[str, Any]:
+    """The checked configuration of a run whose folder is known."""
+    config = without_hydra(composition)
+    config.run_dir = os.fspath(run_dir)
+    return check_config(config)
+
+
+def without_hydra(composition: DictConfig) -> DictConfig:
+    """A composition as its run sees it: a copy without Hydra's section."""
+    return OmegaConf.masked_copy(composition, [key for key in composition if key != "hydra"])
+
+
+def compose_to_show(overrides: list[str]) -> DictConfig:
+    """The composition of a configuration that is only shown: its values may be wrong. Raises UserError."""
+    refuse_several_values(parse(overrides), _SEVERAL)
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        _compose(overrides)
+        return _compose(overrides)
 
 
 def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
@@ -117,7 +136,7 @@ def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
 def _choose(config: DictConfig, one: Override) -> None:
     """Take another choice of a config group: `data=mnist`; `logger=null` and `~logger` leave a collection out."""
     chosen = None
-    if not is_null_group(one) and not one.is_delete():
+    if not one.is_delete():
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
             chosen = _compose([text_of(one)]).get(one.key_or_group)
     with open_dict(config):
@@ -152,10 +171,6 @@ def _explain(overrides: list[str], error: Exception) -> UserError:
     return next(filter(None, found), None) or UserError(first_line(error))
 
 
-def _several() -> str:
-    return f"; write {train_command('-m …')} to run each of them"
-
-
 def _fixed(parsed: list[Override]) -> list[str]:
     return [text_of(one) for one in parsed if not one.is_sweep_override()]
 
@@ -171,7 +186,7 @@ def _runs_of_sweep(parsed: list[Override], base: DictConfig) -> list[list[str]]:
     if any(one.is_sweep_override() and not one.is_discrete_sweep() for one in parsed):
         return [_fixed(parsed)]
     from_file = [f"{key}={value}" for key, value in (base.hydra.sweeper.get("params") or {}).items()]
-    return _hydra.runs_of_sweep([*parse(from_file), *parsed])
+    return combinations([*from_file, *map(text_of, parsed)])
 
 
 def _labels(runs: list[list[str]]) -> list[str]:
@@ -183,22 +198,17 @@ def _check_hydra(config: DictConfig, multirun: bool) -> None:
     """See that Hydra's section keeps the files of a run together."""
     mode = config.hydra.mode
     if mode not in (None, RunMode.MULTIRUN if multirun else RunMode.RUN):
-        takes = f"write {train_command('-m …')} for several runs, without -m for one"
-        raise UserError(f"hydra.mode: got {mode.name}; {takes}")
+        raise UserError(
+            f"hydra.mode: got {mode.name}; write batchscope train -m … for several runs, without -m for one"
+        )
+    for name, instead in _NOT_TAKEN.items():
+        if OmegaConf.select(config.hydra, name):
+            raise UserError(f"hydra.{name}: is not taken: {instead}")
     if multirun:
         with open_dict(config):
             config.hydra.job.num = config.hydra.job.id = 0
     for name in ("sweep.dir", "sweep.subdir") if multirun else ("run.dir",):
         _check_folder(config.hydra, name)
-
-
-def _of_run(config: DictConfig, run_dir: str | None) -> DictConfig:
-    """Take Hydra's section out of a configuration, and set the run's folder where it is known."""
-    with open_dict(config):
-        del config["hydra"]
-        if run_dir is not None:
-            config.run_dir = run_dir
-    return config
 
 
 def _check_folder(hydra: DictConfig, name: str) -> None:

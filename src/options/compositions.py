@@ -1,7 +1,7 @@
-"""Hydra's compositions of train.yaml; a process composes the same choices of groups once and then sets options in copies.
+"""The compositions of train.yaml by Hydra, and their cache.
 
-A command line is composed several times: to be checked, by hydra.main for each run, and to explain a mistake. Most of the
-time goes into reading and merging YAML files, which depends on the choices alone.
+The runs of a sweep differ in options and seldom in choices. Reading and merging YAML files takes most of the time and
+depends on the choices alone, so a process composes the same choices once, and sets options in copies.
 """
 
 import functools
@@ -17,7 +17,7 @@ from .explain import chooses
 from .groups import config_dir
 from .overrides import parse, quoted, text_of
 
-_SET_LATE = ("hydra.run.", "hydra.sweep.", "hydra.mode")  # of the section hydra: Hydra reads them after all files
+_SET_LATE = ("hydra.run.", "hydra.sweep.")  # of Hydra's section; the rest of it may decide how files are composed
 
 
 def compose(overrides: list[str]) -> DictConfig:
@@ -30,35 +30,28 @@ def compose(overrides: list[str]) -> DictConfig:
         HydraException, OmegaConfBaseException, YAMLError, …: as Hydra raises them.
     """
     parsed = parse(overrides)
-    choices = [one for one in parsed if chooses(one)]
-    options = [one for one in parsed if not chooses(one)]
-    if any(map(_may_change_files, choices)) or any(map(_may_be_read_early, options)):
-        return _compose_anew(overrides)
-    config = pickle.loads(_pickled(tuple(map(text_of, choices)), config_dir()))
-    _hydra.set_options(config, options, parsed)
+    early = [text_of(one) for one in parsed if _is_early(one)]
+    config = pickle.loads(_pickled(tuple(early), config_dir()))
+    _hydra.set_options(config, [one for one in parsed if not _is_early(one)], parsed)
     return config
 
 
-def _may_change_files(choice: Override) -> bool:
-    """Whether a choice adds YAML files of the user's, or sets an option after all: `data={batch_size: 8}`."""
-    return choice.key_or_group == "hydra.searchpath" or isinstance(choice.value(), dict)
+def search_path() -> list[str]:
+    """The override by which Hydra finds the YAML files of `--config-dir`; none without that flag."""
+    folder = config_dir()
+    return [] if folder is None else [f"hydra.searchpath=[{quoted(f'file://{folder}')}]"]
 
 
-def _may_be_read_early(option: Override) -> bool:
-    """Whether an option may choose in a plugin's group, or decide what Hydra does before it sets options."""
-    key = option.key_or_group
+def _is_early(one: Override) -> bool:
+    """Whether an override may decide which files are composed; `data={batch_size: 8}` sets options."""
+    key = one.key_or_group
     if key.startswith("hydra."):
         return not key.startswith(_SET_LATE)
-    return "." not in key and (option.is_add() or option.is_force_add())
+    is_new = "." not in key and (one.is_add() or one.is_force_add())
+    return is_new or (chooses(one) and not isinstance(one.value(), dict))
 
 
 @functools.lru_cache(maxsize=256)
 def _pickled(choices: tuple[str, ...], folder: Path | None) -> bytes:
     """The configuration of these choices, with the YAML files of a folder; OmegaConf copies five times slower."""
-    return pickle.dumps(_compose_anew(list(choices)))
-
-
-def _compose_anew(overrides: list[str]) -> DictConfig:
-    folder = config_dir()
-    search_path = [] if folder is None else [f"hydra.searchpath=[{quoted(f'file://{folder}')}]"]
-    return hydra_compose("train", [*overrides, *search_path], return_hydra_config=True)
+    return pickle.dumps(hydra_compose("train", [*choices, *search_path()], return_hydra_config=True))

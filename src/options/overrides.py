@@ -1,9 +1,11 @@
 """The grammar of a command line: `option=value`, `+option=value`, `~option`, `group=choice`, parsed and written."""
 
+import itertools
 import re
 from collections.abc import Iterable
 from typing import Any
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, OverrideParseException
@@ -14,9 +16,13 @@ from .tree import flatten
 
 
 def parse(overrides: list[str]) -> list[Override]:
-    """The overrides in Hydra's terms; UserError with exit code 2 for a text that cannot be parsed."""
+    """The overrides in Hydra's terms; UserError with exit code 2 for a text that cannot be parsed.
+
+    `logger=null` becomes `logger=[]`, Hydra's spelling of a group without a choice.
+    """
+    parser = OverridesParser.create()
     try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
+        parsed = parser.parse_overrides(overrides)
     except OverrideParseException as error:
         text = error.override
         reason = _syntax_error(error) if "=" in text or text.startswith("~") else _bare_word(text)
@@ -24,23 +30,29 @@ def parse(overrides: list[str]) -> list[Override]:
     for one in parsed:
         if not one.key_or_group:
             raise UserError(f"{one.input_line}: cannot be parsed: no option before '='", exit_code=2)
-    return parsed
+    return [parser.parse_override(f"{one.key_or_group}=[]") if _is_null_group(one) else one for one in parsed]
+
+
+def _is_null_group(one: Override) -> bool:
+    return one.key_or_group in OPTIONAL_GROUPS and not one.is_delete() and one.value() is None
+
+
+def combinations(overrides: list[str]) -> list[list[str]]:
+    """The overrides of each run of a sweep over all combinations of values, in the order of Hydra's basic sweeper.
+
+    Hydra has to be initialized: it knows the choices that `glob(*)` names.
+    """
+    values: dict[str, list[str]] = {}  # a later word for the same option takes the place of an earlier one
+    for one in OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(overrides):
+        key = one.get_key_element()
+        swept = one.sweep_string_iterator() if one.is_sweep_override() else [one.get_value_element_as_str()]
+        values[key] = [f"{key}={value}" for value in swept]
+    return [list(run) for run in itertools.product(*values.values())]
 
 
 def text_of(override: Override) -> str:
     """The override as it was typed."""
     return override.input_line or ""
-
-
-def is_null_group(override: Override) -> bool:
-    """Whether an override switches an optional group off: `logger=null`."""
-    return override.key_or_group in OPTIONAL_GROUPS and not override.is_delete() and override.value() is None
-
-
-def accept_null_groups(overrides: list[str]) -> list[str]:
-    """Write `logger=null` as `logger=[]`, Hydra's spelling of a group without a choice. Raises UserError as `parse`."""
-    pairs = zip(overrides, parse(overrides), strict=True)
-    return [f"{one.key_or_group}=[]" if is_null_group(one) else text for text, one in pairs]
 
 
 def refuse_several_values(parsed: list[Override], hint: str) -> None:
@@ -101,14 +113,12 @@ def _literal(value: Any) -> str:
 
 
 def _syntax_error(error: OverrideParseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines()]
-    found = [line for line in lines if line and not line.startswith(("Error parsing override", "See https://"))]
+    """What is wrong with an override, instead of the names of the grammar's tokens that Hydra gives."""
     if re.match(r"[^=]*\s=|[^=]*=\s", error.override):
         return "write option=value without spaces around the ="
-    if "LexerNoViableAlt" in str(error):
-        return "a quote is not closed, or a character has to stand in quotes: option='value'"
-    # What Hydra's grammar expected instead is a list of the names of its tokens.
-    return found[0].partition(" expecting ")[0] if found else "write option=value"
+    if re.search(r",\s*(,|$)|=\s*,", error.override):
+        return "a value is missing beside a comma; write one value, or several: option=16,32"
+    return "a quote, a bracket or a brace is not closed, or a value has to stand in quotes: option='value'"
 
 
 def _bare_word(word: str) -> str:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from .. import _hydra
 from ..checkpointing.resume import with_run_dir
 from ..errors import UserError, printable, report
 from ..files import WriteError
@@ -67,9 +66,6 @@ def run_sweep(
     folder.refuse_other(sweep_dir, configs if labels else [])
     sweep = runner(sweep_dir, labels)
     exit_on_signals()
-    # The folder as it was checked: a folder named by the time could be another one by now.
-    sys.argv.append(as_override("hydra.sweep.dir", str(sweep_dir)))
-    _hydra.quiet_launcher()  # the sweep names each run itself
     if output := launchers.output_folder(launcher):
         print(f"the runs are jobs, and write their output to {output}", flush=True)
     with folder.lock_sweep_dir(sweep_dir):
@@ -109,8 +105,7 @@ class SweepRunner:
         self.labels = labels  # what sets each run apart; empty where it is not known beforehand what will be run
         self.expected = len(labels)
         self.durations: list[float] = []  # seconds, of the runs that were not kept
-        self.program = program()  # of this process; a launcher may call for runs in others
-        self.command = [*self.program, *sys.argv[1:]]
+        self.command = [*program(), *sys.argv[1:]]  # of this process; a launcher may call for runs in others
         self.refused = False  # whether a job failed without a record that says so
         self._server: ForkServer | None = None
         self._in_turns: list[Waiting] = []
@@ -260,7 +255,7 @@ class SweepRunner:
         lines = [printable(f"  {record['status'].replace('_', ' ')}: {reason}")]
         if kept and record["status"] == "failed":
             place = os.path.relpath(run_dir)
-            lines.append(f"  to resume it: {resume_command(config, Path(place), self.program)}")
+            lines.append(f"  to resume it: {resume_command(config, Path(place))}")
             lines.append(f"  to run it again with the sweep: {shlex.join(['mv', place, f'{place}.aside'])}")
         print("\n".join(lines), file=sys.stderr, flush=True)
         raise RunFailed(f"{run_dir}: {reason}", status=record["status"])

@@ -234,7 +234,7 @@ def test_what_an_earlier_report_wrote_is_removed_and_nothing_else(tmp_path: Path
 def test_a_report_needs_no_torch(tmp_path: Path):
     folder = sweep_of(tmp_path / "s", {32: 1000, 64: 2000}, throughput=USE)
     program = (
-        "import sys; from batchscope.analysis import write_report; import batchscope.report; "
+        "import sys; from batchscope.analysis import write_report; import batchscope.cli.report; "
         f"write_report([{str(folder)!r}], {str(tmp_path / 'out')!r}); "
         "print([m for m in ('torch', 'lightning', 'hydra') if m in sys.modules])"
     )

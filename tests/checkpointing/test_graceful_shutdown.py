@@ -83,7 +83,7 @@ def test_a_signal_in_a_step_lets_it_finish_and_keeps_it(
     assert stopped.complained == ""
     stop, *how = stopped.said.splitlines()[-3:]
     assert stop.startswith(f"stopped by {name}")
-    assert how == ["kept     out/checkpoints/last.ckpt", "resume   python train.py resume=out"]
+    assert how == ["kept     out/checkpoints/last.ckpt", "resume   batchscope train resume=out"]
     assert record(tmp_path / "out")["status"] == "interrupted"
     assert last(tmp_path / "out")["loop_state"]["steps"] == 7
 

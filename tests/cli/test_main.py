@@ -13,6 +13,7 @@ from tests.support.runs import SMALL, record
 from tests.support.waiting import PATIENCE_S
 
 CONSOLE_SCRIPT = "import sys\nfrom batchscope.__main__ import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+COMMANDS = ["train", "new", "evaluate", "report", "compare", "explain", "choose", "hardware"]
 
 
 @pytest.fixture(params=["installed", "module"])
@@ -27,9 +28,9 @@ def batchscope(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     return [str(script)]
 
 
-def start(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(words, cwd=cwd, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+def start(words: list[str], cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    known = os.environ | {"OMP_NUM_THREADS": "1"} | environ
+    return subprocess.run(words, cwd=cwd, env=known, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -49,31 +50,31 @@ def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
 def test_help_lists_every_command(words: list[str], monkeypatch, capsys) -> None:
     code, out, err = answer(monkeypatch, capsys, *words)
     assert (code, err) == (0, "")
-    assert all(
-        f"\n  {command} " in out for command in ("train", "evaluate", "report", "compare", "explain", "hardware")
-    )
+    assert all(f"\n  {command} " in out for command in COMMANDS)
 
 
 def test_the_version_is_printed(monkeypatch, capsys) -> None:
     assert answer(monkeypatch, capsys, "--version") == (0, f"batchscope {__version__}\n", "")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            ["trani"],
-            "trani: no such command. Did you mean 'train'? batchscope takes train, new, evaluate, report, compare, explain, choose, hardware",
-        ),
-        (
-            ["--model", "cnn"],
-            "--model: no such command. batchscope takes train, new, evaluate, report, compare, explain, choose, hardware",
-        ),
-        (["model=cnn"], "model=cnn: an option comes after a command; write batchscope train model=cnn"),
-    ],
-)
-def test_an_unknown_command_is_one_line_and_exit_code_2(words: list[str], said: str, monkeypatch, capsys) -> None:
-    assert answer(monkeypatch, capsys, *words) == (2, "", f"error: {said}\n")
+TAKES = f"batchscope takes {', '.join(COMMANDS)}"
+INSTALL = "takes install=bash, install=zsh, install=fish, or uninstall=…"
+MISTAKES = {
+    "trani": f"trani: no such command. Did you mean 'train'? {TAKES}",
+    "--model cnn": f"--model: no such command. {TAKES}",
+    "model=cnn": "model=cnn: an option comes after a command; write batchscope train model=cnn",
+    "evaluate --nope": "unrecognized arguments: --nope",
+    "report x --ou=y": "unrecognized arguments: --ou=y",
+    "--shell-completion": f"--shell-completion: {INSTALL}",
+    "--shell-completion install=cmd": f"--shell-completion: {INSTALL}",
+    "--shell-completion query=bash": f"--shell-completion: {INSTALL}",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_what_cannot_be_parsed_is_one_line_and_exit_code_2(line: str, monkeypatch, capsys) -> None:
+    monkeypatch.delenv("COMP_LINE", raising=False)
+    assert answer(monkeypatch, capsys, *line.split()) == (2, "", f"error: {MISTAKES[line]}\n")
 
 
 @pytest.mark.parametrize(
@@ -83,30 +84,16 @@ def test_an_unknown_command_is_one_line_and_exit_code_2(words: list[str], said: 
         ("evaluate ckpt=nope.ckpt", "ckpt: got 'nope.ckpt', which is not a file"),
     ],
 )
-def test_a_mistake_is_answered_before_torch_is_imported(
-    mistake: str, said: str, batchscope: list[str], tmp_path: Path
-) -> None:
-    words = [*batchscope, *mistake.split()]
-    if len(batchscope) == 1:  # the script's first line names the interpreter
-        words = [sys.executable, "-X", "importtime", *words]
-    else:
-        words[1:1] = ["-X", "importtime"]
-    done = start(words, tmp_path)
+def test_a_mistake_is_answered_before_torch_is_imported(mistake: str, said: str, tmp_path: Path) -> None:
+    done = start([sys.executable, "-X", "importtime", "-m", "batchscope", *mistake.split()], tmp_path)
     lines = done.stderr.splitlines()
     assert done.returncode == 1
     assert any(line.startswith(f"error: {said}") for line in lines)
     assert not any(line.endswith(" torch") for line in lines)
-    assert {path.name for path in tmp_path.iterdir()} <= {"bin"}
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["evaluate", "report"])
-def test_a_command_gets_the_words_after_it(command: str, monkeypatch, capsys) -> None:
-    code, _, err = answer(monkeypatch, capsys, command, "--nope")
-    assert code == 2
-    assert err.startswith("error: ") and command not in err
-
-
-@pytest.mark.parametrize("command", ["evaluate", "report", "compare", "explain", "hardware"])
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one != "new"])
 def test_help_names_the_command_as_the_program_does(command: str, monkeypatch, capsys) -> None:
     code, out, err = answer(monkeypatch, capsys, command, "--help")
     assert (code, err) == (0, "")
@@ -114,24 +101,41 @@ def test_help_names_the_command_as_the_program_does(command: str, monkeypatch, c
     assert f"\n    batchscope {command}" in out  # an example
 
 
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("batchscope ev", {"evaluate"}),
+        ("batchscope train mod", {"model=", "model."}),
+        ("batchscope train model=ml", {"model=mlp"}),
+        ("batchscope train optimizer=sgd optimizer.mom", {"optimizer.momentum="}),
+        ("batchscope report x", set()),
+    ],
+)
+def test_bash_completes_a_word(typed: str, completed: set[str], batchscope: list[str], tmp_path: Path) -> None:
+    if len(batchscope) > 1:
+        pytest.skip("bash completes the installed program")
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    asked = 'eval "$(batchscope --shell-completion install=bash)"; hydra_bash_completion; echo ${COMPREPLY[@]}'
+    known = {"PATH": path, "COMP_LINE": typed, "COMP_POINT": str(len(typed)), "COMP_CWORD": str(len(typed.split()) - 1)}
+    done = start(["bash", "-c", asked], tmp_path, **known)
+    assert set(done.stdout.split()) == completed, done.stderr
+
+
 @pytest.mark.slow
-def test_a_run_on_two_devices_is_trained_and_its_printed_commands_name_the_program(
-    batchscope: list[str], tmp_path: Path
-) -> None:
+def test_a_run_on_two_devices_is_trained_evaluated_and_resumed(batchscope: list[str], tmp_path: Path) -> None:
     devices = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
-    options = [*SMALL, *devices, "hydra.run.dir=out", "optimizer.schedule=constant"]
-    done = start([*batchscope, "train", "-v", *options], tmp_path)
+    done = start([*batchscope, "train", "-v", *SMALL, *devices, "optimizer.schedule=constant"], tmp_path)
     assert done.returncode == 0, done.stderr
-    assert record(tmp_path / "out")["throughput"]["processes"] == 2
-    named = batchscope[0] if len(batchscope) == 1 else "python -m batchscope"
-    assert f"again   {named} evaluate ckpt=out/checkpoints/best.ckpt" in done.stdout
-    resumed = start([*batchscope, "train", "resume=out", "trainer.max_epochs=3"], tmp_path)
+    (out,) = (tmp_path / "outputs" / "runs").iterdir()  # the ranks agree on a folder that is named by the time
+    assert record(out)["throughput"]["processes"] == 2
+    assert f"again   batchscope evaluate ckpt={out.relative_to(tmp_path)}/checkpoints/best.ckpt" in done.stdout
+    resumed = start([*batchscope, "train", "resume=last", "trainer.max_epochs=3"], tmp_path)
     assert resumed.returncode == 0, resumed.stderr
-    assert record(tmp_path / "out")["epochs"] == 3
+    assert record(out)["epochs"] == 3
 
 
 @pytest.mark.slow
-def test_a_sweep_is_reported_and_resumed_by_the_program_that_started_it(batchscope: list[str], tmp_path: Path) -> None:
+def test_a_sweep_is_reported_and_resumed(batchscope: list[str], tmp_path: Path) -> None:
     words = [*batchscope, "train", "-m", *SMALL, "seed=1,2", "hydra.sweep.dir=s"]
     assert start(words, tmp_path).returncode == 0
     again = start(words, tmp_path)

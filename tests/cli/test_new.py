@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["/nowhere/batchscope-new", *words])
+    monkeypatch.setattr(sys, "argv", ["batchscope", *words])
     new._main()
 
 
@@ -32,7 +32,7 @@ def test_the_example_in_the_repository_is_what_it_writes(
     call(monkeypatch, "mynet")
     example = ROOT / "examples" / "own-project"
     assert files_in(Path("mynet")) == files_in(example)
-    assert "cd mynet\n    /nowhere/batchscope-train --config-dir=conf experiment=mynet\n" in capsys.readouterr().out
+    assert "cd mynet\n    batchscope train --config-dir=conf experiment=mynet\n" in capsys.readouterr().out
 
 
 def test_every_file_has_the_name_of_the_project_and_says_what_it_is_for(

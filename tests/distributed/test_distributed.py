@@ -99,7 +99,7 @@ def test_a_sharded_model_trains_as_a_whole_one_and_its_checkpoint_is_evaluated_a
     done = train(tmp_path, *UNEVEN, *options)
     assert done.returncode == 0, done.stderr
     assert_close(tmp_path / "out", alone)
-    line = ["-m", "batchscope.evaluate", f"ckpt={tmp_path / 'out' / 'checkpoints' / 'best.ckpt'}"]
+    line = ["-m", "batchscope", "evaluate", f"ckpt={tmp_path / 'out' / 'checkpoints' / 'best.ckpt'}"]
     evaluated = subprocess.run([sys.executable, *line], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     expected = json.loads((alone / "run.json").read_text())["metrics"]["test/loss"]
     assert float(evaluated.stdout.split()[-1]) == pytest.approx(expected, abs=2e-6)

@@ -5,9 +5,7 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +14,8 @@ from batchscope.checkpointing import resume
 from batchscope.cli import train as command
 from batchscope.errors import UserError
 from batchscope.options import trust
-from batchscope.options.command_lines import evaluate_command, program, resume_command
+from batchscope.options.command_lines import resume_command
 from batchscope.options.compose import check_command_line
-from batchscope.options.overrides import accept_null_groups
 from tests.support.runs import EVERY_4, Run, kill_9, record, run
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "train.sbatch"
@@ -56,16 +53,15 @@ def printed(text: str, label: str) -> list[str]:
 
 
 def started(folder: Path, words: list[str]) -> Run:
-    """The command, run by the module that it names."""
-    modules = {("python", "train.py"): "batchscope.train", ("python", "-m"): words[2]}
-    options = words[2:] if words[1] == "train.py" else words[3:]
-    return run(folder, *options, module=modules[words[0], words[1]])
+    """The command, run by the module that has it."""
+    assert words[0] == "batchscope"
+    return run(folder, *words[2:], module=f"batchscope.cli.{words[1]}")
 
 
 def test_an_interrupted_run_is_resumed_by_the_line_that_it_prints(tmp_path: Path) -> None:
     stopped = run(tmp_path, *DIGITS, *elsewhere(tmp_path), "hydra.run.dir=a run", faults=[(STEP, 3, interrupt)])
     words = printed(stopped.said, "resume ")
-    assert words[:3] == ["python", "train.py", "resume=a run"]
+    assert words[:3] == ["batchscope", "train", "resume=a run"]
     done = started(tmp_path, words)
     assert done.end() == 0, done.complained
     assert record(tmp_path / "a run")["status"] == "finished"
@@ -77,9 +73,7 @@ def test_a_finished_run_is_evaluated_by_the_line_that_it_prints(tmp_path: Path) 
     done = run(tmp_path, *DIGITS, f"data.root={tmp_path}", *by_the_clock, *places, "hydra.run.dir=out", "-v")
     assert done.end() == 0, done.complained
     words = printed(done.said, "again ")
-    assert words == [
-        *("python", "-m", "batchscope.evaluate", "ckpt=out/checkpoints/best.ckpt", f"data.root={tmp_path}"),
-    ]
+    assert words == ["batchscope", "evaluate", "ckpt=out/checkpoints/best.ckpt", f"data.root={tmp_path}"]
     tested = started(tmp_path, words)
     assert tested.end() == 0, tested.complained
     assert "test/acc" in tested.said
@@ -93,7 +87,7 @@ def test_a_failed_run_of_a_sweep_is_resumed_by_the_line_that_the_sweep_prints(tm
     again = run(tmp_path, "-m", *options, "hydra.sweep.dir=s")
     assert "\x1b" not in again.complained + again.said
     words = printed(again.complained, "to resume it: ")
-    assert words[:3] == ["python", "train.py", "resume=s/0"]
+    assert words[:3] == ["batchscope", "train", "resume=s/0"]
     done = started(tmp_path, words)
     assert done.end() == 0, done.complained
     assert record(tmp_path / "s/0")["status"] == "finished"
@@ -140,7 +134,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def resumed(run_dir: Path, started_with: list[str], *words: str) -> tuple[dict[str, Any], list[str]]:
     """Configuration and recorded options of a run that is resumed; `words` are the command line beside `resume=`."""
-    (config,) = check_command_line(accept_null_groups(started_with), multirun=False, run_dir=str(run_dir))
+    (config,) = check_command_line(started_with, multirun=False, run_dir=str(run_dir))
     facts = {"status": "interrupted", "config": config, "choices": {}, "overrides": ["as recorded"]}
     (run_dir / "run.json").write_text(json.dumps(facts))
     trained = []
@@ -182,47 +176,6 @@ def test_the_options_of_another_run_do_not_confirm_this_one(run_dir: Path) -> No
         resumed(run_dir, ["data.root=/elsewhere"], "seed=0")
 
 
-# --- how the program is named ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("module", "argv", "resume_by", "evaluate_by"),
-    [
-        (None, "train.py", "python train.py", "python -m batchscope.evaluate"),
-        (None, "/a b/train.py", "python '/a b/train.py'", "python -m batchscope.evaluate"),
-        ("batchscope.train", "/x/train.py", "python -m batchscope.train", "python -m batchscope.evaluate"),
-        ("batchscope.sweep.job", "/x/job.py", "python -m batchscope.train", "python -m batchscope.evaluate"),
-        (None, "/nowhere/batchscope-train", "/nowhere/batchscope-train", "/nowhere/batchscope-evaluate"),
-        ("batchscope.train", "/nowhere/batchscope", "/nowhere/batchscope train", "/nowhere/batchscope evaluate"),
-        ("batchscope.train", "/x/__main__.py", "python -m batchscope train", "python -m batchscope evaluate"),
-        (None, "pytest", "python -m batchscope.train", "python -m batchscope.evaluate"),
-    ],
-)
-def test_a_printed_line_names_the_program_as_it_was_started(
-    module: str | None, argv: str, resume_by: str, evaluate_by: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = module and SimpleNamespace(name=module)
-    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=spec))
-    monkeypatch.setattr(sys, "argv", [argv, "seed=1"])
-    (config,) = check_command_line([], multirun=False, run_dir="out")
-    assert resume_command(config, run_dir) == f"{resume_by} resume=out"
-    assert evaluate_command(config, "out/a.ckpt") == f"{evaluate_by} ckpt=out/a.ckpt"
-
-
-@pytest.mark.parametrize(
-    ("name", "words"), [("batchscope-train", ["batchscope-train"]), ("batchscope", ["batchscope", "train"])]
-)
-def test_an_installed_program_that_the_shell_finds_goes_by_its_name(
-    name: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed = tmp_path / name
-    installed.touch(mode=0o755)
-    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=None))
-    monkeypatch.setattr(sys, "argv", [str(installed)])
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert program() == words
-
-
 def test_a_run_in_a_folder_called_last_is_not_taken_for_the_newest(run_dir: Path) -> None:
     (config,) = check_command_line([], multirun=False, run_dir="last")
-    assert resume_command(config, Path("last"), ["train"]) == "train resume=./last"
+    assert resume_command(config, Path("last")) == "batchscope train resume=./last"

@@ -10,14 +10,13 @@ from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
 from batchscope.options.groups import CONFIGS, GROUPS, choices_of
 from batchscope.options.habits import HABITS, habit
-from batchscope.options.overrides import accept_null_groups
 from batchscope.options.signatures import is_installed
 from tests.support.runs import run
 
 
 def answer(*words: str) -> str:
     with pytest.raises(UserError) as caught:
-        check_command_line(accept_null_groups(list(words)), multirun=False)
+        check_command_line(list(words), multirun=False)
     return str(caught.value)
 
 
@@ -89,14 +88,14 @@ def test_what_the_table_says_to_type_is_composed(there: str, here: str) -> None:
         return
     if ("logger=wandb" in words and not is_installed("wandb")) or "hydra/sweeper=optuna" in words:
         pytest.skip("needs an extra")
-    check_command_line(accept_null_groups([word for word in words if word != "-m"]), multirun="-m" in words)
+    check_command_line([word for word in words if word != "-m"], multirun="-m" in words)
 
 
 @pytest.mark.parametrize("there", [there for there, here in rows() if there.startswith("`") and ".py" not in there])
 def test_what_they_type_there_works_or_is_answered(there: str) -> None:
     words = [word.replace("<file>", "x").replace("<folder>", "x") for word in shlex.split(there.split("`")[1])]
     try:
-        check_command_line(accept_null_groups([word for word in words if word != "-m"]), multirun="-m" in words)
+        check_command_line([word for word in words if word != "-m"], multirun="-m" in words)
     except UserError as error:
         assert any(
             sign in str(error) for sign in ("write ", "takes ", "pip install", "pinned", "nothing like it", "always")

@@ -467,12 +467,6 @@ def test_a_run_writes_in_its_own_folder_alone(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "checkpoints" / "last.ckpt").exists()
 
 
-def test_a_job_of_hydras_is_not_unpickled(tmp_path: Path) -> None:
-    done = run(tmp_path, "--experimental-rerun", "config.pickle")
-    assert done.end() == 1
-    assert done.complained.startswith("error: --experimental-rerun: a pickle can run code, and is not loaded")
-
-
 def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -482,4 +476,4 @@ def test_an_interrupted_run_says_all_that_resuming_it_takes(tmp_path: Path) -> N
     keep = f"logger.csv.save_dir={tmp_path / 'curves'}"
     done = run(tmp_path, *SMALL, "hydra.run.dir=out", keep, faults=[step])
     assert done.end() == 130
-    assert f"resume   python train.py resume=out {keep}\n" in done.said
+    assert f"resume   batchscope train resume=out {keep}\n" in done.said

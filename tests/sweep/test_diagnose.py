@@ -81,7 +81,7 @@ def test_a_baseline_each_change_the_two_best_together_and_the_baseline_again(
     assert any(
         line.startswith("Recommended: data.batch_size=512 trainer.precision=bf16-mixed, 6.00 ") for line in shown
     )
-    assert "python train.py model=mlp data.num_workers=2 data.batch_size=512 trainer.precision=bf16-mixed" in shown
+    assert "batchscope train model=mlp data.num_workers=2 data.batch_size=512 trainer.precision=bf16-mixed" in shown
     assert done.exit_code == 0
 
 
@@ -199,7 +199,7 @@ def test_it_takes_one_configuration(tmp_path: Path) -> None:
     assert done.end() == 1
     assert done.complained == (
         "error: experiment=diagnose: tries changes of one run, and -m is for several; write "
-        "python train.py experiment=diagnose … without -m\n"
+        "batchscope train experiment=diagnose … without -m\n"
     )
     assert not (tmp_path / "outputs").exists()
 

@@ -140,7 +140,7 @@ def test_a_folder_of_another_sweep_is_refused_before_anything_runs(tmp_path: Pat
 def test_a_search_needs_a_sweep(tmp_path: Path) -> None:
     done = forked(tmp_path, "experiment=find_batch_size")
     assert done.end() == 1
-    assert done.complained == "error: search: takes several runs; write python train.py -m …\n"
+    assert done.complained == "error: search: takes several runs; write batchscope train -m …\n"
     assert {path.name for path in tmp_path.iterdir()} == {"stdout", "stderr"}
 
 

@@ -80,7 +80,7 @@ def test_a_run_is_resumed_with_another_compile(first: str, then: str, tmp_path: 
 @needs_compiler
 @pytest.mark.slow
 def test_a_compiled_checkpoint_is_evaluated_as_it_is(compiled: Path) -> None:
-    done = run(compiled.parent / "again", f"ckpt={compiled}/checkpoints/best.ckpt", module="batchscope.evaluate")
+    done = run(compiled.parent / "again", f"ckpt={compiled}/checkpoints/best.ckpt", module="batchscope.cli.evaluate")
     assert done.end() == 0, done.complained
     tested = {
         key: float(value)
@@ -122,7 +122,7 @@ def test_a_machine_that_cannot_compile_is_refused_before_anything_is_written(mon
 
 
 def test_an_evaluation_compiles_nothing(tmp_path: Path, compiled: Path) -> None:
-    done = run(tmp_path, f"ckpt={compiled}/checkpoints/best.ckpt", "compile=true", module="batchscope.evaluate")
+    done = run(tmp_path, f"ckpt={compiled}/checkpoints/best.ckpt", "compile=true", module="batchscope.cli.evaluate")
     assert done.end() == 1
     assert done.complained.startswith("error: compile: only training steps are compiled")
 

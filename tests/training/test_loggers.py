@@ -10,7 +10,6 @@ import pytest
 from batchscope.errors import UserError
 from batchscope.options import check
 from batchscope.options.compose import check_command_line
-from batchscope.options.overrides import accept_null_groups
 from batchscope.options.signatures import is_installed
 from batchscope.records.step_file import read_rows
 from batchscope.training.build import build_callbacks
@@ -24,7 +23,7 @@ needs_wandb = pytest.mark.skipif(not is_installed("wandb"), reason="needs wandb:
 
 
 def composed(*words: str) -> dict:
-    return check_command_line(accept_null_groups(list(words)), multirun=False)[0]
+    return check_command_line(list(words), multirun=False)[0]
 
 
 @pytest.mark.parametrize(

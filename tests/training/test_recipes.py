@@ -38,7 +38,7 @@ def averaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_best_checkpoint_holds_the_averaged_weights_that_are_tested(averaged: Path) -> None:
     best = torch.load(averaged / "checkpoints" / "best.ckpt", weights_only=True)
     assert not all(torch.equal(best["state_dict"][name], own) for name, own in best["current_model_state"].items())
-    done = run(averaged.parent / "again", f"ckpt={averaged}/checkpoints/best.ckpt", module="batchscope.evaluate")
+    done = run(averaged.parent / "again", f"ckpt={averaged}/checkpoints/best.ckpt", module="batchscope.cli.evaluate")
     assert done.end() == 0, done.complained
     tested = {key: float(value) for key, value in (w.split() for w in done.said.splitlines() if w.startswith("test/"))}
     assert tested == {k: pytest.approx(v, abs=1e-6) for k, v in record(averaged)["metrics"].items() if "test" in k}

@@ -148,7 +148,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(finished: Path, shared_dat
     "script",
     [
         pytest.param(ROOT / "src" / "train.py", marks=pytest.mark.slow, id="file"),
-        pytest.param(Path(sys.executable).with_name("batchscope-train"), id="installed"),
+        pytest.param(Path(sys.executable).with_name("batchscope"), id="installed"),
     ],
 )
 def test_the_program_starts_from_anywhere(script: Path, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ MISTAKES = [
     (["-m", "data.batch_size=64,0"], [], 1, "data.batch_size: got 0"),
     (["data.batch_size=[1"], [], 2, "data.batch_size"),
     (["data.root=file/below"], [], 1, "data.root: got 'file/below', which cannot be written to"),
-    (["data=digits", "data.root=data", "+trainer.max_time=soon"], [], 1, "trainer: "),  # only Lightning knows
+    (["data=digits", "data.root=data", "trainer.max_time=soon"], [], 1, "trainer: "),  # only Lightning knows
     ([*SMALL, "hydra.run.dir=out"], [(LOAD, 1, fail)], 1, "data: odd"),
     pytest.param(
         *(["trainer.accelerator=gpu"], [], 1, "trainer.accelerator: got 'gpu', and this machine has "),
@@ -212,7 +212,7 @@ def test_the_traceback_is_shown_on_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "code", "status", "said"),
     [
-        (interrupt, 130, "interrupted", "resume   python train.py resume=out"),
+        (interrupt, 130, "interrupted", "resume   batchscope train resume=out"),
         (exhaust_memory, 1, "out_of_memory", ""),
     ],
 )

@@ -1,0 +1,52 @@
+"""Who calls for the runs of a sweep: this process, or the sweeper and launcher of Hydra that the command line names."""
+
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import env_override
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from .. import _hydra
+from ..files import WriteError, why
+from ..options.compose import CommandLine, without_hydra
+from ..options.compositions import search_path
+from ..options.groups import CONFIGS
+from ..options.overrides import as_override
+from ..sweep import launchers
+from ..sweep.runner import Job
+
+
+def start_jobs(line: CommandLine, overrides: list[str], sweep_dir: Path, job: Job) -> None:
+    """Call `job` for each run, with its configuration and `HydraConfig` set.
+
+    Runs that are known beforehand and run here are called for as they were composed and checked. Others are composed by
+    Hydra, which may call for them in other processes.
+
+    Raises:
+        WriteError: if a folder cannot be made.
+    """
+    try:
+        if line.labels and launchers.is_basic(line.launcher):
+            for number, composition in enumerate(line.compositions):
+                _call(job, composition, number, sweep_dir)
+        else:
+            _hydra.multirun(CONFIGS, [*overrides, *search_path(), as_override("hydra.sweep.dir", str(sweep_dir))], job)
+    except OSError as error:
+        if error.filename is None or not Path(error.filename).absolute().is_relative_to(sweep_dir.absolute()):
+            raise
+        raise WriteError(f"hydra.sweep.dir: {error.filename} cannot be written: {why(error)}") from error
+
+
+def _call(job: Job, composition: DictConfig, number: int, sweep_dir: Path) -> Any:
+    """Call for one run as Hydra's basic launcher does."""
+    with open_dict(composition):
+        composition.hydra.sweep.dir = str(sweep_dir)
+        composition.hydra.job.num = composition.hydra.job.id = number
+    run_dir = sweep_dir / str(OmegaConf.select(composition, "hydra.sweep.subdir"))
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with open_dict(composition):
+        composition.hydra.runtime.output_dir = str(run_dir.absolute())
+    HydraConfig.instance().set_config(composition)
+    with env_override(dict(composition.hydra.job.env_set)):
+        return job(without_hydra(composition))

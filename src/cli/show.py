@@ -1,0 +1,38 @@
+"""What `batchscope train --help` and `--cfg` print: the flags, the choices, the configuration."""
+
+import argparse
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ..errors import UserError
+from ..options.compose import compose_to_show, without_hydra
+from ..options.explain import first_line
+from ..options.groups import GROUPS, choices_of
+from .arguments import parser
+
+_PLUGINS = ("hydra/launcher", "hydra/sweeper")
+
+
+def show(args: argparse.Namespace) -> None:
+    """Print the help or the configuration of a command line. Raises UserError for one that cannot be composed."""
+    composition = compose_to_show(args.overrides)
+    config = composition if args.cfg == "all" else without_hydra(composition)
+    if args.cfg == "hydra":
+        config = OmegaConf.masked_copy(composition, "hydra")
+    text = _yaml(config, args.resolve)
+    if not args.help:
+        print(text, end="")
+        return
+    print(parser().format_help())
+    print("choices, group=choice:")
+    for group in [one for one in GROUPS if one != "hydra"] + [one for one in _PLUGINS if choices_of(one)]:
+        print(f"  {group}: {', '.join(choices_of(group))}")
+    print(f"\noptions; trainer.max_epochs=3 sets max_epochs of trainer:\n\n{text}", end="")
+
+
+def _yaml(config: DictConfig, resolve: bool) -> str:
+    try:
+        return OmegaConf.to_yaml(config, resolve=resolve)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key or 'config'}: {first_line(error)}") from error
