@@ -10,7 +10,7 @@ from hydra.errors import MissingConfigException
 
 from ..errors import UserError, did_you_mean
 from .groups import COLLECTIONS, GROUPS, choices_of, top_level_names
-from .habits import habit
+from .habits import answer_to, habit
 from .signatures import parameters_of
 
 # Plugins of Hydra that an extra of this package installs: (group, choice) → extra.
@@ -22,11 +22,11 @@ def missing_choice(error: MissingConfigException) -> UserError:
     group, _, name = str(error.missing_cfg_file).rpartition("/")
     if (group, name) in _EXTRAS:
         return UserError(f"{group}: {name} is not installed; pip install 'batchscope[{_EXTRAS[group, name]}]'")
-    if known := habit(group, name):
-        return known
     found = [option for option in error.options or () if not option.startswith("_")]
     choices = sorted({*(choices_of(group) if group in GROUPS else ()), *found})
-    return UserError(f"{group}: got '{name}', takes {', '.join(choices)}.{did_you_mean(name, choices)}")
+    instead = answer_to(group, name)
+    hint = f"; {instead}" if instead else f".{did_you_mean(name, choices)}"
+    return UserError(f"{group}: got '{name}', takes {', '.join(choices)}{hint}")
 
 
 def value_of(one: Override) -> str:
@@ -104,7 +104,7 @@ def _unknown_part(config: dict[str, Any], key: str) -> UserError | None:
     if part in unset:
         return UserError(f"{key}: not set by the config; write +{key}=… to set it")
     shown = [str(k) for k in node if not str(k).startswith("_")] if parent else top_level_names()
-    takes = f" {parent or 'The command'} takes {', '.join(shown)}." if len(shown) <= 16 else ""
+    takes = f" {parent or 'The command'} takes {', '.join(shown)}." if 0 < len(shown) <= 16 else ""
     near = did_you_mean(part, shown + unset) or similar_option(config, parts)
     return UserError(f"{key}: no such option.{near}{takes}")
 

@@ -95,7 +95,7 @@ def test_below_the_traceback_of_an_exception_stands_what_was_kept(step: int, kep
     assert "Traceback" in done.complained
     assert done.complained.splitlines()[-4:] == [
         *("RuntimeError: the training broke", ""),
-        *(f"kept     {kept}", "resume   python train.py resume=out"),
+        *(f"kept     {kept}", "resume   batchscope train resume=out"),
     ]
     assert record(tmp_path / "out")["status"] == "failed"
 

@@ -126,6 +126,7 @@ MISTAKES: dict[str, tuple[int, str]] = {
     "--help modle=cnn": (1, "modle: no such option. Did you mean 'model'?"),
     "--cfg job seed=1,2": (1, "seed: got several values"),
     "--cfg job --resolve data.root=${nowhere}": (1, "nowhere"),
+    "experiment=example": (1, "quickstart, throughput; write experiment=quickstart for a first run"),
     "hydra.mode=MULTIRUN seed=1": (1, "hydra.mode: got MULTIRUN; write batchscope train -m"),
     "hydra.job.chdir=true": (1, "hydra.job.chdir: is not taken: a run stays in the working directory"),
     "-m seed=1,2 hydra.output_subdir=x": (1, "hydra.output_subdir: is not taken: run.json holds the configuration"),

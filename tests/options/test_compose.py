@@ -28,6 +28,7 @@ MISTAKES = {
     "trainer.lr=0.1": ["Did you mean 'optimizer.lr'?"],
     "checkpoint.every_minutes=3": ["Did you mean 'callbacks.checkpoint.every_minutes'?"],
     "hydra.swep.dir=x": ["hydra.swep.dir", "Did you mean 'sweep'?"],
+    "hydra.callbacks.x=1": ["hydra.callbacks.x: no such option."],
     "model=foo": ["model: got 'foo'", "cnn, lstm_cell, mlp, rnn_cell, stacked_lstm, torchvision"],
     "model=3": ["model: got 3", "takes cnn"],
     "model={a:1}": ["model"],
