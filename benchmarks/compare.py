@@ -22,6 +22,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
 from batchscope.records.step_parts import PARTS
 from batchscope.sweep import fork_server
-from batchscope.sweep.fork_server import ForkServer
-from batchscope.sweep.rerun import Side, forking, run_alone, take_rounds
+from batchscope.sweep.loop import Loop
+from batchscope.sweep.rerun import Side, a_b
 
 ROOT = Path(__file__).resolve().parent.parent
 SIDE_BY_SIDE, SEPARATE = 0.1, 0.5  # built-in slowdowns
@@ -63,34 +64,39 @@ def side(name: str, words: Sequence[str], share: float = 0.0) -> Side:
     return Side(name, config, {"model": "cnn", "data": "mnist", "slowed": str(share)}, line)
 
 
-def measure(out: Path, args: argparse.Namespace, server: ForkServer | None, words: Sequence[str]) -> None:
+def measure(out: Path, args: argparse.Namespace, loop: Loop, words: Sequence[str]) -> None:
     """All runs, in the order of the docstring."""
     together = [side("a", words), side("again", words), side("slower", words, SIDE_BY_SIDE)]
     unchanged, slower = side("a", words), side("slower", words, SEPARATE)
     for number in range(args.comparisons):
         began = time.perf_counter()
-        place = out / "turns" / str(number)
-        take_rounds(together, place, "0", args.passes, args.seconds, server, lambda turn, medians: None)
+        place = out / "together" / str(number)
+        loop.run(a_b({"": together}, place, args.passes, args.seconds))
         for name, one in (("x", unchanged), ("slower", slower), ("y", unchanged)):
-            run_alone(one, out / name / str(number), args.separate_seconds, server)
+            loop.run(a_b({"": [replace(one, name=name)]}, out / "separate" / str(number), 1, args.separate_seconds))
         print(f"{number + 1} of {args.comparisons}: {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def separate(out: Path, number: int, name: str) -> Path:
+    """Where a separate run is."""
+    return out / "separate" / str(number) / name
 
 
 def half_apart(out: Path, comparisons: int, name: str) -> list[Comparison]:
     """Each run of A with one that was run half of the benchmark earlier or later."""
     other = [(number + comparisons // 2) % comparisons for number in range(comparisons)]
-    return [compare(out / "x" / str(number), out / name / str(other[number])) for number in range(comparisons)]
+    return [compare(separate(out, number, "x"), separate(out, other[number], name)) for number in range(comparisons)]
 
 
 def side_by_side(out: Path, comparisons: int, name: str) -> list[Comparison]:
     """Runs that alternated."""
-    places = [out / "turns" / str(number) for number in range(comparisons)]
+    places = [out / "together" / str(number) for number in range(comparisons)]
     return [compare(place / "a", place / name) for place in places]
 
 
 def spread(folder: Path, comparisons: int) -> dict[str, float]:
     """Standard deviations of log times over separate runs of the same thing."""
-    runs = [found for n in range(comparisons) for name in "xy" for found in find([folder / name / str(n)]).runs]
+    runs = [found for n in range(comparisons) for name in "xy" for found in find([separate(folder, n, name)]).runs]
     found = {}
     for name in (STEP, *PARTS):
         windows = [windows_of({0: [run]}, name) for run in runs]
@@ -115,7 +121,7 @@ def main() -> None:
     parser.add_argument("--root", default="data")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "bench-compare", help="is emptied")
     parser.add_argument("--comparisons", type=int, default=20, help="of each kind; fewer than 10 write no result")
-    parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--passes", type=int, default=5, help="pairs")
     parser.add_argument("--seconds", type=float, default=2.0, help="of training of each side in a pass")
     parser.add_argument("--separate-seconds", type=float, default=30.0, help="of training in a separate run")
     parser.add_argument("--kept", action="store_true", help="analyse the runs in --out again")
@@ -130,8 +136,8 @@ def run_all(args: argparse.Namespace) -> None:
     os.environ["PYTHONPATH"], fork_server.JOB = str(Path(__file__).parent), "slowed_job"  # the program of the runs
     shutil.rmtree(args.out, ignore_errors=True)
     words = [f"data.root={Path(args.root).resolve()}"]
-    with forking([side("a", words)]) as server:
-        measure(args.out, args, server, words)
+    with fork_server.forking() as server:
+        measure(args.out, args, Loop([], server), words)
 
 
 def report(args: argparse.Namespace) -> None:

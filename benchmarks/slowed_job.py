@@ -51,6 +51,6 @@ def slow_down(share: float) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == fork_server.SERVE:
         fork_server.serve()
-    if share := float(read(Path(sys.argv[2]))["choices"].get("slowed", 0)):
+    if share := float(read(Path(sys.argv[1]))["choices"].get("slowed", 0)):
         slow_down(share)
     job.main()

@@ -1,4 +1,4 @@
-"""What the environment says of this process, read before torch is imported: its rank, and the pipes of its turns.
+"""What the environment says of this process, read before torch is imported: its rank.
 
 On one machine Lightning starts the other ranks itself. On several, torchrun or SLURM's srun starts all of them, and each
 reads the command line.
@@ -7,8 +7,6 @@ reads the command line.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-TURNS = "BATCHSCOPE_TURNS"  # the ends of two pipes by which a run takes turns: <to read from>,<to write to>
 
 
 @dataclass(frozen=True)

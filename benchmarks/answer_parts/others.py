@@ -93,25 +93,28 @@ def _as_batch_size(record: dict[str, Any], size: int) -> None:
 def compare_pairs(
     out: Path, root: str, pairs: int, rounds: int, seconds: float, kept: Callable[[Path, Callable[[], Any]], Any]
 ) -> list[dict[str, Any]]:
-    """A against A, and A against a slower one: in turns, as `--rerun` runs them, and every other pair apart."""
+    """A against A, and A against a slower one: in pairs, as `--rerun` runs them, and every other pair apart."""
     import compare as script  # benchmarks/compare.py, which has the built-in slowdown
 
     from batchscope.sweep import fork_server
+    from batchscope.sweep.loop import Loop
+    from batchscope.sweep.rerun import a_b
 
     os.environ["PYTHONPATH"], fork_server.JOB = str(Path(script.__file__).parent), "slowed_job"
     words = [f"data.root={Path(root).resolve()}"]
     found = []
-    with script.forking([script.side("a", words)]) as server:
+    with fork_server.forking() as server:
+        loop = Loop([], server)
 
-        def measure(place: Path, share: float, in_turns: bool) -> dict[str, Any]:
+        def measure(place: Path, share: float, in_pairs: bool) -> dict[str, Any]:
             shutil.rmtree(place, ignore_errors=True)
             both = [script.side("a", words), script.side("b", words, share)]
-            if in_turns:
-                script.take_rounds(both, place, "0", rounds, seconds, server, lambda turn, medians: None)
+            if in_pairs:
+                loop.run(a_b({"": both}, place, rounds, seconds))
             else:
                 for side in both:
-                    script.run_alone(side, place / side.name / "0", rounds * seconds, server)
-            return {"slower": share, "in_turns": in_turns}
+                    loop.run(a_b({"": [side]}, place, 1, rounds * seconds))
+            return {"slower": share, "in_turns": in_pairs}
 
         for number in range(pairs):
             for name, share in (("unchanged", 0.0), ("slower", SLOWER)):

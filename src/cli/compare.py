@@ -45,7 +45,9 @@ def _main() -> None:
 
         out = args.out or _OWN / time.strftime("%Y-%m-%d_%H-%M-%S")
         pythons = (args.python_a, args.python_b)
-        folders = rerun(folders, out, args.passes, args.seconds, pythons, args.overrides, quiet=args.json)
+        folders = rerun(
+            folders, out, args.passes, args.seconds, pythons, args.overrides, args.max_slowdown, quiet=args.json
+        )
     elif args.overrides:
         raise UserError(
             f"compare: takes two folders; got {args.overrides[0]!r}, and options are for --rerun", exit_code=2
@@ -72,7 +74,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     parser.add_argument("--rerun", action="store_true", help="run both again side by side, and compare these runs")
-    parser.add_argument("--passes", type=_passes, default=9, metavar="N", help="with --rerun: runs of each (9)")
+    parser.add_argument(
+        "--passes",
+        type=_passes,
+        default=15,
+        metavar="N",
+        help="with --rerun: pairs of runs at most (15); five at least",
+    )
     parser.add_argument(
         "--seconds", type=_seconds, default=2.0, metavar="S", help="with --rerun: of training in a run (2)"
     )
@@ -94,8 +102,8 @@ def fraction(text: str) -> float:
 
 
 def _passes(text: str) -> int:
-    if not text.isdecimal() or not 3 <= int(text) <= 1000:
-        raise argparse.ArgumentTypeError(f"takes a whole number from 3 to 1000, got {text!r}")
+    if not text.isdecimal() or not 5 <= int(text) <= 1000:
+        raise argparse.ArgumentTypeError(f"takes a whole number from 5 to 1000, got {text!r}")
     return int(text)
 
 

@@ -14,10 +14,10 @@ from ..options.compositions import search_path
 from ..options.groups import CONFIGS
 from ..options.overrides import as_override
 from ..sweep import launchers
-from ..sweep.runner import Job
+from ..sweep.runner import HydraJob
 
 
-def start_jobs(line: CommandLine, overrides: list[str], sweep_dir: Path, job: Job) -> None:
+def start_jobs(line: CommandLine, overrides: list[str], sweep_dir: Path, job: HydraJob) -> None:
     """Call `job` for each run, with its configuration and `HydraConfig` set.
 
     Runs that are known beforehand and run here are called for as they were composed and checked. Others are composed by
@@ -38,7 +38,7 @@ def start_jobs(line: CommandLine, overrides: list[str], sweep_dir: Path, job: Jo
         raise WriteError(f"hydra.sweep.dir: {error.filename} cannot be written: {why(error)}") from error
 
 
-def _call(job: Job, composition: DictConfig, number: int, sweep_dir: Path) -> Any:
+def _call(job: HydraJob, composition: DictConfig, number: int, sweep_dir: Path) -> Any:
     """Call for one run as Hydra's basic launcher does."""
     with open_dict(composition):
         composition.hydra.sweep.dir = str(sweep_dir)

@@ -20,7 +20,7 @@ from ..files import LOCK, WriteError, new_folder, why
 from ..options.compose import CommandLine, check_command_line, compose_command_line, config_in
 from ..records.read import refuse_used
 from ..sweep import launchers
-from ..sweep.runner import SweepRunner, run_sweep
+from ..sweep.runner import run_sweep
 from ..sweep.search import is_diagnosis
 from .arguments import is_resume, parse_arguments
 from .jobs import start_jobs
@@ -166,11 +166,8 @@ def _run_sweep(line: CommandLine, overrides: list[str]) -> None:
         sweep_dir = line.folder if line.folder_chosen else new_folder(line.folder)
     except OSError as error:
         raise _refused(line.folder, "hydra.sweep.dir", error) from error
-    runner = SweepRunner
-    if any(map(is_diagnosis, line.configs)):
-        from ..sweep.diagnose import DiagnosisRunner as runner  # brings matplotlib, which takes a second to import
     start = partial(start_jobs, line, overrides, sweep_dir)
-    run_sweep(sweep_dir, line.configs, line.labels, line.launcher, start, runner)
+    run_sweep(sweep_dir, line.configs, line.labels, line.launcher, start)
 
 
 def _resume(train: Train, overrides: list[str]) -> None:

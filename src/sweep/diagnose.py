@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import override
-
 from ..analysis.diagnose import AGAIN, BASELINE, CHANGE, TOGETHER, Trial, best_pair, find_findings, write_diagnosis
 from ..analysis.run import Run
 from ..checkpointing.resume import with_run_dir
@@ -24,94 +22,64 @@ from ..options.types import Purpose
 from ..records.rates import RATE
 from ..records.terminal import wrapped
 from .changes import Change, changes_to_try, fixed_options, this_machine
-from .runner import RunFailed, SweepRunner
+from .loop import Plan, RunFailed
+from .process import Job
 from .search import Diagnosis
 
 NAME = "diagnose"  # of the experiment
-_MULTIRUN = "--multirun"
 
 
-class DiagnosisRunner(SweepRunner):
-    """The runs of one diagnosis."""
+def diagnose(job: Job) -> Plan[None]:
+    """The runs of a diagnosis, in folders below the job's own.
 
-    def __init__(self, sweep_dir: Path, labels: list[str]):
-        super().__init__(sweep_dir, ["the diagnosis"])
-        self.command = [word for word in self.command if word != _MULTIRUN]  # which the user has not written
+    Raises:
+        RunFailed: if the baseline did not finish.
+        UserError: if the baseline has no rate.
+    """
+    done, at_most = 0, ""
 
-    @override
-    def search(self, number: int, run_dir: Path, config: dict[str, Any], facts: dict[str, Any]) -> None:
-        """Do the runs of a diagnosis.
-
-        Raises:
-            RunFailed: if the baseline did not finish.
-            UserError: if the baseline has no rate.
-        """
-        runs = _Runs(self, run_dir, config, facts)
-        baseline = Run(BASELINE, run_dir, runs.do(BASELINE, Change({})))
-        if RATE not in baseline.values:
-            place = os.path.relpath(run_dir / BASELINE)
-            raise UserError(
-                f"experiment={NAME}: needs the rate of a run, and {place} has none; leave callbacks.throughput on"
-            )
-        machine = this_machine(str(baseline.record["hardware"]["device"]))
-        fixed = fixed_options(facts["overrides"], facts["choices"])
-        asked = Diagnosis(**{key: value for key, value in config["search"].items() if key != "_target_"})
-        changes, not_tried = changes_to_try(config, baseline, machine, fixed, asked.batch_factors)
-        print("\n".join(["", *wrapped(not_tried)]), flush=True)
-        runs.expected = len(changes) + 3
-        for change in changes:
-            runs.try_out(CHANGE, change, not_tried=not_tried)
-        best = [trial.options for trial in best_pair(find_findings(run_dir))]
-        pair = [change for change in changes if tuple(change.overrides) in best]
-        if len(pair) == 2:
-            runs.try_out(TOGETHER, pair[0] | pair[1])
-        runs.try_out(AGAIN, Change({}), not_tried=not_tried)
-
-    @override
-    def report(self) -> None:
-        """Write and print the table, which is made from the records in the folder alone."""
-        try:
-            text = write_diagnosis(self.sweep_dir, self._command_with)
-        except UserError:  # no run left a record: what went wrong has been said
-            return
-        print(f"\n{text}", flush=True)
-
-    def _command_with(self, trial: Trial) -> str:
-        return command_with(self.command, trial.options, trial.run.record["config"])
-
-    @property
-    @override
-    def exit_code(self) -> int:
-        """1 if the baseline was not measured; a change that is refused is a result."""
-        return int(self.refused or not _has_baseline(self.sweep_dir))
-
-
-class _Runs:
-    """The runs of a diagnosis, one after the other."""
-
-    def __init__(self, runner: SweepRunner, run_dir: Path, config: dict[str, Any], facts: dict[str, Any]):
-        self.runner, self.run_dir, self.config, self.facts = runner, run_dir, config, facts
-        self.expected = 0  # how many there will be at most; 0 until that is known
-        self.done = 0
-
-    def do(self, role: str, change: Change, **known: Any) -> dict[str, Any]:
-        """The record of a run with a change; RunFailed if it did not finish."""
-        self.done += 1
-        of_all = f" of at most {self.expected}" if self.expected else ""
-        title = f"run {self.done}{of_all}: {' '.join(change.overrides) or role.replace('_', ' ')}"
+    def changed(role: str, change: Change, **known: Any) -> Job:
+        nonlocal done
+        done += 1
+        title = f"run {done}{at_most}: {' '.join(change.overrides) or role.replace('_', ' ')}"
         name = change.folder or role
-        config = check_config(apply_overrides(self.config, change.overrides))
+        config = check_config(apply_overrides(job.config, change.overrides))
         config = with_run_dir(config, config["run_dir"], os.path.join(config["run_dir"], name))
-        facts = {**self.facts, "overrides": [*self.facts["overrides"], *change.overrides]}
+        facts = {**job.facts, "overrides": [*job.facts["overrides"], *change.overrides]}
         facts["diagnosis"] = {"role": role, "options": change.overrides, **known}
-        return self.runner.run(title, self.run_dir / name, config, facts)
+        return Job(job.run_dir / name, config, facts, title)
 
-    def try_out(self, role: str, change: Change, **known: Any) -> None:
-        """The same for a run whose failure is a result."""
-        try:
-            self.do(role, change, **known)
-        except RunFailed:  # it has been printed, and is in the table
-            return
+    (record,) = yield [changed(BASELINE, Change({}))]
+    if record["status"] != "finished":
+        raise RunFailed(f"{job.run_dir}: {record.get('error') or record['status']}")
+    baseline = Run(BASELINE, job.run_dir, record)
+    if RATE not in baseline.values:
+        place = os.path.relpath(job.run_dir / BASELINE)
+        raise UserError(
+            f"experiment={NAME}: needs the rate of a run, and {place} has none; leave callbacks.throughput on"
+        )
+    machine = this_machine(str(record["hardware"]["device"]))
+    fixed = fixed_options(job.facts["overrides"], job.facts["choices"])
+    asked = Diagnosis(**{key: value for key, value in job.config["search"].items() if key != "_target_"})
+    changes, not_tried = changes_to_try(job.config, baseline, machine, fixed, asked.batch_factors)
+    print("\n".join(["", *wrapped(not_tried)]), flush=True)
+    at_most = f" of at most {len(changes) + 3}"
+    for change in changes:  # one that is refused is a result, and in the table
+        yield [changed(CHANGE, change, not_tried=not_tried)]
+    best = [trial.options for trial in best_pair(find_findings(job.run_dir))]
+    pair = [change for change in changes if tuple(change.overrides) in best]
+    if len(pair) == 2:
+        yield [changed(TOGETHER, pair[0] | pair[1])]
+    yield [changed(AGAIN, Change({}), not_tried=not_tried)]
+
+
+def report_of_command(sweep_dir: Path, command: Sequence[str]) -> str:
+    """Write the table of a diagnosis, from the records in its folder alone; the text for the terminal.
+
+    Raises:
+        UserError: if no run has left a record.
+    """
+    return write_diagnosis(sweep_dir, lambda trial: command_with(command, trial.options, trial.run.record["config"]))
 
 
 def report_again(folder: Path, out: Path | None) -> str:
@@ -152,7 +120,8 @@ def _is_of_diagnosis(name: str, config: Mapping[str, Any]) -> bool:
     return section in ("search", "hydra") or (bool(dot) and purpose_of(name, config) is Purpose.LENGTH)
 
 
-def _has_baseline(sweep_dir: Path) -> bool:
+def has_baseline(sweep_dir: Path) -> bool:
+    """Whether the baseline of a diagnosis was measured."""
     try:
         return bool(find_findings(sweep_dir).baselines)
     except UserError:

@@ -42,7 +42,7 @@ def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[st
     Raises:
         UserError: if the folder holds a run with another configuration, or one that is being trained.
     """
-    if not (run_dir / FILE).exists() and not _has_checkpoint(run_dir):
+    if not (run_dir / FILE).exists() and not has_checkpoint(run_dir):
         plan(run_dir, config=config, **facts)
         return None
     record = _read(run_dir)
@@ -54,21 +54,21 @@ def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[st
         status = record.get("status")
         if status in (*KEPT, "failed"):
             return record
-        if status in UNFINISHED and _has_checkpoint(run_dir):
+        if status in UNFINISHED and has_checkpoint(run_dir):
             if status == "running":
                 close(run_dir, "killed", "ended without a word")
             return None
         if status != "planned":
-            _set_aside(run_dir)
+            aside = _set_aside(run_dir)
+            print(f"{os.path.relpath(run_dir)} begins anew; what was in it is now in {aside}", flush=True)
         plan(run_dir, config=config, **facts)
     return None
 
 
-def plan_again(run_dir: Path, config: dict[str, Any], **facts: Any) -> None:
-    """Set a run that has ended aside, and plan it anew."""
+def set_run_aside(run_dir: Path) -> str:
+    """Rename the folder of a run that has ended, so that it can be run again; where it is now."""
     with lock_run_dir(run_dir, option="hydra.sweep.dir"):
-        _set_aside(run_dir)
-        plan(run_dir, config=config, **facts)
+        return _set_aside(run_dir)
 
 
 def statuses(sweep_dir: Path) -> list[str]:
@@ -81,7 +81,19 @@ def statuses(sweep_dir: Path) -> list[str]:
     return found
 
 
-def _has_checkpoint(run_dir: Path) -> bool:
+def has_ended(run_dir: Path) -> bool:
+    """Whether a run, or every run of a search, has ended in a way in which it is kept."""
+    found = statuses(run_dir)
+    return bool(found) and all(status in (*KEPT, "failed") for status in found)
+
+
+def was_stopped(run_dir: Path) -> bool:
+    """Whether a run, or one of a search, has begun and was ended from outside."""
+    return any(status in UNFINISHED for status in statuses(run_dir))
+
+
+def has_checkpoint(run_dir: Path) -> bool:
+    """Whether a run has left a checkpoint to continue from."""
     return any(run_dir.glob("checkpoints/*.ckpt"))
 
 
@@ -93,12 +105,11 @@ def _read(run_dir: Path) -> dict[str, Any]:
     return {}
 
 
-def _set_aside(run_dir: Path) -> None:
+def _set_aside(run_dir: Path) -> str:
     try:
-        aside = set_aside(run_dir)
+        return os.path.relpath(set_aside(run_dir))
     except OSError as error:
         raise WriteError(f"hydra.sweep.dir: {run_dir} cannot be renamed: {why(error)}") from error
-    print(f"{os.path.relpath(run_dir)} begins anew; what was in it is now in {os.path.relpath(aside)}", flush=True)
 
 
 def _refuse_different(run_dir: Path, record: dict[str, Any], config: dict[str, Any]) -> None:

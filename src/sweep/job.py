@@ -1,30 +1,36 @@
-"""One run of a sweep, in the process that the sweep started for it: python -m batchscope.sweep.job <digest> <run folder>
+"""One run of a sweep, in the process that the sweep started for it: python -m batchscope.sweep.job <run folder>
 
-The folder's run.json says what to do. The digest is that of the configuration on the sweep's command line; whatever
-else a file says is not trusted. The sweep, or the launcher's job that it is in, holds the other end of standard input.
-When the sweep ends in any way, that end closes, and the run stops.
+The sweep, or the launcher's job that it is in, holds the other end of standard input. The first line that it writes is the
+checked configuration; a configuration in a file is not read. The next lines are the sweep's visits (callbacks/_visits.py),
+and what the run answers goes back the same way. When the sweep ends in any way, its end closes, and the run stops.
 
 With --serve it is the process that runs are forked from (fork_server.py).
 """
 
 import atexit
 import contextlib
+import json
 import logging
 import os
+import queue
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ..checkpointing import resume
 from ..errors import UserError, exit_on_user_error
+from ..options.check import check_config
 from ..records.read import read
 from ..records.run_record import close, ended_as, reason
 from ..records.terminal import leave_words_to_sweep
 from . import fork_server
-from .process import exit_on_signals
+from .process import exit_on_signals, is_one_process
+
+_ASKED = "BATCHSCOPE_JOB"  # in the environment: the first line, for the ranks that Lightning starts after it was read
 
 
 def main() -> None:
@@ -34,25 +40,56 @@ def main() -> None:
         fork_server.serve()
     exit_on_signals()  # until the run has its own way to stop
     leave_words_to_sweep()
-    threading.Thread(target=_stop_with_the_sweep, daemon=True).start()
-    known, run_dir = sys.argv[1:]
-    exit_on_user_error(lambda: run_planned(Path(run_dir), known))
+    sweep = Sweep()
+    exit_on_user_error(
+        lambda: run_planned(Path(sys.argv[1]), json.loads(os.environ.get(_ASKED) or sweep.hear()), sweep)
+    )
 
 
-def run_planned(run_dir: Path, known: str | None = None) -> None:
-    """Train as the folder's record plans, or resume a run that was killed or interrupted.
+class Sweep:
+    """The sweep's end of standard input, as a `Visitor`."""
 
-    `known` is the digest of the configuration that the sweep has checked. An exception that ends the run is also in
-    its record.
+    def __init__(self) -> None:
+        self._lines = queue.SimpleQueue[bytes]()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        """Keep what the sweep writes, and stop the run with the sweep."""
+        with contextlib.suppress(OSError), open(0, "rb", closefd=False) as lines:
+            for line in lines:
+                self._lines.put(line)
+        self._lines.put(b"null")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def hear(self) -> str:
+        """See Visitor."""
+        return self._lines.get().decode().strip()
+
+    def tell(self, facts: Mapping[str, Any]) -> None:
+        """See Visitor."""
+        os.write(0, json.dumps(facts).encode() + b"\n")
+
+
+def run_planned(run_dir: Path, asked: dict[str, Any] | None, sweep: Sweep | None = None) -> None:
+    """Train, or resume a run that was killed or interrupted; an exception that ends the run is also in its record.
+
+    Args:
+        run_dir: with a record that is `planned`, or that of the run to be resumed.
+        asked: `config`, `choices`, `overrides`, and whether the run is `visited`; None if the sweep has ended.
+        sweep: visits the run.
     """
-    record = read(run_dir)
+    if asked is None:
+        return
     try:
-        config = resume.configuration(record, run_dir, [], known)
-        if record.get("status") == "planned":
-            config["resume"] = None
+        config = check_config(asked["config"])  # again: the Python that started this one may be another version's
+        if "resume" not in asked:
+            asked["resume"] = None if read(run_dir).get("status") == "planned" else str(run_dir)
+        if not is_one_process(config):
+            os.environ[_ASKED] = json.dumps(asked)
         from ..training.run import train  # torch takes seconds to import; signals are handled by now
 
-        train(config, run_dir, record.get("choices", {}), record.get("overrides", []))
+        visitor = sweep if asked["visited"] else None
+        train({**config, "resume": asked["resume"]}, run_dir, asked["choices"], asked["overrides"], visitor)
     except Exception as error:
         with contextlib.suppress(UserError), resume.lock_run_dir(run_dir):  # unless another process does this run
             if read(run_dir).get("status") == "planned":  # it ended before it wrote its own record
@@ -69,12 +106,6 @@ def _hide_slurm() -> None:
     warnings.filterwarnings("ignore", "The `srun` command is available")
     if hasattr(signal, "SIGUSR2"):
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # some clusters send it to all processes of a job
-
-
-def _stop_with_the_sweep() -> None:
-    while os.read(0, 1024):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def exit_without_teardown(program: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """Passes: a timed sweep visits its runs in order, then in reverse, again and again, until it can say which batch size to take.
 
 A slow moment of the machine is then in the visits of all runs alike, and rates are compared within passes. This file decides
-who is visited, and who is done; turn_processes.py has the processes.
+who is visited, and who is done; visits.py has the processes.
 """
 
 import math
@@ -26,7 +26,7 @@ DECIDE_S = 120.0  # of all visits: so long a sweep may take to decide between si
 class Run(Protocol):
     """A run that waits to be visited."""
 
-    def turn(self, number: int, seconds: float) -> Mapping[str, Any] | None:
+    def visit(self, number: int, seconds: float) -> Mapping[str, Any] | None:
         """Train for so many seconds in this pass, and say what was measured; None if the run has ended."""
         ...
 
@@ -40,6 +40,7 @@ class Limits(NamedTuple):
 
     precision: float = 0.05  # of a rate: how far its interval may reach
     seconds: float = 3.0  # of visits, a run on average
+    passes: int = FEWEST  # at least
 
 
 USUAL = Limits()
@@ -90,7 +91,7 @@ def measure_in_passes(
                 one.run.stop("")
         number += 1
         spent = clock() - began
-        if number < FEWEST and spent < max(most, DECIDE_S):
+        if number < limits.passes and spent < max(most, DECIDE_S):
             continue
         vague, contending = _open(measured, limits.precision)
         for one in list(waiting):
@@ -102,7 +103,7 @@ def measure_in_passes(
 
 def _visit(one: _Visited, number: int) -> bool:
     """Visit a run, and keep what it has measured; whether the run goes on."""
-    facts = one.run.turn(number, VISIT_S)
+    facts = one.run.visit(number, VISIT_S)
     if facts is None:
         return False
     seconds, samples = facts.get("median_s") or math.nan, facts.get("samples") or math.nan

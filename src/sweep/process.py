@@ -1,14 +1,19 @@
-"""A run in a subprocess, so that no memory, cache, thread count or seed passes from one run to the next."""
+"""A run's process, so that no memory, cache, thread count or seed passes from one run to the next.
+
+Every run is such a process: forked from the server where there is one, or else a new Python. A socket is its standard
+input. It carries what the run shall do, and the visits of a run that waits for them; the run answers the same way.
+"""
 
 import contextlib
-import functools
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,17 +21,115 @@ from typing import Any
 import psutil
 
 from ..checkpointing.resume import lock_run_dir
-from ..checkpointing.signals import STOPPING, forces_exit, handled_signals, redirect_closed_terminals, terminal_streams
+from ..checkpointing.signals import STOPPING, handled_signals, redirect_closed_terminals, terminal_streams
 from ..errors import UserError
-from ..records.read import read
+from ..files import why
 from ..records.run_record import Status, close_open
-from .fork_server import JOB, ForkedRun, ForkServer
+from . import fork_server
+from .fork_server import ForkServer
 
 _GROUP_TIMEOUT_S = 5
 # SLURM sends one of these to submitit when the time of its job is up.
-_LAUNCHER_SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+LAUNCHER_SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 # A bug in native code ends its own process by one of these.
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS)
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A run that is to be done.
+
+    Attributes:
+        run_dir: its folder.
+        config: checked.
+        facts: for its record; `choices` and `overrides`, and whatever else a plan wants to find there again.
+        title: what is printed on it; empty if the plan says all.
+        log: the file that gets its output; None if its output is the sweep's own.
+        python: that runs it.
+        seconds: of visits, where it is visited beside others; None for as long as its configuration and the answer ask.
+    """
+
+    run_dir: Path
+    config: dict[str, Any]
+    facts: dict[str, Any]
+    title: str = ""
+    log: Path | None = None
+    python: str = sys.executable
+    seconds: float | None = None
+
+
+class Process:
+    """The process of one run, which has just been started.
+
+    Args:
+        job: the run; its record is `planned`, or that of the run to be resumed.
+        server: forks it; without one it is a new Python.
+        output: descriptors of its standard output and standard error.
+        visited: whether it waits for visits.
+
+    Raises:
+        UserError: if it cannot be started.
+    """
+
+    def __init__(self, job: Job, server: ForkServer | None, output: tuple[int, int] = (1, 2), visited: bool = False):
+        self.job = job
+        self.ended = False
+        self._stopped_by: int | None = None
+        self._kills_before = _kills_for_memory()
+        self._connection, theirs = socket.socketpair()
+        with theirs:
+            words = [str(job.run_dir)]
+            forked = server.fork(words, (theirs.fileno(), *output)) if server is not None else None
+            self.pid = forked or _new_python(job.python, words, theirs.fileno(), output)
+        self._answers = self._connection.makefile("rb")
+        asked = {"config": job.config, "choices": job.facts["choices"], "overrides": job.facts["overrides"]}
+        self.tell(json.dumps({**asked, "visited": visited}))
+
+    def ask(self, line: str) -> Mapping[str, Any] | None:
+        """Write a line to the run and wait for its answer; None if it ends instead."""
+        return self.answer() if self.tell(line) else None
+
+    def answer(self) -> Mapping[str, Any] | None:
+        """Wait for the run's next line; None if it ends instead."""
+        with contextlib.suppress(OSError):
+            if (line := self._answers.readline()).endswith(b"\n"):
+                return json.loads(line)
+        return None
+
+    def tell(self, line: str) -> bool:
+        """Write a line to the run; whether it could be written."""
+        try:
+            self._connection.sendall(line.encode() + b"\n")
+        except OSError:  # the run has ended
+            return False
+        return True
+
+    def interrupt(self, number: int) -> None:
+        """Send a signal that asks the run to end, and let it wait for no more visits."""
+        if not self.ended and self._stopped_by is None:
+            self._stopped_by = number
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+            self.tell("end")
+
+    def wait(self) -> None:
+        """Wait until nothing of the run is left, and record how it ended, unless the run did."""
+        if self.ended:
+            return
+        try:
+            code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        finally:
+            end_group(self.pid)
+            wait_for_group(self.pid)
+        self.ended = True
+        self._answers.close()
+        self._connection.close()
+        kills = _kills_for_memory()
+        out_of_memory = kills is not None and self._kills_before is not None and kills > self._kills_before
+        status, reason = _how_it_ended(self._stopped_by, code, out_of_memory)
+        # Where another process holds the folder, that process does the run.
+        with contextlib.suppress(UserError), lock_run_dir(self.job.run_dir):
+            close_open(self.job.run_dir, status, reason)
 
 
 def exit_on_signals() -> None:
@@ -41,128 +144,27 @@ def exit_on_signals() -> None:
         signal.signal(number, leave)
 
 
-def run_in_subprocess(
-    run_dir: Path, digest: str, server: ForkServer | None = None, output: tuple[int, int] = (1, 2)
-) -> dict[str, Any]:
-    """Do the run that a folder's record plans, and return its record, which always says how the run ended.
-
-    Args:
-        run_dir: the run's.
-        digest: of the configuration that was checked for it (see trust.py).
-        server: forks the run; without one the run is a new Python.
-        output: descriptors of the run's standard output and standard error.
-
-    Raises:
-        SystemExit: once the run has ended, if a signal has asked this process to stop meanwhile.
-    """
-    ending, process = Ending(run_dir), _RunProcess()
-    ending.record(process.run([digest, str(run_dir)], server, output), process.stopped_by)
-    if process.stopped_by is not None:
-        raise SystemExit(128 + process.stopped_by)
-    return read(run_dir)
+def is_one_process(config: Mapping[str, Any]) -> bool:
+    """Whether a run is a single process: Lightning starts the other ranks as new Pythons."""
+    trainer = config["trainer"]
+    return trainer.get("num_nodes", 1) == 1 and str(trainer.get("devices", "auto")) == "1"
 
 
-class Ending:
-    """How a run ends, for its record. Made before the run starts."""
-
-    def __init__(self, run_dir: Path):
-        self._run_dir = run_dir
-        self._kills_before = _kills_for_memory()
-
-    def record(self, code: int, stopped_by: int | None) -> None:
-        """Say in the record how the run ended, unless the run did, by its exit code and the signal that was sent to it."""
-        kills = _kills_for_memory()
-        out_of_memory = kills is not None and self._kills_before is not None and kills > self._kills_before
-        status, reason = _how_it_ended(stopped_by, code, out_of_memory)
-        # Where another process holds the folder, that process does the run.
-        with contextlib.suppress(UserError), lock_run_dir(self._run_dir):
-            close_open(self._run_dir, status, reason)
-
-
-class _RunProcess:
-    """The process of one run. Signals that end this process end the run first, so that it saves a checkpoint."""
-
-    def __init__(self) -> None:
-        self.stopped_by: int | None = None  # the signal that ended the run; None if it ended by itself
-        self._stopped_at = 0.0
-        self._process: subprocess.Popen[bytes] | ForkedRun | None = None
-        self._terminals = terminal_streams()
-
-    def run(self, words: list[str], server: ForkServer | None, output: tuple[int, int]) -> int:
-        """Start the process and wait for its end; its exit code, or minus the number of a signal."""
-        with self._forwarded_signals():
-            self._process = started = (server.fork(words, output) if server else None) or _new_python(words, output)
-            try:
-                return started.wait()
-            finally:
-                end_group(started.pid)
-                wait_for_group(started.pid)
-                self._process = None
-
-    @contextlib.contextmanager
-    def _forwarded_signals(self) -> Iterator[None]:
-        """Forward signals that end this process to the run.
-
-        A signal that a launcher acts on, as submitit has SLURM requeue the job, reaches the launcher's handler once the
-        run has ended.
-        """
-        if threading.current_thread() is not threading.main_thread():  # Python allows handlers in the main thread alone
-            yield
-            return
-        found = {number: signal.getsignal(number) for number in (*handled_signals(), *_LAUNCHER_SIGNALS)}
-        before = {number: handler for number, handler in found.items() if handler is not None}
-        for number in handled_signals():
-            signal.signal(number, self._stop)
-        for number in _LAUNCHER_SIGNALS:
-            handler = before.get(number)
-            if callable(handler):
-                signal.signal(number, functools.partial(self._stop_before, handler))
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Ask the run to end; a second signal kills it."""
-        redirect_closed_terminals(self._terminals)
-        if self._process is None:
-            raise SystemExit(128 + number)
-        if self.stopped_by is None:
-            self.stopped_by, self._stopped_at = number, time.monotonic()
-            self._process.send_signal(number)
-        elif forces_exit(number, time.monotonic() - self._stopped_at):
-            end_group(self._process.pid)
-
-    def _stop_before(
-        self, handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None
-    ) -> None:
-        """End the run, then call the launcher's handler."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it has just ended by itself
-                if self.stopped_by is None:
-                    self.stopped_by = number
-                    self._process.send_signal(signal.SIGTERM)
-                # Not `Popen.wait()`: the handler has interrupted that call, which holds a lock.
-                os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        handler(number, frame)
-
-
-def _new_python(words: list[str], output: tuple[int, int]) -> subprocess.Popen[bytes]:
-    """The process of a run.
-
-    The pipe closes when this process ends in any way, which stops the run (see job.py). A new session keeps the
-    terminal's Ctrl-C from the run, and makes a group of the run and all that it starts.
-    """
-    command, streams = [sys.executable, "-m", JOB, *words], (None, None) if output == (1, 2) else output
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=streams[0], stderr=streams[1], start_new_session=True
-    )
+def _new_python(python: str, words: Sequence[str], stdin: int, output: tuple[int, int]) -> int:
+    """Start a run in a session of its own, which keeps the terminal's Ctrl-C from it; the number of its process."""
+    streams = (None, None) if output == (1, 2) else output
+    command, (out, err) = [python, "-m", fork_server.JOB, *words], streams
+    try:
+        started = subprocess.Popen(command, stdin=stdin, stdout=out, stderr=err, start_new_session=True)
+    except OSError as error:
+        raise UserError(f"{python} cannot be started: {why(error)}") from error
+    started.returncode = 0  # `Process.wait` waits for it
+    return started.pid
 
 
 def _how_it_ended(stopped_by: int | None, code: int, out_of_memory: bool) -> tuple[Status, str]:
     """Status and reason of a run that did not write them itself, by its exit code or minus the signal that killed it."""
-    if stopped_by is None and code - 128 in (*STOPPING, *_LAUNCHER_SIGNALS):
+    if stopped_by is None and code - 128 in (*STOPPING, *LAUNCHER_SIGNALS):
         stopped_by = code - 128
     if stopped_by is not None:
         return "interrupted", f"stopped by {_signal_name(stopped_by)}"

@@ -4,6 +4,7 @@ Each size is a timed run as of experiment=throughput, in a process of its own. W
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,15 +12,15 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import new_folder, why
-from ..options import trust
+from ..options.command_lines import program
 from ..options.compose import check_command_line
 from ..options.groups import CONFIGS, load
 from ..options.overrides import as_override, parse, text_of
 from ..records.formatting import duration
 from ..records.read import FILE
-from ..records.run_record import plan
-from .fork_server import ForkServer, forking
-from .process import run_in_subprocess
+from .fork_server import forking
+from .loop import Loop, Plan
+from .process import Job
 
 BATCH_SIZE = "data.batch_size"
 SIZES = (8, 32, 128, 512)
@@ -88,52 +89,45 @@ def measure(
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {why(error)}") from error
     say(f"the runs are kept in {os.path.relpath(folder)}; they take about a minute on each device")
-    found = []
-    for kind in kinds:
-        place, began = folder / kind, time.monotonic()
-        config = _config(overrides, kind, (sizes or SIZES)[0], place / "0")
-        with forking([config]) as server, (folder / _LOG).open("ab") as log:
-            done, fitted = 0.0, 0
-            for number, size in enumerate(sizes or SIZES):
-                left = SECONDS_A_DEVICE - (time.monotonic() - began)
-                if not sizes and fitted >= 2 and 4 * _STEPS_AT_LEAST * done + _START_S > left:
-                    say(f"{kind}: batch size {size} would take too long")
-                    break
-                say(f"{kind}: measuring batch size {size}")
-                config = _config(overrides, kind, size, place / str(number))
-                seconds = _run(config, overrides, size, place / str(number), server, log.fileno())
-                if seconds is None:
-                    say(f"{kind}: batch size {size} does not fit into memory")
-                    break
-                done, fitted = seconds, fitted + 1
-                say(f"{kind}: {duration(seconds)} a step of {size}")
-            if fitted < 2:
-                raise UserError(
-                    f"choose: fewer than two batch sizes fit on {kind}; write smaller ones: {BATCH_SIZE}=1,4"
-                )
-        found.append(place)
-    return found
+    with forking() as server:
+        loop = Loop([*program(), *sys.argv[1:]], server)
+        for kind in kinds:
+            loop.run(sizes_for_choose(overrides, sizes, kind, folder, say))
+    return [folder / kind for kind in kinds]
 
 
-def _config(overrides: Sequence[str], kind: str, size: int, run_dir: Path) -> dict[str, Any]:
+def sizes_for_choose(
+    overrides: Sequence[str], sizes: Sequence[int], kind: str, folder: Path, say: Callable[[str], None]
+) -> Plan[None]:
+    """The runs on one kind of device, with growing batches; see `measure`."""
+    began, seconds, fitted = time.monotonic(), 0.0, 0
+    for number, size in enumerate(sizes or SIZES):
+        left = SECONDS_A_DEVICE - (time.monotonic() - began)
+        if not sizes and fitted >= 2 and 4 * _STEPS_AT_LEAST * seconds + _START_S > left:
+            say(f"{kind}: batch size {size} would take too long")
+            break
+        say(f"{kind}: measuring batch size {size}")
+        (record,) = yield [_job(overrides, kind, size, folder / kind / str(number), folder / _LOG)]
+        if record["status"] == "out_of_memory":
+            say(f"{kind}: batch size {size} does not fit into memory")
+            break
+        median = record.get("throughput", {}).get("step_ms_median")
+        if record["status"] != "finished" or not isinstance(median, int | float) or not median > 0:
+            reason = (
+                record.get("error") or f"no step was measured; {folder / kind / str(number) / FILE} has what is known"
+            )
+            raise UserError(f"choose: the run with {BATCH_SIZE}={size} did not finish: {reason}")
+        seconds, fitted = median / 1e3, fitted + 1
+        say(f"{kind}: {duration(seconds)} a step of {size}")
+    if fitted < 2:
+        raise UserError(f"choose: fewer than two batch sizes fit on {kind}; write smaller ones: {BATCH_SIZE}=1,4")
+
+
+def _job(overrides: Sequence[str], kind: str, size: int, run_dir: Path, log: Path) -> Job:
     words = [*timed(overrides), f"{BATCH_SIZE}={size}", f"trainer.accelerator={_ACCELERATORS[kind]}"]
-    return check_command_line(words, False, run_dir=os.path.relpath(run_dir))[0]
-
-
-def _run(
-    config: dict[str, Any], overrides: Sequence[str], size: int, run_dir: Path, server: ForkServer | None, log: int
-) -> float | None:
-    """One run; returns its median step in seconds, None if it did not fit into memory."""
-    words = [*overrides, as_override(BATCH_SIZE, size)]
-    plan(run_dir, config=config, choices=_choices(overrides), overrides=words)
-    record = run_in_subprocess(run_dir, trust.digest(config), server, (log, log))
-    median = record.get("throughput", {}).get("step_ms_median")
-    if record.get("status") == "out_of_memory":
-        return None
-    if record.get("status") != "finished" or not isinstance(median, int | float) or not median > 0:
-        reason = record.get("error") or f"no step was measured; {run_dir / FILE} has what is known"
-        raise UserError(f"choose: the run with {BATCH_SIZE}={size} did not finish: {reason}")
-    return median / 1e3
+    (config,) = check_command_line(words, False, run_dir=os.path.relpath(run_dir))
+    facts = {"choices": _choices(overrides), "overrides": [*overrides, as_override(BATCH_SIZE, size)]}
+    return Job(run_dir, config, facts, log=log)
 
 
 def _choices(overrides: Sequence[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from .._lightning import callbacks_of, forget_averages, is_fast_dev_run
-from ..callbacks._turns import seconds_waited, turns_of
+from ..callbacks._visits import Visitor, seconds_waited, visits_of
 from ..callbacks.compilation import CompilationWatch
 from ..checkpointing.callback import Checkpoints
 from ..checkpointing.graceful_shutdown import GracefulShutdown
@@ -53,7 +53,13 @@ from .task import Task, min_samples
 NAMED_GROUPS = ("model", "data", "optimizer", "trainer")  # their choices name a run
 
 
-def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overrides: list[str]) -> float | None:
+def train(
+    config: dict[str, Any],
+    run_dir: Path,
+    choices: dict[str, str],
+    overrides: list[str],
+    visitor: Visitor | None = None,
+) -> float | None:
     """Train, test and record one model; Ctrl-C, SIGTERM and SIGHUP end it after a checkpoint.
 
     Args:
@@ -61,6 +67,7 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
         run_dir: where the run leaves everything.
         choices: the option taken from each config group, by which people know the model and the data.
         overrides: the options of the command line.
+        visitor: the sweep that says when a timed run trains; None for a run that trains at once.
 
     Returns the metric named by `optimized_metric`, or None where the run has no such metric.
     """
@@ -68,7 +75,7 @@ def train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overri
         show_tracebacks()
     with GracefulShutdown(lambda number: close_open(run_dir, "interrupted", f"signal {number}")) as shutdown:
         set_up_process(config)
-        run = _Run(config, run_dir, choices, shutdown)
+        run = _Run(config, run_dir, choices, shutdown, visitor)
         run.data.prepare_data()
         with run.recorded(overrides) as record:
             run.load_data(record.facts["id"])
@@ -98,7 +105,12 @@ class _Run:
     """
 
     def __init__(
-        self, config: dict[str, Any], run_dir: Path, choices: dict[str, str], shutdown: GracefulShutdown
+        self,
+        config: dict[str, Any],
+        run_dir: Path,
+        choices: dict[str, str],
+        shutdown: GracefulShutdown,
+        visitor: Visitor | None = None,
     ) -> None:
         self.config, self.run_dir = config, run_dir
         self.choices = {group: choices[group] for group in NAMED_GROUPS if choices.get(group)}
@@ -108,7 +120,7 @@ class _Run:
         callbacks = [
             Agreement(run_dir, self.shared_facts),
             *callbacks,
-            *turns_of(callbacks),
+            *visits_of(callbacks, visitor),
             shutdown,
             CompilationWatch(),
         ]
@@ -203,7 +215,7 @@ class _Run:
         waited_s = seconds_waited(callbacks_of(self.trainer))
         facts = {
             "fit_seconds": round(time.perf_counter() - started - waited_s, 3),
-            "waiting_seconds": round(waited_s, 3) or None,  # for the turns of other runs
+            "waiting_seconds": round(waited_s, 3) or None,  # for visits
             "epochs": self.trainer.current_epoch,
             "steps": self.trainer.global_step,
             "checkpoints": summary.checkpoint_paths(self.trainer, self.run_dir),

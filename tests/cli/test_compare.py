@@ -86,12 +86,12 @@ def test_options_without_rerun_are_refused(monkeypatch, capsys, runs):
     assert run(monkeypatch, *runs, "data.batch_size=8") == 2
     assert "options are for --rerun" in capsys.readouterr().err
     assert run(monkeypatch, runs[0]) == 2
-    assert run(monkeypatch, *runs, "--rerun", "--passes", "2") == 2
+    assert run(monkeypatch, *runs, "--rerun", "--passes", "4") == 2
 
 
 @pytest.mark.parametrize(
     ("words", "option"),
-    [(["--passes", "3"], "--passes"), (["--python-b", "x"], "--python-b"), (["--out", "x"], "--out")],
+    [(["--passes", "7"], "--passes"), (["--python-b", "x"], "--python-b"), (["--out", "x"], "--out")],
 )
 def test_what_rerun_takes_is_refused_without_it(monkeypatch, capsys, runs, words, option):
     assert run(monkeypatch, *runs, *words) == 2
@@ -99,8 +99,8 @@ def test_what_rerun_takes_is_refused_without_it(monkeypatch, capsys, runs, words
 
 
 def test_rerun_compares_the_new_runs(monkeypatch, capsys, runs, tmp_path):
-    def rerun(folders, out, passes, seconds, pythons, overrides, quiet):
-        assert (passes, seconds, pythons[1], overrides, quiet) == (5, 2.0, "other", ["data.root=x"], True)
+    def rerun(folders, out, most, seconds, pythons, overrides, max_slowdown, quiet):
+        assert (most, seconds, pythons[1], overrides, quiet) == (5, 2.0, "other", ["data.root=x"], True)
         return folders[::-1]
 
     monkeypatch.setattr("batchscope.sweep.rerun.rerun", rerun)

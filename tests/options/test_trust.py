@@ -24,7 +24,6 @@ from batchscope.options.command_lines import evaluate_command, resume_command
 from batchscope.options.compose import apply_overrides, check_command_line
 from batchscope.options.groups import use_config_dir
 from batchscope.records.run_record import read
-from batchscope.sweep import job
 from tests.support.own_package import Write
 from tests.support.runs import EVERY_4, SMALL, kill_9, record, run
 
@@ -350,40 +349,6 @@ def test_a_link_out_of_the_folder_is_refused(name: str, run_dir: Path) -> None:
 def test_a_record_of_another_shape_is_refused(facts: dict, run_dir: Path) -> None:
     whole = {"status": "interrupted", "config": config_of(run_dir), **facts}
     assert refusal(resume.configuration, whole, run_dir, [])
-
-
-# --- a run of a sweep ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The configurations that a sweep's job would have trained."""
-    configs: list[dict[str, Any]] = []
-    monkeypatch.setattr("batchscope.training.run.train", lambda config, *_: configs.append(config))
-    return configs
-
-
-@pytest.mark.parametrize("status", ["planned", "interrupted"])
-def test_a_job_trains_what_its_sweep_has_checked(status: str, run_dir: Path, trained: list[dict[str, Any]]) -> None:
-    config = config_of(run_dir, "data.root=/elsewhere", f"+callbacks.stop={{_target_:{STOP_EARLY},monitor:val/loss}}")
-    (run_dir / "run.json").write_text(json.dumps({"status": status, "config": config, "choices": {}, "overrides": []}))
-    job.run_planned(run_dir, trust.digest(config))
-    assert [trust.digest(one) for one in trained] == [trust.digest(config)]
-    assert trained[0]["resume"] == (None if status == "planned" else "out")
-
-
-@pytest.mark.parametrize("status", ["planned", "interrupted"])
-@pytest.mark.parametrize("known", [None, "0" * 32], ids=["alone", "of another sweep"])
-def test_a_job_does_not_trust_another_record(
-    known: str | None, status: str, run_dir: Path, trained: list[dict[str, Any]]
-) -> None:
-    config = config_of(run_dir, "data.root=/elsewhere")
-    (run_dir / "run.json").write_text(json.dumps({"status": status, "config": config}))
-    assert refusal(job.run_planned, run_dir, known).startswith("data.root: is '/elsewhere' in out/run.json")
-    hostile = changed(config_of(run_dir), "model._args_", [{"_target_": "torch.hub.load"}])
-    (run_dir / "run.json").write_text(json.dumps({"status": status, "config": hostile}))
-    assert refusal(job.run_planned, run_dir, known).startswith("model._args_: is [")
-    assert trained == []
 
 
 # --- a checkpoint ----------------------------------------------------------------------------------------------------

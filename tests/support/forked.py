@@ -1,6 +1,5 @@
 """A program like a sweep's run, whose server imports nothing and whose runs do what their words say in Python."""
 
-import os
 import sys
 
 from batchscope.sweep import fork_server
@@ -8,6 +7,5 @@ from batchscope.sweep import fork_server
 if __name__ == "__main__":
     if sys.argv[1] == fork_server.SERVE:
         fork_server.IMPORTED = ()
-        fork_server._has_spoiled_cuda = lambda: "SPOILED" in os.environ
         fork_server.serve()
     exec(sys.argv[1])  # noqa: S102 - a line of a test

@@ -1,4 +1,4 @@
-"""A diagnosis: its runs in their order, what is kept when it is started again, and the command line that it ends with."""
+"""A diagnosis: its runs in their order, what its table says of them, and the command line that it ends with."""
 
 import contextlib
 import json
@@ -12,12 +12,15 @@ import pytest
 
 from batchscope.cli import report
 from batchscope.options.compose import check_command_line
-from batchscope.records.read import read
-from batchscope.sweep import diagnose, runner
+from batchscope.records.run_record import plan
+from batchscope.sweep import diagnose
 from batchscope.sweep.changes import Machine
-from batchscope.sweep.diagnose import DiagnosisRunner, command_with
+from batchscope.sweep.diagnose import command_with, has_baseline, report_of_command
+from batchscope.sweep.loop import RunFailed
+from batchscope.sweep.process import Job
 from tests.support.runs import run as forked
 from tests.support.synthetic_runs import write_steps
+from tests.sweep.conftest import play
 
 WORDS = ["experiment=diagnose", "model=mlp", "data.num_workers=2"]
 Rate = Callable[[dict[str, Any]], float | str]  # of a configuration: samples/s, or the status of a run that failed
@@ -27,16 +30,18 @@ class Diagnosed:
     """A diagnosis whose runs take no time."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, rate: Rate):
-        self.folder, self.ran, self.rate = folder, [], rate
-        monkeypatch.setattr(runner, "run_in_subprocess", self._run)
+        self.folder, self.ran, self.titles, self.rate = folder, [], [], rate
         monkeypatch.setattr(diagnose, "this_machine", lambda device: Machine(cores=2))
-        monkeypatch.setattr(sys, "argv", ["train.py", "--multirun", *WORDS])
         monkeypatch.setattr("sys.platform", "linux")
 
-    def _run(self, run_dir: Path, digest: str, server: Any) -> dict[str, Any]:
-        record = read(run_dir)
-        self.ran.append(run_dir.name)
-        found = self.rate(record["config"])
+    def _do(self, job: Job) -> dict[str, Any]:
+        self.ran.append(job.run_dir.name)
+        self.titles.append(job.title)
+        found = self.rate(job.config)
+        if found == "signal":
+            raise SystemExit(143)
+        plan(job.run_dir, config=job.config, **job.facts)
+        record = json.loads((job.run_dir / "run.json").read_text())
         record |= {"hardware": {"device": "cpu"}, "dataset": {"name": "mnist", "train_samples": 55_000}}
         record |= {"choices": {"model": "mlp"}, "started": f"2026-01-01T00:00:{len(self.ran):02d}"}
         if isinstance(found, str):
@@ -46,19 +51,17 @@ class Diagnosed:
             throughput = {"samples_per_sec": found, "step_ms_median": 1e3 * size / found, "batch_size": size}
             record |= {"status": "finished", "throughput": throughput}
             noise = np.exp(0.01 * np.random.default_rng(0).standard_normal((8, 10)))
-            write_steps(run_dir, 1e3 * size / found * noise)
-        (run_dir / "run.json").write_text(json.dumps(record))
+            write_steps(job.run_dir, 1e3 * size / found * noise)
+        (job.run_dir / "run.json").write_text(json.dumps(record))
         return record
 
-    def start(self) -> DiagnosisRunner:
-        """Run it, as far as it goes, and report."""
-        self.ran.clear()
+    def start(self) -> str:
+        """Run it, as far as it goes; what its report says."""
         (config,) = check_command_line(WORDS, multirun=False, run_dir=str(self.folder / "0"))
-        done = DiagnosisRunner(self.folder, [])
-        with contextlib.suppress(runner.RunFailed):
-            done.search(0, self.folder / "0", config, {"choices": {"model": "mlp"}, "overrides": WORDS})
-        done.report()
-        return done
+        job = Job(self.folder / "0", config, {"choices": {"model": "mlp"}, "overrides": WORDS})
+        with contextlib.suppress(RunFailed, SystemExit):
+            play(diagnose.diagnose(job), self._do)
+        return report_of_command(self.folder, ["python", "train.py", *WORDS])
 
 
 def faster_with_a_larger_batch(config: dict[str, Any]) -> float:
@@ -66,115 +69,70 @@ def faster_with_a_larger_batch(config: dict[str, Any]) -> float:
     return rate * (1.5 if config["trainer"]["precision"] == "bf16-mixed" else 1.0)
 
 
-def test_a_baseline_each_change_the_two_best_together_and_the_baseline_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_baseline_each_change_the_two_best_together_and_the_baseline_again(tmp_path: Path, monkeypatch) -> None:
     diagnosed = Diagnosed(tmp_path, monkeypatch, faster_with_a_larger_batch)
-    done = diagnosed.start()
+    shown = diagnosed.start().splitlines()
     assert diagnosed.ran == [
         *("baseline", "batch_size-256", "batch_size-512", "precision-bf16-mixed", "pipeline-workers"),
         *("channels_last-false", "keep_freed_memory-false", "batch_size-512+precision-bf16-mixed", "baseline_again"),
     ]
-    out = capsys.readouterr().out
-    assert "— run 1: baseline\n" in out and "— run 2 of at most 9: data.batch_size=256\n" in out
-    shown = out.split("— run ")[-1].splitlines()
+    assert diagnosed.titles[:2] == ["run 1: baseline", "run 2 of at most 9: data.batch_size=256"]
     assert any(
         line.startswith("Recommended: data.batch_size=512 trainer.precision=bf16-mixed, 6.00 ") for line in shown
     )
     assert "batchscope train model=mlp data.num_workers=2 data.batch_size=512 trainer.precision=bf16-mixed" in shown
-    assert done.exit_code == 0
+    assert has_baseline(tmp_path)
 
 
-def test_started_again_it_keeps_what_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    diagnosed = Diagnosed(tmp_path, monkeypatch, faster_with_a_larger_batch)
-
-    def stop(run_dir: Path, digest: str, server: Any) -> dict[str, Any]:
-        if len(diagnosed.ran) == 2:
-            record = read(run_dir)
-            (run_dir / "run.json").write_text(json.dumps(record | {"status": "interrupted"}))
-            raise SystemExit(130)
-        return diagnosed._run(run_dir, digest, server)
-
-    monkeypatch.setattr(runner, "run_in_subprocess", stop)
-    with pytest.raises(SystemExit):
-        diagnosed.start()
-    monkeypatch.setattr(runner, "run_in_subprocess", diagnosed._run)
-    diagnosed.start()
-    assert diagnosed.ran[:2] == ["batch_size-512", "precision-bf16-mixed"]
-    diagnosed.start()
-    assert diagnosed.ran == []
-
-
-def test_interrupted_it_recommends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    diagnosed = Diagnosed(tmp_path, monkeypatch, faster_with_a_larger_batch)
-
-    def stop(run_dir: Path, digest: str, server: Any) -> dict[str, Any]:
-        if run_dir.name == "baseline_again":
-            raise SystemExit(143)
-        return diagnosed._run(run_dir, digest, server)
-
-    monkeypatch.setattr(runner, "run_in_subprocess", stop)
-    with pytest.raises(SystemExit):
-        diagnosed.start()
-    DiagnosisRunner(tmp_path, []).report()
+def test_interrupted_it_recommends_nothing(tmp_path: Path, monkeypatch) -> None:
+    left = iter([100.0] * 7)
+    said = Diagnosed(tmp_path, monkeypatch, lambda config: next(left, "signal")).start()
     assert (
         "Incomplete: 6 changes tried, and the baseline was not measured again after that, so no change is recommended."
-    ) in " ".join(capsys.readouterr().out.split())
+    ) in " ".join(said.split())
 
 
-def test_its_folder_is_reported_again_as_it_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Diagnosed(tmp_path, monkeypatch, faster_with_a_larger_batch).start()
-    said = capsys.readouterr().out
+def test_its_folder_is_reported_again_as_it_ended(tmp_path: Path, monkeypatch, capsys) -> None:
+    said = Diagnosed(tmp_path, monkeypatch, faster_with_a_larger_batch).start()
     written = (tmp_path / "report/diagnosis.json").read_bytes()
     monkeypatch.setattr(sys, "argv", ["report", str(tmp_path)])
     monkeypatch.setattr(diagnose, "program", lambda: ["python", "train.py"])
+    capsys.readouterr()
     report.main()
-    assert said.endswith(capsys.readouterr().out)
+    assert capsys.readouterr().out == f"{said}\n"
     assert (tmp_path / "report/diagnosis.json").read_bytes() == written
     assert [path.name for path in (tmp_path / "report").iterdir() if "sweep" in path.name] == []
 
 
-def test_a_refused_change_is_a_result_and_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refused_change_is_a_result_and_the_others_go_on(tmp_path: Path, monkeypatch) -> None:
     def rate(config: dict[str, Any]) -> float | str:
         return "failed" if config["trainer"]["precision"] == "bf16-mixed" else 100.0
 
     diagnosed = Diagnosed(tmp_path, monkeypatch, rate)
-    assert diagnosed.start().exit_code == 0
+    said = diagnosed.start()
     assert diagnosed.ran[-1] == "baseline_again"
-    out = capsys.readouterr().out
-    assert "refused: trainer: a reason" in out
-    assert "No change helps: of 6 changes tried, none is shown to be faster than the" in out
+    assert "refused: trainer: a reason" in said
+    assert "No change helps: of 6 changes tried, none is shown to be faster than the" in said
 
 
-def test_a_baseline_that_fails_ends_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_baseline_that_fails_ends_it(tmp_path: Path, monkeypatch) -> None:
     diagnosed = Diagnosed(tmp_path, monkeypatch, lambda config: "out_of_memory")
-    assert diagnosed.start().exit_code == 1
+    assert "The baseline was not measured, so there is nothing to compare." in diagnosed.start()
     assert diagnosed.ran == ["baseline"]
-    assert "The baseline was not measured, so there is nothing to compare." in capsys.readouterr().out
+    assert not has_baseline(tmp_path)
 
 
-def test_what_the_user_has_set_is_left_out_and_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_user_has_set_is_left_out_and_said(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(f"{__name__}.WORDS", [*WORDS, "data.batch_size=128", "data.pipeline=memory"])
     diagnosed = Diagnosed(tmp_path, monkeypatch, lambda config: 100.0)
-    diagnosed.start()
+    said = diagnosed.start()
     assert not any("batch_size" in name or "pipeline" in name for name in diagnosed.ran)
     line = (
         "not tried, because you set data.batch_size and data.pipeline: data.batch_size=256, data.batch_size=512, "
         "data.pipeline=workers; to try a change, leave its option out"
     )
-    assert (
-        " ".join(capsys.readouterr().out.split()).count(line) == 2
-    )  # when the changes are chosen, and below the table
+    for shown in (capsys.readouterr().out, said):  # when the changes are chosen, and below the table
+        assert line in " ".join(shown.split())
 
 
 LINES = {

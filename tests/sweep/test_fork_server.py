@@ -12,12 +12,18 @@ from pathlib import Path
 import pytest
 
 from batchscope.sweep import fork_server
-from batchscope.sweep.fork_server import ForkServer, modules_of
+from batchscope.sweep.fork_server import ForkServer
 from batchscope.sweep.process import end_group, wait_for_group
+from tests.sweep.conftest import ROOT, is_running
 
 pytestmark = pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
-ROOT = Path(__file__).resolve().parents[2]
-WAIT_FOR_STDIN = "import os; os.read(0, 1)"
+STREAMS = (0, 1, 2)
+
+
+def end_of(pid: int | None) -> int:
+    """The exit code of a run, or minus the number of a signal."""
+    assert pid is not None
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @pytest.fixture
@@ -27,29 +33,22 @@ def seen(server: ForkServer, tmp_path: Path) -> Callable[[str], object]:
     def value(expression: str) -> object:
         file = tmp_path / "seen"
         line = f"import json, os, sys, pathlib; pathlib.Path({str(file)!r}).write_text(json.dumps({expression}))"
-        assert server.fork([line]).wait() == 0
+        with open(os.devnull) as null:
+            assert end_of(server.fork([line], (null.fileno(), 1, 2))) == 0
         return json.loads(file.read_text())
 
     return value
 
 
-def test_a_forked_run_is_a_child_of_this_process_in_a_session_of_its_own(seen) -> None:
-    parent, session, pid, threads = seen(
-        "[os.getppid(), os.getsid(0), os.getpid(), len(os.listdir('/proc/self/task'))]"
-    )
-    assert parent == os.getpid()
-    assert session == pid
-    assert threads == 1
-
-
-def test_a_run_has_its_words_and_the_working_directory_of_this_process(seen, tmp_path: Path, monkeypatch) -> None:
+def test_a_forked_run_is_a_child_of_this_process_in_a_session_of_its_own(seen, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert seen("[len(sys.argv), os.getcwd()]") == [2, str(tmp_path)]
+    facts = "os.getppid(), os.getsid(0) == os.getpid(), len(os.listdir('/proc/self/task')), len(sys.argv), os.getcwd()"
+    assert seen(f"[{facts}]") == [os.getpid(), True, 1, 2, str(tmp_path)]
 
 
-def test_a_run_has_the_streams_of_this_process_and_no_others(server, seen, capfd) -> None:
+def test_a_run_has_the_streams_that_it_was_given_and_no_others(server, seen, capfd) -> None:
     assert len(seen("os.listdir('/proc/self/fd')")) == 4  # the fourth reads the folder
-    server.fork(["import sys; print('said'); sys.exit('complained')"]).wait()
+    end_of(server.fork(["import sys; print('said'); sys.exit('complained')"], STREAMS))
     assert capfd.readouterr() == ("said\n", "complained\n")
 
 
@@ -57,110 +56,36 @@ def test_a_run_has_the_streams_of_this_process_and_no_others(server, seen, capfd
     ("line", "code"),
     [
         ("pass", 0),
-        ("raise SystemExit(7)", 7),
         ("raise SystemExit(143)", 143),
         ("1 / 0", 1),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
         ("import os; os.abort()", -signal.SIGABRT),
+        ("import atexit, os; atexit.register(os._exit, 9)", 9),
     ],
 )
 def test_the_end_of_a_run_is_as_that_of_a_new_python(server: ForkServer, line: str, code: int, capfd) -> None:
-    assert server.fork([line]).wait() == code
-
-
-def test_what_a_program_leaves_to_its_end_is_done(server: ForkServer, tmp_path: Path) -> None:
-    line = f"import atexit, pathlib; atexit.register(pathlib.Path({str(tmp_path / 'end')!r}).touch)"
-    server.fork([line]).wait()
-    assert (tmp_path / "end").exists()
+    assert end_of(server.fork([line], STREAMS)) == code
 
 
 def test_random_numbers_differ_from_run_to_run_unless_they_are_seeded(seen) -> None:
     assert seen("__import__('random').random()") != seen("__import__('random').random()")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_a_signal_reaches_a_run(server: ForkServer, number: signal.Signals, capfd) -> None:
-    run = server.fork([WAIT_FOR_STDIN])
-    run.send_signal(number)
-    assert run.wait() == -number
-
-
-def test_a_signal_to_a_run_that_has_ended_does_nothing(server: ForkServer) -> None:
-    run = server.fork(["pass"])
-    run.wait()
-    run.send_signal(signal.SIGTERM)
-
-
-def test_a_killed_server_ends_no_run_and_is_replaced(server: ForkServer) -> None:
-    run = server.fork(["import os; os.read(0, 1); raise SystemExit(5)"])
+def test_a_killed_server_ends_no_run_and_forks_no_other(server: ForkServer) -> None:
+    theirs, ours = os.pipe()
+    run = server.fork(["import os; os.read(0, 1); raise SystemExit(5)"], (theirs, 1, 2))
     os.kill(server._process.pid, signal.SIGKILL)
-    server._process.wait()
-    assert server.fork(["raise SystemExit(6)"]).wait() == 6
-    os.close(run._stdin)
-    run._stdin = os.open(os.devnull, os.O_RDONLY)
-    assert run.wait() == 5
+    assert [server.fork(["pass"], STREAMS), server.fork(["pass"], STREAMS)] == [None, None]
+    os.write(ours, b"x")
+    assert end_of(run) == 5
+    os.close(ours)
+    os.close(theirs)
 
 
-def test_a_server_that_cannot_import_is_done_without(server: ForkServer, capfd) -> None:
-    server.close()
-    broken = ForkServer(["no_such_module"])
-    assert broken.fork(["pass"]) is None
-    assert broken.fork(["pass"]) is None
-
-
-def test_server_and_run_end_with_the_sweep(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    sweep = f"""
-import os, signal
-from batchscope.sweep import fork_server
-fork_server.JOB = "tests.support.forked"
-server = fork_server.ForkServer([])
-run = server.fork(["import os; os.read(0, 1)"])
-open({str(tmp_path / "pids")!r}, "w").write(f"{{run.pid}} {{server._process.pid}}")
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", sweep]) == -signal.SIGKILL
-    left = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    while any(map(is_running, left)):
-        time.sleep(0.05)
-
-
-def test_a_sweep_that_is_killed_while_a_run_is_forked_leaves_no_traceback(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    sweep = f"""
-import json, os, signal, socket
-from batchscope.sweep import fork_server
-fork_server.JOB = "tests.support.forked"
-server = fork_server.ForkServer([])
-open({str(tmp_path / "pid")!r}, "w").write(str(server._process.pid))
-words = ["import os, time; time.sleep(0.1)"]
-request = json.dumps({{"words": words, "folder": "."}}).encode()
-socket.send_fds(server._socket, [request], [0, 1, 2])
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    done = subprocess.run([sys.executable, "-c", sweep], capture_output=True, text=True, check=False)
-    while is_running(int((tmp_path / "pid").read_text())):
-        time.sleep(0.05)
-    assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-
-
-def test_nothing_of_a_run_is_left_when_its_group_is_ended(server: ForkServer) -> None:
-    run = server.fork(["import os, time\nif os.fork() == 0: time.sleep(600)"])
-    assert run.wait() == 0
-    started = time.monotonic()
-    end_group(run.pid)
-    wait_for_group(run.pid)  # the worker's parent is this process by now, which has to wait for it
-    with pytest.raises(ProcessLookupError):
-        os.killpg(run.pid, 0)
-    assert time.monotonic() - started < 300  # of the 600 s that the process sleeps
+def test_a_server_whose_imports_fail_says_so_and_forks_nothing(serve, monkeypatch, capfd) -> None:
+    assert serve("no_such_module").fork(["pass"], STREAMS) is None
+    assert "No module named" in capfd.readouterr().err
 
 
 def test_another_environment_gets_another_server(server: ForkServer, seen, monkeypatch) -> None:
@@ -169,33 +94,47 @@ def test_another_environment_gets_another_server(server: ForkServer, seen, monke
     assert server._process.pid == first
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert seen("os.environ.get('OMP_NUM_THREADS')") == "3"
-    assert server._process.pid != first
 
 
-def test_a_run_whose_server_has_used_cuda_becomes_a_new_python(server, seen, monkeypatch, tmp_path: Path) -> None:
-    assert seen("fork_server.IMPORTED") == []
-    monkeypatch.setenv("SPOILED", "1")
-    monkeypatch.chdir(tmp_path)
-    imported, *rest = seen("[fork_server.IMPORTED, os.getppid(), os.getsid(0) == os.getpid(), os.getcwd()]")
-    assert imported == list(fork_server.IMPORTED)
-    assert rest == [os.getpid(), True, str(tmp_path)]
+@pytest.mark.parametrize("then", ["run = server.fork([line], (theirs, 1, 2))", "socket.send_fds(server._socket, [request], [theirs, 1, 2]); run = None"])  # fmt: skip
+def test_server_and_run_end_with_the_sweep_without_a_traceback(then: str, tmp_path: Path, monkeypatch) -> None:
+    """Also where the sweep is killed while a run is forked."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    sweep = f"""
+import json, os, signal, socket
+from batchscope.sweep import fork_server
+fork_server.JOB = "tests.support.forked"
+server = fork_server.ForkServer()
+theirs, ours = os.pipe()
+line = "import os; os.read(0, 1)"
+request = json.dumps({{"words": [line], "folder": "."}}).encode()
+{then}
+print(server._process.pid, run or server._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", sweep], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
+    while any(is_running(int(pid)) for pid in done.stdout.split()):
+        time.sleep(0.05)
 
 
-def test_only_modules_that_are_known_to_compute_nothing_are_imported_beforehand() -> None:
-    nodes = ["batchscope.models.cnn.SimpleCNN", "my_models.net.Net", "lightning.pytorch.loggers.CSVLogger"]
-    configs = [{"model": {"_target_": name}} for name in nodes]
-    assert modules_of(configs) == ["batchscope.models.cnn", "lightning.pytorch.loggers"]
+def test_nothing_of_a_run_is_left_when_its_group_is_ended(server: ForkServer) -> None:
+    run = server.fork(["import os, time\nif os.fork() == 0: time.sleep(600)"], STREAMS)
+    assert end_of(run) == 0
+    end_group(run)
+    wait_for_group(run)  # the worker's parent is this process by now, which has to wait for it
+    with pytest.raises(ProcessLookupError):
+        os.killpg(run, 0)
 
 
 @pytest.mark.slow  # imports everything once more; the default sweep trains in runs that are forked from such a server
-def test_the_server_has_computed_nothing(server: ForkServer, tmp_path: Path) -> None:
-    real, file = ForkServer([*fork_server.IMPORTED, "batchscope.models.cnn"]), tmp_path / "seen"
+def test_the_server_has_computed_nothing(serve, tmp_path: Path) -> None:
+    real, file = serve("tests.support.forked_after_imports"), tmp_path / "seen"
     lines = [
         "import json, os, torch",
         "seen = [len(os.listdir('/proc/self/task')), torch.cuda.is_initialized(), torch.get_num_threads()]",
         "torch.ones(10, requires_grad=True).sum().backward()",  # torch refuses it in the fork of a process that has done it
         f"open({str(file)!r}, 'w').write(json.dumps(seen))",
     ]
-    assert real.fork(["\n".join(lines)]).wait() == 0
-    real.close()
+    assert end_of(real.fork(["\n".join(lines)], STREAMS)) == 0
     assert json.loads(file.read_text()) == [1, False, 1]

@@ -21,7 +21,7 @@ class Pretended:
         self.reason: str | None = None
         self._random = random.Random(size)
 
-    def turn(self, number: int, seconds: float) -> dict[str, Any] | None:
+    def visit(self, number: int, seconds: float) -> dict[str, Any] | None:
         assert self.reason is None
         if len(self.passes) == self.visits:
             return None
@@ -56,7 +56,7 @@ def test_the_order_is_reversed_in_every_other_pass(clock: Clock) -> None:
     order: list[int] = []
     runs = [Pretended(clock, size, 100) for size in (1, 2, 3)]
     for run in runs:
-        run.turn = lambda number, seconds, of=run: (order.append(of.size), Pretended.turn(of, number, seconds))[1]
+        run.visit = lambda number, seconds, of=run: (order.append(of.size), Pretended.visit(of, number, seconds))[1]
     measure(clock, *runs)
     assert order[:9] == [1, 2, 3, 3, 2, 1, 1, 2, 3]
 

@@ -1,16 +1,102 @@
-"""How a run ended that could not record it: known for certain, or called killed."""
+"""A run's process: what it is told, how its end is recorded, and what signals to the sweep do to it."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from batchscope.checkpointing.resume import lock_run_dir
 from batchscope.records.read import read
-from batchscope.sweep import process
+from batchscope.sweep import fork_server, process
+from batchscope.sweep import job as program
+from batchscope.sweep.loop import Loop
+from batchscope.sweep.process import exit_on_signals
+from tests.sweep.conftest import ROOT, TIMED, job, running
+
+LINUX = pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
+
+
+def end_of(loop: Loop, folder: Path, does: str) -> tuple[str, str | None]:
+    """Status and error of a run that does this."""
+    (record,) = loop.do([job(folder, "0", timed=False, does=does)])
+    return record["status"], record.get("error")
+
+
+@pytest.mark.parametrize(
+    ("does", "end"),
+    [
+        ("pass", ("finished", None)),
+        ("os.kill(os.getpid(), signal.SIGKILL)", ("killed", "killed by SIGKILL")),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", ("failed", "killed by SIGSEGV")),
+        ("sys.exit(143)", ("interrupted", "stopped by SIGTERM")),
+        ("sys.exit(7)", ("failed", "ended with exit code 7 and said no more")),
+        ("record['status'] = 'out_of_memory'; file.write_text(json.dumps(record)); os.kill(0, 9)", ("out_of_memory", None)),
+    ],
+)  # fmt: skip
+def test_the_record_says_how_a_run_ended_also_where_the_run_did_not(loop, does: str, end: tuple, tmp_path) -> None:
+    assert end_of(loop, tmp_path, does) == end
+
+
+def test_a_run_without_a_server_is_a_new_python_and_ends_alike(loop, tmp_path: Path) -> None:
+    assert end_of(Loop([]), tmp_path, "sys.exit(7)")[1] == "ended with exit code 7 and said no more"
+
+
+def test_a_run_gets_its_configuration_from_the_sweep_and_not_from_a_file(loop, tmp_path: Path) -> None:
+    one = job(tmp_path, "0", timed=False, does="record['got'] = asked")
+    one.config["data"]["batch_size"] = 5
+    (record,) = loop.do([one])
+    assert record["got"] == {"config": one.config, **one.facts, "visited": False}
+
+
+@pytest.mark.parametrize("status", ["planned", "killed"])
+def test_the_program_trains_what_it_was_told_and_resumes_what_has_begun(
+    status: str, tmp_path: Path, monkeypatch
+) -> None:
+    """Whatever configuration the folder's record has."""
+    trained = []
+    monkeypatch.setattr("batchscope.training.run.train", lambda *run: trained.append(run))
+    monkeypatch.setattr(program, "check_config", dict)
+    (tmp_path / "run.json").write_text(json.dumps({"schema": 3, "status": status, "config": {"seed": 666}}))
+    config = {"trainer": {"devices": 1}, "seed": 1}
+    program.run_planned(tmp_path, {"config": config, "choices": {}, "overrides": [], "visited": False})
+    resumed = None if status == "planned" else str(tmp_path)
+    assert trained == [({**config, "resume": resumed}, tmp_path, {}, [], None)]
+
+
+def test_a_kill_for_want_of_memory_in_the_runs_own_group_is_that(loop, tmp_path: Path, monkeypatch) -> None:
+    counts = iter((3, 4))
+    monkeypatch.setattr(process, "_kills_for_memory", lambda: next(counts))
+    assert end_of(loop, tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")[0] == "out_of_memory"
+
+
+def test_a_control_group_counts_where_nobody_else_is_in_it(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("4:memory:/other\n0::/mine\n")
+    (tmp_path / "mine/memory.events.local").write_text("low 0\noom 1\noom_kill 1\n")
+    for members, kills in (([os.getpid()], 1), ([os.getpid(), os.getppid()], None)):
+        (tmp_path / "mine/cgroup.procs").write_text("".join(f"{pid}\n" for pid in members))
+        assert process._kills_for_memory(tmp_path, tmp_path) == kills
+    assert process._kills_for_memory(tmp_path / "no such", tmp_path) is None
+
+
+def test_a_run_that_is_going_on_elsewhere_is_not_closed(loop, tmp_path: Path) -> None:
+    does = f"import subprocess; subprocess.Popen([sys.executable, '-c', {HOLD!r}, str(folder)]).wait(); sys.exit(1)"
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "0")], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:  # fmt: skip
+        other.stdout.readline()
+        (tmp_path / "0/run.json").write_text(json.dumps({"schema": 3, "status": "running"}))
+        one = job(tmp_path, "0", timed=False, does=does)
+        ended = process.Process(one, None)
+        os.killpg(ended.pid, signal.SIGKILL)
+        ended.wait()
+        assert read(tmp_path / "0")["status"] == "running"
+        other.communicate(b"done")
+
 
 HOLD = """
 import pathlib, sys
@@ -21,77 +107,66 @@ with lock_run_dir(pathlib.Path(sys.argv[1])):
 """
 
 
-def run_that(does: str, folder: Path, monkeypatch: pytest.MonkeyPatch, status: str = "running") -> dict:
-    """The record of a run whose process does nothing but this line of a shell's."""
-    program, run_dir = folder / "program", folder / "run"
-    program.write_text(f"#!/bin/sh\n{does}\n")
-    program.chmod(0o755)
-    run_dir.mkdir(exist_ok=True)
-    (run_dir / "run.json").write_text(json.dumps({"schema": 3, "status": status, "metrics": {"val/loss": 1}}))
-    monkeypatch.setattr(sys, "executable", str(program))
-    return process.run_in_subprocess(run_dir, digest="")
-
-
-@pytest.mark.parametrize(
-    ("does", "status", "reason"),
-    [
-        ("kill -KILL $$", "killed", "killed by SIGKILL"),
-        ("kill -TERM $$", "killed", "killed by SIGTERM"),
-        ("kill -SEGV $$", "failed", "killed by SIGSEGV"),
-        ("exit 143", "interrupted", "stopped by SIGTERM"),
-        ("exit 7", "failed", "ended with exit code 7 and said no more"),
-    ],
-)
-def test_a_run_that_said_nothing_is_told_by_how_its_process_ended(
-    does: str, status: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = run_that(does, tmp_path, monkeypatch)
-    assert (record["status"], record["error"]) == (status, reason)
-    assert record["metrics"] == {"val/loss": 1}
-
-
-def test_what_a_run_said_of_its_end_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_that("kill -KILL $$", tmp_path, monkeypatch, status="out_of_memory")["status"] == "out_of_memory"
-
-
-def test_a_run_that_is_going_on_elsewhere_is_not_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        other.stdout.readline()
-        assert run_that("exit 1", tmp_path, monkeypatch)["status"] == "running"
-        other.communicate("done")
-
-
-def test_a_kill_by_the_system_for_want_of_memory_in_the_runs_own_group_is_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts = iter((3, 4))
-    monkeypatch.setattr(process, "_kills_for_memory", lambda: next(counts))
-    assert run_that("kill -KILL $$", tmp_path, monkeypatch)["status"] == "out_of_memory"
-
-
-def control_group(folder: Path, members: list[int]) -> int | None:
-    """What a control group says in which these processes are, one of which was killed for want of memory."""
-    group = folder / "groups" / "mine"
-    group.mkdir(parents=True)
-    (folder / "self").mkdir()
-    (folder / "self/cgroup").write_text("4:memory:/other\n0::/mine\n")
-    (group / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in members))
-    (group / "memory.events.local").write_text("low 0\nhigh 0\nmax 3\noom 1\noom_kill 1\n")
-    return process._kills_for_memory(folder, folder / "groups")
-
-
-def test_a_control_group_counts_where_nobody_else_is_in_it(tmp_path: Path) -> None:
-    assert control_group(tmp_path / "alone", [os.getpid()]) == 1
-    assert control_group(tmp_path / "shared", [os.getpid(), os.getppid()]) is None
-    assert process._kills_for_memory(tmp_path / "no such", tmp_path) is None
-
-
-def test_a_job_whose_run_is_going_on_elsewhere_leaves_its_record(tmp_path: Path) -> None:
-    from batchscope.sweep import job
-
+def test_a_program_whose_run_is_going_on_elsewhere_leaves_its_record(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"schema": 3, "status": "planned", "config": None}))
     before = read(tmp_path)
     with lock_run_dir(tmp_path), pytest.raises(Exception, match="."):
-        job.run_planned(tmp_path)
+        program.run_planned(tmp_path, {"config": {}, "choices": {}, "overrides": [], "visited": False})
     assert read(tmp_path) == before
+
+
+@pytest.fixture
+def signals():
+    """The sweep's handlers, for a test."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    exit_on_signals()
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@LINUX
+@pytest.mark.parametrize("timed", [True, False])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_sweep_ends_its_runs(loop, signals, timed: bool, number: int, tmp_path: Path) -> None:
+    kill = f"os.kill({os.getpid()}, {number})"
+    does = f"[n for n in visits if len(record['taken']) == 1 and {kill}]" if timed else f"{kill}; time.sleep(600)"
+    jobs = [job(tmp_path, "0", timed=timed, does=does), *(job(tmp_path, str(n), 8 * n, timed) for n in (1, 2))]
+    with pytest.raises(SystemExit) as stop:
+        loop.do(jobs)
+    assert stop.value.code == 128 + number
+    assert running(tmp_path) == []
+    assert read(tmp_path / "0")["error"] == f"stopped by {signal.Signals(number).name}"
+
+
+@LINUX
+def test_a_second_signal_kills_runs_that_do_not_end(loop, signals, tmp_path: Path) -> None:
+    stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.kill(%d, 15); time.sleep(0.5); os.kill(%d, 15); time.sleep(600)"
+    pid = os.getpid()
+    with pytest.raises(SystemExit):
+        loop.do([job(tmp_path, "0", timed=False, does=stubborn % (pid, pid))])
+    assert running(tmp_path) == []
+
+
+@LINUX
+def test_no_run_is_left_when_the_sweep_is_killed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    kill = "[n for n in visits if len(record['taken']) == 1 and os.kill(os.getppid(), signal.SIGKILL)]"
+    sweep = f"""
+import pathlib
+from batchscope.sweep import fork_server
+from batchscope.sweep.loop import Loop
+from tests.sweep.conftest import job
+fork_server.JOB, place = "tests.support.stand_in", pathlib.Path({str(tmp_path)!r})
+Loop([], fork_server.ForkServer()).do([job(place, "0"), job(place, "1", 16, does={kill!r})])
+"""
+    done = subprocess.run([sys.executable, "-c", sweep], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    while running(tmp_path):
+        time.sleep(0.05)
+
+
+def test_timed_runs_are_told_that_they_are_visited(loop, tmp_path: Path) -> None:
+    does = "record['visited'] = asked['visited']; list(visits)"
+    records = loop.do([job(tmp_path, "0", does=does), job(tmp_path, "1", 16, does=does, callbacks=TIMED)])
+    assert [record["visited"] for record in records] == [True, True]

@@ -1,43 +1,27 @@
-"""`compare --rerun`: which runs are started, in which order and by which Python, and what is said if one does not finish."""
+"""`compare --rerun`: which pairs are run, how, until when, and what is said if a run does not finish."""
 
 import json
-import os
-import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from batchscope.analysis.compare import compare
+from batchscope.analysis.match import match
+from batchscope.analysis.read import find
 from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
 from batchscope.records.read import read
 from batchscope.records.run_record import plan
-from batchscope.sweep import fork_server
-from batchscope.sweep.rerun import rerun
+from batchscope.sweep import fork_server, rerun
+from batchscope.sweep.process import Job
 from batchscope.training.run import train
 from tests.support.synthetic_runs import write_run, write_steps
-from tests.sweep.test_fork_server import ROOT, is_running
+from tests.sweep.conftest import ROOT, play
 
 SIZES = ["data.num_train=64", "data.num_val=32", "data.num_test=16", "data.batch_size=16", "trainer.accelerator=cpu"]
-# A Python that does what it is told to do with a run, in no time: it finishes it with a step of MS.
-_PYTHON = """#!{python}
-import json, os, pathlib, shutil, sys
-assert sys.argv[1:3] == ["-m", "batchscope.sweep.job"], sys.argv
-assert len(sys.argv[3]) == 32, "the digest of the configuration"
-path = pathlib.Path(sys.argv[4], "run.json")
-record = json.loads(path.read_text())
-with open({log!r}, "a") as log:
-    print(sys.argv[4], file=log)
-if {status!r} != "silent":
-    ms = {ms} * (1 + 0.01 * record["turn"]["round"])
-    size = record["config"]["data"]["batch_size"]
-    cost = {{"batch_size": size, "step_ms_median": ms, "samples_per_sec": 1e3 * size / ms}}
-    record |= {{"status": {status!r}, "error": "no luck", "throughput": cost}}
-    path.write_text(json.dumps(record))
-    shutil.copyfile({steps!r}, path.with_name("steps.npz"))
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -46,13 +30,31 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def python(folder: Path, name: str, ms: float = 10.0, status: str = "finished") -> str:
-    path = folder / f"python-{name}"
-    steps = write_steps(write_run(folder / f"steps-{name}"), ms * np.ones((4, 5))) / "steps.npz"
-    text = _PYTHON.format(python=sys.executable, log=str(folder / "log"), ms=ms, status=status, steps=str(steps))
-    path.write_text(text)
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return str(path)
+class Runs:
+    """Runs that take no time; `ms` has the step of each side, with a noise of its own in each run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, noise: float = 0.0, status: str = "finished", **ms: float):
+        self.jobs, self.noise, self.status, self.ms = list[Job](), noise, status, {"a": 10.0, "b": 10.0} | ms
+        self._random = np.random.default_rng(0)
+        monkeypatch.setattr(rerun.Loop, "run", lambda loop, plan: play(plan, self.do))
+        monkeypatch.setattr(fork_server, "is_supported", lambda: False)
+
+    def do(self, job: Job) -> dict[str, Any]:
+        self.jobs.append(job)
+        side = job.run_dir.parent.name
+        ms = self.ms[side] * (1 + self.noise * self._random.standard_normal())
+        size = job.config["data"]["batch_size"]
+        plan(job.run_dir, config=job.config, **job.facts)
+        cost = {"batch_size": size, "step_ms_median": ms, "samples_per_sec": 1e3 * size / ms}
+        status = self.status if side == "b" else "finished"
+        record = read(job.run_dir) | {"status": status, "error": "no luck", "throughput": cost}
+        (job.run_dir / "run.json").write_text(json.dumps(record))
+        write_steps(job.run_dir, ms * np.ones((4, 5)), rounds=[(len(self.jobs) - 1) // 2 * 10 + n for n in range(4)])
+        return record
+
+    @property
+    def places(self) -> list[str]:
+        return [str(job.run_dir.relative_to("out")) for job in self.jobs]
 
 
 def finished(folder: Path, name: str, *options: str) -> Path:
@@ -67,119 +69,115 @@ def finished(folder: Path, name: str, *options: str) -> Path:
     return Path(name)
 
 
-def test_both_sides_are_run_in_each_pass_and_the_order_changes(here, capsys):
-    a, b = finished(here, "one"), finished(here, "other")
-    pythons = [python(here, "a"), python(here, "b", 11.0)]
-    folders = rerun([a, b], Path("out"), 4, 1.0, pythons, [])
+def run_again(*folders: Path, most: int = 8, options: tuple[str, ...] = (), **how: Any) -> list[Path]:
+    return rerun.rerun(list(folders), Path("out"), most, 1.5, [sys.executable] * 2, list(options), **how)
+
+
+def pair_of(run: Path) -> dict[str, list[rerun.Side]]:
+    """A run against itself."""
+    (pair,), _ = match(find([run]), find([run]))
+    return {"": rerun.sides_of(pair, [sys.executable] * 2, [])}
+
+
+def test_pairs_change_their_order_and_end_once_it_is_decided_that_b_is_slower(here, monkeypatch, capsys):
+    runs = Runs(monkeypatch, noise=0.005, b=12.0)
+    folders = run_again(finished(here, "one"), finished(here, "other"))
     assert folders == [Path("out/a"), Path("out/b")]
-    started = [line.removeprefix("out/") for line in (here / "log").read_text().split()]
-    assert started == ["a/0-0", "b/0-0", "b/0-1", "a/0-1", "a/0-2", "b/0-2", "b/0-3", "a/0-3"]
-    assert "pass 4 of 4: A 10.3 ms, B 11.3 ms" in capsys.readouterr().out
-    found = compare(*folders)
-    assert (found.compared[0].passes, found.exit_code) == (4, 3)
-    assert found.compared[0].slowdown.value == pytest.approx(1.1)
+    assert runs.places[:6] == ["a/0-0", "b/0-0", "b/0-1", "a/0-1", "a/0-2", "b/0-2"]
+    assert len(runs.places) == 2 * rerun.FEWEST
+    assert "pair 5 of at most 8: A " in capsys.readouterr().out
+    found = compare(*folders).compared[0]
+    assert (found.passes, found.verdict) == (rerun.FEWEST, "slower")
 
 
-def test_the_new_runs_are_short_timed_ones_of_the_recorded_configuration(here):
+@pytest.mark.parametrize(
+    ("noise", "b", "max_slowdown", "pairs"),
+    [
+        (0.005, 10.0, 0.05, 5),  # B is shown to be no slower than allowed
+        (0.005, 12.0, 0.5, 5),
+        (0.2, 10.0, 0.05, 8),  # too much noise
+    ],
+)
+def test_pairs_go_on_until_it_is_decided_or_there_are_enough(noise, b, max_slowdown, pairs, here, monkeypatch):
+    runs = Runs(monkeypatch, noise=noise, b=b)
+    run_again(finished(here, "one"), finished(here, "other"), max_slowdown=max_slowdown, quiet=True)
+    assert len(runs.jobs) == 2 * pairs
+
+
+def test_the_new_runs_are_short_timed_ones_of_the_recorded_configuration(here, monkeypatch):
     a = finished(here, "one", "model=mlp", "trainer.max_epochs=3", "data.seed=5")
-    rerun([a, a], Path("out"), 3, 1.5, [python(here, "a")] * 2, ["data.batch_size=8"], quiet=True)
-    record = read(here / "out" / "a" / "0-1")
-    config = record["config"]
+    runs = Runs(monkeypatch)
+    run_again(a, a, options=("data.batch_size=8",), quiet=True)
+    job = runs.jobs[2]
+    config = job.config
     assert config["model"]["_target_"] == "batchscope.models.mlp.MLP"
-    assert (config["data"]["seed"], config["data"]["batch_size"]) == (5, 8)
-    assert (config["trainer"]["max_time"], config["trainer"]["max_epochs"]) == ({"seconds": 1.5}, -1)
+    assert (config["data"]["seed"], config["data"]["batch_size"], config["run_dir"]) == (5, 8, "out/b/0-1")
+    assert (config["trainer"]["max_time"], config["trainer"]["max_epochs"]) == (None, -1)
+    assert (config["callbacks"]["until_known"]["seconds"], job.seconds) == (1.5, 1.5)
     assert config["optimizer"]["schedule"] == "constant"
-    assert config["run_dir"] == "out/a/0-1"
-    assert not {"checkpoint", "prediction_images", "progress"} & {name for name in config["callbacks"]}
-    assert "throughput" in config["callbacks"]
+    assert not {"checkpoint", "prediction_images", "progress"} & {*config["callbacks"]}
     assert (config["test"], config["logger"]) == (False, {})
-    assert record["turn"]["round"] == 1
 
 
-@pytest.mark.slow
-def test_every_matched_pair_of_two_sweeps_is_run(here):
+def test_runs_that_cannot_wait_for_each_other_are_told_their_pair(here, monkeypatch):
+    a, runs = finished(here, "one"), Runs(monkeypatch)
+    run_again(a, a, quiet=True)
+    assert {"of"} == {*runs.jobs[0].facts["turn"]} and len({job.facts["turn"]["of"] for job in runs.jobs}) == 1
+    monkeypatch.setattr(rerun, "can_wait", lambda config: False)
+    play(rerun.a_b(pair_of(a), Path("more"), 5, 1.0), runs.do)
+    assert [job.facts["turn"]["round"] for job in runs.jobs[-4:]] == [3, 3, 4, 4]
+
+
+def test_every_matched_pair_of_two_sweeps_is_run(here, monkeypatch):
     for side in "xy":
         for size in (8, 16):
             finished(here, f"{side}/{size}", f"data.batch_size={size}")
-    pythons = [python(here, "a")] * 2
-    folders = rerun([Path("x"), Path("y")], Path("out"), 3, 1.0, pythons, [], quiet=True)
-    found = compare(*folders)
-    assert sorted((c.pair.label, c.passes) for c in found.compared) == [("batch size 16", 3), ("batch size 8", 3)]
+    Runs(monkeypatch, noise=0.002)
+    found = compare(*run_again(Path("x"), Path("y"), quiet=True))
+    assert sorted((c.pair.label, c.passes) for c in found.compared) == [("batch size 16", 5), ("batch size 8", 5)]
 
 
-def test_a_run_that_does_not_finish_ends_it_with_one_line(here):
+def test_a_run_that_does_not_finish_ends_it_with_one_line(here, monkeypatch):
     a = finished(here, "one")
+    Runs(monkeypatch, status="failed")
     with pytest.raises(UserError, match="compare: a run of B did not finish: no luck; its output: out/b/0-0/log.txt"):
-        rerun([a, a], Path("out"), 3, 1.0, [python(here, "a"), python(here, "b", status="failed")], [], quiet=True)
-    with pytest.raises(UserError, match="compare: a run of A did not finish: ended with exit code 0 and said no more"):
-        rerun([a, a], Path("more"), 3, 1.0, [python(here, "a", status="silent")] * 2, [], quiet=True)
-    with pytest.raises(UserError, match="compare: ./no-python cannot be started: No such file"):
-        rerun([a, a], Path("third"), 3, 1.0, ["./no-python"] * 2, [], quiet=True)
+        run_again(a, a, quiet=True)
 
 
-def test_what_a_record_alone_cannot_decide_is_refused_before_anything_runs(here):
-    a = finished(here, "one", f"data.root={here}/elsewhere")
+def test_what_a_record_alone_cannot_decide_is_refused_before_anything_runs(here, monkeypatch):
+    a, runs = finished(here, "one", f"data.root={here}/elsewhere"), Runs(monkeypatch)
     with pytest.raises(UserError, match="data.root: is .* repeat data.root="):
-        rerun([a, a], Path("out"), 3, 1.0, [python(here, "a")] * 2, [])
+        run_again(a, a)
     assert not Path("out").exists()
-    rerun([a, a], Path("out"), 3, 1.0, [python(here, "a")] * 2, [f"data.root={here}/elsewhere"], quiet=True)
-    assert sorted(os.listdir("out/a")) == ["0-0", "0-1", "0-2"]
+    run_again(a, a, options=(f"data.root={here}/elsewhere",), quiet=True)
+    assert runs.jobs
 
 
 def test_a_record_that_cannot_be_run_again_is_named(here):
     write_run(here / "synthetic", 16, 10.0)
     with pytest.raises(UserError, match=r"^synthetic/run.json: cannot be run again: test: is missing$"):
-        rerun([Path("synthetic")] * 2, Path("out"), 3, 1.0, [sys.executable] * 2, [])
+        run_again(Path("synthetic"), Path("synthetic"))
     assert not Path("out").exists()
 
 
-@pytest.fixture
-def stand_in(here, monkeypatch) -> None:
-    """Runs of this Python are stand-ins, which import nothing and take the turns that they are given."""
-    monkeypatch.setattr(fork_server, "JOB", "tests.support.turns_taker")
+@pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
+def test_on_a_cpu_the_two_of_a_pair_are_visited_side_by_side(here, monkeypatch):
+    monkeypatch.setattr(fork_server, "JOB", "tests.support.stand_in")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    rerun.Loop([]).run(rerun.a_b(pair_of(finished(here, "one")), Path("out"), 2, 0.1))
+    found = [[read(Path(f"out/{side}/0-{n}")) for side in "ab"] for n in range(2)]
+    taken = [[record["taken"] for record in pair] for pair in found]
+    assert taken[0][0] == taken[0][1] and taken[1][0] == taken[1][1]
+    assert len(taken[0][0]) >= 8 and max(taken[0][0]) < min(taken[1][0])
+    assert {record["told"] for pair in found for record in pair} == {"stop time limit"}
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
-def test_on_a_cpu_the_two_processes_of_a_round_alternate(here, stand_in, capsys):
-    folders = rerun([finished(here, "one"), finished(here, "other")], Path("out"), 3, 0.5, [sys.executable] * 2, [])
-    assert sorted(os.listdir("out/a")) == sorted(os.listdir("out/b")) == ["0-0", "0-1", "0-2"]
-    found = [read(here / "out" / name / "0-1") for name in "ab"]
-    assert found[0]["turn"] == found[1]["turn"]
-    assert [record["taken"] for record in found] == [[3, 4, 5], [3, 4, 5]]
-    assert len(set((here / "pids").read_text().split())) == 6
-    assert "pass 3 of 3: A 10 ms, B 10 ms" in capsys.readouterr().out
-    assert compare(*folders).compared[0].passes == 3
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
-def test_a_log_that_cannot_be_written_ends_no_comparison_of_runs_that_finish(here, stand_in, monkeypatch, capsys):
-    monkeypatch.setattr("batchscope.sweep.rerun._LOG", "none/log.txt")
-    rerun([finished(here, "one")] * 2, Path("out"), 3, 0.5, [sys.executable] * 2, [], quiet=True)
-    assert "warning: out/a/0-0/none/log.txt cannot be written: " in capsys.readouterr().err
-    assert read(here / "out" / "b" / "0-2")["status"] == "finished"
-    with pytest.raises(UserError, match="^out-2/a/0-0/none/log.txt cannot be written: "):
-        rerun([here / "one"] * 2, Path("out"), 3, 0.5, [python(here, "a")] * 2, [], quiet=True)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
-def test_a_run_that_dies_in_its_turn_ends_it_and_none_is_left(here, stand_in):
-    a, b = finished(here, "one"), finished(here, "other", "data.batch_size=8")
-    with pytest.raises(UserError, match="compare: a run of B did not finish: killed by SIGKILL"):
-        rerun([a, b], Path("out"), 3, 0.5, [sys.executable] * 2, [], quiet=True)
-    assert [read(Path(f"out/{side}/0-0"))["status"] for side in "ab"] == ["interrupted", "killed"]
-    assert not any(is_running(int(pid)) for pid in (here / "pids").read_text().split())
-
-
-@pytest.mark.slow
-def test_real_runs_in_turns_are_compared(here):
+def test_real_pairs_are_compared(here):
     line = ["data=digits", *SIZES, "trainer.max_epochs=1", "callbacks.throughput.calibrate=false"]
     (config,) = check_command_line(line, multirun=False, run_dir="run")
     train(config, Path("run"), {"model": "cnn", "data": "digits"}, line)
-    folders = rerun([Path("run"), Path("run")], Path("out"), 3, 0.2, [sys.executable] * 2, [])
+    folders = rerun.rerun([Path("run")] * 2, Path("out"), 5, 0.2, [sys.executable] * 2, [])
     found = compare(*folders)
-    assert found.compared[0].passes == 3
+    assert found.compared[0].passes == 5
     assert 0.2 < found.compared[0].slowdown.value < 5

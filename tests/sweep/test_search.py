@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 
 from batchscope.errors import UserError
-from batchscope.records.read import read
-from batchscope.sweep import runner as sweep
-from batchscope.sweep.search import BatchSizeSearch, recommended_in
+from batchscope.sweep.loop import RunFailed
+from batchscope.sweep.process import Job
+from batchscope.sweep.search import BatchSizeSearch, grow_batch, recommended_in
 from tests.support.synthetic_runs import write_measured
+from tests.sweep.conftest import job, play
 
 POWERS = [2**k for k in range(3, 15)]
+Rate = Callable[[int], float | None]
 
 
-def device(floor: float, slope: float, memory: int = 2**40):
+def device(floor: float, slope: float = 1e-6, memory: int = 2**40) -> Rate:
     """Samples/s of a device whose step takes floor + slope · batch seconds; None where the batch does not fit."""
 
     def rate(size: int) -> float | None:
@@ -24,94 +26,47 @@ def device(floor: float, slope: float, memory: int = 2**40):
     return rate
 
 
-def recorded(rate):
-    """The measure to search with, and the list of what it was asked for."""
-    asked: list[int] = []
-
-    def measure(size: int) -> float | None:
-        asked.append(size)
-        return rate(size)
-
-    return measure, asked
+def find(rate: Rate, search: BatchSizeSearch | None = None, **how: Any) -> tuple[int | None, list[int]]:
+    """The size that is found, and those that are tried."""
+    sizes, asked = (search or BatchSizeSearch()).sizes(**how), []
+    try:
+        asked.append(next(sizes))
+        while True:
+            asked.append(sizes.send(rate(asked[-1])))
+    except StopIteration as end:
+        return end.value, asked
 
 
 @pytest.mark.parametrize("knee", [2**k for k in range(10)])
-def test_it_finds_what_an_exhaustive_sweep_would_recommend_within_a_step_of_two(knee: int):
-    rate = device(floor=1e-6 * knee, slope=1e-6)
+def test_it_finds_what_an_exhaustive_sweep_would_recommend_within_a_step_of_two(knee: int) -> None:
+    rate = device(1e-6 * knee)
     best = max(rate(size) for size in POWERS)
     exhaustive = min(size for size in POWERS if rate(size) >= 0.95 * best)
-    measure, asked = recorded(rate)
-    found = BatchSizeSearch().find(measure)
+    found, asked = find(rate)
     assert found in asked
     assert exhaustive / 2 <= found <= exhaustive * 2
     assert len(asked) <= 8
 
 
-def test_batches_grow_by_four_and_the_size_left_out_below_the_answer_is_tried_last():
-    measure, asked = recorded(device(floor=8e-6, slope=1e-6))
-    BatchSizeSearch().find(measure)
-    assert asked == [8, 32, 128, 512, 64]
-
-
-def test_where_memory_ends_the_size_below_is_tried():
-    measure, asked = recorded(device(floor=1.0, slope=1e-6, memory=300))
-    assert BatchSizeSearch().find(measure) == 256
-    assert asked == [8, 32, 128, 512, 256]
-
-
-def test_a_size_that_did_not_run_is_never_the_answer():
-    measure, _ = recorded(device(floor=1.0, slope=1e-6, memory=100))
-    assert BatchSizeSearch().find(measure) == 64
-
-
-def test_no_size_that_fits_is_no_answer():
-    assert BatchSizeSearch().find(device(1, 1, memory=4)) is None
-
-
-def test_where_a_larger_batch_is_never_faster_the_first_is_the_answer():
-    measure, asked = recorded(device(floor=0, slope=1e-6))
-    assert BatchSizeSearch(start=16).find(measure) == 16
-    assert asked == [16, 64]
-
-
-def test_it_stops_at_max_runs_while_throughput_still_rises():
-    measure, asked = recorded(device(floor=1e3, slope=1e-9))
-    assert BatchSizeSearch(max_runs=3).find(measure) == 128
-    assert asked == [8, 32, 128]
-
-
-def test_the_last_size_is_the_whole_training_set_and_none_is_larger():
-    measure, asked = recorded(device(floor=1.0, slope=1e-6))
-    assert BatchSizeSearch().find(measure, limit=lambda: 4000) == 4000
-    assert asked == [8, 32, 128, 512, 2048, 4000]  # no power of two is left out between the last two
-
-
-def test_half_of_the_training_set_is_tried_where_the_steps_left_it_out():
-    measure, asked = recorded(device(floor=1.0, slope=1e-6))
-    BatchSizeSearch().find(measure, limit=lambda: 1500)
-    assert asked == [8, 32, 128, 512, 1500, 750]
-
-
-def test_a_first_size_beyond_the_training_set_is_one_run_and_the_answer_is_what_it_held():
-    measure, asked = recorded(device(floor=1.0, slope=1e-6))
-    assert BatchSizeSearch(start=64).find(measure, limit=lambda: 50) == 50
-    assert asked == [64]
-
-
-def test_a_training_set_of_exactly_one_of_the_sizes_is_measured_once():
-    measure, asked = recorded(device(floor=1.0, slope=1e-6))
-    assert BatchSizeSearch().find(measure, limit=lambda: 512) == 512
-    assert asked == [8, 32, 128, 512, 256]
-
-
-def test_a_failure_ends_the_search():
-    def measure(size: int) -> float:
-        if size == 32:
-            raise RuntimeError("a bug")
-        return float(size)
-
-    with pytest.raises(RuntimeError, match="a bug"):
-        BatchSizeSearch().find(measure)
+@pytest.mark.parametrize(
+    ("rate", "search", "limit", "found", "asked"),
+    [
+        (device(8e-6), {}, None, None, [8, 32, 128, 512, 64]),  # the size that was left out below the answer
+        (device(1.0, memory=300), {}, None, 256, [8, 32, 128, 512, 256]),  # where memory ends, the size below
+        (device(1.0, memory=100), {}, None, 64, [8, 32, 128, 64]),
+        (device(1, 1, memory=4), {}, None, None, [8]),  # no size fits
+        (device(0), {"start": 16}, None, 16, [16, 64]),  # a larger batch is never faster
+        (device(1e3, 1e-9), {"max_runs": 3}, None, 128, [8, 32, 128]),  # it still rises
+        (device(1.0), {}, 4000, 4000, [8, 32, 128, 512, 2048, 4000]),  # the whole training set
+        (device(1.0), {}, 1500, None, [8, 32, 128, 512, 1500, 750]),
+        (device(1.0), {}, 512, 512, [8, 32, 128, 512, 256]),
+        (device(1.0), {"start": 64}, 50, 50, [64]),  # what the first batch held
+    ],
+)
+def test_batches_grow_by_four_until_they_are_no_faster_or_do_not_fit(rate, search, limit, found, asked) -> None:
+    answer, tried = find(rate, BatchSizeSearch(**search), limit=lambda: limit)
+    assert tried == asked
+    assert found is None or answer == found
 
 
 def test_the_answer_is_what_a_report_recommends_for_the_runs(tmp_path: Path) -> None:
@@ -122,75 +77,59 @@ def test_the_answer_is_what_a_report_recommends_for_the_runs(tmp_path: Path) -> 
         write_measured(tmp_path / str(size), {size: step_ms[size]}, drift=0)
         return 1e3 * size / step_ms[size]
 
-    assert BatchSizeSearch().find(measure, recommended=lambda: recommended_in(tmp_path)) == 64
-    assert BatchSizeSearch().find(measure) == 128
+    assert find(measure, recommended=lambda: recommended_in(tmp_path))[0] == 64
+    assert find(measure)[0] == 128
     assert recommended_in(tmp_path / "nowhere") is None
 
 
 # --- the runs of a search -----------------------------------------------------------------------------------------
 
 
-def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Callable[[int], dict[str, Any]]) -> list[int]:
-    """The sizes that a sweep's search runs, where `end` says how the run of a size ends."""
-    sizes = []
+def search(folder: Path, end: Callable[[int], dict[str, Any]], **how: Any) -> list[tuple[str, int]]:
+    """The folders and sizes of the runs of a search, where `end` says how the run of a size ends."""
+    ran = []
 
-    def run(run_dir: Path, digest: str, server: Any) -> dict[str, Any]:
-        size = read(run_dir)["config"]["data"]["batch_size"]
-        sizes.append(size)
-        return {"status": "finished", "dataset": {"train_samples": 4000}, "throughput": {}, **end(size)}
+    def do(one: Job) -> dict[str, Any]:
+        size = one.config["data"]["batch_size"]
+        ran.append((str(one.run_dir.relative_to(folder)), size))
+        assert one.facts["overrides"][-1] == f"data.batch_size={size}"
+        record = {"status": "finished", "dataset": {"train_samples": 4000}, "throughput": {}, "config": one.config}
+        return {**record, **end(size)}
 
-    monkeypatch.setattr(sweep, "run_in_subprocess", run)
-    config = {
-        "search": {"_target_": "batchscope.sweep.search.BatchSizeSearch"},
-        "data": {"batch_size": 1},
-        "trainer": {"devices": 1, "num_nodes": 1},
-        "run_dir": str(tmp_path),
-    }
-    sweep.SweepRunner(tmp_path, ["the run"]).search(0, tmp_path, config, {"choices": {}, "overrides": []})
-    return sizes
+    play(grow_batch(job(folder, ".", timed=False, search={"_target_": "x"}, **how)), do)
+    return ran
 
 
 def rate(samples_per_sec: float, **others: float) -> dict[str, Any]:
     return {"throughput": {"samples_per_sec": samples_per_sec, **others}}
 
 
-def test_the_training_set_of_the_first_run_bounds_the_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert search(tmp_path, monkeypatch, lambda size: rate(size)) == [8, 32, 128, 512, 2048, 4000]
+@pytest.mark.parametrize(
+    ("end", "sizes"),
+    [
+        (rate, [8, 32, 128, 512, 2048, 4000]),  # the training set of the first run bounds them
+        (lambda size: {**rate(size), "processes": 4}, [8, 32, 128, 512, 1000]),  # which processes share
+        (lambda size: rate(size) if size < 512 else {"status": "out_of_memory"}, [8, 32, 128, 512, 256]),
+    ],
+)
+def test_each_size_is_a_run_in_a_folder_of_its_own(end: Callable, sizes: list[int], tmp_path: Path) -> None:
+    assert search(tmp_path, end) == [(str(size), size) for size in sizes]
 
 
-def test_the_training_set_is_shared_among_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = search(tmp_path, monkeypatch, lambda size: {**rate(size), "processes": 4})
-    assert sizes == [8, 32, 128, 512, 1000]
+@pytest.mark.parametrize("status", ["failed", "interrupted", "killed", "refused"])
+def test_any_other_failure_ends_the_search_and_is_told(status: str, tmp_path: Path, capsys) -> None:
+    with pytest.raises(RunFailed, match="a bug"):
+        search(tmp_path, lambda size: rate(size) if size < 32 else {"status": status, "error": "ValueError: a bug"})
+    assert f"the search ends: {status} does not say whether the batch fits" in capsys.readouterr().err
 
 
-def test_the_rates_are_compared_and_not_the_mean_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = search(tmp_path, monkeypatch, lambda size: rate(size, samples_per_sec_mean=1.0))
-    assert sizes[:3] == [8, 32, 128]
-
-
-def test_out_of_memory_is_a_size_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = search(tmp_path, monkeypatch, lambda size: rate(size) if size < 512 else {"status": "out_of_memory"})
-    assert sizes == [8, 32, 128, 512, 256]
-
-
-@pytest.mark.parametrize("status", ["failed", "interrupted", "killed"])
-def test_any_other_failure_ends_the_search_and_is_told(
-    status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    seen = []
-
-    def end(size: int) -> dict[str, Any]:
-        seen.append(size)
-        return rate(size) if size < 32 else {"status": status, "error": "ValueError: a bug"}
-
-    with pytest.raises(sweep.RunFailed, match="a bug"):
-        search(tmp_path, monkeypatch, end)
-    assert seen == [8, 32]
-    said = capsys.readouterr().err
-    assert f"{status}: ValueError: a bug" in said
-    assert f"the search ends: {status} does not say whether the batch fits" in said
-
-
-def test_a_run_without_a_rate_ends_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_a_rate_ends_the_search(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"search: needs the rate of a run, and .*8 has none"):
-        search(tmp_path, monkeypatch, lambda size: {})
+        search(tmp_path, lambda size: {})
+
+
+def test_undecided_sizes_are_measured_once_more_side_by_side(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("batchscope.sweep.search.undecided_in", lambda folder: [32, 64])
+    assert search(tmp_path, rate)[-1] == ("4000", 4000)  # not where the runs cannot wait for each other
+    monkeypatch.setattr("batchscope.sweep.search.can_wait", lambda config: True)
+    assert search(tmp_path, rate)[-2:] == [("again/32", 32), ("again/64", 64)]

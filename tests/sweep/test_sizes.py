@@ -1,11 +1,16 @@
 """A short measurement at a few batch sizes: which sizes, what is run, and when it stops."""
 
-import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from batchscope.errors import UserError
 from batchscope.sweep import fork_server, sizes
+from batchscope.sweep.process import Job
+from tests.sweep.conftest import play
 
 
 @pytest.mark.parametrize(
@@ -33,78 +38,67 @@ def test_the_timed_run_keeps_the_users_experiment():
     assert words[-1] == "model=lstm_cell"
 
 
-class Runs:
-    """Runs that end at once, with a step of so many ms."""
-
-    def __init__(self, step_ms=lambda size: 1.0, status=lambda size: "finished"):
-        self.step_ms, self.status, self.sizes, self.clock = step_ms, status, [], 0.0
-
-    def run(self, run_dir, digest, server, output):
-        record = json.loads((run_dir / "run.json").read_text())
-        size = record["config"]["data"]["batch_size"]
-        self.sizes.append(size)
-        self.clock += sizes._START_S + 15e-3 * self.step_ms(size)
-        return {"status": self.status(size), "throughput": {"step_ms_median": self.step_ms(size)}, "error": "it broke"}
+STEP_S = {"fast": lambda size: 1e-3, "slow": lambda size: 9.0, "slower and slower": lambda size: 12e-3 * size}
 
 
-@pytest.fixture
-def measure(monkeypatch, tmp_path):
-    monkeypatch.setattr(fork_server, "is_supported", lambda: False)
+def run(folder: Path, step: str = "fast", wanted=(), monkeypatch=None, status=lambda size: "finished"):
+    """The jobs that are asked for, and what is said, where a step takes so long."""
+    jobs, said, clock = [], [], [0.0]
+    monkeypatch.setattr(sizes.time, "monotonic", lambda: clock[0])
 
-    def call(runs, wanted=(), kinds=("cpu",)):
-        monkeypatch.setattr(sizes, "run_in_subprocess", runs.run)
-        monkeypatch.setattr(sizes.time, "monotonic", lambda: runs.clock)
-        said = []
-        return sizes.measure(["model=cnn", "data=digits"], wanted, kinds, tmp_path / "new", said.append), said
+    def do(job: Job) -> dict[str, Any]:
+        size = job.config["data"]["batch_size"]
+        jobs.append(job)
+        clock[0] += sizes._START_S + 15 * STEP_S[step](size)
+        throughput = {"step_ms_median": 1e3 * STEP_S[step](size)}
+        return {"status": status(size), "throughput": throughput, "error": "it broke"}
 
-    return call
-
-
-def test_each_size_is_a_run_with_its_own_record(measure, tmp_path):
-    runs = Runs()
-    places, said = measure(runs)
-    assert places == [tmp_path / "new" / "cpu"]
-    assert runs.sizes == [8, 32, 128, 512]
-    record = json.loads((places[0] / "1" / "run.json").read_text())
-    assert record["choices"]["model"] == "cnn"
-    assert record["overrides"] == ["model=cnn", "data=digits", "data.batch_size=32"]
-    assert (record["config"]["trainer"]["accelerator"], record["config"]["data"]["batch_size"]) == ("cpu", 32)
-    assert said[0].startswith("the runs are kept in ") and "/new; " in said[0]
-    assert said[1:3] == ["cpu: measuring batch size 8", "cpu: 1 ms a step of 8"]
+    play(sizes.sizes_for_choose(["model=cnn", "data=digits"], wanted, "cpu", folder, said.append), do)
+    return jobs, said
 
 
-def test_two_measurements_at_once_have_a_folder_each(measure, tmp_path):
-    assert measure(Runs())[0] == [tmp_path / "new" / "cpu"]
-    assert measure(Runs())[0] == [tmp_path / "new-2" / "cpu"]
+def test_each_size_is_a_timed_run_on_the_device_with_a_folder_of_its_own(tmp_path, monkeypatch):
+    jobs, said = run(tmp_path, monkeypatch=monkeypatch)
+    assert [job.run_dir for job in jobs] == [tmp_path / "cpu" / str(n) for n in range(4)]
+    assert [job.config["data"]["batch_size"] for job in jobs] == [8, 32, 128, 512]
+    assert jobs[1].facts["choices"]["model"] == "cnn"
+    assert jobs[1].facts["overrides"] == ["model=cnn", "data=digits", "data.batch_size=32"]
+    assert jobs[1].config["trainer"]["accelerator"] == "cpu"
+    assert jobs[1].log == tmp_path / "log.txt"
+    assert said[:2] == ["cpu: measuring batch size 8", "cpu: 1 ms a step of 8"]
 
 
-def test_sizes_that_take_too_long_are_left_out(measure):
-    runs = Runs(step_ms=lambda size: 12.0 * size)
-    _, said = measure(runs)
-    assert runs.sizes == [8, 32, 128]
-    assert said[-1] == "cpu: batch size 512 would take too long"
+@pytest.mark.parametrize(
+    ("step", "wanted", "ran"),
+    [
+        ("slower and slower", (), [8, 32, 128]),  # a size that would take too long is left out
+        ("slow", (), [8, 32]),  # two are measured however long they take
+        ("slow", (1, 2, 3), [1, 2, 3]),  # and all that were asked for
+    ],
+)
+def test_sizes_grow_as_long_as_there_is_time(step, wanted, ran, tmp_path, monkeypatch):
+    jobs, said = run(tmp_path, step, wanted, monkeypatch)
+    assert [job.config["data"]["batch_size"] for job in jobs] == ran
+    assert said[-1].endswith("would take too long") is not bool(wanted)
 
 
-def test_two_sizes_are_measured_however_long_they_take(measure):
-    runs = Runs(step_ms=lambda size: 9000.0)
-    measure(runs)
-    assert runs.sizes == [8, 32]
+def test_what_does_not_fit_ends_the_list(tmp_path, monkeypatch):
+    def fits_below(limit: int) -> Callable[[int], str]:
+        return lambda size: "finished" if size < limit else "out_of_memory"
 
-
-def test_sizes_that_were_asked_for_are_all_measured(measure):
-    runs = Runs(step_ms=lambda size: 9000.0)
-    measure(runs, wanted=[1, 2, 3])
-    assert runs.sizes == [1, 2, 3]
-
-
-def test_what_does_not_fit_ends_the_list(measure):
-    runs = Runs(status=lambda size: "finished" if size < 128 else "out_of_memory")
-    measure(runs)
-    assert runs.sizes == [8, 32, 128]
+    jobs, _ = run(tmp_path, monkeypatch=monkeypatch, status=fits_below(128))
+    assert len(jobs) == 3
     with pytest.raises(UserError, match="fewer than two batch sizes fit on cpu"):
-        measure(Runs(status=lambda size: "finished" if size < 32 else "out_of_memory"))
+        run(tmp_path, monkeypatch=monkeypatch, status=fits_below(32))
 
 
-def test_a_run_that_fails_is_one_line(measure):
+def test_a_run_that_fails_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="^choose: the run with data.batch_size=8 did not finish: it broke$"):
-        measure(Runs(status=lambda size: "failed"))
+        run(tmp_path, monkeypatch=monkeypatch, status=lambda size: "failed")
+
+
+def test_two_measurements_at_once_have_a_folder_each(tmp_path, monkeypatch):
+    monkeypatch.setattr(fork_server, "is_supported", lambda: False)
+    monkeypatch.setattr(sizes.Loop, "run", lambda loop, plan: None)
+    measure = partial(sizes.measure, [], [], ["cpu"], tmp_path / "new", print)
+    assert [measure(), measure()] == [[tmp_path / "new" / "cpu"], [tmp_path / "new-2" / "cpu"]]

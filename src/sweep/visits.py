@@ -1,0 +1,152 @@
+"""Timed runs side by side: their processes are set up together, stay, and are visited in passes (passes.py).
+
+Runs are set up after the first one alone, which may have to calibrate the device, several at a time. They warm up one after
+the other. A run waits with its memory. The next one warms up only while there is enough for it; it waits, set up, until the
+runs before it have ended.
+"""
+
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ..hardware.host_memory import host_memory
+from ..records.formatting import count
+from .passes import Limits, measure_in_passes
+from .process import Job, Process, is_one_process
+
+MOST_AT_ONCE = 16  # runs in different groups of so many share no passes
+_SET_UP_AT_ONCE = min(4, os.cpu_count() or 1)  # reading and checking is the work of one core
+_SHARE_LEFT = 0.25  # of the memory
+_ACCELERATORS = ("nvidia[0-9]*", "kfd", "dxg", "davinci[0-9]*")  # in /dev: Lightning's `auto` would take them
+_PASSES_PER_S = 10  # more than there can be: passes of another time in the same folder have other numbers
+_FEWEST, _NEVER = 8, -1.0  # passes of runs that have so many seconds, and a precision that no rate is known to
+_KEEPS_TIME = ("max_time",)  # options of the trainer by which waiting would end a run
+_NOT_COMPARED = ("data.batch_size=", "seed=", "optimizer.")  # overrides
+
+
+def can_wait(config: Mapping[str, Any], devices: Path = Path("/dev")) -> bool:
+    """Whether a run can wait for visits: one process that is timed until its rate is known, on a CPU."""
+    callbacks, trainer = config["callbacks"] or {}, config["trainer"]
+    accelerator = trainer.get("accelerator", "auto")
+    on_cpu = accelerator == "cpu" or (
+        accelerator == "auto" and not any(any(devices.glob(name)) for name in _ACCELERATORS)
+    )
+    timed = bool(callbacks.get("until_known")) and bool(callbacks.get("throughput"))
+    return is_one_process(config) and on_cpu and timed and not any(trainer.get(option) for option in _KEEPS_TIME)
+
+
+def measure_together(
+    jobs: Sequence[Job],
+    start: Callable[[Job], Process],
+    on_end: Callable[[Process], None],
+    say: Callable[[str], None],
+) -> list[Job]:
+    """Start as many runs as there is memory for, and visit them in passes until they have ended.
+
+    Args:
+        jobs: at most MOST_AT_ONCE are started.
+        start: starts one.
+        on_end: is called with each that has ended.
+        say: is told what happens.
+
+    Returns the jobs that were not started.
+    """
+    say(f"preparing {count(len(jobs), 'setting')}")
+    ready = _set_up(jobs[:MOST_AT_ONCE], start, on_end)
+    left = jobs[len(ready) :]
+    waiting = [process for process in ready if not process.ended]
+    while waiting:
+        warm = _warm_up(waiting, on_end)
+        waiting = waiting[len(warm) :]
+        runs = [Visited(process, on_end) for process in warm if not process.ended]
+        first = int(_PASSES_PER_S * time.time())
+        if runs:
+            settings = [_setting(run.process.job) for run in runs]
+            measure_in_passes(runs, settings, _limits_of(runs[0].process.job), say=say, first_pass=first)
+    return list(left)
+
+
+class Visited:
+    """A run, for passes.py."""
+
+    def __init__(self, process: Process, on_end: Callable[[Process], None]):
+        self.process, self._on_end = process, on_end
+
+    def visit(self, number: int, seconds: float) -> Mapping[str, Any] | None:
+        """See passes.Run."""
+        return self.process.ask(f"go {number} {seconds}")
+
+    def stop(self, reason: str) -> None:
+        """See passes.Run."""
+        self.process.tell(f"stop {reason}")
+        _end(self.process, self._on_end)
+
+
+def _set_up(jobs: Sequence[Job], start: Callable[[Job], Process], on_end: Callable[[Process], None]) -> list[Process]:
+    """Start runs, and wait until each is ready to train, or has ended."""
+    ready: list[Process] = []
+    starting: deque[Process] = deque()
+
+    def wait(left: int) -> None:
+        while len(starting) > left:
+            process = starting.popleft()
+            if process.answer() is None:
+                _end(process, on_end)
+
+    for job in jobs:
+        if ready and not _has_memory_for_another(ready):
+            break
+        wait(_SET_UP_AT_ONCE - 1 if len(ready) > 1 else 0)
+        ready.append(start(job))
+        starting.append(ready[-1])
+    wait(0)
+    return ready
+
+
+def _warm_up(waiting: Sequence[Process], on_end: Callable[[Process], None]) -> list[Process]:
+    """Train what is not measured of runs, one after the other, as far as there is memory: of the first one in any case."""
+    warm: list[Process] = []
+    for process in waiting:
+        if warm and not _has_memory_for_another(warm):
+            break
+        warm.append(process)
+        if process.ask("warm up") is None:
+            _end(process, on_end)
+    return warm
+
+
+def _end(process: Process, on_end: Callable[[Process], None]) -> None:
+    process.wait()
+    on_end(process)
+
+
+def _limits_of(job: Job) -> Limits:
+    """When a run is done."""
+    if job.seconds is not None:
+        return Limits(precision=_NEVER, seconds=job.seconds, passes=_FEWEST)
+    options = job.config["callbacks"]["until_known"]
+    return Limits(**{key: options[key] for key in ("precision", "seconds") if key in options})
+
+
+def _setting(job: Job) -> tuple[str, int]:
+    """What a run is compared with: runs that differ in batch size, seed and what is scaled along; and its batch size."""
+    if job.seconds is not None:
+        return str(job.run_dir), 1
+    words = [word for word in job.facts["overrides"] if not word.lstrip("+").startswith(_NOT_COMPARED)]
+    return " ".join(sorted(words)), int(job.config["data"]["batch_size"])
+
+
+def _has_memory_for_another(processes: Sequence[Process]) -> bool:
+    """Whether a quarter of the memory is available, and twice of what the largest run has taken."""
+    memory = host_memory()
+    largest = 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # it has ended
+            largest = max(largest, psutil.Process(process.pid).memory_info().rss)
+    return memory.available >= max(_SHARE_LEFT * memory.total, 2 * largest)

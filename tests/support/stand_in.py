@@ -1,0 +1,61 @@
+"""A program like a sweep's run, whose server imports nothing: it does what `does` in its configuration says in Python.
+
+That line may use `record`, which is written at the end, and `visits`, the numbers of the passes in which it was visited.
+By default it waits for visits where it is visited, with a steady step of 10 ms, and finishes.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from batchscope.sweep import fork_server, job
+
+STEP_MS = 10.0
+DEFAULT = "list(visits)"
+IMPORTS = "import json, os, signal, sys, time\n"
+
+
+def visited(sweep: job.Sweep, size: int, record: dict[str, Any]) -> Iterator[int]:
+    """Answer each visit after it was dealt with."""
+    sweep.tell({"ready": True})
+    while (order := sweep.hear().split(" ", 2))[0] not in ("stop", "end", "null"):
+        if order[0] == "go":
+            yield int(order[1])
+            record["taken"].append(int(order[1]))
+        sweep.tell({"median_s": STEP_MS / 1e3, "samples": size})
+    record["told"] = " ".join(order)
+
+
+def main() -> None:
+    """Do as told, and write the record and the steps."""
+    folder, sweep = Path(sys.argv[1]), job.Sweep()
+    asked = json.loads(sweep.hear())
+    file = folder / "run.json"
+    record = json.loads(file.read_text()) | {"status": "running", "taken": [], "pid": os.getpid()}
+    file.write_text(json.dumps(record))
+    with (folder.parent / "pids").open("a") as pids:
+        print(os.getpid(), file=pids)
+    size = asked["config"]["data"]["batch_size"]
+    visits = visited(sweep, size, record) if asked["visited"] else ()
+    cost = {"batch_size": size, "step_ms_median": STEP_MS, "samples_per_sec": 1e3 * size / STEP_MS}
+    record |= {"throughput": cost, "dataset": {"train_samples": 4000}}
+    exec(IMPORTS + asked["config"].get("does", DEFAULT), dict(locals()))  # noqa: S102 - a line of a test
+    if record["status"] == "running":
+        record["status"] = "finished"
+    file.write_text(json.dumps(record))
+    if "turn" in record:
+        import numpy as np
+
+        from tests.support.synthetic_runs import write_steps
+
+        write_steps(folder, STEP_MS * np.ones((max(len(record["taken"]), 2), 50)), rounds=record["taken"] or None)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == fork_server.SERVE:
+        fork_server.IMPORTED = ()
+        fork_server.serve()
+    main()
