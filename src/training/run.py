@@ -216,7 +216,7 @@ class _Run:
         facts = {
             "fit_seconds": round(time.perf_counter() - started - waited_s, 3),
             "waiting_seconds": round(waited_s, 3) or None,  # for visits
-            "epochs": self.trainer.current_epoch,
+            "epochs": summary.whole_epochs(self.trainer),
             "steps": self.trainer.global_step,
             "checkpoints": summary.checkpoint_paths(self.trainer, self.run_dir),
             "metrics": summary.last_metrics(self.trainer),

@@ -40,6 +40,11 @@ def last_metrics(trainer: Trainer) -> dict[str, float]:
     return {**before, **{key: float(value) for key, value in trainer.callback_metrics.items()}}
 
 
+def whole_epochs(trainer: Trainer) -> int:
+    """The epochs that were trained to their end. Lightning counts the one that a timed run stops in, too."""
+    return trainer.current_epoch - (not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch)
+
+
 def evaluated_samples(trainer: Trainer, data: Data) -> dict[str, int]:
     """How many samples `val/*` and `test/*` are of; a split whose size nobody knows is left out."""
     found: dict[str, int] = {}
@@ -163,7 +168,8 @@ def _result(record: Mapping[str, Any]) -> str:
     found = {key: value for key, value in metrics.items() if stage and key.startswith(f"{stage}/")}
     better = {key: value for key, value in found.items() if not key.endswith("/loss")}
     words = [f"{key.replace('/', ' ')} {_metric(key, value)}" for key, value in sorted((better or found).items())]
-    words = words or [f"{count(record['epochs'], 'epoch')}, {count(record['steps'], 'step')}"]
+    trained = [(record["epochs"], "epoch")] if record["epochs"] > 0 else []  # a timed run ends within the first one
+    words = words or [count(number, unit) for number, unit in (*trained, (record["steps"], "step"))]
     timed = f", the last {record['steps'] - before:,} of {count(record['steps'], 'step')}" if before else ""
     return f"{', '.join(words)} in {duration(record['fit_seconds'])}{timed}"
 

@@ -17,8 +17,9 @@ from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.data.adding import Adding
 from batchscope.training.quiet import is_shown
 from batchscope.training.run import limit_batch_size
-from batchscope.training.summary import callback_facts, print_summary
+from batchscope.training.summary import callback_facts, print_summary, whole_epochs
 from tests.support.runs import SMALL, kill_9, record, run, table
+from tests.support.third_party_modules import Stranger, loader
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +132,17 @@ RESULTS = {
     "test loss 0.6188 in 47 s": {"metrics": {"test/loss": 0.61881, "val/loss": 0.1}},
     "test loss nan in 47 s": {"metrics": {"test/loss": float("nan")}},
     "1 epoch, 430 steps in 47 s": {"metrics": {"train/loss": 0.1}},
+    "430 steps in 47 s": {"metrics": {"train/loss": 0.1}, "epochs": 0},
     "test acc 98.9 % in 47 s, the last 130 of 430 steps": {"resumed": [{"step": 100}, {"step": 300}]},
 }
+
+
+@pytest.mark.parametrize(("steps", "epochs"), [(3, 0), (4, 1), (5, 1), (8, 2)])
+def test_an_epoch_that_has_not_ended_does_not_count(steps: int, epochs: int) -> None:
+    silent = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = Trainer(max_steps=steps, limit_train_batches=4, enable_model_summary=False, **silent)
+    trainer.fit(Stranger(), loader())
+    assert (trainer.global_step, whole_epochs(trainer)) == (steps, epochs)
 
 
 @pytest.mark.parametrize("row", RESULTS)
