@@ -6,9 +6,9 @@ who is visited, and who is done; visits.py has the processes.
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -23,16 +23,25 @@ CLOSER = 0.02  # of a rate: sweeps of different minutes differ by more
 DECIDE_S = 120.0  # of all visits: so long a sweep may take to decide between sizes
 
 
-class Run(Protocol):
-    """A run that waits to be visited."""
+class Run(ABC):
+    """A run that waits to be visited.
 
+    Args:
+        group: the runs that it is compared with.
+        size: its batch size.
+    """
+
+    def __init__(self, group: str, size: int):
+        self.group, self.size = group, size
+        self.windows: list[tuple[Any, ...]] = []  # what its visits have measured, as COLUMNS
+
+    @abstractmethod
     def visit(self, number: int, seconds: float) -> Mapping[str, Any] | None:
         """Train for so many seconds in this pass, and say what was measured; None if the run has ended."""
-        ...
 
+    @abstractmethod
     def stop(self, reason: str) -> None:
         """End the run and wait for it; no run trains meanwhile."""
-        ...
 
 
 class Limits(NamedTuple):
@@ -46,19 +55,8 @@ class Limits(NamedTuple):
 USUAL = Limits()
 
 
-@dataclass(eq=False)
-class _Visited:
-    """A run, what it is compared with, and what its visits have measured."""
-
-    run: Run
-    group: str
-    size: int
-    windows: list[tuple[Any, ...]] = field(default_factory=list)
-
-
 def measure_in_passes(
     runs: Sequence[Run],
-    settings: Sequence[tuple[str, int]],
     limits: Limits = USUAL,
     clock: Callable[[], float] = time.monotonic,
     say: Callable[[str], None] = lambda line: None,
@@ -71,14 +69,12 @@ def measure_in_passes(
 
     Args:
         runs: that wait.
-        settings: of each run, the name of the group that it is compared in, and its batch size.
         limits: see Limits.
         clock: seconds.
         say: is told what happens, in one line, before every pass.
         first_pass: the number of the first pass; passes of other times in the same folder have other numbers.
     """
-    waiting = [_Visited(run, *setting) for run, setting in zip(runs, settings, strict=True)]
-    measured = list(waiting)
+    waiting, measured = list(runs), list(runs)
     began, most = clock(), limits.seconds * len(runs)
     number = 0
     while waiting:
@@ -88,7 +84,7 @@ def measure_in_passes(
             if not _visit(one, first_pass + number):
                 waiting.remove(one)
                 measured.remove(one)
-                one.run.stop("")
+                one.stop("")
         number += 1
         spent = clock() - began
         if number < limits.passes and spent < max(most, DECIDE_S):
@@ -98,12 +94,12 @@ def measure_in_passes(
             goes_on = spent < max(most, DECIDE_S) and one in contending or spent < most and one in vague
             if not goes_on:
                 waiting.remove(one)
-                one.run.stop(TIME_LIMIT if one in vague else known_to(limits.precision))
+                one.stop(TIME_LIMIT if one in vague else known_to(limits.precision))
 
 
-def _visit(one: _Visited, number: int) -> bool:
+def _visit(one: Run, number: int) -> bool:
     """Visit a run, and keep what it has measured; whether the run goes on."""
-    facts = one.run.visit(number, VISIT_S)
+    facts = one.visit(number, VISIT_S)
     if facts is None:
         return False
     seconds, samples = facts.get("median_s") or math.nan, facts.get("samples") or math.nan
@@ -114,10 +110,10 @@ def _visit(one: _Visited, number: int) -> bool:
     return True
 
 
-def _open(measured: Sequence[_Visited], precision: float) -> tuple[list[_Visited], list[_Visited]]:
+def _open(measured: Sequence[Run], precision: float) -> tuple[list[Run], list[Run]]:
     """The runs whose rate is not known to the precision, and those on which an answer still depends."""
-    vague: list[_Visited] = []
-    contending: list[_Visited] = []
+    vague: list[Run] = []
+    contending: list[Run] = []
     for group in dict.fromkeys(one.group for one in measured):
         members = [one for one in measured if one.group == group]
         windows = pd.DataFrame([row for one in members for row in one.windows], columns=list(COLUMNS))
@@ -132,7 +128,7 @@ def _open(measured: Sequence[_Visited], precision: float) -> tuple[list[_Visited
     return vague, contending
 
 
-def _words(waiting: Sequence[_Visited], runs: int, number: int, left: float, at_most: float) -> str:
+def _words(waiting: Sequence[Run], runs: int, number: int, left: float, at_most: float) -> str:
     """`measuring 4 settings · pass 2 · about 20 s left`, or what is measured again."""
     done = f" · {runs - len(waiting)} done" if len(waiting) < runs else ""
     if left > 0 or number < FEWEST:

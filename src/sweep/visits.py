@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from typing_extensions import override
 
 from ..hardware.host_memory import host_memory
 from ..records.formatting import count
-from .passes import Limits, measure_in_passes
+from .passes import Limits, Run, measure_in_passes
 from .process import Job, Process, is_one_process
 
 MOST_AT_ONCE = 16  # runs in different groups of so many share no passes
@@ -67,23 +68,23 @@ def measure_together(
         runs = [Visited(process, on_end) for process in warm if not process.ended]
         first = int(_PASSES_PER_S * time.time())
         if runs:
-            settings = [_setting(run.process.job) for run in runs]
-            measure_in_passes(runs, settings, _limits_of(runs[0].process.job), say=say, first_pass=first)
+            measure_in_passes(runs, _limits_of(runs[0].process.job), say=say, first_pass=first)
     return list(left)
 
 
-class Visited:
-    """A run, for passes.py."""
+class Visited(Run):
+    """A run with its process."""
 
     def __init__(self, process: Process, on_end: Callable[[Process], None]):
+        super().__init__(*_setting(process.job))
         self.process, self._on_end = process, on_end
 
+    @override
     def visit(self, number: int, seconds: float) -> Mapping[str, Any] | None:
-        """See passes.Run."""
         return self.process.ask(f"go {number} {seconds}")
 
+    @override
     def stop(self, reason: str) -> None:
-        """See passes.Run."""
         self.process.tell(f"stop {reason}")
         _end(self.process, self._on_end)
 

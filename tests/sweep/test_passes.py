@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
-from batchscope.sweep.passes import DECIDE_S, FEWEST, VISIT_S, Limits, measure_in_passes
+from batchscope.sweep.passes import DECIDE_S, FEWEST, VISIT_S, Limits, Run, measure_in_passes
 from tests.support.devices import Clock
 
 
-class Pretended:
+class Pretended(Run):
     """A run with such a rate, and a spread from visit to visit; `slow` are factors of the passes."""
 
     def __init__(self, clock: Clock, size: int, rate: float, spread: float = 0.0, visits: int = 10**6, **how: Any):
-        self.clock, self.size, self.rate, self.spread, self.visits = clock, size, rate, spread, visits
+        super().__init__(how.get("group", "cnn"), size)
+        self.clock, self.rate, self.spread, self.visits = clock, rate, spread, visits
         self.slow: Mapping[int, float] = how.get("slow", {})
         self.taken: float = how.get("taken", 0.01)
         self.passes: list[int] = []
@@ -41,7 +42,7 @@ def clock() -> Clock:
 
 
 def measure(clock: Clock, *runs: Pretended, **how: Any) -> None:
-    measure_in_passes(runs, [("cnn", run.size) for run in runs], clock=clock, **how)
+    measure_in_passes(runs, clock=clock, **how)
 
 
 def test_runs_that_do_not_vary_are_done_after_the_fewest_passes(clock: Clock) -> None:
@@ -108,9 +109,9 @@ def test_a_busy_machine_is_not_measured_longer_than_asked(clock: Clock) -> None:
 
 
 def test_sizes_of_different_models_are_not_compared(clock: Clock) -> None:
-    runs = [Pretended(clock, *run, spread=0.16) for run in ((1, 100), (64, 930), (1, 1000), (64, 8000))]
-    settings = [("model=cnn", 1), ("model=cnn", 64), ("model=mlp", 1), ("model=mlp", 64)]
-    measure_in_passes(runs, settings, clock=clock)
+    cnn = [Pretended(clock, *run, spread=0.16) for run in ((1, 100), (64, 930))]
+    mlp = [Pretended(clock, *run, spread=0.16, group="mlp") for run in ((1, 1000), (64, 8000))]
+    measure(clock, *cnn, *mlp)
     assert clock.now - 100 <= 4 * Limits().seconds + 1  # both answers are clear
 
 

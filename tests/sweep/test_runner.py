@@ -13,6 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from batchscope.records.step_times import read_step_times
+from batchscope.sweep.runner import SweepRunner
 from tests.support.runs import assert_alike, results
 from tests.support.runs import run as forked
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -83,7 +84,7 @@ def test_a_killed_sweep_ends_its_run_and_resumed_keeps_what_was_finished(tmp_pat
     assert re.search(r"— run 1 of 2: trainer.max_epochs=1 — kept", out), out
     assert re.search(r"— run 2 of 2: trainer.max_epochs=1000000$", out, re.MULTILINE), out
     assert "2 runs: 1 finished, 1 interrupted" in out
-    assert "not run  1 of 2: trainer.max_epochs=1000000" in out
+    assert "stopped  1 of 2: trainer.max_epochs=1000000, which continues from its checkpoint" in out
     assert "hydra.sweep.dir=s" in out.splitlines()[-1]
     assert process_of(tmp_path, "1") is None
     assert [entry["step"] > 0 for entry in record(tmp_path, "1")["resumed"]] == [True]
@@ -135,6 +136,21 @@ def test_a_folder_of_another_sweep_is_refused_before_anything_runs(tmp_path: Pat
     assert "s/0 holds a run of another sweep" in done.complained
     assert "— run" not in done.said
     assert [path.name for path in (tmp_path / "s").rglob("*")] == ["0", "run.json"]
+
+
+def test_an_interrupted_sweep_says_which_runs_were_stopped_and_which_never_began(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, status, checkpoint in (("0", "finished", True), ("1", "interrupted", True), ("2", "interrupted", False)):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / "run.json").write_text(json.dumps({"schema": 2, "status": status}))
+        if checkpoint:
+            (tmp_path / name / "checkpoints/last.ckpt").touch()
+    SweepRunner(tmp_path, ["lr=1", "lr=2", "lr=3", "lr=4"]).print_remaining()
+    assert capsys.readouterr().out.splitlines()[1:3] == [
+        "stopped  2 of 4: lr=2, which continues from its checkpoint · lr=3, which begins anew",
+        "not run  1 of 4: lr=4",
+    ]
 
 
 def test_a_search_needs_a_sweep(tmp_path: Path) -> None:
