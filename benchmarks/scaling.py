@@ -45,7 +45,6 @@ MODELS = {
 SIZES = (2, 8, 32, 128)
 BATCH, IN_ALL = 64, 1024
 ROUNDS = 7
-DEVICES = (2, 8, 64, 1024)
 # Nominal bandwidth in one direction, and the shortest time of a message; a real link is slower.
 LINKS = {
     "1 Gbit/s Ethernet": Link(0.125e9, 0.05),
@@ -160,20 +159,20 @@ def compared(models: dict[str, Any], link: Link) -> str:
     return "\n".join(lines)
 
 
-def predictions(models: dict[str, Any], link: Link, **batch: float) -> str:
-    """Scaling efficiency of every model and number of devices, and the largest number with an efficiency of 50 %."""
-    columns = [*(f"{devices:,}" for devices in DEVICES[1:]), "50 % up to", "exchange at 64"]
-    lines = [f"| model | {' | '.join(columns)} |", f"| --- |{' ---: |' * len(columns)}"]
+def predictions(models: dict[str, Any], **batch: float) -> str:
+    """Scaling efficiency of every model on 64 devices, and the largest number of devices with one of 50 %, for each link."""
+    lines = [f"| model | {' | '.join(f'{name}: on 64 | 50 % up to' for name in LINKS)} |"]
+    lines.append(f"| --- |{' ---: |' * 2 * len(LINKS)}")
     for name, model in models.items():
+        cells = []
+        for link in LINKS.values():
 
-        def of(devices: int, model: dict[str, Any] = model) -> Prediction | None:
-            return predict(step_time(model["alone"]), model["bytes"], devices, link, **batch)
+            def of(devices: int, link: Link = link, model: dict[str, Any] = model) -> Prediction | None:
+                return predict(step_time(model["alone"]), model["bytes"], devices, link, **batch)
 
-        found = {devices: of(devices) for devices in DEVICES}
-        cells = [f"{found[devices].efficiency:.0%}" if found[devices] else "" for devices in DEVICES[1:]]
-        share = f"{found[64].communication_ms / found[64].step_ms:.0%}" if found[64] else ""
-        most = worthwhile(of)
-        lines.append(f"| {name} | {' | '.join([*cells, 'all' if most >= 2**20 else f'{most:,}', share])} |")
+            found, most = of(64), worthwhile(of)
+            cells += [f"{found.efficiency:.0%}" if found else "", "all" if most >= 2**20 else f"{most:,}"]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -196,9 +195,7 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
         f"The link: {here.bytes_per_sec / 1e9:.2f} GB/s, {1e3 * here.latency_ms:.0f} µs a message. "
         f"Batch {BATCH} for each process, which used {core:.2f} of a core (median) while both trained."
     }
-    for batch, key in (({"per_device": BATCH}, "weak"), ({"in_all": IN_ALL}, "strong")):
-        parts = [f"**{name}**\n\n{predictions(models, link, **batch)}" for name, link in LINKS.items()]
-        made[key] = "\n\n".join(parts)
+    made |= {"weak": predictions(models, per_device=BATCH), "strong": predictions(models, in_all=IN_ALL)}
     return made | {"accumulate": accumulated(models)}
 
 

@@ -302,10 +302,10 @@ def test_timed_runs_on_a_cpu_are_measured_in_passes(tmp_path: Path) -> None:
     timed = ["experiment=throughput", "data.batch_size=4,16", "trainer.accelerator=cpu", "trainer.max_epochs=-1"]
     code, out, err = sweep(tmp_path, *timed)
     assert code == 0, err
-    assert "measuring 2 settings · pass 1" in out
+    assert "preparing 2 settings" in out
     assert "median" not in out  # what each run prints is left to -v
     assert "2 runs: 2 finished" in out
-    turns = [set(read_step_times(tmp_path / "s" / number).pass_.tolist()) - {-1} for number in "01"]
-    assert len(turns[0] & turns[1]) >= 3
+    visits = [set(read_step_times(tmp_path / "s" / number).pass_.tolist()) - {-1} for number in "01"]
+    assert len(visits[0] & visits[1]) >= 3
     for number in "01":
         assert record(tmp_path, number)["throughput"]["ended"].startswith(("known to ± ", "time limit"))
