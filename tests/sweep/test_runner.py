@@ -266,7 +266,7 @@ def test_a_sweep_over_devices_says_what_they_bring_and_what_they_wait(tmp_path: 
     several = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1,2", "data.num_train=400"]
     code, out, err = sweep(tmp_path, *several, "data.batch_size=4")
     assert code == 0, err
-    says = r"rnn_cell: 2 devices with 4 samples each reach [\d.]+× .*; they wait for gradients in \d+ % of a step"
+    says = r"rnn_cell: 2 devices with 4 samples each reach [\d.]+ times .*; they wait for gradients in \d+ % of a step"
     assert re.search(says, " ".join(out.split())), out
     both = record(tmp_path, "1")["throughput"]
     assert 0 < both["communication_ms"] < both["parts_ms"]["backward"]
