@@ -29,7 +29,9 @@ from .loop import Loop, Plan
 from .process import Job
 from .visits import can_wait
 
-FEWEST = 5  # pairs
+# Pairs, after which it is asked whether it is decided. With normal noise of 2 to 10 % a pair and questions after 5 to 15 of
+# them, a simulation has 0 to 4.3 % false alarms, and finds 10 % in 100 to 91 % of the comparisons.
+FEWEST = 5
 _LOG = "log.txt"  # what the runs print
 _TIMED = {"_target_": "batchscope.callbacks.until_known.StopWhenKnown", "precision": 0.001}  # it ends by its seconds
 

@@ -129,7 +129,9 @@ class SweepRunner:
                 return self.loop.run(self._search(job, f"search {title}, " if len(self.labels) > 1 else ""))
             if self._here and self.labels and not hydra.job.env_set:
                 self.waiting.append(job)
-                with contextlib.suppress(OSError):  # Hydra's empty folder: without one, a run that never begins leaves no note
+                with contextlib.suppress(
+                    OSError
+                ):  # Hydra's empty folder: without one, a run that never begins leaves no note
                     run_dir.rmdir()
                 return None
             (record,) = self.loop.do([job])
