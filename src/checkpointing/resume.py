@@ -1,6 +1,7 @@
 """`python train.py resume=<run folder>`: which run is resumed, and which options may change."""
 
 import contextlib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def recorded(run_dir: Path) -> dict[str, Any]:
 
 
 def configuration(
-    record: dict[str, Any], run_dir: Path, overrides: list[str], known: dict[str, Any] | str | None = None
+    record: dict[str, Any], run_dir: Path, overrides: list[str], known: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """The checked configuration to resume with: the recorded one, with changed options.
 
@@ -107,7 +108,7 @@ def configuration(
         record: the run's; it may come from anybody.
         run_dir: where the run lies now.
         overrides: the options to change.
-        known: the configuration that a command line alone gives, or its digest; a record with it is trusted as much.
+        known: the configuration that a command line alone gives; a record with it is trusted as much.
 
     Raises:
         UserError: if the record asks for what only a command line may, or an option would change the result.
@@ -126,9 +127,11 @@ def configuration(
     return {**config, "resume": str(run_dir)}
 
 
-def is_same(known: dict[str, Any] | str, config: dict[str, Any]) -> bool:
-    """Whether a configuration, or the one with a digest, is a recorded one, but for the option that resumes it."""
-    return (known if isinstance(known, str) else trust.digest(known)) == trust.digest(config)
+def is_same(known: dict[str, Any], config: dict[str, Any]) -> bool:
+    """Whether a configuration is a recorded one, but for the option that resumes it."""
+    without = ({key: value for key, value in one.items() if key != "resume"} for one in (known, config))
+    one, other = (json.loads(json.dumps(each, default=str)) for each in without)  # as from a file
+    return one == other
 
 
 def recorded_config(record: dict[str, Any], run_dir: Path) -> dict[str, Any]:

@@ -10,8 +10,6 @@ Anything more has to be typed on the command line, and the error has the words f
 and `refuse_outside` looks again at the folders that libraries make of texts.
 """
 
-import hashlib
-import json
 import os
 import re
 import shlex
@@ -124,13 +122,6 @@ def refuse_outside(config: dict[str, Any], run_dir: Path, places: Iterable[tuple
         is_url = "://" in str(place) or "::" in str(place)
         if not confirmed and (is_url or not is_inside(Path(place), run_dir)):
             raise UserError(f"{option}: would write to {str(place)!r}, which is not in the run's folder {run_dir}")
-
-
-def digest(config: dict[str, Any]) -> str:
-    """A checksum by which a process recognizes, in a file, the configuration that another process has checked."""
-    same = {key: value for key, value in config.items() if key != "resume"}
-    read = json.loads(json.dumps(same, default=str))  # as from a file: every key is a text and can be sorted
-    return hashlib.blake2b(json.dumps(read, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 _Outside = Iterator[tuple[str, Any, bool]]

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from ..errors import UserError, printable
 from ..files import WriteError, why
-from ..options.command_lines import program, resume_command
+from ..options.command_lines import resume_command
 from ..records.formatting import duration, significant
 from ..records.metrics import best_first, metric
 from ..records.rates import MEAN_RATE
@@ -65,7 +65,6 @@ class Loop:
     def __init__(self, command: Sequence[str], server: ForkServer | None = None):
         self.refused = False
         self._command = list(command)
-        self._program = program()  # of this process; a launcher may call for runs in others
         self._server = server
         self._durations: list[float] = []  # seconds, of the runs that were done alone
 
@@ -183,7 +182,7 @@ class Loop:
         lines = [f"error: {reason}" if is_refused else printable(f"  {record['status'].replace('_', ' ')}: {reason}")]
         if kept and record["status"] == "failed":
             place = os.path.relpath(job.run_dir)
-            lines.append(f"  to resume it: {resume_command(job.config, Path(place), self._program)}")
+            lines.append(f"  to resume it: {resume_command(job.config, Path(place))}")
             lines.append(f"  to run it again with the sweep: {shlex.join(['mv', place, f'{place}.aside'])}")
         print("\n".join(lines), file=sys.stderr, flush=True)
 

@@ -17,6 +17,7 @@ from ..errors import UserError, report
 from ..files import WriteError
 from ..options.check import check_config
 from ..options.command_lines import program
+from ..options.overrides import as_override
 from ..records.read import optimized
 from . import folder, launchers
 from .fork_server import forking

@@ -15,6 +15,7 @@ from batchscope.data.collate import collate
 from batchscope.data.spec import PADDING, DataSpec
 from batchscope.errors import UserError
 from batchscope.models.sequence import LSTMCellModel, RNNCellModel, StackedLSTMModel
+from batchscope.training import build
 from batchscope.training.optimizer import Optimizer
 from batchscope.training.task import Task
 from tests.checkpointing.support import OUT, STEP
