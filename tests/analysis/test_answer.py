@@ -96,7 +96,7 @@ def test_the_price_of_a_faster_size_that_trains_worse_is_named(tmp_path: Path):
 @pytest.mark.parametrize(
     ("facts", "repeat", "between"),
     [
-        ({"noise": 0.08, "windows": 6, "seed": 1}, ["experiment=throughput", "data.batch_size=64,512"], [64, 512]),
+        ({"noise": 0.08, "windows": 5, "seed": 3}, ["experiment=throughput", "data.batch_size=64,512"], [64, 512]),
         (by_size("test/loss", {8: 0.1, 64: 0.12, 512: 0.1}), ["seed=0,1,2", "data.batch_size=8,64"], [8, 64]),
         ({"others": 0.45}, ["experiment=throughput", "data.batch_size=8,64,512"], None),
     ],
