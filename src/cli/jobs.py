@@ -1,5 +1,6 @@
 """Who calls for the runs of a sweep: this process, or the sweeper and launcher of Hydra that the command line names."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from ..options.compositions import search_path
 from ..options.groups import CONFIGS
 from ..options.overrides import as_override
 from ..sweep import launchers
-from ..sweep.runner import HydraJob
+
+HydraJob = Callable[[DictConfig], float | None]  # what is called for each run
 
 
 def start_jobs(line: CommandLine, overrides: list[str], sweep_dir: Path, job: HydraJob) -> None:

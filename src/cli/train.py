@@ -20,10 +20,7 @@ from ..files import LOCK, WriteError, new_folder, why
 from ..options.compose import CommandLine, check_command_line, compose_command_line, config_in
 from ..records.read import refuse_used
 from ..sweep import launchers
-from ..sweep.runner import run_sweep
-from ..sweep.search import is_diagnosis
 from .arguments import is_resume, parse_arguments
-from .jobs import start_jobs
 
 # (config, run_dir, choices, overrides) → the optimized metric
 Train = Callable[[dict[str, Any], Path, dict[str, str], list[str]], float | None]
@@ -64,7 +61,7 @@ def run_command(train: Train) -> None:
     else:
         line = compose_command_line(overrides, args.multirun)
         _warn_of_idle_workers(overrides, line.configs)
-        diagnoses = any(map(is_diagnosis, line.configs))
+        diagnoses = any(map(_is_diagnosis, line.configs))
         if diagnoses and args.multirun:
             raise UserError(
                 "experiment=diagnose: tries changes of one run, and -m is for several; write "
@@ -77,6 +74,14 @@ def run_command(train: Train) -> None:
         else:
             _check_devices(line.configs)
             _run_one(train, line)
+
+
+def _is_diagnosis(config: dict[str, Any]) -> bool:
+    if not config["search"]:
+        return False
+    from ..sweep.search import is_diagnosis  # brings pandas and matplotlib
+
+    return is_diagnosis(config)
 
 
 def _warn_of_idle_workers(overrides: list[str], configs: list[dict[str, Any]]) -> None:
@@ -162,6 +167,9 @@ def _start_sweep(line: CommandLine, overrides: list[str]) -> None:
 
 
 def _run_sweep(line: CommandLine, overrides: list[str]) -> None:
+    from ..sweep.runner import run_sweep  # brings scipy and pandas, which take a second to import
+    from .jobs import start_jobs
+
     try:
         sweep_dir = line.folder if line.folder_chosen else new_folder(line.folder)
     except OSError as error:

@@ -106,17 +106,6 @@ def test_a_changed_option_that_would_change_the_result_is_refused_by_name(
     assert said in refusal(interrupted / "out", option)
 
 
-def test_a_run_of_an_older_version_is_answered_with_that_version(interrupted: Path) -> None:
-    run_dir = interrupted / "out"
-    old = record(run_dir)
-    old["config"]["optimizer"]["_target_"] = "batchscope.optimizer.AdamW"
-    old["versions"]["batchscope"] = "0.1.0"
-    with pytest.raises(UserError) as caught:
-        resume.configuration(old, run_dir, [])
-    said = "was written by batchscope 0.1.0, whose names differ; use that version, or start another run"
-    assert str(caught.value).endswith(f"out/run.json: {said}")
-
-
 @pytest.mark.parametrize(
     "option",
     ["trainer.accelerator=auto", "data.pipeline=device", "callbacks.curves.every_n_steps=2", "callbacks.device=null"]

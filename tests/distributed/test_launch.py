@@ -108,7 +108,7 @@ def test_as_many_processes_as_asked_for_are_let_through(environ: dict[str, str])
         ({"precision": "transformer-engine"}, {}, "trainer.precision: got transformer-engine, which needs the package"),
         ({"devices": 1}, TORCHRUN, "1 on each of 1 machine make 1 process, and torchrun has started 4"),
         ({"devices": 2}, SRUN, "2 on each of 1 machine make 2 processes, and srun has started 4"),
-        ({"devices": 4}, {k: v for k, v in SRUN.items() if "STEP" not in k}, "write srun python"),
+        ({"devices": 4}, {k: v for k, v in SRUN.items() if "STEP" not in k}, "write srun batchscope train"),
         ({"devices": 4}, {k: v for k, v in SRUN.items() if "PER_NODE" not in k}, "--ntasks-per-node"),
     ],
 )

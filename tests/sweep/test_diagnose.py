@@ -96,7 +96,6 @@ def test_its_folder_is_reported_again_as_it_ended(tmp_path: Path, monkeypatch, c
     said = Diagnosed(tmp_path, monkeypatch, faster_with_a_larger_batch).start()
     written = (tmp_path / "report/diagnosis.json").read_bytes()
     monkeypatch.setattr(sys, "argv", ["report", str(tmp_path)])
-    monkeypatch.setattr(diagnose, "program", lambda: ["python", "train.py"])
     capsys.readouterr()
     report.main()
     assert capsys.readouterr().out == f"{said}\n"

@@ -152,7 +152,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(finished: Path, shared_dat
     ],
 )
 def test_the_program_starts_from_anywhere(script: Path, tmp_path: Path) -> None:
-    command = [str(script)] if script.suffix != ".py" else [sys.executable, str(script)]
+    command = [str(script), "train"] if script.suffix != ".py" else [sys.executable, str(script)]
     done = subprocess.run([*command, "modle=cnn"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error: modle: no such option.")
