@@ -36,55 +36,44 @@ def test_signatures_are_read_without_importing_what_they_belong_to() -> None:
     ]
 
 
-def test_annotations_become_the_types_that_they_name(write: Callable[..., None]) -> None:
-    write(
-        one="""
-        class Thing:
-            def __init__(self, size: PositiveInt, /, mode: Literal["a", "b"], *, rate: float | None = None, free=1):
-                pass
-        """
-    )
-    signature = signature_of("toy.one.Thing")
-    assert signature == Signature(
-        {"size": PositiveInt, "mode": Literal["a", "b"], "rate": float | None, "free": None}, open=False
-    )
+# what is written, as modules of the package `toy` → the signature of `toy.one.Thing`
+SIGNATURES: list[tuple[dict[str, str], Signature]] = [
+    (
+        {
+            "one": "class Thing:\n    def __init__(self, a: PositiveInt, /, b: Literal['x'], *, c: float | None, d=1): pass"
+        },
+        Signature({"a": PositiveInt, "b": Literal["x"], "c": float | None, "d": None}),
+    ),
+    ({"one": "def Thing(size: int, **kwargs): pass"}, Signature({"size": int}, open=True)),
+    (  # keywords that are passed on are those of the base class
+        {
+            "base": "class Base:\n    def __init__(self, size: int = 1, name: str = ''): pass",
+            "middle": "from .base import Base as B\nclass Middle(B): pass",
+            "one": "from toy.middle import Middle\nclass Thing(Middle):\n    def __init__(self, size: str, **rest): pass",
+        },
+        Signature({"size": str, "name": str}),
+    ),
+    (  # without keywords to pass on, a constructor hides that of the base class
+        {
+            "one": "class Base:\n    def __init__(self, size: int): pass\n"
+            "class Thing(Base):\n    def __init__(self, rate: float): pass"
+        },
+        Signature({"rate": float}),
+    ),
+    ({"one": "from .two import Other as Thing", "two": "def Other(size: int): pass"}, Signature({"size": int})),
+    (  # the last one is the definition, those above it are overloads
+        {"one": "class Thing:\n    def __init__(self, a): ...\n    def __init__(self, b: int): pass"},
+        Signature({"b": int}),
+    ),
+]
 
 
-def test_a_function_is_a_target_too(write: Callable[..., None]) -> None:
-    write(one="def build(size: int, **kwargs): pass")
-    assert signature_of("toy.one.build") == Signature({"size": int}, open=True)
-
-
-def test_keywords_passed_on_are_those_of_the_base_class(write: Callable[..., None]) -> None:
-    write(
-        base="""
-        class Base:
-            def __init__(self, size: int = 1, name: str = ""): pass
-        """,
-        middle="""
-        from .base import Base as B
-        class Middle(B):
-            pass
-        """,
-        one="""
-        from toy.middle import Middle
-        class Thing(Middle):
-            def __init__(self, rate: float, size: str = "", **kwargs): pass
-        """,
-    )
-    assert signature_of("toy.one.Thing") == Signature({"size": str, "name": str, "rate": float})
-
-
-def test_a_constructor_without_keywords_to_pass_on_hides_the_base_class(write: Callable[..., None]) -> None:
-    write(
-        one="""
-        class Base:
-            def __init__(self, size: int): pass
-        class Thing(Base):
-            def __init__(self, rate: float): pass
-        """
-    )
-    assert parameters_of("toy.one.Thing") == ["rate"]
+@pytest.mark.parametrize(("modules", "expected"), SIGNATURES)
+def test_a_signature_is_that_of_the_constructor_or_function(
+    modules: dict[str, str], expected: Signature, write: Callable[..., None]
+) -> None:
+    write(**modules)
+    assert signature_of("toy.one.Thing") == expected
 
 
 @pytest.mark.parametrize(
@@ -134,22 +123,6 @@ def test_a_module_of_one_file_is_read_too(write: Callable[..., None], tmp_path: 
     assert parameters_of("alone.build") == ["size"]
 
 
-def test_the_last_of_overloads_is_the_definition(write: Callable[..., None]) -> None:
-    write(one="class Thing:\n    def __init__(self, a): ...\n    def __init__(self, b: int): pass")
-    assert signature_of("toy.one.Thing") == Signature({"b": int})
-
-
-def test_re_exports_are_followed(write: Callable[..., None]) -> None:
-    write(
-        __init__="from .one import Thing as Renamed",
-        one="""
-        class Thing:
-            def __init__(self, size: int): pass
-        """,
-    )
-    assert parameters_of("toy.Renamed") == ["size"]
-
-
 @pytest.mark.parametrize("target", ["toy.one.Missing", "toy.missing.Thing", "missing.Thing", "Thing", "toy", ""])
 def test_what_cannot_be_found_has_no_signature(target: str, write: Callable[..., None]) -> None:
     write(one="")
@@ -165,21 +138,8 @@ def test_an_annotation_cannot_run_code(write: Callable[..., None], tmp_path: Pat
 
 
 def test_a_class_attribute_is_read_and_inherited(write: Callable[..., None]) -> None:
-    write(
-        base="""
-        from typing import ClassVar
-        class Base:
-            kind: ClassVar[str] = "image"
-            accepts = ("a", "b")
-        """,
-        one="""
-        from .base import Base
-        class Same(Base):
-            kind: str
-        class Other(Base):
-            kind = "sequence"
-        """,
-    )
+    base = "from typing import ClassVar\nclass Base:\n    kind: ClassVar[str] = 'image'\n    accepts = ('a', 'b')"
+    write(base=base, one="from .base import Base\nclass Same(Base): kind: str\nclass Other(Base): kind = 'sequence'")
     assert class_attribute("toy.one.Same", "kind") == "image"
     assert class_attribute("toy.one.Other", "kind") == "sequence"
     assert class_attribute("toy.one.Other", "accepts") == ("a", "b")
