@@ -25,7 +25,7 @@ MOST_AT_ONCE = 16  # runs in different groups of so many share no passes
 _SET_UP_AT_ONCE = min(4, os.cpu_count() or 1)  # reading and checking is the work of one core
 _SHARE_LEFT = 0.25  # of the memory
 _ACCELERATORS = ("nvidia[0-9]*", "kfd", "dxg", "davinci[0-9]*")  # in /dev: Lightning's `auto` would take them
-_PASSES_PER_S = 10  # more than there can be: passes of another time in the same folder have other numbers
+_PASSES_PER_S = 1000  # more than there can be: passes of another time in the same folder have other numbers
 _FEWEST, _NEVER = 8, -1.0  # passes of runs that have so many seconds, and a precision that no rate is known to
 _KEEPS_TIME = ("max_time",)  # options of the trainer by which waiting would end a run
 _NOT_COMPARED = ("data.batch_size=", "seed=", "optimizer.")  # overrides

@@ -218,7 +218,7 @@ def test_a_killed_run_that_is_resumed_ends_as_one_that_was_not(tmp_path: Path) -
         ("data.augment.rotate=5", "data.augment.rotate: no such option. Did you mean 'rotation'?"),
         (
             "data.augment._target_=os.system",
-            "data.augment._target_: got 'os.system', takes a Augment class of batchscope",
+            "data.augment: Target 'os.system' is blocklisted because it allows",
         ),
     ],
 )

@@ -19,7 +19,7 @@ from batchscope.training import build
 from batchscope.training.optimizer import Optimizer
 from batchscope.training.task import Task
 from tests.checkpointing.support import OUT, STEP
-from tests.support.own_data import TRUST, Dicts, Lengths, MapStyle, write_config
+from tests.support.own_data import Dicts, Lengths, MapStyle, write_config
 from tests.support.runs import QUIET, assert_alike, kill_9, ranks, record, results, run
 
 SHORT = ["trainer.accelerator=cpu", "trainer.max_epochs=2", "data.batch_size=8", OUT, *QUIET]
@@ -52,12 +52,12 @@ def resumed(folder: Path, name: str, *options: str) -> tuple[Path, Path]:
     """The folders of a run that was never stopped, and of one that was killed and resumed with other workers."""
     whole, killed = folder / "whole", folder / "killed"
     words = line(folder, name, *options)
-    done = run(whole, *words, "data.num_workers=0", faults=[TRUST])
+    done = run(whole, *words, "data.num_workers=0")
     assert done.end() == 0, done.complained
     kill = ["data.num_workers=2", "callbacks.checkpoint.every_n_steps=4"]
-    assert run(killed, *words, *kill, faults=[TRUST, (STEP, 15, kill_9)]).end() == -9
+    assert run(killed, *words, *kill, faults=[(STEP, 15, kill_9)]).end() == -9
     again = [words[0], "resume=out", f"data._target_=tests.support.own_data.{name}", "data.num_workers=1"]
-    done = run(killed, *again, faults=[TRUST])
+    done = run(killed, *again)
     assert done.end() == 0, done.complained
     assert record(killed / "out")["resumed"][0]["step"] == 12
     return whole / "out", killed / "out"
@@ -79,9 +79,9 @@ def test_a_killed_run_that_is_resumed_ends_as_one_that_was_not(name: str, model:
 @pytest.mark.slow
 def test_a_dataset_of_two_ranks_ends_as_one_process_with_twice_the_batch(tmp_path: Path) -> None:
     words = [word for word in line(tmp_path, "MapStyle", *MLP, "optimizer=sgd", "data.num_workers=0") if word != OUT]
-    done = run(tmp_path / "one", *words, OUT, "data.batch_size=10", faults=[TRUST])
+    done = run(tmp_path / "one", *words, OUT, "data.batch_size=10")
     assert done.end() == 0, done.complained
-    both = ranks(tmp_path / "two", *words, "data.batch_size=5", faults={0: [TRUST], 1: [TRUST]})
+    both = ranks(tmp_path / "two", *words, "data.batch_size=5")
     assert [each.end() for each in both] == [0, 0], [each.complained for each in both]
     one, two = (results(folder / "out")["weights"] for folder in (tmp_path / "one", tmp_path / "two"))
     for name in one:
@@ -298,7 +298,7 @@ def test_a_sequence_without_a_step_is_one_line() -> None:
 def test_every_step_of_different_lengths_is_trained_and_tested(fields: str, tmp_path: Path) -> None:
     words = [*line(tmp_path, "Lengths", "model=rnn_cell"), "+data.every_step=true", f"+data.fields={fields}"]
     off = {"callbacks.memory=null", "callbacks.prediction_images=null", "+callbacks.throughput.flops_per_sample=1"}
-    done = run(tmp_path, *(word for word in words if word not in off), faults=[TRUST])
+    done = run(tmp_path, *(word for word in words if word not in off))
     assert done.end() == 0, done.complained
     found = record(tmp_path / "out")
     assert found["metrics"]["test/acc"] > 0.4

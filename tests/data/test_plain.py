@@ -8,7 +8,7 @@ from batchscope.data.base import DataModule
 from batchscope.data.plain import described
 from batchscope.errors import UserError
 from tests.checkpointing.support import OUT, STEP
-from tests.support.own_data import TRUST, Plain, write_config
+from tests.support.own_data import Plain, write_config
 from tests.support.runs import QUIET, assert_alike, kill_9, ranks, record, results, run
 
 SHORT = ["trainer.accelerator=cpu", "trainer.max_epochs=3", "data.batch_size=8", OUT, *QUIET]
@@ -20,7 +20,7 @@ def line(folder: Path, name: str, *options: str) -> list[str]:
 
 
 def test_it_is_trained_tested_and_recorded(tmp_path: Path) -> None:
-    done = run(tmp_path, *line(tmp_path, "Plain"), faults=[TRUST])
+    done = run(tmp_path, *line(tmp_path, "Plain"))
     assert done.end() == 0, done.complained
     found = record(tmp_path / "out")
     assert found["dataset"] == {"name": "Plain", "fingerprint": "unknown", "train_samples": None}
@@ -50,7 +50,7 @@ def test_what_it_says_of_itself_is_used() -> None:
 @pytest.mark.slow
 def test_two_ranks_divide_its_samples(tmp_path: Path) -> None:
     words = [word for word in line(tmp_path, "Plain", "data.batch_size=4") if word != OUT]
-    both = ranks(tmp_path, *words, faults={0: [TRUST], 1: [TRUST]})
+    both = ranks(tmp_path, *words)
     assert [each.end() for each in both] == [0, 0], [each.complained for each in both]
     assert record(tmp_path / "out")["steps"] == 30
 
@@ -61,11 +61,11 @@ def test_two_ranks_divide_its_samples(tmp_path: Path) -> None:
 def resumed(folder: Path, name: str, step: int, *options: str) -> str:
     """Stop a run after a step and resume it; returns its warnings. It ends as one that was never stopped."""
     words = line(folder, name, *options)
-    assert run(folder / "whole", *words, faults=[TRUST]).end() == 0
+    assert run(folder / "whole", *words).end() == 0
     every = "callbacks.checkpoint.every_n_steps=1"
-    assert run(folder / "killed", *words, every, faults=[TRUST, (STEP, step + 1, kill_9)]).end() == -9
+    assert run(folder / "killed", *words, every, faults=[(STEP, step + 1, kill_9)]).end() == -9
     again = [words[0], "resume=out", f"data._target_=tests.support.own_data.{name}"]
-    done = run(folder / "killed", *again, faults=[TRUST])
+    done = run(folder / "killed", *again)
     assert done.end() == 0, done.complained
     assert record(folder / "killed" / "out")["resumed"][0]["step"] == step
     assert_alike(results(folder / "killed" / "out"), results(folder / "whole" / "out"))
@@ -110,9 +110,9 @@ def test_what_cannot_be_resumed_within_an_epoch_is_said(
 ) -> None:
     pytest.importorskip("torchdata", reason="torchdata is not installed")
     words = line(tmp_path, name, *options, "callbacks.checkpoint.every_n_steps=1", "optimizer.schedule=constant")
-    assert run(tmp_path, *words, faults=[TRUST, (STEP, 6, kill_9)]).end() == -9
+    assert run(tmp_path, *words, faults=[(STEP, 6, kill_9)]).end() == -9
     again = [words[0], "resume=out", f"data._target_=tests.support.own_data.{name}"]
-    done = run(tmp_path, *again, faults=[TRUST])
+    done = run(tmp_path, *again)
     assert done.end() == 0, done.complained
     assert f"warning: resume: {name}: {said}" in done.complained
 
@@ -121,7 +121,7 @@ def test_what_cannot_be_resumed_within_an_epoch_is_said(
 
 
 def test_one_without_a_spec_is_one_line(tmp_path: Path) -> None:
-    done = run(tmp_path, *line(tmp_path, "NoSpec"), faults=[TRUST])
+    done = run(tmp_path, *line(tmp_path, "NoSpec"))
     assert done.end() == 1
     assert done.complained == "error: data: NoSpec has no spec: a property that returns a batchscope.data.DataSpec\n"
 
@@ -147,12 +147,12 @@ def test_one_without_a_batch_size_is_one_line() -> None:
 def test_a_loader_without_a_length_takes_no_schedule_that_ends_with_the_run(tmp_path: Path) -> None:
     pytest.importorskip("torchdata", reason="torchdata is not installed")
     words = line(tmp_path, "Stateful", "+data.stream=true", "+data.sized=false")
-    done = run(tmp_path, *words, faults=[TRUST])
+    done = run(tmp_path, *words)
     assert done.end() == 1
     (said,) = (text for text in done.complained.splitlines() if text.startswith("error: "))
     assert said == (
         "error: optimizer.schedule: one_cycle ends with the run, and the data's loader does not say how many batches it "
         "has: give trainer.max_steps, or optimizer.schedule=constant"
     )
-    done = run(tmp_path / "limited", *words, "trainer.max_steps=12", faults=[TRUST])
+    done = run(tmp_path / "limited", *words, "trainer.max_steps=12")
     assert done.end() == 0, done.complained

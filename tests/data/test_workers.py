@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.checkpointing.support import OUT, STEP
-from tests.support.own_data import TRUST, MapStyle, write_config
+from tests.support.own_data import MapStyle, write_config
 from tests.support.runs import QUIET, assert_alike, record, results, run
 
 SHORT = ["trainer.accelerator=cpu", "trainer.max_epochs=2", "data.batch_size=8", OUT, *QUIET]
@@ -34,7 +34,7 @@ def test_every_start_method_serves_the_same(method: str) -> None:
 
 
 def test_a_worker_that_is_killed_ends_a_run_in_one_line(tmp_path: Path) -> None:
-    done = run(tmp_path, *line(tmp_path, "KilledWorker", "data.num_workers=1"), faults=[TRUST])
+    done = run(tmp_path, *line(tmp_path, "KilledWorker", "data.num_workers=1"))
     assert done.end() == 1
     (said,) = (text for text in done.complained.splitlines() if not text.startswith("warning: "))
     assert said.startswith("error: data: DataLoader worker (pid")
@@ -49,11 +49,11 @@ def signal_all(number: int) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_all_processes_keeps_a_checkpoint(tmp_path: Path, number: signal.Signals) -> None:
     words = line(tmp_path, "MapStyle", "data.num_workers=2")
-    assert run(tmp_path / "whole", *words, faults=[TRUST]).end() == 0
-    stopped = run(tmp_path, *words, faults=[TRUST, (STEP, 13, partial(signal_all, number))])
+    assert run(tmp_path / "whole", *words).end() == 0
+    stopped = run(tmp_path, *words, faults=[(STEP, 13, partial(signal_all, number))])
     assert stopped.end() == 128 + number, stopped.complained
     again = [words[0], "resume=out", "data._target_=tests.support.own_data.MapStyle"]
-    done = run(tmp_path, *again, faults=[TRUST])
+    done = run(tmp_path, *again)
     assert done.end() == 0, done.complained
     assert record(tmp_path / "out")["resumed"][0]["step"] == 13
     assert_alike(results(tmp_path / "out"), results(tmp_path / "whole" / "out"))

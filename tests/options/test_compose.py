@@ -230,7 +230,7 @@ def changed(*overrides: str) -> dict:
 
 
 def test_options_of_a_record_are_set_added_and_taken_out() -> None:
-    config = changed("+trainer.profiler=simple", "++data.batch_size=8", "~data.num_val")
+    config = changed("trainer.profiler=simple", "++data.batch_size=8", "~data.num_val")
     assert (config["trainer"]["profiler"], config["data"]["batch_size"]) == ("simple", 8)
     assert "num_val" not in config["data"]
 
@@ -244,9 +244,7 @@ def test_a_choice_replaces_a_section() -> None:
     assert changed("model=mlp", "model.hidden_sizes=[8]")["model"]["hidden_sizes"] == [8]
 
 
-WRONG = (
-    "data.batch_sise=3 +data.batch_sise=3 ~data.batch_sise +data.batch_size=3 trainer.profiler=simple ~modle seed.foo=3"
-)
+WRONG = "data.batch_sise=3 +data.batch_sise=3 ~data.batch_sise +data.batch_size=3 ~modle seed.foo=3"
 WRONG += " +trainer.profiler=foo model=foo model=null foo=1 ~data.batch_size ~model data.batch_size model@x=cnn seed=1,"
 
 

@@ -251,11 +251,11 @@ def test_without_the_configs_every_target_and_text_is_typed(own: Own) -> None:
     use_config_dir(None)
     Path("conf").rename("out/conf")  # a folder beside the record is not looked at
     assert refusal(resumed, config).startswith("model._target_: is 'mynet.net.Other' in out/run.json, which")
-    words = resume_command(config, Path("out"), ["train"])
-    assert words == "train resume=out model._target_=mynet.net.Other model.flavour=sour"
-    assert resumed(config, *words.split()[2:])["model"] == config["model"]
+    words = resume_command(config, Path("out"))
+    assert words == "batchscope train resume=out model._target_=mynet.net.Other model.flavour=sour"
+    assert resumed(config, *words.split()[3:])["model"] == config["model"]
     use_config_dir("out/conf")
-    assert resume_command(config, Path("out"), ["train"]) == "train resume=out --config-dir=out/conf"
+    assert resume_command(config, Path("out")) == "batchscope train resume=out --config-dir=out/conf"
     assert evaluate_command(config, "a.ckpt").endswith(" ckpt=a.ckpt --config-dir=out/conf")
 
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,6 @@ from batchscope.data.base import DataModule
 from batchscope.data.spec import DataSpec
 
 SIZES = {"train": 76, "val": 16, "test": 12}
-
-
-def nothing() -> None:
-    """A class of the tests is built as any class: the command line names it, or the folder of configs."""
-
-
-TRUST: tuple[str, int, Callable[[], None]] = ("batchscope.options.nodes.check_node", 1, nothing)
 
 
 class Images(Dataset):

@@ -61,7 +61,7 @@ class Diagnosed:
         job = Job(self.folder / "0", config, {"choices": {"model": "mlp"}, "overrides": WORDS})
         with contextlib.suppress(RunFailed, SystemExit):
             play(diagnose.diagnose(job), self._do)
-        return report_of_command(self.folder, ["python", "train.py", *WORDS])
+        return report_of_command(self.folder, ["batchscope", "train", *WORDS])
 
 
 def faster_with_a_larger_batch(config: dict[str, Any]) -> float:
@@ -135,12 +135,12 @@ def test_what_the_user_has_set_is_left_out_and_said(tmp_path: Path, monkeypatch,
 
 
 LINES = {
-    "python train.py experiment=diagnose model=cnn": "python train.py model=cnn a=1",
-    "python train.py experiment=[mnist_99,diagnose] seed=3": "python train.py experiment=mnist_99 seed=3 a=1",
-    "python train.py experiment=[a,diagnose,b]": "python train.py 'experiment=[a,b]' a=1",
-    "python train.py experiment=diagnose callbacks.until_known.seconds=3": "python train.py a=1",
-    "python train.py --config-dir=mine experiment=diagnose search.batch_factors=[8] hydra.sweep.dir=s data.root=x": (
-        "python train.py --config-dir=mine data.root=x a=1"
+    "batchscope train experiment=diagnose model=cnn": "batchscope train model=cnn a=1",
+    "batchscope train experiment=[mnist_99,diagnose] seed=3": "batchscope train experiment=mnist_99 seed=3 a=1",
+    "batchscope train experiment=[a,diagnose,b]": "batchscope train 'experiment=[a,b]' a=1",
+    "batchscope train experiment=diagnose callbacks.until_known.seconds=3": "batchscope train a=1",
+    "batchscope train --config-dir=mine experiment=diagnose search.batch_factors=[8] hydra.sweep.dir=s data.root=x": (
+        "batchscope train --config-dir=mine data.root=x a=1"
     ),
 }
 

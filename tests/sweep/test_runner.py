@@ -143,7 +143,7 @@ def test_an_interrupted_sweep_says_which_runs_were_stopped_and_which_never_began
 ) -> None:
     for name, status, checkpoint in (("0", "finished", True), ("1", "interrupted", True), ("2", "interrupted", False)):
         (tmp_path / name / "checkpoints").mkdir(parents=True)
-        (tmp_path / name / "run.json").write_text(json.dumps({"schema": 2, "status": status}))
+        (tmp_path / name / "run.json").write_text(json.dumps({"schema": 3, "status": status}))
         if checkpoint:
             (tmp_path / name / "checkpoints/last.ckpt").touch()
     SweepRunner(tmp_path, ["lr=1", "lr=2", "lr=3", "lr=4"]).print_remaining()
