@@ -144,14 +144,22 @@ class Task(LightningModule):
         return result if self._batch_weight == 1 else {k: v * self._batch_weight for k, v in result.items()}
 
     @override
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluate(batch, "val")
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Adds to `val/loss` and `val/acc`; returns what `test_step` returns."""
+        x, y, _ = self.spec.parts(batch)
+        return {"output": self._evaluate(batch, "val"), "input": x, "target": y}
 
     @override
     def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Adds to `test/loss` and `test/acc`; returns `input`, `output` and `target` for images of predictions."""
         x, y, _ = self.spec.parts(batch)
         return {"output": self._evaluate(batch, "test"), "input": x, "target": y}
+
+    @override
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """The answers to inputs without targets, `(x,)` or `(x, lengths)`: `input` and `output`."""
+        x, *lengths = batch
+        return {"input": x, "output": self(x, *lengths)}
 
     @override
     def configure_optimizers(self) -> Any:

@@ -1,0 +1,50 @@
+"""`batchscope export`: a checkpoint → a file that other programs run, checked against the network.
+
+    batchscope export ckpt=<run>/checkpoints/best.ckpt format=torch_export
+    batchscope export ckpt=<run>/checkpoints/best.ckpt format=onnx output=cnn.onnx data.root=../shared/data
+
+format is torch_export (a .pt2 file for torch.export.load, and for AOTInductor), onnx (pip install batchscope[onnx]) or
+state_dict (the weights alone). The exported network takes batches of any size. It is run on samples of the test set beside
+the network, and the largest difference of an output is printed.
+"""
+
+from pathlib import Path
+
+from ..errors import UserError, exit_on_user_error
+from ..options.groups import use_config_dir
+from . import add_config_dir, command_parser
+from ._words import take_own
+
+_SAMPLES = 64  # of the test set, to compare with
+
+
+def main() -> None:
+    """The program: parse, export, check, print."""
+    exit_on_user_error(_main)
+
+
+def _main() -> None:
+    parser = command_parser("export", __doc__)
+    parser.add_argument(
+        "words", nargs="*", metavar="option=value", help="ckpt=, format=, output=, then options to change"
+    )
+    add_config_dir(parser)
+    args = parser.parse_intermixed_args()
+    use_config_dir(args.config_dir)
+    given, overrides = take_own(args.words, ("ckpt", "format", "output"))
+    if "ckpt" not in given:
+        raise UserError("ckpt: is missing; write ckpt=outputs/runs/<run>/checkpoints/best.ckpt")
+    if not Path(given["ckpt"]).is_file():
+        raise UserError(f"ckpt: got '{given['ckpt']}', which is not a file")
+    from ..inference.export import FORMATS, export, refuse  # torch takes seconds to import
+    from ..inference.load import restore
+    from ..inference.predict import samples_of
+
+    form = given.get("format", "torch_export")
+    path = Path(given.get("output", f"model{FORMATS.get(form, '')}"))
+    refuse(form, path)
+    trained = restore(Path(given["ckpt"]), overrides)
+    samples = () if form == "state_dict" else samples_of(trained, _SAMPLES)
+    done = export(trained, form, path, samples)
+    checked = f": differs from the network by at most {done.difference:.1e} on {done.samples} test samples"
+    print(f"{trained.name} → {done.path}{checked if done.difference is not None else ''}")

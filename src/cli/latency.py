@@ -1,0 +1,67 @@
+"""`batchscope latency`: how long a network takes to answer a batch, by batch size, and which size is enough.
+
+    batchscope latency ckpt=<run>/checkpoints/best.ckpt
+    batchscope latency model=stacked_lstm data=mnist data.batch_size=1,8,64,512 trainer.accelerator=gpu
+
+Every size is visited in turn, for about half a minute in all, until it is known which size is enough. A pass is timed from
+an idle device to an idle device, with random inputs that are on the device. output= names a folder for latency.csv and
+latency.png; without it nothing is written.
+"""
+
+import re
+from pathlib import Path
+
+from ..errors import UserError, exit_on_user_error
+from ..options.compose import check_command_line
+from ..options.groups import use_config_dir
+from ..records.terminal import LiveLine, wrapped
+from . import add_config_dir, command_parser
+from ._words import take_own
+
+_SIZES = "1,8,64,512"
+_MOST = 2**20
+
+
+def main() -> None:
+    """The program: parse, measure, print."""
+    exit_on_user_error(_main)
+
+
+def _main() -> None:
+    parser = command_parser("latency", __doc__)
+    parser.add_argument(
+        "words", nargs="*", metavar="option=value", help="ckpt= or model=, data.batch_size=, output=, …"
+    )
+    add_config_dir(parser)
+    args = parser.parse_intermixed_args()
+    use_config_dir(args.config_dir)
+    given, overrides = take_own(args.words, ("ckpt", "data.batch_size", "output"))
+    sizes = _sizes(given.get("data.batch_size", _SIZES))
+    if "ckpt" in given and not Path(given["ckpt"]).is_file():
+        raise UserError(f"ckpt: got '{given['ckpt']}', which is not a file")
+    if "ckpt" not in given and not any(word.startswith("model=") for word in overrides):
+        raise UserError("latency: takes a checkpoint or a model; write ckpt=<file> or model=cnn")
+    config = None if "ckpt" in given else check_command_line(overrides, multirun=False)[0]
+    folder = Path(given["output"]) if "output" in given else None
+    if folder is not None and folder.exists():
+        raise UserError(f"output: '{folder}' exists; give another name")
+    from ..inference import latency, load  # torch takes seconds to import
+
+    trained = load.untrained(config) if config else load.restore(Path(given["ckpt"]), overrides)
+    line = LiveLine()
+    try:
+        found = latency.measure_latency(trained, sizes, say=line)
+    finally:
+        line.clear()
+    print(f"{trained.name} on {found.device}, {found.precision}")
+    print("\n".join([*found.lines(), *wrapped(found.sentences())]))
+    if folder is not None:
+        print(f"files: {', '.join(map(str, latency.write(found, trained.name, folder)))}")
+
+
+def _sizes(text: str) -> list[int]:
+    sizes = text.split(",")
+    wrong = [size for size in sizes if not re.fullmatch(r"[0-9]{1,7}", size) or not 0 < int(size) <= _MOST]
+    if wrong:
+        raise UserError(f"data.batch_size: got '{wrong[0][:40]}', takes sizes from 1 to {_MOST:,}: {_SIZES}")
+    return sorted({int(size) for size in sizes})

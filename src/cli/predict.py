@@ -1,0 +1,50 @@
+"""`batchscope predict`: a checkpoint and samples → what the network answers, in a table.
+
+    batchscope predict ckpt=<run>/checkpoints/best.ckpt input=test data.root=../shared/data
+    batchscope predict ckpt=<run>/checkpoints/best.ckpt input=photos/ output=answers.csv
+    batchscope predict ckpt=<run>/checkpoints/best.ckpt input=samples.npz output=answers.npz
+
+input is test or val (a split of the checkpoint's data), a folder of images, an image, or an .npz file with an array x.
+output is a .csv file with one row a sample, or an .npz file with the raw outputs; for images a .png beside it shows some.
+Further options, as of batchscope evaluate, change how the network is run: trainer.accelerator=cpu.
+"""
+
+from pathlib import Path
+
+from ..errors import UserError, exit_on_user_error
+from ..options.groups import use_config_dir
+from . import add_config_dir, command_parser
+from ._words import take_own
+
+
+def main() -> None:
+    """The program: parse, predict, write, print."""
+    exit_on_user_error(_main)
+
+
+def _main() -> None:
+    parser = command_parser("predict", __doc__)
+    parser.add_argument(
+        "words", nargs="*", metavar="option=value", help="ckpt=, input=, output=, then options to change"
+    )
+    add_config_dir(parser)
+    args = parser.parse_intermixed_args()
+    use_config_dir(args.config_dir)
+    given, overrides = take_own(args.words, ("ckpt", "input", "output"))
+    for key, example in (("ckpt", "outputs/runs/<run>/checkpoints/best.ckpt"), ("input", "test")):
+        if key not in given:
+            raise UserError(f"{key}: is missing; write {key}={example}")
+    checkpoint, output = Path(given["ckpt"]), Path(given.get("output", "predictions.csv"))
+    if not checkpoint.is_file():
+        raise UserError(f"ckpt: got '{checkpoint}', which is not a file")
+    from ..inference.load import restore  # torch takes seconds to import
+    from ..inference.predict import predict, refuse_output, write_predictions
+
+    refuse_output(output)
+    trained = restore(checkpoint, overrides)
+    found = predict(trained, given["input"])
+    if found.note:
+        print(found.note)
+    files = write_predictions(found, output)
+    accuracy = f", {found.accuracy:.2%} right" if found.accuracy is not None else ""
+    print(f"{trained.name}: {len(found.names):,} samples{accuracy} → {', '.join(map(str, files))}")

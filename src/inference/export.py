@@ -1,0 +1,138 @@
+"""A trained network as a file that other programs read, checked against the network on real samples."""
+
+import importlib.util
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError, in_one_line
+from ..files import atomic_write
+from .load import Trained
+
+FORMATS = {"torch_export": ".pt2", "onnx": ".onnx", "state_dict": ".pt"}
+_BATCHES = (1, 2, 5)  # the exported network takes any number of samples: checked with these
+_NAMES = ("x", "lengths")
+_ONNX = ("onnx", "onnxscript", "onnxruntime")
+
+
+class Exported(NamedTuple):
+    """An exported network. `difference` is the largest one of an output to the network's, None for weights alone."""
+
+    path: Path
+    difference: float | None
+    samples: int
+
+
+class _Forward(nn.Module):
+    """A network whose forward has the argument names of an export."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x)
+
+
+class _ForwardWithLengths(_Forward):
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return self.network(x, lengths=lengths)
+
+
+def export(trained: Trained, form: str, path: Path, samples: tuple[Tensor, ...]) -> Exported:
+    """Write a network in a format, and compare what the file answers with what the network answers.
+
+    Args:
+        trained: the network.
+        form: `torch_export` (torch.export, a `.pt2` file), `onnx`, or `state_dict`: its weights, as `torch.save` writes them.
+        path: of the file.
+        samples: `x: (N, …)`, and `lengths: (N,)` where they vary: real samples to compare with.
+
+    Raises:
+        UserError: for an unknown format, a missing library, a network that cannot be exported, or a file that exists.
+    """
+    refuse(form, path)
+    network = trained.network.eval().cpu()
+    if form == "state_dict":
+        _write(path, lambda file: torch.save(network.state_dict(), file))
+        return Exported(path, None, 0)
+    module = (_ForwardWithLengths if trained.spec.variable_length else _Forward)(network).eval()
+    example = tuple(tensor[:2] for tensor in samples)
+    try:
+        run = _torch_export(module, example, path) if form == "torch_export" else _onnx(module, example, path)
+    except UserError:
+        raise
+    except Exception as error:  # an exporter's own, for operations that it does not know
+        path.unlink(missing_ok=True)
+        raise UserError(
+            f"export: {type(network).__name__} cannot be written as {form}: {in_one_line(error)}"
+        ) from error
+    return Exported(path, _difference(module, run, samples), len(samples[0]))
+
+
+def refuse(form: str, path: Path) -> None:
+    """UserError unless this format can be written to this file; nothing that exists is replaced."""
+    if form not in FORMATS:
+        raise UserError(f"format: got '{form}', takes {', '.join(FORMATS)}")
+    if path.suffix != FORMATS[form]:
+        raise UserError(f"output: got '{path}', takes a name that ends in {FORMATS[form]} for format={form}")
+    if path.exists():
+        raise UserError(f"output: '{path}' exists; give another name")
+    missing = [name for name in _ONNX if importlib.util.find_spec(name) is None]
+    if form == "onnx" and missing:
+        raise UserError(f"format: onnx needs {' and '.join(missing)}; install batchscope[onnx]")
+
+
+_Run = Callable[..., Tensor]
+
+
+def _torch_export(module: nn.Module, example: tuple[Tensor, ...], path: Path) -> _Run:
+    with torch.no_grad():
+        program = torch.export.export(module, example, dynamic_shapes=_any_batch(example))
+    _write(path, lambda file: torch.export.save(program, file))
+    return torch.export.load(path).module()
+
+
+def _onnx(module: nn.Module, example: tuple[Tensor, ...], path: Path) -> _Run:
+    import onnxruntime  # pyrefly: ignore[missing-import]  # of an optional extra
+
+    names = list(_NAMES[: len(example)])
+    how: dict[str, Any] = {"dynamo": True, "dynamic_shapes": _any_batch(example), "verbose": False}
+    program = torch.onnx.export(module, example, input_names=names, output_names=["output"], **how)
+    assert program is not None, "the exporter returned no program"
+    _write(path, lambda file: file.write(program.model_proto.SerializeToString()))
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+    def run(*inputs: Tensor) -> Tensor:
+        arrays = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
+        return torch.from_numpy(session.run(None, arrays)[0])
+
+    return run
+
+
+def _any_batch(example: tuple[Tensor, ...]) -> dict[str, Any]:
+    """That the first dimension of each input may have any size, the same in all."""
+    batch = torch.export.Dim("batch", min=1)
+    return {name: {0: batch} for name in _NAMES[: len(example)]}
+
+
+def _difference(module: nn.Module, run: _Run, samples: tuple[Tensor, ...]) -> float:
+    """The largest difference of an output, over batches of several sizes and all samples at once."""
+    largest = 0.0
+    with torch.inference_mode():
+        for size in (*_BATCHES, len(samples[0])):
+            batch = tuple(tensor[:size] for tensor in samples)
+            largest = max(largest, (run(*batch) - module(*batch)).abs().max().item())
+    return largest
+
+
+def _write(path: Path, write: Callable[[Any], Any]) -> None:
+    buffer = io.BytesIO()
+    write(buffer)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as file:
+        file.write(buffer.getvalue())

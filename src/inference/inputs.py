@@ -1,0 +1,165 @@
+"""Inputs for predictions from a user's own files: a folder of images, or the arrays of an `.npz` file."""
+
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ..data.spec import DataSpec
+from ..errors import UserError, in_one_line, printable
+
+IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
+_MODES = {1: "L", 3: "RGB"}  # of Pillow, by the number of channels
+_Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Inputs(Dataset):
+    """Samples with a name each; an item is `(x,)`, or `(x, length)` where sequences vary in length."""
+
+    names: Sequence[str]
+    samples: "Sequence[Any]"
+    resized: str = ""  # what was done to samples of another size; empty for nothing
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index]
+
+
+def read_inputs(source: Path, spec: DataSpec) -> Inputs:
+    """The samples of a file or folder, as a network for `spec` reads them.
+
+    Images are scaled to [0, 1] and normalised with the mean and the standard deviation of the training data.
+
+    Args:
+        source: a folder with images at any depth, one image, or an `.npz` file with an array `x: (N, …)`. Arrays of bytes
+            are images from 0 to 255, as `(N, C, H, W)` or `(N, H, W, C)`; other arrays are taken as they are.
+        spec: of the training data.
+
+    Raises:
+        UserError: if nothing is there, or a sample does not have the shape that the network reads.
+    """
+    if not source.exists():
+        raise UserError(f"input: got '{source}', takes test, val, a folder of images, an image or an .npz file")
+    if source.suffix == ".npz":
+        return _of_arrays(source, spec)
+    if spec.kind != "image":
+        raise UserError(f"input: got '{source}', and the network reads sequences: takes an .npz file with an array x")
+    files = sorted(_images_below(source)) if source.is_dir() else [source]
+    if not files:
+        raise UserError(f"input: no image below '{source}'; takes {', '.join(sorted(IMAGE_SUFFIXES))}")
+    images = _Images(files, spec)
+    names = [str(file.relative_to(source)) if source.is_dir() else file.name for file in files]
+    height, width = spec.input_shape[1:]
+    others = images.of_other_size()
+    resized = f"{others:,} of {len(files):,} images were resized to {height}×{width}" if others else ""
+    return Inputs(names, images, resized)
+
+
+class _Images(Sequence):
+    """Image files, of which each is read when it is asked for."""
+
+    def __init__(self, files: Sequence[Path], spec: DataSpec):
+        self.files, self.spec = files, spec
+        if spec.input_shape[0] not in _MODES:
+            raise UserError(f"input: the network reads {spec.input_shape[0]} channels: takes an .npz file, not images")
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def of_other_size(self) -> int:
+        """How many images have not the size that the network reads."""
+        height, width = self.spec.input_shape[1:]
+        return sum(_size_of(file) != (width, height) for file in self.files)
+
+    def __getitem__(self, index: Any) -> tuple[Tensor]:
+        channels, height, width = self.spec.input_shape
+        file = self.files[index]
+        try:
+            with Image.open(file) as opened:
+                image = opened.convert(_MODES[channels])
+        except Exception as error:  # any failure of a decoder on a damaged file
+            raise UserError(_unreadable(file, error)) from error
+        if image.size != (width, height):
+            image = image.resize((width, height), Image.Resampling.BILINEAR)
+        pixels = torch.from_numpy(np.asarray(image).reshape(height, width, channels).copy())
+        return (normalised(pixels.permute(2, 0, 1), self.spec),)
+
+
+def normalised(pixels: Tensor, spec: DataSpec) -> Tensor:
+    """Bytes `(…, C, H, W)` as the float inputs of a network."""
+    x = pixels.float() / 255
+    if not spec.mean:
+        return x
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (spec.mean, spec.std))
+    return (x - mean) / std
+
+
+def _images_below(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+
+
+def _size_of(file: Path) -> _Size:
+    """Width and height, from the file's header alone."""
+    try:
+        with Image.open(file) as image:
+            return image.size
+    except Exception as error:
+        raise UserError(_unreadable(file, error)) from error
+
+
+def _unreadable(file: Path, error: Exception) -> str:
+    return printable(f"input: '{file}' cannot be read as an image: {in_one_line(error, 120)}")
+
+
+def _of_arrays(source: Path, spec: DataSpec) -> Inputs:
+    try:
+        with np.load(source, allow_pickle=False) as arrays:
+            found = {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise UserError(f"input: '{source}' cannot be read: {in_one_line(error, 120)}") from error
+    x = found.get("x") if "x" in found or len(found) != 1 else next(iter(found.values()))
+    if x is None:
+        raise UserError(f"input: '{source}' has no array x, but {', '.join(map(repr, found)) or 'nothing'}")
+    tensor = _as_inputs(x, source, spec)
+    if not spec.variable_length:
+        return Inputs([str(i) for i in range(len(tensor))], [(sample,) for sample in tensor])
+    lengths = found.get("lengths", np.full(len(tensor), tensor.shape[1]))
+    right = lengths.shape == (len(tensor),) and lengths.dtype.kind in "iu"
+    if not right or lengths.min(initial=1) < 1 or lengths.max(initial=1) > tensor.shape[1]:
+        raise UserError(f"input: lengths in '{source}' takes {len(tensor)} integers from 1 to {tensor.shape[1]}")
+    pairs = list(zip(tensor, torch.from_numpy(lengths.astype(np.int64)), strict=True))
+    return Inputs([str(i) for i in range(len(tensor))], pairs)
+
+
+def _as_inputs(x: np.ndarray, source: Path, spec: DataSpec) -> Tensor:
+    """`(N, *input_shape)`; a sequence may have fewer steps where lengths vary."""
+    if x.dtype.kind not in "fiub":
+        raise UserError(f"input: x in '{source}' has values of type {x.dtype}, takes numbers")
+    if x.dtype == np.uint8 and spec.kind == "image":
+        pixels = torch.from_numpy(x.copy())
+        if pixels.dim() == 3:  # (N, H, W)
+            pixels = pixels[:, None]
+        if pixels.dim() == 4 and pixels.shape[1:] != spec.input_shape and pixels.shape[3] == spec.input_shape[0]:
+            pixels = pixels.permute(0, 3, 1, 2)
+        tensor = normalised(pixels, spec) if pixels.shape[1:] == spec.input_shape else pixels
+    else:
+        tensor = torch.from_numpy(x.astype(np.float32 if x.dtype.kind == "f" else np.int64))
+    shape = tuple(tensor.shape[1:])
+    fits = shape == spec.input_shape
+    if spec.variable_length and len(shape) == len(spec.input_shape):
+        fits = shape[1:] == spec.input_shape[1:] and 0 < shape[0] <= spec.input_shape[0]
+    if not fits or not len(tensor):
+        raise UserError(
+            f"input: x in '{source}' has the shape {x.shape}, takes (N, {', '.join(map(str, spec.input_shape))})"
+        )
+    return tensor

@@ -1,0 +1,236 @@
+"""How long a network takes to answer a batch, by batch size: every size is visited in passes, as in a timed sweep.
+
+One forward pass is timed from an idle device to an idle device, with the inputs on the device. Loading and transferring
+the inputs is not part of it.
+"""
+
+import io
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from lightning import Trainer
+from lightning.pytorch.plugins.precision import Precision
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from ..analysis import plot_style as style
+from ..analysis.answer import Decision, decide
+from ..analysis.noise import SWEEPS_CPU, Rates
+from ..analysis.text_table import aligned
+from ..analysis.windows import COLUMNS
+from ..data.spec import DataSpec
+from ..errors import UserError, in_one_line
+from ..hardware.contention import NoiseMeter, is_disturbed
+from ..hardware.device_memory import is_out_of_memory
+from ..hardware.devices import check_accelerator, device_name
+from ..hardware.timing import clock
+from ..records.formatting import percent, significant
+from ..sweep.passes import Limits, measure_in_passes
+from ..training.build import build
+from .load import Trained
+
+_WARM_UP = 3  # forward passes before the first that is measured
+_PERCENTILES = (50, 99)
+_FEWEST_FOR_P99 = 100  # of fewer times, the 99th percentile is a maximum
+
+
+@dataclass(eq=False)
+class _Size:
+    """The forward passes of one batch size. It is visited as a run of a sweep is."""
+
+    batch_size: int
+    forward: Callable[[], object]
+    times_s: list[float] = field(default_factory=list)
+    windows: list[tuple[Any, ...]] = field(default_factory=list)
+    memory_gib: float | None = None
+
+    def turn(self, number: int, seconds: float) -> Mapping[str, Any]:
+        """Answer batches for so many seconds; what one took in the median, and what disturbed it."""
+        noise, until = NoiseMeter(), time.perf_counter() + seconds
+        times: list[float] = []
+        with torch.inference_mode():
+            self.forward()  # what the sizes before it left in the caches
+            while not times or time.perf_counter() < until:
+                began = clock()
+                self.forward()
+                times.append(clock() - began)
+        self.times_s += times
+        found = noise.read()
+        taken = 0.0 if math.isnan(found.others_share) else found.others_share
+        median = float(np.median(times))
+        row = (self.batch_size, id(self), str(number), math.log(median / self.batch_size), taken, is_disturbed(found))
+        self.windows.append(row)
+        return {"median_s": median, "samples": self.batch_size, "others_share": taken, "disturbed": row[-1]}
+
+    def stop(self, reason: str) -> None:
+        """Nothing waits."""
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """What was measured.
+
+    Columns of `table`, one row a size: `batch_size`, `p50_ms`, `p99_ms`, `samples_per_sec`, `of_best`, `memory_gib`. What is
+    not known is NaN: everything of a size that did not fit, and what a device does not tell.
+    """
+
+    table: pd.DataFrame
+    rates: Rates
+    decision: Decision | None  # None on a busy machine, or where no rate is known
+    device: str
+    precision: str
+
+    def lines(self) -> list[str]:
+        """The table for a terminal."""
+        known = self.table.dropna(axis="columns", how="all")
+        cells = [[_cell(name, value) for name, value in row.items()] for _, row in known.iterrows()]
+        return aligned([[_HEADINGS[name] for name in known.columns], *cells])
+
+    def sentences(self) -> list[str]:
+        """The answer, and the sizes that did not fit."""
+        missing = self.table.loc[self.table["p50_ms"].isna(), "batch_size"]
+        left = [f"Out of memory: {', '.join(f'{size:,}' for size in missing)}."] if len(missing) else []
+        if self.rates.busy is not None:
+            return ["The machine was busy with other programs. No batch size is recommended.", *left]
+        if self.decision is None:
+            return ["No rate is known well enough to recommend a batch size.", *left]
+        if self.decision.size is None:
+            between = " and ".join(f"{size:,}" for size in self.decision.between)
+            return [f"Undecided between {between}: run it again on a quiet machine.", *left]
+        row = self.table.set_index("batch_size").loc[self.decision.size]
+        answer = (
+            f"{self.decision.size:,} is the smallest of these batch sizes that is shown to reach 90 % of the best rate: "
+            f"{significant(row['samples_per_sec'])} samples/s at {significant(row['p50_ms'])} ms a batch."
+        )
+        return [answer, *left]
+
+    def draw(self, title: str) -> Figure:
+        """Latency and rate against batch size; the recommended size has a ring."""
+        known = self.table.dropna(subset="p50_ms")
+        with rc_context(style.RC):
+            figure = style.new_figure(5.6, style.REPORT_WIDTH)
+            upper, lower = figure.subplots(2, 1, sharex=True)
+            colour, other = style.COLOURS[0], style.COLOURS[1]
+            reach = [self.rates.reach(size) for size in known["batch_size"]]
+            rate = known["samples_per_sec"]
+            ends = [rate - rate / (1 + np.array(reach)), rate * np.array(reach)]
+            upper.errorbar(known["batch_size"], rate, yerr=ends, marker="o", color=colour, capsize=2)
+            upper.set_title(f"{title}: samples/s")
+            for column, name, look in (("p50_ms", "median", colour), ("p99_ms", "99th percentile", other)):
+                lower.plot(known["batch_size"], known[column], marker="o", color=look, label=name)
+            lower.set_title("ms a batch")
+            lower.legend()
+            for axes in (upper, lower):
+                style.log_axis(axes)
+            style.size_axis(lower, known["batch_size"])
+            if self.decision is not None and self.decision.size is not None:
+                row = known.set_index("batch_size").loc[self.decision.size]
+                ring = {"markersize": 14, "markerfacecolor": "none", "color": "black"}
+                upper.plot(self.decision.size, row["samples_per_sec"], marker="o", **ring)
+        return figure
+
+
+_HEADINGS = {
+    "batch_size": "batch size",
+    "p50_ms": "p50 ms",
+    "p99_ms": "p99 ms",
+    "samples_per_sec": "samples/s",
+    "of_best": "of best",
+    "memory_gib": "GiB",
+}
+
+
+def _cell(name: str, value: float) -> str:
+    if pd.isna(value):
+        return "–"
+    if name == "batch_size":
+        return f"{int(value):,}"
+    return percent(value) if name == "of_best" else significant(value)
+
+
+def measure_latency(
+    trained: Trained, sizes: Sequence[int], limits: Limits | None = None, say: Callable[[str], None] = lambda line: None
+) -> Latencies:
+    """Time a network's forward pass for each batch size, on random inputs of the data's shape.
+
+    The device and the precision are those of the configuration's trainer.
+
+    Raises:
+        UserError: if no size fits into the device's memory, or the network does not take such inputs.
+    """
+    options = trained.config["trainer"]
+    check_accelerator(options.get("accelerator", "auto"))
+    alone = {"logger": False, "callbacks": [], "enable_checkpointing": False}
+    trainer: Trainer = build(options, "trainer", **alone)
+    device, plugin = trainer.strategy.root_device, trainer.precision_plugin
+    network = plugin.convert_module(trained.network.eval().to(device))
+    with plugin.forward_context():
+        fitting = [one for size in sizes if (one := _prepared(network, trained.spec, size, device, plugin)) is not None]
+        if not fitting:
+            raise UserError(f"data.batch_size: no batch of {', '.join(f'{s:,}' for s in sizes)} fits into memory")
+        settings = [("latency", one.batch_size) for one in fitting]
+        measure_in_passes(fitting, settings, limits or Limits(), say=say)
+    windows = pd.DataFrame([row for one in fitting for row in one.windows], columns=list(COLUMNS))
+    rates = Rates(windows, sweeps=SWEEPS_CPU if device.type == "cpu" else 0.0)
+    decision = None if rates.busy is not None else decide(rates)
+    table = pd.DataFrame([_row(one, rates) for one in fitting], columns=list(_HEADINGS)).set_index("batch_size")
+    table = table.reindex(sorted(sizes)).reset_index().astype(dict.fromkeys(list(_HEADINGS)[1:], float))
+    table["of_best"] = table["samples_per_sec"] / table["samples_per_sec"].max()
+    return Latencies(table, rates, decision, device_name(device), str(plugin.precision))
+
+
+def inputs_like(spec: DataSpec, size: int) -> tuple[Tensor, ...]:
+    """Random inputs `(size, *input_shape)`, and full lengths where they vary."""
+    x = torch.randn(size, *spec.input_shape, generator=torch.Generator().manual_seed(0))
+    return (x, torch.full((size,), spec.input_shape[0])) if spec.variable_length else (x,)
+
+
+def _prepared(network: nn.Module, spec: DataSpec, size: int, device: torch.device, plugin: Precision) -> _Size | None:
+    """A warm batch size with the memory that it takes; None if it does not fit."""
+    try:
+        x, *lengths = (tensor.to(device) for tensor in plugin.convert_input(inputs_like(spec, size)))
+        named = {"lengths": lengths[0]} if lengths else {}
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        with torch.inference_mode():
+            for _ in range(_WARM_UP):
+                network(x, **named)
+        memory = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            return None
+        raise UserError(
+            f"model: {type(network).__name__} does not take {tuple(x.shape)}: {in_one_line(error)}"
+        ) from error
+    return _Size(size, partial(network, x, **named), memory_gib=memory)
+
+
+def _row(one: _Size, rates: Rates) -> dict[str, Any]:
+    p50, p99 = (float(value) * 1e3 for value in np.percentile(one.times_s, _PERCENTILES))
+    return {
+        "batch_size": one.batch_size,
+        "p50_ms": p50,
+        "p99_ms": p99 if len(one.times_s) >= _FEWEST_FOR_P99 else None,
+        "samples_per_sec": rates.rate(one.batch_size),
+        "memory_gib": one.memory_gib,
+    }
+
+
+def write(found: Latencies, title: str, folder: Path) -> list[Path]:
+    """Write `latency.csv` and `latency.png` to a new folder."""
+    picture = io.BytesIO()
+    found.draw(title).savefig(picture, format="png", dpi=150)
+    folder.mkdir(parents=True)
+    contents = {"latency.csv": found.table.to_csv(index=False).encode(), "latency.png": picture.getvalue()}
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return [folder / name for name in contents]

@@ -1,0 +1,211 @@
+"""Predictions of a trained network: a table with one row a sample, the raw outputs, and a picture of some samples."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import lightning
+import numpy as np
+import pandas as pd
+import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.utils.data import DataLoader
+from typing_extensions import override
+
+from ..data.plain import lightning_of
+from ..data.spec import DataSpec
+from ..errors import UserError
+from ..files import atomic_write
+from ..hardware.devices import check_accelerator
+from ..training.build import build, loader_switches
+from .inputs import Inputs, read_inputs
+from .load import Trained
+from .picture import draw_grid
+
+SPLITS = ("test", "val")
+FORMATS = (".csv", ".npz")
+_DRAWN = 32  # samples in the picture
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a network answers to samples.
+
+    `output` is `(N, num_outputs)`, or `(N, T, num_outputs)` where each step has a class; `target` is `(N,)` or `(N, T)`,
+    None where nobody knows the answers. `drawn` holds the first samples.
+    """
+
+    names: Sequence[str]
+    output: Tensor
+    target: Tensor | None
+    drawn: Tensor
+    spec: DataSpec
+    note: str = ""
+
+    @property
+    def answer(self) -> Tensor:
+        """The class with the highest score, `(N,)` or `(N, T)`, or the value `(N,)`."""
+        return self.output.squeeze(-1) if self.spec.target == "value" else self.output.argmax(dim=-1)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The fraction of samples whose class is right; None without targets or classes."""
+        if self.target is None or self.spec.target != "class":
+            return None
+        return (self.answer == self.target).double().mean().item()
+
+    def table(self) -> pd.DataFrame:
+        """One row a sample: `sample`, `prediction`, `probability` of a class, and `target` where it is known."""
+        columns: dict[str, Any] = {"sample": list(self.names)}
+        if self.spec.target == "value":
+            columns["prediction"] = self.answer.tolist()
+        elif self.spec.target == "class":
+            columns["prediction"] = [self.class_name(i) for i in self.answer.tolist()]
+            columns["probability"] = self.output.softmax(dim=-1).amax(dim=-1).tolist()
+        else:
+            columns["prediction"] = [" ".join(map(self.class_name, row)) for row in self.answer.tolist()]
+        if self.target is not None:
+            name = (lambda value: value) if self.spec.target == "value" else self._target_name
+            columns["target"] = [name(value) for value in self.target.tolist()]
+        return pd.DataFrame(columns)
+
+    def class_name(self, index: int) -> str:
+        """The name of a class, or its number."""
+        names = self.spec.classes
+        return names[index] if 0 <= index < len(names) else str(index)
+
+    def draw(self) -> Figure:
+        """A picture of the first images, with the class that each is taken for, and the true one where it is another."""
+        answers = self.answer[: len(self.drawn)].tolist()
+        targets = [None] * len(answers) if self.target is None else self.target[: len(answers)].tolist()
+        right = [None if target is None else answer == target for answer, target in zip(answers, targets, strict=True)]
+        titles = [
+            self.class_name(answer) + ("" if good is not False else f", is {self.class_name(target)}")
+            for answer, target, good in zip(answers, targets, right, strict=True)
+        ]
+        return draw_grid(self.drawn, titles, right, self.spec)
+
+    def _target_name(self, target: Any) -> str:
+        return " ".join(map(self.class_name, target)) if isinstance(target, list) else self.class_name(target)
+
+
+def predict(trained: Trained, source: str, trainer_options: dict[str, Any] | None = None) -> Predictions:
+    """The answers of a network to a split of its data, or to a user's own files.
+
+    Args:
+        trained: the network.
+        source: `test` or `val`, or what `read_inputs` takes.
+        trainer_options: of the Trainer, instead of those of the configuration.
+
+    Raises:
+        UserError: if the input cannot be read, or does not have the shape that the network reads.
+    """
+    config = trained.config
+    options = trainer_options or config["trainer"]
+    check_accelerator(options.get("accelerator", "auto"))
+    lightning.seed_everything(config["seed"], workers=True, verbose=False)
+    collected = _Collected()
+    alone = {"logger": False, "callbacks": [collected], "enable_checkpointing": False}
+    trainer: Trainer = build(options, "trainer", **alone, **loader_switches(trained.data))
+    if source in SPLITS:
+        names, note = _of_split(trained, trainer, source), ""
+    else:
+        inputs = read_inputs(Path(source), trained.spec)
+        names, note = _of_files(trained, trainer, inputs), inputs.resized
+    names = names or [str(i) for i in range(len(collected.output))]
+    return Predictions(names, collected.output, collected.target, collected.drawn, trained.spec, note)
+
+
+def _of_split(trained: Trained, trainer: Trainer, split: str) -> list[str]:
+    trained.data.prepare_data()
+    run = trainer.test if split == "test" else trainer.validate
+    run(trained.module, datamodule=lightning_of(trained.data), verbose=False)
+    return []
+
+
+def _of_files(trained: Trained, trainer: Trainer, inputs: Inputs) -> list[str]:
+    loader = DataLoader(inputs, batch_size=min(trained.data.batch_size, len(inputs)))
+    trainer.predict(trained.module, dataloaders=loader, return_predictions=False)
+    return list(inputs.names)
+
+
+def samples_of(trained: Trained, most: int) -> tuple[Tensor, ...]:
+    """The first test samples on the CPU: `x: (N, …)`, and their `lengths: (N,)` where these vary."""
+    trained.data.prepare_data()
+    data = lightning_of(trained.data)
+    data.setup("test")
+    batch = next(iter(data.test_dataloader()))
+    x, _, lengths = trained.spec.parts(batch)
+    return tuple(part[:most].cpu() for part in (x, lengths) if part is not None)
+
+
+class _Collected(Callback):
+    """Keeps what each batch of an evaluation returned as `output` and `target`, on the CPU."""
+
+    def __init__(self) -> None:
+        self._outputs: list[Tensor] = []
+        self._targets: list[Tensor] = []
+        self._drawn: list[Tensor] = []
+
+    @property
+    def output(self) -> Tensor:
+        return torch.cat(self._outputs)
+
+    @property
+    def target(self) -> Tensor | None:
+        return torch.cat(self._targets) if self._targets else None
+
+    @property
+    def drawn(self) -> Tensor:
+        return torch.cat(self._drawn) if self._drawn else torch.empty(0)
+
+    def _keep(self, outputs: Any) -> None:
+        self._outputs.append(outputs["output"].float().cpu())
+        if outputs.get("target") is not None:
+            self._targets.append(outputs["target"].cpu())
+        missing = _DRAWN - sum(map(len, self._drawn))
+        if missing > 0:
+            self._drawn.append(outputs["input"][:missing].float().cpu())
+
+    @override
+    def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *batch: Any) -> None:
+        self._keep(outputs)
+
+    on_validation_batch_end = on_predict_batch_end = on_test_batch_end
+
+
+def write_predictions(predictions: Predictions, path: Path) -> list[Path]:
+    """Write predictions to `path`, and for images a picture of some beside it; the files that were written.
+
+    A `.csv` file has the table; an `.npz` file has `output`, `prediction`, `target` where it is known, and `sample`.
+
+    Raises:
+        UserError: if the suffix is neither, or the file exists.
+    """
+    refuse_output(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as file:
+        if path.suffix == ".csv":
+            file.write(predictions.table().to_csv(index=False).encode())
+        else:
+            arrays = {"output": predictions.output.numpy(), "prediction": predictions.answer.numpy()}
+            arrays |= {} if predictions.target is None else {"target": predictions.target.numpy()}
+            np.savez_compressed(cast(Any, file), sample=np.asarray(predictions.names), **arrays)
+    if predictions.spec.kind != "image" or predictions.spec.target != "class":
+        return [path]
+    picture = path.with_suffix(".png")
+    predictions.draw().savefig(picture)
+    return [path, picture]
+
+
+def refuse_output(path: Path) -> None:
+    """UserError unless predictions can be written there; nothing that exists is replaced."""
+    if path.suffix not in FORMATS:
+        raise UserError(f"output: got '{path}', takes a name that ends in {' or '.join(FORMATS)}")
+    for file in (path, path.with_suffix(".png")):
+        if file.exists():
+            raise UserError(f"output: '{file}' exists; give another name")

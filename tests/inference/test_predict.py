@@ -1,0 +1,158 @@
+"""A checkpoint answers a split of its data, a folder of images and arrays; what it cannot read is refused in one line."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+import batchscope
+from batchscope.cli.evaluate import evaluate
+from batchscope.data.spec import DataSpec
+from batchscope.errors import UserError
+from batchscope.inference.inputs import read_inputs
+from batchscope.inference.load import Trained
+from batchscope.inference.predict import Predictions, predict, write_predictions
+
+
+def pixels_of(trained: Trained) -> tuple[np.ndarray, np.ndarray]:
+    """The test images of the digits as bytes `(N, 28, 28)`, and their labels."""
+    data = trained.data
+    data.setup("test")
+    x, y = data.tensors("test")
+    mean, std = trained.spec.mean[0], trained.spec.std[0]
+    return ((x[:, 0] * std + mean) * 255).round().byte().numpy(), y.numpy()
+
+
+def test_predictions_of_the_test_set_are_those_that_evaluate_counts(
+    trained: Trained, checkpoint: Path, root: str
+) -> None:
+    found = predict(trained, "test")
+    assert len(found.output) == 100
+    assert found.accuracy == pytest.approx(evaluate(checkpoint, [root])[1]["test/acc"], abs=1e-6)
+
+
+def test_the_validation_set_can_be_asked_for(trained: Trained) -> None:
+    found = predict(trained, "val")
+    assert len(found.output) == 32
+    assert found.target is not None
+
+
+def test_a_folder_of_images_has_the_same_answers_as_the_split(trained: Trained, tmp_path: Path) -> None:
+    expected = predict(trained, "test")
+    pixels, _ = pixels_of(trained)
+    (tmp_path / "a").mkdir()
+    for number, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / "a" / f"{number:03}.png")
+    (tmp_path / "notes.txt").write_text("no image")
+    found = predict(trained, str(tmp_path))
+    assert found.target is None
+    assert list(found.names[:2]) == ["a/000.png", "a/001.png"]
+    assert torch.allclose(found.output, expected.output, atol=1e-3)
+
+
+def test_images_of_another_size_are_resized_and_said_so(trained: Trained, tmp_path: Path) -> None:
+    Image.fromarray(pixels_of(trained)[0][0]).resize((56, 56)).convert("RGB").save(tmp_path / "large.png")
+    found = predict(trained, str(tmp_path / "large.png"))
+    assert found.note == "1 of 1 images were resized to 28×28"
+
+
+@pytest.mark.parametrize("shape", [(-1, 28, 28), (-1, 1, 28, 28), (-1, 28, 28, 1)])
+def test_arrays_of_bytes_are_images(trained: Trained, tmp_path: Path, shape: tuple[int, ...]) -> None:
+    np.savez(tmp_path / "samples.npz", x=pixels_of(trained)[0].reshape(shape))
+    found = predict(trained, str(tmp_path / "samples.npz"))
+    assert torch.allclose(found.output, predict(trained, "test").output, atol=1e-3)
+
+
+def test_arrays_of_floats_are_taken_as_they_are(trained: Trained, tmp_path: Path) -> None:
+    trained.data.setup("test")
+    x, _ = trained.data.tensors("test")
+    np.savez(tmp_path / "samples.npz", x=x.numpy())
+    assert torch.allclose(
+        predict(trained, str(tmp_path / "samples.npz")).output, predict(trained, "test").output, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("arrays", "why"),
+    [
+        ({"x": np.zeros((3, 1, 28, 27), np.float32)}, "has the shape (3, 1, 28, 27), takes (N, 1, 28, 28)"),
+        ({"x": np.zeros((0, 1, 28, 28), np.float32)}, "has the shape (0, 1, 28, 28), takes (N, 1, 28, 28)"),
+        ({"x": np.array(["a"])}, "has values of type <U1, takes numbers"),
+        ({"x": np.array([{}], object)}, "cannot be read"),
+        ({"a": np.zeros(1), "b": np.zeros(1)}, "has no array x, but 'a', 'b'"),
+    ],
+)
+def test_arrays_that_the_network_does_not_read_are_refused(
+    trained: Trained, tmp_path: Path, arrays: dict[str, np.ndarray], why: str
+) -> None:
+    np.savez(tmp_path / "samples.npz", **arrays)
+    assert why in refusal(tmp_path / "samples.npz", trained.spec)
+
+
+def test_inputs_that_are_no_samples_are_refused(trained: Trained, tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG no image")
+    (tmp_path / "broken.npz").write_bytes(b"PK no archive")
+    (tmp_path / "empty").mkdir()
+    assert "takes test, val, a folder of images" in refusal(tmp_path / "nothing", trained.spec)
+    assert "no image below" in refusal(tmp_path / "empty", trained.spec)
+    assert "cannot be read as an image" in refusal(tmp_path, trained.spec)
+    assert "cannot be read" in refusal(tmp_path / "broken.npz", trained.spec)
+
+
+def test_a_network_for_sequences_takes_no_images(tmp_path: Path) -> None:
+    assert "takes an .npz file with an array x" in refusal(tmp_path, DataSpec("sequence", (5, 2), "class", 3))
+
+
+def refusal(source: Path, spec: DataSpec) -> str:
+    with pytest.raises(UserError) as caught:
+        read_inputs(source, spec)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "output", "truth", "columns"),
+    [
+        ("class", [[0.0, 5.0]], [0], {"prediction": "b", "target": "a"}),
+        ("value", [[1.5]], [2.0], {"prediction": 1.5, "target": 2.0}),
+        ("class_per_step", [[[0.0, 5.0], [5.0, 0.0]]], [[1, 1]], {"prediction": "b a", "target": "b b"}),
+    ],
+)
+def test_the_table_has_the_names_of_the_classes(target: str, output: list, truth: list, columns: dict) -> None:
+    spec = DataSpec("sequence", (2, 1), target, 2, classes=("a", "b"))  # pyrefly: ignore[bad-argument-type]
+    found = Predictions(["0"], torch.tensor(output), torch.tensor(truth), torch.empty(0), spec)
+    row = found.table().iloc[0].to_dict()
+    assert {key: row[key] for key in columns} == columns
+
+
+def test_a_csv_file_and_a_picture_are_written_and_never_replaced(trained: Trained, tmp_path: Path) -> None:
+    found = predict(trained, "test")
+    files = write_predictions(found, tmp_path / "out" / "answers.csv")
+    assert [file.name for file in files] == ["answers.csv", "answers.png"]
+    table = pd.read_csv(files[0], dtype=str)
+    assert (table["prediction"] == table["target"]).mean() == pytest.approx(found.accuracy)
+    with pytest.raises(UserError, match="exists; give another name"):
+        write_predictions(found, files[0])
+
+
+def test_an_npz_file_has_the_outputs(trained: Trained, tmp_path: Path) -> None:
+    found = predict(trained, "test")
+    path, *_ = write_predictions(found, tmp_path / "answers.npz")
+    with np.load(path) as arrays:
+        assert {name: arrays[name].shape for name in arrays.files} == {
+            "sample": (100,),
+            "output": (100, 10),
+            "prediction": (100,),
+            "target": (100,),
+        }
+
+
+def test_a_loaded_model_is_a_network_in_evaluation_mode(checkpoint: Path, root: str, trained: Trained) -> None:
+    network = batchscope.load_model(checkpoint, overrides=[root])
+    assert not network.training
+    assert network.spec == trained.spec
+    with torch.inference_mode():
+        assert network(torch.zeros(3, *network.spec.input_shape)).shape == (3, 10)
