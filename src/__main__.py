@@ -15,6 +15,7 @@ COMMANDS = {
     "train": "train one model, or with -m a sweep of runs: batchscope train model=cnn",
     "new": "write a project of your own, to train your model on your data: batchscope new mynet",
     "evaluate": "test a checkpoint: batchscope evaluate ckpt=<run>/checkpoints/best.ckpt",
+    "run": "measure any Lightning script, unchanged: batchscope run theirs.py --their --flags",
     "predict": "what a network answers: batchscope predict ckpt=<file> input=<images>",
     "export": "a network as a file for other programs: batchscope export ckpt=<file>",
     "latency": "how long a network takes to answer, by batch size: batchscope latency ckpt=<file>",

@@ -1,0 +1,37 @@
+"""The callbacks that Lightning adds to every Trainer of a script that `batchscope run` started.
+
+Lightning asks this module for callbacks by the entry points of pyproject.toml, in every project where batchscope is
+installed. Outside of `batchscope run` it returns none and imports nothing.
+"""
+
+import os
+import sys
+from typing import Any
+
+FOLDER = "BATCHSCOPE_RUN"  # in the environment: the folder of the script's run
+UNTIL_KNOWN = "BATCHSCOPE_UNTIL_KNOWN"  # in the environment: whether a run ends when its speed is known
+
+
+def callbacks() -> list[Any]:
+    """The monitors for a Trainer of `lightning.pytorch`; none outside of `batchscope run`. Never raises."""
+    folder = os.environ.get(FOLDER)
+    if not folder:
+        return []
+    try:
+        from .training.script import ScriptRecord
+
+        return [ScriptRecord.next(folder, bool(os.environ.get(UNTIL_KNOWN)))]
+    except Exception as error:  # noqa: BLE001 - a script runs as it would without this package
+        _say(f"nothing is measured: {type(error).__name__}: {error}")
+        return []
+
+
+def callbacks_of_old_package() -> list[Any]:
+    """None for a Trainer of `pytorch_lightning`, with a line that says why under `batchscope run`."""
+    if os.environ.get(FOLDER):
+        _say("nothing is measured: the Trainer is of pytorch_lightning; import lightning.pytorch instead")
+    return []
+
+
+def _say(text: str) -> None:
+    print(f"batchscope: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,88 @@
+"""`batchscope run`: any Lightning script, unchanged, with the monitors on each of its Trainers.
+
+    batchscope run train_theirs.py --their --flags
+    batchscope run --vary=--batch-size=16,64,256 train_theirs.py --epochs 2
+
+The options of batchscope stand before the script. The first fit leaves a run folder with run.json, which batchscope report,
+compare and choose read; a second Trainer of the same process has a folder of its own. --vary runs the script once for each
+value of one of its flags, ends each run when its speed is known (--whole: when it ends by itself), and reports.
+"""
+
+import argparse
+import os
+import runpy
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ..attached import FOLDER, UNTIL_KNOWN
+from ..errors import UserError, exit_on_user_error
+from . import command_parser
+
+
+def main() -> None:
+    """The program: parse, then run the script in this process, or once for each value in processes of their own."""
+    exit_on_user_error(_main)
+
+
+def _main() -> None:
+    args = _parser().parse_args()
+    script = Path(args.script)
+    if not script.is_file():
+        raise UserError(f"run: got '{script}', which is not a file; the options of batchscope stand before the script")
+    flag, values = _varied(args.vary) if args.vary else ("", [])
+    folder = Path(args.out) if args.out else _new_folder("sweeps" if values else "scripts")
+    if folder.exists():
+        raise UserError(f"--out: '{folder}' exists; give another name")
+    if values:
+        sys.exit(_run_each(folder, script, args.flags, flag, values, args.whole))
+    os.environ[FOLDER] = str(folder.absolute())
+    sys.argv = [str(script), *args.flags]
+    sys.path.insert(0, str(script.resolve().parent))
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser("run", __doc__)
+    parser.allow_abbrev = False
+    parser.add_argument("--vary", metavar="FLAG=VALUES", help="a flag of the script with several values")
+    parser.add_argument("--whole", action="store_true", help="with --vary: let each run end by itself")
+    parser.add_argument("--out", metavar="DIR", help="the folder of the run, or of the runs and their report")
+    parser.add_argument("script", help="a Python file that trains with Lightning")
+    parser.add_argument("flags", nargs=argparse.REMAINDER, help="of the script")
+    return parser
+
+
+def _varied(text: str) -> tuple[str, list[str]]:
+    """`--batch-size=16,64` as the flag and its values."""
+    flag, is_pair, values = text.partition("=")
+    found = values.split(",")
+    if not is_pair or not flag.startswith("-") or "" in found or len(set(found)) < len(found):
+        raise UserError(f"--vary: got '{text}', takes a flag with different values: --vary=--batch-size=16,64,256")
+    return flag, found
+
+
+def _new_folder(kind: str) -> Path:
+    return Path("outputs") / kind / time.strftime("%Y-%m-%d_%H-%M-%S")
+
+
+def _run_each(folder: Path, script: Path, flags: list[str], flag: str, values: list[str], whole: bool) -> int:
+    """Run the script for each value, one after the other; the exit code of the report on them."""
+    for number, value in enumerate(values):
+        place = folder / str(number)
+        print(f"\n— run {number + 1} of {len(values)}: {flag}={value}", flush=True)
+        environ = dict(os.environ) | ({} if whole else {UNTIL_KNOWN: "1"})
+        command = [sys.executable, "-m", "batchscope", "run", f"--out={place}", str(script), *flags, f"{flag}={value}"]
+        done = subprocess.run(command, env=environ, check=False)
+        if done.returncode:
+            print(f"  failed with exit code {done.returncode}", file=sys.stderr, flush=True)
+        elif not (place / "run.json").is_file():
+            print("  not measured: the script ran no fit of a lightning.pytorch Trainer", file=sys.stderr, flush=True)
+    if not folder.is_dir():
+        raise UserError("run: nothing was measured")
+    from ..analysis import write_report
+
+    report = write_report([folder], folder / "report")
+    print(report.printed, flush=True)
+    return report.exit_code

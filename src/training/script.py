@@ -1,0 +1,143 @@
+"""ScriptRecord: measures a Trainer of anybody's script, and leaves the record of its run (`batchscope run`)."""
+
+import itertools
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from typing_extensions import override
+
+from .._lightning import callbacks_of
+from ..callbacks._never_raise import never_raise
+from ..callbacks.device import DeviceMonitor
+from ..callbacks.memory import MemoryMonitor
+from ..callbacks.throughput import ThroughputMonitor
+from ..callbacks.until_known import StopWhenKnown
+from ..errors import warn
+from ..hardware.devices import describe
+from ..records.run_record import RunRecord
+from . import summary
+
+_FLAG = re.compile(r"--?([A-Za-z][\w.-]*)")
+_count = itertools.count()
+
+
+class ScriptRecord(Callback):
+    """Adds the monitors that a Trainer does not have, and records each of its fits.
+
+    Args:
+        folder: of the run; created by the first fit.
+        until_known: whether the fit ends when its speed is known.
+    """
+
+    def __init__(self, folder: Path, until_known: bool = False):
+        self.folder = folder
+        self.until_known = until_known
+        self._record: RunRecord | None = None
+        self._is_off = False
+
+    @classmethod
+    def next(cls, folder: str, until_known: bool) -> Self:
+        """For the next Trainer of this process; the second one has the folder `<folder>-2`."""
+        number = next(_count) + 1
+        return cls(Path(folder if number == 1 else f"{folder}-{number}"), until_known)
+
+    @override
+    @never_raise
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        if trainer.barebones:
+            warn("Trainer(barebones=True): nothing is measured")
+            self._is_off = True
+            return
+        kinds: list[type[Callback]] = [DeviceMonitor, MemoryMonitor, ThroughputMonitor]
+        kinds += [StopWhenKnown] if self.until_known else []
+        own = callbacks_of(trainer)
+        missing = [kind() for kind in kinds if not any(isinstance(one, kind) for one in own)]
+        # Lightning is calling `setup` of these callbacks in their order, and comes to the new ones next.
+        at = trainer.callbacks.index(self) + 1
+        trainer.callbacks[at:at] = missing
+
+    @override
+    @never_raise
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._is_off:
+            return
+        first = trainer.is_global_zero
+        script = Path(sys.argv[0]).name
+        facts: dict[str, Any] = {
+            "name": script,
+            "command": shlex.join(["batchscope", "run", *sys.argv]),
+            "overrides": sys.argv[1:],
+            "choices": {"model": type(pl_module).__name__},
+            "config": {
+                "run_dir": str(self.folder),
+                "script": script,
+                "data": {"arguments": arguments(sys.argv[1:])},
+                "trainer": {"accumulate_grad_batches": trainer.accumulate_grad_batches, "precision": trainer.precision},
+            },
+            "hardware": describe(trainer.strategy.root_device),
+            "processes": trainer.world_size,
+            "model": {
+                "class": type(pl_module).__name__,
+                "parameters": sum(p.numel() for p in pl_module.parameters()),
+            },
+            "dataset": {"name": _dataset(trainer)},
+        }
+        self._record = RunRecord(self.folder, enabled=first, **facts)
+        self._record.__enter__()
+        self._record.begin()
+
+    @override
+    @never_raise
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        record = self._record
+        if record is None:
+            return
+        found = summary.callback_facts(trainer)
+        size = found.get("throughput", {}).get("batch_size")
+        if size:
+            config = record.facts["config"]
+            given = {key: value for key, value in config["data"]["arguments"].items() if value != str(size)}
+            record.facts["config"] = {**config, "data": {"batch_size": size, "arguments": given}}
+        fit = {"epochs": trainer.current_epoch, "steps": trainer.global_step, "metrics": summary.last_metrics(trainer)}
+        record.add(**found, **fit)
+        summary.write_steps(trainer, self.folder)
+        record.__exit__(None, None, None)
+        self._record = None
+        if trainer.is_global_zero:
+            print(f"files   {self.folder}", flush=True)
+
+    @override
+    @never_raise
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self._record is not None:
+            self._record.__exit__(type(exception), exception, exception.__traceback__)
+            self._record = None
+
+    def disable(self) -> None:
+        """Record nothing more."""
+        self._record = None
+
+
+def arguments(words: list[str]) -> dict[str, str]:
+    """The flags of a script's command line with their values: `--lr=0.1` and `--lr 0.1` as `lr: 0.1`, a switch as `true`."""
+    found: dict[str, str] = {}
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        name, is_pair, value = word.partition("=")
+        flag = _FLAG.fullmatch(name)
+        if flag:
+            alone = following if following and not _FLAG.match(following) else "true"
+            found[flag[1].replace("-", "_")] = value if is_pair else alone
+    return found
+
+
+def _dataset(trainer: Trainer) -> str:
+    """The name of the class that loads the data."""
+    datamodule = getattr(trainer, "datamodule", None)
+    return type(datamodule).__name__ if datamodule is not None else "a script's data"
