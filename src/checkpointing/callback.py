@@ -16,7 +16,7 @@ from ..callbacks._timer import pause
 from ..distributed.gather import gather
 from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..distributed.sharding import local
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, warn
 from ..files import remove_leftovers
 from ..options.types import PositiveFloat, PositiveInt, Purpose
 from .checkpoint_file import link_checkpoint
@@ -24,6 +24,7 @@ from .log_files import LogPositions, loggers_of_rank
 from .random_state import random_state
 
 _TOPIC = "checkpoint"
+DEFAULT_MONITOR = "val/loss"  # of a Task
 
 
 class Checkpoints(SyncsRanks, Checkpoint):
@@ -46,7 +47,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
     def __init__(
         self,
         dirpath: str | None = None,
-        monitor: str = "val/loss",
+        monitor: str = DEFAULT_MONITOR,
         mode: Literal["min", "max"] = "min",
         every_minutes: Annotated[PositiveFloat | None, Purpose.OBSERVATION] = 5.0,
         every_n_steps: Annotated[PositiveInt | None, Purpose.OBSERVATION] = None,
@@ -61,6 +62,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self.best_model_score: float | None = None
         self.metrics: dict[str, float] = {}  # of the last validation
         self._is_fitting = False
+        self._has_warned = False
         self.on_first_save: Callable[[], None] = lambda: None  # called once, when a checkpoint is on the disk
         self._log_positions = LogPositions({})
         self._is_saving = False
@@ -119,13 +121,9 @@ class Checkpoints(SyncsRanks, Checkpoint):
         if trainer.sanity_checking or is_fast_dev_run(trainer):
             return
         self.metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
-        if self.monitor not in self.metrics:
-            raise UserError(
-                f"callbacks.checkpoint.monitor: got '{self.monitor}', and the validation measures "
-                f"{', '.join(self.metrics) or 'nothing'}.{did_you_mean(self.monitor, self.metrics)}"
-            )
-        if self._is_best(self.metrics[self.monitor]):
-            self.best_model_score = self.metrics[self.monitor]
+        score = self._score()
+        if score is not None and self._is_best(score):
+            self.best_model_score = score
             self.best_model_path = str(self.folder / "best.ckpt")
             if trainer.is_global_zero:
                 link_checkpoint(Path(self.last_model_path), Path(self.best_model_path))
@@ -163,6 +161,27 @@ class Checkpoints(SyncsRanks, Checkpoint):
             self.best_model_score = None
         elif self.best_model_score is not None:
             self.best_model_path = str(best)
+
+    def _score(self) -> float | None:
+        """The monitored metric of the last validation; None, with a warning, where the validation measures others.
+
+        A LightningModule of the user's own may call `val/loss` `val_loss`.
+        """
+        found = {key.replace("_", "/"): value for key, value in self.metrics.items()} | self.metrics
+        if self.monitor in found:
+            return found[self.monitor]
+        others = ", ".join(self.metrics) or "nothing"
+        near = did_you_mean(self.monitor, self.metrics)
+        if self.monitor != DEFAULT_MONITOR:
+            raise UserError(
+                f"callbacks.checkpoint.monitor: got '{self.monitor}', and the validation measures {others}.{near}"
+            )
+        if not self._has_warned:
+            warn(
+                f"no best checkpoint is kept: the validation measures {others}; name one by callbacks.checkpoint.monitor"
+            )
+        self._has_warned = True
+        return None
 
     def _is_due(self, trainer: Trainer) -> bool:
         steps = self.every_n_steps

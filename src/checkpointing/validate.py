@@ -44,6 +44,7 @@ def _check_counters(checkpoint: dict[str, Any]) -> None:
     """Compare what `loop_state` counts with Lightning's counters, by which the training loop goes on."""
     state, loop = checkpoint["loop_state"], checkpoint["loops"]["fit_loop"]
     updates = loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]["total"]["completed"]
+    updates = updates or loop["epoch_loop.manual_optimization.optim_step_progress"]["total"]["completed"]
     counters = {
         "epoch": [checkpoint["epoch"], loop["epoch_progress"]["current"]["completed"]],
         "batches": [loop["epoch_loop.batch_progress"]["current"]["ready"]],
@@ -71,8 +72,13 @@ def _check_weights(saved: dict[str, Tensor], module: LightningModule) -> None:
 
 
 def _check_optimizer(checkpoint: dict[str, Any], module: LightningModule) -> None:
-    """Load the states into an optimizer and a schedule that are thrown away."""
-    recipe, parameters = cast(Any, module.optimizer_recipe), list(module.parameters())  # of training/optimizer.py
+    """Load the states into an optimizer and a schedule that are thrown away.
+
+    A LightningModule of the user's own has no recipe for them: Lightning loads their states when the fit begins.
+    """
+    recipe, parameters = cast(Any, getattr(module, "optimizer_recipe", None)), list(module.parameters())
+    if recipe is None:
+        return
     optimizer = recipe.build(parameters)
     schedule = recipe.build_schedule(optimizer, 100)
     (saved,), schedules = checkpoint["optimizer_states"], checkpoint["lr_schedulers"]

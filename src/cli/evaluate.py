@@ -8,15 +8,14 @@ What a file alone cannot decide, such as a `data.root` other than `data`, has to
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, did_you_mean, exit_on_user_error
-from ..options import trust
-from ..options.check import check_config
-from ..options.command_lines import for_evaluation
-from ..options.compose import apply_overrides
 from ..options.groups import use_config_dir
 from . import add_config_dir, command_parser
+
+if TYPE_CHECKING:
+    from ..inference.load import Trained
 
 
 def main() -> None:
@@ -57,19 +56,9 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
     """
     if not path.is_file():
         raise UserError(f"ckpt: got '{path}', which is not a file{_nearby(path)}")
-    from ..checkpointing.checkpoint_file import load_checkpoint  # torch takes seconds to import
+    from ..inference.load import restore  # torch takes seconds to import
 
-    checkpoint = load_checkpoint(path)
-    saved = checkpoint["batchscope"]
-    if not isinstance(saved, dict) or not isinstance(name := saved.get("name"), str) or not name.isprintable():
-        raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote")
-    recorded = trust.plain(saved.get("config"), f"ckpt: {path}")
-    recorded = for_evaluation(check_config(recorded))
-    config = check_config(apply_overrides(recorded, overrides))
-    if config["compile"]:
-        raise UserError("compile: only training steps are compiled; an evaluation runs the network as it is")
-    trust.confirm(config, overrides, str(path), run_dir=None)
-    return _test(config, checkpoint["state_dict"], name, path)
+    return _test(restore(path, overrides))
 
 
 def _nearby(path: Path) -> str:
@@ -81,40 +70,31 @@ def _nearby(path: Path) -> str:
     return f"; in that folder: {', '.join(p.name for p in near)}" if near else ""
 
 
-def _test(config: dict[str, Any], weights: Any, name: str, path: Path) -> tuple[str, Any]:
+def _test(trained: "Trained") -> tuple[str, Any]:
     import lightning
     from lightning.pytorch.callbacks import LambdaCallback
+    from lightning.pytorch.utilities.model_helpers import is_overridden
 
     from ..callbacks._batches import samples_in
     from ..data.plain import lightning_of
     from ..hardware.devices import check_accelerator
-    from ..training.build import build, build_data, build_model, loader_switches
-    from ..training.quiet import quiet_libraries
-    from ..training.task import Task
+    from ..training.build import build, loader_switches
 
-    quiet_libraries()
+    config, data = trained.config, trained.data
+    if not is_overridden("test_step", trained.module):
+        raise UserError(f"model: {type(trained.module).__name__} has no test_step, so there is nothing to evaluate")
     check_accelerator(config["trainer"].get("accelerator", "auto"))
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
-    data = build_data(config)
     tested: list[int] = []  # the samples of each batch
     counter = LambdaCallback(on_test_batch_end=lambda *args: tested.append(samples_in(args[3])))
     alone = {"logger": False, "callbacks": [counter], "enable_checkpointing": False}
     trainer = build(config["trainer"], "trainer", **alone, **loader_switches(data))
     data.prepare_data()
-    model = build_model(config, data)
-    task = Task(model, data.spec, build(config["optimizer"], "optimizer"), config["channels_last"])
-    try:
-        task.load_state_dict(weights)
-    except (RuntimeError, TypeError, AttributeError) as error:  # the last two where there are no weights at all
-        first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
-        raise UserError(
-            f"ckpt: {path} holds the weights of {name}, which do not fit {type(model).__name__}: {first}"
-        ) from error
-    metrics = trainer.test(task, datamodule=lightning_of(data), verbose=False)
+    metrics = trainer.test(trained.module, datamodule=lightning_of(data), verbose=False)
     if not metrics:
         raise UserError(
             f"trainer.limit_test_batches: got {config['trainer'].get('limit_test_batches')}, which tests no batch"
         )
     total, count = data.num_samples("test"), sum(tested)
     of = f" of {total:,}" if total is not None and count < total else ""  # by trainer.limit_test_batches
-    return f"{name}, tested on {data.name} ({count:,}{of} samples)", metrics[0]
+    return f"{trained.name}, tested on {data.name} ({count:,}{of} samples)", metrics[0]

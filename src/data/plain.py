@@ -1,6 +1,6 @@
 """Any LightningDataModule that says its `spec`: what the training program has to know of it, and what it cannot know."""
 
-from typing import Any, cast
+from typing import Any
 
 from lightning import LightningDataModule
 from lightning.fabric.utilities.data import sized_len
@@ -16,21 +16,22 @@ class PlainData:
     """A LightningDataModule that is no DataModule, with the names of one. What it does not say is not known.
 
     Args:
-        module: has a `spec` and a `batch_size`. It may have `name`, `check`, `num_samples`, `fingerprint` and `resume_at`
-            as DataModule has them.
+        module: may have `spec`, `batch_size`, `name`, `check`, `num_samples`, `fingerprint` and `resume_at` as DataModule
+            has them. Without a spec it trains LightningModules alone.
     """
 
     def __init__(self, module: LightningDataModule):
         self.module: Any = module
-        self.spec: DataSpec = cast(Any, module).spec
+        self.spec: DataSpec | None = _spec_of(module)
         self.name: str = getattr(module, "name", None) or type(module).__name__
         self.prepare_data = module.prepare_data
         self.setup = module.setup
 
     @property
-    def batch_size(self) -> int:
-        """Samples a step, on each device."""
-        return self.module.batch_size
+    def batch_size(self) -> int | None:
+        """Samples a step, on each device; None where the module does not say it."""
+        found = getattr(self.module, "batch_size", None) or self.module.hparams.get("batch_size")
+        return found if isinstance(found, int) else None
 
     @batch_size.setter
     def batch_size(self, batch_size: int) -> None:
@@ -97,22 +98,26 @@ def described(module: LightningDataModule) -> Data:
     """What the training program has to know of any LightningDataModule.
 
     Raises:
-        UserError: if it has no `spec`, or no `batch_size`.
+        UserError: if a DataModule has no `spec`.
     """
-    name = type(module).__name__
-    try:
-        spec = getattr(module, "spec", None)
-    except NotImplementedError:
-        spec = None
-    if not isinstance(spec, DataSpec):
-        raise UserError(f"data: {name} has no spec: a property that returns a batchscope.data.DataSpec")
     if isinstance(module, DataModule):
+        spec = _spec_of(module)
+        if spec is None:
+            raise UserError(
+                f"data: {type(module).__name__} has no spec: a property that returns a batchscope.data.DataSpec"
+            )
         if module.augment is not None and module.augment.is_on:
             _check_augment(module.augment, module.name, spec)
         return module
-    if not isinstance(getattr(module, "batch_size", None), int):
-        raise UserError(f"data: {name} has no batch_size: the samples a step, as its constructor takes them")
     return PlainData(module)
+
+
+def _spec_of(module: LightningDataModule) -> DataSpec | None:
+    try:
+        spec = getattr(module, "spec", None)
+    except NotImplementedError:
+        return None
+    return spec if isinstance(spec, DataSpec) else None
 
 
 def _check_augment(augment: Augment, name: str, spec: DataSpec) -> None:

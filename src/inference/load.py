@@ -18,25 +18,30 @@ from ..options.check import check_config
 from ..options.command_lines import for_evaluation
 from ..options.compose import apply_overrides
 from ..options.groups import use_config_dir
-from ..training.build import build, build_data, build_model
+from ..training.build import build_data, build_model
+from ..training.module import lightning_module
 from ..training.quiet import quiet_libraries
-from ..training.task import Task
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A network with the weights of a checkpoint, and what it was trained on."""
+    """A network, the LightningModule that runs it, and the data that it was trained on, which are not loaded."""
 
-    module: LightningModule  # runs the network in a Trainer
-    network: nn.Module  # in evaluation mode, on the CPU
+    module: LightningModule
+    network: nn.Module  # in evaluation mode, on the CPU; the module itself where the model is a LightningModule
     data: Data
     name: str  # of the run
     config: dict[str, Any]  # of the run, for its evaluation
-    path: Path
 
     @property
     def spec(self) -> DataSpec:
-        """What the network reads and answers."""
+        """What the network reads and answers.
+
+        Raises:
+            UserError: where the data do not say it.
+        """
+        if self.data.spec is None:
+            raise UserError(f"data: {self.data.name} has no spec, so nobody knows what the network reads and answers")
         return self.data.spec
 
 
@@ -61,7 +66,8 @@ def load_model(
     use_config_dir(None if config_dir is None else str(config_dir))
     trained = restore(Path(ckpt), list(overrides))
     network: Any = trained.network
-    network.spec = trained.spec
+    if trained.data.spec is not None:
+        network.spec = trained.data.spec
     return network
 
 
@@ -78,20 +84,19 @@ def restore(path: Path, overrides: list[str]) -> Trained:
     quiet_libraries()
     checkpoint = load_checkpoint(path)
     name, config = described(checkpoint, path, overrides)
-    data = build_data(config)
-    model = build_model(config, data)
-    task = Task(model, data.spec, build(config["optimizer"], "optimizer"), config["channels_last"])
-    load_weights(task, checkpoint["state_dict"], name, path)
-    return Trained(task.eval(), task.model, data, name, config, path)
+    trained = untrained(config, name)
+    _load_weights(trained.module, checkpoint["state_dict"], name, path)
+    return trained
 
 
-def untrained(config: dict[str, Any]) -> Trained:
-    """The network of a checked configuration with its initial weights: its speed does not depend on them."""
+def untrained(config: dict[str, Any], name: str = "") -> Trained:
+    """The network of a checked configuration with its initial weights."""
     quiet_libraries()
     data = build_data(config)
     model = build_model(config, data)
-    task = Task(model, data.spec, build(config["optimizer"], "optimizer"), config["channels_last"])
-    return Trained(task.eval(), model, data, type(model).__name__, config, Path())
+    name = name or type(model).__name__
+    module = lightning_module(model, data, config, {"choices": {}, "dataset": data.name})
+    return Trained(module.eval(), model.eval(), data, name, config)
 
 
 def described(checkpoint: dict[str, Any], path: Path, overrides: list[str]) -> tuple[str, dict[str, Any]]:
@@ -107,10 +112,10 @@ def described(checkpoint: dict[str, Any], path: Path, overrides: list[str]) -> t
     return name, config
 
 
-def load_weights(task: LightningModule, weights: Any, name: str, path: Path) -> None:
+def _load_weights(module: LightningModule, weights: Any, name: str, path: Path) -> None:
     """Load a checkpoint's weights; UserError with the first that does not fit."""
     try:
-        task.load_state_dict(weights)
+        module.load_state_dict(weights)
     except (RuntimeError, TypeError, AttributeError) as error:  # the last two where there are no weights at all
         lines = str(error).splitlines()
         first = lines[min(1, len(lines) - 1)].strip() if lines else type(error).__name__

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from lightning import LightningDataModule, Trainer
+from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
@@ -93,13 +93,25 @@ def build_model(config: dict[str, Any], data: Data) -> nn.Module:
     """
     node, spec = config["model"], data.spec
     target = _import(node[TARGET], f"model.{TARGET}")
+    if spec is None:
+        model = build(node, "model") if not _takes_spec(target) else None
+        if isinstance(model, LightningModule):
+            return model
+        raise UserError(
+            f"data: {data.name} has no spec: a property that returns a batchscope.data.DataSpec, which every model but a "
+            "LightningModule is trained by"
+        )
     accepts = getattr(target, "accepts", (spec.kind,))
     if spec.kind not in accepts:  # options.check tells this earlier of data that declare their kind
         raise UserError(
             f"model: {target.__name__} reads {' or '.join(accepts)} data, and {data.name} has {spec.kind} data"
         )
     model = build(node, "model", **({"spec": spec} if _takes_spec(target) else {}))
-    if spec.variable_length and "lengths" not in inspect.signature(model.forward).parameters:
+    if (
+        not isinstance(model, LightningModule)
+        and spec.variable_length
+        and "lengths" not in inspect.signature(model.forward).parameters
+    ):
         raise UserError(
             f"model: {type(model).__name__} reads sequences of one length: its forward takes no `lengths`, and those of "
             f"{data.name} vary"
@@ -145,12 +157,13 @@ def build_trainer(
     return build(config["trainer"], "trainer", **parts, **switches)
 
 
-def run_name(config: dict[str, Any], choices: Mapping[str, str], dataset: str, batch_size: int) -> str:
+def run_name(config: dict[str, Any], choices: Mapping[str, str], dataset: str, batch_size: int | None) -> str:
     """A name to read in TensorBoard, `cnn-mnist-bs512`, with the data and the batch that the run really trains on."""
     model = str(choices.get("model", "model"))
     if model == "torchvision":
         model = config["model"]["name"]
-    name = f"{model}-{dataset}-bs{batch_size}".replace("_", "-")
+    held = "" if batch_size is None else f"-bs{batch_size}"
+    name = f"{model}-{dataset}{held}".replace("_", "-")
     return re.sub(r"[^\w.+-]+|\.\.+", "-", name)[:100]  # it is a folder's name, too: nothing in it leads elsewhere
 
 

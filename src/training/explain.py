@@ -10,10 +10,10 @@ from ..errors import UserError
 from ..hardware.devices import check_accelerator
 from ..records.explanation import Explanation
 from .build import build, build_all, build_data, build_model
-from .compiling import check_compile, compile_mode
+from .compiling import check_compile
 from .ending import explain_failures
+from .module import check_batch, lightning_module
 from .run import limit_batch_size, set_up_process
-from .task import Task, min_samples
 
 
 def explain(
@@ -42,25 +42,23 @@ def explain(
     trainer = build(config["trainer"], "trainer", callbacks=callbacks, logger=False, max_steps=profiler.updates)
     check_compile(config, trainer)
     model = build_model(config, data)
-    optimizer = build(config["optimizer"], "optimizer")
-    data.check_batch(min_samples(model, data.spec))
+    check_batch(model, data)
     data.prepare_data()
     data.setup("fit")
     limit_batch_size(data, data.num_samples("train"), world_size=1)
-    provenance = {"choices": choices, "dataset": data.name}
-    task = Task(model, data.spec, optimizer, config["channels_last"], provenance, compile_mode(config))
-    _fit(trainer, task, data, {**config, "run_dir": place})
+    module = lightning_module(model, data, config, {"choices": choices, "dataset": data.name})
+    _fit(trainer, module, data, {**config, "run_dir": place})
     if profiler.explanation is None:
-        raise UserError(f"explain: no step of {task.title} could be measured")
+        raise UserError(f"explain: no step of {module.title} could be measured")
     return profiler.explanation, profiler.files
 
 
-def _fit(trainer: Trainer, task: Task, data: Data, config: dict[str, Any]) -> None:
+def _fit(trainer: Trainer, module: Any, data: Data, config: dict[str, Any]) -> None:
     try:
         with explain_failures(config, trainer.strategy.root_device, first=True):
-            trainer.fit(task, datamodule=lightning_of(data))
+            trainer.fit(module, datamodule=lightning_of(data))
     except UserError:
         raise
     except Exception as error:
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        raise UserError(f"explain: a training step of {task.title} fails: {type(error).__name__}: {first}") from error
+        raise UserError(f"explain: a training step of {module.title} fails: {type(error).__name__}: {first}") from error

@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from .._lightning import callbacks_of, forget_averages, is_fast_dev_run
@@ -34,7 +35,6 @@ from ..records.read import optimized, read
 from ..records.run_record import RunRecord, close_open, versions
 from . import summary
 from .build import (
-    build,
     build_callbacks,
     build_data,
     build_model,
@@ -43,12 +43,11 @@ from .build import (
     loader_switches,
     run_name,
 )
-from .compiling import check_compile, compile_mode
+from .compiling import check_compile
 from .ending import explain_failures
 from .loggers import build_loggers, close_loggers, open_loggers
-from .optimizer import Optimizer
+from .module import Provenance, check_batch, lightning_module
 from .quiet import quiet_libraries
-from .task import Task, min_samples
 
 NAMED_GROUPS = ("model", "data", "optimizer", "trainer")  # their choices name a run
 
@@ -123,12 +122,13 @@ class _Run:
             *visits_of(callbacks, visitor),
             shutdown,
             CompilationWatch(),
+            provenance := Provenance(),
         ]
+        self.provenance = provenance
         self.trainer = build_trainer(config, run_dir, callbacks, switches | loader_switches(self.data))
         check_compile(config, self.trainer)
         self.model: nn.Module = build_model(config, self.data)
-        self.optimizer: Optimizer = build(config["optimizer"], "optimizer")
-        self.data.check_batch(min_samples(self.model, self.data.spec))
+        check_batch(self.model, self.data)
         self.resume_point: ResumePoint | None = None
 
     @contextlib.contextmanager
@@ -178,10 +178,9 @@ class _Run:
         if not is_fast_dev_run(self.trainer):  # in which Lightning logs nothing
             self.trainer.loggers = build_loggers(self.config, self.name, run_id)
         trust.refuse_outside(self.config, self.run_dir, folders_written_to(self.config, self.trainer))
-        provenance = {"config": self.config, "choices": self.choices, "name": self.name, "run": run_id}
-        provenance |= {"dataset": self.data.name, "fingerprint": fingerprint}
-        mode = compile_mode(self.config)
-        self.task = Task(self.model, self.data.spec, self.optimizer, self.config["channels_last"], provenance, mode)
+        facts = {"config": self.config, "choices": self.choices, "name": self.name, "run": run_id}
+        self.provenance.facts = facts | {"dataset": self.data.name, "fingerprint": fingerprint}
+        self.module = lightning_module(self.model, self.data, self.config, self.provenance.facts)
 
     def shared_facts(self) -> dict[str, Any]:
         """What has to be the same in every rank."""
@@ -192,7 +191,7 @@ class _Run:
         """Begin the record, once it is known that the run can start or be resumed: until then no file is changed."""
         if self.config.get("resume"):
             folder = checkpoint_folder(self.trainer, self.run_dir)
-            self.resume_point = find_resume_point(folder, self.task, self.run_dir)
+            self.resume_point = find_resume_point(folder, self.module, self.run_dir)
             self.resume_point.check(self.trainer, self.dataset["fingerprint"])
         open_loggers(loggers_of_rank(self.trainer))
         record.facts |= {"name": self.name, "dataset": self.dataset, **self.batch}
@@ -211,7 +210,7 @@ class _Run:
             prepare_resume(self.trainer, self.data, self.resume_point)
             checkpoint = self.resume_point.path
         started = time.perf_counter()
-        self.trainer.fit(self.task, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
+        self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
         waited_s = seconds_waited(callbacks_of(self.trainer))
         facts = {
             "fit_seconds": round(time.perf_counter() - started - waited_s, 3),
@@ -227,12 +226,12 @@ class _Run:
 
     def test(self, record: RunRecord) -> None:
         """Test the best checkpoint; the last weights where no checkpoint is the best."""
-        if not self.config["test"]:
+        if not self.config["test"] or not is_overridden("test_step", self.module):
             return
         forget_averages(self.trainer)
         best = "best" if "best" in summary.checkpoint_paths(self.trainer, self.run_dir) else None
         self.trainer.test(
-            self.task, datamodule=lightning_of(self.data), ckpt_path=best, verbose=False, weights_only=True
+            self.module, datamodule=lightning_of(self.data), ckpt_path=best, verbose=False, weights_only=True
         )
         record.add(metrics={**record.facts["metrics"], **summary.last_metrics(self.trainer)})
         record.add(evaluated={**record.facts["evaluated"], **summary.evaluated_samples(self.trainer, self.data)})
@@ -252,6 +251,8 @@ def limit_batch_size(data: Data, train_samples: int | None, world_size: int) -> 
     the record: that of all ranks and, where it was lowered, that of one.
     """
     asked = data.batch_size
+    if asked is None:
+        return {}
     if train_samples is None or asked <= -(-train_samples // world_size):
         return {"global_batch_size": asked * world_size}
     data.batch_size = -(-train_samples // world_size)

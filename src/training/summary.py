@@ -67,9 +67,11 @@ def checkpoint_paths(trainer: Trainer, run_dir: Path) -> dict[str, str]:
 
 def callback_facts(trainer: Trainer) -> dict[str, Any]:
     """What the callbacks have for the record, and the learning rate: under a schedule its peak, else that of the last update."""
-    optimizer = trainer.optimizers[0]
-    rates = optimizer.defaults if trainer.lr_scheduler_configs else optimizer.param_groups[0]
-    facts: dict[str, Any] = {"learning_rate": float(rates["lr"])}
+    facts: dict[str, Any] = {}
+    if len(trainer.optimizers) == 1:  # a LightningModule of one's own may have none or several
+        optimizer = trainer.optimizers[0]
+        rates = optimizer.defaults if trainer.lr_scheduler_configs else optimizer.param_groups[0]
+        facts["learning_rate"] = float(rates["lr"])
     facts["throughput"] = {"missing": {"bottleneck": "callbacks.throughput is left out"}}
     for callback in callbacks_of(trainer):
         if hasattr(callback, "record_facts"):
@@ -164,10 +166,14 @@ def _lines_of(trainer: Trainer, method: str) -> list[str]:
 def _result(record: Mapping[str, Any]) -> str:
     """The last metrics, `test acc 98.9 % in 47 s`: of the test, or of the validation, and accuracies if there are any."""
     metrics, before = record["metrics"], record["resumed"][-1]["step"] if record.get("resumed") else 0
-    stage = next((one for one in ("test", "val") if any(key.startswith(f"{one}/") for key in metrics)), "")
-    found = {key: value for key, value in metrics.items() if stage and key.startswith(f"{stage}/")}
-    better = {key: value for key, value in found.items() if not key.endswith("/loss")}
-    words = [f"{key.replace('/', ' ')} {_metric(key, value)}" for key, value in sorted((better or found).items())]
+    stages = (("test/", "test_"), ("val/", "val_"))  # a LightningModule of one's own may log `val_loss`
+    stage = next((one for one in stages if any(key.startswith(one) for key in metrics)), None)
+    found = {key: value for key, value in metrics.items() if stage and key.startswith(stage)}
+    better = {key: value for key, value in found.items() if not key.endswith(("/loss", "_loss"))}
+    words = [
+        f"{key.replace('/', ' ').replace('_', ' ')} {_metric(key, value)}"
+        for key, value in sorted((better or found).items())
+    ]
     trained = [(record["epochs"], "epoch")] if record["epochs"] > 0 else []  # a timed run ends within the first one
     words = words or [count(number, unit) for number, unit in (*trained, (record["steps"], "step"))]
     timed = f", the last {record['steps'] - before:,} of {count(record['steps'], 'step')}" if before else ""

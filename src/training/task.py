@@ -42,7 +42,6 @@ class Task(LightningModule):
         spec: of the data.
         optimizer: builds torch's optimizer and schedule.
         channels_last: store images and convolutions channels-last on CPU and CUDA, where that layout is faster.
-        provenance: kept in every checkpoint under `batchscope`; plain containers only.
         compile_mode: torch.compile's, for the network in training; None to run it as it is. Only whole batches run the
             compiled network, so that it is compiled once: the short last batch of an epoch, validation and test run it
             as it is. Checkpoints have the same names either way.
@@ -54,7 +53,6 @@ class Task(LightningModule):
         spec: DataSpec,
         optimizer: Optimizer,
         channels_last: bool = True,
-        provenance: dict[str, Any] | None = None,
         compile_mode: str | None = None,
     ):
         super().__init__()
@@ -63,7 +61,6 @@ class Task(LightningModule):
         self.min_samples = min_samples(model, spec)  # of a rank; now: a sharded model cannot be tried
         self.optimizer_recipe = optimizer
         self.learning_rate: float | None = None  # scaled to the batch size; LearningRateFinder reads it by this name
-        self.provenance = provenance
         self.compile_mode = compile_mode
         self._compiled_samples: int | None = None  # of the batches that run the compiled network; None: of all
         self.channels_last = channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
@@ -74,18 +71,6 @@ class Task(LightningModule):
         self.val_loss, self.test_loss = MeanMetric(nan_strategy="disable"), MeanMetric(nan_strategy="disable")
         if self.classifies:
             self.val_acc, self.test_acc = _accuracy_metric(spec), _accuracy_metric(spec)
-
-    @property
-    def title(self) -> str:
-        """What is trained on what, as people call it: `cnn · mnist`."""
-        known = self.provenance or {}
-        model = known.get("choices", {}).get("model", type(self.model).__name__)
-        return f"{model} · {known['dataset']}" if "dataset" in known else model
-
-    @property
-    def batchscope_config(self) -> dict[str, Any] | None:
-        """The run's configuration, by which a callback knows that advice can name this project's options."""
-        return (self.provenance or {}).get("config")
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -210,11 +195,6 @@ class Task(LightningModule):
         if batch_size is None:
             return self.optimizer_recipe.reference_batch_size
         return batch_size * self.trainer.world_size * self.trainer.accumulate_grad_batches
-
-    @override
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self.provenance is not None:  # by which a checkpoint can be evaluated by its path alone
-            checkpoint["batchscope"] = self.provenance
 
     def _evaluate(self, batch: Batch, stage: str) -> Tensor:
         x, y, lengths = self.spec.parts(batch)

@@ -49,7 +49,7 @@ def test_a_network_that_no_exporter_reads_leaves_nothing(trained: Trained, tmp_p
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x if x.sum() > 0 else -x
 
-    other = Trained(trained.module, Branches(), trained.data, "branches", trained.config, trained.path)
+    other = Trained(trained.module, Branches(), trained.data, "branches", trained.config)
     with pytest.raises(UserError, match="Branches cannot be written as torch_export"):
         export(other, "torch_export", tmp_path / "a.pt2", samples_of(trained, 4))
     assert not list(tmp_path.iterdir())

@@ -47,7 +47,7 @@ class _OutOfMemory(torch.nn.Module):
 def test_a_size_that_does_not_fit_is_named(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "VISIT_S", 0.002)
     monkeypatch.setattr(passes, "DECIDE_S", 0.1)
-    small = Trained(trained.module, _OutOfMemory(), trained.data, "small", trained.config, trained.path)
+    small = Trained(trained.module, _OutOfMemory(), trained.data, "small", trained.config)
     found = measure_latency(small, [1, 8], Limits(seconds=0.05))
     assert found.table["p50_ms"].isna().tolist() == [False, True]
     assert found.sentences()[-1] == "Out of memory: 8."
@@ -56,6 +56,6 @@ def test_a_size_that_does_not_fit_is_named(trained: Trained, monkeypatch: pytest
 
 
 def test_a_network_of_other_inputs_is_refused(trained: Trained) -> None:
-    other = Trained(trained.module, torch.nn.Linear(3, 3), trained.data, "other", trained.config, trained.path)
+    other = Trained(trained.module, torch.nn.Linear(3, 3), trained.data, "other", trained.config)
     with pytest.raises(UserError, match=r"model: Linear does not take \(2, 1, 28, 28\)"):
         measure_latency(other, [2])
