@@ -269,4 +269,4 @@ def saved_tensors(saved: Callable[[Tensor], None]) -> Iterator[None]:
 
 def added(tensors: Sequence[Tensor], others: Sequence[Tensor], factor: float = 1) -> list[Tensor]:
     """Each tensor plus `factor` times the other one, with few operations for all of them."""
-    return list(torch._foreach_add(tensors, others, alpha=factor))
+    return list(torch._foreach_add(list(tensors), list(others), alpha=factor))

@@ -36,6 +36,7 @@ from ._writer import StepWriter
 KEY = "train/noise_scale"
 CONFIDENCE = 0.9
 FEWEST = 10  # pairs of gradients that are enough for an interval
+READ_EVERY = 50  # updates: so late, norms have arrived
 _RECENT = 100  # pairs that the present noise scale is of: it grows in the course of a training
 
 
@@ -203,7 +204,7 @@ class NoiseScaleMonitor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step % trainer.log_every_n_steps == 0 if trainer.log_every_n_steps else False:
+        if trainer.global_step % READ_EVERY == 0:
             self._read(wait=False)
             self._write()
 

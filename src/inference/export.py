@@ -38,7 +38,13 @@ class _Forward(nn.Module):
         return self.network(x)
 
 
-class _ForwardWithLengths(_Forward):
+class _ForwardWithLengths(nn.Module):
+    """The same of a network for sequences of different lengths."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         return self.network(x, lengths=lengths)
 

@@ -8,7 +8,7 @@ import io
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ from lightning.pytorch.plugins.precision import Precision
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ..analysis import plot_style as style
 from ..analysis.answer import Decision, decide
 from ..analysis.noise import SWEEPS_CPU, Rates
-from ..analysis.text_table import aligned
+from ..analysis.text import aligned
 from ..analysis.windows import COLUMNS
 from ..data.spec import DataSpec
 from ..errors import UserError, in_one_line
@@ -34,7 +35,7 @@ from ..hardware.device_memory import is_out_of_memory
 from ..hardware.devices import check_accelerator, device_name
 from ..hardware.timing import clock
 from ..records.formatting import percent, significant
-from ..sweep.passes import Limits, measure_in_passes
+from ..sweep.passes import Limits, Run, measure_in_passes
 from ..training.build import build
 from .load import Trained
 
@@ -43,34 +44,31 @@ _PERCENTILES = (50, 99)
 _FEWEST_FOR_P99 = 100  # of fewer times, the 99th percentile is a maximum
 
 
-@dataclass(eq=False)
-class _Size:
-    """The forward passes of one batch size. It is visited as a run of a sweep is."""
+class _Size(Run):
+    """The forward passes of one batch size, visited as a run of a sweep is."""
 
-    batch_size: int
-    forward: Callable[[], object]
-    times_s: list[float] = field(default_factory=list)
-    windows: list[tuple[Any, ...]] = field(default_factory=list)
-    memory_gib: float | None = None
+    def __init__(self, size: int, forward: Callable[[], object], memory_gib: float | None):
+        super().__init__("latency", size)
+        self.forward, self.memory_gib = forward, memory_gib
+        self.times_s: list[float] = []
 
-    def turn(self, number: int, seconds: float) -> Mapping[str, Any]:
-        """Answer batches for so many seconds; what one took in the median, and what disturbed it."""
+    @override
+    def visit(self, number: int, seconds: float) -> Mapping[str, Any]:
         noise, until = NoiseMeter(), time.perf_counter() + seconds
         times: list[float] = []
         with torch.inference_mode():
-            self.forward()  # what the sizes before it left in the caches
+            self.forward()  # the sizes before it have filled the caches
             while not times or time.perf_counter() < until:
                 began = clock()
                 self.forward()
                 times.append(clock() - began)
         self.times_s += times
         found = noise.read()
-        taken = 0.0 if math.isnan(found.others_share) else found.others_share
-        median = float(np.median(times))
-        row = (self.batch_size, id(self), str(number), math.log(median / self.batch_size), taken, is_disturbed(found))
-        self.windows.append(row)
-        return {"median_s": median, "samples": self.batch_size, "others_share": taken, "disturbed": row[-1]}
+        others = 0.0 if math.isnan(found.others_share) else found.others_share
+        facts = {"median_s": float(np.median(times)), "samples": self.size}
+        return facts | {"others_share": others, "disturbed": is_disturbed(found)}
 
+    @override
     def stop(self, reason: str) -> None:
         """Nothing waits."""
 
@@ -92,7 +90,7 @@ class Latencies:
     def lines(self) -> list[str]:
         """The table for a terminal."""
         known = self.table.dropna(axis="columns", how="all")
-        cells = [[_cell(name, value) for name, value in row.items()] for _, row in known.iterrows()]
+        cells = [[_cell(name, row[name]) for name in known.columns] for row in known.to_dict("records")]
         return aligned([[_HEADINGS[name] for name in known.columns], *cells])
 
     def sentences(self) -> list[str]:
@@ -106,7 +104,7 @@ class Latencies:
         if self.decision.size is None:
             between = " and ".join(f"{size:,}" for size in self.decision.between)
             return [f"Undecided between {between}: run it again on a quiet machine.", *left]
-        row = self.table.set_index("batch_size").loc[self.decision.size]
+        row = next(row for row in self.table.to_dict("records") if row["batch_size"] == self.decision.size)
         answer = (
             f"{self.decision.size:,} is the smallest of these batch sizes that is shown to reach 90 % of the best rate: "
             f"{significant(row['samples_per_sec'])} samples/s at {significant(row['p50_ms'])} ms a batch."
@@ -177,8 +175,7 @@ def measure_latency(
         fitting = [one for size in sizes if (one := _prepared(network, trained.spec, size, device, plugin)) is not None]
         if not fitting:
             raise UserError(f"data.batch_size: no batch of {', '.join(f'{s:,}' for s in sizes)} fits into memory")
-        settings = [("latency", one.batch_size) for one in fitting]
-        measure_in_passes(fitting, settings, limits or Limits(), say=say)
+        measure_in_passes(fitting, limits or Limits(), say=say)
     windows = pd.DataFrame([row for one in fitting for row in one.windows], columns=list(COLUMNS))
     rates = Rates(windows, sweeps=SWEEPS_CPU if device.type == "cpu" else 0.0)
     decision = None if rates.busy is not None else decide(rates)
@@ -196,6 +193,7 @@ def inputs_like(spec: DataSpec, size: int) -> tuple[Tensor, ...]:
 
 def _prepared(network: nn.Module, spec: DataSpec, size: int, device: torch.device, plugin: Precision) -> _Size | None:
     """A warm batch size with the memory that it takes; None if it does not fit."""
+    shape = (size, *spec.input_shape)
     try:
         x, *lengths = (tensor.to(device) for tensor in plugin.convert_input(inputs_like(spec, size)))
         named = {"lengths": lengths[0]} if lengths else {}
@@ -208,19 +206,17 @@ def _prepared(network: nn.Module, spec: DataSpec, size: int, device: torch.devic
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             return None
-        raise UserError(
-            f"model: {type(network).__name__} does not take {tuple(x.shape)}: {in_one_line(error)}"
-        ) from error
-    return _Size(size, partial(network, x, **named), memory_gib=memory)
+        raise UserError(f"model: {type(network).__name__} does not take {shape}: {in_one_line(error)}") from error
+    return _Size(size, partial(network, x, **named), memory)
 
 
 def _row(one: _Size, rates: Rates) -> dict[str, Any]:
     p50, p99 = (float(value) * 1e3 for value in np.percentile(one.times_s, _PERCENTILES))
     return {
-        "batch_size": one.batch_size,
+        "batch_size": one.size,
         "p50_ms": p50,
         "p99_ms": p99 if len(one.times_s) >= _FEWEST_FOR_P99 else None,
-        "samples_per_sec": rates.rate(one.batch_size),
+        "samples_per_sec": rates.rate(one.size),
         "memory_gib": one.memory_gib,
     }
 

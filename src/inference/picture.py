@@ -9,13 +9,13 @@ _COLUMNS = 8
 _BLUE, _ORANGE = "#0072B2", "#D55E00"  # told apart by everybody (Okabe & Ito 2008)
 
 
-def draw_grid(images: Tensor, titles: list[str], right: list[bool | None], spec: DataSpec) -> Figure:
+def draw_grid(images: Tensor, titles: list[str], right: list[bool], spec: DataSpec) -> Figure:
     """One small picture an image, with its title in blue; in orange where the answer is wrong.
 
     Args:
         images: `(N, C, H, W)`, as the network reads them.
         titles: of each image.
-        right: whether each answer is right; None where nobody knows.
+        right: whether each answer is right, as far as anybody knows.
         spec: with the mean and the standard deviation that the images were normalised by.
     """
     columns = min(_COLUMNS, len(images))
@@ -24,7 +24,7 @@ def draw_grid(images: Tensor, titles: list[str], right: list[bool | None], spec:
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, image, title, is_right in zip(panels, images, titles, right, strict=False):
         axes.imshow(as_pixels(image, spec).numpy(), cmap="gray", interpolation="nearest")
-        axes.set_title(title, fontsize=8, color=_ORANGE if is_right is False else _BLUE)
+        axes.set_title(title, fontsize=8, color=_ORANGE if not is_right else _BLUE)
     for axes in panels:
         axes.set_axis_off()
     return figure

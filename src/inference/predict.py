@@ -29,6 +29,7 @@ from .picture import draw_grid
 SPLITS = ("test", "val")
 FORMATS = (".csv", ".npz")
 _DRAWN = 32  # samples in the picture
+_BATCH = 256  # samples of a batch, where the data do not say it
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,12 @@ class Predictions:
     def draw(self) -> Figure:
         """A picture of the first images, with the class that each is taken for, and the true one where it is another."""
         answers = self.answer[: len(self.drawn)].tolist()
-        targets = [None] * len(answers) if self.target is None else self.target[: len(answers)].tolist()
-        right = [None if target is None else answer == target for answer, target in zip(answers, targets, strict=True)]
-        titles = [
-            self.class_name(answer) + ("" if good is not False else f", is {self.class_name(target)}")
-            for answer, target, good in zip(answers, targets, right, strict=True)
-        ]
+        titles, right = [self.class_name(answer) for answer in answers], [True] * len(answers)
+        if self.target is not None:
+            targets = self.target[: len(answers)].tolist()
+            right = [answer == target for answer, target in zip(answers, targets, strict=True)]
+            names = zip(titles, map(self.class_name, targets), right, strict=True)
+            titles = [title if good else f"{title}, is {name}" for title, name, good in names]
         return draw_grid(self.drawn, titles, right, self.spec)
 
     def _target_name(self, target: Any) -> str:
@@ -128,7 +129,7 @@ def _of_split(trained: Trained, trainer: Trainer, split: str) -> list[str]:
 
 
 def _of_files(trained: Trained, trainer: Trainer, inputs: Inputs) -> list[str]:
-    loader = DataLoader(inputs, batch_size=min(trained.data.batch_size, len(inputs)))
+    loader = DataLoader(inputs, batch_size=min(trained.data.batch_size or _BATCH, len(inputs)))
     trainer.predict(trained.module, dataloaders=loader, return_predictions=False)
     return list(inputs.names)
 
@@ -172,10 +173,22 @@ class _Collected(Callback):
             self._drawn.append(outputs["input"][:missing].float().cpu())
 
     @override
-    def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *batch: Any) -> None:
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, loader: int = 0
+    ) -> None:
         self._keep(outputs)
 
-    on_validation_batch_end = on_predict_batch_end = on_test_batch_end
+    @override
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, loader: int = 0
+    ) -> None:
+        self._keep(outputs)
+
+    @override
+    def on_predict_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, loader: int = 0
+    ) -> None:
+        self._keep(outputs)
 
 
 def write_predictions(predictions: Predictions, path: Path) -> list[Path]:
@@ -194,7 +207,7 @@ def write_predictions(predictions: Predictions, path: Path) -> list[Path]:
         else:
             arrays = {"output": predictions.output.numpy(), "prediction": predictions.answer.numpy()}
             arrays |= {} if predictions.target is None else {"target": predictions.target.numpy()}
-            np.savez_compressed(cast(Any, file), sample=np.asarray(predictions.names), **arrays)
+            cast(Any, np).savez_compressed(file, sample=np.asarray(predictions.names), **arrays)
     if predictions.spec.kind != "image" or predictions.spec.target != "class":
         return [path]
     picture = path.with_suffix(".png")

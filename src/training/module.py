@@ -47,16 +47,16 @@ def lightning_module(model: nn.Module, data: Data, config: dict[str, Any], facts
     if not isinstance(model, LightningModule):
         assert data.spec is not None, "build_model has refused it"
         optimizer = build(config["optimizer"], "optimizer")
-        task = Task(model, data.spec, optimizer, config["channels_last"], compile_mode(config))
-        module: Any = task
+        module: LightningModule = Task(model, data.spec, optimizer, config["channels_last"], compile_mode(config))
     else:
         module = model
         if compile_mode(config):
             raise UserError(f"compile: {type(model).__name__} is a LightningModule, which compiles itself")
+    marked: Any = module
     name = facts["choices"].get("model", type(model).__name__)
     if not hasattr(module, "title"):
-        module.title = f"{name} · {facts['dataset']}"
-    module.batchscope_config = config  # by which callbacks know that advice can name options
+        marked.title = f"{name} · {facts['dataset']}"
+    marked.batchscope_config = config  # by which callbacks know that advice can name options
     return module
 
 

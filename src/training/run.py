@@ -255,10 +255,10 @@ def limit_batch_size(data: Data, train_samples: int | None, world_size: int) -> 
         return {}
     if train_samples is None or asked <= -(-train_samples // world_size):
         return {"global_batch_size": asked * world_size}
-    data.batch_size = -(-train_samples // world_size)
+    data.batch_size = held = -(-train_samples // world_size)
     each = f" for each of {world_size} processes" if world_size > 1 else ""
     warn(
         f"data.batch_size: got {asked:,}{each}, and {data.name} has {train_samples:,} training samples: every step takes "
         "all of them"
     )
-    return {"batch_size": data.batch_size, "global_batch_size": train_samples}
+    return {"batch_size": held, "global_batch_size": train_samples}

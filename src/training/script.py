@@ -60,8 +60,8 @@ class ScriptRecord(Callback):
         own = callbacks_of(trainer)
         missing = [kind() for kind in kinds if not any(isinstance(one, kind) for one in own)]
         # Lightning is calling `setup` of these callbacks in their order, and comes to the new ones next.
-        at = trainer.callbacks.index(self) + 1
-        trainer.callbacks[at:at] = missing
+        at = own.index(self) + 1
+        own[at:at] = missing
 
     @override
     @never_raise
