@@ -124,6 +124,8 @@ def check_command(words: list[str]) -> Iterator[str]:
         program, rest = f"batchscope.cli.{rest[0]}", rest[1:]
         if not sources(program):
             yield f"{program}: no such command"
+    if program == "batchscope.cli.run":  # what follows the script is the script's
+        rest = rest[: next((n for n, word in enumerate(rest) if word.endswith(".py")), len(rest))]
     if program in ("train.py", "batchscope.train", "batchscope.cli.train"):
         yield from check_train(rest)
     elif program.endswith(".py") or sources(program):

@@ -24,9 +24,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "choice": {"options", "records", "hardware"},
     "sweep": {"options", "records", "hardware", "distributed", "checkpointing", "training", "analysis"},
 }
-MAY_IMPORT["cli"] = {*MAY_IMPORT}
-# The programs, and the public names.
-PROGRAMS = {"train", "__main__", "__init__", "hardware.__main__"}
+MAY_IMPORT["inference"] = {*MAY_IMPORT} - {"choice"}
+MAY_IMPORT["cli"] = {*MAY_IMPORT, "attached"}
+# The programs, the public names, and what Lightning asks for callbacks.
+PROGRAMS = {"train", "__main__", "__init__", "attached", "hardware.__main__"}
 # The parts of a folder that others may use, where not all of it is theirs.
 PARTS = {("models", "data"): {"data.spec"}}
 

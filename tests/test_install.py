@@ -37,7 +37,11 @@ def test_the_wheel_holds_every_config_module_and_data_file(wheel: Path) -> None:
 def test_the_wheel_installs_one_program(wheel: Path) -> None:
     (name,) = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("entry_points.txt")]
     scripts = zipfile.ZipFile(wheel).read(name).decode().splitlines()
-    assert [line for line in scripts if "=" in line] == ["batchscope = batchscope.__main__:main"]
+    assert [line for line in scripts if "=" in line] == [
+        "batchscope = batchscope.__main__:main",
+        "batchscope = batchscope.attached:callbacks",  # what Lightning asks for callbacks of every Trainer
+        "batchscope = batchscope.attached:callbacks_of_old_package",
+    ]
 
 
 @pytest.mark.slow  # a process that imports everything once more

@@ -12,6 +12,7 @@ CALLBACKS = [
     "CompilationWatch",
     "DeviceMonitor",
     "MemoryMonitor",
+    "NoiseScaleMonitor",
     "OperationProfiler",
     "PredictionImages",
     "ProgressBar",
@@ -21,7 +22,7 @@ CALLBACKS = [
     "TrainCurves",
 ]
 PUBLIC = {
-    "batchscope": CALLBACKS,
+    "batchscope": [*CALLBACKS, "load_model"],
     "batchscope.callbacks": CALLBACKS,
     "batchscope.models": [
         "LSTMCell",

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .curves import TrainCurves as TrainCurves
     from .device import DeviceMonitor as DeviceMonitor
     from .memory import MemoryMonitor as MemoryMonitor
+    from .noise_scale import NoiseScaleMonitor as NoiseScaleMonitor
     from .nonfinite import StopOnNonFinite as StopOnNonFinite
     from .prediction_images import PredictionImages as PredictionImages
     from .profile import OperationProfiler as OperationProfiler

@@ -118,5 +118,6 @@ def _load_weights(module: LightningModule, weights: Any, name: str, path: Path) 
         module.load_state_dict(weights)
     except (RuntimeError, TypeError, AttributeError) as error:  # the last two where there are no weights at all
         lines = str(error).splitlines()
+        fits = type(getattr(module, "model", module)).__name__
         first = lines[min(1, len(lines) - 1)].strip() if lines else type(error).__name__
-        raise UserError(f"ckpt: {path} holds the weights of {name}, which do not fit the model: {first}") from error
+        raise UserError(f"ckpt: {path} holds the weights of {name}, which do not fit {fits}: {first}") from error

@@ -57,6 +57,12 @@ METRICS: dict[str, Metric] = {
     for metric in (
         Metric("train/loss", "", f"{_LOSS} on the batch of this step, the mean of all processes", False),
         Metric("train/acc", FRACTION, f"{_ACCURACY} on the batch of this step", True, _percent_1),
+        Metric(
+            "train/noise_scale",
+            "samples",
+            "the batch size at which half of the samples' progress is lost to noise",
+            None,
+        ),
         Metric("val/loss", "", f"{_LOSS} on the validation set", False),
         Metric("val/acc", FRACTION, f"{_ACCURACY} on the validation set", True, _percent_1),
         Metric("test/loss", "", f"{_LOSS} on the test set", False),

@@ -13,7 +13,8 @@ from tests.support.runs import SMALL, record
 from tests.support.waiting import PATIENCE_S
 
 CONSOLE_SCRIPT = "import sys\nfrom batchscope.__main__ import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
-COMMANDS = ["train", "new", "evaluate", "report", "compare", "explain", "choose", "hardware"]
+COMMANDS = ["train", "new", "evaluate", "run", "predict", "export", "latency", "report"]
+COMMANDS += ["compare", "explain", "choose", "hardware"]
 
 
 @pytest.fixture(params=["installed", "module"])
