@@ -58,7 +58,7 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
         raise UserError(f"ckpt: got '{path}', which is not a file{_nearby(path)}")
     from ..inference.load import restore  # torch takes seconds to import
 
-    return _test(restore(path, overrides))
+    return _test(restore(path, overrides, with_data=True))
 
 
 def _nearby(path: Path) -> str:

@@ -43,7 +43,7 @@ def _main() -> None:
     form = given.get("format", "torch_export")
     path = Path(given.get("output", f"model{FORMATS.get(form, '')}"))
     refuse(form, path)
-    trained = restore(Path(given["ckpt"]), overrides)
+    trained = restore(Path(given["ckpt"]), overrides, with_data=form != "state_dict")
     samples = () if form == "state_dict" else samples_of(trained, _SAMPLES)
     done = export(trained, form, path, samples)
     checked = f": differs from the network by at most {done.difference:.1e} on {done.samples} test samples"

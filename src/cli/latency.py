@@ -47,7 +47,7 @@ def _main() -> None:
         raise UserError(f"output: '{folder}' exists; give another name")
     from ..inference import latency, load  # torch takes seconds to import
 
-    trained = load.untrained(config) if config else load.restore(Path(given["ckpt"]), overrides)
+    trained = load.untrained(config) if config else load.restore(Path(given["ckpt"]), overrides, with_data=False)
     line = LiveLine()
     try:
         found = latency.measure_latency(trained, sizes, say=line)

@@ -38,10 +38,10 @@ def _main() -> None:
     if not checkpoint.is_file():
         raise UserError(f"ckpt: got '{checkpoint}', which is not a file")
     from ..inference.load import restore  # torch takes seconds to import
-    from ..inference.predict import predict, refuse_output, write_predictions
+    from ..inference.predict import SPLITS, predict, refuse_output, write_predictions
 
     refuse_output(output)
-    trained = restore(checkpoint, overrides)
+    trained = restore(checkpoint, overrides, with_data=given["input"] in SPLITS)
     found = predict(trained, given["input"])
     if found.note:
         print(found.note)

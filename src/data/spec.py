@@ -1,6 +1,7 @@
 """DataSpec: all that a model has to know of a dataset."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from ..errors import UserError, did_you_mean
@@ -52,3 +53,32 @@ class DataSpec:
         """The input, the target and the lengths `(B,)` of a batch; None in place of lengths that do not vary."""
         keys: tuple[Any, ...] = (*self.fields, LENGTHS) if self.fields else (0, 1, 2)
         return batch[keys[0]], batch[keys[1]], batch[keys[2]] if self.variable_length else None
+
+
+_TEXTS, _NUMBERS = ("classes", "fields"), ("mean", "std")
+
+
+def spec_from(values: Mapping[str, Any]) -> DataSpec:
+    """The DataSpec of a file's plain values, as `dataclasses.asdict` writes them.
+
+    Raises:
+        TypeError, ValueError: if they are not those of a DataSpec.
+    """
+    if not isinstance(values, Mapping) or not {*values} <= {field.name for field in fields(DataSpec)}:
+        raise TypeError("not the values of a DataSpec")
+    lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list | tuple)}
+    shape, blank = lists.get("input_shape", ()), values.get("blank_class")
+    texts = [text for key in _TEXTS for text in lists.get(key, ())]
+    numbers = [number for key in _NUMBERS for number in lists.get(key, ())]
+    right = (
+        bool(shape)
+        and all(type(size) is int and size > 0 for size in (*shape, values.get("num_outputs")))
+        and (blank is None or type(blank) is int)
+        and all(isinstance(text, str) and text.isprintable() for text in texts)
+        and all(isinstance(number, int | float) for number in numbers)
+        and type(values.get("variable_length", False)) is bool
+    )
+    if not right:
+        raise ValueError("a value is of another kind")
+    given: dict[str, Any] = {**values, **lists}
+    return DataSpec(**given)

@@ -4,14 +4,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning import LightningModule
 from torch import nn
 
 from ..checkpointing.checkpoint_file import load_checkpoint
 from ..data.plain import Data
-from ..data.spec import DataSpec
+from ..data.spec import DataSpec, spec_from
 from ..errors import UserError
 from ..options import trust
 from ..options.check import check_config
@@ -23,15 +23,29 @@ from ..training.module import lightning_module
 from ..training.quiet import quiet_libraries
 
 
+class KnownData(NamedTuple):
+    """What a checkpoint says of the data that it was trained on, for what needs no data."""
+
+    spec: DataSpec | None
+    name: str
+    batch_size: int | None = None
+
+
 @dataclass(frozen=True)
 class Trained:
     """A network, the LightningModule that runs it, and the data that it was trained on, which are not loaded."""
 
     module: LightningModule
     network: nn.Module  # in evaluation mode, on the CPU; the module itself where the model is a LightningModule
-    data: Data
+    known: Data | KnownData
     name: str  # of the run
     config: dict[str, Any]  # of the run, for its evaluation
+
+    @property
+    def data(self) -> Data:
+        """The data, of what was restored with them."""
+        assert not isinstance(self.known, KnownData), "was restored without data"
+        return self.known
 
     @property
     def spec(self) -> DataSpec:
@@ -40,9 +54,9 @@ class Trained:
         Raises:
             UserError: where the data do not say it.
         """
-        if self.data.spec is None:
-            raise UserError(f"data: {self.data.name} has no spec, so nobody knows what the network reads and answers")
-        return self.data.spec
+        if self.known.spec is None:
+            raise UserError(f"data: {self.known.name} has no spec, so nobody knows what the network reads and answers")
+        return self.known.spec
 
 
 def load_model(
@@ -64,52 +78,65 @@ def load_model(
             the installed configs nor `config_dir` hold.
     """
     use_config_dir(None if config_dir is None else str(config_dir))
-    trained = restore(Path(ckpt), list(overrides))
+    trained = restore(Path(ckpt), list(overrides), with_data=False)
     network: Any = trained.network
-    if trained.data.spec is not None:
-        network.spec = trained.data.spec
+    if trained.known.spec is not None:
+        network.spec = trained.known.spec
     return network
 
 
-def restore(path: Path, overrides: list[str]) -> Trained:
-    """The network of a checkpoint with its data, which are not loaded.
+def restore(path: Path, overrides: list[str], with_data: bool) -> Trained:
+    """The network of a checkpoint.
 
     Args:
         path: of the checkpoint.
         overrides: options that change the run's configuration, and say what a file alone must not decide.
+        with_data: whether the data of the configuration are needed; without them the checkpoint says what they were.
 
     Raises:
         UserError: as `load_model`.
     """
     quiet_libraries()
     checkpoint = load_checkpoint(path)
-    name, config = described(checkpoint, path, overrides)
-    trained = untrained(config, name)
+    saved = checkpoint["batchscope"]
+    if not isinstance(saved, dict) or not isinstance(name := saved.get("name"), str) or not name.isprintable():
+        raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote")
+    config = _configuration(saved, path, overrides, with_data)
+    trained = _built(config, name, build_data(config) if with_data else _known(saved, path))
     _load_weights(trained.module, checkpoint["state_dict"], name, path)
     return trained
 
 
-def untrained(config: dict[str, Any], name: str = "") -> Trained:
+def untrained(config: dict[str, Any]) -> Trained:
     """The network of a checked configuration with its initial weights."""
     quiet_libraries()
-    data = build_data(config)
+    return _built(config, "", build_data(config))
+
+
+def _built(config: dict[str, Any], name: str, data: Data | KnownData) -> Trained:
     model = build_model(config, data)
-    name = name or type(model).__name__
     module = lightning_module(model, data, config, {"choices": {}, "dataset": data.name})
-    return Trained(module.eval(), model.eval(), data, name, config)
+    return Trained(module.eval(), model.eval(), data, name or type(model).__name__, config)
 
 
-def described(checkpoint: dict[str, Any], path: Path, overrides: list[str]) -> tuple[str, dict[str, Any]]:
-    """The name of the run that wrote a checkpoint, and its configuration for an evaluation, with the overrides."""
-    saved = checkpoint["batchscope"]
-    if not isinstance(saved, dict) or not isinstance(name := saved.get("name"), str) or not name.isprintable():
-        raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote")
+def _configuration(saved: dict[str, Any], path: Path, overrides: list[str], with_data: bool) -> dict[str, Any]:
+    """The configuration of the run that wrote a checkpoint, for an evaluation, with the overrides."""
     recorded = for_evaluation(check_config(trust.plain(saved.get("config"), f"ckpt: {path}")))
     config = check_config(apply_overrides(recorded, overrides))
     if config["compile"]:
         raise UserError("compile: only training steps are compiled; an evaluation runs the network as it is")
-    trust.confirm(config, overrides, str(path), run_dir=None)
-    return name, config
+    built = config if with_data else {**config, "data": {}}
+    trust.confirm(built, overrides, str(path), run_dir=None)
+    return config
+
+
+def _known(saved: dict[str, Any], path: Path) -> KnownData:
+    """What a checkpoint says of its data; a file may hold anything."""
+    spec, name = saved.get("spec"), saved.get("dataset")
+    try:
+        return KnownData(None if spec is None else spec_from(spec), str(name) if trust.is_text(name) else "the data")
+    except (TypeError, ValueError) as error:
+        raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote: its spec is damaged") from error
 
 
 def _load_weights(module: LightningModule, weights: Any, name: str, path: Path) -> None:

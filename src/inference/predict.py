@@ -111,7 +111,7 @@ def predict(trained: Trained, source: str, trainer_options: dict[str, Any] | Non
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
     collected = _Collected()
     alone = {"logger": False, "callbacks": [collected], "enable_checkpointing": False}
-    trainer: Trainer = build(options, "trainer", **alone, **loader_switches(trained.data))
+    trainer: Trainer = build(options, "trainer", **alone, **loader_switches(trained.known))
     if source in SPLITS:
         names, note = _of_split(trained, trainer, source), ""
     else:
@@ -129,7 +129,7 @@ def _of_split(trained: Trained, trainer: Trainer, split: str) -> list[str]:
 
 
 def _of_files(trained: Trained, trainer: Trainer, inputs: Inputs) -> list[str]:
-    loader = DataLoader(inputs, batch_size=min(trained.data.batch_size or _BATCH, len(inputs)))
+    loader = DataLoader(inputs, batch_size=min(trained.known.batch_size or _BATCH, len(inputs)))
     trainer.predict(trained.module, dataloaders=loader, return_predictions=False)
     return list(inputs.names)
 

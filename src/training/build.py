@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -26,10 +26,26 @@ from torch import nn
 from .._lightning import profiler_of
 from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..data.plain import Data, PlainData, described
+from ..data.spec import DataSpec
 from ..errors import UserError
 from ..options.nodes import TARGET
 from ..options.purpose import only_observes
 from .optimizer import Optimizer
+
+
+class HasSpec(Protocol):
+    """Data as far as a model has to know them."""
+
+    @property
+    def spec(self) -> DataSpec | None:
+        """The shapes and the targets; None where nobody says them."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """For errors."""
+        ...
+
 
 _KINDS: dict[str, tuple[type, str]] = {  # what each section builds
     "model": (nn.Module, "an nn.Module"),
@@ -86,7 +102,7 @@ def build_data(config: dict[str, Any]) -> Data:
     return data
 
 
-def build_model(config: dict[str, Any], data: Data) -> nn.Module:
+def build_model(config: dict[str, Any], data: HasSpec) -> nn.Module:
     """The model of a configuration for its data; UserError if the model cannot read them.
 
     Its constructor gets `spec` if it has a parameter of this name; a model without one is built from its options alone.
@@ -136,7 +152,7 @@ def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, b
     return callbacks, switches
 
 
-def loader_switches(data: Data) -> dict[str, bool]:
+def loader_switches(data: object) -> dict[str, bool]:
     """The trainer's switches for the loaders: only those of a plain LightningDataModule need Lightning's sampler."""
     return {"use_distributed_sampler": True} if isinstance(data, PlainData) else {}
 

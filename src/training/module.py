@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from ..data.plain import Data
 from ..errors import UserError
-from .build import build
+from .build import HasSpec, build
 from .compiling import compile_mode
 from .task import Task, min_samples
 
@@ -32,7 +32,7 @@ def is_own(model: nn.Module) -> bool:
     return isinstance(model, LightningModule)
 
 
-def lightning_module(model: nn.Module, data: Data, config: dict[str, Any], facts: dict[str, Any]) -> LightningModule:
+def lightning_module(model: nn.Module, data: HasSpec, config: dict[str, Any], facts: dict[str, Any]) -> LightningModule:
     """What a Trainer trains.
 
     Args:

@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -179,7 +180,8 @@ class _Run:
             self.trainer.loggers = build_loggers(self.config, self.name, run_id)
         trust.refuse_outside(self.config, self.run_dir, folders_written_to(self.config, self.trainer))
         facts = {"config": self.config, "choices": self.choices, "name": self.name, "run": run_id}
-        self.provenance.facts = facts | {"dataset": self.data.name, "fingerprint": fingerprint}
+        spec = None if self.data.spec is None else asdict(self.data.spec)
+        self.provenance.facts = facts | {"dataset": self.data.name, "fingerprint": fingerprint, "spec": spec}
         self.module = lightning_module(self.model, self.data, self.config, self.provenance.facts)
 
     def shared_facts(self) -> dict[str, Any]:

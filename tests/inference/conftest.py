@@ -35,4 +35,4 @@ def root(run_dir: Path) -> str:
 @pytest.fixture
 def trained(checkpoint: Path, root: str) -> Trained:
     seed_everything(0, verbose=False)
-    return restore(checkpoint, [root, "trainer.accelerator=cpu"])
+    return restore(checkpoint, [root, "trainer.accelerator=cpu"], with_data=True)
