@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from ..analysis.read import find
 from ..analysis.table import shown_metrics
 from ..checkpointing.resume import with_run_dir
 from ..errors import UserError
-from ..options.types import Fraction, PositiveInt
+from ..options.types import PositiveInt
 from ..records.rates import NEAR_BEST, RATE
 from .loop import Plan, RunFailed
 from .process import Job
@@ -40,107 +40,63 @@ def is_diagnosis(config: Mapping[str, Any]) -> bool:
 
 
 class BatchSizeSearch(Search):
-    """Grows the batch until throughput stops rising or memory ends, then tries one size between the last two.
+    """Grows the batch until throughput stops rising or memory ends, then tries the size that was left out below the answer.
 
-    The batch grows by a factor of four, so that eight runs reach from 8 to 8,192 samples. The last run tries the power
-    of two that was left out below the answer. No batch is larger than the training set. Throughput has stopped rising
-    where a size is not faster than the fastest before it by more than `within`.
+    The batch grows by a factor of four, so that eight runs reach from 8 to 8,192 samples. No batch is larger than the
+    training set. Throughput has stopped rising where a size is not faster than the fastest before it by 5 %.
 
     Args:
         start: the first batch size.
         max_runs: the largest number of runs.
-        within: the fraction of the best throughput that a size may lack to count as reaching it. By default the report's
-            rules decide (analysis/answer.py); with another fraction, the rates alone.
     """
 
-    def __init__(self, start: PositiveInt = 8, max_runs: PositiveInt = 8, within: Fraction = NEAR_BEST):
+    def __init__(self, start: PositiveInt = 8, max_runs: PositiveInt = 8):
         self.start = start
         self.max_runs = max_runs
-        self.within = within
-
-    def sizes(
-        self,
-        limit: Callable[[], int | None] = lambda: None,
-        recommended: Callable[[], int | None] = lambda: None,
-    ) -> Generator[int, float | None, int | None]:
-        """Yield sizes to measure, and receive samples/s for each, or None where it did not fit into memory.
-
-        Args:
-            limit: the largest batch that the training set can fill; asked after the first run, None if not known.
-            recommended: what a report on the runs so far recommends; None where the rates decide alone.
-
-        Returns the smallest measured size within `within` of the fastest; None if no size could be measured.
-        """
-        rates: dict[int, float] = {}
-
-        def answer() -> int:
-            found = recommended() if self.within == NEAR_BEST else None
-            enough = (1 - self.within) * max(rates.values())
-            return found if found in rates else min(size for size, rate in rates.items() if rate >= enough)
-
-        tried: list[int] = []
-        for power in range(self.max_runs):
-            size = self.start * 4**power
-            if tried:
-                size = min(size, limit() or size)
-            if size in tried:
-                break
-            rate = yield size
-            size = min(size, limit() or size)  # what the first batch held
-            tried.append(size)
-            if rate is None:
-                break
-            rising = not rates or rate > (1 + self.within) * max(rates.values())
-            rates[size] = rate
-            if not rising:
-                break
-        if not rates:
-            return None
-        upper = answer() if tried[-1] in rates else tried[-1]  # the answer, or where memory ended
-        between, below = upper // 2, max((size for size in tried if size < upper), default=upper)
-        if len(tried) < self.max_runs and between > below and (rate := (yield between)) is not None:
-            rates[between] = rate
-        return answer()
 
 
 def grow_batch(job: Job, title: str = "") -> Plan[int | None]:
-    """The runs of a BatchSizeSearch, one for each size, in folders below the job's own; returns the size that was found.
+    """The runs of a BatchSizeSearch, one for each size, in folders below the job's own.
 
     Sizes between which the answer is undecided are measured once more, side by side, which tells smaller differences.
+
+    Returns the size that a report on these runs recommends; None if no size fits.
 
     Raises:
         RunFailed: for a run that fails for another reason than memory: that does not say whether the batch fits.
         UserError: for a run without a rate.
     """
     search = BatchSizeSearch(**{key: value for key, value in job.config["search"].items() if key != "_target_"})
-    records: list[dict[str, Any]] = []
+    rates: dict[int, float] = {}  # samples/s of each size that fits
+    tried: list[int] = []
+    limit = sys.maxsize
 
-    def limit() -> int | None:
-        samples = records[-1]["dataset"]["train_samples"] if records else None  # None: a stream that is not counted
-        return max(1, samples // records[-1].get("processes", 1)) if samples else None  # for one rank
+    def measure(size: int) -> Plan[bool]:
+        """Run a size; whether it fits, and is faster than all before it."""
+        nonlocal limit
+        tried.append(size)
+        (record,) = yield [_sized(job, f"{title}run {len(tried)} of at most {search.max_runs}", size)]
+        if record["status"] == "out_of_memory":
+            return False
+        rate = _rate(record)
+        limit = _largest_batch(record)
+        is_faster = not rates or rate > (1 + NEAR_BEST) * max(rates.values())
+        rates[min(size, limit)] = rate
+        return is_faster
 
-    sizes, rate, tried = search.sizes(limit, lambda: recommended_in(job.run_dir)), None, 0
-    while True:
-        try:
-            size = sizes.send(rate)
-        except StopIteration as end:
-            found = end.value
-            break
-        tried += 1
-        (record,) = yield [_sized(job, f"{title}run {tried} of at most {search.max_runs}", size)]
-        rate = None
-        if record["status"] == "finished":
-            records.append(record)
-            rate = _rate(record)
-        elif record["status"] != "out_of_memory":
-            why = f"  the search ends: {record['status']} does not say whether the batch fits"
-            print(why, file=sys.stderr, flush=True)
-            raise RunFailed(f"{job.run_dir}: {record.get('error') or record['status']}")
+    size = search.start
+    while (yield from measure(size)) and size < limit and len(tried) < search.max_runs:
+        size = min(4 * size, limit)
+    if not rates:
+        return None
+    upper = _found(job.run_dir, rates) if size in rates else size  # the answer, or where memory ended
+    below = max((size for size in tried if size < upper), default=upper)
+    if len(tried) < search.max_runs and upper // 2 > below:
+        yield from measure(upper // 2)
     undecided = undecided_in(job.run_dir)
     if len(undecided) > 1 and can_wait(job.config):
         yield [_sized(job, f"{title}again", size, "again") for size in undecided]
-        return recommended_in(job.run_dir) or found
-    return found
+    return _found(job.run_dir, rates)
 
 
 def _sized(job: Job, title: str, batch_size: int, *below: str) -> Job:
@@ -154,11 +110,28 @@ def _sized(job: Job, title: str, batch_size: int, *below: str) -> Job:
 
 
 def _rate(record: Mapping[str, Any]) -> float:
+    """Samples/s of a run that has finished."""
+    if record["status"] != "finished":
+        why = f"  the search ends: {record['status']} does not say whether the batch fits"
+        print(why, file=sys.stderr, flush=True)
+        raise RunFailed(f"the search: {record.get('error') or record['status']}")
     rate = record["throughput"].get(RATE)
     if rate is None:
         place = record["config"]["run_dir"]
         raise UserError(f"search: needs the rate of a run, and {place} has none; leave callbacks.throughput on")
     return rate
+
+
+def _largest_batch(record: Mapping[str, Any]) -> int:
+    """The largest batch of one rank that the training set can fill; no bound for a stream that is not counted."""
+    samples = record["dataset"]["train_samples"]
+    return max(1, samples // record.get("processes", 1)) if samples else sys.maxsize
+
+
+def _found(folder: Path, rates: Mapping[int, float]) -> int:
+    """What a report on the runs in a folder recommends; where it recommends none, the smallest size near the best rate."""
+    enough = (1 - NEAR_BEST) * max(rates.values())
+    return recommended_in(folder) or min(size for size, rate in rates.items() if rate >= enough)
 
 
 def recommended_in(folder: Path) -> int | None:

@@ -9,7 +9,7 @@ import pytest
 from batchscope.errors import UserError
 from batchscope.sweep.loop import RunFailed
 from batchscope.sweep.process import Job
-from batchscope.sweep.search import BatchSizeSearch, grow_batch, recommended_in
+from batchscope.sweep.search import grow_batch, recommended_in
 from tests.support.synthetic_runs import write_measured
 from tests.sweep.conftest import job, play
 
@@ -26,94 +26,82 @@ def device(floor: float, slope: float = 1e-6, memory: int = 2**40) -> Rate:
     return rate
 
 
-def find(rate: Rate, search: BatchSizeSearch | None = None, **how: Any) -> tuple[int | None, list[int]]:
-    """The size that is found, and those that are tried."""
-    sizes, asked = (search or BatchSizeSearch()).sizes(**how), []
-    try:
-        asked.append(next(sizes))
-        while True:
-            asked.append(sizes.send(rate(asked[-1])))
-    except StopIteration as end:
-        return end.value, asked
+def search(
+    folder: Path, end: Callable[[int], dict[str, Any]], samples: int | None = None, **options: Any
+) -> tuple[int | None, list[str]]:
+    """The size that is found, and the folders of the runs, where `end` says how the run of a size ends."""
+    ran = []
+
+    def do(one: Job) -> dict[str, Any]:
+        size = one.config["data"]["batch_size"]
+        ran.append(str(one.run_dir.relative_to(folder)))
+        assert one.facts["overrides"][-1] == f"data.batch_size={size}"
+        record = {"status": "finished", "dataset": {"train_samples": samples}, "throughput": {}, "config": one.config}
+        return {**record, **end(size)}
+
+    config = {"_target_": "x", **options}
+    return play(grow_batch(job(folder, ".", timed=False, search=config)), do), ran
+
+
+def ends(rate: Rate) -> Callable[[int], dict[str, Any]]:
+    """How the runs on a device end."""
+
+    def end(size: int) -> dict[str, Any]:
+        found = rate(size)
+        return {"throughput": {"samples_per_sec": found}} if found else {"status": "out_of_memory"}
+
+    return end
 
 
 @pytest.mark.parametrize("knee", [2**k for k in range(10)])
-def test_it_finds_what_an_exhaustive_sweep_would_recommend_within_a_step_of_two(knee: int) -> None:
+def test_it_finds_what_an_exhaustive_sweep_would_recommend_within_a_step_of_two(knee: int, tmp_path: Path) -> None:
     rate = device(1e-6 * knee)
     best = max(rate(size) for size in POWERS)
     exhaustive = min(size for size in POWERS if rate(size) >= 0.95 * best)
-    found, asked = find(rate)
-    assert found in asked
+    found, ran = search(tmp_path, ends(rate))
+    assert str(found) in ran
     assert exhaustive / 2 <= found <= exhaustive * 2
-    assert len(asked) <= 8
+    assert len(ran) <= 8
 
 
 @pytest.mark.parametrize(
-    ("rate", "search", "limit", "found", "asked"),
+    ("rate", "options", "found", "tried"),
     [
-        (device(8e-6), {}, None, None, [8, 32, 128, 512, 64]),  # the size that was left out below the answer
-        (device(1.0, memory=300), {}, None, 256, [8, 32, 128, 512, 256]),  # where memory ends, the size below
-        (device(1.0, memory=100), {}, None, 64, [8, 32, 128, 64]),
-        (device(1, 1, memory=4), {}, None, None, [8]),  # no size fits
-        (device(0), {"start": 16}, None, 16, [16, 64]),  # a larger batch is never faster
-        (device(1e3, 1e-9), {"max_runs": 3}, None, 128, [8, 32, 128]),  # it still rises
-        (device(1.0), {}, 4000, 4000, [8, 32, 128, 512, 2048, 4000]),  # the whole training set
-        (device(1.0), {}, 1500, None, [8, 32, 128, 512, 1500, 750]),
-        (device(1.0), {}, 512, 512, [8, 32, 128, 512, 256]),
-        (device(1.0), {"start": 64}, 50, 50, [64]),  # what the first batch held
+        (device(8e-6), {}, 128, [8, 32, 128, 512, 64]),  # the size that was left out below the answer
+        (device(1.0, memory=300), {}, 256, [8, 32, 128, 512, 256]),  # where memory ends, the size below
+        (device(1.0, memory=100), {}, 64, [8, 32, 128, 64]),
+        (device(1, 1, memory=4), {}, None, [8]),  # no size fits
+        (device(0), {"start": 16}, 16, [16, 64]),  # a larger batch is never faster
+        (device(1e3, 1e-9), {"max_runs": 3}, 128, [8, 32, 128]),  # it still rises
+        (device(1.0), {"samples": 4000}, 4000, [8, 32, 128, 512, 2048, 4000]),  # the whole training set
+        (device(1.0), {"samples": 1500}, 1500, [8, 32, 128, 512, 1500, 750]),
+        (device(1.0), {"samples": 512}, 512, [8, 32, 128, 512, 256]),
+        (device(1.0), {"samples": 50, "start": 64}, 50, [64]),  # what the first batch held
     ],
 )
-def test_batches_grow_by_four_until_they_are_no_faster_or_do_not_fit(rate, search, limit, found, asked) -> None:
-    answer, tried = find(rate, BatchSizeSearch(**search), limit=lambda: limit)
-    assert tried == asked
-    assert found is None or answer == found
+def test_batches_grow_by_four_until_they_are_no_faster_or_do_not_fit(rate, options, found, tried, tmp_path) -> None:
+    assert search(tmp_path, ends(rate), **options) == (found, [str(size) for size in tried])
 
 
 def test_the_answer_is_what_a_report_recommends_for_the_runs(tmp_path: Path) -> None:
     """64 reaches 91 % of the fastest, which a report calls enough and the rates alone do not."""
     step_ms = {8: 10.0, 32: 20.0, 64: 22.0, 128: 41.0, 256: 81.0, 512: 160.0}
 
-    def measure(size: int) -> float:
+    def measure(size: int) -> dict[str, Any]:
         write_measured(tmp_path / str(size), {size: step_ms[size]}, drift=0)
-        return 1e3 * size / step_ms[size]
+        return {"throughput": {"samples_per_sec": 1e3 * size / step_ms[size]}}
 
-    assert find(measure, recommended=lambda: recommended_in(tmp_path))[0] == 64
-    assert find(measure)[0] == 128
+    assert search(tmp_path, measure)[0] == 64
     assert recommended_in(tmp_path / "nowhere") is None
 
 
-# --- the runs of a search -----------------------------------------------------------------------------------------
+def test_processes_share_the_training_set(tmp_path: Path) -> None:
+    ran = search(tmp_path, lambda size: {**rate(size), "processes": 4}, 4000)[1]
+    assert ran == ["8", "32", "128", "512", "1000"]
 
 
-def search(folder: Path, end: Callable[[int], dict[str, Any]], **how: Any) -> list[tuple[str, int]]:
-    """The folders and sizes of the runs of a search, where `end` says how the run of a size ends."""
-    ran = []
-
-    def do(one: Job) -> dict[str, Any]:
-        size = one.config["data"]["batch_size"]
-        ran.append((str(one.run_dir.relative_to(folder)), size))
-        assert one.facts["overrides"][-1] == f"data.batch_size={size}"
-        record = {"status": "finished", "dataset": {"train_samples": 4000}, "throughput": {}, "config": one.config}
-        return {**record, **end(size)}
-
-    play(grow_batch(job(folder, ".", timed=False, search={"_target_": "x"}, **how)), do)
-    return ran
-
-
-def rate(samples_per_sec: float, **others: float) -> dict[str, Any]:
-    return {"throughput": {"samples_per_sec": samples_per_sec, **others}}
-
-
-@pytest.mark.parametrize(
-    ("end", "sizes"),
-    [
-        (rate, [8, 32, 128, 512, 2048, 4000]),  # the training set of the first run bounds them
-        (lambda size: {**rate(size), "processes": 4}, [8, 32, 128, 512, 1000]),  # which processes share
-        (lambda size: rate(size) if size < 512 else {"status": "out_of_memory"}, [8, 32, 128, 512, 256]),
-    ],
-)
-def test_each_size_is_a_run_in_a_folder_of_its_own(end: Callable, sizes: list[int], tmp_path: Path) -> None:
-    assert search(tmp_path, end) == [(str(size), size) for size in sizes]
+def rate(samples_per_sec: float) -> dict[str, Any]:
+    return {"throughput": {"samples_per_sec": samples_per_sec}}
 
 
 @pytest.mark.parametrize("status", ["failed", "interrupted", "killed", "refused"])
@@ -130,6 +118,6 @@ def test_a_run_without_a_rate_ends_the_search(tmp_path: Path) -> None:
 
 def test_undecided_sizes_are_measured_once_more_side_by_side(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("batchscope.sweep.search.undecided_in", lambda folder: [32, 64])
-    assert search(tmp_path, rate)[-1] == ("4000", 4000)  # not where the runs cannot wait for each other
+    assert search(tmp_path, rate, 4000)[1][-1] == "4000"  # not where the runs cannot wait for each other
     monkeypatch.setattr("batchscope.sweep.search.can_wait", lambda config: True)
-    assert search(tmp_path, rate)[-2:] == [("again/32", 32), ("again/64", 64)]
+    assert search(tmp_path, rate, 4000)[1][-2:] == ["again/32", "again/64"]
