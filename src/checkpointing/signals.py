@@ -1,7 +1,8 @@
-"""Termination signals: which ones a run handles, and the terminal that may be closed by then."""
+"""Termination signals: which ones a program handles, and the terminal that may be closed by then."""
 
 import os
 import signal
+from types import FrameType
 
 _SAME_S = 0.3  # one Ctrl-C may arrive twice: from the terminal, and passed on by another process
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -35,3 +36,15 @@ def redirect_closed_terminals(streams: list[int]) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream)
         os.close(null)
+
+
+def exit_on_signals() -> None:
+    """From now on Ctrl-C, SIGTERM and SIGHUP raise SystemExit, with 128 more than the signal's number."""
+    opened = terminal_streams()
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        redirect_closed_terminals(opened)
+        raise SystemExit(128 + number)
+
+    for number in handled_signals():
+        signal.signal(number, leave)

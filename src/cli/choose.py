@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ..checkpointing.signals import exit_on_signals
 from ..choice.answer import Answer
 from ..choice.cards import card_names, find_card
 from ..choice.measured import read_trainings
@@ -88,7 +89,6 @@ def _prices(words: list[str]) -> dict[str, float]:
 
 def _measured(overrides: list[str]) -> tuple[int | None, list[Path]]:
     """Measure the training that options describe: its epochs, and the folders of its runs."""
-    from ..sweep.process import exit_on_signals
     from ..sweep.sizes import measure, own_sizes
 
     overrides, sizes = own_sizes(overrides)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpointing import resume
+from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, exit_on_user_error, warn
 from ..files import is_set_aside, refuse_links, why, write_folder
 from ..options import trust
@@ -34,7 +35,6 @@ from ..records.explanation import FILE, ROOFLINE, TRACE, Explanation
 from ..records.formatting import count
 from ..records.read import FILE as RECORD
 from ..records.read import read
-from ..sweep.process import exit_on_signals
 from . import add_config_dir, command_parser
 
 _NAME = "explain"  # of the folder

@@ -22,8 +22,7 @@ from ..options.types import Purpose
 from ..records.rates import RATE
 from ..records.terminal import wrapped
 from .changes import Change, changes_to_try, fixed_options, this_machine
-from .loop import Plan, RunFailed
-from .process import Job
+from .plans import Job, Plan, RunFailed
 from .search import Diagnosis
 
 NAME = "diagnose"  # of the experiment

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..checkpointing.resume import lock_run_dir
 from ..errors import UserError
-from ..files import LOCK, WriteError, is_set_aside, lock_folder, refuse_links, set_aside, why
+from ..files import LOCK, WriteError, is_set_aside, lock_folder, new_folder, refuse_links, set_aside, why
 from ..records.read import FILE, DamagedRecordError, read
 from ..records.run_record import close, plan
 
@@ -17,6 +17,14 @@ KEPT = ("finished", "out_of_memory")
 UNFINISHED = ("running", "interrupted", "killed")
 # What a sweep, Hydra and its plugins write directly in the sweep's folder.
 _WRITTEN = ("[0-9]*", "report", LOCK, ".submitit", "multirun.yaml", "optimization_results.yaml")
+
+
+def make_folder(folder: Path) -> Path:
+    """Make a folder that is not there yet, with a number behind its name if there is one. Raises UserError."""
+    try:
+        return new_folder(folder)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {why(error)}") from error
 
 
 def lock_sweep_dir(sweep_dir: Path) -> AbstractContextManager[None]:

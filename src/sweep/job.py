@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpointing import resume
+from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, exit_on_user_error
 from ..options.check import check_config
 from ..records.read import read
 from ..records.run_record import close, ended_as, reason
 from ..records.terminal import leave_words_to_sweep
 from . import fork_server
-from .process import exit_on_signals, is_one_process
+from .plans import is_one_process
 
 _ASKED = "BATCHSCOPE_JOB"  # in the environment: the first line, for the ranks that Lightning starts after it was read
 

@@ -1,17 +1,4 @@
-"""The one loop that does runs: a plan says which, and gets their records back.
-
-A plan is a generator. It yields jobs, and receives the record of each: of a run that was done, that an earlier sweep in the
-same folder has done, or that was refused (`refused`, with the `error`). Timed runs of one yield are visited side by side;
-others follow each other.
-
-| plan | is of | in |
-| --- | --- | --- |
-| `listed` | a sweep's command line | runner.py |
-| `grow_batch` | `experiment=find_batch_size` | search.py |
-| `diagnose` | `experiment=diagnose` | diagnose.py |
-| `sizes_for_choose` | `batchscope choose` | sizes.py |
-| `a_b` | `batchscope compare --rerun` | rerun.py |
-"""
+"""The one loop that does runs: a plan (plans.py) says which, and gets their records back."""
 
 import contextlib
 import os
@@ -20,7 +7,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -35,21 +22,11 @@ from ..records.terminal import LiveLine, is_verbose
 from ..records.values import at, positive
 from . import folder
 from .fork_server import ForkServer
-from .process import Job, Process
-from .processes import Processes
+from .plans import Job, Plan, Record
+from .process import Process, running
 from .visits import can_wait, measure_together
 
-Record = dict[str, Any]
 T = TypeVar("T")
-Plan = Generator[Sequence[Job], list[Record], T]
-
-
-class RunFailed(UserError):
-    """A run has ended without a result, and has said why."""
-
-    def __init__(self, message: str):
-        super().__init__(message)
-        self.reported = True
 
 
 class Loop:
@@ -115,7 +92,7 @@ class Loop:
             print(f"\n— {job.title}{note}", flush=True)
         if record is None:
             started = time.monotonic()
-            with _output(job) as output, Processes(self._server) as processes:
+            with _output(job) as output, running(self._server) as processes:
                 processes.start(job, output)
             self._durations.append(time.monotonic() - started)
             record = read(job.run_dir)
@@ -133,7 +110,7 @@ class Loop:
                 records[job] = record
                 self._say_end(job, record, kept=True)
         crowded: list[Job] = []
-        with contextlib.ExitStack() as files, Processes(self._server) as processes:
+        with contextlib.ExitStack() as files, running(self._server) as processes:
             printed: dict[Job, list[BinaryIO]] = {}
 
             def start(job: Job) -> Process:

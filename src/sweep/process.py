@@ -1,19 +1,20 @@
-"""A run's process, so that no memory, cache, thread count or seed passes from one run to the next.
+"""The processes of runs, so that no memory, cache, thread count or seed passes from one run to the next.
 
 Every run is such a process: forked from the server where there is one, or else a new Python. A socket is its standard
-input. It carries what the run shall do, and the visits of a run that waits for them; the run answers the same way.
+input. It carries what the run shall do, and the visits of a run that waits for them; the run answers the same way. A
+signal to the sweep ends the runs first.
 """
 
 import contextlib
+import functools
 import json
 import os
 import signal
 import socket
 import subprocess
-import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,41 +22,25 @@ from typing import Any
 import psutil
 
 from ..checkpointing.resume import lock_run_dir
-from ..checkpointing.signals import STOPPING, handled_signals, redirect_closed_terminals, terminal_streams
+from ..checkpointing.signals import (
+    STOPPING,
+    forces_exit,
+    handled_signals,
+    redirect_closed_terminals,
+    terminal_streams,
+)
 from ..errors import UserError
 from ..files import why
 from ..records.run_record import Status, close_open
 from . import fork_server
 from .fork_server import ForkServer
+from .plans import Job, is_one_process
 
 _GROUP_TIMEOUT_S = 5
 # SLURM sends one of these to submitit when the time of its job is up.
 LAUNCHER_SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 # A bug in native code ends its own process by one of these.
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS)
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """A run that is to be done.
-
-    Attributes:
-        run_dir: its folder.
-        config: checked.
-        facts: for its record; `choices` and `overrides`, and whatever else a plan wants to find there again.
-        title: what is printed on it; empty if the plan says all.
-        log: the file that gets its output; None if its output is the sweep's own.
-        python: that runs it.
-        seconds: of visits, where it is visited beside others; None for as long as its configuration and the answer ask.
-    """
-
-    run_dir: Path
-    config: dict[str, Any]
-    facts: dict[str, Any]
-    title: str = ""
-    log: Path | None = None
-    python: str = sys.executable
-    seconds: float | None = None
 
 
 class Process:
@@ -132,22 +117,103 @@ class Process:
             close_open(self.job.run_dir, status, reason)
 
 
-def exit_on_signals() -> None:
-    """From now on Ctrl-C, SIGTERM and SIGHUP raise SystemExit, with 128 more than the signal's number."""
-    opened = terminal_streams()
+class Processes:
+    """The processes that run now (see `running`)."""
 
-    def leave(number: int, frame: FrameType | None) -> None:
-        redirect_closed_terminals(opened)
-        raise SystemExit(128 + number)
+    def __init__(self, server: ForkServer | None):
+        self._server = server
+        self._running: list[Process] = []
+        self._stopped_at = 0.0
+        self.stopped_by: int | None = None  # a signal
 
-    for number in handled_signals():
-        signal.signal(number, leave)
+    def start(self, job: Job, output: tuple[int, int] = (1, 2), visited: bool = False) -> Process:
+        """Start a run. Raises UserError if it cannot be."""
+        server = self._server if is_one_process(job.config) else None  # Lightning's other ranks are new Pythons
+        process = Process(job, server, output, visited)
+        self._running.append(process)
+        if self.stopped_by is not None:  # while it was started
+            process.interrupt(self.stopped_by)
+        return process
+
+    def interrupt(self, number: int) -> None:
+        """Send all a signal that asks them to end."""
+        for process in self._running:
+            process.interrupt(number)
+
+    def wait(self) -> None:
+        """Wait for all."""
+        for process in self._running:
+            with contextlib.suppress(UserError):  # one record that cannot be written leaves no other run behind
+                process.wait()
+
+    @contextlib.contextmanager
+    def forwarded_signals(self) -> Iterator[None]:
+        """Forward signals that end this process to the runs.
+
+        A signal that a launcher acts on, as submitit has SLURM requeue the job, reaches the launcher's handler once the
+        runs have ended.
+        """
+        if threading.current_thread() is not threading.main_thread():  # Python allows handlers in the main thread alone
+            yield
+            return
+        self._terminals = terminal_streams()
+        handlers: dict[int, Any] = dict.fromkeys(handled_signals(), self._stop)
+        for number in LAUNCHER_SIGNALS:
+            if callable(handler := signal.getsignal(number)):
+                handlers[number] = functools.partial(self._stop_before, handler)
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                if handler is not None:  # one that C code has set cannot be set again
+                    signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """Ask the runs to end; a second signal kills them."""
+        redirect_closed_terminals(self._terminals)
+        if self.stopped_by is None:
+            self.stopped_by, self._stopped_at = number, time.monotonic()
+            self.interrupt(number)
+        elif forces_exit(number, time.monotonic() - self._stopped_at):
+            for process in self._running:
+                if not process.ended:
+                    end_group(process.pid)
+
+    def _stop_before(
+        self, handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None
+    ) -> None:
+        """End the runs, then call the launcher's handler."""
+        self.stopped_by = self.stopped_by or number
+        self.interrupt(signal.SIGTERM)
+        for process in self._running:
+            with contextlib.suppress(ChildProcessError):  # it has just ended by itself
+                os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        handler(number, frame)
 
 
-def is_one_process(config: Mapping[str, Any]) -> bool:
-    """Whether a run is a single process: Lightning starts the other ranks as new Pythons."""
-    trainer = config["trainer"]
-    return trainer.get("num_nodes", 1) == 1 and str(trainer.get("devices", "auto")) == "1"
+@contextlib.contextmanager
+def running(server: ForkServer | None = None) -> Iterator[Processes]:
+    """Processes that are started within, and waited for at the end.
+
+    An exception ends them first, and so does a signal that ends this process, so that they save their checkpoints.
+
+    Raises:
+        SystemExit: once they have ended, if a signal has come.
+    """
+    processes = Processes(server)
+    try:
+        with processes.forwarded_signals():
+            try:
+                yield processes
+            except BaseException:
+                processes.interrupt(signal.SIGTERM)
+                raise
+            finally:
+                processes.wait()
+    finally:
+        if processes.stopped_by is not None:
+            raise SystemExit(128 + processes.stopped_by)
 
 
 def _new_python(python: str, words: Sequence[str], stdin: int, output: tuple[int, int]) -> int:

@@ -18,15 +18,15 @@ from ..analysis.match import Pair, match
 from ..analysis.read import find
 from ..checkpointing.resume import recorded_config, with_run_dir
 from ..errors import UserError
-from ..files import new_folder, why
 from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_timing, program
 from ..options.compose import apply_overrides
 from ..records.read import FILE, read
+from .folder import make_folder
 from .fork_server import forking
-from .loop import Loop, Plan
-from .process import Job
+from .loop import Loop
+from .plans import Job, Plan
 from .visits import can_wait
 
 # Pairs, after which it is asked whether it is decided. With normal noise of 2 to 10 % a pair and questions after 5 to 15 of
@@ -74,10 +74,7 @@ def rerun(
     """
     pairs, _ = match(*(find([folder]) for folder in folders))
     found = {pair.label: sides_of(pair, pythons, overrides) for pair in pairs}
-    try:
-        out = new_folder(out)
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written: {why(error)}") from error
+    out = make_folder(out)
     sides = [out / "a", out / "b"]
     with forking(all(python == sys.executable for python in pythons)) as server:  # both start alike
         loop = Loop([*program(), *sys.argv[1:]], server)

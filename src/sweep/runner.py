@@ -13,6 +13,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, report
 from ..files import WriteError
 from ..options.check import check_config
@@ -21,8 +22,8 @@ from ..options.overrides import as_override
 from ..records.read import optimized
 from . import folder, launchers
 from .fork_server import forking
-from .loop import Loop, Plan, RunFailed
-from .process import Job, exit_on_signals, is_one_process
+from .loop import Loop
+from .plans import Job, Plan, RunFailed, is_one_process
 from .search import grow_batch, is_diagnosis
 
 HydraJob = Callable[[DictConfig], float | None]  # what Hydra calls for each run

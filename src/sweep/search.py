@@ -14,8 +14,7 @@ from ..checkpointing.resume import with_run_dir
 from ..errors import UserError
 from ..options.types import PositiveInt
 from ..records.rates import NEAR_BEST, RATE
-from .loop import Plan, RunFailed
-from .process import Job
+from .plans import Job, Plan, RunFailed
 from .visits import can_wait
 
 

@@ -8,19 +8,17 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..errors import UserError
-from ..files import new_folder, why
 from ..options.command_lines import program
-from ..options.compose import check_command_line
-from ..options.groups import CONFIGS, load
+from ..options.compose import compose_command_line, config_in
 from ..options.overrides import as_override, parse, text_of
 from ..records.formatting import duration
 from ..records.read import FILE
+from .folder import make_folder
 from .fork_server import forking
-from .loop import Loop, Plan
-from .process import Job
+from .loop import Loop
+from .plans import Job, Plan
 
 BATCH_SIZE = "data.batch_size"
 SIZES = (8, 32, 128, 512)
@@ -84,10 +82,7 @@ def measure(
     Raises:
         UserError: if a run fails, or fewer than two sizes fit.
     """
-    try:
-        folder = new_folder(folder)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {why(error)}") from error
+    folder = make_folder(folder)
     say(f"the runs are kept in {os.path.relpath(folder)}; they take about a minute on each device")
     with forking() as server:
         loop = Loop([*program(), *sys.argv[1:]], server)
@@ -125,13 +120,7 @@ def sizes_for_choose(
 
 def _job(overrides: Sequence[str], kind: str, size: int, run_dir: Path, log: Path) -> Job:
     words = [*timed(overrides), f"{BATCH_SIZE}={size}", f"trainer.accelerator={_ACCELERATORS[kind]}"]
-    (config,) = check_command_line(words, False, run_dir=os.path.relpath(run_dir))
-    facts = {"choices": _choices(overrides), "overrides": [*overrides, as_override(BATCH_SIZE, size)]}
-    return Job(run_dir, config, facts, log=log)
-
-
-def _choices(overrides: Sequence[str]) -> dict[str, str]:
-    """What is chosen of each config group, for the title."""
-    defaults: list[Any] = load(CONFIGS / "train.yaml")["defaults"]
-    chosen = {group: str(name) for one in defaults if isinstance(one, dict) for group, name in one.items() if name}
-    return chosen | {one.key_or_group: str(one.value()) for one in parse(list(overrides)) if one.key_or_group in chosen}
+    (composition,) = compose_command_line(words, False).compositions
+    config = config_in(os.path.relpath(run_dir), composition)
+    choices = dict(composition.hydra.runtime.choices)
+    return Job(run_dir, config, {"choices": choices, "overrides": [*overrides, as_override(BATCH_SIZE, size)]}, log=log)

@@ -19,7 +19,8 @@ from typing_extensions import override
 from ..hardware.host_memory import host_memory
 from ..records.formatting import count
 from .passes import Limits, Run, measure_in_passes
-from .process import Job, Process, is_one_process
+from .plans import Job, is_one_process
+from .process import Process
 
 MOST_AT_ONCE = 16  # runs in different groups of so many share no passes
 _SET_UP_AT_ONCE = min(4, os.cpu_count() or 1)  # reading and checking is the work of one core

@@ -9,8 +9,8 @@ import pytest
 
 from batchscope.sweep import fork_server
 from batchscope.sweep.fork_server import ForkServer
-from batchscope.sweep.loop import Loop, Plan
-from batchscope.sweep.process import Job
+from batchscope.sweep.loop import Loop
+from batchscope.sweep.plans import Job, Plan
 
 ROOT = Path(__file__).resolve().parents[2]
 

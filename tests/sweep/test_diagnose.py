@@ -16,8 +16,7 @@ from batchscope.records.run_record import plan
 from batchscope.sweep import diagnose
 from batchscope.sweep.changes import Machine
 from batchscope.sweep.diagnose import command_with, has_baseline, report_of_command
-from batchscope.sweep.loop import RunFailed
-from batchscope.sweep.process import Job
+from batchscope.sweep.plans import Job, RunFailed
 from tests.support.runs import run as forked
 from tests.support.synthetic_runs import write_steps
 from tests.sweep.conftest import play

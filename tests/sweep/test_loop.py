@@ -9,7 +9,7 @@ import pytest
 from batchscope.errors import UserError
 from batchscope.files import WriteError
 from batchscope.sweep import folder
-from batchscope.sweep.loop import Plan
+from batchscope.sweep.plans import Plan
 from tests.sweep.conftest import job
 
 

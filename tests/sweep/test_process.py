@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from batchscope.checkpointing.resume import lock_run_dir
+from batchscope.checkpointing.signals import exit_on_signals
 from batchscope.records.read import read
 from batchscope.sweep import fork_server, process
 from batchscope.sweep import job as program
 from batchscope.sweep.loop import Loop
-from batchscope.sweep.process import exit_on_signals
 from tests.sweep.conftest import ROOT, TIMED, job, running
 
 LINUX = pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")

@@ -16,7 +16,7 @@ from batchscope.options.compose import check_command_line
 from batchscope.records.read import read
 from batchscope.records.run_record import plan
 from batchscope.sweep import fork_server, rerun
-from batchscope.sweep.process import Job
+from batchscope.sweep.plans import Job
 from batchscope.training.run import train
 from tests.support.synthetic_runs import write_run, write_steps
 from tests.sweep.conftest import ROOT, play

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from batchscope.errors import UserError
-from batchscope.sweep.loop import RunFailed
-from batchscope.sweep.process import Job
+from batchscope.sweep.plans import Job, RunFailed
 from batchscope.sweep.search import grow_batch, recommended_in
 from tests.support.synthetic_runs import write_measured
 from tests.sweep.conftest import job, play

@@ -9,7 +9,7 @@ import pytest
 
 from batchscope.errors import UserError
 from batchscope.sweep import fork_server, sizes
-from batchscope.sweep.process import Job
+from batchscope.sweep.plans import Job
 from tests.sweep.conftest import play
 
 
