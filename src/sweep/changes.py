@@ -16,6 +16,7 @@ from ..records.formatting import option_value, significant
 from ..records.values import at
 
 _MIXED = {"cpu": ("bf16-mixed",), "cuda": ("bf16-mixed", "16-mixed"), "mps": ("16-mixed",)}
+_PIPELINES = ("memory", "device", "workers")
 _FORMATS = {"bf16-mixed": "bf16", "16-mixed": "fp16"}  # Lightning's name → the name in a calibration
 
 
@@ -118,9 +119,28 @@ def _candidates(
     """Each change that can have an effect, with the reason for leaving it out; no reason: it is tried."""
     yield from _batches(config, baseline, batch_factors)
     yield from _precisions(config, baseline, machine)
-    yield from ((change, "") for change in _pipelines(config, baseline, machine))
-    yield from ((change, "") for change in _layouts(config, baseline))
-    yield from ((change, "") for change in _devices(config, baseline, machine))
+    data, model, trainer = config["data"], config["model"], config["trainer"]
+    on_cpu, linux = baseline.device == "cpu", sys.platform.startswith("linux")
+    pipeline, workers = data.get("pipeline"), data.get("num_workers") or 0
+    pipeline = "memory" if on_cpu and pipeline == "device" else pipeline  # on a CPU they are the same
+    more_workers = min(max(2, 2 * workers), machine.cores)
+    images_alone = class_attribute(model["_target_"], "accepts") in (("image",), ["image"])
+    is_one, host_bound = baseline.processes == 1, at(baseline.record, "throughput.bottleneck.kind") == "host"
+    table: list[tuple[str, Any, bool]] = [  # an option, its new value, whether that can have an effect
+        *(
+            ("data.pipeline", one, pipeline in _PIPELINES and one != pipeline and not (on_cpu and one == "device"))
+            for one in _PIPELINES
+        ),
+        ("data.num_workers", more_workers, "num_workers" in data and more_workers > workers and pipeline in (None, "workers")),
+        ("channels_last", not config["channels_last"], images_alone and baseline.device in ("cpu", "gpu")),
+        ("keep_freed_memory", not config["keep_freed_memory"], on_cpu and linux),
+        ("model.backend", "fused", model.get("backend") == "reference"),
+        ("trainer.accelerator", "gpu", on_cpu and "cuda" in machine.accelerators),
+        ("trainer.accelerator", "mps", on_cpu and "mps" in machine.accelerators),
+        ("trainer.accelerator", "cpu", not on_cpu and host_bound and is_one),
+        ("trainer.devices", machine.devices, machine.devices > baseline.processes and trainer.get("strategy", "auto") == "auto"),
+    ]  # fmt: skip
+    yield from ((Change({option: value}), "") for option, value, has_effect in table if has_effect)
 
 
 def _batches(config: Mapping[str, Any], baseline: Run, factors: Sequence[int]) -> Iterator[tuple[Change, str]]:
@@ -138,44 +158,8 @@ def _batches(config: Mapping[str, Any], baseline: Run, factors: Sequence[int]) -
 
 def _precisions(config: Mapping[str, Any], baseline: Run, machine: Machine) -> Iterator[tuple[Change, str]]:
     now = str(config["trainer"].get("precision") or "32-true")
-    device = _torch_device(baseline)
+    device = {"gpu": "cuda"}.get(baseline.device, baseline.device)
     for precision in _MIXED.get(device, ()) if now in ("32", "32-true") else ("32-true",):
         ratio = (machine.slow_formats or {}).get(_FORMATS.get(precision, ""))
         measured = f"this {device} was measured to reach {significant(ratio or 0)} of its float32 rate at it"
         yield Change({"trainer.precision": precision}), measured if ratio else ""
-
-
-def _pipelines(config: Mapping[str, Any], baseline: Run, machine: Machine) -> Iterator[Change]:
-    now, workers = config["data"].get("pipeline"), config["data"].get("num_workers") or 0
-    choices = ("memory", "workers") if baseline.device == "cpu" else ("memory", "device", "workers")
-    if now in ("memory", "device", "workers"):  # on a CPU `device` is `memory`
-        same = "memory" if baseline.device == "cpu" and now == "device" else now
-        yield from (Change({"data.pipeline": pipeline}) for pipeline in choices if pipeline != same)
-    more = min(max(2, 2 * workers), machine.cores)
-    if "num_workers" in config["data"] and now in (None, "workers") and more > workers:
-        yield Change({"data.num_workers": more})
-
-
-def _layouts(config: Mapping[str, Any], baseline: Run) -> Iterator[Change]:
-    """How tensors lie in memory, and how sequences are unrolled."""
-    images_alone = class_attribute(config["model"]["_target_"], "accepts") in (("image",), ["image"])
-    if images_alone and baseline.device in ("cpu", "gpu"):
-        yield Change({"channels_last": not config["channels_last"]})
-    if baseline.device == "cpu" and sys.platform.startswith("linux"):
-        yield Change({"keep_freed_memory": not config["keep_freed_memory"]})
-    if config["model"].get("backend") == "reference":
-        yield Change({"model.backend": "fused"})
-
-
-def _devices(config: Mapping[str, Any], baseline: Run, machine: Machine) -> Iterator[Change]:
-    if baseline.device == "cpu":
-        names = {"cuda": "gpu", "mps": "mps"}
-        yield from (Change({"trainer.accelerator": names[kind]}) for kind in machine.accelerators if kind in names)
-    elif at(baseline.record, "throughput.bottleneck.kind") == "host" and baseline.processes == 1:
-        yield Change({"trainer.accelerator": "cpu"})
-    if machine.devices > baseline.processes and config["trainer"].get("strategy", "auto") == "auto":
-        yield Change({"trainer.devices": machine.devices})
-
-
-def _torch_device(baseline: Run) -> str:
-    return {"gpu": "cuda"}.get(baseline.device, baseline.device)
