@@ -137,7 +137,7 @@ def run_all(args: argparse.Namespace) -> None:
     shutil.rmtree(args.out, ignore_errors=True)
     words = [f"data.root={Path(args.root).resolve()}"]
     with fork_server.forking() as server:
-        measure(args.out, args, Loop([], server), words)
+        measure(args.out, args, Loop(server), words)
 
 
 def report(args: argparse.Namespace) -> None:

@@ -104,7 +104,7 @@ def compare_pairs(
     words = [f"data.root={Path(root).resolve()}"]
     found = []
     with fork_server.forking() as server:
-        loop = Loop([], server)
+        loop = Loop(server)
 
         def measure(place: Path, share: float, in_pairs: bool) -> dict[str, Any]:
             shutil.rmtree(place, ignore_errors=True)

@@ -41,13 +41,11 @@ def start_jobs(line: CommandLine, overrides: list[str], sweep_dir: Path, job: Hy
 
 
 def _call(job: HydraJob, composition: DictConfig, number: int, sweep_dir: Path) -> Any:
-    """Call for one run as Hydra's basic launcher does."""
+    """Call for one run as Hydra's basic launcher does; the run makes its folder when it begins."""
     with open_dict(composition):
         composition.hydra.sweep.dir = str(sweep_dir)
         composition.hydra.job.num = composition.hydra.job.id = number
-    run_dir = sweep_dir / str(OmegaConf.select(composition, "hydra.sweep.subdir"))
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with open_dict(composition):
+        run_dir = sweep_dir / str(OmegaConf.select(composition, "hydra.sweep.subdir"))
         composition.hydra.runtime.output_dir = str(run_dir.absolute())
     HydraConfig.instance().set_config(composition)
     with env_override(dict(composition.hydra.job.env_set)):

@@ -32,9 +32,9 @@ def _main() -> None:
     from ..analysis.diagnose import holds_one_diagnosis
 
     if len(args.folders) == 1 and holds_one_diagnosis(args.folders[0]):
-        from ..sweep.diagnose import report_again
+        from ..sweep.diagnose import write_report as write_diagnosis
 
-        print(report_again(args.folders[0], args.out))
+        print(write_diagnosis(args.folders[0], out=args.out))
         return
     report = write_report(args.folders, args.out or _place(args.folders))
     print(report.printed, flush=True)

@@ -72,28 +72,26 @@ def diagnose(job: Job) -> Plan[None]:
     yield [changed(AGAIN, Change({}), not_tried=not_tried)]
 
 
-def report_of_command(sweep_dir: Path, command: Sequence[str]) -> str:
+def write_report(folder: Path, command: Sequence[str] = (), out: Path | None = None) -> str:
     """Write the table of a diagnosis, from the records in its folder alone; the text for the terminal.
+
+    Args:
+        folder: of the diagnosis.
+        command: that was typed; where it is not known, each record's overrides behind the program that runs now.
+        out: is written to, instead of `report` in the folder.
 
     Raises:
         UserError: if no run has left a record.
     """
-    return write_diagnosis(sweep_dir, lambda trial: command_with(command, trial.options, trial.run.record["config"]))
 
+    def line(trial: Trial) -> str:
+        config = trial.run.record["config"]
+        if command:
+            return command_with(command, trial.options, config)
+        words = trial.run.record.get("overrides")  # with the trial's own options
+        return command_with([*program(), *(map(str, words) if isinstance(words, list) else ())], [], config)
 
-def report_again(folder: Path, out: Path | None) -> str:
-    """Write the report of a diagnosis that has ended; the text for the terminal.
-
-    The program is the one that runs now, and not what a record says.
-    """
-
-    def command(trial: Trial) -> str:
-        words = trial.run.record.get("overrides")
-        return command_with(
-            [*program(), *(map(str, words) if isinstance(words, list) else ())], [], trial.run.record["config"]
-        )
-
-    return write_diagnosis(folder, command, out)
+    return write_diagnosis(folder, line, out)
 
 
 def command_with(command: Sequence[str], options: Sequence[str], config: Mapping[str, Any]) -> str:
@@ -117,11 +115,3 @@ def command_with(command: Sequence[str], options: Sequence[str], config: Mapping
 def _is_of_diagnosis(name: str, config: Mapping[str, Any]) -> bool:
     section, dot, _ = name.partition(".")
     return section in ("search", "hydra") or (bool(dot) and purpose_of(name, config) is Purpose.LENGTH)
-
-
-def has_baseline(sweep_dir: Path) -> bool:
-    """Whether the baseline of a diagnosis was measured."""
-    try:
-        return bool(find_findings(sweep_dir).baselines)
-    except UserError:
-        return False

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from ..errors import UserError, printable
 from ..files import WriteError, why
-from ..options.command_lines import resume_command
+from ..options.command_lines import program, resume_command
 from ..records.formatting import duration, significant
 from ..records.metrics import best_first, metric
 from ..records.rates import MEAN_RATE
@@ -33,15 +33,17 @@ class Loop:
     """Does runs.
 
     Args:
-        command: that the user has given, for the records.
         server: forks the runs; without one each is a new Python.
+        command: whose runs they are.
 
-    `refused` says whether a run was refused without a record that says so.
+    Attributes:
+        command: the words that the user has typed; the records hold them.
+        refused: whether a run was refused without a record that says so.
     """
 
-    def __init__(self, command: Sequence[str], server: ForkServer | None = None):
+    def __init__(self, server: ForkServer | None = None, command: str = "train"):
         self.refused = False
-        self._command = list(command)
+        self.command = [*program(command), *sys.argv[1:]]
         self._server = server
         self._durations: list[float] = []  # seconds, of the runs that were done alone
 
@@ -77,7 +79,7 @@ class Loop:
     def _prepare(self, job: Job) -> Record | None:
         """None if the job's folder is ready for the run; otherwise why there is no run."""
         try:
-            return folder.keep_or_plan(job.run_dir, job.config, command=shlex.join(self._command), **job.facts)
+            return folder.keep_or_plan(job.run_dir, job.config, command=shlex.join(self.command), **job.facts)
         except UserError as error:
             self.refused = True
             return {"status": "refused", "error": str(error)}

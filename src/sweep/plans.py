@@ -6,8 +6,7 @@ visited side by side; others follow each other.
 
 | plan | is of | in |
 | --- | --- | --- |
-| `listed` | a sweep's command line | runner.py |
-| `grow_batch` | `experiment=find_batch_size` | search.py |
+| `grow_batch` | `experiment=find_batch_size` | grow_batch.py |
 | `diagnose` | `experiment=diagnose` | diagnose.py |
 | `sizes_for_choose` | `batchscope choose` | sizes.py |
 | `a_b` | `batchscope compare --rerun` | rerun.py |

@@ -20,7 +20,7 @@ from ..checkpointing.resume import recorded_config, with_run_dir
 from ..errors import UserError
 from ..options import trust
 from ..options.check import check_config
-from ..options.command_lines import for_timing, program
+from ..options.command_lines import for_timing
 from ..options.compose import apply_overrides
 from ..records.read import FILE, read
 from .folder import make_folder
@@ -77,7 +77,7 @@ def rerun(
     out = make_folder(out)
     sides = [out / "a", out / "b"]
     with forking(all(python == sys.executable for python in pythons)) as server:  # both start alike
-        loop = Loop([*program(), *sys.argv[1:]], server)
+        loop = Loop(server, "compare")
         say = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
         loop.run(a_b(found, out, most, seconds, say, lambda: decided(sides, max_slowdown)))
     return sides

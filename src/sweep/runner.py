@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,14 @@ from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, report
 from ..files import WriteError
 from ..options.check import check_config
-from ..options.command_lines import program
 from ..options.overrides import as_override
 from ..records.read import optimized
 from . import folder, launchers
 from .fork_server import forking
+from .grow_batch import grow_batch
 from .loop import Loop
 from .plans import Job, Plan, RunFailed, is_one_process
-from .search import grow_batch, is_diagnosis
+from .search import is_diagnosis
 
 HydraJob = Callable[[DictConfig], float | None]  # what Hydra calls for each run
 
@@ -45,16 +45,21 @@ def run_sweep(
         UserError: if the folder holds another sweep or cannot be written, or a launcher lost a job.
     """
     folder.refuse_other(sweep_dir, configs if labels else [])
-    sweep = SweepRunner(sweep_dir, labels, any(map(is_diagnosis, configs)))
+    here = launchers.is_basic(launcher)
+    sweep = SweepRunner(sweep_dir, labels, any(map(is_diagnosis, configs)), here)
     exit_on_signals()
     if output := launchers.output_folder(launcher):
         print(f"the runs are jobs, and write their output to {output}", flush=True)
     with folder.lock_sweep_dir(sweep_dir):
         try:
             # A list of runs continues after one that failed; it has been reported, and is in the table.
-            with sweep.starting_here(configs, launcher), contextlib.suppress(RunFailed):
+            with forking(here and any(map(is_one_process, configs))) as server, contextlib.suppress(RunFailed):
+                sweep.loop = Loop(server)
+                if server is not None:
+                    with contextlib.suppress(ImportError):  # for the report: it takes seconds, and disturbs no run now
+                        importlib.import_module("..analysis.report", __package__)
                 start_hydra(sweep.run_job)
-                sweep.loop.run(listed(sweep.waiting))
+                sweep.loop.do(sweep.waiting)
         except BaseException as error:
             is_job_error = launchers.is_job_error(error)
             if not is_job_error and not isinstance(error, SystemExit | WriteError):
@@ -69,12 +74,6 @@ def run_sweep(
         sys.exit(sweep.exit_code)
 
 
-def listed(jobs: Sequence[Job]) -> Plan[None]:
-    """All runs of a command line."""
-    if jobs:
-        yield jobs
-
-
 class SweepRunner:
     """The runs of one command line. Some launchers call for them in other processes, and not in order.
 
@@ -82,31 +81,17 @@ class SweepRunner:
         sweep_dir: holds a folder a run.
         labels: what sets each run apart; empty where it is not known beforehand what will be run.
         diagnosis: whether the command line is that of one diagnosis, for Hydra a sweep of one job.
+        here: whether Hydra calls for all runs in this process.
     """
 
-    def __init__(self, sweep_dir: Path, labels: list[str], diagnosis: bool = False):
+    def __init__(self, sweep_dir: Path, labels: list[str], diagnosis: bool = False, here: bool = False):
         self.sweep_dir = sweep_dir
         self.labels = ["the diagnosis"] if diagnosis else labels
-        self.command = [*program(), *sys.argv[1:]]
-        self.loop = Loop(self.command)
+        self.loop = Loop()
         self.waiting: list[Job] = []  # for the end of Hydra's list: their results go to nobody before
         self._is_diagnosis = diagnosis
-        self._here = False  # whether Hydra calls for all runs in this process
-        self._refused = False
-
-    @contextlib.contextmanager
-    def starting_here(self, configs: list[dict[str, Any]], launcher: Mapping[str, Any]) -> Iterator[None]:
-        """Fork the runs from a server that imports while this process composes the first run."""
-        self._here = launchers.is_basic(launcher)
-        left = not self.labels or not all(folder.has_ended(self.sweep_dir / str(n)) for n in range(len(self.labels)))
-        needed = any(map(is_one_process, configs)) and (left or any(config["search"] for config in configs))
-        with forking(needed and self._here) as server:
-            self.loop = Loop(self.command, server)
-            if server is not None:
-                with contextlib.suppress(ImportError):  # for the report: it takes seconds, and disturbs no run now
-                    importlib.import_module("..analysis.report", __package__)
-            yield
-        self._refused |= self.loop.refused
+        self._here = here
+        self._failed = False
 
     def run_job(self, config: DictConfig) -> float | None:
         """What Hydra calls for each run: does it, unless it may wait until Hydra has called for all.
@@ -131,10 +116,6 @@ class SweepRunner:
                 return self.loop.run(self._search(job, f"search {title}, " if len(self.labels) > 1 else ""))
             if self._here and self.labels and not hydra.job.env_set:
                 self.waiting.append(job)
-                with contextlib.suppress(
-                    OSError
-                ):  # Hydra's empty folder: without one, a run that never begins leaves no note
-                    run_dir.rmdir()
                 return None
             (record,) = self.loop.do([job])
             if record["status"] != "finished":
@@ -142,7 +123,8 @@ class SweepRunner:
             return optimized(record)
         except UserError as error:
             report(error)
-            self._refused |= not isinstance(error, RunFailed)
+            # How a run ended is in its record; a diagnosis without a baseline has nothing to say.
+            self._failed |= self._is_diagnosis or not isinstance(error, RunFailed)
             if self.labels:
                 return None
             raise RunFailed(str(error)) from error
@@ -161,16 +143,15 @@ class SweepRunner:
 
     def _written_report(self) -> str:
         if self._is_diagnosis:
-            from .diagnose import report_of_command
+            from .diagnose import write_report as write_diagnosis
 
-            return report_of_command(self.sweep_dir, self.command)
+            return write_diagnosis(self.sweep_dir, self.loop.command)
         from ..analysis import write_report  # matplotlib takes a second to import
 
         try:
             return write_report([self.sweep_dir], self.sweep_dir / "report").printed
-        except (
-            UserError
-        ) as error:  # where its files cannot be written, they are written elsewhere, and the text is printed
+        except UserError as error:
+            # Where its files cannot be written, they are written elsewhere, and the text is printed.
             with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as elsewhere:
                 text = write_report([self.sweep_dir], elsewhere).text
                 print(f"warning: {error}", file=sys.stderr, flush=True)
@@ -191,15 +172,13 @@ class SweepRunner:
         for word, found in (("stopped", stopped), ("not run", not_run)):
             if found:
                 print(f"{word}  {len(found)} of {len(self.labels)}: {' · '.join(found)}")
-        line = [word for word in self.command if not word.lstrip("+").startswith("hydra.sweep.dir=")]
+        line = [word for word in self.loop.command if not word.lstrip("+").startswith("hydra.sweep.dir=")]
         line.append(as_override("hydra.sweep.dir", str(self.sweep_dir)))
         print(f"resume   {shlex.join(line)}", flush=True)
 
     @property
     def exit_code(self) -> int:
-        """1 if a run failed for another reason than memory, or was refused; of a diagnosis, if it has no baseline."""
-        if self._is_diagnosis:
-            from .diagnose import has_baseline
-
-            return int(self._refused or not has_baseline(self.sweep_dir))
-        return int(self._refused or any(status not in folder.KEPT for status in folder.statuses(self.sweep_dir)))
+        """1 if a run failed for another reason than memory, or was refused; of a diagnosis, if its baseline failed."""
+        if self._failed or self.loop.refused:
+            return 1
+        return int(not self._is_diagnosis and any(one not in folder.KEPT for one in folder.statuses(self.sweep_dir)))

@@ -4,13 +4,11 @@ Each size is a timed run as of experiment=throughput, in a process of its own. W
 """
 
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import UserError
-from ..options.command_lines import program
 from ..options.compose import compose_command_line, config_in
 from ..options.overrides import as_override, parse, text_of
 from ..records.formatting import duration
@@ -85,7 +83,7 @@ def measure(
     folder = make_folder(folder)
     say(f"the runs are kept in {os.path.relpath(folder)}; they take about a minute on each device")
     with forking() as server:
-        loop = Loop([*program(), *sys.argv[1:]], server)
+        loop = Loop(server, "choose")
         for kind in kinds:
             loop.run(sizes_for_choose(overrides, sizes, kind, folder, say))
     return [folder / kind for kind in kinds]

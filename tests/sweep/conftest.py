@@ -50,8 +50,8 @@ def loop(serve: Callable[[str], ForkServer], monkeypatch: pytest.MonkeyPatch) ->
     """Its runs are stand-ins (tests/support/stand_in.py)."""
     if not fork_server.is_supported():
         monkeypatch.setattr(fork_server, "JOB", "tests.support.stand_in")
-        return Loop(["sweep"])
-    return Loop(["sweep"], serve("tests.support.stand_in"))
+        return Loop()
+    return Loop(serve("tests.support.stand_in"))
 
 
 TIMED = {"until_known": {"precision": 0.05, "seconds": 0.3}, "throughput": {"a": 1}}

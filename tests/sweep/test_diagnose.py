@@ -1,6 +1,5 @@
 """A diagnosis: its runs in their order, what its table says of them, and the command line that it ends with."""
 
-import contextlib
 import json
 import sys
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from batchscope.options.compose import check_command_line
 from batchscope.records.run_record import plan
 from batchscope.sweep import diagnose
 from batchscope.sweep.changes import Machine
-from batchscope.sweep.diagnose import command_with, has_baseline, report_of_command
+from batchscope.sweep.diagnose import command_with, write_report
 from batchscope.sweep.plans import Job, RunFailed
 from tests.support.runs import run as forked
 from tests.support.synthetic_runs import write_steps
@@ -29,7 +28,7 @@ class Diagnosed:
     """A diagnosis whose runs take no time."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, rate: Rate):
-        self.folder, self.ran, self.titles, self.rate = folder, [], [], rate
+        self.folder, self.ran, self.titles, self.rate, self.end = folder, [], [], rate, None
         monkeypatch.setattr(diagnose, "this_machine", lambda device: Machine(cores=2))
         monkeypatch.setattr("sys.platform", "linux")
 
@@ -58,9 +57,11 @@ class Diagnosed:
         """Run it, as far as it goes; what its report says."""
         (config,) = check_command_line(WORDS, multirun=False, run_dir=str(self.folder / "0"))
         job = Job(self.folder / "0", config, {"choices": {"model": "mlp"}, "overrides": WORDS})
-        with contextlib.suppress(RunFailed, SystemExit):
+        try:
             play(diagnose.diagnose(job), self._do)
-        return report_of_command(self.folder, ["batchscope", "train", *WORDS])
+        except (RunFailed, SystemExit) as end:
+            self.end = end
+        return write_report(self.folder, ["batchscope", "train", *WORDS])
 
 
 def faster_with_a_larger_batch(config: dict[str, Any]) -> float:
@@ -80,7 +81,6 @@ def test_a_baseline_each_change_the_two_best_together_and_the_baseline_again(tmp
         line.startswith("Recommended: data.batch_size=512 trainer.precision=bf16-mixed, 6.00 ") for line in shown
     )
     assert "batchscope train model=mlp data.num_workers=2 data.batch_size=512 trainer.precision=bf16-mixed" in shown
-    assert has_baseline(tmp_path)
 
 
 def test_interrupted_it_recommends_nothing(tmp_path: Path, monkeypatch) -> None:
@@ -117,7 +117,7 @@ def test_a_baseline_that_fails_ends_it(tmp_path: Path, monkeypatch) -> None:
     diagnosed = Diagnosed(tmp_path, monkeypatch, lambda config: "out_of_memory")
     assert "The baseline was not measured, so there is nothing to compare." in diagnosed.start()
     assert diagnosed.ran == ["baseline"]
-    assert not has_baseline(tmp_path)
+    assert isinstance(diagnosed.end, RunFailed)  # which is exit code 1
 
 
 def test_what_the_user_has_set_is_left_out_and_said(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -30,40 +30,34 @@ def everything(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("status", ["finished", "out_of_memory", "failed"])
-def test_a_run_that_ended_by_itself_is_kept_and_not_run_again(tmp_path, status):
-    leave(tmp_path / "0", status)
-    assert folder.keep_or_plan(tmp_path / "0", CONFIG)["status"] == status
-    assert (tmp_path / "0/last.ckpt").exists()
-
-
-@pytest.mark.parametrize("status", ["running", "interrupted", "killed"])
-def test_a_run_that_ended_from_outside_without_a_checkpoint_is_set_aside_and_starts_again(tmp_path, status):
-    leave(tmp_path / "0", status)
-    before = everything(tmp_path / "0")
-    assert folder.keep_or_plan(tmp_path / "0", CONFIG, overrides=["data.batch_size=4"]) is None
-    assert read(tmp_path / "0")["status"] == "planned"
-    assert read(tmp_path / "0")["overrides"] == ["data.batch_size=4"]
-    assert [file.name for file in (tmp_path / "0").iterdir()] == ["run.json"]
-    assert before.items() <= everything(tmp_path / "0.aside").items()
+KEPT, RESUMED, PLANNED, ASIDE = "kept", "resumed", "planned again", "set aside"
 
 
 @pytest.mark.parametrize(
-    ("status", "then"), [("running", "killed"), ("interrupted", "interrupted"), ("killed", "killed")]
-)
-def test_a_run_that_ended_from_outside_and_left_a_checkpoint_is_gone_on_with(tmp_path, status, then):
+    ("status", "checkpoint", "then"),
+    [
+        *((status, checkpoint, KEPT) for status in ("finished", "out_of_memory", "failed") for checkpoint in (True, False)),
+        *((status, True, RESUMED) for status in ("running", "interrupted", "killed")),
+        *((status, False, ASIDE) for status in ("running", "interrupted", "killed")),
+        ("planned", False, PLANNED),
+    ],
+)  # fmt: skip
+def test_how_a_run_ended_decides_what_becomes_of_it(tmp_path, status, checkpoint, then):
     leave(tmp_path / "0", status)
-    keep_a_checkpoint(tmp_path / "0")
-    assert folder.keep_or_plan(tmp_path / "0", CONFIG) is None
-    assert read(tmp_path / "0")["status"] == then
-    assert (tmp_path / "0/checkpoints/last.ckpt").exists()
-
-
-def test_a_run_that_never_began_is_planned_again_in_its_folder(tmp_path):
-    leave(tmp_path / "0", "planned")
-    assert folder.keep_or_plan(tmp_path / "0", CONFIG, overrides=["seed=0"]) is None
-    assert read(tmp_path / "0")["overrides"] == ["seed=0"]
-    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+    if checkpoint:
+        keep_a_checkpoint(tmp_path / "0")
+    before = everything(tmp_path / "0")
+    found = folder.keep_or_plan(tmp_path / "0", CONFIG, overrides=["seed=0"])
+    assert (found is not None) is (then == KEPT)
+    if then in (KEPT, RESUMED):
+        assert everything(tmp_path / "0").keys() - {".lock"} == before.keys()
+        assert read(tmp_path / "0")["status"] == ("killed" if status == "running" else status)
+    else:
+        assert (read(tmp_path / "0")["status"], read(tmp_path / "0")["overrides"]) == ("planned", ["seed=0"])
+    if then == ASIDE:
+        assert before.items() <= everything(tmp_path / "0.aside").items()
+    else:
+        assert [path.name for path in tmp_path.iterdir()] == ["0"]
 
 
 def test_what_was_set_aside_is_in_no_report_and_no_exit_code(tmp_path):

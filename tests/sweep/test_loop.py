@@ -87,4 +87,4 @@ def test_a_log_or_a_python_that_there_is_not_is_one_line(loop, tmp_path: Path) -
     with pytest.raises(UserError, match=r"none/log.txt cannot be written: No such file"):
         loop.do([type(one)(one.run_dir, one.config, one.facts, log=tmp_path / "none/log.txt")])
     with pytest.raises(UserError, match=r"^no-python cannot be started: No such file"):
-        type(loop)([]).do([type(one)(one.run_dir, one.config, one.facts, python="no-python")])
+        type(loop)().do([type(one)(one.run_dir, one.config, one.facts, python="no-python")])

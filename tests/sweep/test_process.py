@@ -43,7 +43,7 @@ def test_the_record_says_how_a_run_ended_also_where_the_run_did_not(loop, does: 
 
 
 def test_a_run_without_a_server_is_a_new_python_and_ends_alike(loop, tmp_path: Path) -> None:
-    assert end_of(Loop([]), tmp_path, "sys.exit(7)")[1] == "ended with exit code 7 and said no more"
+    assert end_of(Loop(), tmp_path, "sys.exit(7)")[1] == "ended with exit code 7 and said no more"
 
 
 def test_a_run_gets_its_configuration_from_the_sweep_and_not_from_a_file(loop, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ from batchscope.sweep import fork_server
 from batchscope.sweep.loop import Loop
 from tests.sweep.conftest import job
 fork_server.JOB, place = "tests.support.stand_in", pathlib.Path({str(tmp_path)!r})
-Loop([], fork_server.ForkServer()).do([job(place, "0"), job(place, "1", 16, does={kill!r})])
+Loop(fork_server.ForkServer()).do([job(place, "0"), job(place, "1", 16, does={kill!r})])
 """
     done = subprocess.run([sys.executable, "-c", sweep], capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr

@@ -164,7 +164,7 @@ def test_a_record_that_cannot_be_run_again_is_named(here):
 def test_on_a_cpu_the_two_of_a_pair_are_visited_side_by_side(here, monkeypatch):
     monkeypatch.setattr(fork_server, "JOB", "tests.support.stand_in")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    rerun.Loop([]).run(rerun.a_b(pair_of(finished(here, "one")), Path("out"), 2, 0.1))
+    rerun.Loop().run(rerun.a_b(pair_of(finished(here, "one")), Path("out"), 2, 0.1))
     found = [[read(Path(f"out/{side}/0-{n}")) for side in "ab"] for n in range(2)]
     taken = [[record["taken"] for record in pair] for pair in found]
     assert taken[0][0] == taken[0][1] and taken[1][0] == taken[1][1]

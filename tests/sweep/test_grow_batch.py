@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from batchscope.errors import UserError
+from batchscope.sweep.grow_batch import grow_batch, recommended_in
 from batchscope.sweep.plans import Job, RunFailed
-from batchscope.sweep.search import grow_batch, recommended_in
 from tests.support.synthetic_runs import write_measured
 from tests.sweep.conftest import job, play
 
@@ -116,7 +116,7 @@ def test_a_run_without_a_rate_ends_the_search(tmp_path: Path) -> None:
 
 
 def test_undecided_sizes_are_measured_once_more_side_by_side(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("batchscope.sweep.search.undecided_in", lambda folder: [32, 64])
+    monkeypatch.setattr("batchscope.sweep.grow_batch.undecided_in", lambda folder: [32, 64])
     assert search(tmp_path, rate, 4000)[1][-1] == "4000"  # not where the runs cannot wait for each other
-    monkeypatch.setattr("batchscope.sweep.search.can_wait", lambda config: True)
+    monkeypatch.setattr("batchscope.sweep.grow_batch.can_wait", lambda config: True)
     assert search(tmp_path, rate, 4000)[1][-2:] == ["again/32", "again/64"]
