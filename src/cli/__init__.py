@@ -1,14 +1,25 @@
-"""The commands behind `batchscope`, one a file: they parse, call, and print."""
+"""The commands behind `batchscope`, one a file: they parse, call, and print. Here is what several of them parse."""
 
 import argparse
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from ..errors import refuse_in_one_line
+from ..errors import exit_on_user_error, refuse_in_one_line
 
 
-def command_parser(command: str, description: str | None, add_help: bool = True) -> argparse.ArgumentParser:
-    """The parser of `batchscope <command>`. The description is printed as it is; a mistake is one line."""
+def command(program: Callable[[], None]) -> Callable[[], None]:
+    """Decorate a command's program: a UserError ends it with one line and an exit code."""
+    return functools.wraps(program)(functools.partial(exit_on_user_error, program))
+
+
+def command_parser(name: str, description: str | None, add_help: bool = True) -> argparse.ArgumentParser:
+    """The parser of `batchscope <name>`. The description is printed as it is; a mistake is one line."""
     parser = argparse.ArgumentParser(
-        f"batchscope {command}",
+        f"batchscope {name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # a misspelled flag is a mistake
@@ -21,3 +32,27 @@ def command_parser(command: str, description: str | None, add_help: bool = True)
 def add_config_dir(parser: argparse.ArgumentParser, where: str = "") -> None:
     """The flag `--config-dir`; `where` says in which case it is taken."""
     parser.add_argument("--config-dir", metavar="DIR", help=f"adds YAML files of your own{where}")
+
+
+def folders_and_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words that name folders, and those that are options. The name of a folder may hold an equals sign."""
+    folders = [word for word in words if os.path.exists(word) or ("=" not in word and not word.startswith("~"))]
+    return folders, [word for word in words if word not in folders]
+
+
+def number(least: float, most: float, kind: type[int] | type[float] = float) -> Callable[[str], float]:
+    """The type of an argument: a number between two others."""
+
+    def typed(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if least <= kind(text) <= most:
+                return kind(text)
+        what = "a whole number" if kind is int else "a number"
+        raise argparse.ArgumentTypeError(f"takes {what} from {least:,} to {most:,}, got {text!r}")
+
+    return typed
+
+
+def folder_of(name: str) -> Path:
+    """The folder of what a command writes, if none is chosen: named by the command and the time."""
+    return Path("outputs") / name / time.strftime("%Y-%m-%d_%H-%M-%S")

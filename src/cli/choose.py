@@ -10,12 +10,8 @@ In the documentation, choosing-a-device.md says how to read the answer.
 """
 
 import argparse
-import contextlib
 import json
-import os
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from ..checkpointing.signals import exit_on_signals
@@ -24,27 +20,22 @@ from ..choice.cards import card_names, find_card
 from ..choice.measured import read_trainings
 from ..choice.rows import Question
 from ..choice.work import PRECISIONS
-from ..errors import UserError, exit_on_user_error
+from ..errors import UserError
 from ..options.compose import check_command_line
 from ..options.groups import use_config_dir
 from ..records.terminal import columns, wrapped
-from . import add_config_dir, command_parser
+from . import add_config_dir, command, command_parser, folder_of, folders_and_options, number
 
 KINDS = ("cpu", "cuda", "mps")  # what a device that is here is called, unless it is a known card
 USUAL = ("t4", "l4", "a10", "a100", "l40s", "h100", "rtx4090")  # that people rent or own
 SCHEMA = 2  # of the JSON document
-_OWN = Path("outputs") / "choose"
 
 
+@command
 def main() -> None:
     """The program: parse, measure if no folder is given, choose, print."""
-    exit_on_user_error(_main)
-
-
-def _main() -> None:
     args = _parser().parse_intermixed_args()
-    folders = [word for word in args.words if _is_folder(word)]
-    overrides = [word for word in args.words if word not in folders]
+    folders, overrides = folders_and_options(args.words)
     if not args.words:
         raise UserError("choose: takes the folder of a sweep, or options such as model=cnn data=mnist", exit_code=2)
     if folders and (overrides or args.config_dir is not None):
@@ -70,18 +61,13 @@ def _main() -> None:
         print(f"\nmeasured {places[0].parent}", file=sys.stderr if args.json else sys.stdout, flush=True)
 
 
-def _is_folder(word: str) -> bool:
-    """Whether a word is a folder and no option. The name of a folder may hold an equals sign."""
-    return os.path.exists(word) or ("=" not in word and not word.startswith("~"))
-
-
 def _prices(words: list[str]) -> dict[str, float]:
     """What an hour costs, by the short name of the device."""
     found = {}
     for word in words:
         name, _, price = word.partition("=")
         try:
-            found[name if name in KINDS else find_card(name, "--price").short[0]] = _number(0, 10**9)(price)
+            found[name if name in KINDS else find_card(name, "--price").short[0]] = number(0, 10**9)(price)
         except argparse.ArgumentTypeError:
             raise UserError(f"--price: got {word!r}, takes what an hour of a device costs, such as h100=2.5") from None
     return found
@@ -102,8 +88,7 @@ def _measured(overrides: list[str]) -> tuple[int | None, list[Path]]:
     check_accelerator(asked)
     kinds = [kind for kind in available() if asked in ("auto", kind) or (asked == "gpu" and kind != "cpu")]
     exit_on_signals()
-    folder = _OWN / time.strftime("%Y-%m-%d_%H-%M-%S")
-    places = measure(overrides, sizes, kinds, folder, _say)
+    places = measure(overrides, sizes, kinds, folder_of("choose"), _say)
     epochs = trainer.get("max_epochs")
     return epochs if isinstance(epochs, int) and epochs > 0 else None, places
 
@@ -118,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         "words", nargs="*", metavar="folder or option=value", help="of a sweep, or options as in batchscope train"
     )
     parser.add_argument("--devices", metavar="t4,l4,…", help="to compare with; `all` for every known one")
-    count, seconds, microseconds = _number(1, 10**8, int), _number(0, 10**6), _number(0.5, 1000)
+    count, seconds, microseconds = number(1, 10**8, int), number(0, 10**6), number(0.5, 1000)
     parser.add_argument(
         "--epochs", type=count, metavar="N", help="to train; else the run's own trainer.max_epochs, or 1"
     )
@@ -134,16 +119,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     add_config_dir(parser, "; without a folder")
     return parser
-
-
-def _number(least: float, most: float, kind: type[int] | type[float] = float) -> Callable[[str], float]:
-    """The type of an argument: a number between two others."""
-
-    def typed(text: str) -> float:
-        with contextlib.suppress(ValueError):
-            if least <= kind(text) <= most:
-                return kind(text)
-        what = "a whole number" if kind is int else "a number"
-        raise argparse.ArgumentTypeError(f"takes {what} from {least:,} to {most:,}, got {text!r}")
-
-    return typed

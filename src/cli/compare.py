@@ -14,23 +14,18 @@ import argparse
 import json
 import re
 import sys
-import time
 from pathlib import Path
 
-from ..errors import UserError, exit_on_user_error
+from ..errors import UserError
 from ..options.groups import use_config_dir
-from . import add_config_dir, command_parser
+from . import add_config_dir, command, command_parser, folder_of, number
 
-_OWN = Path("outputs") / "compare"
 _FOR_RERUN = ("passes", "seconds", "python_a", "python_b", "out")
 
 
+@command
 def main() -> None:
     """The program: parse, run both again if asked, compare, print."""
-    exit_on_user_error(_main)
-
-
-def _main() -> None:
     parser = _parser()
     args = parser.parse_intermixed_args()
     idle = [name for name in _FOR_RERUN if getattr(args, name) != parser.get_default(name)]
@@ -43,7 +38,7 @@ def _main() -> None:
     if args.rerun:
         from ..sweep.rerun import rerun
 
-        out = args.out or _OWN / time.strftime("%Y-%m-%d_%H-%M-%S")
+        out = args.out or folder_of("compare")
         pythons = (args.python_a, args.python_b)
         folders = rerun(
             folders, out, args.passes, args.seconds, pythons, args.overrides, args.max_slowdown, quiet=args.json
@@ -76,13 +71,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rerun", action="store_true", help="run both again side by side, and compare these runs")
     parser.add_argument(
         "--passes",
-        type=_passes,
+        type=number(5, 1000, int),
         default=15,
         metavar="N",
         help="with --rerun: pairs of runs at most (15); five at least",
     )
     parser.add_argument(
-        "--seconds", type=_seconds, default=2.0, metavar="S", help="with --rerun: of training in a run (2)"
+        "--seconds", type=number(0.1, 3600), default=2.0, metavar="S", help="with --rerun: of training in a run (2)"
     )
     text = "with --rerun: the Python that runs this side, of another checkout's environment"
     parser.add_argument("--python-a", default=sys.executable, metavar="PATH", help=text)
@@ -98,20 +93,4 @@ def fraction(text: str) -> float:
     value = float(found[1]) / (100 if found[2] else 1) if found else -1.0
     if found is None or (value >= 1 and not found[2]) or value > 10:
         raise argparse.ArgumentTypeError(f"takes a share such as 5% or 0.05, got {text!r}")
-    return value
-
-
-def _passes(text: str) -> int:
-    if not text.isdecimal() or not 5 <= int(text) <= 1000:
-        raise argparse.ArgumentTypeError(f"takes a whole number from 5 to 1000, got {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"takes seconds from 0.1 to 3600, got {text!r}")
     return value

@@ -10,20 +10,17 @@ What a file alone cannot decide, such as a `data.root` other than `data`, has to
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError, did_you_mean, exit_on_user_error
+from ..errors import UserError, did_you_mean
 from ..options.groups import use_config_dir
-from . import add_config_dir, command_parser
+from . import add_config_dir, command, command_parser
 
 if TYPE_CHECKING:
     from ..inference.load import Trained
 
 
+@command
 def main() -> None:
     """The program: parse, evaluate, print."""
-    exit_on_user_error(_main)
-
-
-def _main() -> None:
     parser = command_parser("evaluate", __doc__)
     parser.add_argument("overrides", nargs="*", metavar="option=value", help="ckpt=<file>, then any option to change")
     add_config_dir(parser)

@@ -16,14 +16,13 @@ import json
 import os
 import signal
 import sys
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..checkpointing import resume
 from ..checkpointing.signals import exit_on_signals
-from ..errors import UserError, exit_on_user_error, warn
+from ..errors import UserError, warn
 from ..files import is_set_aside, refuse_links, why, write_folder
 from ..options import trust
 from ..options.check import check_config
@@ -35,10 +34,9 @@ from ..records.explanation import FILE, ROOFLINE, TRACE, Explanation
 from ..records.formatting import count
 from ..records.read import FILE as RECORD
 from ..records.read import read
-from . import add_config_dir, command_parser
+from . import add_config_dir, command, command_parser, folder_of, folders_and_options, number
 
 _NAME = "explain"  # of the folder
-_OWN = Path("outputs") / _NAME  # without a run
 
 
 @dataclass(frozen=True)
@@ -52,13 +50,10 @@ class _Task:
     record: dict[str, Any] = field(default_factory=dict)  # of the run, where this measures the same again
 
 
+@command
 def main() -> None:
     """The program: parse, measure, write, print."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reads it when torch is imported
-    exit_on_user_error(_main)
-
-
-def _main() -> None:
     args = _parser().parse_intermixed_args()
     task = _task(args)
     exit_on_signals()
@@ -98,43 +93,32 @@ def _explain(task: _Task, args: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("explain", __doc__)
-    words = "a run's folder, and options as in batchscope train"
+    words, at_least_one = "a run's folder, and options as in batchscope train", number(1, 10**6, int)
     parser.add_argument("words", nargs="*", metavar="folder or option=value", help=words)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write to this folder")
     parser.add_argument(
-        "--depth", type=_positive, metavar="N", help="show modules to this depth, with what they contain"
+        "--depth", type=at_least_one, metavar="N", help="show modules to this depth, with what they contain"
     )
-    parser.add_argument("--steps", type=_positive, default=10, metavar="N", help="time so many steps (10)")
-    parser.add_argument("--warmup", type=_positive, default=10, metavar="N", help="leave out so many steps before (10)")
+    parser.add_argument("--steps", type=at_least_one, default=10, metavar="N", help="time so many steps (10)")
+    parser.add_argument(
+        "--warmup", type=at_least_one, default=10, metavar="N", help="leave out so many steps before (10)"
+    )
     add_config_dir(parser)
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"takes a whole number of at least 1, got {text!r}")
-    return int(text)
 
 
 def _task(args: argparse.Namespace) -> _Task:
     """What the command line asks for. Raises UserError; nothing has been written by then, and torch is not imported."""
     use_config_dir(args.config_dir)
-    folders = [word for word in args.words if _is_folder(word)]
-    overrides = [word for word in args.words if word not in folders]
+    folders, overrides = folders_and_options(args.words)
     if len(folders) > 1:
         raise UserError(f"explain: takes one run; got {' and '.join(folders)}", exit_code=2)
     if folders:
         run_dir = resume.newest("explain") if folders[0] == "last" else Path(folders[0])
         return _of_run(run_dir, overrides, args.out)
     (config,) = check_command_line(overrides, False)
-    folder = args.out or _OWN / time.strftime("%Y-%m-%d_%H-%M-%S")
-    return _Task(check_config(for_explanation(config)), _choices(overrides), folder)
-
-
-def _is_folder(word: str) -> bool:
-    """Whether a word is a run's folder and no option. The name of a folder may hold an equals sign."""
-    return os.path.exists(word) or ("=" not in word and not word.startswith("~"))
+    return _Task(check_config(for_explanation(config)), _choices(overrides), args.out or folder_of(_NAME))
 
 
 def _of_run(run_dir: Path, overrides: list[str], out: Path | None) -> _Task:

@@ -10,20 +10,17 @@ the network, and the largest difference of an output is printed.
 
 from pathlib import Path
 
-from ..errors import UserError, exit_on_user_error
+from ..errors import UserError
 from ..options.groups import use_config_dir
-from . import add_config_dir, command_parser
+from . import add_config_dir, command, command_parser
 from ._words import take_own
 
 _SAMPLES = 64  # of the test set, to compare with
 
 
+@command
 def main() -> None:
     """The program: parse, export, check, print."""
-    exit_on_user_error(_main)
-
-
-def _main() -> None:
     parser = command_parser("export", __doc__)
     parser.add_argument(
         "words", nargs="*", metavar="option=value", help="ckpt=, format=, output=, then options to change"

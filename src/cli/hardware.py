@@ -14,9 +14,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import UserError, did_you_mean, exit_on_user_error
+from ..errors import UserError, did_you_mean
 from ..records.formatting import memory, percent, with_prefix
-from . import command_parser
+from . import command, command_parser
 
 if TYPE_CHECKING:
     from ..hardware.calibration import Calibration
@@ -28,9 +28,10 @@ _ROWS = [f"{_PRODUCTS}{precision}" for precision in ("fp32", "tf32", "bf16", "fp
 _ROWS += [_MEMORY, _TRANSFER, _LAUNCH, _CACHES]
 
 
+@command
 def main() -> None:
-    """The command line."""
-    exit_on_user_error(lambda: run(sys.argv[1:]))
+    """The program: parse, measure, print."""
+    run(sys.argv[1:])
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -11,23 +11,20 @@ latency.png; without it nothing is written.
 import re
 from pathlib import Path
 
-from ..errors import UserError, exit_on_user_error
+from ..errors import UserError
 from ..options.compose import check_command_line
 from ..options.groups import use_config_dir
 from ..records.terminal import LiveLine, wrapped
-from . import add_config_dir, command_parser
+from . import add_config_dir, command, command_parser
 from ._words import take_own
 
 _SIZES = "1,8,64,512"
 _MOST = 2**20
 
 
+@command
 def main() -> None:
     """The program: parse, measure, print."""
-    exit_on_user_error(_main)
-
-
-def _main() -> None:
     parser = command_parser("latency", __doc__)
     parser.add_argument(
         "words", nargs="*", metavar="option=value", help="ckpt= or model=, data.batch_size=, output=, …"

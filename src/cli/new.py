@@ -13,11 +13,11 @@ import os
 import re
 from pathlib import Path
 
-from ..errors import UserError, exit_on_user_error
+from ..errors import UserError
 from ..files import why, write_folder
 from ..options.command_lines import program
 from ..options.groups import CONFIGS
-from . import command_parser
+from . import command, command_parser
 
 _HERE = Path(__file__).resolve().parents[1]
 # In a checkout it is an example, in an installed wheel a part of the package.
@@ -26,12 +26,9 @@ NAME = "mynet"  # what the template is called
 _WRITTEN = ("*.toml", "*.md", "conf/*/*.yaml", "mynet/*.py", "tests/*.py")
 
 
+@command
 def main() -> None:
     """The program."""
-    exit_on_user_error(_main)
-
-
-def _main() -> None:
     parser = command_parser("new", __doc__)
     parser.add_argument("name", help="of the project, its package and its model")
     name = parser.parse_args().name

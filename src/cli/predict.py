@@ -11,18 +11,15 @@ Further options, as of batchscope evaluate, change how the network is run: train
 
 from pathlib import Path
 
-from ..errors import UserError, exit_on_user_error
+from ..errors import UserError
 from ..options.groups import use_config_dir
-from . import add_config_dir, command_parser
+from . import add_config_dir, command, command_parser
 from ._words import take_own
 
 
+@command
 def main() -> None:
     """The program: parse, predict, write, print."""
-    exit_on_user_error(_main)
-
-
-def _main() -> None:
     parser = command_parser("predict", __doc__)
     parser.add_argument(
         "words", nargs="*", metavar="option=value", help="ckpt=, input=, output=, then options to change"

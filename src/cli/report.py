@@ -11,18 +11,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import exit_on_user_error
-from . import command_parser
+from . import command, command_parser
 
 _LONGEST = 120  # characters of a folder's name
 
 
+@command
 def main() -> None:
     """Parse the command line, write the report, print it. The exit code is 1 if no run was found, finished or measured."""
-    exit_on_user_error(_main)
-
-
-def _main() -> None:
     parser = command_parser("report", __doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="folder", help="of a sweep or a run")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report")

@@ -17,16 +17,13 @@ import time
 from pathlib import Path
 
 from ..attached import FOLDER, UNTIL_KNOWN
-from ..errors import UserError, exit_on_user_error
-from . import command_parser
+from ..errors import UserError
+from . import command, command_parser
 
 
+@command
 def main() -> None:
     """The program: parse, then run the script in this process, or once for each value in processes of their own."""
-    exit_on_user_error(_main)
-
-
-def _main() -> None:
     args = _parser().parse_args()
     script = Path(args.script)
     if not script.is_file():

@@ -5,7 +5,7 @@ Torch takes seconds to import, and is imported after the command line has been c
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,32 +15,27 @@ from hydra.core.utils import configure_log, env_override
 from .. import ranks
 from ..checkpointing import resume
 from ..distributed import launch, rendezvous
-from ..errors import UserError, exit_on_user_error, warn
+from ..errors import UserError, warn
 from ..files import LOCK, WriteError, new_folder, why
 from ..options.compose import CommandLine, check_command_line, compose_command_line, config_in
 from ..records.read import refuse_used
 from ..sweep import launchers
+from ..sweep.search import is_diagnosis
+from . import command
 from .arguments import is_resume, parse_arguments
 
-# (config, run_dir, choices, overrides) → the optimized metric
-Train = Callable[[dict[str, Any], Path, dict[str, str], list[str]], float | None]
 _RUN_DIR = "BATCHSCOPE_RUN_DIR"  # tells the run's folder to the ranks that Lightning starts
 
 
+@command
 def main() -> None:
     """The program: run what the command line in `sys.argv` asks for."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reads it when torch is imported
-    exit_on_user_error(lambda: run_command(_train))
+    run_command()
 
 
-def _train(*run: Any) -> float | None:
-    from ..training.run import train
-
-    return train(*run)
-
-
-def run_command(train: Train) -> None:
-    """Call `train` for the run that the command line asks for, or start a sweep of runs, or show help.
+def run_command() -> None:
+    """Do the run that the command line asks for, or start a sweep of runs, or show help.
 
     Raises:
         UserError: for a mistake in the command line, before anything is written; or one that only a run could find.
@@ -57,11 +52,11 @@ def run_command(train: Train) -> None:
             raise UserError(
                 "resume: takes a single run; a sweep is resumed by its own command and hydra.sweep.dir=<its folder>"
             )
-        _resume(train, overrides)
+        _resume(overrides)
     else:
         line = compose_command_line(overrides, args.multirun)
         _warn_of_idle_workers(overrides, line.configs)
-        diagnoses = any(map(_is_diagnosis, line.configs))
+        diagnoses = any(map(is_diagnosis, line.configs))
         if diagnoses and args.multirun:
             raise UserError(
                 "experiment=diagnose: tries changes of one run, and -m is for several; write "
@@ -73,15 +68,7 @@ def run_command(train: Train) -> None:
             _start_sweep(line, overrides)
         else:
             _check_devices(line.configs)
-            _run_one(train, line)
-
-
-def _is_diagnosis(config: dict[str, Any]) -> bool:
-    if not config["search"]:
-        return False
-    from ..sweep.search import is_diagnosis  # brings pandas and matplotlib
-
-    return is_diagnosis(config)
+            _run_one(line)
 
 
 def _warn_of_idle_workers(overrides: list[str], configs: list[dict[str, Any]]) -> None:
@@ -109,7 +96,7 @@ def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: 
         rendezvous.use_own_rendezvous_store()
 
 
-def _run_one(train: Train, line: CommandLine) -> None:
+def _run_one(line: CommandLine) -> None:
     (composition,) = line.compositions
     if line.configs[0]["search"]:
         raise UserError("search: takes several runs; write batchscope train -m …")
@@ -117,6 +104,8 @@ def _run_one(train: Train, line: CommandLine) -> None:
     choices, overrides = dict(hydra.runtime.choices), list(hydra.overrides.task)
     with _run_folder(line) as run_dir, env_override(dict(hydra.job.env_set)):
         configure_log(hydra.job_logging, hydra.verbose)  # for `logging` in a user's own code
+        from ..training.run import train
+
         train(config_in(os.path.relpath(run_dir), composition), run_dir, choices, overrides)
 
 
@@ -178,7 +167,7 @@ def _run_sweep(line: CommandLine, overrides: list[str]) -> None:
     run_sweep(sweep_dir, line.configs, line.labels, line.launcher, start)
 
 
-def _resume(train: Train, overrides: list[str]) -> None:
+def _resume(overrides: list[str]) -> None:
     run_dir, others = resume.find(overrides)
     record = resume.recorded(run_dir)
     known = _config_of_new_run(others, run_dir) if others else None
@@ -189,6 +178,8 @@ def _resume(train: Train, overrides: list[str]) -> None:
         print(resume.nothing_to_resume(run_dir, record), flush=True)
         return
     _check_devices([config])
+    from ..training.run import train
+
     train(config, run_dir, record.get("choices", {}), [*record.get("overrides", []), *others])
 
 

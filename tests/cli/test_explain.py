@@ -267,8 +267,8 @@ def test_a_step_that_fails_is_one_line(
     ("words", "said"),
     [
         (["a", "b"], "takes one run; got a and b"),
-        (["--depth", "0", "model=cnn"], "argument --depth: takes a whole number of at least 1, got '0'"),
-        (["--steps", "x", "model=cnn"], "argument --steps: takes a whole number of at least 1, got 'x'"),
+        (["--depth", "0", "model=cnn"], "argument --depth: takes a whole number from 1 to 1,000,000, got '0'"),
+        (["--steps", "x", "model=cnn"], "argument --steps: takes a whole number from 1 to 1,000,000, got 'x'"),
         (["modle=cnn"], "modle: no such option"),
         (["model=cnnn"], "Did you mean 'cnn'?"),
         (["data.batch_size=0"], "data.batch_size"),

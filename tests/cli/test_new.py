@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from batchscope.cli import new
-from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
 from batchscope.options.groups import use_config_dir
 
@@ -15,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     monkeypatch.setattr(sys, "argv", ["batchscope", *words])
-    new._main()
+    new.main()
 
 
 def files_in(folder: Path) -> dict[str, str]:
@@ -66,18 +65,21 @@ def test_every_file_has_the_name_of_the_project_and_says_what_it_is_for(
     ],
 )
 def test_a_name_that_cannot_be_taken_is_one_line(
-    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").symlink_to("nowhere")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(SystemExit):
         call(monkeypatch, name)
-    assert str(caught.value).startswith(said)
+    assert capsys.readouterr().err.startswith(f"error: {said}")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody can write")
-def test_a_folder_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     monkeypatch.chdir("/proc/self")
-    with pytest.raises(UserError, match="^new: mynet cannot be written: "):
+    with pytest.raises(SystemExit):
         call(monkeypatch, "mynet")
+    assert capsys.readouterr().err.startswith("error: new: mynet cannot be written: ")

@@ -36,16 +36,14 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Start:
         started.append((kind, runs, overrides))
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        command, "_run_one", lambda train, line: note("run", 1, line.compositions[0].hydra.overrides.task)
-    )
+    monkeypatch.setattr(command, "_run_one", lambda line: note("run", 1, line.compositions[0].hydra.overrides.task))
     monkeypatch.setattr(command, "_run_sweep", lambda line, overrides: note("sweep", len(line.configs), overrides))
-    monkeypatch.setattr(command, "_resume", lambda train, overrides: note("resume", 1, overrides))
+    monkeypatch.setattr(command, "_resume", lambda overrides: note("resume", 1, overrides))
 
     def start(*words: str) -> Started:
         monkeypatch.setattr(sys, "argv", ["train.py", *words])
         started.clear()
-        command.run_command(lambda *_: None)
+        command.run_command()
         return list(started)
 
     return start
