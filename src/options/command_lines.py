@@ -12,7 +12,9 @@ from . import trust
 
 _PART_OF_A_STEP = ("batchscope.callbacks.nonfinite.StopOnNonFinite",)  # it checks every loss and gradient
 
-_NOT_TIMED = ("checkpoint", "progress", "prediction_images", "memory", "until_known")  # callbacks, by their names
+_NOT_TIMED = ("checkpoint", "progress", "prediction_images", "memory")  # callbacks, by their names
+# It ends by its seconds.
+_UNTIL = {"_target_": "batchscope.callbacks.until_known.StopWhenKnown", "precision": 0.001}
 
 
 def program(command: str = "train") -> list[str]:
@@ -61,14 +63,15 @@ def for_explanation(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def for_timing(config: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """A run's configuration as a short timed run takes it: so many seconds, and 15 steps at least; nothing is kept.
+    """A run's configuration as a short timed run takes it, which ends after so many seconds of measured steps.
 
-    The callbacks stay, because they take time; those that only write files or print are left out.
+    The callbacks stay, because they take time; those that only write files or print are left out. Nothing is kept.
     """
-    trainer = {"min_epochs": 0, "max_epochs": -1, "min_steps": 15, "max_steps": -1, "max_time": {"seconds": seconds}}
+    trainer = {"min_epochs": 0, "max_epochs": -1, "min_steps": None, "max_steps": -1, "max_time": None}
     trainer |= {"limit_val_batches": 0, "val_check_interval": None, "num_sanity_val_steps": 0, "fast_dev_run": False}
     trainer |= {"profiler": None, "default_root_dir": None}
     callbacks = {name: node for name, node in (config["callbacks"] or {}).items() if name not in _NOT_TIMED}
+    callbacks["until_known"] = {**_UNTIL, "seconds": seconds}
     optimizer = config["optimizer"] | ({"schedule": "constant"} if "schedule" in config["optimizer"] else {})
     parts = {"trainer": {**config["trainer"], **trainer}, "callbacks": callbacks, "optimizer": optimizer, "logger": {}}
     return {**config, **parts, "test": False, "search": None, "resume": None}

@@ -33,7 +33,6 @@ from .visits import can_wait
 # them, a simulation has 0 to 4.3 % false alarms, and finds 10 % in 100 to 91 % of the comparisons.
 FEWEST = 5
 _LOG = "log.txt"  # what the runs print
-_TIMED = {"_target_": "batchscope.callbacks.until_known.StopWhenKnown", "precision": 0.001}  # it ends by its seconds
 
 
 @dataclass(frozen=True)
@@ -146,23 +145,15 @@ def sides_of(pair: Pair, pythons: Sequence[str], overrides: list[str]) -> list[S
         except UserError as error:
             raise UserError(f"{file}: cannot be run again: {error}") from error
         config = check_config(apply_overrides(recorded, overrides))
-        trust.confirm(timed(config, 1.0), overrides, file, run_dir=run.folder)
+        trust.confirm(check_config(for_timing(config, 1.0)), overrides, file, run_dir=run.folder)
         known = {key: value for key, value in record.get("choices", {}).items() if value is not None}
         found.append(Side(name, config, known, record.get("overrides", []), python))
     return found
 
 
-def timed(config: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """A run's configuration as a short timed run takes it, which ends after so many seconds of measured steps."""
-    found = for_timing(config, seconds)
-    found["trainer"] |= {"max_time": None, "min_steps": None}
-    found["callbacks"] |= {"until_known": {**_TIMED, "seconds": seconds}}
-    return check_config(found)
-
-
 def _job(side: Side, run_dir: Path, seconds: float) -> Job:
     here = os.path.relpath(run_dir)
-    config = timed(side.config, seconds)
+    config = check_config(for_timing(side.config, seconds))
     config = {**with_run_dir(config, str(config["run_dir"]), here), "run_dir": here}
     facts = {"choices": side.choices, "overrides": side.overrides}
     return Job(run_dir, config, facts, log=run_dir / _LOG, python=side.python, seconds=seconds)

@@ -137,7 +137,9 @@ def resumed(run_dir: Path, started_with: list[str], *words: str) -> tuple[dict[s
     facts = {"status": "interrupted", "config": config, "choices": {}, "overrides": ["as recorded"]}
     (run_dir / "run.json").write_text(json.dumps(facts))
     trained = []
-    command._resume(lambda *run: trained.append((run[0], run[3])), [f"resume={run_dir}", *words])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("batchscope.training.run.train", lambda *run: trained.append((run[0], run[3])))
+        command._resume([f"resume={run_dir}", *words])
     (resumption,) = trained
     return resumption
 
