@@ -1,6 +1,5 @@
 """StopOnNonFinite: a loss or gradient that is infinite or NaN ends the run in its own step, or the step is skipped."""
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -8,18 +7,18 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.precision import MixedPrecision
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from .._torch import is_batch_norm, non_finite_check, stored_values, supports_found_inf
+from .._torch import non_finite_check, stored_values, supports_found_inf
 from ..distributed.sharding import local
 from ..errors import UserError
-from ._deferred_scalars import DeferredFlags
+from ._deferred_scalars import DeferredScalars
 from ._setting import own_config
 
 SHOWN = 8  # of a batch's samples, in the message
+READ_EVERY = {"cuda": 20, "mps": 512}  # steps whose flags are read together; on MPS reading waits for the device
 
 
 class _Step(NamedTuple):
@@ -35,13 +34,13 @@ class StopOnNonFinite(Callback):
     | Device | The host learns of it | The bad update |
     | --- | --- | --- |
     | CPU | at once | is left out |
-    | CUDA, all optimizers fused | a step or so later | is left out by the device (by `found_inf`, made for gradient scalers) |
-    | CUDA otherwise, or sharded parameters | a step or so later | is in the weights, and in no checkpoint |
-    | MPS | at the next checkpoint or the end of the epoch, or 512 steps later | is in the weights, and in no checkpoint |
+    | CUDA, all optimizers fused | 20 to 40 steps later | is left out by the device (by `found_inf`, made for gradient scalers) |
+    | CUDA otherwise, or sharded parameters | 20 to 40 steps later | is in the weights, and in no checkpoint |
+    | MPS | at the next checkpoint or the end of the epoch, or 1,024 steps later | is in the weights, and in no checkpoint |
 
-    What the forward pass writes, such as the statistics of batch norm, is left as it is; the message names statistics that
-    are not finite. On other devices this callback does nothing. Under `16-mixed` precision neither, because the gradient
-    scaler does all of this, and infinite gradients are part of its normal work.
+    On every device it learns of it before a checkpoint is written. What the forward pass writes, such as the statistics of
+    batch norm, is left as it is. On other devices this callback does nothing. Under `16-mixed` precision neither, because
+    the gradient scaler does all of this, and infinite gradients are part of its normal work.
 
     Args:
         action: `stop` ends the run with one line; `skip`, where the update is left out, counts it in `skipped`, and
@@ -53,9 +52,8 @@ class StopOnNonFinite(Callback):
     def __init__(self, action: Literal["stop", "skip"] = "stop"):
         self.action = action
         self.skipped = 0
-        self._has_warned = False
+        self._is_checked = False
         self._loss: Tensor | None = None
-        self._flags: DeferredFlags | None = None  # None where nothing is checked
 
     def record_facts(self) -> dict[str, Any]:
         """For the run's record: how many updates of the whole run were left out; None for none."""
@@ -65,18 +63,19 @@ class StopOnNonFinite(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         device = trainer.strategy.root_device
         scaler = isinstance(trainer.precision_plugin, MixedPrecision) and trainer.precision_plugin.scaler
-        is_checked = not scaler and device.type in ("cpu", "cuda", "mps")
+        self._device = device.type
+        self._is_checked = not scaler and device.type in ("cpu", "cuda", "mps")
         self._parameters = list(pl_module.parameters())
         # Each rank checks its shards of the gradients, and an optimizer of shards takes no flag.
         self._sharded = any(local(p) is not p for p in self._parameters)
         self._leaves_out = _can_leave_out(device.type, trainer.optimizers, self._sharded)
-        if is_checked and self.action == "skip" and not self._leaves_out:
+        if self._is_checked and self.action == "skip" and not self._leaves_out:
             raise UserError(
                 f"{_skip(pl_module)}: on {device.type} an update can be left out only by CUDA's fused optimizers over parameters "
                 "that are not sharded; take another optimizer, or the action stop"
             )
-        self._flags = DeferredFlags(device) if is_checked else None
-        self._waiting: deque[_Step] = deque()  # steps whose flags have not arrived
+        self._flags: list[tuple[_Step, Tensor]] = []  # of the steps that are not being read yet
+        self._read: tuple[list[_Step], DeferredScalars] | None = None
         self._one = torch.ones((), device=device)
 
     @override
@@ -86,27 +85,25 @@ class StopOnNonFinite(Callback):
 
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        if self._flags is None:
+        if not self._is_checked:
             return
         numbers = [_values(p.grad) for p in self._parameters if p.grad is not None]
         if self._loss is not None:
             numbers.append(self._loss)
-        flag = self._flags.next()
+        flag = torch.zeros_like(self._one)
         non_finite_check(numbers, flag, self._one)
         if self._sharded:
             torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
-        if self._leaves_out and supports_found_inf(optimizer):
-            vars(optimizer).update(found_inf=flag, grad_scale=None)
-        self._flags.send()
-        arrived = self._flags.arrived()
-        if arrived == [False] and not self._waiting:  # of this step, on a CPU: there is nothing to name
-            return
-        step = _step(trainer, optimizer)
-        self._waiting.append(step)
-        for bad in self._bad_steps(arrived):
-            self._act(trainer, pl_module, bad, is_present=bad is step)
-            if bad is step:
+        if self._device == "cpu":
+            if flag:
+                self._act(trainer, pl_module, _step(trainer, optimizer), is_present=True)
                 optimizer.zero_grad(set_to_none=True)  # an optimizer skips parameters without a gradient
+            return
+        if self._leaves_out:
+            vars(optimizer).update(found_inf=flag, grad_scale=None)
+        self._flags.append((_step(trainer, optimizer), flag))
+        if len(self._flags) >= READ_EVERY[self._device]:
+            self._hear(trainer, pl_module)
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -122,7 +119,7 @@ class StopOnNonFinite(Callback):
         for optimizer in trainer.optimizers:
             for name in ("found_inf", "grad_scale"):
                 vars(optimizer).pop(name, None)
-        self._flags, self._parameters, self._loss = None, [], None
+        self._is_checked, self._parameters, self._loss = False, [], None
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -133,33 +130,33 @@ class StopOnNonFinite(Callback):
         self.skipped = state_dict["skipped"]
 
     def _catch_up(self, trainer: Trainer, module: LightningModule) -> None:
-        """Wait for all flags, at a moment at which training waits for the device anyway."""
-        if self._flags is not None:
-            self._flags.wait()
-            for bad in self._bad_steps(self._flags.arrived()):
-                self._act(trainer, module, bad, is_present=False)
+        """Hear of all steps so far, at a moment at which training waits for the device anyway."""
+        if self._is_checked:
+            self._hear(trainer, module, wait=True)
+            self._hear(trainer, module, wait=True)  # of the steps whose flags were not on their way
 
-    def _bad_steps(self, arrived: list[bool]) -> list[_Step]:
-        """Of the steps whose flags have arrived, those with a number that is not finite."""
-        steps = [self._waiting.popleft() for _ in arrived]
-        return [step for step, bad in zip(steps, arrived, strict=True) if bad]
+    def _hear(self, trainer: Trainer, module: LightningModule, wait: bool = False) -> None:
+        """Act on the flags that have arrived, and send the others on their way."""
+        read = self._read
+        if read is not None and not wait and not read[1].ready():
+            return
+        steps, flags = zip(*self._flags, strict=True) if self._flags else ((), ())
+        self._read, self._flags = (list(steps), DeferredScalars(flags)) if flags else None, []
+        if read is not None:
+            for step, bad in zip(read[0], read[1].values(), strict=True):
+                if bad:
+                    self._act(trainer, module, step, is_present=False)
 
     def _act(self, trainer: Trainer, module: LightningModule, step: _Step, is_present: bool) -> None:
         """Stop or count. Of the present step the loss and the gradients are still there."""
         self.skipped += 1
-        norm = _bad_statistics(module)
         if self.action == "skip":
-            if norm and not self._has_warned:
-                self._has_warned = True
-                rank_zero_warn(f"a step was left out, and its forward pass has left {norm}: evaluation will use them")
             return
         what = _what_is_bad(module, self._loss) if is_present else "the loss or a gradient is not finite"
         where = f"batch {step.batch} of epoch {step.epoch}{_samples(trainer, step)}, learning rate {step.lr:.4g}"
-        is_left_out = self._leaves_out or is_present
-        weights = "were left as they were" if is_left_out else "have this update, no checkpoint has"
-        statistics = f", with {norm}" if norm else ""
+        weights = "were left as they were" if self._leaves_out else "have this update, no checkpoint has"
         hint = f"; {_skip(module)} leaves such steps out" if self._leaves_out else ""
-        raise UserError(f"step {step.number}: {what}; {where}. The weights {weights}{statistics}{hint}")
+        raise UserError(f"step {step.number}: {what}; {where}. The weights {weights}{hint}")
 
 
 def _can_leave_out(device: str, optimizers: Sequence[Optimizer], sharded: bool) -> bool:
@@ -169,14 +166,6 @@ def _can_leave_out(device: str, optimizers: Sequence[Optimizer], sharded: bool) 
 
 def _skip(module: LightningModule) -> str:
     return "callbacks.nonfinite.action=skip" if own_config(module) else 'StopOnNonFinite("skip")'
-
-
-def _bad_statistics(module: LightningModule) -> str | None:
-    """The first batch norm whose statistics are not finite, in words."""
-    for name, norm in module.named_modules():
-        if is_batch_norm(norm) and any(not buffer.isfinite().all() for buffer in norm.buffers(recurse=False)):
-            return f"statistics of {name} that are not finite"
-    return None
 
 
 def _step(trainer: Trainer, optimizer: Optimizer) -> _Step:
