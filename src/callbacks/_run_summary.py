@@ -47,7 +47,7 @@ def rank_facts(steps: Sequence[float]) -> dict[str, Any]:
 def device_facts(sampled: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
     """What a DeviceMonitor has sampled, as facts of the run.
 
-    The energy of a sample is the mean power × the time of a sample. Both are of the counted steps. On CUDA the sampled
+    The energy of a sample is the mean power, by the energy counter, × the time of a sample. Both are of the counted steps. On CUDA the sampled
     time begins and ends a few steps before that of the counted steps, which does not change the mean.
     """
     facts = {name: sampled[key] for key, name in _DEVICE_FACTS.items() if key in sampled}
@@ -56,7 +56,6 @@ def device_facts(sampled: Mapping[str, Any], summary: Mapping[str, Any]) -> dict
     if "energy_j" in sampled and sampled.get("seconds") and summary["samples"]:
         watts = sampled["energy_j"] / sampled["seconds"]
         facts["joules_per_sample"] = watts * summary["seconds"] / summary["samples"]
-        facts["energy_source"] = sampled["energy_source"]
     return facts
 
 

@@ -1,22 +1,19 @@
 """The summary of a run in words: the few lines that every run ends with, and the details that are shown on demand."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..hardware.evidence import limit_line, limit_row
-from ..hardware.nvml_readings import THROTTLED_BY
 from ..records.formatting import count, percent, significant, with_prefix
 from ..records.intervals import TIME_LIMIT
 from ..records.step_parts import PARTS, StepPart
 from ..records.terminal import row
-from ._cost import STALL_MS, STALL_RATIO
 
 _NAMES = {"flops_per_sec": "FLOP/s", "mfu": "MFU", "samples_per_sec": "samples/s"}  # of what may be missing
 _NOISE = 0.05  # between two rates or two ranks: less is not worth a word
 _MIN_PART = 0.045  # of the step: smaller parts are added up as the rest
 _MIN_OTHERS = 0.02  # of the processor: less has slowed no step
-_MIN_THROTTLED_PCT = 1.0  # of the time; less is not worth a word
-_MUCH_THROTTLED_PCT = 10.0  # the same, for the few lines
+_MUCH_THROTTLED_PCT = 10.0  # of the time; less is not worth a word in the few lines
 
 
 def headline(summary: Mapping[str, Any]) -> list[str]:
@@ -92,6 +89,35 @@ def _device(summary: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
+def _pct(value: float) -> str:
+    return percent(value / 100)
+
+
+# The numbers of the details, in their order: the key in the summary, how its number is written, and the words around it.
+_NUMBERS: tuple[tuple[str, Callable[[Any], str], str], ...] = (
+    ("samples_per_sec", significant, "{} samples/s at the median step"),
+    ("samples_per_sec_mean", significant, "{} over all steps"),
+    ("samples_per_sec_fit", significant, "{} from start to end"),
+    ("step_ms_p99", significant, "p99 step {} ms"),
+    ("stall_seconds", significant, "pauses took {} s"),
+    ("timesteps_per_sec", significant, "{} time steps/s"),
+    ("flops_per_sec", lambda value: with_prefix(value, "FLOP/s"), "{}"),
+    ("mfu", lambda value: percent(value, digits=1), "MFU {}"),
+    ("peak_flops_per_sec", lambda value: with_prefix(value, "FLOP/s"), "peak measured here {}"),
+    ("mfu_of_datasheet", lambda value: percent(value, digits=1), "{} of the datasheet's peak"),
+    ("processor_time_pct", _pct, "processor time {} of the usable cores"),
+    ("utilization_pct", _pct, "a kernel ran in {} of the time"),
+    ("sm_activity_pct", _pct, "SM activity {}"),
+    ("throttled_pct", _pct, "clocks lowered in {} of the time"),
+    ("memory_peak_gib", significant, "peak memory {} GiB"),
+    ("memory_reserved_gib", significant, "reserved {} GiB"),
+    ("joules_per_sample", lambda value: with_prefix(value, "J"), "{}/sample"),
+    ("communication_ms", significant, "{} ms of the mean step wait for gradients"),
+    ("gradient_bytes", lambda value: with_prefix(value, "B"), "{} of gradients"),
+)
+_ONLY_ABOVE_0 = ("stall_seconds", "throttled_pct")
+
+
 def details(summary: Mapping[str, Any]) -> list[str]:
     """All the numbers of a summary, the evidence for the bottleneck, and why one of them is missing."""
     lines = _measured(summary) if "title" in summary else []
@@ -105,23 +131,18 @@ def _measured(summary: Mapping[str, Any]) -> list[str]:
     name = f" ({summary['device_name']})" if summary.get("device_name") else ""
     run = (summary["device"] + name, summary["precision"], f"{count(summary['updates'], 'step')} measured")
     parts = " + ".join(f"{part.removesuffix('_wait')} {significant(ms)}" for part, ms in summary["parts_ms"].items())
-    mean = significant(summary["step_ms"])
+    known = [(key, write, words) for key, write, words in _NUMBERS if key in summary]
+    numbers = [w.format(write(summary[key])) for key, write, w in known if summary[key] or key not in _ONLY_ABOVE_0]
     lines = [
         " · ".join(run),
-        f"median step {_median(summary)}; mean {mean} ms = {parts}",
-        " · ".join(_rates(summary)),
+        f"median step {_median(summary)}; mean {significant(summary['step_ms'])} ms = {parts}",
+        *([" · ".join(numbers)] if numbers else []),
+        *filter(None, [_noise(summary)]),
     ]
-    lines += filter(None, [_noise(summary)])
     if "processes" in summary:
         lines.append(
             f"{summary['processes']} ranks, global batch {summary['batch_size'] * summary['processes']:,}, samples/s of "
             f"all ranks; {_ranks(summary)}"
-        )
-    if "communication_ms" in summary:
-        exposed = summary["communication_ms"]
-        lines.append(
-            f"communication: {significant(exposed)} ms ({percent(exposed / summary['step_ms'])}) of the mean step is not "
-            f"hidden behind the backward pass, for {with_prefix(summary['gradient_bytes'], 'B')} of gradients"
         )
     if "bottleneck" in summary:
         found = summary["bottleneck"]
@@ -156,53 +177,3 @@ def _noise(summary: Mapping[str, Any]) -> str | None:
     enough = "undisturbed_steps" in summary
     median_is = "the median is of the others" if enough else "the others have too few steps, so the median is of all"
     return f"{bad} of {count(windows, 'window')} slowed from outside{took}; {median_is}"
-
-
-def _rates(summary: Mapping[str, Any]) -> list[str]:
-    rates = []
-    if "samples_per_sec" in summary:
-        rate, mean = significant(summary["samples_per_sec"]), significant(summary["samples_per_sec_mean"])
-        rates = [f"{rate} samples/s at the median step, {mean} over all steps"]
-    if "samples_per_sec_fit" in summary:
-        rates[0] += f", {significant(summary['samples_per_sec_fit'])} from start to end"
-    if "step_ms_p99" in summary:
-        rates.append(f"p99 step {significant(summary['step_ms_p99'])} ms")
-    if summary.get("stalls"):
-        least = max(STALL_RATIO * summary["step_ms_median"], summary["step_ms_median"] + STALL_MS)
-        pauses = f"{count(summary['stalls'], 'pause')} > {significant(least)} ms"
-        rates.append(f"{pauses} took {significant(summary['stall_seconds'])} s")
-    if "timesteps_per_sec" in summary:
-        rates.append(f"{significant(summary['timesteps_per_sec'])} time steps/s")
-    if "flops_per_sec" in summary:
-        flops = with_prefix(summary["flops_per_sec"], "FLOP/s")
-        if "mfu" in summary:
-            peak = with_prefix(summary["peak_flops_per_sec"], "FLOP/s")
-            flops += f", MFU {percent(summary['mfu'], digits=1)} of the {peak} measured here"
-        if "mfu_of_datasheet" in summary:
-            flops += f", {percent(summary['mfu_of_datasheet'], digits=1)} of the datasheet's"
-        rates.append(flops)
-    rates += _device_details(summary)
-    if "joules_per_sample" in summary:
-        rates.append(f"{with_prefix(summary['joules_per_sample'], 'J')}/sample")
-    return rates
-
-
-def _device_details(summary: Mapping[str, Any]) -> list[str]:
-    """What the device did and held, in the words of who measured it: NVML's utilisation says nothing of how much ran."""
-    words = []
-    if "processor_time_pct" in summary:
-        share, cores = percent(summary["processor_time_pct"] / 100), summary["cores"]
-        words.append(f"processor time {share} of {cores:g} core{'' if cores == 1 else 's'}")
-    if "utilization_pct" in summary:
-        words.append(f"a kernel ran in {percent(summary['utilization_pct'] / 100)} of the time")
-    if "sm_activity_pct" in summary:
-        words.append(f"SM activity {percent(summary['sm_activity_pct'] / 100)}")
-    if summary.get("throttled_pct", 0.0) >= _MIN_THROTTLED_PCT:
-        causes = {cause: summary.get(f"throttled_{cause}_pct", 0.0) for cause in THROTTLED_BY}
-        shares = [f"{cause} {percent(pct / 100)}" for cause, pct in causes.items() if pct >= _MIN_THROTTLED_PCT]
-        words.append(f"clocks lowered in {percent(summary['throttled_pct'] / 100)} of the time ({', '.join(shares)})")
-    if "memory_peak_gib" in summary:
-        reserved = summary.get("memory_reserved_gib")
-        words.append(f"peak {significant(summary['memory_peak_gib'])} GiB")
-        words[-1] += f" ({significant(reserved)} reserved)" if reserved is not None else ""
-    return words

@@ -45,14 +45,14 @@ class DeviceMonitor(Callback):
     def __init__(self, interval_s: PositiveFloat = 0.25, details: bool = False):
         self.interval_s = interval_s
         self.details = details
-        self.summary: dict[str, float | str] = {}
+        self.summary: dict[str, float] = {}
         self._sampler: Sampler | None = None
         self._timeline = Timeline()  # of this fit, or of the last one
         self._spans = Spans()  # of training
         self._rows: list[Row] = []
         self._last = (0.0, 0)  # when the last step ended, and its number
 
-    def result(self, spans: Iterable[Span] | None = None) -> dict[str, float | str]:
+    def result(self, spans: Iterable[Span] | None = None) -> dict[str, float]:
         """What was sampled in this fit, or in the last one, also before its end: see `Timeline.over`, and the memory's peak.
 
         Args:

@@ -18,9 +18,10 @@ SM_CLOCK = "device/sm_clock_mhz"
 POWER = "device/power_w"  # of the whole device; newer NVIDIA devices report the mean of the last second
 ENERGY = "device/energy_j"  # a counter of the whole device that only grows; NVIDIA Volta and later
 
-# 100 while the clocks are lowered, else 0, so that a mean is a share of the time; in all, and by cause.
+# 100 while the clocks are lowered, else 0, so that a mean is a share of the time.
 THROTTLED = "device/throttled_pct"
-THROTTLED_BY = {cause: f"device/throttled_{cause}_pct" for cause in ("power", "thermal", "hardware")}
+# Why they are; not because the device idles, or because a user has set them.
+_THROTTLING = ("SwPowerCap", "HwPowerBrakeSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwSlowdown")
 
 SM_ACTIVITY = "device/sm_activity_pct"  # share of the multiprocessors that were busy; NVIDIA Hopper and later
 TENSOR_ACTIVITY = "device/tensor_activity_pct"  # share of the time in which tensor cores computed; the same devices
@@ -60,43 +61,13 @@ def nvidia_queries(device: torch.device, clock: Clock) -> dict[str, Query]:
     }
     # An older binding does not know these, and an older driver or device, or a MIG instance, does not offer them.
     with contextlib.suppress(nvml.NVMLError, AttributeError):
-        queries[THROTTLED] = Throttling(nvml, handle)
+        reasons = sum(getattr(nvml, f"nvmlClocksEventReason{reason}") for reason in _THROTTLING)
+        if reasons := reasons & nvml.nvmlDeviceGetSupportedClocksEventReasons(handle):
+            queries[THROTTLED] = lambda: 100.0 * bool(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle) & reasons)
     with contextlib.suppress(nvml.NVMLError, AttributeError):
         if nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
             queries[SM_ACTIVITY] = Activity(nvml, handle, clock)
     return queries
-
-
-class Throttling:
-    """Whether the clocks are lowered at this moment, and why: the causes that the device can report.
-
-    `power`: the power limit, or the power supply's brake. `thermal`: the temperature of the chip or of its memory.
-    `hardware`: a slowdown by the hardware for which it gives neither as the reason. An idle device, and clocks that a
-    user has set, are not throttled.
-    """
-
-    def __init__(self, nvml: Any, handle: Any):
-        self._read = lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-        supported = nvml.nvmlDeviceGetSupportedClocksEventReasons(handle)
-
-        def bits(*reasons: str) -> int:
-            return supported & sum(getattr(nvml, f"nvmlClocksEventReason{reason}") for reason in reasons)
-
-        causes = {
-            "power": bits("SwPowerCap", "HwPowerBrakeSlowdown"),
-            "thermal": bits("SwThermalSlowdown", "HwThermalSlowdown"),
-        }
-        self._bits = {cause: mask for cause, mask in causes.items() if mask}
-        self._hardware = bits("HwSlowdown")
-
-    def __call__(self) -> dict[str, float]:
-        """100 or 0 for each cause that the device can report, and for all of them; empty if it can report none."""
-        reasons = self._read()
-        found = {cause: bool(reasons & mask) for cause, mask in self._bits.items()}
-        if self._hardware:
-            found["hardware"] = bool(reasons & self._hardware) and not any(found.values())
-        readings = {THROTTLED_BY[cause]: 100.0 * throttled for cause, throttled in found.items()}
-        return readings | ({THROTTLED: max(readings.values())} if readings else {})
 
 
 class Activity:

@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from .device_memory import ALLOCATED, MemoryReadings
-from .nvml_readings import POWER, SM_CLOCK, UTILIZATION, Clock, Query, nvidia_queries
+from .nvml_readings import SM_CLOCK, UTILIZATION, Clock, Query, nvidia_queries
 from .processor import own_seconds, usable_cores
 
 # Of a CPU as the training device: processor time of the process and its children, of that of the usable cores.
@@ -22,7 +22,6 @@ CPU = "host/cpu_pct"  # of the process; 100 is one core fully busy
 RSS = "host/rss_gib"  # memory of the process that is in RAM
 
 MIN_SPAN_S = 0.05  # CPU times of other processes tick at 10 ms: a rate over less time is mostly rounding
-MAX_WATTS = 2000  # see amd_queries
 _GIB = 2**30
 
 _warned: set[str] = set()
@@ -71,19 +70,12 @@ def probe_for(device: torch.device, clock: Clock = time.perf_counter) -> Probe:
 
 
 def amd_queries(device: torch.device) -> dict[str, Query]:
-    """An AMD GPU, through torch, which reads AMD's library and returns 0 for an unknown power or clock.
+    """An AMD GPU, through torch, which reads AMD's library and returns 0 for an unknown clock.
 
-    torch documents the power in mW, and its releases so far return W. No GPU draws more than 2 kW, so a larger number
-    is in mW.
+    Its power is left out: torch documents mW, and its releases so far return W.
     """
-
-    def power() -> float | None:
-        reading = torch.cuda.power_draw(device)
-        return (reading / 1000 if reading > MAX_WATTS else reading) or None
-
     return {
         UTILIZATION: lambda: torch.cuda.utilization(device),
-        POWER: power,
         SM_CLOCK: lambda: torch.cuda.clock_rate(device) or None,
     }
 

@@ -15,7 +15,7 @@ import numpy
 from numpy.typing import NDArray
 
 from ..errors import in_one_line
-from .nvml_readings import ENERGY, POWER, Clock
+from .nvml_readings import ENERGY, Clock
 
 MIN_INTERVAL_S = 0.1  # NVML renews its readings no faster, and the thread holds the interpreter while it reads
 PATIENCE_S = 1.0  # a driver that hangs must not hang the run
@@ -50,13 +50,12 @@ class Timeline:
         samples = self._samples  # the thread may replace it
         return samples[bisect_right(samples, timestamp, key=attrgetter("timestamp")) :]
 
-    def over(self, spans: Iterable[Span]) -> dict[str, float | str]:
+    def over(self, spans: Iterable[Span]) -> dict[str, float]:
         """Sum up the readings over spans that follow each other; empty where they hold no time between two samples.
 
         Memory has its maximum (`host/rss_max_gib`), other readings have their mean over time (`device/power_mean_w`).
-        `seconds` are those of the spans between the first and the last sample. `energy_j` is in joules, with
-        `energy_source` `counter` (the device's own, interpolated between samples) or `power_integral` (power by time),
-        where the device has offered either all the time.
+        `seconds` are those of the spans between the first and the last sample. `energy_j`, in joules, is that of the
+        device's own counter, interpolated between samples, where it was read all the time.
         """
         samples = list(self._samples)
         within = _seconds_within(spans, [sample.timestamp for sample in samples])
@@ -77,15 +76,10 @@ class Timeline:
         in_all = float(within.sum())
         if not in_all > 0:
             return {}
-        result: dict[str, float | str] = {"seconds": in_all}
+        result: dict[str, float] = {"seconds": in_all}
         result |= {named(key, "mean"): total / weight for key, (total, weight) in means.items()}
         result |= {named(key, "max"): value for key, value in highest.items()}
-        integral, powered = means.get(POWER, (0.0, 0.0))
-        if counted >= in_all * _ALL:
-            result |= {"energy_j": joules, "energy_source": "counter"}
-        elif powered >= in_all * _ALL:
-            result |= {"energy_j": integral, "energy_source": "power_integral"}
-        return result
+        return result | ({"energy_j": joules} if counted >= in_all * _ALL else {})
 
 
 def _counted_watts(before: Sample, after: Sample) -> float | None:

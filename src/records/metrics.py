@@ -45,11 +45,6 @@ _RAN = "share of the time in which a kernel ran, however small"
 _SM = "share of the multiprocessors that were busy (NVIDIA Hopper and later)"
 _PROCESSOR = "processor time of the process and its children, of that of the usable cores"
 _THROTTLED = "share of the time in which the clocks were lowered"
-_CAUSES = {
-    "power": "by the power limit or the power brake",
-    "thermal": "by the temperature",
-    "hardware": "by the hardware for another reason",
-}
 _RESERVED = "most memory that torch's allocator held on the device, in use or not"
 
 METRICS: dict[str, Metric] = {
@@ -105,10 +100,6 @@ METRICS: dict[str, Metric] = {
         ),
         Metric("device/sm_clock_mhz", "MHz", "clock of the multiprocessors", True, _whole, detail=True),
         Metric("device/throttled_pct", "%", f"{_THROTTLED} (NVIDIA)", False, _whole),
-        *(
-            Metric(f"device/throttled_{c}_pct", "%", f"{_THROTTLED} {why}", False, _whole, detail=True)
-            for c, why in _CAUSES.items()
-        ),
         Metric(
             "device/memory_peak_gib", "GiB", "highest allocated memory since training began, with validation", False
         ),

@@ -24,9 +24,9 @@ from tests.support.third_party_modules import Stranger
 
 
 def test_what_was_sampled_of_the_device_has_its_name_in_the_summary() -> None:
-    sampled = {"energy_j": 50.0, "seconds": 10.0, "energy_source": "counter", "device/memory_peak_gib": 0.5}
+    sampled = {"energy_j": 50.0, "seconds": 10.0, "device/memory_peak_gib": 0.5}
     facts = device_facts(sampled, {"seconds": 8.0, "samples": 4_000})
-    energy = {"joules_per_sample": pytest.approx(5.0 * 8.0 / 4_000), "energy_source": "counter"}
+    energy = {"joules_per_sample": pytest.approx(5.0 * 8.0 / 4_000)}
     assert facts == energy | {"memory_peak_gib": 0.5}
     sampled = {"device/processor_time_mean_pct": 96.0, "device/throttled_mean_pct": 3.0, "host/rss_max_gib": 2.0}
     expected = {"processor_time_pct": 96.0, "cores": usable_cores(), "throttled_pct": 3.0, "host_rss_gib": 2.0}

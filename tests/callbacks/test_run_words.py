@@ -50,8 +50,6 @@ EVERYTHING = summary(
     memory_peak_gib=0.4,
     memory_reserved_gib=0.6,
     throttled_pct=34.0,
-    throttled_power_pct=33.0,
-    throttled_thermal_pct=2.0,
     joules_per_sample=0.9e-3,
     bottleneck={**ARITHMETIC, **ADVICE, "predicted_knee": 2048},
     missing={"mfu_of_datasheet": "the datasheet is not known"},
@@ -159,17 +157,17 @@ def test_the_details_have_every_number_and_the_evidence() -> None:
             "forward 0.310 + backward 0.520 + optimizer 0.210 + other 0.130"
         ),
         (
-            "413,000 samples/s at the median step, 333,000 over all steps, 290,000 from start to end · "
-            "p99 step 2.50 ms · 2 pauses > 51.2 ms took 0.412 s · 10.3 TFLOP/s, MFU 19.4 % of the 53 TFLOP/s measured here · "
-            "a kernel ran in 98 % of the time · SM activity 41 % · clocks lowered in 34 % of the time (power 33 %, "
-            "thermal 2 %) · peak 0.400 GiB (0.600 reserved) · 900 µJ/sample"
+            "413,000 samples/s at the median step · 333,000 over all steps · 290,000 from start to end · "
+            "p99 step 2.50 ms · pauses took 0.412 s · 10.3 TFLOP/s · MFU 19.4 % · peak measured here 53 TFLOP/s · "
+            "a kernel ran in 98 % of the time · SM activity 41 % · clocks lowered in 34 % of the time · "
+            "peak memory 0.400 GiB · reserved 0.600 GiB · 900 µJ/sample · "
+            "0.310 ms of the mean step wait for gradients · 1.7 MB of gradients"
         ),
         "8 of 20 windows slowed from outside, other programs took 20 % of the processor; the median is of the others",
         (
             "2 ranks, global batch 1,024, samples/s of all ranks; mean step 2.50 ms on the slowest (rank 1), 1.00 on the "
             "fastest"
         ),
-        "communication: 0.310 ms (25 %) of the mean step is not hidden behind the backward pass, for 1.7 MB of gradients",
         "limit: 57 % of the step is arithmetic",
         "larger batches are predicted to gain up to about 2,048",
         "trainer.precision=bf16-mixed: was measured to compute faster here",
@@ -177,14 +175,9 @@ def test_the_details_have_every_number_and_the_evidence() -> None:
     ]
 
 
-@pytest.mark.parametrize(("cores", "words"), [(2, "2 cores"), (1, "1 core"), (1.5, "1.5 cores")])
-def test_a_cpu_has_processor_time(cores: float, words: str) -> None:
-    assert details(summary(processor_time_pct=96.4, cores=cores))[-1].endswith(f" · processor time 96 % of {words}")
-
-
-def test_clocks_that_are_hardly_ever_lowered_are_not_worth_a_word() -> None:
-    assert "clocks" not in "".join(details(summary(throttled_pct=0.5, throttled_power_pct=0.5)))
+def test_clocks_that_are_never_lowered_are_not_worth_a_word() -> None:
+    assert "clocks" not in "".join(details(summary(throttled_pct=0.0)))
 
 
 def test_what_is_not_known_is_left_out_of_the_details() -> None:
-    assert details(summary())[-1] == "413,000 samples/s at the median step, 413,000 over all steps"
+    assert details(summary())[-1] == "413,000 samples/s at the median step · 413,000 over all steps"

@@ -26,8 +26,6 @@ def test_a_sample_stands_for_the_time_since_the_one_before() -> None:
         "seconds": 4.0,
         "device/power_mean_w": 175.0,
         "host/cpu_mean_pct": 50.0,
-        "energy_j": 700.0,
-        "energy_source": "power_integral",
     }
 
 
@@ -46,19 +44,19 @@ def test_without_time_between_two_samples_nothing_is_known() -> None:
 
 
 POWERED = {POWER: 100.0}
-ENERGIES = {  # readings of each second → energy within the seconds 0 to 1 and 1.5 to 2, and where it is from
-    "a counter": ([POWERED | {ENERGY: joules} for joules in (500, 700, 1000)], 200 + 150, "counter"),
-    "a counter that is refused": ([POWERED | {ENERGY: 10.0}, POWERED, POWERED], 150, "power_integral"),
-    "a counter that is reset": ([POWERED | {ENERGY: joules} for joules in (10, 20, 5)], 150, "power_integral"),
-    "power of a part of the time alone": ([{}, POWERED, {}], None, None),
+ENERGIES = {  # readings of each second → energy within the seconds 0 to 1 and 1.5 to 2
+    "a counter": ([POWERED | {ENERGY: joules} for joules in (500, 700, 1000)], 200 + 150),
+    "a counter that is refused": ([POWERED | {ENERGY: 10.0}, POWERED, POWERED], None),
+    "a counter that is reset": ([POWERED | {ENERGY: joules} for joules in (10, 20, 5)], None),
+    "power alone": ([POWERED] * 3, None),
 }
 
 
 @pytest.mark.parametrize("name", ENERGIES)
-def test_energy_is_the_counters_or_that_of_the_power_where_either_is_known_all_the_time(name: str) -> None:
-    readings, joules, source = ENERGIES[name]
+def test_energy_is_the_counters_where_it_is_known_all_the_time(name: str) -> None:
+    readings, joules = ENERGIES[name]
     found = timeline(*enumerate(readings)).over([(0, 1), (1.5, 2)])
-    assert (found.get("energy_j"), found.get("energy_source")) == (joules, source)
+    assert found.get("energy_j") == joules
     assert not any("energy_m" in key for key in found)
 
 
