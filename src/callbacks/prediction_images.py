@@ -1,4 +1,4 @@
-"""PredictionImages: some test samples with the model's predictions, and the confusion matrix, as TensorBoard images."""
+"""PredictionImages: some test samples with the predicted classes, and the confusion matrix, as images in the loggers."""
 
 from typing import Any, NamedTuple
 
@@ -21,22 +21,20 @@ _BLUE, _ORANGE = "#0072B2", "#D55E00"  # told apart by everybody (Okabe & Ito 20
 
 
 class Sample(NamedTuple):
-    """A test sample on the CPU: its input, the predicted and the true class (or classes of its steps, or values)."""
+    """A test sample: its input on the CPU, the predicted and the true class."""
 
-    is_wrong: bool  # of classes only
     x: Tensor
-    answer: Tensor
-    target: Tensor
+    answer: int
+    target: int
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether another class was predicted."""
+        return self.answer != self.target
 
 
 class PredictionImages(Callback):
-    """Draws what `test_step` returned as `output` and `target`, where the shapes are those of a known kind.
-
-    | `output` | `target` | Images |
-    | --- | --- | --- |
-    | `(N, C)` | integers `(N,)` | samples and the confusion matrix |
-    | `(N, T, C)` | integers `(N, T)` | samples |
-    | N values | N values | samples |
+    """Draws the classes that `test_step` returned: `output` of shape `(N, C)` and `target`, integers of shape `(N,)`.
 
     Any other step is left alone. The input is what the step returned as `input`, or the first tensor of the batch. A
     target of -100, which torch's losses leave out, is not drawn.
@@ -78,18 +76,15 @@ class PredictionImages(Callback):
         if found is None:
             return
         x, output, target = found
-        answer = output.reshape(len(x)) if target.is_floating_point() else output.argmax(-1)
-        target = target.reshape(len(x)) if target.is_floating_point() else target
-        wrong = torch.zeros(len(x), dtype=torch.bool, device=output.device)
-        if output.dim() == 2 and not target.is_floating_point():
-            wrong = (answer != target) & (target != _LEFT_OUT)
-            metric = MulticlassConfusionMatrix(output.shape[1], ignore_index=_LEFT_OUT).to(output.device)
-            metric.update(answer, target)
-            self.confusion = metric.confmat if self.confusion is None else self.confusion + metric.confmat
+        answer = output.argmax(-1)
+        metric = MulticlassConfusionMatrix(output.shape[1], ignore_index=_LEFT_OUT).to(output.device)
+        metric.update(answer, target)
+        self.confusion = metric.confmat if self.confusion is None else self.confusion + metric.confmat
         if sum(sample.is_wrong for sample in self.samples) < self.num_samples:
-            for i in wrong.int().argsort(descending=True, stable=True)[: self.num_samples].tolist():
-                if (target[i] != _LEFT_OUT).any():
-                    self.samples.append(Sample(bool(wrong[i]), x[i].cpu(), answer[i].cpu(), target[i].cpu()))
+            kept = target != _LEFT_OUT
+            order = (kept.int() + (kept & (answer != target))).argsort(descending=True, stable=True)
+            first = order[: min(self.num_samples, int(kept.sum()))].tolist()
+            self.samples += [Sample(x[i].cpu(), int(answer[i]), int(target[i])) for i in first]
             self.samples = sorted(self.samples, key=lambda sample: not sample.is_wrong)[: self.num_samples]
 
     @override
@@ -97,12 +92,13 @@ class PredictionImages(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         online = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
-        if not self.samples or not (writers or online) or not trainer.is_global_zero:
+        if not self.samples or self.confusion is None or not (writers or online) or not trainer.is_global_zero:
             return
         spec = getattr(pl_module, "spec", None)
-        figures = {"test/samples": _draw_samples(self.samples, spec)}
-        if self.confusion is not None:
-            figures["test/confusion"] = _draw_confusion(self.confusion, spec)
+        figures = {
+            "test/samples": _draw_samples(self.samples, spec),
+            "test/confusion": _draw_confusion(self.confusion, spec),
+        }
         for key, figure in figures.items():
             for logger in online:
                 logger.log_image(key, [figure])
@@ -113,57 +109,28 @@ class PredictionImages(Callback):
 def _answers(outputs: Any, batch: Any) -> tuple[Tensor, Tensor, Tensor] | None:
     """The input, the output and the target of a step that can be drawn; None of any other step."""
     output, target = (outputs.get(key) if isinstance(outputs, dict) else None for key in ("output", "target"))
-    if not isinstance(output, Tensor) or not isinstance(target, Tensor) or not target.dim():
+    if not isinstance(output, Tensor) or not isinstance(target, Tensor) or target.is_floating_point():
         return None
     x = outputs.get("input", first_tensor(batch))
-    if not isinstance(x, Tensor) or not x.dim() or len(x) != len(target):
+    if target.dim() != 1 or output.dim() != 2 or len(output) != len(target) or output.shape[1] < 2:
         return None
-    are_values = target.is_floating_point() and output.numel() == target.numel() == len(target)
-    are_classes = (
-        not target.is_floating_point()
-        and target.dim() <= 2
-        and output.dim() == target.dim() + 1
-        and output.shape[:-1] == target.shape
-        and output.shape[-1] > 1
-    )
-    return (x, output, target) if are_values or are_classes else None
+    return (x, output, target) if isinstance(x, Tensor) and x.dim() and len(x) == len(target) else None
 
 
 def _draw_samples(samples: list[Sample], spec: Any) -> Figure:
     """One small picture a sample."""
-    target = samples[0].target
-    if target.is_floating_point():
-        return _draw_values(samples)
-    per_step = target.dim() == 1
-    columns = 1 if per_step else min(8, len(samples))
+    columns = min(8, len(samples))
     rows = -(-len(samples) // columns)
-    size = (8, 0.7 * rows) if per_step else (1.25 * columns, 1.6 * rows)
-    figure = Figure(figsize=size, layout="constrained", dpi=120)
+    figure = Figure(figsize=(1.25 * columns, 1.6 * rows), layout="constrained", dpi=120)
     for axes, sample in zip(figure.subplots(rows, columns, squeeze=False).flat, samples, strict=False):
         axes.set_xticks([])
         axes.set_yticks([])
-        if per_step:
-            both = torch.stack([sample.target, sample.answer])[:, sample.target != _LEFT_OUT]
-            axes.imshow(both.numpy(), aspect="auto", interpolation="nearest", cmap="viridis")
-            axes.set_yticks([0, 1], ["target", "answer"], fontsize=7)
-            continue
         axes.imshow(_as_image(sample.x, spec).numpy(), cmap="gray", interpolation="nearest")
         answer, target = _class_name(sample.answer, spec), _class_name(sample.target, spec)
         text = f"{answer}, is {target}" if sample.is_wrong else answer
         axes.set_title(text, fontsize=8, color=_ORANGE if sample.is_wrong else _BLUE)
     for axes in figure.axes[len(samples) :]:
         axes.set_axis_off()
-    return figure
-
-
-def _draw_values(samples: list[Sample]) -> Figure:
-    """Answers against targets, and the line on which they agree."""
-    answers, targets = [float(one.answer) for one in samples], [float(one.target) for one in samples]
-    figure = Figure(figsize=(4, 4), layout="constrained", dpi=120)
-    axes = figure.subplots()
-    axes.axline((targets[0], targets[0]), slope=1, color="0.7", linewidth=1)
-    axes.scatter(targets, answers, s=18, color=_BLUE)
-    axes.set(xlabel="target", ylabel="answer", aspect="equal")
     return figure
 
 
@@ -192,7 +159,7 @@ def _as_image(x: Tensor, spec: Any) -> Tensor:
     return x.permute(1, 2, 0).clamp(0, 1) if x.shape[0] == 3 else x[0]
 
 
-def _class_name(index: Any, spec: Any) -> str:
+def _class_name(index: int, spec: Any) -> str:
     names = getattr(spec, "classes", ())
-    name = names[int(index)] if names else str(int(index))
+    name = names[index] if names else str(index)
     return name.split(" - ")[0]  # torchvision's MNIST calls its classes "7 - seven"
