@@ -1,6 +1,6 @@
 """CommunicationMonitor: how long a step under DDP only waits for gradients."""
 
-from collections import Counter, deque
+from collections import deque
 from typing import Any
 
 from lightning import LightningModule, Trainer
@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from ..options.types import PositiveInt
 from ._never_raise import never_raise
 from ._timer import HostClock, clock_for
+
+WARMUP = 5  # exchanges that are left out of the result; DDP settles the order of its buckets in the first ones
 
 
 class CommunicationMonitor(Callback):
@@ -24,22 +25,18 @@ class CommunicationMonitor(Callback):
 
     DDP itself is not changed. In the first steps a hook on every parameter notes when its gradient comes; from then on
     only the parameter with the last gradient has one.
-
-    Args:
-        warmup_steps: how many exchanges find the gradient that comes last; they are left out of the result.
     """
 
     observes_only = True
 
-    def __init__(self, warmup_steps: PositiveInt = 5):
-        self.warmup_steps = warmup_steps
+    def __init__(self) -> None:
         self._hooks: list[Any] = []
         self._reset()
 
     def _reset(self) -> None:
         self._clock = HostClock()
         self._last: tuple[Tensor, Any] | None = None  # the last gradient so far in this step, and when it came
-        self._came_last: Counter[Tensor] = Counter()
+        self._left_out = 0  # exchanges so far that are not in the result
         self._pending: deque[tuple[Any, Any]] = deque()
         self._counted = 0
         self._ms = 0.0
@@ -74,10 +71,10 @@ class CommunicationMonitor(Callback):
         model: Any = trainer.strategy.model
         if last is None or not model.require_backward_grad_sync:  # gradients are still being accumulated
             return
-        if self._came_last.total() < self.warmup_steps:
-            self._came_last[last[0]] += 1
-            if self._came_last.total() == self.warmup_steps:
-                self._hook([self._came_last.most_common(1)[0][0]])
+        if self._left_out < WARMUP:
+            self._left_out += 1
+            if self._left_out == WARMUP:
+                self._hook([last[0]])
             return
         self._pending.append((last[1], self._clock.mark()))
         self._count(wait=False)
