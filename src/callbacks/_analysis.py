@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from .._lightning import callbacks_of
 from ..hardware.bottleneck import CHANGED
-from ..hardware.calibration import Calibration, datasheet_peak, peak_flops_per_sec
+from ..hardware.calibration import Calibration, peak_flops_per_sec
 from ..hardware.devices import device_name
 from ..hardware.flops import UncountableError
 from ..hardware.measure import find_calibration
@@ -74,10 +74,8 @@ class StepAnalysis:
         self._find_peaks(found.shares)
 
     def _find_peaks(self, shares: Mapping[str, float] | None = None) -> None:
-        device, precision, known = self._trainer.strategy.root_device, self._trainer.precision, self.calibration
+        known, precision = self.calibration, self._trainer.precision
         self.peak = peak_flops_per_sec(known, precision, shares) if known and not known.disturbed else None
-        is_cuda = device.type == "cuda"
-        self._datasheet_peak = datasheet_peak(device_name(device), precision, shares) if is_cuda else None
 
     def _no_peak(self) -> str:
         if self.calibration is None:
@@ -99,8 +97,6 @@ class StepAnalysis:
         facts = {"flops_per_sample": self.per_sample, "flops_per_sec": self.per_sample * samples_per_sec}
         if self.peak:
             facts |= {"peak_flops_per_sec": self.peak, "mfu": facts["flops_per_sec"] / self.peak}
-        if self._datasheet_peak:
-            facts["mfu_of_datasheet"] = facts["flops_per_sec"] / self._datasheet_peak
         return facts
 
     def summary(

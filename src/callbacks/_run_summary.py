@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from .._torch import float32_formats
 from ..hardware.advice import Setting, advise
-from ..hardware.bottleneck import Bottleneck, Step, find_bottleneck
+from ..hardware.bottleneck import Step, find_bottleneck
 from ..hardware.calibration import CLEARLY_FASTER, Calibration
 from ..hardware.device_memory import PEAK, RESERVED
 from ..hardware.flop_formulas import kind_of_product
@@ -114,8 +114,6 @@ def bottleneck_facts(
     )
     if advice := advise(found.kind, setting):
         facts |= {"advice": advice.change, "advice_effect": advice.effect}
-    if knee := predicted_knee(found, summary["batch_size"], summary["device"], setting.batch_limit):
-        facts["predicted_knee"] = knee
     return {"bottleneck": facts}
 
 
@@ -146,19 +144,3 @@ def preparing_hook(summary: Mapping[str, Any]) -> str | None:
 
 def _fraction(percentage: float | None) -> float | None:
     return None if percentage is None else percentage / 100
-
-
-def predicted_knee(found: Bottleneck, batch_size: int, device: str, limit: int | None = None) -> int | None:
-    """The batch size, a power of two, near which a run with the bottleneck `host` stops gaining from a larger one.
-
-    The host's share `s` of a step does not grow with the batch; the rest does. An asynchronous device hides the rest
-    behind the host until it is as long: at `b / (1 − s)`. On a CPU the two add up, and 95 % of the best rate is
-    reached where the host's share has fallen to 5 %: at `19 · b · s / (1 − s)`. None for a verdict that is not clear, and for
-    a size beyond the `limit` of the training set or the memory.
-    """
-    if found.kind != "host" or found.certainty != "clear" or not 0 < found.share < 1:
-        return None
-    rest = 1 - found.share
-    knee = batch_size * (19 * found.share / rest if device == "cpu" else 1 / rest)
-    near = 2 ** math.ceil(math.log2(knee)) if knee > batch_size else None
-    return None if near is None or (limit is not None and near > limit) else near

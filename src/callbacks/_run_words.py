@@ -104,7 +104,6 @@ _NUMBERS: tuple[tuple[str, Callable[[Any], str], str], ...] = (
     ("flops_per_sec", lambda value: with_prefix(value, "FLOP/s"), "{}"),
     ("mfu", lambda value: percent(value, digits=1), "MFU {}"),
     ("peak_flops_per_sec", lambda value: with_prefix(value, "FLOP/s"), "peak measured here {}"),
-    ("mfu_of_datasheet", lambda value: percent(value, digits=1), "{} of the datasheet's peak"),
     ("processor_time_pct", _pct, "processor time {} of the usable cores"),
     ("utilization_pct", _pct, "a kernel ran in {} of the time"),
     ("sm_activity_pct", _pct, "SM activity {}"),
@@ -147,8 +146,6 @@ def _measured(summary: Mapping[str, Any]) -> list[str]:
     if "bottleneck" in summary:
         found = summary["bottleneck"]
         lines.append(limit_line(found))
-        if "predicted_knee" in found:
-            lines.append(f"larger batches are predicted to gain up to about {found['predicted_knee']:,}")
         if "advice" in found:
             lines.append(
                 f"{found['advice']}: {found['advice_effect']}" if "advice_effect" in found else found["advice"]

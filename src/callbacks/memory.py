@@ -34,14 +34,12 @@ class MemoryMonitor(Callback):
     states changes, and nothing is run that the training does not run (docs/measuring.md, Memory).
 
     Args:
-        record_saved_tensors: whether saved tensors are seen, by hooks of autograd around `training_step` in these updates.
         verbose: whether the line is printed; `train.py` prints it among the details.
     """
 
     observes_only = True
 
-    def __init__(self, record_saved_tensors: bool = True, verbose: bool = True) -> None:
-        self.record_saved_tensors = record_saved_tensors
+    def __init__(self, verbose: bool = True) -> None:
         self.verbose = verbose
         self.failure: str | None = None  # the exception that has ended the measurement
         self._reset()
@@ -92,8 +90,6 @@ class MemoryMonitor(Callback):
             self._hook = attach_profiler_hook(trainer, ("training_step",), self._on_step_start, self._on_step_end)
 
     def _why_not(self, trainer: Trainer, module: LightningModule) -> str | None:
-        if not self.record_saved_tensors:
-            return "record_saved_tensors=False"
         if has_compiled():
             return _HAS_COMPILED
         if is_compiled_module(module):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from .._torch import float32_formats
-from .datasheet import datasheet
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp64")
 # What a measurement is of. The cache holds one file for each combination.
@@ -104,20 +103,6 @@ def faster_precision(
         if peak and calibration.matmul_flops_per_sec.get(name, 0.0) > CLEARLY_FASTER * peak:
             return choice
     return None
-
-
-def datasheet_peak(
-    device_name: str, precision: str | int | None = None, shares: Mapping[str, float] | None = None
-) -> float | None:
-    """The dense peak in FLOP/s that the datasheet of an NVIDIA card states for a training step.
-
-    The arguments are those of `peak_flops_per_sec`. None for an unknown card, and for a precision that it has no hardware for.
-    """
-    card = datasheet(device_name)
-    if card is None:
-        return None
-    stated = Calibration("cuda", device_name, None, "", None, matmul_flops_per_sec=card.flops_per_sec)
-    return peak_flops_per_sec(stated, precision, shares)
 
 
 def _float32_peak(calibration: Calibration, shares: Mapping[str, float] | None) -> float | None:

@@ -149,15 +149,6 @@ def test_what_is_printed_fits_the_terminal(capsys: pytest.CaptureFixture[str], m
     assert all(line.startswith(" " * 8) and len(line) <= 60 for line in rest)
 
 
-def test_what_was_not_to_be_seen_is_missing_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    monitor = fit(Stranger(), monitor=MemoryMonitor(record_saved_tensors=False))
-    assert set(monitor.facts["parts_bytes"]) == {"parameters", "gradients", "optimizer"}
-    line = printed(capsys)
-    assert line.endswith("; what autograd saves is not known: record_saved_tensors=False")
-    fit(Stranger(), monitor=MemoryMonitor(verbose=False))
-    assert "memory" not in capsys.readouterr().out
-
-
 def test_a_fit_whose_saved_tensors_cannot_be_seen_says_why() -> None:
     facts = fit(Stranger(), max_steps=1).facts
     assert facts["uncounted"] == "recording begins with update 2"

@@ -11,11 +11,9 @@ from batchscope.callbacks._run_summary import (
     device_facts,
     is_optimizer_traffic,
     is_tf32_faster,
-    predicted_knee,
 )
 from batchscope.callbacks._setting import setting_of
 from batchscope.hardware.advice import Setting
-from batchscope.hardware.bottleneck import Bottleneck
 from batchscope.hardware.calibration import Calibration
 from batchscope.hardware.operations import Operation
 from batchscope.hardware.processor import usable_cores
@@ -31,21 +29,6 @@ def test_what_was_sampled_of_the_device_has_its_name_in_the_summary() -> None:
     sampled = {"device/processor_time_mean_pct": 96.0, "device/throttled_mean_pct": 3.0, "host/rss_max_gib": 2.0}
     expected = {"processor_time_pct": 96.0, "cores": usable_cores(), "throttled_pct": 3.0, "host_rss_gib": 2.0}
     assert device_facts(sampled, {}) == expected
-
-
-@pytest.mark.parametrize(
-    ("kind", "share", "device", "knee"),
-    [
-        ("host", 0.5, "cuda", 128),  # half idle: twice the batch fills it
-        ("host", 0.9, "cuda", 1024),  # ten times, to the next power of two
-        ("host", 0.5, "cpu", 2048),  # 19 times
-        ("host", 0.01, "cpu", None),  # past the knee already
-        ("compute", 0.9, "cuda", None),
-        ("input", 0.9, "cpu", None),
-    ],
-)
-def test_the_knee_is_predicted_where_the_host_limits(kind: str, share: float, device: str, knee: int | None) -> None:
-    assert predicted_knee(Bottleneck(kind, share, "clear", ""), 64, device) == knee
 
 
 @pytest.mark.parametrize(("words", "experiment"), [([], None), (["experiment=diagnose"], "diagnose")])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from batchscope.hardware.calibration import Calibration, datasheet_peak, faster_precision, peak_flops_per_sec
+from batchscope.hardware.calibration import Calibration, faster_precision, peak_flops_per_sec
 from tests.support.devices import GPU, HOST
 
 
@@ -99,24 +99,3 @@ def test_what_is_reached_by_tf32_already_counts_as_it_is() -> None:
     measured = dataclasses.replace(GPU, matmul_flops_per_sec={"fp32": 50e12, "tf32": 400e12, "bf16": 410e12})
     assert faster_precision(measured, "32-true", peak=50e12) == "bf16-mixed"
     assert faster_precision(measured, "32-true", peak=400e12) is None
-
-
-STATED = [
-    ("NVIDIA A10G", "32-true", IEEE, None),  # no datasheet
-    ("AMD Instinct MI300X", "32-true", IEEE, None),
-    ("NVIDIA H100 80GB HBM3", "bf16-mixed", IEEE, 989.4e12),
-    ("NVIDIA H100 80GB HBM3", "64-true", IEEE, 66.9e12),
-    ("NVIDIA H100 80GB HBM3", "transformer-engine", IEEE, None),
-    ("Tesla T4", "bf16-true", IEEE, None),  # no hardware for it
-    ("Tesla T4", "16-mixed", IEEE, 65e12),
-    ("NVIDIA H200", "32-true", IEEE, 66.9e12),
-    ("NVIDIA H200", "32-true", TF32, 494.7e12),
-]
-
-
-@pytest.mark.parametrize(("card", "precision", "switches", "peak"), STATED)
-def test_the_peak_of_a_datasheet_follows_the_same_rule(
-    card: str, precision: str, switches: tuple[str, str, str], peak: float | None
-) -> None:
-    with switched(*switches):
-        assert datasheet_peak(card, precision) == peak
