@@ -103,8 +103,7 @@ def in_this_process(name: str, steps: int, check_rounds: int, device: str = "cpu
         from built_in.child import run
 
         return run((CASES if device == "cpu" else gpu_cases(device))[name], steps, check_rounds, device)
-    from batchscope.hardware.calibration_cache import store
-    from batchscope.hardware.measure import load_or_measure
+    from batchscope.hardware.measure import load_or_measure, store
 
     found = load_or_measure(torch.device(device))
     store(dataclasses.replace(found, disturbed=None))  # the same for all cases, also on a machine that others use

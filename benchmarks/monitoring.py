@@ -39,7 +39,7 @@ from batchscope.callbacks._step_monitor import FLUSH_EVERY
 from batchscope.data.loader import Loader, TensorBatches
 from batchscope.data.order import DeterministicBatchSampler
 from batchscope.data.spec import DataSpec
-from batchscope.hardware.timing import clock
+from batchscope.hardware.microbenchmarks import clock
 from batchscope.models.cnn import SimpleCNN
 from batchscope.options.compose import check_command_line
 from batchscope.training.build import build_all, build_callbacks

@@ -22,9 +22,8 @@ from harness import write_result
 from torch.nn import functional as F
 
 from batchscope.hardware.devices import cache_bytes
-from batchscope.hardware.microbenchmarks import MEMORY, microbenchmarks
+from batchscope.hardware.microbenchmarks import MEMORY, Microbenchmark, Run, best_rates, microbenchmarks
 from batchscope.hardware.operations import OperationRecorder
-from batchscope.hardware.timing import Microbenchmark, Run, best_rates
 
 CPU = torch.device("cpu")
 LIMIT = 1.05

@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 
 from batchscope.callbacks.throughput import ThroughputMonitor
-from batchscope.hardware.timing import clock
+from batchscope.hardware.microbenchmarks import clock
 from batchscope.options.compose import check_command_line
 from batchscope.options.groups import choices_of
 from batchscope.records.step_parts import PARTS

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from batchscope.hardware.calibration import Calibration
-from batchscope.hardware.calibration_cache import identity, store
+from batchscope.hardware.measure import identity, store
 from tests.support import runs  # noqa: F401 - so that the server that examples are forked from is started
 from tests.support.fork_server import Forked
 from tests.support.waiting import PATIENCE_S

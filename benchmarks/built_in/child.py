@@ -15,7 +15,7 @@ from harness import median
 from lightning.pytorch.callbacks import Callback
 
 from batchscope.callbacks import ThroughputMonitor
-from batchscope.hardware.timing import clock
+from batchscope.hardware.microbenchmarks import clock
 
 from .case import Case
 

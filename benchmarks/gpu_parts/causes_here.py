@@ -20,7 +20,7 @@ from batchscope.choice.kernels import predict
 from batchscope.choice.measured import read_trainings
 from batchscope.choice.step import step_on
 from batchscope.hardware.datasheet import datasheet
-from batchscope.hardware.timing import Microbenchmark
+from batchscope.hardware.microbenchmarks import Microbenchmark
 
 from . import Result, Setting
 from .sweeps import SMALL

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from batchscope.hardware.timing import Microbenchmark, Run
+from batchscope.hardware.microbenchmarks import Microbenchmark, Run
 
 from . import ROOT, Result, Setting
 

@@ -12,8 +12,8 @@ from harness import median, middle_half
 from monitoring import WARM_UP, Clock, cnn, default_trainer, lightnings_own, ours, turn
 from torch.nn import functional as F
 
+from batchscope.hardware.microbenchmarks import clock
 from batchscope.hardware.probes import probe_for
-from batchscope.hardware.timing import clock
 
 from . import Result, Setting
 

@@ -12,13 +12,12 @@ from torch.utils._pytree import tree_leaves
 from zoo_steps import zoo_batch, zoo_task
 
 from batchscope.hardware.calibration import peak_flops_per_sec
-from batchscope.hardware.device_memory import bytes_of
+from batchscope.hardware.device_memory import SavedTensors, bytes_of
 from batchscope.hardware.devices import cache_bytes
 from batchscope.hardware.measure import load_or_measure
+from batchscope.hardware.microbenchmarks import clock, time_runs
 from batchscope.hardware.operations import OperationRecorder
 from batchscope.hardware.roofline import lower_bound, peaks_of
-from batchscope.hardware.saved_tensors import SavedTensors
-from batchscope.hardware.timing import clock, time_runs
 
 from . import Result, Setting
 

@@ -10,8 +10,7 @@ from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from .._torch import has_compiled
-from ..hardware.device_memory import bytes_of, measured_bytes
-from ..hardware.saved_tensors import SavedTensors
+from ..hardware.device_memory import SavedTensors, bytes_of, measured_bytes
 from ..records.formatting import memory
 from ..records.terminal import block, say
 from ._batches import samples_in, varies

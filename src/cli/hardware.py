@@ -67,8 +67,7 @@ def _parser() -> argparse.ArgumentParser:
 def _calibration(kind: str, refresh: bool) -> "Calibration":
     import torch
 
-    from ..hardware.calibration_cache import cached_calibration, store
-    from ..hardware.measure import calibrate
+    from ..hardware.measure import cached_calibration, calibrate, store
 
     device = torch.device(kind)
     found = None if refresh else cached_calibration(device)

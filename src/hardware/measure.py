@@ -1,17 +1,32 @@
-"""A device's calibration, from the cache or measured: by microbenchmarks, while nothing else computes there."""
+"""A device's calibration: measured once by microbenchmarks, while nothing else computes there, and kept in the user's cache.
+
+The cache has one file for each device, driver, version of torch and number of threads.
+"""
 
 import contextlib
+import hashlib
 import json
+import os
+import platform
 import subprocess
 import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from ..files import write_text
 from ..records.terminal import say
-from .calibration import PRECISIONS, Calibration
-from .calibration_cache import cached_calibration, identity, store
-from .devices import cache_bytes
+from .calibration import IDENTITY, PRECISIONS, Calibration
+from .devices import cache_bytes, device_name, nvml_handle
 
+SCHEMA = 5  # of the cached file and of the way in which it is measured
+# How long a disturbed calibration is used: its rates are too low, but the runs of a sweep do not measure them again.
+DISTURBED_S = 600
 _PASSES_S = 1.5  # for the fastest microbenchmarks, after each was tried once
 _PATIENCE_S = 600  # for a calibration in a subprocess, on a machine that is a hundred times slower than usual
 _PROGRAM = """
@@ -58,8 +73,7 @@ def calibrate(device: torch.device) -> Calibration:
     """
     # Only the process that measures needs these.
     from .contention import Contention
-    from .microbenchmarks import LAUNCHES, MEMORY, TRANSFERS, microbenchmarks
-    from .timing import best_rates
+    from .microbenchmarks import LAUNCHES, MEMORY, TRANSFERS, best_rates, microbenchmarks
 
     cache = cache_bytes(device)
     on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
@@ -77,3 +91,91 @@ def calibrate(device: torch.device) -> Calibration:
         disturbed=others.finding,
         cache_bytes=cache,
     )
+
+
+def cached_calibration(device: torch.device) -> Calibration | None:
+    """The device's calibration, if it was measured before with this driver and torch. Never measures, never raises.
+
+    A file that is no calibration is ignored, with one warning.
+    """
+    known = identity(device)
+    try:
+        file = _cache_file(known)
+        text, age = file.read_bytes(), time.time() - file.stat().st_mtime
+    except OSError:
+        return None
+    try:
+        found = Calibration.from_dict(json.loads(text))
+    except Exception:  # noqa: BLE001 - whatever a damaged file makes of JSON and of the calibration's values
+        warnings.warn(f"{file} is damaged, and is ignored", stacklevel=2)
+        return None
+    is_same = all(getattr(found, key) == value for key, value in known.items())
+    return found if is_same and (not found.disturbed or 0 <= age < DISTURBED_S) else None
+
+
+def store(calibration: Calibration) -> None:
+    """Write a calibration to the cache with an atomic write; without effect where the cache cannot be written."""
+    with contextlib.suppress(OSError):
+        file = _cache_file({key: getattr(calibration, key) for key in IDENTITY})
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_text(file, f"{json.dumps(calibration.to_dict(), indent=2)}\n")
+
+
+def identity(device: torch.device) -> dict[str, Any]:
+    """What a measurement is of; a change in any value asks for a new measurement."""
+    known: dict[str, Any] = dict.fromkeys(IDENTITY)
+    known |= {"device": device.type, "device_name": device_name(device)}
+    known |= {"torch": torch.__version__, "host": platform.node()}
+    if device.type == "cpu":
+        return known | {"threads": torch.get_num_threads(), "driver": _instruction_sets()}
+    if device.type == "mps":
+        return known | {"driver": platform.mac_ver()[0] or None}
+    known["uuid"] = str(torch.cuda.get_device_properties(device).uuid)
+    return known | ({"driver": torch.version.hip} if torch.version.hip else _nvidia_driver(device))
+
+
+def _instruction_sets() -> str:
+    """The ones that torch uses, and the most that oneDNN may use where the environment says so."""
+    most = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA")
+    return torch.backends.cpu.get_cpu_capability() + (f", oneDNN up to {most}" if most else "")
+
+
+def _nvidia_driver(device: torch.device) -> dict[str, Any]:
+    """The driver's version and the power limit in W, as far as NVML reports them."""
+    known: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # NVML has an exception for each thing that can be missing
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            known["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
+            known["power_limit_w"] = pynvml.nvmlDeviceGetPowerManagementLimit(nvml_handle(pynvml, device)) / 1000
+        finally:
+            pynvml.nvmlShutdown()
+    return known
+
+
+def _cache_file(known: Mapping[str, Any]) -> Path:
+    digest = hashlib.blake2b(json.dumps([SCHEMA, *known.values()]).encode(), digest_size=8).hexdigest()
+    return _cache_folder() / f"calibration-{known['device']}-{digest}.json"
+
+
+def _cache_folder() -> Path:
+    """The user's cache folder; a temporary one where there is no home or no write access to it, as in some containers.
+
+    Raises:
+        OSError: if another user owns the temporary one: every user may make folders among temporary files.
+    """
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "batchscope"
+    home = Path(os.path.expanduser("~"))  # stays `~` where the system does not know the user
+    base = home / ".cache"
+    nearest = base if base.exists() else home
+    if nearest.is_dir() and os.access(nearest, os.W_OK):
+        return base / "batchscope"
+    user = os.getuid() if hasattr(os, "getuid") else 0  # on Windows each user has a temporary folder of their own
+    folder = Path(tempfile.gettempdir()) / f"batchscope-{user}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.lstat().st_uid != user:
+        raise PermissionError(f"{folder} belongs to another user")
+    return folder

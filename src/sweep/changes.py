@@ -55,8 +55,8 @@ def this_machine(device: str) -> Machine:
     """What this machine offers to a run on a kind of device. Imports torch."""
     import torch
 
-    from ..hardware.calibration_cache import cached_calibration
     from ..hardware.devices import available
+    from ..hardware.measure import cached_calibration
 
     found = cached_calibration(torch.device(device))
     peaks = dict(found.matmul_flops_per_sec) if found else {}

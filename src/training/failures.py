@@ -16,9 +16,9 @@ from .._torch import is_compilation_error
 from ..errors import PeerLostError, UserError
 from ..files import NO_SPACE, WriteError, is_inside, why
 from ..hardware.calibration import faster_precision
-from ..hardware.calibration_cache import cached_calibration
 from ..hardware.device_memory import is_out_of_memory
 from ..hardware.host_memory import host_memory
+from ..hardware.measure import cached_calibration
 from ..records import formatting
 
 _GIB = 2**30

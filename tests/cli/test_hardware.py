@@ -13,7 +13,7 @@ from batchscope.cli import hardware
 from batchscope.errors import UserError
 from batchscope.hardware import devices, measure
 from batchscope.hardware.calibration import Calibration
-from batchscope.hardware.calibration_cache import identity
+from batchscope.hardware.measure import identity
 from tests.support.devices import GPU, HOST
 
 

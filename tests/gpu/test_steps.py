@@ -11,10 +11,10 @@ from lightning.pytorch.callbacks import Callback
 
 from batchscope import MemoryMonitor
 from batchscope.callbacks._timer import clock_for
-from batchscope.hardware.calibration_cache import identity
+from batchscope.hardware.measure import identity
+from batchscope.hardware.microbenchmarks import clock
 from batchscope.hardware.nvml_readings import ENERGY, POWER, SM_CLOCK, UTILIZATION
 from batchscope.hardware.probes import CPU, PROCESSOR_TIME, RSS, probe_for
-from batchscope.hardware.timing import clock
 from tests.gpu.conftest import REHEARSAL
 
 pytestmark = pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""What is measured of a device: each microbenchmark does as much as it says."""
+"""What is measured of a device: each microbenchmark does as much as it says, and the best of many short blocks counts."""
 
 from collections.abc import Callable
 
@@ -7,8 +7,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from batchscope.hardware import timing
-from batchscope.hardware.microbenchmarks import LAUNCHES, MEMORY, TRANSFERS, microbenchmarks
+from batchscope.hardware import microbenchmarks as bench
+from batchscope.hardware.microbenchmarks import (
+    LAUNCHES,
+    MEMORY,
+    TRANSFERS,
+    Microbenchmark,
+    best_rates,
+    microbenchmarks,
+    time_runs,
+)
 from batchscope.hardware.operations import OperationRecorder
 
 CPU = torch.device("cpu")
@@ -25,7 +33,7 @@ def test_products_do_as_many_flops_as_they_say_smallest_first(precision, monkeyp
         done.append(counter.get_total_flops())
         return 1.0
 
-    monkeypatch.setattr(timing, "time_runs", count)
+    monkeypatch.setattr(bench, "time_runs", count)
     with FakeTensorMode():
         for product in microbenchmarks(CPU)[precision]:
             product.time_for(0.0)
@@ -42,7 +50,7 @@ def test_traffic_counts_every_byte_that_its_operation_reads_and_writes(monkeypat
         moved.append(sum(operation.bytes for operation in recorder.operations()))
         return 1.0
 
-    monkeypatch.setattr(timing, "time_runs", count)
+    monkeypatch.setattr(bench, "time_runs", count)
     for traffic in microbenchmarks(torch.device("meta"))[MEMORY]:
         traffic.time_for(0.0)
         assert moved[-1] == pytest.approx(traffic.amount, rel=1e-3)  # a sum's result and a vector are small
@@ -68,3 +76,82 @@ def test_an_nvidia_gpu_has_transfers_and_tf32_from_ampere_on(capability, has_tf3
     quantities = microbenchmarks(torch.device("cuda"))
     assert ("tf32" in quantities) == has_tf32
     assert TRANSFERS in quantities
+
+
+class FakeDevice:
+    """A device on which a run takes exactly what the test says; its clock stands still otherwise."""
+
+    now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def run(self, *seconds: float) -> Callable[[], None]:
+        """Takes these seconds, one after another; the last of them from then on."""
+        left = list(seconds)
+
+        def run() -> None:
+            self.now += left.pop(0) if len(left) > 1 else left[0]
+
+        return run
+
+    def runs(self, amount: float, *seconds: float) -> Microbenchmark:
+        return Microbenchmark(amount, lambda: self.run(*seconds))
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    """Times are read off the clock of a fake device, in blocks of half a second."""
+    fake = FakeDevice()
+    monkeypatch.setattr(bench, "clock", fake.clock)
+    for name, value in {"_BLOCK_S": 0.5, "_PASS_S": 1.0, "_SLOWEST_RUN_S": 2.0, "_ALWAYS_TRIED": 2}.items():
+        monkeypatch.setattr(bench, name, value)
+    return fake
+
+
+def test_runs_are_timed_from_an_idle_accelerator_to_an_idle_one(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: calls.append("wait"))
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: calls.append("read") or len(calls))
+    assert time_runs(lambda: calls.append("run"), 2) == 6 - 2
+    assert calls == ["wait", "read", "run", "run", "wait", "read"]
+
+
+@pytest.mark.parametrize(
+    ("candidates", "rate"),
+    [
+        pytest.param([(100, 1.5, 4.0, 1.25, 8.0, 3.0)], 100 / 1.25, id="the best block"),
+        pytest.param([(1, 1.0), (2, 0.5), (2, 2.0)], 4.0, id="the fastest candidate"),
+        pytest.param([(4, 1.0), (5, 2.0, 2.0, 1.0)], 5.0, id="fast in a later pass"),
+        pytest.param([(0.1, 5.0, 0.125), (1, 0.5)], 2.0, id="a library starts in the first run"),
+        pytest.param([(1, 100.0), (16, 1.0)], 16.0, id="a slow first candidate leaves out nothing"),
+        pytest.param([(0.5, 99.0), (1, 99.0, 99.0, 0.125), (16, 1.0)], 16.0, id="a disturbed start leaves out nothing"),
+        pytest.param([(1, 1.0), (10, 1.0), (21, 0.001)], 10.0, id="a run that would take too long is not begun"),
+    ],
+)
+def test_the_best_rate(candidates, rate, device):
+    assert best_rates({"a": [device.runs(*each) for each in candidates]}, seconds=10.0) == {"a": rate}
+
+
+def test_short_runs_are_timed_in_blocks_that_the_clock_can_resolve(device, monkeypatch):
+    blocks = []
+    monkeypatch.setattr(bench, "time_runs", lambda run, times: blocks.append(times) or time_runs(run, times))
+    device.runs(1, 0.125).time_for(1.0)
+    assert blocks == [1, 4, 4]  # 1/8 s to learn how fast it is, then blocks of half a second until the time is over
+
+
+def test_what_a_device_does_not_support_or_has_no_memory_for_is_left_out(device):
+    def unsupported() -> None:
+        raise RuntimeError('"addmm" not implemented for this format')
+
+    def no_memory() -> Callable[[], None]:
+        raise torch.OutOfMemoryError("out of memory")
+
+    refused = [Microbenchmark(1, lambda: unsupported), Microbenchmark(1, no_memory)]
+    assert best_rates({"a": refused, "b": [*refused, device.runs(2, 1.0)]}, seconds=10.0) == {"b": 2.0}
+
+
+def test_measuring_ends_when_its_time_is_up(device):
+    best_rates({"a": [device.runs(1, 1.0)], "b": [device.runs(1, 1.0)]}, seconds=10.0)
+    assert device.now == 2 * (1 + 1) + 10  # a first run and a visit of each, then the time for the passes
