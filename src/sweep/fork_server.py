@@ -64,7 +64,9 @@ class ForkServer:
             request = json.dumps({"words": list(words), "folder": os.getcwd()}).encode()
             socket.send_fds(self._socket, [request], list(streams))
             pid = self._socket.recv(32)
-            if pid.isdigit() and self._socket.recv(32):  # it is this process's child by now
+            if pid.isdigit():
+                with contextlib.suppress(OSError):  # the server has ended meanwhile, and the run is there all the same
+                    self._socket.recv(32)  # it is this process's child by now
                 return int(pid)
         self.close()
         return None
@@ -91,7 +93,12 @@ def is_supported() -> bool:
 
 @contextlib.contextmanager
 def forking(wanted: bool = True) -> Iterator[ForkServer | None]:
-    """A server; None where the system has none, or where none is wanted."""
+    """A server; None where the system has none, or where none is wanted.
+
+    From now on the system keeps the exit codes of this process's children, also where it was started with SIGCHLD ignored.
+    """
+    if hasattr(signal, "SIGCHLD") and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     server = ForkServer() if wanted and is_supported() else None
     try:
         yield server

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -81,6 +82,31 @@ def test_a_killed_server_ends_no_run_and_forks_no_other(server: ForkServer) -> N
     assert end_of(run) == 5
     os.close(ours)
     os.close(theirs)
+
+
+def test_a_server_that_is_killed_once_it_has_forked_a_run_has_forked_it(server: ForkServer) -> None:
+    """Otherwise a second process would do the same run."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server._socket.close()
+    server._socket = ours
+    with theirs:
+        theirs.send(b"4711")
+        theirs.shutdown(socket.SHUT_WR)
+        assert server.fork(["pass"], STREAMS) == 4711
+
+
+def test_runs_have_exit_codes_where_this_process_was_started_with_none(tmp_path: Path, monkeypatch) -> None:
+    """`trap '' CHLD` in a shell, and some daemons: the system then keeps no exit code of a child."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    sweep = """
+import os
+from batchscope.sweep import fork_server
+fork_server.JOB = "tests.support.forked"
+with fork_server.forking() as server:
+    print(os.waitpid(server.fork(["raise SystemExit(5)"], (0, 1, 2)), 0)[1] >> 8)
+"""
+    shell = ["bash", "-c", "trap '' CHLD; exec \"$@\"", "-", sys.executable, "-c", sweep]
+    assert subprocess.run(shell, capture_output=True, text=True, check=True).stdout == "5\n"
 
 
 def test_a_server_whose_imports_fail_says_so_and_forks_nothing(serve, monkeypatch, capfd) -> None:
