@@ -127,7 +127,14 @@ class Processes:
         self.stopped_by: int | None = None  # a signal
 
     def start(self, job: Job, output: tuple[int, int] = (1, 2), visited: bool = False) -> Process:
-        """Start a run. Raises UserError if it cannot be."""
+        """Start a run.
+
+        Raises:
+            UserError: if it cannot be started.
+            SystemExit: if a signal has asked this process to stop.
+        """
+        if self._stopped_by is not None:
+            raise SystemExit(128 + self._stopped_by)
         server = self._server if is_one_process(job.config) else None  # Lightning's other ranks are new Pythons
         process = Process(job, server, output, visited)
         self._running.append(process)

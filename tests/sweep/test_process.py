@@ -140,6 +140,15 @@ def test_a_signal_to_the_sweep_ends_its_runs(loop, signals, timed: bool, number:
 
 
 @LINUX
+def test_after_a_signal_no_run_is_started(loop, signals, tmp_path: Path) -> None:
+    stop = f"os.kill({os.getpid()}, signal.SIGTERM); time.sleep(600)"
+    with pytest.raises(SystemExit):
+        loop.do([job(tmp_path, "0", does=stop), *(job(tmp_path, str(n), 8 * n) for n in (1, 2))])
+    assert running(tmp_path) == []
+    assert [read(tmp_path / str(n))["status"] for n in range(3)] == ["interrupted", "planned", "planned"]
+
+
+@LINUX
 def test_a_second_signal_kills_runs_that_do_not_end(loop, signals, tmp_path: Path) -> None:
     stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.kill(%d, 15); time.sleep(0.5); os.kill(%d, 15); time.sleep(600)"
     pid = os.getpid()
