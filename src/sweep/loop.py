@@ -97,7 +97,7 @@ class Loop:
             with _output(job) as output, running(self._server) as processes:
                 processes.start(job, output)
             self._durations.append(time.monotonic() - started)
-            record = read(job.run_dir)
+            record = self._read(job)
         self._say_end(job, record, kept)
         return record
 
@@ -111,8 +111,8 @@ class Loop:
             else:
                 records[job] = record
                 self._say_end(job, record, kept=True)
-        crowded: list[Job] = []
         with contextlib.ExitStack() as files, running(self._server) as processes:
+            files.callback(line.clear)
             printed: dict[Job, list[BinaryIO]] = {}
 
             def start(job: Job) -> Process:
@@ -124,29 +124,34 @@ class Loop:
 
             def end(process: Process) -> None:
                 line.clear()
-                job, record = process.job, read(process.job.run_dir)
+                job, record = process.job, self._read(process.job)
                 if job in printed:
                     output, errors = map(_text_of, printed[job])
                     _warn_once(errors, warned)
                     if is_verbose():
                         print(f"\n— {job.title}\n{output}", end="", flush=True)
                 if record["status"] == "out_of_memory" and len(ready) > 1:
-                    crowded.append(job)
+                    # At once: a sweep that ends meanwhile would be repeated with this run kept.
+                    aside, place = folder.set_run_aside(job.run_dir), os.path.relpath(job.run_dir)
+                    print(
+                        f"{place} ran out of memory beside other runs, and is done alone; what it left is in {aside}",
+                        flush=True,
+                    )
                 else:
                     records[job] = record
                     if record["status"] != "finished":
                         self._say_end(job, record)
 
             left = measure_together(ready, start, end, line if any(job.title for job in jobs) else lambda text: None)
-        line.clear()
-        for job in crowded:
-            aside = folder.set_run_aside(job.run_dir)
-            place = os.path.relpath(job.run_dir)
-            print(
-                f"{place} ran out of memory beside other runs, and is done alone; what it left is in {aside}",
-                flush=True,
-            )
         return left
+
+    def _read(self, job: Job) -> Record:
+        """The record of a run that has ended; if somebody has removed or damaged it, the other runs go on."""
+        try:
+            return read(job.run_dir)
+        except UserError as error:
+            self.refused = True
+            return {"status": "refused", "error": str(error)}
 
     def _say_end(self, job: Job, record: Record, kept: bool = False) -> None:
         """Say how a run has ended that has a title; of another one, its plan says all."""

@@ -133,8 +133,8 @@ class Processes:
             UserError: if it cannot be started.
             SystemExit: if a signal has asked this process to stop.
         """
-        if self._stopped_by is not None:
-            raise SystemExit(128 + self._stopped_by)
+        if self.stopped_by is not None:
+            raise SystemExit(128 + self.stopped_by)
         server = self._server if is_one_process(job.config) else None  # Lightning's other ranks are new Pythons
         process = Process(job, server, output, visited)
         self._running.append(process)

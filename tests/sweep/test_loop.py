@@ -62,12 +62,30 @@ def test_a_visited_run_whose_record_cannot_be_written_is_not_started(loop, tmp_p
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.parametrize("timed", [True, False])
+def test_the_others_go_on_where_somebody_removes_a_runs_folder(loop, timed: bool, tmp_path: Path, capfd) -> None:
+    does = "import shutil; shutil.rmtree(folder); os._exit(0)"
+    jobs = [job(tmp_path, "a", timed=timed, does=does), *(job(tmp_path, str(n), n, timed) for n in (16, 64))]
+    assert [record["status"] for record in loop.do(jobs)] == ["refused", "finished", "finished"]
+    assert loop.refused
+    assert capfd.readouterr().err.startswith("error: ")
+
+
 def test_a_run_without_memory_beside_others_is_done_once_more_alone(loop, tmp_path: Path, capfd) -> None:
     fails = "record['status'] = 'out_of_memory' if asked['visited'] else 'finished'; list(visits)"
     records = loop.do([job(tmp_path, "a"), job(tmp_path, "b", 16, does=fails)])
     assert [record["status"] for record in records] == ["finished", "finished"]
     assert json.loads((tmp_path / "b.aside/run.json").read_text())["status"] == "out_of_memory"
     assert "b ran out of memory beside other runs, and is done alone; what it left is in " in capfd.readouterr().out
+
+
+def test_a_run_without_memory_beside_others_is_not_kept_where_the_sweep_ends_meanwhile(loop, tmp_path: Path) -> None:
+    fails = "record['status'] = 'out_of_memory'"
+    kill = f"[n for n in visits if os.kill({os.getpid()}, signal.SIGTERM)]"
+    with pytest.raises(SystemExit):
+        loop.do([job(tmp_path, "a", does=fails), job(tmp_path, "b", 16, does=kill)])
+    assert not folder.has_ended(tmp_path / "a")
+    assert json.loads((tmp_path / "a.aside/run.json").read_text())["status"] == "out_of_memory"
 
 
 def test_what_a_run_prints_is_in_its_log_and_warnings_of_visited_runs_are_said_once(
