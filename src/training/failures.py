@@ -14,7 +14,7 @@ import torch
 
 from .._torch import is_compilation_error
 from ..errors import PeerLostError, UserError
-from ..files import NO_SPACE, WriteError, is_inside, why
+from ..files import LOCK, NO_SPACE, WriteError, is_inside, why
 from ..hardware.calibration import faster_precision
 from ..hardware.device_memory import is_out_of_memory
 from ..hardware.host_memory import host_memory
@@ -62,7 +62,7 @@ def explained(
     if config.get("compile") and is_compilation_error(error):
         return UserError(_cannot_compile(config, error))
     if refused := _refused_file(error, config["run_dir"]):
-        return WriteError(f"{refused.filename or config['run_dir']} cannot be written: {why(refused)}")
+        return WriteError(f"{os.fsdecode(refused.filename or config['run_dir'])} cannot be written: {why(refused)}")
     return None
 
 
@@ -82,7 +82,8 @@ def _refused_file(error: BaseException | None, run_dir: str) -> OSError | None:
     is_cause = True
     while error is not None:
         if isinstance(error, OSError):
-            is_bug = isinstance(error, FileNotFoundError)  # nobody has written the file
+            # Nobody has written the file; without the lock file, somebody has removed the run's folder.
+            is_bug = isinstance(error, FileNotFoundError) and os.path.lexists(Path(run_dir, LOCK))
             name = error.filename if is_cause and not is_bug else None
             named = isinstance(name, str | bytes) and is_inside(Path(os.fsdecode(name)), Path(run_dir))
             if named or error.errno in _UNUSABLE:

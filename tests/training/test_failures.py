@@ -173,8 +173,9 @@ def explained(error: BaseException, cause: BaseException | None = None, handled:
             (OSError(number, os.strerror(number)), "out cannot be written: ") for number in (5, 116, 30)
         ),  # names no file
         (REFUSED, "out/csv/metrics.csv cannot be written: Is a directory"),
+        (FileNotFoundError(errno.ENOENT, "No such file", b"out/events"), "out/events cannot be written: No such file"),
     ],
-    ids=["a full disk", "EIO", "ESTALE", "EROFS", "a file of the run"],
+    ids=["a full disk", "EIO", "ESTALE", "EROFS", "a file of the run", "a run's folder that was removed"],
 )
 def test_a_file_that_the_system_refuses_is_one_line(error: OSError, line: str) -> None:
     for raised, cause in ((error, None), (ValueError("you tried to log 2.0"), error)):  # as Lightning has it
@@ -210,7 +211,10 @@ def test_what_a_library_says_is_translated(error: RuntimeError, kind: type[UserE
     ],
     ids=["another file", "a missing file", "a bug in dealing with a refused file"],
 )
-def test_a_bug_stays_a_bug(error: Exception, handled: OSError | None) -> None:
+def test_a_bug_stays_a_bug(error: Exception, handled: OSError | None, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/.lock").touch()
     with pytest.raises(type(error)):
         explained(error, handled=handled)
 
