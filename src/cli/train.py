@@ -31,6 +31,7 @@ _RUN_DIR = "BATCHSCOPE_RUN_DIR"  # tells the run's folder to the ranks that Ligh
 def main() -> None:
     """The program: run what the command line in `sys.argv` asks for."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reads it when torch is imported
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # where a rank is lost, the others would print stack frames
     run_command()
 
 
