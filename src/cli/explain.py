@@ -6,7 +6,7 @@
     batchscope explain model=cnn data=mnist              # without a run
 
 A new training of some steps is measured; the run's weights are not needed, and nothing is tested, logged or kept. The
-folder `explain` in the run's folder gets explain.json, a roofline plot, and a trace for https://ui.perfetto.dev.
+folder `explain` in the run's folder gets explain.json and a trace for https://ui.perfetto.dev.
 What a record alone cannot decide, such as a `data.root` other than `data`, has to be typed (security.md in the documentation).
 """
 
@@ -30,7 +30,7 @@ from ..options.command_lines import for_explanation
 from ..options.compose import apply_overrides, check_command_line
 from ..options.groups import use_config_dir
 from ..options.overrides import parse
-from ..records.explanation import FILE, ROOFLINE, TRACE, Explanation
+from ..records.explanation import FILE, TRACE, Explanation
 from ..records.formatting import count
 from ..records.read import FILE as RECORD
 from ..records.read import read
@@ -74,19 +74,13 @@ def _explain(task: _Task, args: argparse.Namespace) -> None:
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
         found, files = explain(task.config, task.choices, str(task.folder), args.warmup, args.steps)
     found = _reconciled(replace(found, notes=[*task.notes, *found.notes]), task.record)
-    files = _complete(found, files)
-    folder = _write(task.folder, files)
+    folder = _write(task.folder, {**files, FILE: json.dumps(found.to_dict(), indent=1).encode()})
     if args.json:
         print(json.dumps({**found.to_dict(), "folder": folder and str(folder)}, indent=1))
         return
     print(explanation_text(found, args.depth))
     if folder is not None:
         print(f"\nexplain  {folder / FILE}")
-        print(
-            f"plot     {folder / ROOFLINE}"
-            if ROOFLINE in files
-            else "plot     none: the roofline peaks were not measured"
-        )
         if TRACE in files:
             print(f"trace    {folder / TRACE} (for https://ui.perfetto.dev)")
 
@@ -181,15 +175,6 @@ def _reconciled(found: Explanation, record: dict[str, Any]) -> Explanation:
 def _choices(overrides: list[str]) -> dict[str, str]:
     """The choices of groups that a command line names."""
     return {one.key_or_group: str(one.value()) for one in parse(overrides) if one.key_or_group in ("model", "data")}
-
-
-def _complete(found: Explanation, files: dict[str, bytes]) -> dict[str, bytes]:
-    """The files of an explanation with all notes, and with the plot where the peaks were measured."""
-    from ..analysis.roofline import roofline_png
-
-    plot = roofline_png(found)
-    text = json.dumps(found.to_dict(), indent=1).encode()
-    return {**files, FILE: text, **({ROOFLINE: plot} if plot else {})}
 
 
 def _write(folder: Path, files: dict[str, bytes]) -> Path | None:

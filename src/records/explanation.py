@@ -1,6 +1,6 @@
 """An explanation of a training step: what each operation of each module costs, and what this device could do.
 
-`batchscope explain` and the callback OperationProfiler write it as `explain.json`; tables and plots are made of it alone.
+`batchscope explain` and the callback OperationProfiler write it as `explain.json`; tables are made of it alone.
 Times are seconds and traffic is bytes, of one step (one update of the weights).
 """
 
@@ -12,7 +12,6 @@ from typing import Any
 SCHEMA = 2
 FILE = "explain.json"
 TRACE = "trace.json.gz"
-ROOFLINE = "roofline.png"
 OWN_CODE = "own code"  # the name of the LightningModule itself in tables
 _SUMS = ("calls", "flops", "bytes", "cold_bytes", "seconds", "floor_seconds")
 
@@ -34,7 +33,7 @@ class Cost:
 
     @property
     def place(self) -> str:
-        """Where the operation belongs in tables and plots: `optimizer`, its module, or the LightningModule's own code."""
+        """Where the operation belongs in tables: `optimizer`, its module, or the LightningModule's own code."""
         return "optimizer" if self.part == "optimizer" else self.module or OWN_CODE
 
     @property
