@@ -9,7 +9,6 @@ often the interval of a rate holds the median rate of all sweeps.
 
 import argparse
 import contextlib
-import json
 import math
 import shutil
 import subprocess
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import median, sweep_line, write_result
+
+from batchscope.analysis import analyse
 
 ROOT = Path(__file__).resolve().parent.parent
 BURSTS = """
@@ -52,12 +53,12 @@ def sweep(place: Path, options: list[str]) -> dict[str, Any]:
     done = subprocess.run(sweep_line(place, options), cwd=ROOT, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - started
     assert done.returncode == 0, done.stderr
-    report = json.loads((place / "report" / "sweep.json").read_text())
-    rates = {
-        row["batch_size"]: [row.get(f"samples_per_sec{end}") for end in ("_low", "", "_high")] for row in report["rows"]
-    }
-    found = report["answers"][0]
-    return {"seconds": seconds, "size": found["batch_size"], "headline": found["lines"][0], "rates": rates}
+    report = analyse([place])
+    columns = ["batch_size", *(f"samples_per_sec{end}" for end in ("_low", "", "_high"))]
+    frame = report.frame.reindex(columns=columns).astype(object)
+    rates = {size: ends for size, *ends in frame.where(frame.notna(), None).to_numpy().tolist()}
+    found = report.answers[0]
+    return {"seconds": seconds, "size": found.size, "headline": found.lines[0], "rates": rates}
 
 
 def covered(sweeps: list[dict[str, Any]]) -> list[bool]:

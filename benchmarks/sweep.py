@@ -7,14 +7,13 @@ in results/sweep/, the summary in results/sweep.md. Interrupted sweeps continue.
 """
 
 import argparse
-import json
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 from harness import RESULTS, sweep_line, write_result
 
+from batchscope.analysis import Report, analyse
 from batchscope.records.read import FILE, read
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,15 +21,15 @@ MODELS = ("cnn", "stacked_lstm")
 SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
-def sweep(place: Path, *options: str) -> dict[str, Any]:
-    """Run a sweep on the command line; returns its report."""
+def sweep(place: Path, *options: str) -> Report:
+    """Run a sweep on the command line; returns what its runs show."""
     subprocess.run(sweep_line(place, options), cwd=ROOT, check=True)
-    return json.loads((place / "report" / "sweep.json").read_text())
+    return analyse([place])
 
 
-def recommended(report: dict[str, Any]) -> dict[str, int | str]:
+def recommended(report: Report) -> dict[str, int | str]:
     """The size of each model; `undecided` where there is none."""
-    return {found["group"]: found["batch_size"] or "undecided" for found in report["answers"]}
+    return {found.group.label: found.size or "undecided" for found in report.answers}
 
 
 def runs_of(place: Path) -> int:

@@ -1,6 +1,5 @@
 """Part 3: one run, the sweep over batch sizes on CPU and GPU, and a run that does not fit into memory."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -9,12 +8,13 @@ from typing import Any
 
 from harness import sweep_line
 
+from batchscope.analysis import analyse
 from batchscope.records.read import FILE, read
 
 from . import ROOT, Result, Setting
 
 SIZES = [2**power for power in range(5, 14)]  # 32 to 8,192
-PLOTS = ("*.png", "*.md", "sweep.json", "sweep.csv")
+PLOTS = ("*.png", "*.md", "sweep.csv")
 SMALL = ("callbacks.throughput.calibrate=false", "model.channels=[4,8]")  # of a rehearsal
 
 
@@ -48,7 +48,7 @@ def batch_sizes(setting: Setting) -> Result:
     options = ["experiment=throughput", "model=cnn", f"trainer.accelerator={devices}", *setting.data(64)]
     options += [f"data.batch_size={','.join(map(str, sizes))}"]
     options += ["callbacks.until_known.seconds=0.3", *SMALL] if setting.small else []
-    report = _sweep(place, options)
+    lines_of_report = _sweep(place, options)
     kept = setting.out / "sweep"
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)
@@ -69,10 +69,10 @@ def batch_sizes(setting: Setting) -> Result:
         (size for size, rate in rates.get("cuda", {}).items() if rate > rates.get("cpu", {}).get(size, rate)), None
     )
     lines += ["", f"The GPU is faster from batch {crossing} on." if crossing else "The GPU is faster at no size.", ""]
-    lines += [f"- {line}" for line in report.get("lines", [])]
+    lines += [f"- {line}" for line in lines_of_report]
     finished = sum(record["status"] == "finished" for record in records)
     claims = {f"all {len(records)} runs finished": finished == len(records) == len(sizes) * len(devices.split(","))}
-    return Result("\n".join(lines), {"rates": rates, "crossing": crossing, "report": report}, claims)
+    return Result("\n".join(lines), {"rates": rates, "crossing": crossing, "report": lines_of_report}, claims)
 
 
 def out_of_memory(setting: Setting) -> Result:
@@ -93,14 +93,14 @@ def out_of_memory(setting: Setting) -> Result:
     )
 
 
-def _sweep(place: Path, options: list[str]) -> dict[str, Any]:
+def _sweep(place: Path, options: list[str]) -> list[str]:
+    """Do a sweep; the sentences of its report."""
     done = subprocess.run(
         sweep_line(place, options), check=False, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    report = place / "report" / "sweep.json"
-    if not report.is_file():
+    if not (place / "report" / "sweep.csv").is_file():
         raise RuntimeError((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])
-    return json.loads(report.read_text(encoding="utf-8"))
+    return analyse([place]).headlines
 
 
 def _records(place: Path) -> list[dict[str, Any]]:

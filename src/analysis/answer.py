@@ -91,12 +91,6 @@ class Answer:
         """The sizes whose rate is not known well enough to be compared: all of them on a busy machine."""
         return list(self.group.sizes) if self.overall is None else self.overall.vague
 
-    def as_dict(self) -> dict[str, Any]:
-        """For `sweep.json`."""
-        between = self.decision.between if self.decision else []
-        found = {"group": self.group.label, "batch_size": self.size, "undecided": between}
-        return {**found, "lines": self.lines, "claims": self.claims}
-
 
 def answer(group: Group, metrics: Sequence[str] = ()) -> Answer | None:
     """The answer for a group; None where fewer than two sizes were measured that were asked for.

@@ -5,7 +5,6 @@ only where the 90 % interval of its rate over theirs (noise.py) lies above 1. Of
 the fastest one, the one that changes least is recommended: with the fewest options, then with the smallest batch.
 """
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,10 +25,9 @@ from .run import Run
 from .text import aligned
 from .words import busy_line
 
-SCHEMA = 3  # of diagnosis.json
 BASELINE, CHANGE, AGAIN, TOGETHER = "baseline", "change", "baseline_again", "together"  # roles of a run
 _ORDER = (BASELINE, AGAIN, CHANGE, TOGETHER)
-_FILES = ("diagnosis.md", "diagnosis.json")
+FILE = "diagnosis.md"
 _WIDTH = 80  # columns
 _LONGEST = 24  # characters of the kind of a bottleneck, which a record may give as anything
 
@@ -185,18 +183,6 @@ class Findings:
         lines = [*wrapped([self.headline], _WIDTH), *([line] if line else []), "", *aligned(rows, _WIDTH), "", *notes]
         return printable("\n".join(lines))
 
-    def as_json(self, line: str | None) -> dict[str, Any]:
-        """`diagnosis.json`."""
-        rows = []
-        for trial in self.trials:
-            ratio = self.ratio(trial)
-            known = {"ratio": ratio.value, "interval": [ratio.low, ratio.high]} if ratio and ratio.span else {}
-            row = {"run": trial.run.name, "role": trial.role, "options": list(trial.options), RATE: trial.rate, **known}
-            row |= {"bottleneck": trial.bottleneck, "status": trial.run.status, "reason": trial.why_not}
-            rows.append({**row, "helps": self.helps(trial)})
-        found = {"schema": SCHEMA, "complete": self.is_complete, "headline": self.headline, "command": line}
-        return {**found, "remarks": self.remarks, "rows": rows}
-
 
 def find_findings(folder: Path) -> Findings:
     """What the runs in and below a folder say; UserError if there is no run of a diagnosis."""
@@ -228,9 +214,9 @@ def best_pair(findings: Findings) -> list[Trial]:
 
 
 def write_diagnosis(folder: Path, command: Callable[[Trial], str], out: Path | None = None) -> str:
-    """Write `diagnosis.md` and `diagnosis.json` to `out`, by default `report` in a folder with runs; the terminal's text.
+    """Write `diagnosis.md` to `out`, by default `report` in a folder with runs; returns the terminal's text.
 
-    `command` gives the command line that trains with the changes of a run. If the files cannot be written, the text has
+    `command` gives the command line that trains with the changes of a run. If the file cannot be written, the text has
     a line that says so.
 
     Raises:
@@ -240,12 +226,10 @@ def write_diagnosis(folder: Path, command: Callable[[Trial], str], out: Path | N
     out = out or folder / "report"
     line = command(findings.best) if findings.best else None
     text = findings.text(line)
-    content = json.dumps(findings.as_json(line), indent=2, ensure_ascii=False)
     try:
-        refuse_links(out, "the report's folder", root, _FILES)
+        refuse_links(out, "the report's folder", root, (FILE,))
         out.mkdir(parents=True, exist_ok=True)
-        for name, written in zip(_FILES, (f"# Diagnosis\n\n```text\n{text}\n```\n", f"{content}\n"), strict=True):
-            write_text(out / name, written)
+        write_text(out / FILE, f"# Diagnosis\n\n```text\n{text}\n```\n")
     except OSError as error:
         return printable(f"note: {out} cannot be written: {why(error)}\n{text}")
     except UserError as error:

@@ -1,13 +1,11 @@
-"""write_report: the folders of a sweep → report.md, report.html, sweep.csv, sweep.json, plots, TensorBoard, and a text for the terminal."""
+"""write_report: the folders of a sweep → report.md, report.html, sweep.csv, plots, TensorBoard, and a text for the terminal."""
 
-import json
 import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -22,8 +20,6 @@ from .groups import SweepResults
 from .read import find
 from .statements import Statement, failures, headlines, notes, statements
 from .text import aligned, page_width, size_blocks
-
-SCHEMA = 4  # of sweep.json
 
 
 @dataclass(frozen=True)
@@ -108,17 +104,6 @@ class Report:
         """`Sweep: cnn, mlp`."""
         return f"Sweep: {', '.join(dict.fromkeys(run.model for run in self.sweep.runs))}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """`sweep.json`."""
-        return {
-            "schema": SCHEMA,
-            "varied": self.sweep.varied,
-            "answers": [found.as_dict() for found in self.answers],
-            "lines": self.headlines,
-            "rows": table.records(self.frame),
-            "notes": self.notes,
-        }
-
 
 def _lines(statement: Statement, width: int) -> list[str]:
     """A statement for the terminal, and the command that decides it."""
@@ -135,22 +120,20 @@ def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.Pa
             anything is written; or if `out_dir` cannot be written.
     """
     paths, out = [Path(folder) for folder in folders], Path(out_dir)
-    sweep = find(paths)
+    report = analyse(paths)
     _refuse_links(out, paths)
-    report = _analysed(sweep)
-    pictures = plots.draw(sweep, report.answers, report.metrics)
+    pictures = plots.draw(report.sweep, report.answers, report.metrics)
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, picture in pictures.items():
             write_bytes(out / f"{name}.png", picture.png)
         plots.remove_stale(out, keep=pictures)
         report.files.extend(out / f"{name}.png" for name in pictures)
-        tensorboard.write(sweep.groups, report.metrics, out / "tensorboard")
+        tensorboard.write(report.sweep.groups, report.metrics, out / "tensorboard")
         texts = {
             "report.md": report.markdown,
             page.FILE: page.page(report, pictures),
             "sweep.csv": table.to_csv(report.frame),
-            "sweep.json": json.dumps(report.as_dict(), indent=2, ensure_ascii=False) + "\n",
         }
         for name, text in texts.items():
             write_text(out / name, text)
@@ -160,8 +143,9 @@ def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.Pa
     return report
 
 
-def _analysed(sweep: SweepResults) -> Report:
-    """The report before anything is written."""
+def analyse(folders: Iterable[str | os.PathLike[str]]) -> Report:
+    """What the runs below the folders show, with nothing written; UserError if there is not one readable record."""
+    sweep = find(folders)
     metrics, frame = table.shown_metrics(sweep), table.run_table(sweep)
     answers = [found for group in sweep.groups if (found := answer(group, metrics))]
     return Report(sweep, frame, metrics, answers, statements(sweep, answers, metrics), list(notes(sweep)), files=[])

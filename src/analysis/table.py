@@ -1,11 +1,10 @@
-"""The runs of a report as DataFrames: all numbers for CSV and JSON, and texts for people.
+"""The runs of a report as DataFrames: all numbers for CSV, and texts for people.
 
 A run has a row, with the rate and the MFU as in the answer: from its windows (noise.py). Low and high are the ends of the
 90 % interval. The time of a step is that of the same rate. A run without windows has the rate of its record.
 """
 
 import csv
-import json
 import math
 import textwrap
 from collections.abc import Collection, Sequence
@@ -67,12 +66,6 @@ def _of_rate(run: Run, rate: float, reach: float) -> dict[str, float]:
 def to_csv(frame: pd.DataFrame) -> str:
     """`sweep.csv`: all numbers in full; an unknown value is an empty cell."""
     return str(frame.to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_MINIMAL))
-
-
-def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """A dict for each run, without the values that are not known or that JSON does not have."""
-    rows = json.loads(frame.to_json(orient="records", double_precision=15, default_handler=str))
-    return [{key: value for key, value in row.items() if value is not None} for row in rows]
 
 
 def shown_metrics(sweep: SweepResults) -> list[str]:

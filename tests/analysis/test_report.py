@@ -164,7 +164,7 @@ def test_runs_without_a_rate_and_a_damaged_step_file_are_notes(tmp_path: Path):
 
 def test_everything_is_written(report: Report, out: Path):
     assert {path.name for path in out.iterdir()} == {
-        "report.md", "report.html", "sweep.csv", "sweep.json", "tensorboard", "throughput.png", "utilisation.png",
+        "report.md", "report.html", "sweep.csv", "tensorboard", "throughput.png", "utilisation.png",
         "step_time.png", "memory.png", "accuracy.png", "validation.png",
     }  # fmt: skip
     assert all(file.exists() for file in report.files)
@@ -190,16 +190,6 @@ def test_a_row_has_one_estimate_of_the_step_and_the_rate_and_it_is_that_of_the_a
     assert frame["samples_per_sec"].tolist() == pytest.approx([rates.rate(32), rates.rate(64)])
     assert (frame["samples_per_sec"] * frame["step_ms_typical"] / 1e3).tolist() == pytest.approx([32, 64])
     assert "median step" not in (tmp_path / "out" / "report.md").read_text()
-    rows = json.loads((tmp_path / "out" / "sweep.json").read_text())["rows"]
-    assert [row["samples_per_sec"] for row in rows] == pytest.approx(frame["samples_per_sec"].tolist())
-
-
-def test_the_json_holds_what_the_text_says(report: Report, out: Path):
-    found = json.loads((out / "sweep.json").read_text())
-    assert found["schema"] == 4
-    assert [answer["lines"] for answer in found["answers"]] == [answer.lines for answer in report.answers]
-    assert (found["answers"][0]["batch_size"], bool(found["answers"][0]["claims"])) == (128, True)
-    assert (len(found["rows"]), found["rows"][8]["reason"]) == (9, "out of memory")
 
 
 def test_tensorboard_has_few_scalars_by_batch_size_at_the_time_at_which_the_sweep_ended(tmp_path: Path):
@@ -274,7 +264,6 @@ def test_hostile_records_neither_crash_nor_inject(tmp_path: Path):
         (tmp_path / "s" / str(number) / "run.json").write_text(json.dumps(changed))
     report = write_report([tmp_path / "s"], tmp_path / "out")
     assert report.printed.replace("\n", "").isprintable()
-    json.loads((tmp_path / "out" / "sweep.json").read_text(), parse_constant=pytest.fail)
     for name in ("report.html", "report.md"):
         text = (tmp_path / "out" / name).read_text()
         assert "<script>alert" not in text and "<img" not in text and "\x1b" not in text
@@ -322,7 +311,7 @@ def test_a_report_replaces_its_files_and_writes_through_none(tmp_path: Path):
     folder = sweep_of(tmp_path / "mine", {32: 1000, 64: 2000}, throughput=USE)
     out = folder / "report"
     out.mkdir()
-    names = ("report.md", "report.html", "sweep.csv", "sweep.json", "throughput.png")
+    names = ("report.md", "report.html", "sweep.csv", "throughput.png")
     for name in names:
         (out / f"{name}.before").write_text("before")
         (out / name).hardlink_to(out / f"{name}.before")

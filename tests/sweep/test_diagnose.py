@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from batchscope.analysis.diagnose import find_findings
 from batchscope.cli import report
 from batchscope.options.compose import check_command_line
 from batchscope.records.run_record import plan
@@ -93,12 +94,12 @@ def test_interrupted_it_recommends_nothing(tmp_path: Path, monkeypatch) -> None:
 
 def test_its_folder_is_reported_again_as_it_ended(tmp_path: Path, monkeypatch, capsys) -> None:
     said = Diagnosed(tmp_path, monkeypatch, faster_with_a_larger_batch).start()
-    written = (tmp_path / "report/diagnosis.json").read_bytes()
+    written = (tmp_path / "report/diagnosis.md").read_bytes()
     monkeypatch.setattr(sys, "argv", ["report", str(tmp_path)])
     capsys.readouterr()
     report.main()
     assert capsys.readouterr().out == f"{said}\n"
-    assert (tmp_path / "report/diagnosis.json").read_bytes() == written
+    assert (tmp_path / "report/diagnosis.md").read_bytes() == written
     assert [path.name for path in (tmp_path / "report").iterdir() if "sweep" in path.name] == []
 
 
@@ -170,6 +171,6 @@ def test_a_real_diagnosis(tmp_path: Path) -> None:
     assert done.end() == 0, done.complained
     assert "not tried, because you set data.pipeline: data.pipeline=workers;" in done.said
     assert "÷ baseline" in done.said
-    written = json.loads((tmp_path / "s/report/diagnosis.json").read_text())
-    assert [row["role"] for row in written["rows"]][:2] == ["baseline", "baseline_again"]
-    assert {row["status"] for row in written["rows"]} == {"finished"}
+    trials = find_findings(tmp_path / "s").trials
+    assert [trial.role for trial in trials][:2] == ["baseline", "baseline_again"]
+    assert {trial.run.status for trial in trials} == {"finished"}
