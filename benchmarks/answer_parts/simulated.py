@@ -165,7 +165,7 @@ def first_windows(run: Run, count: int) -> Run:
 
 def group(runs: Sequence[Run]) -> Group:
     """The runs as a group, as `find` would give it."""
-    return Group("simulated", "simulated", list(runs))
+    return Group("simulated", list(runs))
 
 
 def write(folder: Path, runs: Sequence[Run]) -> None:

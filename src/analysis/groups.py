@@ -24,7 +24,6 @@ class Group:
     """Runs that differ in batch size and seed only, and in what was scaled along with the batch size."""
 
     label: str  # short: `cnn`, `cnn · cpu`
-    base: str  # the label without the hardware; groups that share it are one model on several devices
     runs: list[Run]  # all of them, failed ones too
 
     @property
@@ -108,8 +107,7 @@ def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
     found: dict[str, list[Run]] = {}
     for run in runs:
         found.setdefault(_identity(run, dividing), []).append(run)
-    base = [key for key in dividing if key not in HARDWARE]
-    groups = [Group(label(members[0], dividing), label(members[0], base), members) for members in found.values()]
+    groups = [Group(label(members[0], dividing), members) for members in found.values()]
     return SweepResults(runs, varied, dividing, groups, [*notes, *_doubts(runs)])
 
 

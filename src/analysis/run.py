@@ -136,11 +136,6 @@ class Run:
         return max(1, round(found or 1))
 
     @property
-    def accumulated(self) -> float:
-        """Batches of a step."""
-        return positive(self.settings.get("trainer.accumulate_grad_batches")) or 1
-
-    @property
     def global_batch_size(self) -> int | None:
         """Samples of a whole batch of all devices."""
         if self.batch_size is None:
@@ -151,7 +146,8 @@ class Run:
         """How many samples were trained on after so many steps; the last step of an epoch may hold fewer."""
         if self.global_batch_size is None:
             return None
-        per_step = self.global_batch_size * self.accumulated
+        batches = positive(self.settings.get("trainer.accumulate_grad_batches")) or 1
+        per_step = self.global_batch_size * batches
         if self.train_samples is None:
             return steps * per_step
         epochs, rest = divmod(steps, -(-self.train_samples // per_step))
@@ -162,13 +158,6 @@ class Run:
         """Samples of a whole step of all devices; None unless its time is known."""
         rate, median = self.values.get(RATE), self.values.get("step_ms_median")
         return rate * median / 1e3 if rate and median else None
-
-    @property
-    def memory_total_gib(self) -> float | None:
-        """Memory of the device; CPU and MPS share that of the machine."""
-        of_machine = at(self.record, "hardware.memory_gib") if self.device in ("cpu", "mps") else None
-        of_device = at(self.record, "hardware.device_memory_gib")
-        return positive(of_machine if of_device is None else of_device)
 
     @cached_property
     def steps(self) -> StepTimes | str | None:
@@ -201,13 +190,11 @@ class Run:
         found |= {name: number(throughput.get(name)) for name in _SHARES}
         found |= {name: positive(self.record.get(name)) for name in ("learning_rate", "seconds")}
         found["compile_seconds"] = positive(at(self.record, "compilation.seconds"))
-        found |= self._of_batches(throughput, found["step_ms_median"], found["step_ms"])
+        found |= self._of_batches(throughput, found["step_ms"])
         found |= {f"{part}_ms_mean": ms for part, ms in self.parts_ms.items()}
         return self.metrics | {name: value for name, value in found.items() if value is not None}
 
-    def _of_batches(
-        self, throughput: dict[str, Any], median_ms: float | None, mean_ms: float | None
-    ) -> dict[str, float | None]:
+    def _of_batches(self, throughput: dict[str, Any], mean_ms: float | None) -> dict[str, float | None]:
         """What follows from the size of a batch, and from how many processes there are."""
         steps, waiting = positive(self.record.get("steps")), number(throughput.get("communication_ms"))
         together = self.processes > 1
@@ -216,7 +203,6 @@ class Run:
             "processes": self.processes if together else None,
             "global_batch_size": self.global_batch_size if together else None,
             RATE: positive(throughput.get(RATE)) if self.batch_size else None,
-            "batch_ms": median_ms / self.accumulated if median_ms else None,
             "communication_share": waiting / mean_ms if waiting is not None and mean_ms else None,
             "samples_seen": self.samples_after(steps) if steps else None,
         }

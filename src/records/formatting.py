@@ -17,11 +17,6 @@ def significant(value: float) -> str:
     return f"{value:#.3g}".rstrip(".")
 
 
-def estimate(value: float) -> str:
-    """A whole number with two significant digits, for what was not measured but fitted: `1,100`."""
-    return f"{float(f'{value:.2g}'):,.0f}"
-
-
 def with_prefix(value: float, unit: str = "") -> str:
     """Three significant digits and an SI prefix: `10.3 TFLOP/s`, `0.9 mJ`."""
     value = float(f"{value:.3g}")  # 999.9 is 1 k

@@ -6,7 +6,7 @@ them in one step, which is one update of the weights.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ _MAX_BYTES = 2**26  # of a file that is read
 _MAX_ROWS = 200_000
 _MAX_DIMS = 16
 _LARGEST = 1e30  # number of a step
+_LEAST_BATCHES = 1e-9
 _DIGITS = 5  # of a number
 
 
@@ -41,7 +42,6 @@ class OperationRow:
 
 
 _COLUMNS = [each.name for each in fields(OperationRow)]
-_TEXTS = 4  # of the columns are texts, the dimensions follow, and the rest are numbers
 
 
 @dataclass(frozen=True)
@@ -110,47 +110,44 @@ def _checked(found: Any) -> StepOperations:
         raise TypeError("it is not the record of a step's operations")
     if found["schema"] != SCHEMA:
         raise ValueError(f"its schema is {str(found['schema'])[:20]!r}, and this version reads {SCHEMA}")
-    rows, calibration, threads = found["rows"], found["calibration"], found["threads"]
+    rows = found["rows"]
     if not isinstance(rows, list) or len(rows) > _MAX_ROWS or found["columns"] != _COLUMNS:
         raise ValueError("its rows are others")
-    if not isinstance(calibration, dict) or not (threads is None or _is_count(threads)):
-        raise ValueError("its device is damaged")
-    if not _is_count(found["batch_size"]):
-        raise ValueError(f"{str(found['batch_size'])[:40]!r} is no count")
-    return StepOperations(
-        batch_size=found["batch_size"],
-        batches=_number(found["batches"], least=1e-9),
-        device=_text(found["device"]),
-        device_name=_text(found["device_name"]),
-        precision=_text(found["precision"]),
-        rows=[_row(row) for row in rows],
-        threads=threads,
-        calibration=calibration,
-    )
-
-
-def _row(row: Any) -> OperationRow:
-    if not isinstance(row, list) or len(row) != len(_COLUMNS):
+    if not all(isinstance(row, list) and len(row) == len(_COLUMNS) for row in rows):
         raise ValueError("a row has another length than its columns")
-    dims = row[_TEXTS]
-    if not isinstance(dims, list) or len(dims) > _MAX_DIMS or not all(_is_count(size) or size == 0 for size in dims):
-        raise ValueError("a row has no dimensions")
-    checked = [*map(_text, row[:_TEXTS]), tuple(dims), *map(_number, row[_TEXTS + 1 :])]
-    values: dict[str, Any] = dict(zip(_COLUMNS, checked, strict=True))
-    return OperationRow(**values)
+    operations = [_built(OperationRow, dict(zip(_COLUMNS, row, strict=True))) for row in rows]
+    step = _built(StepOperations, {**found, "rows": operations})
+    if step.batches < _LEAST_BATCHES:
+        raise ValueError("it has no batches")
+    return step
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**60
+def _is_count(value: Any, least: int = 1) -> bool:
+    return type(value) is int and least <= value < 2**60
 
 
-def _number(value: Any, least: float = 0.0) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < _LARGEST:
-        raise ValueError(f"{str(value)[:40]!r} is no number of a step")
-    return float(value)
+def _is_dims(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= _MAX_DIMS and all(_is_count(size, least=0) for size in value)
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{str(value)[:40]!r} is no text")
-    return value
+# For the type of each field: whether a value from JSON is of it, and the value as the field has it.
+_TYPES: dict[Any, tuple[Callable[[Any], bool], Callable[[Any], Any]]] = {
+    str: (lambda value: isinstance(value, str), str),
+    int: (_is_count, int),
+    int | None: (lambda value: value is None or _is_count(value), lambda value: value),
+    float: (lambda value: type(value) in (int, float) and 0 <= value < _LARGEST, float),
+    tuple[int, ...]: (_is_dims, tuple),
+    Mapping[str, Any]: (lambda value: isinstance(value, dict), dict),
+    Sequence[OperationRow]: (lambda value: True, list),  # already built
+}
+
+
+def _built(kind: type[Any], values: Mapping[str, Any]) -> Any:
+    """The dataclass with these values, each checked by the type of its field; KeyError or ValueError otherwise."""
+    found = {}
+    for each in fields(kind):
+        (fits, convert), value = _TYPES[each.type], values[each.name]
+        if not fits(value):
+            raise ValueError(f"{each.name} cannot be {str(value)[:40]!r}")
+        found[each.name] = convert(value)
+    return kind(**found)

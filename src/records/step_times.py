@@ -8,7 +8,7 @@ import os
 import zipfile
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy
 from numpy.typing import NDArray
@@ -90,36 +90,20 @@ def read_step_times(folder: Path) -> StepTimes | None:
 
 
 def _columns(path: Path) -> dict[str, NDArray[Any]]:
-    if path.stat().st_size > _MAX_BYTES:
-        raise ValueError("it is too large")
-    with zipfile.ZipFile(path) as archive:
-        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        missing = [name for name in _DTYPES if name not in members]
+    with zipfile.ZipFile(path) as archive:  # what it unpacks to is known before anything is unpacked
+        if sum(member.file_size for member in archive.infolist()) > _MAX_BYTES:
+            raise ValueError("it is too large")
+    with numpy.load(path, allow_pickle=False) as archive:
+        missing = [name for name in _DTYPES if name not in archive]
         if missing:
             raise ValueError(f"it has no {missing[0]}")
-        if sum(members[name].file_size for name in _DTYPES) > _MAX_BYTES:
-            raise ValueError("it is too large")
-        found = {}
-        for name, dtype in _DTYPES.items():
-            with archive.open(members[name]) as file:
-                found[name] = _array(file, name, dtype, members[name].file_size)
-        return found
-
-
-def _array(file: IO[bytes], name: str, dtype: numpy.dtype, size: int) -> NDArray[Any]:
-    """An array whose header promises what the file holds: numpy would allocate what a header promises."""
-    if numpy.lib.format.read_magic(file) != (1, 0):
-        raise ValueError(f"{name} is of another version")
-    shape, fortran, found = numpy.lib.format.read_array_header_1_0(file)
-    if found != dtype or fortran or len(shape) > 2 or math.prod(shape) * dtype.itemsize > size:
-        raise ValueError(f"{name} has another type or shape")
-    data = file.read(size + 1)
-    if len(data) != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{name} has another length")
-    return numpy.frombuffer(data, dtype).reshape(shape)
+        return {name: archive[name] for name in _DTYPES}
 
 
 def _checked(columns: dict[str, NDArray[Any]]) -> StepTimes:
+    for name, dtype in _DTYPES.items():
+        if columns[name].dtype != dtype:
+            raise ValueError(f"{name} has another type")
     steps, starts, parts = columns["step_s"], columns["window"], columns["parts_s"]
     every = columns["parts_every"]
     per_window = [columns[name] for name in _DTYPES if name not in ("step_s", "parts_s", "parts_every")]

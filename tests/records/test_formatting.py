@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchscope.records.formatting import count, duration, estimate, option_value, percent, significant, with_prefix
+from batchscope.records.formatting import count, duration, option_value, percent, significant, with_prefix
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,6 @@ def test_an_si_prefix_leaves_three_digits_before_the_unit(value: float, unit: st
 )
 def test_a_duration_has_the_unit_that_suits_it(seconds: float, text: str) -> None:
     assert duration(seconds) == text
-
-
-def test_what_was_not_measured_has_two_digits() -> None:
-    assert [estimate(value) for value in (1143.0, 29.7, 5.71)] == ["1,100", "30", "6"]
 
 
 def test_a_fraction_is_shown_as_a_percentage() -> None:
