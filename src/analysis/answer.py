@@ -25,6 +25,7 @@ from .quality import Quality, quality_of, training_words
 from .words import KNOWN, and_, at_least, busy_line, times_as_fast
 
 ENOUGH = 0.9  # of the best rate
+TIMED = "experiment=throughput"  # the option of a sweep of timed runs
 STATED = 0.98  # confidence of what a sentence states as certain: the fastest, at most, at least
 VAGUE = KNOWN  # a ratio to the best that is not known to ± 10 % is shown as such, and named
 
@@ -261,7 +262,7 @@ class _Words:
 
 
 def _timed(sizes: Sequence[int]) -> list[str]:
-    return ["experiment=throughput", _sizes(sizes)]
+    return [TIMED, _sizes(sizes)]
 
 
 def _sizes(sizes: Sequence[int]) -> str:

@@ -2,13 +2,16 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import printable
+from ..options.purpose import Purpose, purpose_of
 from ..records.formatting import significant
 from ..records.rates import RATE
-from .answer import Answer
+from ..records.values import table
+from .answer import TIMED, Answer
 from .between_groups import compare_settings, crossovers
 from .groups import Group, SweepResults, rates_of
 from .run import BATCH_SIZE, Run
@@ -79,7 +82,10 @@ def _name(run: Run, group: Group, sweep: SweepResults) -> str:
 
 
 def _command(runs: Sequence[Run], changed: Sequence[str] = ()) -> str:
-    """The command line that repeats runs, with some options in place of their own."""
+    """The command line that repeats runs, with some options in place of their own; with experiment=throughput timed.
+
+    A timed run keeps the experiments of the run, which may name its model and data, and has a length of its own.
+    """
     from ..options.command_lines import program  # which imports Hydra, and few reports need it
 
     values: dict[str, dict[str, None]] = {}
@@ -88,9 +94,33 @@ def _command(runs: Sequence[Run], changed: Sequence[str] = ()) -> str:
         for word in given if isinstance(given, list) else []:
             option, _, value = " ".join(str(word).split()).partition("=")
             values.setdefault(option, {})[value] = None
+    if TIMED in changed:
+        config = table(runs[0].record.get("config"))
+        values = {option: found for option, found in values.items() if not _is_length(_option(option), config)}
+        names = [name for value in values.get("experiment", ()) for name in value.strip("[]").split(",") if name]
+        experiments = [*dict.fromkeys([*names, "throughput"])]
+        together = f"experiment=[{','.join(experiments)}]" if len(experiments) > 1 else TIMED
+        changed = [together if word == TIMED else word for word in changed]
     replaced = {_option(word) for word in changed}
     own = [f"{option}={','.join(found)}" for option, found in values.items() if _option(option) not in replaced]
-    return printable(shlex.join([*program(), "-m", *own, *changed]))
+    return printable(shlex.join([*program(), *_config_dir(runs[0]), "-m", *own, *changed]))
+
+
+def _is_length(option: str, config: Mapping[str, Any]) -> bool:
+    return "." in option and purpose_of(option, config) is Purpose.LENGTH
+
+
+def _config_dir(run: Run) -> list[str]:
+    """The flag that names a project's own configs, as the run's command has it."""
+    try:
+        words = shlex.split(str(run.record.get("command", "")))
+    except ValueError:  # a record that was edited
+        return []
+    for number, word in enumerate(words):
+        flag, _, folder = word.partition("=")
+        if flag == "--config-dir" and (found := folder or "".join(words[number + 1 : number + 2])):
+            return [f"--config-dir={found}"]
+    return []
 
 
 def _option(word: str) -> str:

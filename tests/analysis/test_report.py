@@ -89,8 +89,28 @@ def test_an_undecided_sweep_prints_the_command_that_decides_it(tmp_path: Path):
     assert "→ Undecided between 64 and 512: " in said
     (line,) = [line for line in said.splitlines() if line.startswith("  repeat   ")]
     assert line.endswith(
-        " -m model=cnn 'data.root=/my data' 'x=\ufffd; rm' experiment=throughput data.batch_size=64,512"
+        " -m model=cnn 'data.root=/my data' 'x=\ufffd; rm' 'experiment=[mnist,throughput]' data.batch_size=64,512"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "command", "printed"),
+    [
+        (["experiment=mynet"], "batchscope train --config-dir=conf -m …", "--config-dir=conf -m 'experiment=[mynet,throughput]'"),
+        (["experiment=[a,throughput]"], "batchscope train -m …", "train -m 'experiment=[a,throughput]'"),
+        (["trainer.max_steps=8", "+trainer.max_time=1"], "batchscope train --config-dir 'my conf' -m", "'--config-dir=my conf' -m experiment=throughput"),
+        (["seed=1"], "batchscope 'train", "train -m seed=1 experiment=throughput"),
+    ],
+    ids=["own project", "timed already", "its own length", "a torn command"],
+)  # fmt: skip
+def test_the_command_that_repeats_a_sweep_trains_the_same_and_times_it(
+    tmp_path: Path, given: list[str], command: str, printed: str
+):
+    for number, size in enumerate((8, 64)):
+        write_measured(tmp_path / "s", {size: 10.0}, first=number, others=0.45)
+        change_record(tmp_path / "s" / str(number), overrides=[*given, f"data.batch_size={size}"], command=command)
+    said = write_report([tmp_path / "s"], tmp_path / "out").text
+    assert said.splitlines()[-1].endswith(f"{printed} data.batch_size=8,64")
 
 
 @pytest.mark.parametrize("kind", ["batch sizes", "settings"])
