@@ -34,8 +34,9 @@ def main() -> None:
     if not paths and (near := [key for key in keys if did_you_mean(key, ["ckpt"])]):
         raise UserError(f"{near[0]}: no such option.{did_you_mean(near[0], ['ckpt'])}")
     if len(paths) != 1 or not paths[0]:
-        bare = [word for word in overrides if "=" not in word and Path(word).exists()]
-        example = f"; write ckpt={bare[0]}" if bare and not paths else ": ckpt=outputs/runs/<run>/checkpoints/best.ckpt"
+        bare = [Path(word) for word in overrides if "=" not in word]
+        found = [f"; write ckpt={path}" if path.is_file() else _nearby(path) for path in bare if path.exists()]
+        example = found[0] if found and found[0] and not paths else ": ckpt=outputs/runs/<run>/checkpoints/best.ckpt"
         raise UserError(f"ckpt: takes the path of one checkpoint{example}")
     title, metrics = evaluate(Path(paths[0]), [word for word in overrides if not word.startswith("ckpt=")])
     print(title)
@@ -60,9 +61,9 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
 
 def _nearby(path: Path) -> str:
     """The checkpoints that a path which is no file may stand for."""
-    for best in (path / "checkpoints" / "best.ckpt", path / "best.ckpt"):
-        if best.is_file():
-            return f"; write ckpt={best}"
+    for name in ("checkpoints/best.ckpt", "best.ckpt", "checkpoints/last.ckpt", "last.ckpt"):
+        if (path / name).is_file():
+            return f"; write ckpt={path / name}"
     near = sorted(path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
     return f"; in that folder: {', '.join(p.name for p in near)}" if near else ""
 

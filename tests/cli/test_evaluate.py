@@ -111,6 +111,19 @@ def test_a_missing_checkpoint_is_refused_with_those_that_are_there(best: Path, r
     assert "is not a file; in that folder: best.ckpt, last.ckpt" in refusal(best.with_name("bset.ckpt"))
     assert refusal(run_dir) == f"ckpt: got '{run_dir}', which is not a file; write ckpt={best}"
     assert "is not a file" in refusal(tmp_path)
+    (tmp_path / "last.ckpt").touch()
+    assert refusal(tmp_path).endswith(f"write ckpt={tmp_path / 'last.ckpt'}")
+
+
+def test_a_folder_without_ckpt_is_answered_with_a_line_that_works(
+    best: Path, run_dir: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    for given, said in (
+        (run_dir, f"; write ckpt={best}"),
+        (tmp_path, ": ckpt=outputs/runs/<run>/checkpoints/best.ckpt"),
+    ):
+        assert exit_code(command, monkeypatch, str(given)) == 1
+        assert capsys.readouterr().err == f"error: ckpt: takes the path of one checkpoint{said}\n"
 
 
 @pytest.mark.parametrize(
