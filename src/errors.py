@@ -4,6 +4,7 @@ import argparse
 import difflib
 import errno
 import os
+import re
 import signal
 import sys
 import time
@@ -87,9 +88,17 @@ def warn(message: str) -> None:
 
 
 def refuse_in_one_line(parser: argparse.ArgumentParser) -> None:
-    """Make a parser raise UserError with exit code 2 instead of printing its usage."""
+    """Make a parser raise UserError with exit code 2, and with what to do, instead of printing its usage."""
 
     def refuse(message: str) -> NoReturn:
+        _, unknown, words = message.partition("unrecognized arguments: ")
+        if unknown:
+            near = did_you_mean(
+                words.partition(" ")[0].partition("=")[0], re.findall(r"--[\w-]+", parser.format_usage())
+            )
+            message += near and f".{near}"
+        elif message.startswith("the following arguments are required: "):
+            message += f"; {parser.prog} --help says what it takes"
         raise UserError(message, exit_code=2)
 
     parser.error = refuse
