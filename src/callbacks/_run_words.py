@@ -165,12 +165,12 @@ def _median(summary: Mapping[str, Any]) -> str:
 
 
 def _noise(summary: Mapping[str, Any]) -> str | None:
-    """A line on windows that something else has slowed, for the details; None if there were none."""
+    """A line on windows that other programs or the system slowed, for the details; None if there were none."""
     bad, windows = summary.get("disturbed_windows", 0), summary.get("windows", 0)
     if not bad:
         return None
     share = summary.get("others_share", 0.0)
     took = f", other programs took {percent(share)} of the processor" if share >= _MIN_OTHERS else ""
     enough = "undisturbed_steps" in summary
-    median_is = "the median is of the others" if enough else "the others have too few steps, so the median is of all"
+    median_is = "the median is of the others" if enough else "too few steps were undisturbed, so the median is of all"
     return f"{bad} of {count(windows, 'window')} slowed from outside{took}; {median_is}"
