@@ -30,7 +30,7 @@ AGAIN = ["--config-dir=conf"]
 PAGE = wheel.ROOT / "docs" / "own-project.md"
 # What is shown of the output; the rest depends on the machine and its load, or is long.
 SHOWN = re.compile(
-    r"error: |\./|\w+ is ready|Net \(|mynet · |result |files |resumed |report |run \d|— run|recommend|test/|mynet-|"
+    r"error: |\./|\w+ is ready|Net \(|mynet · waves · |result |files |resumed |report |run \d|— run|recommend|test/\w+ +0\.|mynet-|"
     r"explain |plot |[0-9]+ of the .* runs"
 )
 TIMED = re.compile(r"\d[\d,.]*( ?(ms|s|min|h)\b)?")  # what differs from run to run, in a line that is shown
@@ -121,7 +121,7 @@ def test_the_commands_of_the_page_do_what_it_shows(tmp_path: Path, installed: wh
     }
     measured = shell.run("batchscope choose --config-dir=conf model=mynet data=waves data.batch_size=16,64")
     assert measured[0] == 0, measured
-    rerun = "batchscope compare outputs/runs/first outputs/runs/killed --rerun --rounds 3 --seconds 1 --config-dir=conf"
+    rerun = "batchscope compare outputs/runs/first outputs/runs/killed --rerun --passes 5 --seconds 1 --config-dir=conf"
     assert shell.run(rerun)[0] in (0, 3)  # a slowdown on a busy machine
     first, killed = shell.folder / "outputs/runs/first", shell.folder / "outputs/runs/killed"
     assert_alike(last(first)["state_dict"], last(killed)["state_dict"])
