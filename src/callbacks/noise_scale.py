@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from .._torch import added
 from ..options.types import PositiveInt
-from ..records.formatting import estimate
+from ..records.formatting import significant
 from ..records.terminal import row
 from ._batches import samples_in
 from ._never_raise import never_raise
@@ -256,8 +256,8 @@ class NoiseScaleMonitor(Callback):
         found = self.recent()
         if found is None:
             return []
-        high = f"to {estimate(found.high)}" if math.isfinite(found.high) else "or more"
-        return [row("noise", f"noise scale {estimate(found.value)} samples ({estimate(found.low)} {high})")]
+        high = f"to {significant(found.high)}" if math.isfinite(found.high) else "or more"
+        return [row("noise", f"noise scale {significant(found.value)} samples ({significant(found.low)} {high})")]
 
 
 def _square(tensors: list[Tensor]) -> Tensor:

@@ -33,7 +33,7 @@ from ..errors import UserError, in_one_line
 from ..hardware.contention import NoiseMeter, is_disturbed
 from ..hardware.device_memory import is_out_of_memory
 from ..hardware.devices import check_accelerator, device_name
-from ..hardware.timing import clock
+from ..hardware.microbenchmarks import clock
 from ..records.formatting import percent, significant
 from ..sweep.passes import Limits, Run, measure_in_passes
 from ..training.build import build
