@@ -72,13 +72,13 @@ def crossovers(sweep: SweepResults) -> list[Crossover]:
     kinds, names = ({str(group.runs[0].settings.get(key)) for group in sweep.groups} for key in HARDWARE[:2])
     named_by = [key for key in (*HARDWARE, "compile") if key != "device" or len(kinds) == len(names)]
     pairs = itertools.combinations(sweep.groups, 2)
-    found = (_crossover(one, two, sweep.dividing, named_by) for one, two in pairs)
+    found = (_crossover(one, two, sweep.group_keys, named_by) for one, two in pairs)
     return [crossover for crossover in found if crossover]
 
 
-def _crossover(one: Group, two: Group, dividing: Iterable[str], named_by: Iterable[str]) -> Crossover | None:
+def _crossover(one: Group, two: Group, group_keys: Iterable[str], named_by: Iterable[str]) -> Crossover | None:
     first, second = one.runs[0].settings, two.runs[0].settings
-    differing = {key for key in dividing if first.get(key) != second.get(key)}
+    differing = {key for key in group_keys if first.get(key) != second.get(key)}
     is_one_thing = differing <= {*HARDWARE} or differing == {"compile"}
     name = next((key for key in named_by if key in differing), None)
     sizes = [size for size in one.sizes if size in two.sizes]
@@ -88,7 +88,7 @@ def _crossover(one: Group, two: Group, dividing: Iterable[str], named_by: Iterab
     rates = rates_of(sides)
     if rates.busy is not None:
         return None
-    base = label(one.runs[0], [key for key in dividing if key not in (*HARDWARE, *differing)])
+    base = label(one.runs[0], [key for key in group_keys if key not in (*HARDWARE, *differing)])
     names = [_name(name, settings.get(name)) for settings in (first, second)]
     ratios = {size: rates.ratio(2 * n + 1, 2 * n) for n, size in enumerate(sizes)}
     shown = [ratio for ratio in ratios.values() if ratio.differs]
@@ -122,7 +122,7 @@ def _alike(run: Run) -> str:
 
 def compare_settings(sweep: SweepResults, metrics: Sequence[str]) -> list[str]:
     """What the groups of a sweep have to say about each other, of which each ran at one batch size."""
-    if "data" in sweep.varied:
+    if "data" in sweep.factors:
         return ["The runs are on different data: their rates and metrics are not compared."]
     names = [name_of(group, sweep) for group in sweep.groups]
     return [*_fastest(sweep.groups, names), *_best(sweep.groups, names, metrics)]
@@ -131,7 +131,7 @@ def compare_settings(sweep: SweepResults, metrics: Sequence[str]) -> list[str]:
 def name_of(group: Group, sweep: SweepResults) -> str:
     """The label of a group at one batch size, with this size where others ran at another one."""
     size = group.runs[0].batch_size
-    return f"{group.label} · batch size {size:,}" if BATCH_SIZE in sweep.varied and size else group.label
+    return f"{group.label} · batch size {size:,}" if BATCH_SIZE in sweep.factors and size else group.label
 
 
 def _fastest(groups: Sequence[Group], names: Sequence[str]) -> Iterator[str]:

@@ -93,22 +93,22 @@ class SweepResults:
     """Runs compared with each other."""
 
     runs: list[Run]  # in the order of their folders
-    varied: list[str]  # the settings that differ, by dotted name
-    dividing: list[str]  # those that divide the groups
+    factors: list[str]  # the settings that differ, by dotted name
+    group_keys: list[str]  # the factors that divide the groups
     groups: list[Group]  # by what varied besides batch size and seed
     notes: list[str]  # what could not be read or compared, one line each
 
 
 def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
     """What varied between the runs, and their groups."""
-    varied = _varied(runs)
-    dividing = [key for key in varied if key not in (BATCH_SIZE, SEED)]
-    dividing = [key for key in dividing if key not in _scaled_along(runs, dividing)]
+    factors = _factors(runs)
+    group_keys = [key for key in factors if key not in (BATCH_SIZE, SEED)]
+    group_keys = [key for key in group_keys if key not in _scaled_along(runs, group_keys)]
     found: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(_identity(run, dividing), []).append(run)
-    groups = [Group(label(members[0], dividing), members) for members in found.values()]
-    return SweepResults(runs, varied, dividing, groups, [*notes, *_doubts(runs)])
+        found.setdefault(_identity(run, group_keys), []).append(run)
+    groups = [Group(label(members[0], group_keys), members) for members in found.values()]
+    return SweepResults(runs, factors, group_keys, groups, [*notes, *_doubts(runs)])
 
 
 def label(run: Run, keys: Iterable[str]) -> str:
@@ -138,23 +138,23 @@ def _parent(key: str) -> str | None:
     return group if dot and group in CHOICES else None
 
 
-def _varied(runs: list[Run]) -> list[str]:
+def _factors(runs: list[Run]) -> list[str]:
     """Settings with several values among the runs that share the choice they belong to; batch size comes last."""
     seen: dict[str, dict[str, set[str]]] = {}
     for run in runs:
         for key in run.settings:
             within = _identity(run, filter(None, [_parent(key)]))
             seen.setdefault(key, {}).setdefault(within, set()).add(_identity(run, [key]))
-    varied = [key for key, values in seen.items() if any(len(found) > 1 for found in values.values())]
-    first = [key for key in ("model", "data", *HARDWARE) if key in varied]
-    rest = [key for key in varied if key not in (*first, BATCH_SIZE, SEED)]
-    return [*first, *rest, *(key for key in (BATCH_SIZE, SEED) if key in varied)]
+    factors = [key for key, values in seen.items() if any(len(found) > 1 for found in values.values())]
+    first = [key for key in ("model", "data", *HARDWARE) if key in factors]
+    rest = [key for key in factors if key not in (*first, BATCH_SIZE, SEED)]
+    return [*first, *rest, *(key for key in (BATCH_SIZE, SEED) if key in factors)]
 
 
-def _scaled_along(runs: list[Run], dividing: list[str]) -> set[str]:
+def _scaled_along(runs: list[Run], group_keys: list[str]) -> set[str]:
     """Settings, such as the learning rate, that have one value at each batch size: they do not divide groups."""
-    candidates = [key for key in dividing if _SCALES_ALONG.match(key)]
-    rest = [key for key in dividing if key not in candidates]
+    candidates = [key for key in group_keys if _SCALES_ALONG.match(key)]
+    rest = [key for key in group_keys if key not in candidates]
     along = set()
     for key in candidates:
         values: dict[tuple[str, str], set[str]] = {}

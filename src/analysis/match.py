@@ -37,8 +37,8 @@ def match(a: SweepResults, b: SweepResults) -> tuple[list[Pair], list[str]]:
     Raises:
         UserError: if no measured run of one folder matches one of the other.
     """
-    keys = [key for key in dict.fromkeys([*a.dividing, *b.dividing]) if key != "device_name"]
-    sizes_vary = any(BATCH_SIZE in side.varied for side in (a, b))
+    keys = [key for key in dict.fromkeys([*a.group_keys, *b.group_keys]) if key != "device_name"]
+    sizes_vary = any(BATCH_SIZE in side.factors for side in (a, b))
     of_a, of_b = (_by_settings(side, keys, sizes_vary) for side in (a, b))
     lines = [*_left_over("A", a, of_a, of_b), *_left_over("B", b, of_b, of_a)]
     pairs = [Pair(_label(of_a[key][0], keys, sizes_vary), of_a[key], of_b[key]) for key in of_a if key in of_b]

@@ -54,9 +54,9 @@ def statements(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence
 def notes(sweep: SweepResults) -> Iterator[str]:
     """What could not be read, and which conclusions the runs do not allow."""
     yield from sweep.notes
-    if len(sweep.runs) > 1 and not sweep.varied:
+    if len(sweep.runs) > 1 and not sweep.factors:
         yield "nothing varied: the runs repeat one another"
-    if BATCH_SIZE in sweep.varied and any(len(group.sizes) > 1 for group in sweep.groups):
+    if BATCH_SIZE in sweep.factors and any(len(group.sizes) > 1 for group in sweep.groups):
         for group in (group for group in sweep.groups if len(group.sizes) == 1):
             yield f"{group.label}: one batch size was measured, so none is recommended"
     without = [run.name for run in sweep.runs if run.status == "finished" and RATE not in run.values]
@@ -76,7 +76,7 @@ def failures(sweep: SweepResults) -> str:
 
 
 def _name(run: Run, group: Group, sweep: SweepResults) -> str:
-    size = f"{run.batch_size:,}" if BATCH_SIZE in sweep.varied and run.batch_size else ""
+    size = f"{run.batch_size:,}" if BATCH_SIZE in sweep.factors and run.batch_size else ""
     label = group.label if len(sweep.groups) > 1 else ""
     return " · ".join(filter(None, (label, size))) or f"run {run.name}"
 

@@ -38,7 +38,7 @@ def run_table(sweep: SweepResults) -> pd.DataFrame:
         for number, run in enumerate(group.runs):
             known = number in rates.settings
             rows[id(run)] = {
-                **{key: run.settings.get(key) for key in sweep.varied},
+                **{key: run.settings.get(key) for key in sweep.factors},
                 **run.values,
                 **(_of_rate(run, rates.rate(number), rates.reach(number)) if known else {}),
                 "run": run.name,
@@ -48,7 +48,7 @@ def run_table(sweep: SweepResults) -> pd.DataFrame:
                 "reason": run.reason or None,
                 "scaling_efficiency": efficiencies.get(run.name),
             }
-    settings = [key for key in sweep.varied if key != BATCH_SIZE]
+    settings = [key for key in sweep.factors if key != BATCH_SIZE]
     metrics = [name for stage in ("test/", "val/", "") for name in _of_stage(stage, sweep.runs)]
     measured = [name for name in RUN_METRICS if name != "seconds"]
     columns = dict.fromkeys(["run", "group", "tags", *settings, *measured, *metrics, "seconds", "status", "reason"])
@@ -89,13 +89,13 @@ def _of_stage(stage: str, runs: Sequence[Run]) -> list[str]:
 
 def shown(sweep: SweepResults, frame: pd.DataFrame) -> pd.DataFrame:
     """The columns that people compare, as text, under their headings; an unknown value is empty."""
-    varied = [key for key in sweep.varied if key not in (BATCH_SIZE, "device")]
-    if "device" in sweep.varied and "device_name" not in varied:
-        varied.insert(0, "device_name")  # it says more
+    factors = [key for key in sweep.factors if key not in (BATCH_SIZE, "device")]
+    if "device" in sweep.factors and "device_name" not in factors:
+        factors.insert(0, "device_name")  # it says more
     scaled = any(run.settings.get("optimizer.lr_scaling", "none") != "none" for run in sweep.runs)
     names = [*_SHOWN, *(["learning_rate"] if scaled else []), *shown_metrics(sweep), "seconds"]
     found = {"run": list(map(str, frame["run"])), "tags": _texts(frame.get("tags", []))}
-    for key in varied:
+    for key in factors:
         found[key.rpartition(".")[2]] = [option_value(run.settings.get(key, "")) for run in sweep.runs]
     for name in (name for name in names if name in frame):
         declared = metric(name)

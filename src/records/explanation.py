@@ -135,8 +135,8 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """Plain containers, with the sums by module and the costliest operations beside the facts they come from."""
         derived = {
-            "modules": [_rounded(row) for row in self.modules()],
-            "costliest": [_rounded(row) for row in self.costliest()],
+            "modules": [_with_bound(row) for row in self.modules()],
+            "costliest": [_with_bound(row) for row in self.costliest()],
             "outside_seconds": self.outside_seconds,
         }
         return {"schema": SCHEMA, **dataclasses.asdict(self), **derived}
@@ -151,5 +151,5 @@ def _sum(costs: Iterable[Cost]) -> Cost:
     return replace(rows[0], module="", part="", name="") if rows else Cost("", "", "", "other")
 
 
-def _rounded(cost: Cost) -> dict[str, Any]:
+def _with_bound(cost: Cost) -> dict[str, Any]:
     return {**dataclasses.asdict(cost), "of_floor": cost.of_floor}

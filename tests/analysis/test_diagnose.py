@@ -1,7 +1,6 @@
 """The table of a diagnosis: each change against two baselines, and one closing sentence that the numbers bear out."""
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +22,7 @@ from batchscope.analysis.diagnose import (
 )
 from batchscope.errors import UserError
 from batchscope.records.step_times import read_step_times, write_step_times
-from tests.support.fuzzing import budget, refused_or_fine
+from tests.support.fuzzing import HOSTILE, budget, refused_or_fine
 from tests.support.synthetic_runs import change_record, write_run, write_steps
 
 BATCH, LARGER = "data.batch_size=256", "data.batch_size=512"
@@ -230,25 +229,6 @@ def test_a_record_may_hold_anything(tmp_path: Path, damage: Any) -> None:
     diagnose(tmp_path, (2200.0, BATCH))
     change_record(tmp_path / BATCH, diagnosis=damage)
     assert "baseline" in find_findings(tmp_path).text(None)
-
-
-HOSTILE = (
-    math.nan,
-    math.inf,
-    -1,
-    0,
-    1e308,
-    10**400,
-    True,
-    None,
-    "",
-    "x" * 5000,
-    "\x1b]0;t\x07\n",
-    "9" * 5000,
-    [],
-    {},
-    [[]],
-)
 
 
 def places(node: Any) -> Iterator[tuple[dict[str, Any], str]]:

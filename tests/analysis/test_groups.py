@@ -14,7 +14,7 @@ def test_batch_size_seed_folders_and_callbacks_divide_no_group(tmp_path):
     write_sweep(tmp_path, [32, 64], T)
     write_sweep(tmp_path, [32, 64], T, first=2, seed=1, options={"data.root": "elsewhere", "callbacks.progress": None})
     sweep = find([tmp_path])
-    assert sweep.varied == ["data.batch_size", "seed"]
+    assert sweep.factors == ["data.batch_size", "seed"]
     assert [group.label for group in sweep.groups] == ["cnn"]
 
 
@@ -25,7 +25,7 @@ def test_labels_name_what_sets_a_group_apart_and_no_more(tmp_path):
     assert [group.label for group in find([tmp_path]).groups] == ["cnn · cpu", "cnn · gpu", "mlp · cpu"]
     write_sweep(tmp_path, [32], T, first=3, options={"trainer.precision": "bf16-mixed", "model.hidden_size": 64})
     sweep = find([tmp_path])
-    assert sweep.varied == ["model", "device", "model.hidden_size", "trainer.precision"]
+    assert sweep.factors == ["model", "device", "model.hidden_size", "trainer.precision"]
     assert sweep.groups[-1].label == "cnn · cpu · hidden_size 64 · bf16-mixed"
 
 
@@ -33,7 +33,7 @@ def test_a_learning_rate_that_grows_with_the_batch_divides_no_group(tmp_path):
     for n, size in enumerate((32, 64, 128)):
         write_run(tmp_path / str(n), size, T(size), options={"optimizer.lr": size / 1e4})
     sweep = find([tmp_path])
-    assert "optimizer.lr" in sweep.varied
+    assert "optimizer.lr" in sweep.factors
     assert len(sweep.groups) == 1
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from batchscope.analysis import Report, write_report
 from batchscope.errors import UserError
+from tests.support.fuzzing import HOSTILE
 from tests.support.synthetic_runs import change_record, write_curve, write_measured, write_run
 
 USE = {"utilization_pct": 50.0, "processor_time_pct": 60.0, "memory_peak_gib": 1.0, "mfu": 0.1}
@@ -262,12 +263,6 @@ def test_names_of_any_characters_break_no_table_no_plot_and_are_no_html(tmp_path
     assert len([line for line in page.splitlines() if line.startswith("| ")]) == 2 + 2 * len(names)
     assert "a\\|b # c" in page and "<img" not in page and "\n# c" not in page
     assert {"throughput.png", "step_time.png"} <= {file.name for file in report.files}
-
-
-HOSTILE: list[Any] = [
-    None, True, -1, 0, 1e308, 10**400, "", "x" * 5000, "</script><script>alert(1)</script>", '"><img src=x onerror=a>',
-    "\x1b]0;title\x07\x9b2J", "\u202e", [], [[1]], {}, {"a": {"b": 1}}, "NaN",
-]  # fmt: skip
 
 
 def test_hostile_records_neither_crash_nor_inject(tmp_path: Path):

@@ -2,15 +2,22 @@
 
 import contextlib
 import io
+import math
 import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from batchscope.errors import UserError
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "0.15"))  # of each fuzzer
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
+# What a field of a record from a stranger may hold.
+HOSTILE: tuple[Any, ...] = (
+    None, True, -1, 0, 1e308, math.nan, math.inf, 10**400, "", "x" * 5000, "9" * 5000, "\x1b]0;title\x07\x9b2J\n", "\u202e",
+    "</script><script>alert(1)</script>", '"><img src=x onerror=a>', [], [[1]], {}, {"a": {"b": 1}}, "NaN",
+)  # fmt: skip
 
 
 def budget(what: str) -> Iterator[random.Random]:
