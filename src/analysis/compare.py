@@ -31,6 +31,7 @@ SCHEMA = 2  # of the JSON
 _ERROR_RATE = 0.05  # of all intervals together
 _SMALL = 0.02  # of the step: a smaller part is not compared
 _WIDTH = 80  # columns
+_TELLS_NOTHING = 10  # 1,000 %, the least difference that two runs on a busy machine can show
 _A, _B = 0, 1  # the settings of the rates
 _SHOWN = _SLOWER, _FASTER = ("slower", "faster")  # verdicts
 
@@ -157,7 +158,8 @@ class Comparison:
         if assumed := [c.assumed for c in self.compared if c.assumed is not None and not c.passes]:
             yield f"Separate runs of the same thing are taken to differ by {percent(assumed[0])} (--between-runs)."
             least = max(c.slowdown.reach for c in self.compared if not c.passes)
-            yield f"A difference below {percent(least)} cannot be shown by them." if math.isfinite(least) else ""
+            if least < _TELLS_NOTHING:
+                yield f"A difference below {percent(least)} cannot be shown by them."
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
