@@ -23,7 +23,7 @@ from .groups import COLLECTIONS, SECTIONS, config_dir, known_nodes
 from .nodes import HYDRA_KEYS, TARGET
 from .overrides import as_override, set_by
 from .purpose import PLACES, annotation_of, marks
-from .types import Text
+from .types import INT64, Text
 from .values import choices_in
 
 _DEEPEST = 16  # levels of a configuration; ours have 4
@@ -54,6 +54,8 @@ def plain(node: Any, where: str) -> dict[str, Any]:
             return [copy(value, depth + 1) for value in node]
         if type(node) not in (str, int, float, bool, type(None)):
             raise UserError(f"{where}: got a {type(node).__name__}, which cannot be the value of an option")
+        if isinstance(node, int) and abs(node) > INT64:  # Python may refuse even to print it
+            raise UserError(f"{where}: got a number of {node.bit_length():,} bits, and an option has 64 at most")
         if isinstance(node, str) and not is_text(node):
             raise UserError(f"{where}: got {node[:100]!r}, which has characters that no option has")
         if isinstance(node, str) and "${" in node:

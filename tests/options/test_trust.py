@@ -101,6 +101,7 @@ def wide() -> list:
             for key in (5, None, True, "", "a.b", "a b", "\x1b[2J", "x" * 200)
         ),
         *(({"a": [value]}, "the value of an option") for value in (torch.zeros(1), b"x", {1}, Path("x"))),
+        *(({"a": [number]}, "bits, and an option has 64") for number in (2**64, -(2**64), 10**5000)),
         *(({"a": text}, "for the command line alone") for text in ("${oc.env:HOME}", "x${seed}", "${nowhere}")),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
