@@ -10,9 +10,9 @@ from ..errors import UserError, did_you_mean
 from .explain import first_line, similar_option
 from .groups import COLLECTIONS, SECTIONS, choices_of, file_of, known_nodes, load, to_plain, top_level_names
 from .habits import habit
-from .nodes import TARGET, check_node
+from .nodes import TARGET, check_node, targets_in
 from .purpose import DEFAULTS, TOP_LEVEL
-from .signatures import class_attribute, is_installed
+from .signatures import class_attribute, is_installed, missing_part
 from .values import check_value
 
 
@@ -24,9 +24,13 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
             the data.
     """
     try:
-        plain = to_plain(config if isinstance(config, DictConfig) else OmegaConf.create(config), resolve=True)
+        node = config if isinstance(config, DictConfig) else OmegaConf.create(config)
+        plain = to_plain(node, resolve=True)
+        missing = sorted(OmegaConf.missing_keys(node))
     except OmegaConfBaseException as error:
         raise UserError(f"{error.full_key or 'config'}: {first_line(error)}") from error
+    if missing:  # OmegaConf's `???`
+        raise UserError(f"{missing[0]}: has no value; write {missing[0]}=…")
     _check_top_level(plain)
     for section in SECTIONS:
         if not isinstance(plain.get(section), dict) or plain[section].get("_target_") is None:
@@ -46,6 +50,14 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     if plain["optimizer"].get("schedule") == "plateau" and plain["trainer"].get("limit_val_batches") == 0:
         raise UserError("optimizer.schedule: plateau reads val/loss, and trainer.limit_val_batches=0 has no validation")
     return plain
+
+
+def check_targets(config: dict[str, Any]) -> None:
+    """Raise UserError for a `_target_` that does not exist, as far as source texts show it: torch is not imported."""
+    for section in (*SECTIONS, *COLLECTIONS):
+        for option, target in targets_in(config[section], section):
+            if isinstance(target, str) and (missing := missing_part(target)):
+                raise UserError(f"{option}: {target} cannot be imported: {missing}")
 
 
 def _check_top_level(plain: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from yaml import YAMLError
 
 from .. import _hydra
 from ..errors import UserError
-from .check import check_config
+from .check import check_config, check_targets
 from .compositions import compose
 from .explain import chooses, first_line, missing_choice, wrong_choice, wrong_key
 from .groups import CONFIGS, GROUPS, load, to_plain
@@ -75,6 +75,8 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     hydra, kind = base.hydra, "sweep" if multirun else "run"
     folder, chosen = Path(hydra[kind].dir), to_plain(hydra[kind])["dir"] != _named_by_time(kind)
     configs = [check_config(without_hydra(composition)) for composition in composed]
+    for config in configs:
+        check_targets(config)
     line = CommandLine(configs, composed, folder, chosen)
     if not multirun:
         return line

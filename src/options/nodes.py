@@ -1,5 +1,6 @@
 """Whether a node of a configuration (`_target_` and options) has options that its target takes: nothing is imported."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from ..errors import UserError, did_you_mean
@@ -34,6 +35,18 @@ def check_node(node: Any, path: str) -> None:
         elif signature is not None:
             _check_option(name, key, signature, node, path)
         check_node(value, name)
+
+
+def targets_in(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Every `_target_` at and below a value, with its full name."""
+    if isinstance(value, list):
+        for index, child in enumerate(value):
+            yield from targets_in(child, f"{path}.{index}")
+    elif isinstance(value, dict):
+        if TARGET in value:
+            yield f"{path}.{TARGET}", value[TARGET]
+        for key, child in value.items():
+            yield from targets_in(child, f"{path}.{key}")
 
 
 def _signature(target: Any, path: str) -> Signature | None:

@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, OverrideParseException
 
 from ..errors import UserError
-from .groups import GROUPS, OPTIONAL_GROUPS, choices_of
+from .groups import GROUPS, OPTIONAL_GROUPS, SECTIONS, choices_of
 from .tree import flatten
 
 
@@ -30,6 +30,10 @@ def parse(overrides: list[str]) -> list[Override]:
     for one in parsed:
         if not one.key_or_group:
             raise UserError(f"{one.input_line}: cannot be parsed: no option before '='", exit_code=2)
+        if one.key_or_group in SECTIONS and not one.is_delete() and isinstance(one.value(), list):  # Hydra merges them
+            raise UserError(
+                f"{text_of(one)}: {one.key_or_group} takes one choice; write -m {one.key_or_group}=a,b for a run each"
+            )
     return [parser.parse_override(f"{one.key_or_group}=[]") if _is_null_group(one) else one for one in parsed]
 
 

@@ -1,5 +1,6 @@
 """Signatures and class attributes are read from source text, without importing what they belong to."""
 
+import importlib
 import subprocess
 import sys
 import textwrap
@@ -10,7 +11,7 @@ from typing import Literal
 import pytest
 
 from batchscope.options.groups import known_nodes
-from batchscope.options.signatures import Signature, class_attribute, parameters_of, signature_of
+from batchscope.options.signatures import Signature, class_attribute, missing_part, parameters_of, signature_of
 from batchscope.options.types import PositiveInt
 
 
@@ -135,6 +136,39 @@ def test_an_annotation_cannot_run_code(write: Callable[..., None], tmp_path: Pat
     write(one=f"def build(size: __import__('os').mkdir({str(broken)!r}), other: open({str(broken)!r}, 'w')): pass")
     assert signature_of("toy.one.build") == Signature({"size": None, "other": None})
     assert not broken.exists()
+
+
+# what is written in `toy.one` and `toy.two` → a name, and what is said of it
+NAMES: list[tuple[str, str, str | None]] = [
+    ("class Thing: pass", "toy.one.Thing", None),
+    ("class Thing: pass", "toy.one.Thnig", "toy.one has no 'Thnig'. Did you mean 'Thing'?"),
+    ("class Thing: pass", "toy.oen.Thing", "toy has no 'oen'. Did you mean 'one'?"),
+    ("class Thing: pass", "tyo.one.Thing", "there is no module 'tyo'."),
+    ("class Thing: pass", "toy.one.Thing.made", None),  # of a class, nothing is told
+    ("from .two import Other", "toy.one.Other", None),
+    ("from .two import *", "toy.one.Other", None),
+    ("from .two import *", "toy.one.Another", "toy.one has no 'Another'."),
+    ("from nowhere import *", "toy.one.Thing", None),
+    ("for name in 'ab': globals()[name] = 1", "toy.one.a", None),
+    ("def __getattr__(name): return 1", "toy.one.Thing", None),
+    ("class :", "toy.one.Thing", None),
+]
+
+
+@pytest.mark.parametrize(("text", "target", "said"), NAMES, ids=[f"{text}: {name}" for text, name, _ in NAMES])
+def test_a_name_is_missing_where_no_code_can_define_it(
+    text: str, target: str, said: str | None, write: Callable[..., None]
+) -> None:
+    write(one=text, two="class Other: pass")
+    assert missing_part(target) == said
+
+
+@pytest.mark.parametrize(
+    "module", ["os", "json", "torch.nn", "torch.optim", "torchvision.ops", "lightning.pytorch.callbacks"]
+)
+def test_nothing_that_a_library_has_is_missing(module: str) -> None:
+    names = [name for name in dir(importlib.import_module(module)) if not name.startswith("_")]
+    assert [name for name in names[:60] if missing_part(f"{module}.{name}")] == []
 
 
 def test_a_class_attribute_is_read_and_inherited(write: Callable[..., None]) -> None:
