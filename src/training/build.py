@@ -28,7 +28,7 @@ from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..data.plain import Data, PlainData, described
 from ..data.spec import DataSpec
 from ..errors import UserError
-from ..options.nodes import TARGET
+from ..options.nodes import TARGET, targets_in
 from ..options.purpose import only_observes
 from .optimizer import Optimizer
 
@@ -76,13 +76,13 @@ def build(node: dict[str, Any], path: str, **arguments: Any) -> Any:
             code, and an object of another kind than the section's.
     """
     options = {key: value for key, value in node.items() if key not in arguments}
-    targets = dict(_targets(options, path))
+    targets = dict(targets_in(options, path))
     for option, target in targets.items():
         _import(target, option)
     try:
         # As a partial, because instantiate would copy the arguments, and take a dataclass for a configuration.
         built = instantiate({"_convert_": "all", **options, "_partial_": True})(**arguments)
-    except Exception as error:  # noqa: BLE001 - it is raised again
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is raised again
         _raise_in_one_line(error, path, targets)
     kind, words = _KINDS[path.partition(".")[0]]
     if not isinstance(built, kind):
@@ -199,18 +199,6 @@ def folders_written_to(config: dict[str, Any], trainer: Trainer) -> Iterator[tup
         yield "trainer.profiler", str(profile)
 
 
-def _targets(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Every `_target_` at and below a value, with its full name."""
-    if isinstance(value, list):
-        for index, child in enumerate(value):
-            yield from _targets(child, f"{path}.{index}")
-    elif isinstance(value, dict):
-        if TARGET in value:
-            yield f"{path}.{TARGET}", value[TARGET]
-        for key, child in value.items():
-            yield from _targets(child, f"{path}.{key}")
-
-
 def _import(target: str, option: str) -> Any:
     """What a target names. Its package may lie in the current folder, which becomes the last place to look for it."""
     here = str(Path.cwd())
@@ -257,14 +245,15 @@ def _takes_spec(target: Any) -> bool:
     return False
 
 
-def _raise_in_one_line(error: Exception, path: str, targets: Mapping[str, str]) -> NoReturn:
+def _raise_in_one_line(error: BaseException, path: str, targets: Mapping[str, str]) -> NoReturn:
     """Raise a constructor's exception as a UserError with its place; the exception itself where it may be a bug of ours."""
     if isinstance(error, InstantiationException):  # of a node within this one, or of a target that Hydra refuses
         message, _, key = str(error).partition("\nfull_key: ")
         inner = f"{path}.{key}" if key else path
         names = (option.removesuffix(f".{TARGET}") for option in targets)
         path = next((name for name in names if re.sub(r"\.(?=\d)", "", name) == inner), inner)  # Hydra writes parts0
-        error = error.__cause__ if isinstance(error.__cause__, Exception) else ValueError(message)
+        refused = ValueError(" ".join(message.split()))  # by Hydra, in several lines
+        error = error.__cause__ if isinstance(error.__cause__, Exception) else refused
     place = _place(error, targets.values())
     if isinstance(error, UserError) or not (place or isinstance(error, _OF_VALUES)):
         raise error

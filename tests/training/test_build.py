@@ -47,6 +47,10 @@ class Failing(nn.Module):
     def __init__(self):
         self.size = {}["size"]
 
+class Leaving(nn.Module):
+    def __init__(self):
+        raise SystemExit("no such size")
+
 def made(spec): return nn.Linear(16, spec.num_outputs)
 """
 STAR = "from .net import *\nclass Star(Dotted): pass\n"
@@ -127,6 +131,7 @@ def test_an_object_of_another_kind_than_the_sections_is_told(path: str, target: 
 def test_what_a_constructor_raises_is_told_with_its_place(own: None) -> None:
     number = 1 + OWN.splitlines().index('        self.size = {}["size"]')
     assert refusal("mynet.net.Failing") == f"model: KeyError: 'size' (mynet/net.py, line {number})"
+    assert refusal("mynet.net.Leaving").startswith("model: SystemExit: no such size (mynet/net.py, line ")
     nested = refusal("mynet.net.Dotted", encoder={"_target_": "mynet.net.Failing"})
     assert nested == f"model.encoder: KeyError: 'size' (mynet/net.py, line {number})"
     wrong = {"_target_": "torch.nn.Linear", "in_features": "x", "out_features": 2}
@@ -144,7 +149,9 @@ def test_a_function_that_runs_commands_is_refused(own: None) -> None:
     for key, path in (("_target_", "model"), ("encoder", "model.encoder")):
         command = {"_target_": "os.system", "command": "touch ran"}
         node = {"_target_": "mynet.net.Dotted", key: command} if key == "encoder" else command
-        assert refusal(node.pop("_target_"), **node).startswith(f"{path}: ")
+        said = refusal(node.pop("_target_"), **node)
+        assert said.startswith(f"{path}: Target 'os.system' is blocklisted because it allows ") and "\n" not in said
+        assert len(said.partition("because it allows ")[2].split()) > 3  # the whole of Hydra's sentence
     assert not Path("ran").exists()
 
 
