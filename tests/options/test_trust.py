@@ -131,7 +131,8 @@ YAML = {
 @pytest.fixture
 def own(package: Write) -> Callable[..., dict[str, Any]]:
     """The configuration of a run of the user's own model in the folder `out`, as its command line gives it."""
-    package(YAML, net="class Net:\n    def __init__(self, **options): pass")
+    classes = ("Net", "Other", "Encoder", "Head", "Mine")
+    package(YAML, net="".join(f"class {name}:\n    def __init__(self, **options): pass\n" for name in classes))
     use_config_dir("conf")
     Path("out/a/b").mkdir(parents=True)
     Path("out/deep").symlink_to("a/b")
