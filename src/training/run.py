@@ -213,17 +213,23 @@ class _Run:
             checkpoint = self.resume_point.path
         started = time.perf_counter()
         self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
-        waited_s = seconds_waited(callbacks_of(self.trainer))
         facts = {
-            "fit_seconds": round(time.perf_counter() - started - waited_s, 3),
-            "waiting_seconds": round(waited_s, 3) or None,  # for visits
             "epochs": summary.whole_epochs(self.trainer),
             "steps": self.trainer.global_step,
             "checkpoints": summary.checkpoint_paths(self.trainer, self.run_dir),
             "metrics": summary.last_metrics(self.trainer),
             "evaluated": summary.evaluated_samples(self.trainer, self.data),
         }
-        record.add(**{**summary.callback_facts(self.trainer), **facts})
+        is_measured = self.resume_point is None or self.trainer.global_step > self.resume_point.steps
+        if is_measured or "throughput" not in record.facts:  # else all steps were trained and measured before
+            waited_s = seconds_waited(callbacks_of(self.trainer))
+            facts = {
+                **summary.callback_facts(self.trainer),
+                "fit_seconds": round(time.perf_counter() - started - waited_s, 3),
+                "waiting_seconds": round(waited_s, 3) or None,  # for visits
+                **facts,
+            }
+        record.add(**facts)
         summary.write_steps(self.trainer, self.run_dir)
 
     def test(self, record: RunRecord) -> None:

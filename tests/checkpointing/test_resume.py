@@ -9,7 +9,7 @@ from batchscope.checkpointing import resume
 from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
 from batchscope.options.tree import flatten
-from tests.checkpointing.support import OUT
+from tests.checkpointing.support import OUT, TEST, terminate
 from tests.support.runs import SMALL, Run, assert_alike, record, results, run
 
 
@@ -44,6 +44,19 @@ def test_a_moved_run_is_resumed_where_it_is_now(killed: Path, unstopped: Path) -
     assert done.end() == 0, done.complained
     assert not (killed / "out").exists()
     assert_alike(results(killed / "elsewhere"), results(unstopped))
+
+
+def test_a_run_that_was_stopped_in_its_test_keeps_what_its_training_has_measured(tmp_path: Path) -> None:
+    timed = [option for option in SMALL if option != "callbacks.throughput=null"]
+    assert run(tmp_path, *timed, OUT, faults=[(TEST, 1, terminate)]).end() == 143
+    before = record(tmp_path / "out")
+    assert before["throughput"]["step_ms_median"] > 0
+    assert run(tmp_path, "resume=out").end() == 0
+    after = record(tmp_path / "out")
+    assert "test/loss" in after["metrics"]
+    assert {key: after[key] for key in ("throughput", "fit_seconds")} == {
+        key: before[key] for key in ("throughput", "fit_seconds")
+    }
 
 
 def test_a_run_in_training_is_not_resumed_by_another_process(killed: Path) -> None:
