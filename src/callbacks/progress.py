@@ -3,8 +3,10 @@
 Where standard output is no terminal, nothing is redrawn: a plain line is printed every 30 s.
 """
 
+import contextlib
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from lightning import LightningModule, Trainer
@@ -16,6 +18,7 @@ from ..records.formatting import significant
 from ..records.terminal import can_redraw, say
 from ._batches import own_loss, samples_in
 from ._deferred_scalars import DeferredScalars
+from ._timer import add_timer, remove_timer
 
 PLAIN_INTERVAL_S = 30.0
 
@@ -48,9 +51,19 @@ class ProgressBar(TQDMProgressBar):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
+        add_timer(trainer, self)
         if self.is_enabled and not can_redraw():  # the first process alone has its bars enabled
             self._plain = True
             self.disable()  # Lightning's bars print nothing then
+
+    @contextlib.contextmanager
+    def pause(self, part_of_fit: bool = False) -> Iterator[None]:
+        """Leave what happens within out of the rate."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._drawn += time.perf_counter() - began
 
     @override
     def on_train_start(self, *args: Any) -> None:
@@ -106,6 +119,11 @@ class ProgressBar(TQDMProgressBar):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
         self._start_interval()  # a validation in mid-epoch is not training time
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().teardown(trainer, pl_module, stage)
+        remove_timer(trainer, self)
 
     @override
     def get_metrics(

@@ -213,6 +213,7 @@ class _Run:
             checkpoint = self.resume_point.path
         started = time.perf_counter()
         self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
+        fit_s = time.perf_counter() - started
         facts = {
             "epochs": summary.whole_epochs(self.trainer),
             "steps": self.trainer.global_step,
@@ -225,7 +226,7 @@ class _Run:
             waited_s = seconds_waited(callbacks_of(self.trainer))
             facts = {
                 **summary.callback_facts(self.trainer),
-                "fit_seconds": round(time.perf_counter() - started - waited_s, 3),
+                "fit_seconds": round(fit_s - waited_s, 3),
                 "waiting_seconds": round(waited_s, 3) or None,  # for visits
                 **facts,
             }

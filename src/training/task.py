@@ -151,7 +151,8 @@ class Task(LightningModule):
         """Torch's optimizer and, unless the rate is constant, its schedule."""
         recipe = self.optimizer_recipe.scaled_to(self._samples_per_update())
         steps = self.trainer.estimated_stepping_batches
-        if recipe.interval == "step" and not 0 <= steps < math.inf:  # a loader without a length
+        is_endless = not 0 <= steps < math.inf
+        if recipe.interval == "step" and is_endless and self.trainer.num_training_batches == math.inf:
             raise UserError(
                 f"optimizer.schedule: {recipe.schedule} ends with the run, and the data's loader does not say how many "
                 "batches it has: give trainer.max_steps, or optimizer.schedule=constant"

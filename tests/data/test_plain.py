@@ -123,7 +123,9 @@ def test_what_cannot_be_resumed_within_an_epoch_is_said(
 def test_one_without_a_spec_is_one_line(tmp_path: Path) -> None:
     done = run(tmp_path, *line(tmp_path, "NoSpec"))
     assert done.end() == 1
-    assert done.complained == "error: data: NoSpec has no spec: a property that returns a batchscope.data.DataSpec\n"
+    assert done.complained.startswith(
+        "error: data: NoSpec has no spec: a property that returns a batchscope.data.DataSpec"
+    )
 
 
 def test_a_datamodule_whose_spec_was_forgotten_is_one_line() -> None:
@@ -134,14 +136,13 @@ def test_a_datamodule_whose_spec_was_forgotten_is_one_line() -> None:
         described(Forgotten())
 
 
-def test_one_without_a_batch_size_is_one_line() -> None:
+def test_one_without_a_batch_size_says_none() -> None:
     class NoBatchSize(Plain):
         def __init__(self) -> None:
             super().__init__()
             del self.batch_size
 
-    with pytest.raises(UserError, match="^data: NoBatchSize has no batch_size: the samples a step, as its constructor"):
-        described(NoBatchSize())
+    assert described(NoBatchSize()).batch_size is None
 
 
 def test_a_loader_without_a_length_takes_no_schedule_that_ends_with_the_run(tmp_path: Path) -> None:
