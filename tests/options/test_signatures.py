@@ -141,8 +141,8 @@ def test_an_annotation_cannot_run_code(write: Callable[..., None], tmp_path: Pat
 # what is written in `toy.one` and `toy.two` → a name, and what is said of it
 NAMES: list[tuple[str, str, str | None]] = [
     ("class Thing: pass", "toy.one.Thing", None),
-    ("class Thing: pass", "toy.one.Thnig", "toy.one has no 'Thnig'. Did you mean 'Thing'?"),
-    ("class Thing: pass", "toy.oen.Thing", "toy has no 'oen'. Did you mean 'one'?"),
+    ("class Thing: pass", "toy.one.Thinng", "toy.one has no 'Thinng'. Did you mean 'Thing'?"),
+    ("class Thing: pass", "toy.onne.Thing", "toy has no 'onne'. Did you mean 'one'?"),
     ("class Thing: pass", "tyo.one.Thing", "there is no module 'tyo'."),
     ("class Thing: pass", "toy.one.Thing.made", None),  # of a class, nothing is told
     ("from .two import Other", "toy.one.Other", None),
