@@ -86,6 +86,8 @@ def _command(runs: Sequence[Run], changed: Sequence[str] = ()) -> str:
 
     A timed run keeps the experiments of the run, which may name its model and data, and has a length of its own.
     """
+    if "script" in table(runs[0].record.get("config")):
+        return ""  # of `batchscope run`, whose flags are the script's
     from ..options.command_lines import program  # which imports Hydra, and few reports need it
 
     values: dict[str, dict[str, None]] = {}

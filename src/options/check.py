@@ -12,7 +12,7 @@ from .groups import COLLECTIONS, SECTIONS, choices_of, file_of, known_nodes, loa
 from .habits import habit
 from .nodes import TARGET, check_node, targets_in
 from .purpose import DEFAULTS, TOP_LEVEL
-from .signatures import class_attribute, is_installed, missing_part
+from .signatures import class_attribute, is_installed, missing_part, signature_of
 from .values import check_value
 
 
@@ -31,13 +31,15 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
         raise UserError(f"{error.full_key or 'config'}: {first_line(error)}") from error
     if missing:  # OmegaConf's `???`
         raise UserError(f"{missing[0]}: has no value; write {missing[0]}=…")
+    if "script" in plain:
+        raise UserError("script: the run is one of a script, which batchscope run starts again")
     _check_top_level(plain)
     for section in SECTIONS:
         if not isinstance(plain.get(section), dict) or plain[section].get("_target_") is None:
             shown = "null" if plain.get(section) is None else repr(plain[section])
             raise UserError(f"{section}: got {shown}, takes {' or '.join(choices_of(section))}")
         check_node(plain[section], section)
-    if "batch_size" not in plain["data"]:
+    if "batch_size" not in plain["data"] and _takes_batch_size(plain["data"][TARGET]):
         raise UserError("data.batch_size: is missing")
     for collection in COLLECTIONS:
         plain.setdefault(collection, None)
@@ -58,6 +60,12 @@ def check_targets(config: dict[str, Any]) -> None:
         for option, target in targets_in(config[section], section):
             if isinstance(target, str) and (missing := missing_part(target)):
                 raise UserError(f"{option}: {target} cannot be imported: {missing}")
+
+
+def _takes_batch_size(target: Any) -> bool:
+    """Whether data have a batch size to set: not a data module that serves batches of its own."""
+    signature = signature_of(target) if isinstance(target, str) else None
+    return signature is None or signature.open or "batch_size" in signature.parameters
 
 
 def _check_top_level(plain: dict[str, Any]) -> None:

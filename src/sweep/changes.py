@@ -144,7 +144,7 @@ def _candidates(
 
 
 def _batches(config: Mapping[str, Any], baseline: Run, factors: Sequence[int]) -> Iterator[tuple[Change, str]]:
-    size, samples = baseline.batch_size or config["data"]["batch_size"], baseline.train_samples
+    size, samples = baseline.batch_size or config["data"].get("batch_size", 1), baseline.train_samples
     limit = -(-samples // baseline.processes) if samples else None
     sizes = dict.fromkeys(size * factor if limit is None else min(size * factor, limit) for factor in factors)
     if limit is not None and size >= limit and factors:

@@ -141,7 +141,7 @@ def _setting(job: Job) -> tuple[str, int]:
     if job.seconds is not None:
         return str(job.run_dir), 1
     words = [word for word in job.facts["overrides"] if not word.lstrip("+").startswith(_NOT_COMPARED)]
-    return " ".join(sorted(words)), int(job.config["data"]["batch_size"])
+    return " ".join(sorted(words)), int(job.config["data"].get("batch_size", 1))
 
 
 def _has_memory_for_another(processes: Sequence[Process]) -> bool:

@@ -100,7 +100,7 @@ def _out_of_memory(config: dict[str, Any], device: torch.device, memory: Mapping
         held, total = psutil.Process().memory_info().rss, host_memory().total
     precision = faster_precision(cached_calibration(device), config["trainer"].get("precision"))
     return (
-        f"out of memory with data.batch_size={config['data']['batch_size']} on {device.type}: {held / _GIB:.2f} GiB were "
+        f"out of memory with data.batch_size={config['data'].get('batch_size', 'unknown')} on {device.type}: {held / _GIB:.2f} GiB were "
         f"allocated of {total / _GIB:.2f}; {_held_by_a_step(memory)}try {_smaller_batch(config)}"
         + (f", or trainer.precision={precision}" if precision else "")
     )
@@ -117,7 +117,7 @@ def _held_by_a_step(memory: Mapping[str, Any]) -> str:
 
 def _smaller_batch(config: dict[str, Any]) -> str:
     """Half of the batch size, with the samples of an update kept."""
-    batch_size, accumulated = config["data"]["batch_size"], config["trainer"].get("accumulate_grad_batches") or 1
+    batch_size, accumulated = config["data"].get("batch_size", 1), config["trainer"].get("accumulate_grad_batches") or 1
     if batch_size == 1:
         return "a smaller model"
     smaller = batch_size // 2

@@ -108,7 +108,7 @@ def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
     named = [(key, value) for key, value in named if key != "data.seed" and not key.endswith("_target_")]
     row = {k: v if isinstance(v, int | float | str) else str(v) for k, v in named if v is not None}
     row |= {"model": record["choices"].get("model", ""), "dataset": record["dataset"]["name"], "seed": config["seed"]}
-    row["data.batch_size"] = record.get("batch_size", config["data"]["batch_size"])  # what a batch held
+    row["data.batch_size"] = record.get("batch_size", config["data"].get("batch_size", "unknown"))  # what a batch held
     speed = {key: record["throughput"].get(key) for key in ("samples_per_sec", "step_ms_median", "mfu")}
     # Not the names of the curves, and the last step: TensorBoard cuts a curve that goes back to step 0. Sorted, because
     # TensorBoard shows only the first metric until the user selects more: test/acc, or test/loss.

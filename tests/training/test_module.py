@@ -68,6 +68,13 @@ class Points(lightning.LightningDataModule):
         return self.loader(24)
 
 
+class FixedBatches(lightning.LightningDataModule):
+    """Without an option for the batch size."""
+
+    def train_dataloader(self) -> DataLoader:
+        return Points().loader(40)
+
+
 @pytest.fixture
 def configs(tmp_path: Path) -> Path:
     for section, name in (("model", "Regression"), ("model", "WithTest"), ("data", "Points")):
@@ -75,6 +82,7 @@ def configs(tmp_path: Path) -> Path:
         place.parent.mkdir(parents=True, exist_ok=True)
         more = "batch_size: 8\n" if section == "data" else "width: 4\n"
         place.write_text(f"_target_: {__name__}.{name}\n{more}")
+    (tmp_path / "conf/data/fixedbatches.yaml").write_text(f"_target_: {__name__}.FixedBatches\n")
     use_config_dir(str(tmp_path / "conf"))
     return tmp_path
 
@@ -96,6 +104,12 @@ def test_it_is_trained_tested_and_recorded(configs: Path) -> None:
     assert record["model"] == {"class": "WithTest", "parameters": 17}
     assert record["metrics"].keys() >= {"val_loss", "test_loss"}
     assert record["learning_rate"] == 0.1
+
+
+def test_data_may_have_no_batch_size_to_set(configs: Path) -> None:
+    record = trained(configs / "run", "data=fixedbatches", "test=false")
+    assert record["steps"] == 10
+    assert record["name"] == "withtest-FixedBatches"
 
 
 def test_its_best_checkpoint_is_that_of_val_loss(configs: Path) -> None:

@@ -16,6 +16,7 @@ from batchscope import ThroughputMonitor, attached
 from batchscope.analysis.read import find
 from batchscope.cli.run import _varied
 from batchscope.errors import UserError
+from batchscope.options.check import check_config
 from batchscope.training.script import ScriptRecord, arguments
 
 
@@ -53,9 +54,17 @@ def test_a_fit_leaves_a_record_that_reports_read(tmp_path: Path, monkeypatch: py
     assert record["status"] == "finished"
     assert record["config"]["data"] == {"batch_size": 4, "arguments": {"lr": "0.1"}}
     assert record["steps"] == 20
+    assert record["dataset"]["train_samples"] == 80
     (run,) = find([tmp_path]).runs
     assert run.batch_size == 4
     assert run.model == "Net"
+
+
+def test_a_run_of_a_script_is_resumed_by_nothing_but_the_script(tmp_path: Path) -> None:
+    fit(Net(), ScriptRecord(tmp_path / "run"))
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    with pytest.raises(UserError, match="one of a script, which batchscope run starts again"):
+        check_config(record["config"])
 
 
 def test_a_fit_that_raises_is_recorded_as_failed(tmp_path: Path) -> None:
