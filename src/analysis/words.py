@@ -13,10 +13,11 @@ _MOST_NAMED = 6
 
 
 def and_(names: Sequence[str | int]) -> str:
-    """`64`, `64 and 512`, `8, 64 and 512`; of many the first ones, and how many more there are."""
+    """`64`, `64 and 512`, `8, 64 and 512`; of many the first ones, and how many more there are; of none nothing."""
     words = [f"{name:,}" if isinstance(name, int) else name for name in names[:_MOST_NAMED]]
     words += [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+    parts = [", ".join(words[:-1]), *words[-1:]]
+    return " and ".join(part for part in parts if part)
 
 
 def times_as_fast(ratio: Ratio) -> str:

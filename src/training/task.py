@@ -151,8 +151,8 @@ class Task(LightningModule):
         """Torch's optimizer and, unless the rate is constant, its schedule."""
         recipe = self.optimizer_recipe.scaled_to(self._samples_per_update())
         steps = self.trainer.estimated_stepping_batches
-        is_endless = not 0 <= steps < math.inf
-        if recipe.interval == "step" and is_endless and self.trainer.num_training_batches == math.inf:
+        has_end = 0 <= steps < math.inf or self.trainer.max_epochs == -1  # which the recipe refuses in its own words
+        if recipe.interval == "step" and not has_end:  # a loader without a length
             raise UserError(
                 f"optimizer.schedule: {recipe.schedule} ends with the run, and the data's loader does not say how many "
                 "batches it has: give trainer.max_steps, or optimizer.schedule=constant"

@@ -8,6 +8,7 @@ import pytest
 from batchscope.analysis.between_groups import compare_settings, crossovers, scaling_efficiencies
 from batchscope.analysis.read import find
 from batchscope.analysis.table import settings_table, shown_metrics
+from batchscope.analysis.words import and_
 from tests.support.synthetic_runs import change_record, write_measured
 
 QUIET = {"noise": 0.0005, "drift": 0}
@@ -155,3 +156,18 @@ def test_the_table_has_a_line_for_each_setting_with_the_mean_and_the_deviation_o
         ["cnn · memory", "3", "98.00±1.00%"],
         ["cnn · device", "1", ""],
     ]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ([], ""),
+        ([64], "64"),
+        (["a", "b"], "a and b"),
+        ([8, 64, 1024], "8, 64 and 1,024"),
+        ([1] * 9, "1, 1, 1, 1, 1, 1 and 3 more"),
+    ],
+)
+def test_names_in_a_sentence(names: list[str | int], said: str) -> None:
+    """Of settings that are all alike, none is slower."""
+    assert and_(names) == said

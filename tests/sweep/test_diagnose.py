@@ -169,7 +169,7 @@ def test_a_real_diagnosis(tmp_path: Path) -> None:
     small += ["trainer.precision=32-true", "data.pipeline=memory"]
     done = forked(tmp_path, "experiment=diagnose", *small, environ={"OMP_NUM_THREADS": "1"})
     assert done.end() == 0, done.complained
-    assert "not tried, because you set data.pipeline: data.pipeline=workers;" in done.said
+    assert "not tried, because you set trainer.precision and data.pipeline:" in done.said
     assert "÷ baseline" in done.said
     trials = find_findings(tmp_path / "s").trials
     assert [trial.role for trial in trials][:2] == ["baseline", "baseline_again"]

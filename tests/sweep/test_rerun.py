@@ -174,7 +174,7 @@ def test_on_a_cpu_the_two_of_a_pair_are_visited_side_by_side(here, monkeypatch):
 
 @pytest.mark.slow
 def test_real_pairs_are_compared(here):
-    line = ["data=digits", *SIZES, "trainer.max_epochs=1", "callbacks.throughput.calibrate=false"]
+    line = ["data=digits", *SIZES, "trainer.max_epochs=4", "callbacks.throughput.calibrate=false"]
     (config,) = check_command_line(line, multirun=False, run_dir="run")
     train(config, Path("run"), {"model": "cnn", "data": "digits"}, line)
     folders = rerun.rerun([Path("run")] * 2, Path("out"), 5, 0.2, [sys.executable] * 2, [])

@@ -98,7 +98,8 @@ def test_a_sweep_whose_run_is_killed_with_it_ends_as_one_that_never_stopped(tmp_
     options = ["trainer.max_epochs=1,60", "data.batch_size=2", "callbacks.checkpoint.every_n_steps=3"]
     for folder in (whole, killed):
         folder.mkdir()
-    assert sweep(whole, *options)[0] == 0
+    code, _, err = sweep(whole, *options)
+    assert code == 0, err
     first = start(killed, *options)
     run = wait_until_trains(killed, "1")
     first.kill()
@@ -226,11 +227,12 @@ def test_the_learning_rate_follows_the_batch_size_and_is_in_record_and_report(tm
 
 @pytest.mark.slow
 def test_a_sweep_over_devices_says_what_they_bring_and_what_they_wait(tmp_path: Path) -> None:
-    several = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1,2", "data.num_train=400"]
+    several = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1,2", "data.num_train=4000"]
     code, out, err = sweep(tmp_path, *several, "data.batch_size=4")
     assert code == 0, err
     says = r"rnn_cell: 2 devices with 4 samples each reach [\d.]+ times .*; they wait for gradients in \d+ % of a step"
-    assert re.search(says, " ".join(out.split())), out
+    is_busy = "The machine was busy" in out  # then no setting is called faster
+    assert is_busy or re.search(says, " ".join(out.split())), out
     both = record(tmp_path, "1")["throughput"]
     assert 0 < both["communication_ms"] < both["parts_ms"]["backward"]
     assert both["gradient_bytes"] == 4 * record(tmp_path, "1")["model"]["parameters"]
