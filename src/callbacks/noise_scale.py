@@ -30,13 +30,14 @@ from ..options.types import PositiveInt
 from ..records.formatting import significant
 from ..records.terminal import row
 from ._batches import samples_in
+from ._deferred_scalars import DeferredScalars
 from ._never_raise import never_raise
 from ._writer import StepWriter
 
 KEY = "train/noise_scale"
 CONFIDENCE = 0.9
 FEWEST = 10  # pairs of gradients that are enough for an interval
-READ_EVERY = 50  # updates: so late, norms have arrived
+READ_EVERY = 50  # updates: norms are copied together, and so late the earlier ones have arrived
 _RECENT = 100  # pairs that the present noise scale is of: it grows in the course of a training
 
 
@@ -113,9 +114,8 @@ class NoiseScaleMonitor(Callback):
 
     def _reset(self) -> None:
         self.pairs: list[Pair] = []
-        self._sent: deque[tuple[int, int, int, Tensor, Any]] = (
-            deque()
-        )  # step, n, b, both norms, the event of their copy
+        self._norms: list[tuple[int, int, int, Tensor, Tensor]] = []  # step, n, b, and both squares on the device
+        self._sent: deque[tuple[list[tuple[int, int, int]], DeferredScalars]] = deque()
         self._before: list[Tensor] | None = None  # gradients of the batch or the update before
         self._squares: list[Tensor] = []  # |g|² of each batch of this update
         self._sizes: list[int] = []  # samples of each of them
@@ -172,7 +172,7 @@ class NoiseScaleMonitor(Callback):
         if not first and before is not None and len(before) == len(gradients) and sizes == [samples]:
             mean = added(before, gradients)
             small = (_square(before) + _square(gradients)) / 2
-            self._send(trainer.global_step, 2, samples, small, _square(mean) / 4)
+            self._norms.append((trainer.global_step, 2, samples, small, _square(mean) / 4))
 
     def _compare_batches(self, trainer: Trainer, gradients: list[Tensor], n: int) -> None:
         """Gradients are sums so far, and Lightning divides each batch's loss by n."""
@@ -187,17 +187,15 @@ class NoiseScaleMonitor(Callback):
         self._before = [one.clone() for one in gradients] if len(self._squares) < n else None
         if len(self._squares) == n and len(set(self._sizes)) == 1:
             small = torch.stack(self._squares).mean()
-            self._send(trainer.global_step, n, self._batch, small, _square(gradients))
+            self._norms.append((trainer.global_step, n, self._batch, small, _square(gradients)))
 
-    def _send(self, step: int, n: int, b: int, small: Tensor, large: Tensor) -> None:
-        """Start the copy of two norms to the host; they are read once they have arrived."""
-        both = torch.stack([small, large])
-        event = None
-        if both.device.type == "cuda":
-            both = torch.empty(2, dtype=both.dtype, pin_memory=True).copy_(both, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-        self._sent.append((step, n, b, both, event))
+    def _send(self) -> None:
+        """Start the copy of all new norms to the host; they are read once they have arrived."""
+        if self._norms:
+            self._sent.append(
+                ([norms[:3] for norms in self._norms], DeferredScalars([x for n in self._norms for x in n[3:]]))
+            )
+            self._norms = []
 
     @override
     @never_raise
@@ -205,30 +203,27 @@ class NoiseScaleMonitor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step % READ_EVERY == 0:
-            self._read(wait=False)
+            self._read(wait=False)  # what was sent before
+            self._send()
             self._write()
 
     @override
     @never_raise
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._before = None
+        self._send()
         self._read(wait=True)
         self._write()
 
     def _read(self, wait: bool) -> None:
-        while self._sent:
-            step, n, b, both, event = self._sent[0]
-            if not wait and (both.device.type == "mps" or (event is not None and not event.query())):
-                return
-            if event is not None:
-                event.synchronize()
-            self._sent.popleft()
-            small, large = both.tolist()
-            if math.isfinite(small) and math.isfinite(large):
-                self.pairs.append(Pair(small, large, n, b))
-            found = self.recent()
-            if found is not None:
-                self._rows.append((step, {KEY: found.value}))
+        while self._sent and (wait or self._sent[0][1].ready()):
+            known, scalars = self._sent.popleft()
+            values = scalars.values()
+            for (step, n, b), small, large in zip(known, values[::2], values[1::2], strict=True):
+                if math.isfinite(small) and math.isfinite(large):
+                    self.pairs.append(Pair(small, large, n, b))
+                if (found := self.recent()) is not None:
+                    self._rows.append((step, {KEY: found.value}))
 
     def _write(self) -> None:
         rows, self._rows = self._rows, []

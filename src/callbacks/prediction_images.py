@@ -96,7 +96,7 @@ class PredictionImages(Callback):
             return
         spec = getattr(pl_module, "spec", None)
         figures = {
-            "test/samples": _draw_samples(self.samples, spec),
+            "test/samples": draw_samples(self.samples, spec),
             "test/confusion": _draw_confusion(self.confusion, spec),
         }
         for key, figure in figures.items():
@@ -117,7 +117,7 @@ def _answers(outputs: Any, batch: Any) -> tuple[Tensor, Tensor, Tensor] | None:
     return (x, output, target) if isinstance(x, Tensor) and x.dim() and len(x) == len(target) else None
 
 
-def _draw_samples(samples: list[Sample], spec: Any) -> Figure:
+def draw_samples(samples: list[Sample], spec: Any) -> Figure:
     """One small picture a sample."""
     columns = min(8, len(samples))
     rows = -(-len(samples) // columns)

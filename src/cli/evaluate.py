@@ -69,24 +69,19 @@ def _nearby(path: Path) -> str:
 
 
 def _test(trained: "Trained") -> tuple[str, Any]:
-    import lightning
     from lightning.pytorch.callbacks import LambdaCallback
     from lightning.pytorch.utilities.model_helpers import is_overridden
 
     from ..callbacks._batches import samples_in
     from ..data.plain import lightning_of
-    from ..hardware.devices import check_accelerator
-    from ..training.build import build, loader_switches
+    from ..inference.load import trainer_for
 
     config, data = trained.config, trained.data
     if not is_overridden("test_step", trained.module):
         raise UserError(f"model: {type(trained.module).__name__} has no test_step, so there is nothing to evaluate")
-    check_accelerator(config["trainer"].get("accelerator", "auto"))
-    lightning.seed_everything(config["seed"], workers=True, verbose=False)
     tested: list[int] = []  # the samples of each batch
     counter = LambdaCallback(on_test_batch_end=lambda *args: tested.append(samples_in(args[3])))
-    alone = {"logger": False, "callbacks": [counter], "enable_checkpointing": False}
-    trainer = build(config["trainer"], "trainer", **alone, **loader_switches(data))
+    trainer = trainer_for(trained, counter)
     data.prepare_data()
     metrics = trainer.test(trained.module, datamodule=lightning_of(data), verbose=False)
     if not metrics:

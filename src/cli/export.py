@@ -11,9 +11,8 @@ the network, and the largest difference of an output is printed.
 from pathlib import Path
 
 from ..errors import UserError
-from ..options.groups import use_config_dir
-from . import add_config_dir, command, command_parser
-from ._words import take_own
+from . import command
+from ._words import parse_words
 
 _SAMPLES = 64  # of the test set, to compare with
 
@@ -21,18 +20,11 @@ _SAMPLES = 64  # of the test set, to compare with
 @command
 def main() -> None:
     """The program: parse, export, check, print."""
-    parser = command_parser("export", __doc__)
-    parser.add_argument(
-        "words", nargs="*", metavar="option=value", help="ckpt=, format=, output=, then options to change"
+    given, overrides = parse_words(
+        "export", __doc__, ("ckpt", "format", "output"), "ckpt=, format=, output=, then options to change"
     )
-    add_config_dir(parser)
-    args = parser.parse_intermixed_args()
-    use_config_dir(args.config_dir)
-    given, overrides = take_own(args.words, ("ckpt", "format", "output"))
     if "ckpt" not in given:
         raise UserError("ckpt: is missing; write ckpt=outputs/runs/<run>/checkpoints/best.ckpt")
-    if not Path(given["ckpt"]).is_file():
-        raise UserError(f"ckpt: got '{given['ckpt']}', which is not a file")
     from ..inference.export import FORMATS, export, refuse  # torch takes seconds to import
     from ..inference.load import restore
     from ..inference.predict import samples_of

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..options.compose import check_command_line
-from ..options.groups import use_config_dir
 from ..records.terminal import LiveLine, wrapped
-from . import add_config_dir, command, command_parser
-from ._words import take_own
+from . import command
+from ._words import parse_words
 
 _SIZES = "1,8,64,512"
 _MOST = 2**20
@@ -25,17 +24,10 @@ _MOST = 2**20
 @command
 def main() -> None:
     """The program: parse, measure, print."""
-    parser = command_parser("latency", __doc__)
-    parser.add_argument(
-        "words", nargs="*", metavar="option=value", help="ckpt= or model=, data.batch_size=, output=, …"
+    given, overrides = parse_words(
+        "latency", __doc__, ("ckpt", "data.batch_size", "output"), "ckpt= or model=, data.batch_size=, output=, …"
     )
-    add_config_dir(parser)
-    args = parser.parse_intermixed_args()
-    use_config_dir(args.config_dir)
-    given, overrides = take_own(args.words, ("ckpt", "data.batch_size", "output"))
     sizes = _sizes(given.get("data.batch_size", _SIZES))
-    if "ckpt" in given and not Path(given["ckpt"]).is_file():
-        raise UserError(f"ckpt: got '{given['ckpt']}', which is not a file")
     if "ckpt" not in given and not any(word.startswith("model=") for word in overrides):
         raise UserError("latency: takes a checkpoint or a model; write ckpt=<file> or model=cnn")
     config = None if "ckpt" in given else check_command_line(overrides, multirun=False)[0]

@@ -12,28 +12,20 @@ Further options, as of batchscope evaluate, change how the network is run: train
 from pathlib import Path
 
 from ..errors import UserError
-from ..options.groups import use_config_dir
-from . import add_config_dir, command, command_parser
-from ._words import take_own
+from . import command
+from ._words import parse_words
 
 
 @command
 def main() -> None:
     """The program: parse, predict, write, print."""
-    parser = command_parser("predict", __doc__)
-    parser.add_argument(
-        "words", nargs="*", metavar="option=value", help="ckpt=, input=, output=, then options to change"
+    given, overrides = parse_words(
+        "predict", __doc__, ("ckpt", "input", "output"), "ckpt=, input=, output=, then options to change"
     )
-    add_config_dir(parser)
-    args = parser.parse_intermixed_args()
-    use_config_dir(args.config_dir)
-    given, overrides = take_own(args.words, ("ckpt", "input", "output"))
     for key, example in (("ckpt", "outputs/runs/<run>/checkpoints/best.ckpt"), ("input", "test")):
         if key not in given:
             raise UserError(f"{key}: is missing; write {key}={example}")
     checkpoint, output = Path(given["ckpt"]), Path(given.get("output", "predictions.csv"))
-    if not checkpoint.is_file():
-        raise UserError(f"ckpt: got '{checkpoint}', which is not a file")
     from ..inference.load import restore  # torch takes seconds to import
     from ..inference.predict import SPLITS, predict, refuse_output, write_predictions
 

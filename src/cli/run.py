@@ -13,12 +13,11 @@ import os
 import runpy
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from ..attached import FOLDER, UNTIL_KNOWN
 from ..errors import UserError
-from . import command, command_parser
+from . import command, command_parser, folder_of
 
 
 @command
@@ -29,7 +28,7 @@ def main() -> None:
     if not script.is_file():
         raise UserError(f"run: got '{script}', which is not a file; the options of batchscope stand before the script")
     flag, values = _varied(args.vary) if args.vary else ("", [])
-    folder = Path(args.out) if args.out else _new_folder("sweeps" if values else "scripts")
+    folder = Path(args.out) if args.out else folder_of("sweeps" if values else "scripts")
     if folder.exists():
         raise UserError(f"--out: '{folder}' exists; give another name")
     if values:
@@ -42,7 +41,6 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("run", __doc__)
-    parser.allow_abbrev = False
     parser.add_argument("--vary", metavar="FLAG=VALUES", help="a flag of the script with several values")
     parser.add_argument("--whole", action="store_true", help="with --vary: let each run end by itself")
     parser.add_argument("--out", metavar="DIR", help="the folder of the run, or of the runs and their report")
@@ -58,10 +56,6 @@ def _varied(text: str) -> tuple[str, list[str]]:
     if not is_pair or not flag.startswith("-") or "" in found or len(set(found)) < len(found):
         raise UserError(f"--vary: got '{text}', takes a flag with different values: --vary=--batch-size=16,64,256")
     return flag, found
-
-
-def _new_folder(kind: str) -> Path:
-    return Path("outputs") / kind / time.strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def _run_each(folder: Path, script: Path, flags: list[str], flag: str, values: list[str], whole: bool) -> int:

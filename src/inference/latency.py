@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from lightning import Trainer
 from lightning.pytorch.plugins.precision import Precision
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -32,12 +31,11 @@ from ..data.spec import DataSpec
 from ..errors import UserError, in_one_line
 from ..hardware.contention import NoiseMeter, is_disturbed
 from ..hardware.device_memory import is_out_of_memory
-from ..hardware.devices import check_accelerator, device_name
+from ..hardware.devices import device_name
 from ..hardware.microbenchmarks import clock
 from ..records.formatting import percent, significant
 from ..sweep.passes import Limits, Run, measure_in_passes
-from ..training.build import build
-from .load import Trained
+from .load import Trained, trainer_for
 
 _WARM_UP = 3  # forward passes before the first that is measured
 _PERCENTILES = (50, 99)
@@ -165,10 +163,7 @@ def measure_latency(
     Raises:
         UserError: if no size fits into the device's memory, or the network does not take such inputs.
     """
-    options = trained.config["trainer"]
-    check_accelerator(options.get("accelerator", "auto"))
-    alone = {"logger": False, "callbacks": [], "enable_checkpointing": False}
-    trainer: Trainer = build(options, "trainer", **alone)
+    trainer = trainer_for(trained)
     device, plugin = trainer.strategy.root_device, trainer.precision_plugin
     network = plugin.convert_module(trained.network.eval().to(device))
     with plugin.forward_context():

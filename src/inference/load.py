@@ -6,19 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning import LightningModule
+import lightning
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 from ..checkpointing.checkpoint_file import load_checkpoint
 from ..data.plain import Data
 from ..data.spec import DataSpec, spec_from
 from ..errors import UserError
+from ..hardware.devices import check_accelerator
 from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_evaluation
 from ..options.compose import apply_overrides
 from ..options.groups import use_config_dir
-from ..training.build import build_data, build_model
+from ..training.build import build, build_data, build_model, loader_switches
 from ..training.module import lightning_module
 from ..training.quiet import quiet_libraries
 
@@ -111,6 +114,19 @@ def untrained(config: dict[str, Any]) -> Trained:
     """The network of a checked configuration with its initial weights."""
     quiet_libraries()
     return _built(config, "", build_data(config))
+
+
+def trainer_for(trained: Trained, *callbacks: Callback) -> Trainer:
+    """The Trainer of the configuration, which runs the network with these callbacks alone and keeps nothing.
+
+    Raises:
+        UserError: for a device that this machine does not have.
+    """
+    config = trained.config
+    check_accelerator(config["trainer"].get("accelerator", "auto"))
+    lightning.seed_everything(config["seed"], workers=True, verbose=False)
+    alone = {"logger": False, "callbacks": [*callbacks], "enable_checkpointing": False}
+    return build(config["trainer"], "trainer", **alone, **loader_switches(trained.known))
 
 
 def _built(config: dict[str, Any], name: str, data: Data | KnownData) -> Trained:

@@ -5,26 +5,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import lightning
 import numpy as np
 import pandas as pd
 import torch
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.utils.data import DataLoader
-from typing_extensions import override
 
+from ..callbacks.prediction_images import Sample, draw_samples
 from ..data.plain import lightning_of
 from ..data.spec import DataSpec
 from ..errors import UserError
 from ..files import atomic_write
-from ..hardware.devices import check_accelerator
-from ..training.build import build, loader_switches
 from .inputs import Inputs, read_inputs
-from .load import Trained
-from .picture import draw_grid
+from .load import Trained, trainer_for
 
 SPLITS = ("test", "val")
 FORMATS = (".csv", ".npz")
@@ -82,36 +78,26 @@ class Predictions:
     def draw(self) -> Figure:
         """A picture of the first images, with the class that each is taken for, and the true one where it is another."""
         answers = self.answer[: len(self.drawn)].tolist()
-        titles, right = [self.class_name(answer) for answer in answers], [True] * len(answers)
-        if self.target is not None:
-            targets = self.target[: len(answers)].tolist()
-            right = [answer == target for answer, target in zip(answers, targets, strict=True)]
-            names = zip(titles, map(self.class_name, targets), right, strict=True)
-            titles = [title if good else f"{title}, is {name}" for title, name, good in names]
-        return draw_grid(self.drawn, titles, right, self.spec)
+        targets = answers if self.target is None else self.target[: len(answers)].tolist()
+        samples = [Sample(*each) for each in zip(self.drawn, answers, targets, strict=True)]
+        return draw_samples(samples, self.spec)
 
     def _target_name(self, target: Any) -> str:
         return " ".join(map(self.class_name, target)) if isinstance(target, list) else self.class_name(target)
 
 
-def predict(trained: Trained, source: str, trainer_options: dict[str, Any] | None = None) -> Predictions:
+def predict(trained: Trained, source: str) -> Predictions:
     """The answers of a network to a split of its data, or to a user's own files.
 
     Args:
         trained: the network.
         source: `test` or `val`, or what `read_inputs` takes.
-        trainer_options: of the Trainer, instead of those of the configuration.
 
     Raises:
         UserError: if the input cannot be read, or does not have the shape that the network reads.
     """
-    config = trained.config
-    options = trainer_options or config["trainer"]
-    check_accelerator(options.get("accelerator", "auto"))
-    lightning.seed_everything(config["seed"], workers=True, verbose=False)
     collected = _Collected()
-    alone = {"logger": False, "callbacks": [collected], "enable_checkpointing": False}
-    trainer: Trainer = build(options, "trainer", **alone, **loader_switches(trained.known))
+    trainer = trainer_for(trained, collected.callback())
     if source in SPLITS:
         names, note = _of_split(trained, trainer, source), ""
     else:
@@ -144,7 +130,7 @@ def samples_of(trained: Trained, most: int) -> tuple[Tensor, ...]:
     return tuple(part[:most].cpu() for part in (x, lengths) if part is not None)
 
 
-class _Collected(Callback):
+class _Collected:
     """Keeps what each batch of an evaluation returned as `output` and `target`, on the CPU."""
 
     def __init__(self) -> None:
@@ -164,49 +150,18 @@ class _Collected(Callback):
     def drawn(self) -> Tensor:
         return torch.cat(self._drawn) if self._drawn else torch.empty(0)
 
-    def _keep(self, outputs: Any) -> None:
+    def callback(self) -> LambdaCallback:
+        """Keeps what each batch of a test, a validation or a prediction returns."""
+        hooks = dict.fromkeys(("on_test_batch_end", "on_validation_batch_end", "on_predict_batch_end"), self._keep)
+        return LambdaCallback(**hooks)
+
+    def _keep(self, trainer: Trainer, module: LightningModule, outputs: Any, *batch: Any) -> None:
         self._outputs.append(outputs["output"].float().cpu())
         if outputs.get("target") is not None:
             self._targets.append(outputs["target"].cpu())
         missing = _DRAWN - sum(map(len, self._drawn))
         if missing > 0:
             self._drawn.append(outputs["input"][:missing].float().cpu())
-
-    @override
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._keep(outputs)
-
-    @override
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._keep(outputs)
-
-    @override
-    def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._keep(outputs)
 
 
 def write_predictions(predictions: Predictions, path: Path) -> list[Path]:

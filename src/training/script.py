@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from .._lightning import callbacks_of
+from .._lightning import callbacks_of, datamodule_of
 from ..callbacks._never_raise import never_raise
 from ..callbacks.device import DeviceMonitor
 from ..callbacks.memory import MemoryMonitor
@@ -149,5 +149,5 @@ def _train_samples(trainer: Trainer) -> int | None:
 
 def _dataset(trainer: Trainer) -> str:
     """The name of the class that loads the data."""
-    datamodule = getattr(trainer, "datamodule", None)
+    datamodule = datamodule_of(trainer)
     return type(datamodule).__name__ if datamodule is not None else "a script's data"
