@@ -18,7 +18,7 @@ COLUMNS = ("setting", "run", "pass_", "log_s", "taken", "disturbed")
 def windows_of(settings: Mapping[int, Sequence[Run]], part: str = STEP) -> pd.DataFrame:
     """The windows of the runs of each setting, in the order in which they were measured.
 
-    Columns: `setting`; `run`, a number; `pass_`, which windows of several runs share that were measured in turn, None
+    Columns: `setting`; `run`, a number; `pass_`, which windows of several runs share that were measured side by side, None
     elsewhere; `log_s`, the log of the seconds that a sample took; `taken`, the share of the processor that others
     took; `disturbed`, whether that was too much.
     """
@@ -35,10 +35,10 @@ def _rows(run: Run, part: str) -> Iterable[tuple[Any, ...]]:
     taken = np.nan_to_num(np.clip(times.others_share, 0, 1))
     if run.device != "cpu":  # an accelerator's host has free cores for other programs
         taken = np.where(times.disturbed == 1, taken, 0.0)
-    turn = table(run.record.get("turn"))  # of a run that is one of many short ones, A B A B …
-    session = str(turn.get("of") or run.folder.resolve().parent)
+    rerun = table(run.record.get("rerun"))  # of a run that is one of many short ones, A B A B …
+    session = str(rerun.get("of") or run.folder.resolve().parent)
     for number, seconds in enumerate(medians):
-        of_pass = turn.get("round", int(times.pass_[number]))  # of the whole run, or of each window
+        of_pass = rerun.get("pair", int(times.pass_[number]))  # of the whole run, or of each window
         shared = isinstance(of_pass, int) and of_pass >= 0
         if 0 < seconds < np.inf:
             yield (

@@ -110,7 +110,7 @@ def a_b(
             jobs = [_job(side, out / side.name / f"{name}-{number}", seconds) for side in order]
             shared = all(can_wait(job.config) for job in jobs)  # their passes have numbers of their own
             for job in jobs:
-                job.facts["turn"] = {"of": identity} if shared else {"of": identity, "round": number}
+                job.facts["rerun"] = {"of": identity} if shared else {"of": identity, "pair": number}
             records = yield jobs
             runs = zip(order, jobs, records, strict=True)
             medians = sorted((side.name, _median(side, job, record)) for side, job, record in runs)

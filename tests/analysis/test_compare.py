@@ -57,8 +57,8 @@ def in_pairs(folder, slowdown, random, windows=1, pairs=9, shares=SHARES):
             process = np.exp(0.03 * random.standard_normal())
             steps = machine * factor * process * np.exp(0.03 * random.standard_normal((windows, 10)))
             place = folder / name / f"0-{number}"
-            turn = {"of": "x"} | ({"round": number} if windows == 1 else {})
-            write_run(place, 64, float(np.median(steps)), turn=turn)
+            rerun = {"of": "x"} | ({"pair": number} if windows == 1 else {})
+            write_run(place, 64, float(np.median(steps)), rerun=rerun)
             shared = range(number * windows, (number + 1) * windows) if windows > 1 else None
             write_steps(place, steps, rounds=shared, shares=shares)
     return folder / "a", folder / "b"

@@ -73,7 +73,7 @@ def test_hostile_numbers_and_steps_are_no_traceback(monkeypatch, capsys, runs):
     record["throughput"] |= {"step_ms_interval": ["a", None], "others_share": "\x1b[2J", "samples_per_sec_mean": 1e400}
     record["throughput"] |= {"parts_ms": {"forward": float("nan")}, "updates": [], "samples_per_sec_fit": -1}
     record["versions"] = {"torch": "\x1b[31m2.9", "x": ["y"] * 3, "n": None}
-    record["turn"] = {"of": ["x"], "round": True}
+    record["rerun"] = {"of": ["x"], "pair": True}
     path.write_text(json.dumps(record))
     (runs[1] / "steps.npz").write_bytes(b"PK\x03\x04")
     assert run(monkeypatch, *runs) in (0, 3)

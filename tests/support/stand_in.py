@@ -46,7 +46,7 @@ def main() -> None:
     if record["status"] == "running":
         record["status"] = "finished"
     file.write_text(json.dumps(record))
-    if "turn" in record:
+    if "rerun" in record:
         import numpy as np
 
         from tests.support.synthetic_runs import write_steps

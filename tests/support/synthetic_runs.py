@@ -39,7 +39,7 @@ def write_run(
     hardware: dict[str, Any] | None = None,
     train_samples: int = 55000,
     parts: tuple[float, ...] = (0.02, 0.03, 0.3, 0.5, 0.1, 0.05),
-    turn: dict[str, Any] | None = None,
+    rerun: dict[str, Any] | None = None,
     versions: dict[str, str] | None = None,
 ) -> Path:
     """One run; `options` sets config values by dotted name, `parts` are shares of the step."""
@@ -77,7 +77,7 @@ def write_run(
     }
     if status != "running":
         record["seconds"] = 30.0
-    record |= {key: value for key, value in (("error", error), ("turn", turn)) if value}
+    record |= {key: value for key, value in (("error", error), ("rerun", rerun)) if value}
     if status == "finished":
         record["dataset"] = {"name": "mnist", "fingerprint": "0", "train_samples": train_samples}
         record["metrics"] = metrics or {}
@@ -172,7 +172,7 @@ def write_measured(
     Args:
         windows: of each run.
         noise, drift: the standard deviation of a window, and of the change from one pass to the next, in logs.
-        passes: whether the runs took turns.
+        passes: whether the runs were visited side by side.
         others: the share of the processor that other programs took.
         test_samples: on which the test metrics were measured.
         facts: of `write_run`; a function gets the size.

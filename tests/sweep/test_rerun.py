@@ -122,10 +122,10 @@ def test_the_new_runs_are_short_timed_ones_of_the_recorded_configuration(here, m
 def test_runs_that_cannot_wait_for_each_other_are_told_their_pair(here, monkeypatch):
     a, runs = finished(here, "one"), Runs(monkeypatch)
     run_again(a, a, quiet=True)
-    assert {"of"} == {*runs.jobs[0].facts["turn"]} and len({job.facts["turn"]["of"] for job in runs.jobs}) == 1
+    assert {"of"} == {*runs.jobs[0].facts["rerun"]} and len({job.facts["rerun"]["of"] for job in runs.jobs}) == 1
     monkeypatch.setattr(rerun, "can_wait", lambda config: False)
     play(rerun.a_b(pair_of(a), Path("more"), 5, 1.0), runs.do)
-    assert [job.facts["turn"]["round"] for job in runs.jobs[-4:]] == [3, 3, 4, 4]
+    assert [job.facts["rerun"]["pair"] for job in runs.jobs[-4:]] == [3, 3, 4, 4]
 
 
 def test_every_matched_pair_of_two_sweeps_is_run(here, monkeypatch):
