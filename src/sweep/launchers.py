@@ -43,7 +43,7 @@ def check_launcher(launcher: Mapping[str, Any]) -> None:
         if launcher.get(option, 1) != 1:
             raise UserError(
                 f"hydra.launcher.{option}: got {launcher[option]}, takes 1: a run of a sweep has one task, and starts "
-                "its processes itself; a run on several nodes is a separate job (clusters.md in the documentation)"
+                "its processes itself; a run on several nodes is a separate job (distributed.md in the documentation)"
             )
 
 
