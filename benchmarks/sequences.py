@@ -1,4 +1,4 @@
-"""What recurrent models learn: train a grid of tasks, lengths and models, and write the results into docs/sequences.md.
+"""What recurrent models learn: train a grid of tasks, lengths and models, and write results/sequences.md.
 
     python benchmarks/sequences.py --root ../shared/data             # all runs; --list names them
     python benchmarks/sequences.py adding copy rows                  # only these tasks
@@ -23,8 +23,7 @@ from batchscope.records.read import read
 
 HERE = Path(__file__).resolve().parent
 RUNS = HERE.parent / "outputs" / "sequences"
-PAGE = HERE.parent / "docs" / "sequences.md"
-BEGIN, END = "<!-- results: benchmarks/sequences.py writes from here -->", "<!-- to here -->"
+PAGE = HERE / "results" / "sequences.md"
 
 MODELS = {"rnn_cell": "RNNCell", "lstm_cell": "LSTMCell", "stacked_lstm": "StackedLSTM (2 layers)"}
 LENGTHS = {"adding": (50, 100, 200, 400), "copy": (10, 20, 50, 100), "copy_cycle": (10, 20, 50, 100)}
@@ -188,8 +187,9 @@ def results() -> str:
     records = [record for name in grid() if (record := finished(name))]
     machines = sorted({f"{r['hardware']['cpu']}, torch threads: {r['hardware']['torch_threads']}" for r in records})
     days, torch = sorted({r["started"][:10] for r in records}), sorted({r["versions"]["torch"] for r in records})
-    return f"""
-### The adding problem
+    return f"""# What recurrent models learn
+
+## The adding problem
 
 Steps to a validation MSE below 0.01 at batch 50, and the test MSE of the best checkpoint; always answering 1 gives
 0.167. A run is `python train.py {words("adding-50-lstm_cell", "data.sequence_length", "T")}`.
@@ -198,7 +198,7 @@ Steps to a validation MSE below 0.01 at batch 50, and the test MSE of the best c
 
 ![Validation loss of the adding problem against steps, by model and length](sequences-adding.png)
 
-### Copy memory
+## Copy memory
 
 Steps to a validation accuracy of the ten recalled symbols above 99 % at batch 100, and the test accuracy of the best
 checkpoint; guessing gives 12.5 %. A run is
@@ -215,7 +215,7 @@ The same with a rate that rises to 0.02 in the first twentieth of the 15,000 ste
 
 ![The same under a falling learning rate](sequences-copy_cycle.png)
 
-### Sequential MNIST
+## Sequential MNIST
 
 {mnist_table()}
 
@@ -228,9 +228,7 @@ def write_page() -> None:
     plot("adding", "T", lambda _: 1 / 6)
     for task in ("copy", "copy_cycle"):
         plot(task, "D", lambda delay: 10 * 2.0794 / (delay + 20))  # 10·ln 8 over all steps
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{results()}\n{END}{after}", encoding="utf-8")
+    PAGE.write_text(results(), encoding="utf-8")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Train every model on every dataset that makes sense for it, and write docs/zoo.md from the run records.
+"""Train every model on every dataset that makes sense for it, and write the table of docs/zoo.md from the run records.
 
     python benchmarks/zoo.py --root ../shared/data
     python benchmarks/zoo.py --only-report
@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from harness import fill_in
 
 from batchscope.records.read import read
 
@@ -36,20 +38,8 @@ COMMANDS = {
     "copy-lstm": "experiment=copy_memory model=lstm_cell model.memory_steps=30",
     "copy-stacked": "experiment=copy_memory model=stacked_lstm model.dropout=0 model.memory_steps=30 optimizer.lr=0.01",
 }
-INTRO = """# The zoo: results of every model
-
-Every row is one command. `benchmarks/zoo.py` ran it and read the numbers from its `run.json`. The test column has the best
-checkpoint's accuracy on the test set. For the adding problem it has the mean squared error: below 0.01 counts as solved,
-always answering 1 gives 0.167. For copy memory the accuracy counts only the ten recalled symbols; guessing gives 12.5 %. The
-time of an epoch includes its validation.
-
-| model | data | parameters | test | epochs | time an epoch | command |
+HEADING = """| model | data | parameters | test | epochs | time an epoch | command |
 | --- | --- | ---: | --- | ---: | ---: | --- |
-"""
-OUTRO = """
-Fashion-MNIST (`data=fashion_mnist`) and CIFAR-10 (`data=cifar10`) run through the same code and are tested on fabricated
-files. Their official files were not available where this table was made. For MNIST add `data.root=<folder>` if it is not in
-`data/`.
 """
 
 
@@ -95,11 +85,9 @@ def main() -> None:
     machines = {f"{r['hardware']['cpu']}, {r['hardware']['torch_threads']} threads" for r in finished.values()}
     days = sorted(r["started"][:10] for r in finished.values())
     torch = {r["versions"]["torch"] for r in finished.values()}
-    where = (
-        f"\nMeasured on {' and '.join(sorted(machines))}, {days[0]} to {days[-1]}, torch {', '.join(sorted(torch))}.\n"
-    )
-    text = INTRO + "\n".join(row(name, record) for name, record in finished.items()) + "\n" + where + OUTRO
-    (HERE.parent / "docs" / "zoo.md").write_text(text, encoding="utf-8")
+    where = f"Measured on {' and '.join(sorted(machines))}, {days[0]} to {days[-1]}, torch {', '.join(sorted(torch))}."
+    text = HEADING + "\n".join(row(name, record) for name, record in finished.items()) + f"\n\n{where}"
+    fill_in(HERE.parent / "docs" / "zoo.md", {"results": text})
     print(text)
 
 
