@@ -1,7 +1,6 @@
 """Words that people type by habit, from lightning-hydra-template and Lightning: each is answered with what to write here.
 
-The table is that of docs/coming-from-lightning-hydra-template.md, row by row; a test compares them. A word that works
-here is not in it.
+A word that works here is not in the table; docs/commands.md lists those.
 """
 
 from ..errors import UserError
