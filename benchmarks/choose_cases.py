@@ -1,4 +1,4 @@
-"""Which device for two trainings? Writes the tables of docs/choosing-a-device.md.
+"""Which device for two trainings? One of the tables is also the example of docs/choosing-a-device.md.
 
     python benchmarks/choose_cases.py --root ../shared/data
     python benchmarks/choose_cases.py --from outputs/choose-cases     # from an earlier measurement's records
