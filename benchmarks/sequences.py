@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+from harness import fill_in
 
 from batchscope.records.read import read
 
@@ -154,15 +155,6 @@ def mnist_table() -> str:
     return "\n".join(rows)
 
 
-def words(name: str, option: str, letter: str) -> str:
-    """The options of a run with a letter for its length, and without the callback that stops it."""
-    shown = [word for word in grid()[name] if not word.startswith("+")]
-    length = next(word for word in shown if word.startswith(option)).partition("=")[2]
-    forms = {f"{option}={length}": f"{option}={letter}", f"model.memory_steps={length}": f"model.memory_steps={letter}"}
-    forms[f"model.memory_steps={int(length) + 20}"] = f"model.memory_steps={letter}+20"
-    return " ".join(forms.get(word, word) for word in shown)
-
-
 def plot(task: str, label: str, baseline: Any) -> None:
     """The validation loss of every length, one panel a model, each length in one colour."""
     models = models_of(task)
@@ -183,52 +175,26 @@ def plot(task: str, label: str, baseline: Any) -> None:
     plt.close(figure)
 
 
-def results() -> str:
+def results() -> dict[str, str]:
+    """The tables of the page, by their marks."""
     records = [record for name in grid() if (record := finished(name))]
-    machines = sorted({f"{r['hardware']['cpu']}, torch threads: {r['hardware']['torch_threads']}" for r in records})
+    machines = sorted({f"{r['hardware']['cpu']}, {r['hardware']['torch_threads']} threads" for r in records})
     days, torch = sorted({r["started"][:10] for r in records}), sorted({r["versions"]["torch"] for r in records})
-    return f"""# What recurrent models learn
-
-## The adding problem
-
-Steps to a validation MSE below 0.01 at batch 50, and the test MSE of the best checkpoint; always answering 1 gives
-0.167. A run is `python train.py {words("adding-50-lstm_cell", "data.sequence_length", "T")}`.
-
-{memory_table("adding", "T")}
-
-![Validation loss of the adding problem against steps, by model and length](sequences-adding.png)
-
-## Copy memory
-
-Steps to a validation accuracy of the ten recalled symbols above 99 % at batch 100, and the test accuracy of the best
-checkpoint; guessing gives 12.5 %. A run is
-`python train.py {words("copy-10-lstm_cell", "data.delay", "D")}`.
-
-{memory_table("copy", "delay D")}
-
-![Validation loss of copy memory against steps, by model and delay](sequences-copy.png)
-
-The same with a rate that rises to 0.02 in the first twentieth of the 15,000 steps and falls from there
-(`optimizer.warmup=0.05` in place of `optimizer.schedule=constant`):
-
-{memory_table("copy_cycle", "delay D")}
-
-![The same under a falling learning rate](sequences-copy_cycle.png)
-
-## Sequential MNIST
-
-{mnist_table()}
-
-{len(records)} of {len(grid())} runs, all options of a run: `python benchmarks/sequences.py --list`. Measured on
-{" and ".join(machines)}, torch {", ".join(torch)}, {" to ".join(days[:: max(len(days) - 1, 1)])}.
-"""
+    where = f"{' and '.join(machines)}, {days[0]} to {days[-1]}, torch {', '.join(torch)}"
+    return {
+        "adding": memory_table("adding", "T"),
+        "copy": memory_table("copy", "delay D"),
+        "copy_cycle": memory_table("copy_cycle", "delay D"),
+        "mnist": mnist_table(),
+        "runs": f"{len(records)} of {len(grid())} runs. Measured on {where}.",
+    }
 
 
 def write_page() -> None:
     plot("adding", "T", lambda _: 1 / 6)
     for task in ("copy", "copy_cycle"):
         plot(task, "D", lambda delay: 10 * 2.0794 / (delay + 20))  # 10·ln 8 over all steps
-    PAGE.write_text(results(), encoding="utf-8")
+    fill_in(PAGE, results())
 
 
 def main() -> None:
