@@ -21,7 +21,7 @@ from .loader import Loader, TensorBatches
 from .order import DeterministicBatchSampler, rank_and_world_size
 from .samples import SampleBatches
 from .spec import DataSpec
-from .workers import data_error
+from .workers import data_error, seeded
 
 Split = Literal["train", "val", "test"]
 STAGE_SPLITS: dict[str, tuple[Split, ...]] = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
@@ -128,6 +128,14 @@ class DataModule(LightningDataModule):
     @override
     def test_dataloader(self) -> Loader:
         return self._eval_loader("test")
+
+    def example(self) -> Any:
+        """The first two training samples as a batch on the CPU, once `setup` has been called; no random state changes."""
+        with seeded(self.seed):
+            batch = self._samples("train").__getitems__((0, [0, min(1, self.num_samples("train") - 1)]))
+        if isinstance(batch, UserError):
+            raise batch
+        return batch
 
     def resume_at(self, epoch: int, batches: int) -> None:
         """Start training in `epoch`, after the first `batches` batches of it."""

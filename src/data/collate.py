@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import default_collate
 
 from ..errors import UserError
-from .spec import LENGTHS, PADDING, DataSpec
+from .spec import CLASSES, LENGTHS, PADDING, DataSpec
 from .workers import data_error
 
 
@@ -18,13 +18,17 @@ def collate(samples: list[Any], spec: DataSpec) -> Any:
     """Samples `(x, y)`, or dicts with the fields of the spec, as one batch: `[x, y]`, `[x, y, lengths]` or a dict.
 
     Sequences of different lengths are padded behind their ends: inputs with 0, targets of steps with PADDING. Targets that
-    are values are float32, and so are inputs in numpy's float64.
+    are no classes are float32, and so are inputs in numpy's float64. Where the target is the input itself, samples may be
+    `(x,)` or `x` alone, and the batch is `[x]`.
     """
     keys: tuple[Any, Any] = spec.fields or (0, 1)
     rest: dict[Any, Any] = {}
     if spec.fields:
         others = [{k: v for k, v in sample.items() if k not in keys} for sample in samples]
         rest = default_collate(others) if others[0] else {}
+    if spec.target == "input":
+        xs = default_collate([s[keys[0]] if isinstance(s, Mapping | list | tuple) else s for s in samples])
+        return {**rest, keys[0]: _single(xs)} if spec.fields else [_single(xs)]
     xs, ys = ([sample[key] for sample in samples] for key in keys)
     if not spec.variable_length:
         x, y, lengths = default_collate(xs), default_collate(ys), None
@@ -34,13 +38,16 @@ def collate(samples: list[Any], spec: DataSpec) -> Any:
         per_step = spec.target == "class_per_step"
         ys = [torch.as_tensor(y) for y in ys]
         y = pad_sequence(ys, batch_first=True, padding_value=PADDING) if per_step else torch.stack(ys)
-    if spec.target != "value" and y.is_floating_point():
+    if spec.target in CLASSES and y.is_floating_point():
         raise TypeError(f"its target is of {y.dtype}, and the spec says that it is a class")
-    y = y.float() if spec.target == "value" else y.long()
-    x = x.float() if x.dtype == torch.float64 else x
+    y, x = y.long() if spec.target in CLASSES else y.float(), _single(x)
     if not spec.fields:
         return [x, y] if lengths is None else [x, y, lengths]
     return {**rest, keys[0]: x, keys[1]: y} | ({} if lengths is None else {LENGTHS: lengths})
+
+
+def _single(x: Tensor) -> Tensor:
+    return x.float() if x.dtype == torch.float64 else x
 
 
 def batch_of(samples: list[Any], sources: list[str], spec: DataSpec) -> Any:
@@ -89,18 +96,30 @@ def check_batch(batch: Any, spec: DataSpec) -> str | None:
             return f"its sequences have the shape {shape}, and the spec says at most {longest} steps of {features}"
     elif shape != tuple(wanted):
         return f"its inputs have the shape {shape}, and the spec says {tuple(wanted)}"
+    of_target = (shape[0],) if spec.variable_length and spec.target == "class_per_step" else spec.target_shape
+    if tuple(y.shape[1:]) != of_target:
+        return f"its targets have the shape {tuple(y.shape[1:])}, and a target that is {spec.target} has {of_target}"
     steps = y[y != PADDING] if lengths is not None else y
     wrong = wrong_labels(spec, steps)
-    if wrong is not None:
-        return f"it has the label {int(steps[tuple(wrong[0])])}, and the classes are 0 to {spec.num_outputs - 1}"
-    return None
+    return None if wrong is None else f"it has {in_words(spec, steps, wrong)}"
 
 
 def wrong_labels(spec: DataSpec, y: Tensor) -> Tensor | None:
-    """The indices `(n, dims)` of labels that are no class; None if there is none. On a GPU they would raise an assertion
-    many steps later, without a name.
+    """The indices `(n, dims)` of labels that are no class, or neither 0 nor 1 of several; None if there is none. On a GPU
+    they would raise an assertion many steps later, without a name. A pixel may have no class: PADDING.
     """
-    if spec.target == "value" or not y.numel():
+    if not (spec.target in CLASSES or spec.target == "multilabel") or not y.numel():
         return None
-    wrong = ((y < 0) | (y >= spec.num_outputs)).nonzero()
-    return wrong if len(wrong) else None
+    wrong = (y < 0) | (y >= (2 if spec.target == "multilabel" else spec.num_outputs))
+    if spec.target == "multilabel":
+        wrong |= y != y.round()
+    if spec.target == "class_per_pixel":
+        wrong &= y != PADDING
+    indices = wrong.nonzero()
+    return indices if len(indices) else None
+
+
+def in_words(spec: DataSpec, y: Tensor, wrong: Tensor) -> str:
+    """The first wrong label, and those that there are: `the label 77, and the classes are 0 to 8`."""
+    known = "labels are 0 or 1" if spec.target == "multilabel" else f"the classes are 0 to {spec.num_outputs - 1}"
+    return f"the label {y[tuple(wrong[0])].item():g}, and {known}"

@@ -11,7 +11,7 @@ from typing_extensions import override
 from ..errors import UserError
 from ..options.types import PositiveInt, Purpose
 from .base import STAGE_SPLITS, DataModule, Split
-from .collate import wrong_labels
+from .collate import in_words, wrong_labels
 from .loader import TensorBatches
 from .samples import SampleBatches
 
@@ -33,23 +33,23 @@ class TensorDataModule(DataModule):
         super().__init__(**kwargs)
         self.pipeline = pipeline
 
-    def load(self, split: Split) -> tuple[Tensor, Tensor]:
-        """The inputs `x: (N, …)` and targets `y: (N,)` or `(N, T)` of a split, ready for training."""
+    def load(self, split: Split) -> tuple[Tensor, ...]:
+        """The inputs `x: (N, …)` and the targets `y: (N, …)` of a split, ready for training; `(x,)` where it is the target."""
         raise NotImplementedError
 
     @override
     def dataset(self, split: Split) -> Dataset:
-        x, y = self.load(split)
+        tensors = self.load(split)
+        _, y, _ = self.spec.parts(tensors)
         wrong = wrong_labels(self.spec, y)
         if wrong is not None:
-            sample, label = int(wrong[0, 0]), int(y[tuple(wrong[0])])
             raise UserError(
-                f"data: sample {sample} of {self.name}'s {split} split has the label {label}, and the classes are 0 to "
-                f"{self.spec.num_outputs - 1}" + (f" ({len(wrong):,} such labels)" if len(wrong) > 1 else "")
+                f"data: sample {int(wrong[0, 0])} of {self.name}'s {split} split has {in_words(self.spec, y, wrong)}"
+                + (f" ({len(wrong):,} such labels)" if len(wrong) > 1 else "")
             )
-        return TensorDataset(x, y)
+        return TensorDataset(*tensors)
 
-    def tensors(self, split: Split) -> tuple[Tensor, Tensor]:
+    def tensors(self, split: Split) -> tuple[Tensor, ...]:
         """The loaded tensors of a split."""
         return self._sets[split].tensors
 
