@@ -1,4 +1,4 @@
-"""PredictionImages: some test samples with the predicted classes, and the confusion matrix, as images in the loggers."""
+"""PredictionImages: some test samples with the predicted classes or masks, and the confusion matrix, as images in the loggers."""
 
 from typing import Any, NamedTuple
 
@@ -21,22 +21,22 @@ _BLUE, _ORANGE = "#0072B2", "#D55E00"  # told apart by everybody (Okabe & Ito 20
 
 
 class Sample(NamedTuple):
-    """A test sample: its input on the CPU, the predicted and the true class."""
+    """A test sample: its input, the predicted and the true class `()`, or those of its pixels `(H, W)`; on the CPU."""
 
     x: Tensor
-    answer: int
-    target: int
+    answer: Tensor
+    target: Tensor
 
     @property
     def is_wrong(self) -> bool:
-        """Whether another class was predicted."""
-        return self.answer != self.target
+        """Whether another class was predicted for all of it."""
+        return bool((self.answer != self.target).all())
 
 
 class PredictionImages(Callback):
     """Draws the classes that `test_step` returned: `output` of shape `(N, C)` and `target`, integers of shape `(N,)`.
 
-    Any other step is left alone. The input is what the step returned as `input`, or the first tensor of the batch. A
+    Classes of pixels, `(N, C, H, W)` and `(N, H, W)`, are drawn as masks beside their images. Any other step is left alone. The input is what the step returned as `input`, or the first tensor of the batch. A
     target of -100, which torch's losses leave out, is not drawn.
 
     | Key | Unit | Meaning |
@@ -76,15 +76,15 @@ class PredictionImages(Callback):
         if found is None:
             return
         x, output, target = found
-        answer = output.argmax(-1)
+        answer = output.argmax(1)
         metric = MulticlassConfusionMatrix(output.shape[1], ignore_index=_LEFT_OUT).to(output.device)
         metric.update(answer, target)
         self.confusion = metric.confmat if self.confusion is None else self.confusion + metric.confmat
         if sum(sample.is_wrong for sample in self.samples) < self.num_samples:
-            kept = target != _LEFT_OUT
-            order = (kept.int() + (kept & (answer != target))).argsort(descending=True, stable=True)
-            first = order[: min(self.num_samples, int(kept.sum()))].tolist()
-            self.samples += [Sample(x[i].cpu(), int(answer[i]), int(target[i])) for i in first]
+            kept, wrong = ((target != _LEFT_OUT).view(len(target), -1), (answer != target).view(len(target), -1))
+            order = (kept.any(1).int() + (kept & wrong).all(1)).argsort(descending=True, stable=True)
+            first = order[: min(self.num_samples, int(kept.any(1).sum()))].tolist()
+            self.samples += [Sample(x[i].cpu(), answer[i].cpu(), target[i].cpu()) for i in first]
             self.samples = sorted(self.samples, key=lambda sample: not sample.is_wrong)[: self.num_samples]
 
     @override
@@ -96,7 +96,7 @@ class PredictionImages(Callback):
             return
         spec = getattr(pl_module, "spec", None)
         figures = {
-            "test/samples": draw_samples(self.samples, spec),
+            "test/samples": (draw_masks if self.samples[0].target.dim() else draw_samples)(self.samples, spec),
             "test/confusion": _draw_confusion(self.confusion, spec),
         }
         for key, figure in figures.items():
@@ -112,9 +112,12 @@ def _answers(outputs: Any, batch: Any) -> tuple[Tensor, Tensor, Tensor] | None:
     if not isinstance(output, Tensor) or not isinstance(target, Tensor) or target.is_floating_point():
         return None
     x = outputs.get("input", first_tensor(batch))
-    if target.dim() != 1 or output.dim() != 2 or len(output) != len(target) or output.shape[1] < 2:
+    if output.dim() != target.dim() + 1 or output.shape[:1] + output.shape[2:] != target.shape or output.shape[1] < 2:
         return None
-    return (x, output, target) if isinstance(x, Tensor) and x.dim() and len(x) == len(target) else None
+    if not isinstance(x, Tensor) or not x.dim() or len(x) != len(target):
+        return None
+    is_mask = target.dim() == 3 and x.dim() == 4 and x.shape[2:] == target.shape[1:]
+    return (x, output, target) if target.dim() == 1 or is_mask else None
 
 
 def draw_samples(samples: list[Sample], spec: Any) -> Figure:
@@ -126,11 +129,31 @@ def draw_samples(samples: list[Sample], spec: Any) -> Figure:
         axes.set_xticks([])
         axes.set_yticks([])
         axes.imshow(_as_image(sample.x, spec).numpy(), cmap="gray", interpolation="nearest")
-        answer, target = _class_name(sample.answer, spec), _class_name(sample.target, spec)
+        answer, target = _class_name(int(sample.answer), spec), _class_name(int(sample.target), spec)
         text = f"{answer}, is {target}" if sample.is_wrong else answer
         axes.set_title(text, fontsize=8, color=_ORANGE if sample.is_wrong else _BLUE)
     for axes in figure.axes[len(samples) :]:
         axes.set_axis_off()
+    return figure
+
+
+def draw_masks(samples: list[Sample], spec: Any) -> Figure:
+    """A column a sample: the image, its true classes and the predicted ones, one colour a class."""
+    columns = min(8, len(samples))
+    figure = Figure(figsize=(1.25 * columns, 4), layout="constrained", dpi=120)
+    most = max(int(mask.max()) for sample in samples for mask in (sample.answer, sample.target))
+    look = {"cmap": "viridis", "vmin": 0, "vmax": max(1, most), "interpolation": "nearest"}
+    for row, axes_of_row in zip(
+        ("image", "true", "predicted"), figure.subplots(3, columns, squeeze=False), strict=True
+    ):
+        axes_of_row[0].set_ylabel(row, fontsize=8)
+        for axes, sample in zip(axes_of_row, samples, strict=False):
+            axes.set(xticks=[], yticks=[])
+            if row == "image":
+                axes.imshow(_as_image(sample.x, spec).numpy(), cmap="gray", interpolation="nearest")
+            else:
+                mask = sample.target if row == "true" else sample.answer
+                axes.imshow(mask.where(sample.target != _LEFT_OUT, torch.nan).numpy(), **look)
     return figure
 
 

@@ -31,6 +31,7 @@ def main() -> None:
 
     refuse_output(output)
     trained = restore(checkpoint, overrides, with_data=given["input"] in SPLITS)
+    refuse_output(output, trained.spec)
     found = predict(trained, given["input"])
     if found.note:
         print(found.note)

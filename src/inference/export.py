@@ -69,6 +69,10 @@ def export(trained: Trained, form: str, path: Path, samples: tuple[Tensor, ...])
     module = (_ForwardWithLengths if trained.spec.variable_length else _Forward)(network).eval()
     example = tuple(tensor[:2] for tensor in samples)
     try:
+        if not isinstance(answer := module(*example), Tensor):
+            raise UserError(
+                f"export: {type(network).__name__} answers a {type(answer).__name__}, and a file one tensor"
+            )
         run = _torch_export(module, example, path) if form == "torch_export" else _onnx(module, example, path)
     except UserError:
         raise

@@ -53,7 +53,9 @@ def read_inputs(source: Path, spec: DataSpec) -> Inputs:
     if source.suffix == ".npz":
         return _of_arrays(source, spec)
     if spec.kind != "image":
-        raise UserError(f"input: got '{source}', and the network reads sequences: takes an .npz file with an array x")
+        raise UserError(
+            f"input: got '{source}', and the network reads {spec.kind} data: takes an .npz file with an array x"
+        )
     files = sorted(_images_below(source)) if source.is_dir() else [source]
     if not files:
         raise UserError(f"input: no image below '{source}'; takes {', '.join(sorted(IMAGE_SUFFIXES))}")

@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ..callbacks.prediction_images import Sample, draw_samples
+from ..callbacks.prediction_images import Sample, draw_masks, draw_samples
 from ..data.plain import lightning_of
-from ..data.spec import DataSpec
+from ..data.spec import CLASSES, DataSpec
 from ..errors import UserError
 from ..files import atomic_write
 from .inputs import Inputs, read_inputs
@@ -32,8 +32,8 @@ _BATCH = 256  # samples of a batch, where the data do not say it
 class Predictions:
     """What a network answers to samples.
 
-    `output` is `(N, num_outputs)`, or `(N, T, num_outputs)` where each step has a class; `target` is `(N,)` or `(N, T)`,
-    None where nobody knows the answers. `drawn` holds the first samples.
+    `output` and `target` have the shapes that the DataSpec gives to its kind of target; `target` is None where nobody knows
+    the answers. `drawn` holds the first samples.
     """
 
     names: Sequence[str]
@@ -45,8 +45,12 @@ class Predictions:
 
     @property
     def answer(self) -> Tensor:
-        """The class with the highest score, `(N,)` or `(N, T)`, or the value `(N,)`."""
-        return self.output.squeeze(-1) if self.spec.target == "value" else self.output.argmax(dim=-1)
+        """In the shape of the target: the class with the highest score, the labels whose logit is above 0, or numbers."""
+        if self.spec.target in CLASSES:
+            return self.output.argmax(dim=1 if self.spec.target == "class_per_pixel" else -1)
+        if self.spec.target == "multilabel":
+            return (self.output > 0).long()
+        return self.output.squeeze(-1) if self.spec.target == "value" else self.output
 
     @property
     def accuracy(self) -> float | None:
@@ -56,19 +60,14 @@ class Predictions:
         return (self.answer == self.target).double().mean().item()
 
     def table(self) -> pd.DataFrame:
-        """One row a sample: `sample`, `prediction`, `probability` of a class, and `target` where it is known."""
-        columns: dict[str, Any] = {"sample": list(self.names)}
-        if self.spec.target == "value":
-            columns["prediction"] = self.answer.tolist()
-        elif self.spec.target == "class":
-            columns["prediction"] = [self.class_name(i) for i in self.answer.tolist()]
+        """One row a sample: `sample`, `prediction`, `probability` of a class, and `target` where it is known.
+
+        Each label and each number of a vector has a column: `prediction_cat`, or `prediction_0` where it has no name.
+        """
+        columns: dict[str, Any] = {"sample": list(self.names)} | self._columns("prediction", self.answer)
+        if self.spec.target == "class":
             columns["probability"] = self.output.softmax(dim=-1).amax(dim=-1).tolist()
-        else:
-            columns["prediction"] = [" ".join(map(self.class_name, row)) for row in self.answer.tolist()]
-        if self.target is not None:
-            name = (lambda value: value) if self.spec.target == "value" else self._target_name
-            columns["target"] = [name(value) for value in self.target.tolist()]
-        return pd.DataFrame(columns)
+        return pd.DataFrame(columns | ({} if self.target is None else self._columns("target", self.target)))
 
     def class_name(self, index: int) -> str:
         """The name of a class, or its number."""
@@ -76,14 +75,22 @@ class Predictions:
         return names[index] if 0 <= index < len(names) else str(index)
 
     def draw(self) -> Figure:
-        """A picture of the first images, with the class that each is taken for, and the true one where it is another."""
-        answers = self.answer[: len(self.drawn)].tolist()
-        targets = answers if self.target is None else self.target[: len(answers)].tolist()
+        """A picture of the first images, with the class that each is taken for, and the true one where it is another; or masks."""
+        answers = self.answer[: len(self.drawn)]
+        targets = answers if self.target is None else self.target[: len(answers)]
         samples = [Sample(*each) for each in zip(self.drawn, answers, targets, strict=True)]
-        return draw_samples(samples, self.spec)
+        return (draw_samples if self.spec.target == "class" else draw_masks)(samples, self.spec)
 
-    def _target_name(self, target: Any) -> str:
-        return " ".join(map(self.class_name, target)) if isinstance(target, list) else self.class_name(target)
+    def _columns(self, name: str, values: Tensor) -> dict[str, list]:
+        match self.spec.target:
+            case "class":
+                return {name: [self.class_name(value) for value in values.tolist()]}
+            case "class_per_step":
+                return {name: [" ".join(map(self.class_name, row)) for row in values.tolist()]}
+            case "value":
+                return {name: values.tolist()}
+        kept = values.long() if self.spec.target == "multilabel" else values
+        return {f"{name}_{self.class_name(i)}": kept[:, i].tolist() for i in range(kept.shape[1])}
 
 
 def predict(trained: Trained, source: str) -> Predictions:
@@ -156,6 +163,9 @@ class _Collected:
         return LambdaCallback(**hooks)
 
     def _keep(self, trainer: Trainer, module: LightningModule, outputs: Any, *batch: Any) -> None:
+        answer = outputs.get("output") if isinstance(outputs, dict) else outputs
+        if not isinstance(answer, Tensor):
+            raise UserError(f"predict: the network answers a {type(answer).__name__}, and a prediction is one tensor")
         self._outputs.append(outputs["output"].float().cpu())
         if outputs.get("target") is not None:
             self._targets.append(outputs["target"].cpu())
@@ -172,7 +182,7 @@ def write_predictions(predictions: Predictions, path: Path) -> list[Path]:
     Raises:
         UserError: if the suffix is neither, or the file exists.
     """
-    refuse_output(path)
+    refuse_output(path, predictions.spec)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
         if path.suffix == ".csv":
@@ -181,17 +191,19 @@ def write_predictions(predictions: Predictions, path: Path) -> list[Path]:
             arrays = {"output": predictions.output.numpy(), "prediction": predictions.answer.numpy()}
             arrays |= {} if predictions.target is None else {"target": predictions.target.numpy()}
             cast(Any, np).savez_compressed(file, sample=np.asarray(predictions.names), **arrays)
-    if predictions.spec.kind != "image" or predictions.spec.target != "class":
+    if predictions.spec.kind != "image" or predictions.spec.target not in ("class", "class_per_pixel"):
         return [path]
     picture = path.with_suffix(".png")
     predictions.draw().savefig(picture)
     return [path, picture]
 
 
-def refuse_output(path: Path) -> None:
-    """UserError unless predictions can be written there; nothing that exists is replaced."""
-    if path.suffix not in FORMATS:
-        raise UserError(f"output: got '{path}', takes a name that ends in {' or '.join(FORMATS)}")
+def refuse_output(path: Path, spec: DataSpec | None = None) -> None:
+    """UserError unless predictions for such data can be written there; nothing that exists is replaced."""
+    takes = FORMATS[1:] if spec is not None and spec.target in ("class_per_pixel", "input") else FORMATS
+    if path.suffix not in takes:
+        why = f": the target is {spec.target}" if spec is not None and takes != FORMATS else ""
+        raise UserError(f"output: got '{path}', takes a name that ends in {' or '.join(takes)}{why}")
     for file in (path, path.with_suffix(".png")):
         if file.exists():
             raise UserError(f"output: '{file}' exists; give another name")

@@ -62,6 +62,14 @@ KNOWN = {
 }
 
 
+def test_classes_of_pixels_are_drawn_as_masks(tmp_path: Path) -> None:
+    target = torch.randint(-1, 3, (N, 8, 8)).where(torch.rand(N, 8, 8) > 0.2, -100).clamp(min=-100)
+    outputs = {"output": torch.rand(N, 3, 8, 8), "target": target.where(target != -1, 0)}
+    images, callback = drawn(tmp_path, (torch.rand(N, 1, 8, 8), None), outputs)
+    assert images == BOTH
+    assert callback.confusion is not None and callback.confusion.sum() == (target != -100).sum()
+
+
 @pytest.mark.parametrize("kind", KNOWN)
 def test_an_answer_is_drawn_by_its_shape_or_not_at_all(kind: str, tmp_path: Path) -> None:
     output, target, images = KNOWN[kind]

@@ -118,11 +118,14 @@ def refusal(source: Path, spec: DataSpec) -> str:
     [
         ("class", [[0.0, 5.0]], [0], {"prediction": "b", "target": "a"}),
         ("value", [[1.5]], [2.0], {"prediction": 1.5, "target": 2.0}),
+        ("vector", [[1.5, 2.0]], [[2.0, 0.5]], {"prediction_a": 1.5, "target_b": 0.5}),
+        ("multilabel", [[1.5, -2.0]], [[1.0, 1.0]], {"prediction_a": 1, "prediction_b": 0, "target_b": 1}),
         ("class_per_step", [[[0.0, 5.0], [5.0, 0.0]]], [[1, 1]], {"prediction": "b a", "target": "b b"}),
     ],
 )
 def test_the_table_has_the_names_of_the_classes(target: str, output: list, truth: list, columns: dict) -> None:
-    spec = DataSpec("sequence", (2, 1), target, 2, classes=("a", "b"))  # pyrefly: ignore[bad-argument-type]
+    outputs = 1 if target == "value" else 2
+    spec = DataSpec("sequence", (2, 1), target, outputs, classes=("a", "b"))  # pyrefly: ignore[bad-argument-type]
     found = Predictions(["0"], torch.tensor(output), torch.tensor(truth), torch.empty(0), spec)
     row = found.table().iloc[0].to_dict()
     assert {key: row[key] for key in columns} == columns
