@@ -17,7 +17,7 @@ from ..records.step_times import StepTimes, read_step_times
 from ..records.values import at, number, positive, table
 
 BATCH_SIZE, SEED = "data.batch_size", "seed"
-CHOICES = ("model", "data", "optimizer")  # groups of the configuration, as settings
+CHOICES = ("model", "data", "task", "optimizer")  # groups of the configuration, as settings
 HARDWARE = ("device", "device_name", "threads")  # settings that come from the machine, not from the config
 
 _SAID_ELSEWHERE = ("data.seed", "trainer.accelerator")  # as `seed` and as the hardware's device

@@ -76,10 +76,12 @@ def _check_optimizer(checkpoint: dict[str, Any], module: LightningModule) -> Non
 
     A LightningModule of the user's own has no recipe for them: Lightning loads their states when the fit begins.
     """
-    recipe, parameters = cast(Any, getattr(module, "optimizer_recipe", None)), list(module.parameters())
+    task = cast(Any, module)
+    recipe = getattr(task, "optimizer_recipe", None)
     if recipe is None:
         return
-    optimizer = recipe.build(parameters)
+    optimizer = recipe.build(task.named())
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     schedule = recipe.build_schedule(optimizer, 100)
     (saved,), schedules = checkpoint["optimizer_states"], checkpoint["lr_schedulers"]
     groups, own = saved["param_groups"], optimizer.state_dict()["param_groups"]
@@ -88,8 +90,8 @@ def _check_optimizer(checkpoint: dict[str, Any], module: LightningModule) -> Non
         raise _InvalidError("the options in its optimizer_states are of another optimizer, or no finite numbers")
     for name, parameter in zip(names, parameters, strict=True):
         for value in (value for value in saved["state"].get(name, {}).values() if isinstance(value, Tensor)):
-            has_shape = is_dense(value) and value.shape in ((), parameter.shape)
-            if not has_shape or not value.is_floating_point():
+            has_shape = value.is_floating_point() and value.shape in ((), parameter.shape)
+            if not is_dense(value) or (recipe.elementwise and not has_shape):
                 raise _InvalidError("its optimizer_states are of another model")
     optimizer.load_state_dict(saved)
     if not _fits(schedules, [] if schedule is None else [schedule.state_dict()]):

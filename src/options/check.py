@@ -11,7 +11,7 @@ from .explain import first_line, similar_option
 from .groups import COLLECTIONS, SECTIONS, choices_of, file_of, known_nodes, load, to_plain, top_level_names
 from .habits import habit
 from .nodes import TARGET, check_node, targets_in
-from .purpose import DEFAULTS, TOP_LEVEL
+from .purpose import DEFAULTS, TOP_LEVEL, annotation_of, signature_at
 from .signatures import class_attribute, is_installed, missing_part, signature_of
 from .values import check_value
 
@@ -49,6 +49,7 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     _check_model_fits_data(plain["model"], plain["data"])
     _check_compile(plain["compile"], plain["trainer"])
     _check_averaging(plain["callbacks"] or {}, plain["trainer"])
+    _check_groups(plain["optimizer"])
     if plain["optimizer"].get("schedule") == "plateau" and plain["trainer"].get("limit_val_batches") == 0:
         raise UserError("optimizer.schedule: plateau reads val/loss, and trainer.limit_val_batches=0 has no validation")
     return plain
@@ -112,6 +113,18 @@ def _check_averaging(callbacks: dict[str, Any], trainer: dict[str, Any]) -> None
     for name, node in callbacks.items():
         if node and node["_target_"].endswith("WeightAveraging") and isinstance(trainer.get("strategy"), dict):
             raise UserError(f"callbacks.{name}: keeps a whole copy of the weights, and trainer.strategy shards them")
+
+
+def _check_groups(optimizer: dict[str, Any]) -> None:
+    """Check the options of each group of parameters as those of the optimizer."""
+    for number, group in enumerate(optimizer.get("groups") or []):
+        options = {key: value for key, value in group.items() if key != "match"}
+        signature = signature_at("optimizer", optimizer[TARGET])
+        for key, value in options.items():
+            option = f"optimizer.groups.{number}.{key}"
+            if signature and not signature.open and key not in signature.parameters:
+                raise UserError(f"{option}: no such option.{did_you_mean(key, signature.parameters)}")
+            check_value(option, value, annotation_of(f"optimizer.{key}", optimizer[TARGET]))
 
 
 def _check_collection(nodes: Any, name: str) -> None:

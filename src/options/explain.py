@@ -11,7 +11,7 @@ from hydra.errors import MissingConfigException
 from ..errors import UserError, did_you_mean
 from .groups import COLLECTIONS, GROUPS, choices_of, top_level_names
 from .habits import answer_to, habit
-from .signatures import parameters_of
+from .purpose import signature_at
 
 # Plugins of Hydra that an extra of this package installs: (group, choice) → extra.
 _EXTRAS = {("hydra/launcher", "joblib"): "joblib", ("hydra/sweeper", "optuna"): "optuna"}
@@ -100,7 +100,8 @@ def _unknown_part(config: dict[str, Any], key: str) -> UserError | None:
         return None
     if not parent and part in COLLECTIONS:
         return UserError(f"{key}: there is no {part} section to set it in; {part}=null leaves the section out")
-    unset = parameters_of(node.get("_target_"))
+    signature = signature_at(parent, node.get("_target_"))
+    unset = list(signature.parameters) if signature else []
     if part in unset:
         return UserError(f"{key}: not set by the config; write +{key}=… to set it")
     shown = [str(k) for k in node if not str(k).startswith("_")] if parent else top_level_names()

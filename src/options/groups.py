@@ -19,7 +19,7 @@ _HERE = Path(__file__).resolve().parents[1]
 # In a checkout the configs lie beside the package's folder, in an installed wheel inside it.
 CONFIGS = next(p for p in (_HERE / "configs", _HERE.parent / "configs") if p.is_dir())
 GROUPS = sorted(p.name for p in CONFIGS.iterdir() if p.is_dir() and p.name != "__pycache__")
-SECTIONS = ("model", "data", "optimizer", "trainer")  # groups whose choice is one object to build
+SECTIONS = ("model", "data", "task", "optimizer", "trainer")  # groups whose choice is one object to build
 COLLECTIONS = ("callbacks", "logger")  # groups whose choice is a collection of such objects
 OPTIONAL_GROUPS = (*COLLECTIONS, "experiment", "debug")  # `group=null` switches them off
 _PACKAGE = re.compile(

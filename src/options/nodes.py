@@ -5,8 +5,8 @@ from typing import Any
 
 from ..errors import UserError, did_you_mean
 from .habits import habit
-from .purpose import annotation_of
-from .signatures import Signature, signature_of
+from .purpose import annotation_of, signature_at
+from .signatures import Signature
 from .values import check_value
 
 TARGET = "_target_"
@@ -54,7 +54,7 @@ def _signature(target: Any, path: str) -> Signature | None:
         raise UserError(
             f"{path}.{TARGET}: got {target!r}, takes the full name of a class or function: package.module.Name"
         )
-    return signature_of(target)
+    return signature_at(path, target)
 
 
 def _check_option(name: str, key: Any, signature: Signature, node: dict[str, Any], path: str) -> None:

@@ -7,7 +7,7 @@ between machines, and trust whether a file may set it. Nothing here needs Hydra 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from .signatures import class_attribute, signature_of
+from .signatures import Signature, class_attribute, signature_of
 from .trainer import CALLBACK, LOGGER, OBSERVERS, TRAINER
 from .types import Purpose, Seed
 from .values import alternatives
@@ -28,7 +28,15 @@ TOP_LEVEL: dict[str, Any] = {
     "resume": Annotated[str | None, Purpose.READ_FROM],
     "run_dir": Annotated[str | None, Purpose.WRITTEN_TO],
 }
-DEFAULTS: dict[str, Any] = {"compile": False, "tags": []}  # of options that an older record does not have
+# Of options that an older record does not have.
+DEFAULTS: dict[str, Any] = {"compile": False, "tags": [], "task": {"_target_": "batchscope.training.task.Task"}}
+# Parameters that the program gives, so that they are no options.
+_GIVEN = {
+    "model": ("spec",),
+    "task": ("model", "spec", "optimizer", "channels_last", "compile_mode"),
+    "optimizer": ("params",),
+}
+_SCHEDULE = "batchscope.training.schedule.Schedule"  # what every optimizer takes beside its own options
 _TABLES = {"trainer": TRAINER, "callbacks": CALLBACK, "logger": LOGGER}
 
 
@@ -41,8 +49,19 @@ def annotation_of(option: str, target: Any) -> Any:
     section, *above, name = option.split(".")
     if len(above) == (section in ("callbacks", "logger")) and name in _TABLES.get(section, {}):
         return _TABLES[section][name]
-    signature = signature_of(target) if isinstance(target, str) else None
+    signature = signature_at(".".join([section, *above]), target)
     return signature.parameters.get(name) if signature else None
+
+
+def signature_at(place: str, target: Any) -> Signature | None:
+    """What the `_target_` of a node at a place (`task`, `callbacks.curves`) takes as options; None if it cannot be read."""
+    found = signature_of(target) if isinstance(target, str) else None
+    if found is None or place not in _GIVEN:
+        return found
+    parameters = {name: takes for name, takes in found.parameters.items() if name not in _GIVEN[place]}
+    if place == "optimizer" and (schedule := signature_of(_SCHEDULE)) and "schedule" not in parameters:
+        parameters |= schedule.parameters
+    return Signature(parameters, found.open)
 
 
 def marks(annotation: Any) -> set[Any]:

@@ -144,7 +144,8 @@ def _outside(value: Any, option: str, target: Any, run_dir: Path | None) -> _Out
     elif (key in HYDRA_KEYS or not _is_number(value)) and not _is_held(value, place, key, target):
         takes = annotation_of(option, target)
         is_place = not marks(takes).isdisjoint(PLACES)
-        if key in HYDRA_KEYS or not isinstance(value, str) or not _is_harmless(value, takes, is_place, run_dir):
+        texts = value if isinstance(value, list) else [value]
+        if key in HYDRA_KEYS or not all(_is_harmless(text, takes, is_place, run_dir) for text in texts):
             yield option, value, is_place
 
 
@@ -159,8 +160,10 @@ def _is_held(value: Any, place: str, key: str, target: Any) -> bool:
     return any(key in node and node[key] == value and node.get(TARGET, target) == target for node in nodes)
 
 
-def _is_harmless(text: str, takes: Any, is_place: bool, run_dir: Path | None) -> bool:
+def _is_harmless(text: Any, takes: Any, is_place: bool, run_dir: Path | None) -> bool:
     """Whether a text can only choose among what is installed, or lies inside the run's folder."""
+    if not isinstance(text, str):
+        return False
     declared = marks(takes)
     if Text.CHOICE in declared or text in choices_in(takes):
         return True

@@ -4,6 +4,7 @@
 configuration is checked against the signature before torch is imported, and `purpose.py` looks the purpose up.
 """
 
+from collections import abc as _abc
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Annotated
@@ -55,4 +56,5 @@ NonNegativeFloat = Annotated[float, Range(0)]
 Fraction = Annotated[float, Range(0, 1)]  # of a whole, or a probability
 Seed = Annotated[int, Range(0, 2**32 - 1)]  # what every random generator in use can be seeded with
 Choice = Annotated[str, Text.CHOICE]
+Node = Annotated[dict | _abc.Callable, "a node with a _target_"]  # of a YAML file; a constructor gets what it has built
 FileName = Annotated[str, Text.FILE_NAME]

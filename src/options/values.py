@@ -75,5 +75,6 @@ def _describe_kind(kind: Any, marks: tuple[Any, ...]) -> str:
         return " or ".join(choices) if len(choices) < 4 else ", ".join(choices)
     if origin in (list, tuple):
         return f"a list, each item {_describe(args[0])}"
-    words = _WORDS.get(kind) or getattr(origin or kind, "__name__", str(kind))
+    own = next((mark for mark in marks if isinstance(mark, str)), None)
+    words = own or _WORDS.get(kind) or getattr(origin or kind, "__name__", str(kind))
     return " ".join([words, *(str(mark) for mark in marks if isinstance(mark, Range))])

@@ -30,7 +30,8 @@ from ..data.spec import DataSpec
 from ..errors import UserError
 from ..options.nodes import TARGET, targets_in
 from ..options.purpose import only_observes
-from .optimizer import Optimizer
+from .schedule import Schedule
+from .task import Task
 
 
 class HasSpec(Protocol):
@@ -50,7 +51,8 @@ class HasSpec(Protocol):
 _KINDS: dict[str, tuple[type, str]] = {  # what each section builds
     "model": (nn.Module, "an nn.Module"),
     "data": (LightningDataModule, "a LightningDataModule"),
-    "optimizer": (Optimizer, "an optimizer of batchscope.training.optimizer"),
+    "task": (Task, "a batchscope.training.task.Task"),
+    "optimizer": (Schedule, "an optimizer of torch or of batchscope.training.optimizer"),
     "trainer": (Trainer, "a lightning.Trainer"),
     "callbacks": (Callback, "a Callback of Lightning"),
     "logger": (Logger, "a Logger of Lightning"),
@@ -78,7 +80,7 @@ def build(node: dict[str, Any], path: str, **arguments: Any) -> Any:
     options = {key: value for key, value in node.items() if key not in arguments}
     targets = dict(targets_in(options, path))
     for option, target in targets.items():
-        _import(target, option)
+        import_target(target, option)
     try:
         # As a partial, because instantiate would copy the arguments, and take a dataclass for a configuration.
         built = instantiate({"_convert_": "all", **options, "_partial_": True})(**arguments)
@@ -108,7 +110,7 @@ def build_model(config: dict[str, Any], data: HasSpec) -> nn.Module:
     Its constructor gets `spec` if it has a parameter of this name; a model without one is built from its options alone.
     """
     node, spec = config["model"], data.spec
-    target = _import(node[TARGET], f"model.{TARGET}")
+    target = import_target(node[TARGET], f"model.{TARGET}")
     if spec is None:
         model = build(node, "model") if not _takes_spec(target) else None
         if isinstance(model, LightningModule):
@@ -199,7 +201,7 @@ def folders_written_to(config: dict[str, Any], trainer: Trainer) -> Iterator[tup
         yield "trainer.profiler", str(profile)
 
 
-def _import(target: str, option: str) -> Any:
+def import_target(target: str, option: str) -> Any:
     """What a target names. Its package may lie in the current folder, which becomes the last place to look for it."""
     here = str(Path.cwd())
     if not {here, ""} & {*sys.path}:

@@ -14,6 +14,8 @@ from .compiling import check_compile
 from .ending import explain_failures
 from .module import check_batch, lightning_module
 from .run import limit_batch_size, set_up_process
+from .task import Task
+from .trial import try_out
 
 
 def explain(
@@ -47,6 +49,8 @@ def explain(
     data.setup("fit")
     limit_batch_size(data, data.num_samples("train"), world_size=1)
     module = lightning_module(model, data, config, {"choices": choices, "dataset": data.name})
+    if isinstance(module, Task):
+        try_out(module, data)
     _fit(trainer, module, data, {**config, "run_dir": place})
     if profiler.explanation is None:
         raise UserError(f"explain: no step of {module.title} could be measured")

@@ -1,5 +1,6 @@
 """From a model to the LightningModule that trains it: the model itself if it is one, or a Task around it."""
 
+import inspect
 from typing import Any
 
 from lightning import LightningModule, Trainer
@@ -9,8 +10,12 @@ from typing_extensions import override
 
 from ..data.plain import Data
 from ..errors import UserError
-from .build import HasSpec, build
+from ..options.nodes import TARGET
+from ..options.purpose import DEFAULTS
+from .build import HasSpec, build, import_target
 from .compiling import compile_mode
+from .optimizer import AnyOptimizer
+from .schedule import Schedule
 from .task import Task, min_samples
 
 
@@ -32,6 +37,29 @@ def is_own(model: nn.Module) -> bool:
     return isinstance(model, LightningModule)
 
 
+def _optimizer(node: dict[str, Any]) -> Schedule:
+    """The optimizer of a configuration: one of ours, or a class of torch's kind with the options of a schedule beside its own."""
+    target = import_target(node[TARGET], f"optimizer.{TARGET}")
+    if inspect.isclass(target) and issubclass(target, Schedule):
+        return build(node, "optimizer")
+    of_schedule = {*inspect.signature(Schedule).parameters}
+    options = {key: value for key, value in node.items() if key in of_schedule}
+    make = {key: value for key, value in node.items() if key not in of_schedule} | {"_partial_": True}
+    return build({TARGET: f"{AnyOptimizer.__module__}.AnyOptimizer", **options, "make": make}, "optimizer")
+
+
+def _task(node: dict[str, Any], **arguments: Any) -> Task:
+    """The Task of a configuration, with the network and the optimizer that it trains.
+
+    A loss may be a class, which is built, or a function of `(output, target)`, which is not called here.
+    """
+    loss = node.get("loss")
+    if isinstance(loss, dict) and (target := loss.get(TARGET)):
+        is_class = inspect.isclass(import_target(target, f"task.loss.{TARGET}"))
+        node = {**node, "loss": loss if is_class else {"_partial_": True, **loss}}
+    return build(node, "task", **arguments)
+
+
 def lightning_module(model: nn.Module, data: HasSpec, config: dict[str, Any], facts: dict[str, Any]) -> LightningModule:
     """What a Trainer trains.
 
@@ -46,10 +74,17 @@ def lightning_module(model: nn.Module, data: HasSpec, config: dict[str, Any], fa
     """
     if not isinstance(model, LightningModule):
         assert data.spec is not None, "build_model has refused it"
-        optimizer = build(config["optimizer"], "optimizer")
-        module: LightningModule = Task(model, data.spec, optimizer, config["channels_last"], compile_mode(config))
+        how = {"channels_last": config["channels_last"], "compile_mode": compile_mode(config)}
+        optimizer = _optimizer(config["optimizer"])
+        module: LightningModule = _task(config["task"], model=model, spec=data.spec, optimizer=optimizer, **how)
     else:
         module = model
+        default = DEFAULTS["task"]
+        if unused := [
+            key for key, value in config["task"].items() if value not in (default.get(key, "auto"), None, [], {})
+        ]:
+            has = "is a LightningModule, which has its own loss, metrics and optimizer"
+            raise UserError(f"task.{unused[0]}: {type(model).__name__} {has}")
         if compile_mode(config):
             raise UserError(f"compile: {type(model).__name__} is a LightningModule, which compiles itself")
     marked: Any = module

@@ -49,8 +49,10 @@ from .ending import explain_failures
 from .loggers import build_loggers, close_loggers, open_loggers
 from .module import Provenance, check_batch, lightning_module
 from .quiet import quiet_libraries
+from .task import Task
+from .trial import try_out
 
-NAMED_GROUPS = ("model", "data", "optimizer", "trainer")  # their choices name a run
+NAMED_GROUPS = ("model", "data", "task", "optimizer", "trainer")  # their choices name a run
 
 
 def train(
@@ -154,8 +156,6 @@ class _Run:
             explain_failures(self.config, device, first, partial(summary.memory_facts, self.trainer)),
             end_together(self.trainer),
         ):
-            if first:
-                summary.print_start(record.facts, self.data.name)
             failed = True
             try:
                 yield record
@@ -183,6 +183,8 @@ class _Run:
         spec = None if self.data.spec is None else asdict(self.data.spec)
         self.provenance.facts = facts | {"dataset": self.data.name, "fingerprint": fingerprint, "spec": spec}
         self.module = lightning_module(self.model, self.data, self.config, self.provenance.facts)
+        if isinstance(self.module, Task):
+            try_out(self.module, self.data)
 
     def shared_facts(self) -> dict[str, Any]:
         """What has to be the same in every rank."""
@@ -191,6 +193,8 @@ class _Run:
 
     def begin(self, record: RunRecord) -> None:
         """Begin the record, once it is known that the run can start or be resumed: until then no file is changed."""
+        if self.trainer.is_global_zero:
+            summary.print_start(record.facts, self.data.name)
         if self.config.get("resume"):
             folder = checkpoint_folder(self.trainer, self.run_dir)
             self.resume_point = find_resume_point(folder, self.module, self.run_dir)

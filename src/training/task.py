@@ -1,7 +1,9 @@
-"""Task: the one LightningModule. It joins a model, the loss that its data asks for, metrics and an optimizer."""
+"""Task: the one LightningModule. It joins a model, a loss, metrics and an optimizer."""
 
 import math
-from typing import Any
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from lightning import LightningModule
@@ -9,51 +11,64 @@ from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn import functional as F
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import Metric
 from torchmetrics.aggregation import MeanMetric
-from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
 from .._lightning import datamodule_of
 from .._torch import is_batch_norm, supports_found_inf
-from ..data.spec import PADDING, DataSpec
+from ..data.collate import empty_batch
+from ..data.spec import CLASSES, PADDING, DataSpec
 from ..distributed.sharding import shard
 from ..errors import UserError
-from .optimizer import Optimizer
+from ..options.types import Node, Text
+from .objective import accuracy, accuracy_metric, for_loss, for_metrics, loss_function, own_metrics
+from .schedule import Schedule, check_patterns
+from .trial import answer, first_answer, zeros
 
 Batch = Any  # what a DataSpec takes apart: `(x, y)`, `(x, y, lengths)` or a dict
 
 
 class Task(LightningModule):
-    """Trains any model of the zoo on any dataset of the zoo.
+    """Trains any network on any data with a DataSpec.
 
-    The loss is cross-entropy for classes and mean squared error for values. A training step returns `loss` and, for
-    classes, `acc` as tensors that stay on the device: callbacks read them when they are ready. Under DDP each rank
-    scales loss and accuracy by its share of the global batch, so that the mean over ranks is the global mean.
+    A training step returns `loss` and, for classes, `acc` as tensors that stay on the device: callbacks read them when
+    they are ready. Under DDP each rank scales them by its share of the global batch, so that the mean over ranks is the
+    global mean.
 
     Where sequences vary in length, the padding behind their ends counts in no loss and no accuracy.
 
+    A subclass (`task._target_`) may override `loss` and Lightning's hooks, and has options of its own beside `**kwargs`.
+
     Args:
-        model: `(B, …)` → `(B, num_outputs)`, or `(B, T, num_outputs)` where the target is a class per step. Its forward
-            takes `lengths: (B,)` where they vary.
+        model: its forward takes the input `(B, …)`, and `lengths: (B,)` where they vary; it answers as the target of
+            the spec says, or what the loss takes.
         spec: of the data.
         optimizer: builds torch's optimizer and schedule.
         channels_last: store images and convolutions channels-last on CPU and CUDA, where that layout is faster.
         compile_mode: torch.compile's, for the network in training; None to run it as it is. Only whole batches run the
             compiled network, so that it is compiled once: the short last batch of an epoch, validation and test run it
             as it is. Checkpoints have the same names either way.
+        loss: by its name, `auto` for that of the data's target, or a function or module of `(output, target)` that returns
+            the mean over a batch. Classes of steps come to it as `(B·T, N)` and `(B·T,)`, a value as `(B,)` and `(B,)`,
+            anything else as the network and the data give it; −100 is no class.
+        metrics: by name; each is logged as `train/NAME` of a batch, and as `val/NAME` and `test/NAME` of a whole set. It
+            is updated with what the loss gets; labels come as probabilities and integers.
+        freeze: name patterns, as of fnmatch, of parameters of the network that are not trained. Batch norm whose
+            parameters are all frozen keeps its running statistics.
     """
 
     def __init__(
         self,
         model: nn.Module,
         spec: DataSpec,
-        optimizer: Optimizer,
+        optimizer: Schedule,
         channels_last: bool = True,
         compile_mode: str | None = None,
+        loss: Literal["auto", "cross_entropy", "bce", "mse", "l1", "smooth_l1"] | Node = "auto",
+        metrics: dict[str, Any] | None = None,
+        freeze: Annotated[list[str], Text.CHOICE] | tuple[str, ...] = (),
     ):
         super().__init__()
         self.model = model
@@ -64,13 +79,14 @@ class Task(LightningModule):
         self.compile_mode = compile_mode
         self._compiled_samples: int | None = None  # of the batches that run the compiled network; None: of all
         self.channels_last = channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
-        self.classifies = spec.target != "value"
-        self.pads = spec.variable_length and spec.target == "class_per_step"
+        self.loss_name, self.loss_function = loss_function(loss, spec)
+        self.has_named_loss = isinstance(loss, str)
+        self.has_accuracy = spec.target in CLASSES and "acc" not in (metrics or {})
+        self.is_tried = False  # whether network, loss and metrics are known to fit the data
         self._batch_weight: float = 1
-        # Lightning's own mean over ranks rounds the number of samples: it is wrong where they do not divide evenly.
-        self.val_loss, self.test_loss = MeanMetric(nan_strategy="disable"), MeanMetric(nan_strategy="disable")
-        if self.classifies:
-            self.val_acc, self.test_acc = _accuracy_metric(spec), _accuracy_metric(spec)
+        self.measured = self._metrics(own_metrics(metrics))
+        self._metric_modules = nn.ModuleList(m for stage in self.measured.values() for m in stage.values())
+        self._frozen_norms = self._freeze(freeze)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -107,11 +123,20 @@ class Task(LightningModule):
                 return self.model(x, **padding)
         return self.model(x, **padding)
 
-    def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """The mean loss: `output: (B, N)` or `(B, T, N)`; `y: (B,)` or `(B, T)` classes, or `(B,)` values."""
-        if not self.classifies:
-            return F.mse_loss(output.squeeze(-1), y)
-        return F.cross_entropy(output.flatten(0, -2), y.flatten(), ignore_index=PADDING)
+    @override
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for norm in self._frozen_norms:
+            norm.eval()
+        return self
+
+    def loss(self, output: Any, y: Tensor) -> Tensor:
+        """The mean loss `()` of what the network answers and the target, both with the shapes of a batch."""
+        return self.loss_function(*for_loss(self.spec, output, y))
+
+    def named(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters by the names that users know: those within the network, and those of the loss."""
+        return [(name.removeprefix("model."), parameter) for name, parameter in self.named_parameters()]
 
     @override
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
@@ -122,23 +147,23 @@ class Task(LightningModule):
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         x, y, lengths = self.spec.parts(batch)
-        output = self(x, lengths)
+        output = self(x, lengths) if self.is_tried else first_answer(self, x, y, lengths)
         result = {"loss": self.loss(output, y)}
-        if self.classifies:
-            result["acc"] = self._accuracy(output.detach(), y)
+        if self.has_accuracy:
+            result["acc"] = accuracy(self.spec, output.detach(), y)
+        if self.measured["train"]:
+            result |= self._of_batch(output, y)
         return result if self._batch_weight == 1 else {k: v * self._batch_weight for k, v in result.items()}
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Adds to `val/loss` and `val/acc`; returns what `test_step` returns."""
-        x, y, _ = self.spec.parts(batch)
-        return {"output": self._evaluate(batch, "val"), "input": x, "target": y}
+        """Adds to `val/loss` and the other metrics; returns what `test_step` returns."""
+        return self._evaluate(batch, "val")
 
     @override
     def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Adds to `test/loss` and `test/acc`; returns `input`, `output` and `target` for images of predictions."""
-        x, y, _ = self.spec.parts(batch)
-        return {"output": self._evaluate(batch, "test"), "input": x, "target": y}
+        """Adds to `test/loss` and the other metrics; returns `input`, `output`, `target` and `loss` for callbacks."""
+        return self._evaluate(batch, "test")
 
     @override
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
@@ -158,7 +183,7 @@ class Task(LightningModule):
                 "batches it has: give trainer.max_steps, or optimizer.schedule=constant"
             )
         self.learning_rate = recipe.lr
-        optimizer = recipe.build(self.parameters())
+        optimizer = recipe.build(self.named())
         schedule = recipe.build_schedule(optimizer, steps)
         if schedule is None:
             return optimizer
@@ -197,56 +222,64 @@ class Task(LightningModule):
             return self.optimizer_recipe.reference_batch_size
         return batch_size * self.trainer.world_size * self.trainer.accumulate_grad_batches
 
-    def _evaluate(self, batch: Batch, stage: str) -> Tensor:
+    def _evaluate(self, batch: Batch, stage: str) -> dict[str, Any]:
         x, y, lengths = self.spec.parts(batch)
-        # With fewer samples than ranks, a rank without any takes part in collective operations, and counts nothing.
-        one = None if lengths is None else lengths.new_ones(1)
-        output = self(x, lengths) if len(x) else self(x.new_zeros(1, *x.shape[1:]), one)[:0]
-        answers, asked = output.flatten(0, -2), y.flatten()
-        if self.pads:
-            is_step = asked != PADDING
-            answers, asked = answers[is_step], asked[is_step]
-        measured: dict[str, Metric] = {"loss": self.val_loss if stage == "val" else self.test_loss}
+        if len(x):
+            output = self(x, lengths) if self.is_tried else first_answer(self, x, y, lengths)
+            loss = self.loss(output, y)
+        else:  # fewer samples than ranks: this one takes part in collective operations, and counts nothing
+            output = empty_batch(self(x.new_zeros(1, *x.shape[1:]), None if lengths is None else lengths.new_ones(1)))
+            loss = torch.zeros((), device=x.device)
         # One value a sample, or a step of different lengths: where torchmetrics may not look for NaN, it ignores weights.
-        measured["loss"].update(self.loss(output, y).expand(len(asked) if self.pads else len(x)))
-        if self.classifies:
-            measured["acc"] = self.val_acc if stage == "val" else self.test_acc
-            if len(x):
-                measured["acc"].update(answers, asked)
+        steps = self.spec.variable_length and self.spec.target == "class_per_step"
+        weights = int((y != PADDING).sum()) if steps or self.spec.target == "class_per_pixel" else len(x)
+        measured: dict[str, Metric] = self.measured[stage]
+        measured["loss"].update(loss.expand(weights))
         for name, metric in measured.items():
+            if name != "loss" and len(x):
+                metric.update(*for_metrics(self.spec, output, y))
             in_bar = name == "acc" and stage == "val"
             self.log(f"{stage}/{name}", metric, batch_size=len(x), on_step=False, on_epoch=True, prog_bar=in_bar)
-        return output
+        return {"output": output, "input": x, "target": y, "loss": loss}
 
-    def _accuracy(self, output: Tensor, y: Tensor) -> Tensor:
-        """The fraction of correct answers `()`, over the steps that ask for one."""
-        correct = output.argmax(dim=-1) == y
-        if self.spec.blank_class is None and not self.pads:
-            return correct.float().mean()
-        asked = y != (PADDING if self.spec.blank_class is None else self.spec.blank_class)
-        if self.pads:
-            asked &= y != PADDING
-        return (correct & asked).sum() / asked.sum()
+    def _of_batch(self, output: Any, y: Tensor) -> dict[str, Tensor]:
+        """The user's metrics of one batch on this rank."""
+        found = {}
+        with torch.no_grad():
+            for name, metric in self.measured["train"].items():
+                metric.reset()
+                metric.update(*for_metrics(self.spec, output, y))
+                found[name] = metric.compute()
+        return found
 
+    def _metrics(self, own: Mapping[str, Metric]) -> dict[str, dict[str, Metric]]:
+        """By stage and name; those of a training step are of a batch on one rank."""
+        stages = {stage: {name: metric.clone() for name, metric in own.items()} for stage in ("train", "val", "test")}
+        for metric in stages["train"].values():
+            metric.sync_on_compute = False
+        for stage in ("val", "test"):
+            # Lightning's own mean over ranks rounds the number of samples: it is wrong where they do not divide evenly.
+            known: dict[str, Metric] = {"loss": MeanMetric(nan_strategy="disable")}
+            known |= {"acc": accuracy_metric(self.spec)} if self.has_accuracy else {}
+            stages[stage] = known | stages[stage]
+        return stages
 
-def _accuracy_metric(spec: DataSpec) -> MulticlassAccuracy:
-    """The fraction of all answers that are correct, whatever their class."""
-    return MulticlassAccuracy(spec.num_outputs, average="micro", ignore_index=spec.blank_class, validate_args=False)
+    def _freeze(self, patterns: Sequence[str]) -> list[nn.Module]:
+        """Freeze parameters by their names, and return the batch norms that have no other ones."""
+        check_patterns("task.freeze", patterns, [name for name, _ in self.named()])
+        frozen = {p for name, p in self.named() if any(fnmatchcase(name, pattern) for pattern in patterns)}
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        if frozen and not any(p.requires_grad for p in self.parameters()):
+            raise UserError(f"task.freeze: got {list(patterns)}, which leaves no parameter to train")
+        norms = [module for module in self.modules() if is_batch_norm(module)]
+        return [norm.eval() for norm in norms if (own := {*norm.parameters()}) and own <= frozen]
 
 
 def min_samples(model: nn.Module, spec: DataSpec) -> int:
     """The fewest samples that a model can be trained on: 2 where batch norm would see one value a channel, else 1."""
     if not any(is_batch_norm(module) for module in model.modules()):
         return 1
-    return 2 if not _runs(model, spec, samples=1) and _runs(model, spec, samples=2) else 1
-
-
-def _runs(model: nn.Module, spec: DataSpec, samples: int) -> bool:
-    """Whether a model takes this many samples, tried with weights that have shapes but no memory."""
-    weights = {name: tensor.to("meta") for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    try:
-        with torch.no_grad():
-            functional_call(model, weights, torch.empty(samples, *spec.input_shape, device="meta"))
-    except Exception:  # noqa: BLE001 - anybody's model; training shows what is wrong with one that cannot be tried
-        return False
-    return True
+    x, _, _ = zeros(spec)
+    with torch.no_grad():
+        return 2 if answer(model, x[:1], None, "meta") is None and answer(model, x, None, "meta") is not None else 1

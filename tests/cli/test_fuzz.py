@@ -26,7 +26,20 @@ from batchscope.records.run_record import read
 from tests.support.fuzzing import budget, damage, refused, refused_or_fine
 
 KEYS = (
-    *("model", "data", "optimizer", "trainer", "callbacks", "logger", "experiment", "seed", "test", "resume", "search"),
+    *(
+        "model",
+        "data",
+        "task",
+        "optimizer",
+        "trainer",
+        "callbacks",
+        "logger",
+        "experiment",
+        "seed",
+        "test",
+        "resume",
+        "search",
+    ),
     *("data.batch_size", "data.pipeline", "data.root", "model.hidden_size", "optimizer.lr", "trainer.max_epochs"),
     *(
         "model._target_",
@@ -168,7 +181,7 @@ LINES = (
     ["experiment=find_batch_size", "+trainer.check_val_every_n_epoch=2"],
     ["experiment=diagnose", "search.batch_factors=[3]"],
 )
-SECTIONS = ("model", "data", "optimizer", "trainer", "callbacks", "logger", "search")
+SECTIONS = ("model", "data", "task", "optimizer", "trainer", "callbacks", "logger", "search")
 
 
 def payloads(canary: Path) -> list[dict[str, Any]]:

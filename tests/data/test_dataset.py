@@ -279,7 +279,7 @@ def test_a_validation_of_different_lengths_does_not_depend_on_its_batches() -> N
         samples = data.dataset("val")
         for first in range(0, len(samples), batch_size):
             task.validation_step(collate(samples[first : first + batch_size], data.spec), 0)
-        losses.append((task.val_loss.compute(), task.val_acc.compute()))
+        losses.append([task.measured["val"][name].compute() for name in ("loss", "acc")])
     torch.testing.assert_close(losses[0], losses[1])
 
 
@@ -323,8 +323,8 @@ def test_a_model_that_knows_no_lengths_is_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "target", "said"),
     [
-        ("images", "class", r"kind: got 'images', takes image or sequence\. Did you mean 'image'\?"),
-        ("image", "label", r"target: got 'label', takes class, class_per_step or value\."),
+        ("images", "class", r"kind: got 'images', takes image, sequence or tensor\. Did you mean 'image'\?"),
+        ("image", "label", r"target: got 'label', takes class, .*, vector or input\. Did you mean 'multilabel'\?"),
     ],
 )
 def test_an_unknown_word_in_a_spec_is_one_line(kind: Any, target: Any, said: str) -> None:

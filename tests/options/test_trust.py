@@ -123,6 +123,8 @@ YAML = {
     "model/encoder/small": ENCODER,
     "model/other": "_target_: mynet.net.Other\nflavour: sour\n",
     "model/layers": "_target_: torch.nn.Sequential\n_args_: [{_target_: torch.nn.Flatten}, {_target_: mynet.net.Head}]\n",
+    "task/dice": "defaults: [default, _self_]\nloss: {_target_: mynet.net.Dice}\n",
+    "optimizer/torchs": "_target_: torch.optim.SGD\nlr: 0.1\n",
     "experiment/mine": "# @package _global_\ndefaults: [override /model: mynet]\n"
     "callbacks: {mine: {_target_: mynet.net.Mine}}\nmodel: {flavour: spicy}\n",
 }
@@ -131,7 +133,7 @@ YAML = {
 @pytest.fixture
 def own(package: Write) -> Callable[..., dict[str, Any]]:
     """The configuration of a run of the user's own model in the folder `out`, as its command line gives it."""
-    classes = ("Net", "Other", "Encoder", "Head", "Mine")
+    classes = ("Net", "Other", "Encoder", "Head", "Mine", "Dice")
     package(YAML, net="".join(f"class {name}:\n    def __init__(self, **options): pass\n" for name in classes))
     use_config_dir("conf")
     Path("out/a/b").mkdir(parents=True)
@@ -153,6 +155,8 @@ def own(package: Write) -> Callable[..., dict[str, Any]]:
         "trainer.max_time={hours:1} trainer.profiler=simple trainer.devices=[0,1]",
         "+logger.tensorboard.sub_dir=deep logger.csv.version=a.b",
         "data.root=out/data callbacks.checkpoint.dirpath=out/x +trainer.default_root_dir=out",
+        "task=dice task.freeze=[encoder.*] optimizer=torchs +optimizer.schedule=cosine",
+        "task.loss=mse",
         "experiment=find_batch_size hydra.sweep.dir=x",
         "experiment=diagnose search.batch_factors=[8]",
     ],
@@ -191,6 +195,11 @@ REFUSED: list[tuple[str, Any, str]] = [
         for args in ([], [1], [{"_target_": "torch.nn.Flatten"}, {"_target_": "mynet.net.Head"}])
     ),
     ("data", {"_target_": "mynet.net.Net", "batch_size": 1}, "data._target_"),
+    ("task._target_", "mynet.net.Mine", ""),
+    ("task.loss", {"_target_": "mynet.net.Mine"}, "task.loss._target_"),
+    ("task.metrics", {"a": {"_target_": "os.system"}}, "task.metrics.a._target_"),
+    ("optimizer._target_", "mynet.net.Mine", ""),
+    ("optimizer.groups", [{"match": ["*"], "lr": 0.5}], ""),
     ("callbacks.mine", {"_target_": "mynet.net.Net"}, "callbacks.mine._target_"),
     ("callbacks.other", {"_target_": "mynet.net.Mine"}, "callbacks.other._target_"),
     ("callbacks.curves", {"_target_": "lightning.pytorch.callbacks.ModelCheckpoint"}, "callbacks.curves._target_"),
@@ -404,7 +413,17 @@ def payload(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "key",
-    ["model._args_", "data._args_", "callbacks.curves._args_", "logger.csv._args_", "trainer.plugins", "search.a"],
+    [
+        "model._args_",
+        "task._args_",
+        "task.loss",
+        "optimizer._args_",
+        "data._args_",
+        "callbacks.curves._args_",
+        "logger.csv._args_",
+        "trainer.plugins",
+        "search.a",
+    ],
 )
 def test_nothing_in_a_record_runs(key: str, killed: Path, tmp_path: Path) -> None:
     here = Path(shutil.copytree(killed, tmp_path / "here"))

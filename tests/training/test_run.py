@@ -80,7 +80,13 @@ def test_the_record_says_everything_about_the_run(finished: Path) -> None:
     record = json.loads((finished / "out" / "run.json").read_text())
     assert record["status"] == "finished"
     assert record["name"] == "cnn-mnist-bs8"
-    assert record["choices"] == {"model": "cnn", "data": "mnist", "optimizer": "adamw", "trainer": "default"}
+    assert record["choices"] == {
+        "model": "cnn",
+        "data": "mnist",
+        "task": "default",
+        "optimizer": "adamw",
+        "trainer": "default",
+    }
     assert record["config"]["data"]["batch_size"] == 8
     assert "data.batch_size=8" in record["overrides"]
     assert record["versions"]["torch"] == torch.__version__.split("+")[0]

@@ -1,6 +1,7 @@
 """Task: an evaluation counts every sample once; gradients are clipped at every precision; batch norm has its samples."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from batchscope.data.adding import Adding
-from batchscope.data.spec import DataSpec
+from batchscope.data.spec import PADDING, DataSpec
 from batchscope.models.cnn import SimpleCNN
 from batchscope.models.torchvision import TorchvisionModel
 from batchscope.training.optimizer import Optimizer
@@ -22,23 +23,48 @@ from tests.support.runs import SMALL, record, run
 SPECS = {
     "class": DataSpec(kind="image", input_shape=(5,), target="class", num_outputs=3),
     "class per step": DataSpec(kind="sequence", input_shape=(4, 5), target="class_per_step", num_outputs=3),
+    "class per pixel": DataSpec(kind="tensor", input_shape=(3, 4, 5), target="class_per_pixel", num_outputs=5),
+    "labels": DataSpec(kind="tensor", input_shape=(5,), target="multilabel", num_outputs=3),
     "value": DataSpec(kind="sequence", input_shape=(5,), target="value", num_outputs=1),
+    "vector": DataSpec(kind="tensor", input_shape=(5,), target="vector", num_outputs=3),
+    "input": DataSpec(kind="tensor", input_shape=(4, 5), target="input"),
+}
+LOSSES: dict[str, Any] = {
+    **dict.fromkeys(("class", "class per step", "class per pixel"), nn.functional.cross_entropy),
+    "labels": nn.functional.binary_cross_entropy_with_logits,
+    **dict.fromkeys(("value", "vector", "input"), nn.functional.mse_loss),
 }
 specs = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
 
 
-def batch(spec: DataSpec, size: int) -> tuple[Tensor, Tensor]:
+def batch(spec: DataSpec, size: int) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(size)
     x = torch.randn(size, *spec.input_shape, generator=generator)
-    if spec.target == "value":
-        return x, torch.randn(size, generator=generator)
-    steps = spec.input_shape[:-1] if spec.target == "class_per_step" else ()
-    return x, torch.randint(0, spec.num_outputs, (size, *steps), generator=generator)
+    if spec.target == "input":
+        return (x,)
+    if spec.target in ("value", "vector"):
+        return x, torch.randn(size, *spec.target_shape, generator=generator)
+    most = 2 if spec.target == "multilabel" else spec.num_outputs
+    return x, torch.randint(0, most, (size, *spec.target_shape), generator=generator)
 
 
-def measured(spec: DataSpec, batches: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
+class Steps(nn.Linear):
+    """A linear layer on each step."""
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
+def network(spec: DataSpec) -> nn.Module:
+    """A linear layer, of which the classes of pixels come first."""
     torch.manual_seed(0)
-    task = Task(nn.Linear(5, spec.num_outputs), spec, Optimizer("sgd", lr=0.1))
+    if spec.target == "class_per_pixel":
+        return nn.Conv2d(3, spec.num_outputs, 1)
+    return Steps(5, spec.output_shape[-1])
+
+
+def measured(spec: DataSpec, batches: list[tuple[Tensor, ...]]) -> dict[str, float]:
+    task = Task(network(spec), spec, Optimizer("sgd", lr=0.1))
     trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
     return trainer.validate(task, DataLoader(batches, batch_size=None), verbose=False)[0]
 
@@ -48,6 +74,35 @@ def test_batches_of_different_sizes_count_by_their_samples(spec: DataSpec) -> No
     parts = [batch(spec, 7), batch(spec, 2)]
     whole = tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
     assert measured(spec, parts) == pytest.approx(measured(spec, [whole]), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_loss_is_that_of_the_target(name: str) -> None:
+    spec = SPECS[name]
+    x, y, _ = spec.parts(batch(spec, 7))
+    output = network(spec)(x)
+    expected = LOSSES[name](
+        output.flatten(0, 1) if name == "class per step" else output.view(y.shape) if name == "value" else output,
+        y.flatten() if name == "class per step" else y.float() if name == "labels" else y,
+    )
+    assert measured(spec, [batch(spec, 7)])["val/loss"] == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["class per step", "class per pixel"])
+def test_what_has_no_class_counts_for_nothing(name: str) -> None:
+    spec = replace(SPECS[name], variable_length=name == "class per step")
+    (x, y), lengths = batch(spec, 7), (torch.full((7,), 4),) if spec.variable_length else ()
+    part, keep = y.clone(), 3 if spec.variable_length else 2
+    part[:, keep:] = PADDING
+    cut = [t[:, :keep] if spec.variable_length else t for t in (x, y)]
+    ours = measured(spec, [(x, part, *lengths)])
+    if not spec.variable_length:
+        output = network(spec)(x)[:, :, :keep]
+        right = (output.argmax(1) == y[:, :keep]).float().mean()
+        assert ours["val/acc"] == pytest.approx(right.item())
+        assert ours["val/loss"] == pytest.approx(nn.functional.cross_entropy(output, y[:, :keep]).item(), rel=1e-6)
+    else:
+        assert ours == pytest.approx(measured(spec, [(*cut, torch.full((7,), keep))]), rel=1e-6)
 
 
 @specs
