@@ -30,7 +30,7 @@ AGAIN = ["--config-dir=conf"]
 PAGE = wheel.ROOT / "docs" / "own-project.md"
 # What is shown of the output; the rest depends on the machine and its load, or is long.
 SHOWN = re.compile(
-    r"error: |\./|\w+ is ready|Net \(|mynet · waves · |result |files |resumed |report |run \d|— run|recommend|test/\w+ +0\.|mynet-|"
+    r"error: |\./|\w+ is ready|U?Net \(|my\w+ · \w+ · |result |files |resumed |report |run \d|— run|recommend|test/\w+ +0\.|my-?u?net-|"
     r"explain |plot |[0-9]+ of the .* runs"
 )
 TIMED = re.compile(r"\d[\d,.]*( ?(ms|s|min|h)\b)?")  # what differs from run to run, in a line that is shown
@@ -91,6 +91,14 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
             yield line.removeprefix("    $ "), [one.strip() for one in below[:end]]
 
 
+def write_files(text: str, folder: Path) -> None:
+    """Write the examples of a page that begin with the path of a file."""
+    for content in re.findall(r"^```\w+\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        if path := re.match(r'(?:# @package _global_\n)?(?:"""|# )((?:mynet|conf)/[\w/]+\.(?:py|yaml))\b', content):
+            (folder / path[1]).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path[1]).write_text(content)
+
+
 def normal(line: str) -> str:
     """A line without its numbers, times and names of machines."""
     line = re.sub(r"cpu \([^)]*\)", "cpu", line)
@@ -103,6 +111,8 @@ def test_the_commands_of_the_page_do_what_it_shows(tmp_path: Path, installed: wh
     found = {}
     for command, _ in commands(text):
         code, lines = shell.run(command)
+        if command.startswith("cd "):
+            write_files(text, shell.folder)
         refused = [line for line in lines if line.startswith("error: ")]
         expected = -9 if command.endswith("# kill -9") else 1 if refused else 0
         assert code == expected, (command, code, lines)
