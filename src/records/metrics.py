@@ -154,19 +154,15 @@ RUN_METRICS: dict[str, Metric] = {
 }
 
 
-_RISING = ("auroc", "dice", "f1", "iou", "jaccard", "precision", "r2", "recall")  # as people call what torchmetrics has
-
-
 def metric(key: str) -> Metric:
-    """The declaration of a metric. An undeclared one is described by its name: `acc…` is a fraction that rises, `…loss` falls."""
+    """The declaration of a metric. An undeclared one is described by its name: `…acc` is a fraction that rises, `…loss` falls."""
     declared = METRICS.get(key) or RUN_METRICS.get(key)
     if declared:
         return declared
     name = key.rpartition("/")[2]
     if name.startswith("acc"):
         return Metric(key, FRACTION, _ACCURACY, True, _percent_1)
-    falls = any(word in name for word in ("loss", "error", "mse", "mae"))
-    return Metric(key, higher_is_better=False if falls else True if name.startswith(_RISING) else None)
+    return Metric(key, higher_is_better=False if "loss" in name else None)
 
 
 def best_first(keys: Iterable[str]) -> list[str]:
