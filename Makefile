@@ -5,6 +5,8 @@ LOWEST ?= .venv-lowest
 BIN := $(VENV)/bin
 # Options for train.py: make train ARGS="model=lstm_cell data=adding"
 ARGS ?=
+# Where MNIST lies.
+DATA ?= data
 
 .PHONY: help train test test-all test-lowest lint types docs format bench gpu clean
 
@@ -46,12 +48,29 @@ format: $(VENV)/.installed-test ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed-test ## the benchmarks that take minutes; ARGS="--root <folder>" says where MNIST lies
-	$(BIN)/python benchmarks/pipelines.py $(ARGS)
-	$(BIN)/python benchmarks/overhead.py $(ARGS)
+bench: $(VENV)/.installed-test ## the benchmarks that take minutes; DATA=<folder> says where MNIST lies
+	$(BIN)/python benchmarks/speed.py pipelines --root $(DATA)
+	$(BIN)/python benchmarks/speed.py epoch --root $(DATA)
 
-gpu: $(VENV)/.installed-test ## all that needs a GPU, 15 minutes on one; REHEARSE=1 tries it in small on the CPU
-	$(BIN)/python benchmarks/gpu.py $(if $(REHEARSE),--rehearse) $(ARGS)
+# A script that fails does not stop the others.
+gpu: $(VENV)/.installed-test ## all that needs a GPU, 20 minutes on one; REHEARSE=1 tries it in small on the CPU
+	$(BIN)/python -m pytest -m gpu tests/gpu tests/data/test_loader.py || failed=1; \
+	$(BIN)/python train.py -m $(SWEEP) callbacks.progress=null || failed=1; \
+	for script in $(GPU_SCRIPTS); do \
+		echo "$$script"; $(BIN)/python benchmarks/$$script --root $(DATA) $(SMALL) || failed=1; \
+	done; exit $${failed:-0}
+
+gpu: GPU_SCRIPTS = truth.py cuda_trace.py monitoring.py recurrent.py causes.py "roofline.py peaks" "roofline.py steps" choose.py
+gpu: SWEEP = experiment=throughput model=cnn data.root=$(DATA)
+ifdef REHEARSE
+gpu: export REHEARSE := 1
+gpu: export CUDA_VISIBLE_DEVICES :=
+gpu: SMALL = --smallest
+gpu: SWEEP += data=digits data.num_train=256 data.batch_size=8,32 callbacks.until_known.seconds=0.3
+else
+gpu: SMALL = --device cuda
+gpu: SWEEP += trainer.accelerator=cpu,gpu data.batch_size=32,128,512,2048,8192
+endif
 
 clean: ## remove the environment and caches, never outputs/ or data/
 	rm -rf $(VENV) $(LOWEST) build .pytest_cache .ruff_cache *.egg-info

@@ -1,46 +1,42 @@
-"""Are the sentences true that sweeps, `compare` and `diagnose` print? Each is held against a longer measurement.
+"""Are the sentences true that sweeps print? Each is held against a longer measurement on a quiet machine.
 
-    python benchmarks/answers.py --root ../shared/data                       # all parts, about 2 hours
-    python benchmarks/answers.py --root ../shared/data --part reference --part sweeps
-    python benchmarks/answers.py --root ../shared/data --smallest            # a look in about a minute, no result
-    python benchmarks/answers.py --part attack --sweeps 600                  # the rules against simulated noise
+    python benchmarks/answers.py --root ../shared/data                  # about 90 minutes
 
-- reference: two long sweeps of each model on a quiet machine, pooled.
-- sweeps: timed sweeps as users start them, in three conditions that take turns: nothing beside them; a process that
-  takes 10 to 20 % of the processor; processes that take all of it in bursts of 0.2 to 3 s, half of the time. Each claim
-  of an answer is judged by the reference.
-- simulated: sweeps of known rates and accuracies with noise, judged by the truth.
-- compare: runs of the same thing, and ones that are 30 % slower, half in turns and half apart.
-- diagnose: simulated diagnoses, of which half have a change that helps.
-- attack: thousands of simulated sweeps over a grid of noise, in results/answers_attack.md. Not among the default parts.
+First two long sweeps of each model on a quiet machine, which are pooled: the reference. Then timed sweeps as users start
+them, in three conditions that take turns: nothing beside them; a process that takes 10 to 20 % of the processor; processes
+that take all of it in bursts of 0.2 to 3 s, half of the time. Each claim of an answer is judged by the reference. The
+table also says how long sweeps take, and how much of that is not training.
 
-What has been measured is kept in --out, and not measured again: parts that were run one by one are in the result of all.
-A call with the sweeps among its parts writes results/answers.md. --fresh empties --out.
+What has been measured is kept in --out, and not measured again. The report of one quiet sweep of each model goes to
+results/sweep.
 """
 
 import argparse
+import contextlib
+import json
+import os
+import random
 import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from answer_parts import attack, others
-from answer_parts.claims import Reference, why_false
-from answer_parts.load import CONDITIONS, beside
-from answer_parts.others import kept
-from harness import machine, median, sweep_line, write_result
+from harness import RESULTS, ROOT, arguments, machine, median, rows, sweep_line, write_result
+from simulated import Reference, why_false
 
+from batchscope.analysis import write_report
 from batchscope.analysis.answer import answer
 from batchscope.analysis.groups import Group
 from batchscope.analysis.read import find
 from batchscope.analysis.run import Run
+from batchscope.records.read import FILE, read
 from batchscope.records.step_times import StepTimes
 
-ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("reference", "sweeps", "simulated", "compare", "diagnose")
+CONDITIONS = ("quiet", "light", "bursts")
 CASES = ("cnn=2,8,32,256", "stacked_lstm=2,8,32,256")
 LONG = ("callbacks.until_known.seconds=25", "callbacks.until_known.precision=0.005")
 LIMIT_S = 150  # of measuring in a sweep
@@ -50,8 +46,68 @@ QUICK = (  # leaves out what has no part in a rate, for --smallest
     "callbacks.device=null",
     "callbacks.memory=null",
     "logger.tensorboard=null",
-    "callbacks.until_known.seconds=0.5",
+    "callbacks.until_known.seconds=0.3",
 )
+Schedule = Iterator[tuple[float, float]]  # seconds busy, then seconds idle
+
+# --- foreign load: processes of this file, which end when their parent has ended
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def light(seed: int) -> Schedule:
+    """Busy for 10 to 20 % of the machine in slices of 2 to 8 ms, another share each second."""
+    dice, processes = random.Random(seed), processes_of("light")
+    while True:
+        share, spent = dice.uniform(0.1, 0.2) * cores() / processes, 0.0
+        while spent < 1:
+            busy = dice.uniform(0.002, 0.008)
+            spent += busy / share
+            yield busy, busy / share - busy
+
+
+def bursts(seed: int) -> Schedule:
+    """Busy in bursts of 0.2 to 3 s, half of the time."""
+    dice = random.Random(seed)
+    while True:
+        yield dice.uniform(0.2, 3), dice.uniform(0.2, 3)
+
+
+def processes_of(condition: str) -> int:
+    """How many processes make the load: a light one needs a fifth of the cores, a burst takes all."""
+    return {"quiet": 0, "light": -(-cores() // 5), "bursts": cores()}[condition]
+
+
+@contextlib.contextmanager
+def beside(condition: str, seed: int) -> Iterator[None]:
+    """Make the load of a condition; those of `bursts` have the same bursts."""
+    seeds = [seed if condition == "bursts" else 1000 * seed + n for n in range(processes_of(condition))]
+    line = [sys.executable, __file__, "--load", condition, str(os.getpid())]
+    started = [subprocess.Popen([*line, str(each)]) for each in seeds]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def load(condition: str, parent: str, seed: str) -> None:
+    """Follow the schedule by the clock, so that processes with the same seed stay together."""
+    now = time.monotonic()
+    for busy, idle in {"light": light, "bursts": bursts}[condition](int(seed)):
+        while time.monotonic() < now + busy:
+            pass
+        now += busy + idle
+        if os.getppid() != int(parent):
+            return
+        time.sleep(max(now - time.monotonic(), 0))
+        now = max(now, time.monotonic() - 1)  # one that was starved does not make up for more than a second
+
+
+# --- sweeps
 
 
 def sweep(place: Path, options: Sequence[str], condition: str = "quiet", seed: int = 0) -> dict[str, Any]:
@@ -62,7 +118,26 @@ def sweep(place: Path, options: Sequence[str], condition: str = "quiet", seed: i
         done = subprocess.run(sweep_line(place, options), cwd=ROOT, capture_output=True, text=True, check=False)
         seconds = time.perf_counter() - started
     assert done.returncode == 0, done.stderr
-    return {"seconds": seconds, "condition": condition, "measured": machine()}
+    records = [read(path.parent) for path in place.rglob(FILE)]
+    training = sum(record["throughput"]["fit_seconds"] for record in records if record.get("throughput"))
+    return {
+        "seconds": seconds,
+        "training": training,
+        "runs": len(records),
+        "condition": condition,
+        "measured": machine(),
+    }
+
+
+def kept(place: Path, do: Callable[[], Any]) -> Any:
+    """What was found when it was done before; a sweep that was killed is done again."""
+    file = place.with_name(f"{place.name}.json")
+    if not file.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        found = do()
+        file.with_suffix(".tmp").write_text(json.dumps(found))
+        file.with_suffix(".tmp").replace(file)
+    return json.loads(file.read_text())
 
 
 def options_of(case: str, args: argparse.Namespace) -> list[str]:
@@ -137,121 +212,53 @@ def measure_sweeps(args: argparse.Namespace, references: Mapping[str, Reference]
     return found
 
 
-def table_of_sweeps(sweeps: list[dict[str, Any]]) -> list[str]:
+def table_of_sweeps(sweeps: list[dict[str, Any]]) -> str:
     """A line for each condition, and one for each false claim."""
-    lines = [
-        "| beside the sweep | sweeps | decided | with a false claim | recommended ÷ best, least | s, median | s, most |"
-    ]
-    lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    lines = []
     for condition in dict.fromkeys(one["condition"] for one in sweeps):
         of = [one for one in sweeps if one["condition"] == condition]
         decided = [one for one in of if one["size"]]
         least = f"{min(one['of_best'] for one in decided):.2f}" if decided else "–"
         seconds, wrong = [one["seconds"] for one in of], sum(bool(one["false"]) for one in of)
-        row = f"| {condition} | {len(of)} | {len(decided)} | {wrong} | {least} |"
-        lines.append(f"{row} {median(seconds):.0f} | {max(seconds):.0f} |")
+        beyond = median([(one["seconds"] - one["training"]) / one["runs"] for one in of])
+        cells = [condition, len(of), len(decided), wrong, least, f"{median(seconds):.0f}", f"{max(seconds):.0f}"]
+        lines.append([*cells, f"{beyond:.1f}"])
+    head = ["beside the sweep", "sweeps", "decided", "with a false claim", "recommended ÷ best, least", "s, median"]
     longest = max(one["measuring_s"] for one in sweeps)
-    lines += [
-        "",
-        "Wanted: at most 1 sweep of 60 with a false claim, 18 of 20 quiet ones decided, 0.88 of the best rate.",
-    ]
-    lines += [f"The longest sweep measured for {longest:.0f} s; {LIMIT_S} s are the limit."]
-    return lines + _false(sweeps, "sweep")
-
-
-def table_of_others(data: dict[str, Any]) -> list[str]:
-    """A line for each other part that was done."""
-    lines = ["", "| part | cases | with a false statement | power |", "| --- | ---: | ---: | --- |"]
-    if found := data.get("simulated"):
-        lines.append(
-            f"| simulated | {len(found)} | {_wrong(found)} | {sum(bool(one['size']) for one in found)} decided |"
-        )
-    for share in (0.0, others.SLOWER):
-        if found := [one for one in data.get("compare", ()) if one["slower"] == share]:
-            shown, busy = (sum(one["said"] == what for one in found) for what in ("slower", "busy"))
-            power = f"{shown} shown" if share else "–"
-            power += f", {busy} busy" if busy else ""
-            lines.append(f"| compare, {share:.0%} slower | {len(found)} | {_wrong(found)} | {power} |")
-    if found := data.get("diagnose"):
-        shown = sum(bool(one["recommended"]) for one in found if one["helps"])
-        lines.append(
-            f"| diagnose | {len(found)} | {_wrong(found)} | {shown} of {sum(o['helps'] for o in found)} found |"
-        )
-    return lines + [line for name in PARTS[2:] for line in _false(data.get(name, ()), name)]
-
-
-def _wrong(found: Sequence[dict[str, Any]]) -> int:
-    return sum(bool(one["false"]) for one in found)
-
-
-def _false(found: Sequence[dict[str, Any]], name: str) -> list[str]:
-    """The false statements, each with the number of its sweep."""
-    return (
-        ["", *(f"- {name} {n}: {why}" for n, one in enumerate(found) for why in one["false"])] if _wrong(found) else []
-    )
-
-
-def report(data: dict[str, Any]) -> str:
-    """The tables of all parts that were done."""
-    lines = table_of_sweeps(data["sweeps"]) if data.get("sweeps") else []
-    for case, found in data.get("reference", {}).items():
-        known = ", ".join(f"{size}: {rate:,.0f} ± {found['off'][size]:.1%}" for size, rate in found["rates"].items())
-        lines += ["", f"Reference of {case.partition('=')[0]}, samples/s: {known}. The two sweeps differed by at most "]
-        lines[-1] += f"{max(found['differ'].values()):.1%} (of ratios to the largest size)."
-    return "\n".join(lines + (table_of_others(data) if set(data) & set(PARTS[2:]) else []))
-
-
-def run_parts(args: argparse.Namespace, parts: Sequence[str]) -> dict[str, Any]:
-    """What each part found, by its name."""
-    data: dict[str, Any] = {}
-    if "reference" in parts or "sweeps" in parts:
-        places = measure_references(args)
-        pooled = {case: reference_of(of_case) for case, of_case in places.items()}
-        data["reference"] = {case: facts for case, (_, facts) in pooled.items()}
-        if "sweeps" in parts:
-            data["sweeps"] = measure_sweeps(args, {case: reference for case, (reference, _) in pooled.items()})
-    if "simulated" in parts:
-        place = args.out / "simulated"
-        data["simulated"] = [others.simulated_sweep(place / str(n), n) for n in range(args.simulated)]
-    if "diagnose" in parts:
-        place = args.out / "diagnose"
-        data["diagnose"] = [others.simulated_diagnosis(place / str(n), n) for n in range(2 * args.pairs)]
-    if "compare" in parts:
-        place = args.out / "compare"
-        data["compare"] = others.compare_pairs(place, args.root, args.pairs, args.rounds, args.seconds, kept)
-    return data
+    text = [rows([*head, "s, most", "no training, s a run"], lines), ""]
+    text += ["Wanted: at most 1 sweep of 60 with a false claim, 18 of 20 quiet ones decided, 0.88 of the best rate."]
+    text += [f"The longest sweep measured for {longest:.0f} s; {LIMIT_S} s are the limit."]
+    return "\n".join([*text, *(f"- sweep {n}: {why}" for n, one in enumerate(sweeps) for why in one["false"])])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="data")
-    parser.add_argument("--part", action="append", choices=(*PARTS, "attack"), help="may be repeated; by default all")
-    parser.add_argument("--cases", nargs="+", default=CASES, metavar="MODEL=SIZES")
-    parser.add_argument("--sweeps", type=int, default=20, help="in each condition; of `attack`, of each kind of noise")
-    parser.add_argument("--simulated", type=int, default=40)
-    parser.add_argument("--pairs", type=int, default=20, help="of `compare`, of each kind; and half of the diagnoses")
-    parser.add_argument("--rounds", type=int, default=5, help="of `compare`")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each side in a round of `compare`")
-    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "bench-answers")
-    parser.add_argument("--fresh", action="store_true", help="empty --out first")
-    parser.add_argument("--smallest", action="store_true", help="each part as small as possible; writes no result")
-    args = parser.parse_args()
-    if args.part == ["attack"]:
-        table, data = attack.run(args.sweeps)
-        write_result("answers_attack", table, data)
+    if sys.argv[1:2] == ["--load"]:
+        load(*sys.argv[2:])
         return
+    parser = arguments(__doc__)
+    parser.add_argument("--cases", nargs="+", default=CASES, metavar="MODEL=SIZES")
+    parser.add_argument("--sweeps", type=int, default=20, help="in each condition")
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "bench-answers")
+    args = parser.parse_args()
     if args.smallest:
-        args.cases, args.sweeps, args.simulated, args.pairs, args.rounds, args.seconds = ["mlp=16,256"], 1, 4, 1, 1, 0.5
-        args.out = args.out.with_name(f"{args.out.name}-smallest")
-    if args.fresh or args.smallest:
+        args.cases, args.sweeps, args.out = ["mlp=16,256"], 1, args.out.with_name("bench-answers-smallest")
         shutil.rmtree(args.out, ignore_errors=True)
     args.out = args.out.resolve()
-    parts = args.part or PARTS
-    data = run_parts(args, parts)
-    if args.smallest or "sweeps" not in parts:
-        print(report(data))
-    else:
-        write_result("answers", report(data), data)
+    places = measure_references(args)
+    pooled = {case: reference_of(of_case) for case, of_case in places.items()}
+    sweeps = measure_sweeps(args, {case: reference for case, (reference, _) in pooled.items()})
+    text = table_of_sweeps(sweeps)
+    for case, (_, found) in pooled.items():
+        known = ", ".join(f"{size}: {rate:,.0f} ± {found['off'][size]:.1%}" for size, rate in found["rates"].items())
+        text += f"\n\nReference of {case.partition('=')[0]}, samples/s: {known}. The two sweeps differed by at most "
+        text += f"{max(found['differ'].values()):.1%} (of ratios to the largest size)."
+    write_result("answers", text, {"reference": {c: facts for c, (_, facts) in pooled.items()}, "sweeps": sweeps}, args)
+    if not args.smallest:
+        quiet = {one["case"]: args.out / "sweeps" / str(one["number"]) for one in sweeps if one["condition"] == "quiet"}
+        shutil.rmtree(RESULTS / "sweep", ignore_errors=True)
+        write_report(quiet.values(), RESULTS / "sweep")
+        for page in [*(RESULTS / "sweep").glob("*.html"), RESULTS / "sweep" / "tensorboard"]:
+            shutil.rmtree(page) if page.is_dir() else page.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

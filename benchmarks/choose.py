@@ -1,111 +1,103 @@
-"""How well an operation's time on a GPU is predicted that was never measured.
+"""Which device for two trainings? Writes the tables of docs/choosing-a-device.md, and checks predictions on a GPU.
 
-    python benchmarks/choose.py --fit ../shared/data/gpu_kernels                 # leave one GPU out, each in turn
-    python benchmarks/choose.py --fit ../shared/data/gpu_kernels --test FOLDER   # GPUs of another folder
-    python benchmarks/choose.py --fit ../shared/data/gpu_kernels --write         # also writes src/choice/kernels.json
+    python benchmarks/choose.py --root ../shared/data
+    python benchmarks/choose.py --from outputs/choose-cases     # from an earlier measurement's records
+    python benchmarks/choose.py --device cuda                   # this GPU's steps, as those of the CPU predict them
 
-A folder has `kernels.csv` (op, B, M, N, K, H, device, ms) and `devices.csv` (device, memory_gb, bandwidth_gb_s, sms,
-cores_per_sm, mhz, fp32_gflop_s, l2_mb, tdp_w; of these only device, bandwidth_gb_s and fp32_gflop_s are needed). No device's
-name enters a prediction. The intervals come from the fitted devices alone: each is left out of the fit in turn.
-
-The last line of the output is JSON. Errors, coverage, widths and shares are in percent.
-
-    mode                       "leave one out" or "test"
-    fitted, tested             names of devices
-    in_both                    tested devices that were also fitted: their errors say nothing of unseen devices
-    overall, by_kind, by_operation, by_device, by_kind_and_device, by_operation_and_device: each has
-        cases                  measured operations
-        error                  median of |predicted / measured - 1|
-        coverage               of the 80 % intervals: how many hold the measurement
-        width                  median of (high - low) / middle
-        bias                   median of predicted / measured - 1, of the logarithms
-        roofline_error         the error of max(FLOPs / peak, bytes / bandwidth)
-        roof_ratio_error       the error of another fitted device's measurement times the ratio of the rooflines; null without one
-        roof_ratio_best_error  the same by each target's best source, which only hindsight knows
-    ranking                    pairs of devices whose measurements of one operation differ by over 20 %: pairs, too_close,
-                               right_of_called, wrong_of_all; by_kind, by_device_pair. In a test, tested devices are also
-                               compared with the measurements of the fitted ones.
-    seconds                    what the script took
+Measures a small CNN and a ResNet-50 on images of CIFAR's size with `batchscope choose`, on this machine, and predicts five
+cards. About three minutes on two cores; nothing else should run meanwhile. The ResNet's images are those of MNIST in
+32 × 32 pixels: time does not depend on what is in them.
 """
 
 import argparse
 import json
 import os
+import shutil
+import subprocess
 import sys
-import time
-from dataclasses import asdict
 from pathlib import Path
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the matrices are small, and the sums are the same on every machine
+from harness import ROOT, arguments, fill_in, machine, rows, write_result
 
-from device_choice.cases import evaluate
-from device_choice.evaluate import results
-from device_choice.fit import Fit
-from device_choice.measurements import Measurements, read
-from device_choice.table import render
+from batchscope.choice.measured import read_trainings
+from batchscope.choice.step import step_on
+from batchscope.files import set_aside
 
-from batchscope.choice.kernels import FILE, Coefficients
-from batchscope.errors import UserError, exit_on_user_error, refuse_in_one_line
-from batchscope.files import write_text
+PAGE = ROOT / "docs" / "choosing-a-device.md"
+# Modal's price list of 2026-05-07: an hour of the GPU alone, in dollars.
+PRICES = {"t4": 0.5904, "l4": 0.7992, "l40s": 1.9512, "a100": 2.4984, "h100": 3.9492}
+FLAGS = [
+    "--devices",
+    ",".join(PRICES),
+    *(word for each in PRICES.items() for word in ("--price", "{}={}".format(*each))),
+]
+CASES = {  # the options of the training, and the flags of choose
+    "cnn": (["model=cnn", "data=mnist"], ["--epochs", "10"]),
+    "resnet50": (
+        ["model=torchvision", "model.name=resnet50", "model.image_size=32", "data=mnist"],
+        ["--epochs", "100", "--start-up", "300"],
+    ),
+}
+SMALLEST = (["model=mlp", "data=digits", "data.num_train=256", "data.batch_size=8,16"], ["--epochs", "10"])
+WIDTH = 100  # columns
 
-SOURCE = "NeuSight (Lee, Phanishayee, Mahajan, ASPLOS 2025), repository sitar-lab/NeuSight, commit 6945927, MIT licence"
+
+def choose(*words: str) -> str:
+    """What the command prints."""
+    command = [sys.executable, "-m", "batchscope", "choose", *words]
+    environment = {**os.environ, "COLUMNS": str(WIDTH)}
+    return subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def measured(text: str) -> Path:
+    """The folder that the command's last line names."""
+    return ROOT / text.splitlines()[-1].removeprefix("measured ")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Measure both devices, and hold the GPU's steps against what the CPU's predict."""
+    text = choose("model=cnn", "data=mnist", f"data.root={args.root}", "data.batch_size=64,512,4096", "--epochs", "10")
+    ((training,), _) = read_trainings([measured(text)])
+    lines = []
+    for card in (source for source in training.sources if source.device.kind == "cuda"):
+        for source in (source for source in training.sources if source is not card):
+            for size, here in card.sizes.items():
+                low, middle, high = (f"{1e3 * end:.3g}" for end in step_on(source, card.device, size).seconds.ends())
+                holds = float(low) <= 1e3 * here.seconds.middle <= float(high)
+                lines.append(
+                    [size, f"{1e3 * here.seconds.middle:.3g}", middle, f"{low} to {high}", "yes" if holds else "**no**"]
+                )
+    head = ["batch", "measured, ms", "predicted, ms", "interval", "holds"]
+    write_result("choose_check", f"```text\n{text.strip()}\n```\n\n{rows(head, lines)}", {"checks": lines}, args)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fit", type=Path, required=True, metavar="DIR", help="folder with the measurements to fit")
-    parser.add_argument("--test", type=Path, metavar="DIR", help="folder with measurements to predict")
-    parser.add_argument("--write", action="store_true", help=f"write {FILE.name} of the package")
-    parser.add_argument("--source", default=SOURCE, help="of the measurements, for --write")
-    refuse_in_one_line(parser)
+    parser = arguments(__doc__, device=True)
+    parser.add_argument("--from", dest="earlier", type=Path, help="the folder of an earlier measurement")
     args = parser.parse_args()
-    start = time.perf_counter()
-    fitted = read(args.fit)
-    tested = read(args.test) if args.test else None
-    names = fitted.measured_devices()
-    if args.write:
-        write_text(FILE, as_json(fit_all(fitted, args.source)))
-    if tested is None and len(names) < 2:
-        raise UserError(
-            f"--fit {args.fit}: has one device; to leave one out takes two, or --test a folder of other devices"
-        )
-    found: dict = {
-        "mode": "test" if tested else "leave one out",
-        "fitted": names,
-        "tested": (tested or fitted).measured_devices(),
-        "in_both": [name for name in tested.measured_devices() if name in names] if tested else [],
-    }
-    found |= results(evaluate(fitted, tested))
-    print(_title(found))
-    print(f"\n{render(found)}\n")
-    found["seconds"] = round(time.perf_counter() - start, 1)
-    print(json.dumps(found))
-
-
-def fit_all(measurements: Measurements, source: str = SOURCE) -> Coefficients:
-    """The coefficients of the package: fitted to every device of the folder."""
-    fit = Fit(measurements)
-    fit.source = source
-    return fit.coefficients(measurements.measured_devices())
-
-
-def as_json(coefficients: Coefficients) -> str:
-    """The text of `kernels.json`, with six digits."""
-    rounded = json.loads(json.dumps(asdict(coefficients)), parse_float=lambda text: float(f"{float(text):.6g}"))
-    return json.dumps(rounded, indent=2) + "\n"
-
-
-def _title(found: dict) -> str:
-    if found["mode"] == "leave one out":
-        return f"Each of {len(found['fitted'])} devices, predicted from the others."
-    title = f"{len(found['tested'])} devices, predicted from {len(found['fitted'])} others."
-    if found["in_both"]:
-        print(
-            f"warning: fitted and tested, which says nothing of unseen devices: {', '.join(found['in_both'])}",
-            file=sys.stderr,
-        )
-    return title
+    if args.device == "cuda":
+        check(args)
+        return
+    kept = args.earlier or ROOT / "outputs" / "choose-cases"
+    made, numbers = {}, {}
+    for name, (options, flags) in {"cnn": SMALLEST}.items() if args.smallest else CASES.items():
+        place = kept / name
+        if args.earlier is None:
+            found = measured(choose(*options, f"data.root={args.root}", *flags, *FLAGS))
+            if not args.smallest:
+                if place.exists():
+                    set_aside(place)
+                kept.mkdir(parents=True, exist_ok=True)
+                shutil.move(found, place)
+            else:
+                place = found
+        words = [str(place), *flags, *FLAGS]
+        made[name] = f"```text\n{choose(*words).strip()}\n```"
+        numbers[name] = json.loads(choose(*words, "--json"))
+    if not args.smallest:
+        fill_in(PAGE, made | {"machine": f"{machine()}."})
+    write_result("choose_cases", "\n\n".join(f"**{name}**\n\n{block}" for name, block in made.items()), numbers, args)
 
 
 if __name__ == "__main__":
-    exit_on_user_error(main)
+    main()

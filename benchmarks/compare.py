@@ -1,11 +1,10 @@
 """What `batchscope compare` finds: false alarms on runs of the same thing, and slowdowns that were built in.
 
     python benchmarks/compare.py --root ../shared/data
-    python benchmarks/compare.py --root ../shared/data --comparisons 2      # a short look, which writes no result
-    python benchmarks/compare.py --kept                                     # the runs of the last time, analysed again
+    python benchmarks/compare.py --kept                # the runs of the last time, analysed again
 
 The runs are of the SimpleCNN, for 50 minutes in all, and are started as `compare --rerun` and sweeps start them. A built-in
-slowdown is a busy wait in `training_step` (slowed_job.py). It needs Linux.
+slowdown is a busy wait at the end of `training_step`, a share of the time of the last steps. It needs Linux.
 
 - Side by side: runs of A, other ones of A, and ones that are 10 % slower alternate, in processes that each pass replaces.
 - Separate: runs of A, and runs that are 50 % slower, one after the other in between. A run of A is compared with another
@@ -20,13 +19,15 @@ import math
 import os
 import shutil
 import statistics
+import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import write_result
+from harness import ROOT, arguments, rows, write_result
 
 from batchscope.analysis.compare import Comparison, compare
 from batchscope.analysis.noise import Rates
@@ -34,14 +35,14 @@ from batchscope.analysis.read import find
 from batchscope.analysis.windows import STEP, windows_of
 from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
+from batchscope.records.read import read
 from batchscope.records.step_parts import PARTS
-from batchscope.sweep import fork_server
+from batchscope.sweep import fork_server, job
 from batchscope.sweep.loop import Loop
 from batchscope.sweep.rerun import Side, a_b
 
-ROOT = Path(__file__).resolve().parent.parent
 SIDE_BY_SIDE, SEPARATE = 0.1, 0.5  # built-in slowdowns
-FEWEST = 10  # comparisons of which a result is written
+REMEMBERED = 5  # steps, of whose time the wait is a share: one that held a pause does not count
 OPTIONS = (
     "experiment=throughput",
     "data=mnist",
@@ -55,6 +56,38 @@ OPTIONS = (
     "logger.tensorboard=null",
     "logger.csv=null",
 )
+
+
+class Wait:
+    """Waits, busily, for a share of the time that the last steps took without waiting."""
+
+    def __init__(self, share: float):
+        self._share = share
+        self._last = 0.0
+        self._without: deque[float] = deque(maxlen=REMEMBERED)
+
+    def __call__(self) -> None:
+        now = time.perf_counter()
+        if self._last:
+            self._without.append(now - self._last)
+        end = now + (self._share * statistics.median(self._without) if self._without else 0.0)
+        while time.perf_counter() < end:
+            pass
+        self._last = time.perf_counter()
+
+
+def slow_down(share: float) -> None:
+    """Make every step of this process slower."""
+    from batchscope.training.task import Task
+
+    step, wait = Task.training_step, Wait(share)
+
+    def training_step(task: Task, *batch: Any) -> Any:
+        result = step(task, *batch)
+        wait()
+        return result
+
+    Task.training_step = training_step
 
 
 def side(name: str, words: Sequence[str], share: float = 0.0) -> Side:
@@ -105,43 +138,43 @@ def spread(folder: Path, comparisons: int) -> dict[str, float]:
     return found
 
 
-def row(title: str, found: list[Comparison], wanted: str) -> str:
+def row(title: str, found: list[Comparison], wanted: str) -> list[object]:
     """A line of the table."""
     alarms = sum(one.exit_code == 3 for one in found)
     differing = sum(len(one.compared[0].shown) > 1 or one.compared[0].verdict in ("slower", "faster") for one in found)
     busy = sum(one.compared[0].busy is not None for one in found)
     ratios = [one.compared[0].slowdown for one in found]
-    lows, highs = (statistics.median(getattr(ratio, end) for ratio in ratios) for end in ("low", "high"))
-    ratio, share = statistics.median(one.value for one in ratios), f"{alarms / len(found):.0%}"
-    return f"| {title} | {len(found)} | {alarms} ({share}) | {wanted} | {differing} | {busy} | {ratio:.3f} | {lows:.2f} to {highs:.2f} |"
+    low, value, high = (statistics.median(getattr(ratio, end) for ratio in ratios) for end in ("low", "value", "high"))
+    cells = [title, len(found), f"{alarms} ({alarms / len(found):.0%})", wanted, differing, busy]
+    return [*cells, f"{value:.3f}", f"{low:.2f} to {high:.2f}"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="data")
+    parser = arguments(__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "bench-compare", help="is emptied")
-    parser.add_argument("--comparisons", type=int, default=20, help="of each kind; fewer than 10 write no result")
+    parser.add_argument("--comparisons", type=int, default=20, help="of each kind")
     parser.add_argument("--passes", type=int, default=5, help="pairs")
     parser.add_argument("--seconds", type=float, default=2.0, help="of training of each side in a pass")
     parser.add_argument("--separate-seconds", type=float, default=30.0, help="of training in a separate run")
     parser.add_argument("--kept", action="store_true", help="analyse the runs in --out again")
     args = parser.parse_args()
+    if args.smallest:
+        args.comparisons, args.passes, args.seconds, args.separate_seconds = 2, 1, 0.3, 0.3
+        args.out = args.out.with_name("bench-compare-smallest")
     if not args.kept:
         run_all(args)
     report(args)
 
 
 def run_all(args: argparse.Namespace) -> None:
-    """All runs, into an empty folder."""
-    os.environ["PYTHONPATH"], fork_server.JOB = str(Path(__file__).parent), "slowed_job"  # the program of the runs
+    """All runs, into an empty folder; this file is the program of each."""
+    os.environ["PYTHONPATH"], fork_server.JOB = str(Path(__file__).parent), "compare"
     shutil.rmtree(args.out, ignore_errors=True)
-    words = [f"data.root={Path(args.root).resolve()}"]
     with fork_server.forking() as server:
-        measure(args.out, args, Loop(server), words)
+        measure(args.out, args, Loop(server), [f"data.root={Path(args.root).resolve()}"])
 
 
 def report(args: argparse.Namespace) -> None:
-    """The table; a result where there are enough comparisons."""
     tables = {
         "unchanged, separate": (half_apart(args.out, args.comparisons, "y"), "≤ 5 %"),
         "unchanged, side by side": (side_by_side(args.out, args.comparisons, "again"), "≤ 5 %"),
@@ -149,18 +182,14 @@ def report(args: argparse.Namespace) -> None:
         f"{SEPARATE:.0%} slower, separate": (half_apart(args.out, args.comparisons, "slower"), "≥ 95 %"),
     }
     found = spread(args.out, args.comparisons)
-    header = "| | comparisons | exit code 3 | wanted | any row | busy | time of a sample, B ÷ A, median | its interval, median |"
-    lines = [header, "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
-    lines += [row(title, comparisons, wanted) for title, (comparisons, wanted) in tables.items()]
+    head = ["", "comparisons", "exit code 3", "wanted", "any row", "busy", "B ÷ A, median", "its interval, median"]
+    lines = [rows(head, [row(title, comparisons, wanted) for title, (comparisons, wanted) in tables.items()])]
     lines += ["", "Separate runs of the same thing differ by (standard deviation of log times):"]
     lines += [", ".join(f"{name.replace('_', ' ')} {value:.1%}" for name, value in found.items()) + "."]
     lines += [f"{args.passes} passes of {args.seconds:g} s, separate runs of {args.separate_seconds:g} s."]
-    if args.comparisons < FEWEST:
-        print("\n".join(lines))
-        return
-    data = {key: getattr(args, key) for key in ("passes", "seconds", "separate_seconds")} | {"spread": found}
+    data: dict[str, Any] = {key: getattr(args, key) for key in ("passes", "seconds", "separate_seconds")}
     short = {title: [_short(one) for one in comparisons] for title, (comparisons, _) in tables.items()}
-    write_result("compare", "\n".join(lines), data | {"tables": short})
+    write_result("compare", "\n".join(lines), data | {"spread": found, "tables": short}, args)
 
 
 def _short(one: Comparison) -> dict[str, Any]:
@@ -169,8 +198,18 @@ def _short(one: Comparison) -> dict[str, Any]:
     return {key: pair[key] for key in ("passes", "busy", "regression", "rows")}
 
 
+def run_job() -> None:
+    """Be the server that runs are forked from, or a run: its folder is the first argument."""
+    if sys.argv[1] == fork_server.SERVE:
+        fork_server.serve()
+    if share := float(read(Path(sys.argv[1]))["choices"].get("slowed", 0)):
+        slow_down(share)
+    job.main()
+
+
 if __name__ == "__main__":
     try:
-        main()
+        is_job = len(sys.argv) > 1 and (sys.argv[1] == fork_server.SERVE or Path(sys.argv[1]).is_dir())
+        (run_job if is_job else main)()
     except UserError as error:
         raise SystemExit(f"error: {error}") from None

@@ -1,34 +1,128 @@
-"""Shared by the benchmarks: statistics, the description of the machine, and writing results."""
+"""Shared by the benchmarks: variants that take turns, statistics, the zoo's steps, the command line, and the results.
 
+A result is `results/<name>.md`, its table, and `results/<name>.json`, its numbers, both with the machine and the date.
+`--smallest` runs the smallest case of a script, prints its table and writes nothing.
+"""
+
+import argparse
 import json
 import platform
+import random
 import re
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from batchscope.data.spec import DataSpec
 from batchscope.hardware.devices import cpu_name
+from batchscope.options.compose import check_command_line
 from batchscope.records.run_record import versions
+from batchscope.training.build import build
+from batchscope.training.task import Task
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+MNIST, CIFAR = DataSpec("image", (1, 28, 28), "class", 10), DataSpec("image", (3, 32, 32), "class", 10)
+median = statistics.median
 
 
-def median(values: Sequence[float]) -> float:
-    return statistics.median(values)
+class Compared:
+    """What variants took that were measured in turns: `rounds[name]` has one measurement a round, numbers by their key."""
+
+    def __init__(self, rounds: Mapping[str, Sequence[Mapping[str, float]]]):
+        self.rounds = rounds
+
+    def of(self, name: str, key: str = "seconds") -> list[float]:
+        """A variant's numbers, one a round."""
+        return [each[key] for each in self.rounds[name]]
+
+    def median(self, name: str, key: str = "seconds") -> float:
+        return median(self.of(name, key))
+
+    def ratios(self, name: str, base: str, key: str = "seconds") -> list[float]:
+        """A variant ÷ another one, within each round."""
+        return [one / other for one, other in zip(self.of(name, key), self.of(base, key), strict=True)]
+
+    def ratio(self, name: str, base: str, key: str = "seconds") -> str:
+        """The median of these ratios, with their middle half."""
+        found = self.ratios(name, base, key)
+        return f"{median(found):.3f} ({middle_half(found)})"
+
+    def difference(self, name: str, base: str, key: str = "seconds") -> float:
+        """The median over rounds of a variant − another one."""
+        return median([one - other for one, other in zip(self.of(name, key), self.of(base, key), strict=True)])
 
 
-def spread(values: Sequence[float]) -> str:
-    return f"{min(values):.3f}–{max(values):.3f}"
+def compare_variants(
+    variants: Mapping[str, Callable[[], float | Mapping[str, float]]], rounds: int, warm_up: int = 0
+) -> Compared:
+    """Measure variants in turns, in another order in each round: what changes in the machine changes for all of them.
+
+    Args:
+        variants: by name what measures once; it returns seconds, or several numbers by their keys.
+        rounds: that count.
+        warm_up: rounds before them.
+    """
+    found: dict[str, list[Mapping[str, float]]] = {name: [] for name in variants}
+    for round_ in range(-warm_up, rounds):
+        for name in sorted(variants, key=lambda name: random.Random(f"{name} {round_}").random()):
+            one = variants[name]()
+            if round_ >= 0:
+                found[name].append(one if isinstance(one, Mapping) else {"seconds": one})
+        print(f"round {round_ + 1} of {rounds}", end="\r", file=sys.stderr, flush=True)
+    return Compared(found)
 
 
 def middle_half(values: Sequence[float]) -> str:
     low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else 3 * list(values)
     return f"{low:.3f}–{high:.3f}"
+
+
+def rows(head: Sequence[str], lines: Sequence[Sequence[object]], words: int = 1) -> str:
+    """A table in Markdown; the first `words` columns are text, the others numbers."""
+    rule = ["---" if place < words else "---:" for place in range(len(head))]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in (head, rule, *lines))
+
+
+def zoo_task(model: str, *options: str) -> Task:
+    """The task of `model=<model>`, with further options such as `model.backend=reference`."""
+    spec = CIFAR if model == "torchvision" else MNIST
+    line = [
+        f"model={model}",
+        f"data={'cifar10' if spec is CIFAR else 'digits'}",
+        *options,
+        "optimizer.schedule=constant",
+    ]
+    config = check_command_line(line, multirun=False)[0]
+    return Task(build(config["model"], "model", spec=spec), spec, build(config["optimizer"], "optimizer"))
+
+
+def zoo_batch(model: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random images and classes that a model of the zoo takes."""
+    spec = CIFAR if model == "torchvision" else MNIST
+    return torch.randn(samples, *spec.input_shape), torch.randint(spec.num_outputs, (samples,))
+
+
+def sweep_line(place: Path, options: Sequence[str]) -> list[str]:
+    """The command line of a sweep into a folder, to be run in the repository's root."""
+    return [sys.executable, "train.py", "-m", *options, "callbacks.progress=null", f"hydra.sweep.dir={place}"]
+
+
+def arguments(doc: str | None, rounds: int | None = None, device: bool = False) -> argparse.ArgumentParser:
+    """The parser of a script, with the options that scripts have in common."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smallest", action="store_true", help="the smallest case; writes no result")
+    parser.add_argument("--root", default="data", help="the folder of the datasets")
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds)
+    if device:
+        parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    return parser
 
 
 def machine() -> str:
@@ -41,11 +135,6 @@ def machine() -> str:
     )
 
 
-def sweep_line(place: Path, options: Sequence[str], program: Sequence[str] = (sys.executable, "train.py")) -> list[str]:
-    """The command line of a sweep into a folder, to be run in the repository's root."""
-    return [*program, "-m", *options, "callbacks.progress=null", f"hydra.sweep.dir={place}"]
-
-
 def fill_in(page: Path, made: Mapping[str, str]) -> None:
     """Replace the blocks between their marks, `<!-- name -->` and `<!-- end -->`, in a page of the docs."""
     text = page.read_text(encoding="utf-8")
@@ -55,14 +144,16 @@ def fill_in(page: Path, made: Mapping[str, str]) -> None:
     page.write_text(text, encoding="utf-8")
 
 
-def write_result(name: str, table: str, data: dict[str, Any]) -> None:
-    """Print a table and write it to `results/<name>.md`, with the raw numbers as JSON beside it.
+def write_result(name: str, table: str, data: Mapping[str, Any], args: argparse.Namespace | None = None) -> None:
+    """Print a table and, but for the smallest case, write it and its numbers to `results/`.
 
-    `data["machine"]` says on which machine and when the numbers were measured. Without it they were measured just now.
+    A result of a GPU has `-cuda` in its name. `data["machine"]` says on which machine and when the numbers were measured,
+    if it was not just now.
     """
-    RESULTS.mkdir(exist_ok=True)
     data = {**data, "machine": data.get("machine") or machine()}
     text = f"{table}\n\n{data['machine']}\n"
     print("\n" + text, flush=True)
-    (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
-    (RESULTS / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    if not getattr(args, "smallest", False):
+        name += "-cuda" if getattr(args, "device", "cpu") == "cuda" else ""
+        (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
+        (RESULTS / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

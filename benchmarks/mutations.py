@@ -177,6 +177,7 @@ def run_tests(copy: Path, tests: list[str], limit_s: float | None = None) -> tup
     work = copy.parent
     report, arguments = work / "report.json", work / "arguments"
     report.unlink(missing_ok=True)
+    (work / "current").write_text("")
     arguments.write_text("\n".join(tests))
     line = [sys.executable, "-m", "pytest", "-p", "mutations", *(["-x", f"@{arguments}"] if tests else [])]
     with (work / "log").open("w") as log:

@@ -20,18 +20,19 @@ import ctypes
 import gc
 import json
 import os
-import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from harness import median, middle_half, write_result
+from harness import Compared, arguments, compare_variants, median, rows, write_result
 from torch import Tensor, nn
 
 from batchscope.hardware.host_memory import keep_freed_memory
+from batchscope.hardware.microbenchmarks import clock
 from batchscope.models.layout import torch_state_dict
 from batchscope.models.recurrent import RNNCell, StackedLSTM, unroll
 
@@ -115,37 +116,33 @@ def products(kind: str, shape: Shape, device: str) -> dict[str, Callable[[], obj
     return {"forward": forward, "forward+backward": both}
 
 
-def seconds(work: Callable[[], object], device: str, repeats: int) -> float:
-    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
-    synchronize()
-    started = time.perf_counter()
+def seconds(work: Callable[[], object], repeats: int) -> float:
+    started = clock()
     for _ in range(repeats):
         work()
-    synchronize()
-    return (time.perf_counter() - started) / repeats
+    return (clock() - started) / repeats
 
 
-def times(kind: str, shape: Shape, device: str, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds of every variant for forward and forward+backward, one number a round."""
-    work = {way: passes(kind, shape, way, device) for way in WAYS} | {"products": products(kind, shape, device)}
-    work["torch again"] = passes(kind, shape, "torch", device)
-    found: dict[str, dict[str, list[float]]] = {}
+def times(kind: str, shape: Shape, args: argparse.Namespace) -> dict[str, Compared]:
+    """Every variant of forward and of forward+backward, in turns."""
+    work = {way: passes(kind, shape, way, args.device) for way in WAYS} | {
+        "products": products(kind, shape, args.device)
+    }
+    work["torch again"] = passes(kind, shape, "torch", args.device)
+    found = {}
     for what in ("forward", "forward+backward"):
         for way in work:
             work[way][what]()
-        repeats = {way: max(1, int(0.05 / seconds(work[way][what], device, 1))) for way in work}
-        found[what] = {way: [] for way in work}
-        for round_ in range(rounds):
-            for way in sorted(work, key=lambda way: random.Random(f"{way} {round_}").random()):
-                found[what][way].append(seconds(work[way][what], device, repeats[way]))
+        turns = {way: partial(seconds, of[what], max(1, int(0.05 / seconds(of[what], 1)))) for way, of in work.items()}
+        found[what] = compare_variants(turns, args.rounds)
     return found
 
 
-def peaks_in_a_process(device: str) -> dict[str, dict[str, float]]:
+def peaks_in_a_process(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """MiB of every case and variant, from a process that returns freed memory, so that its peak is the memory in use."""
-    line = [sys.executable, __file__, "--device", device, "--peaks"]
+    line = [sys.executable, __file__, "--device", args.device, "--peaks", *(["--smallest"] if args.smallest else [])]
     env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-    return json.loads(subprocess.run(line, capture_output=True, text=True, check=True, env=env).stdout)
+    return json.loads(subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True, env=env).stdout)
 
 
 def measured_peak(kind: str, shape: Shape, way: str, device: str) -> float:
@@ -169,57 +166,45 @@ def peak_resident_kib() -> int:
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
 
 
-def table(results: dict[str, dict], what: str) -> str:
-    theirs = "torch's"
-    columns = ["network", "T, F, H, L, B", "auto", theirs, f"{theirs} ÷ auto (middle half)", f"{theirs} ÷ itself"]
-    columns += ["reference ÷ auto", "products alone", "auto ÷ products", f"{theirs} ÷ products"]
-    rows = [f"**{what}**, ms\n", f"| {' | '.join(columns)} |", f"| --- | --- {'| ---: ' * (len(columns) - 2)}|"]
+def table(results: dict[str, dict[str, Any]], what: str) -> str:
+    head = ["network", "T, F, H, L, B", "auto", "torch's", "torch's ÷ auto (middle half)", "torch's ÷ itself"]
+    head += ["reference ÷ auto", "products alone", "auto ÷ products", "torch's ÷ products"]
+    lines = []
     for found in results.values():
-        of = found["seconds"][what]
-
-        def ratios(a: str, b: str, of: dict = of) -> list[float]:
-            return [x / y for x, y in zip(of[a], of[b], strict=True)]
-
-        cells = [found["kind"], ", ".join(map(str, found["shape"]))]
-        cells += [f"{median(of['auto']) * 1e3:.1f}", f"{median(of['torch']) * 1e3:.1f}"]
-        cells += [f"{median(ratios('torch', 'auto')):.2f} ({middle_half(ratios('torch', 'auto'))})"]
-        cells += [f"{median(ratios('torch', 'torch again')):.2f}"]
-        cells += [f"{median(ratios('reference', 'auto')):.2f}", f"{median(of['products']) * 1e3:.1f}"]
-        cells += [f"{median(ratios(way, 'products')):.2f}" for way in ("auto", "torch")]
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
-
-
-def memory_table(results: dict[str, dict]) -> str:
-    rows = ["**Peak memory of forward+backward**, MiB\n", "| network | T, F, H, L, B | auto | torch's | reference |"]
-    rows.append("| --- | --- | ---: | ---: | ---: |")
-    for found in results.values():
-        peaks = " | ".join(f"{found['peak_mib'][way]:.0f}" for way in WAYS)
-        rows.append(f"| {found['kind']} | {', '.join(map(str, found['shape']))} | {peaks} |")
-    return "\n".join(rows)
+        of = found["compared"][what]
+        pairs = ("torch", "torch again"), ("reference", "auto"), ("auto", "products"), ("torch", "products")
+        itself, reference, auto, theirs = (f"{median(of.ratios(*pair)):.2f}" for pair in pairs)
+        cells = [
+            found["kind"],
+            ", ".join(map(str, found["shape"])),
+            *(f"{1e3 * of.median(w):.1f}" for w in ("auto", "torch")),
+        ]
+        cells += [of.ratio("torch", "auto"), itself, reference, f"{1e3 * of.median('products'):.1f}", auto, theirs]
+        lines.append(cells)
+    return f"**{what}**, ms\n\n{rows(head, lines, words=2)}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser = arguments(__doc__, rounds=25, device=True)
     parser.add_argument("--peaks", action="store_true", help=argparse.SUPPRESS)  # in this process
     args = parser.parse_args()
+    cases = [("LSTM", (5, 4, 8, 2, 3)), ("RNN", (5, 4, 8, 1, 3))] if args.smallest else CASES
+    args.rounds = 2 if args.smallest else args.rounds
     if args.peaks:
-        peaks = {f"{k} {s}": {w: measured_peak(k, s, w, args.device) for w in WAYS} for k, s in CASES}
-        print(json.dumps(peaks))
+        print(json.dumps({f"{k} {s}": {w: measured_peak(k, s, w, args.device) for w in WAYS} for k, s in cases}))
         return
     keep_freed_memory()
-    all_peaks, results = peaks_in_a_process(args.device), {}
-    for kind, shape in CASES:
-        found = times(kind, shape, args.device, args.rounds)
-        peaks = all_peaks[f"{kind} {shape}"]
-        results[f"{kind} {shape}"] = {"kind": kind, "shape": shape, "seconds": found, "peak_mib": peaks}
-        shown = {what: {way: round(median(s) * 1e3, 1) for way, s in of.items()} for what, of in found.items()}
-        print(kind, shape, json.dumps(shown), {way: round(mib) for way, mib in peaks.items()}, flush=True)
-    tables = [table(results, what) for what in ("forward", "forward+backward")] + [memory_table(results)]
-    name = "recurrent" if args.device == "cpu" else f"recurrent-{args.device}"
-    write_result(name, "\n\n".join(tables), {"results": results, "rounds": args.rounds})
+    peaks, results = peaks_in_a_process(args), {}
+    for kind, shape in cases:
+        results[f"{kind} {shape}"] = {"kind": kind, "shape": shape, "compared": times(kind, shape, args)}
+        print(kind, shape, flush=True)
+    tables = [table(results, what) for what in ("forward", "forward+backward")]
+    memory = [[*name.split(" ", 1), *(f"{found[way]:.0f}" for way in WAYS)] for name, found in peaks.items()]
+    tables.append(
+        f"**Peak memory of forward+backward**, MiB\n\n{rows(['network', 'T, F, H, L, B', *WAYS], memory, words=2)}"
+    )
+    seconds_ = {name: {what: of.rounds for what, of in found["compared"].items()} for name, found in results.items()}
+    write_result("recurrent", "\n\n".join(tables), {"seconds": seconds_, "peaks_mib": peaks}, args)
 
 
 if __name__ == "__main__":

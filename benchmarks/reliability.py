@@ -10,7 +10,6 @@ resumes it, until it finishes; then it compares the run, bit by bit, with one th
 one, until `--kills` is reached. `--only` keeps the results of the other parts.
 """
 
-import argparse
 import json
 import os
 import random
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import RESULTS, machine, median, spread, write_result
+from harness import RESULTS, ROOT, arguments, machine, median, middle_half, rows, write_result
 from lightning import Callback, Trainer
 
 from batchscope.callbacks.nonfinite import StopOnNonFinite
@@ -35,7 +34,6 @@ from batchscope.options.compose import check_command_line
 from batchscope.training.build import build
 from batchscope.training.task import Task
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 WARM_UP = 20  # steps with the check and as many without, which are not counted
 EVERY_MINUTES = 5  # the default of callbacks.checkpoint
@@ -110,7 +108,7 @@ def time_checkpoints(root: str, count: int) -> dict[str, Any]:
         fit(root, 5 * count, timed)
         size = (Path(folder) / "last.ckpt").stat().st_size
     seconds = timed.seconds[1:]
-    return {"ms": 1e3 * median(seconds), "spread_ms": spread([1e3 * s for s in seconds]), "bytes": size}
+    return {"ms": 1e3 * median(seconds), "spread_ms": middle_half([1e3 * s for s in seconds]), "bytes": size}
 
 
 def time_finite(root: str, steps: int) -> dict[str, Any]:
@@ -188,50 +186,42 @@ def _alone() -> dict[str, str]:
 
 def table(data: dict[str, Any]) -> str:
     """One row per part that has been measured."""
-    rows = []
+    lines = []
     if found := data.get("checkpoint"):
         share = found["ms"] / (60e3 * EVERY_MINUTES)
-        rows.append(
-            f"| a checkpoint of the SimpleCNN, {found['bytes']:,} bytes | {found['ms']:.1f} ms "
-            f"({found['spread_ms']}), {share:.4%} of the training at one in {EVERY_MINUTES} minutes |"
-        )
+        said = f"{found['ms']:.1f} ms ({found['spread_ms']}), {share:.4%} of the training at one in {EVERY_MINUTES} minutes"
+        lines.append([f"a checkpoint of the SimpleCNN, {found['bytes']:,} bytes", said])
     if found := data.get("finite"):
-        rows.append(
-            f"| checking the loss and the gradients, SimpleCNN at batch 128 | {1e3 * found['look_ms']:.0f} µs, "
-            f"{found['share']:.2%} of a step of {found['without_ms']:.2f} ms; steps with it took {found['ratio']:.4f} "
-            f"of those without ({found['pairs']} pairs) |"
-        )
+        said = f"{1e3 * found['look_ms']:.0f} µs, {found['share']:.2%} of a step of {found['without_ms']:.2f} ms; "
+        said += f"steps with it took {found['ratio']:.4f} of those without ({found['pairs']} pairs)"
+        lines.append(["checking the loss and the gradients, SimpleCNN at batch 128", said])
     if found := data.get("kills"):
-        rows.append(
-            f"| {found['kills']} times kill -9 at a random moment and resume, {found['resumed_in_training']} of them in "
-            f"the middle of training | all {found['runs']} runs of {found['steps']} steps are bit-identical to one that "
-            f"was never stopped |"
+        what = (
+            f"{found['kills']} times kill -9 at a random moment and resume, {found['resumed_in_training']} of them in "
         )
-    return "\n".join(["| what | measured |", "| --- | --- |", *rows])
+        said = f"all {found['runs']} runs of {found['steps']} steps are bit-identical to one that was never stopped"
+        lines.append([f"{what}the middle of training", said])
+    return rows(["what", "measured"], lines, words=2)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="data")
+    parser = arguments(__doc__)
     parser.add_argument("--only", choices=("checkpoint", "finite", "kills"))
-    parser.add_argument("--checkpoints", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    if options.steps < 2 * WARM_UP + 2:
-        parser.error(f"--steps: takes at least {2 * WARM_UP + 2}, of which {2 * WARM_UP} are left out")
+    args = parser.parse_args()
+    count, steps, kills = (2, 2 * WARM_UP + 4, 1) if args.smallest else (40, 400, args.kills)
     parts = {
-        "checkpoint": lambda: time_checkpoints(options.root, options.checkpoints),
-        "finite": lambda: time_finite(options.root, options.steps),
-        "kills": lambda: kill_and_resume(options.kills, options.seed),
+        "checkpoint": lambda: time_checkpoints(args.root, count),
+        "finite": lambda: time_finite(args.root, steps),
+        "kills": lambda: kill_and_resume(kills, args.seed),
     }
     before = RESULTS / "reliability.json"
-    data = json.loads(before.read_text()) if options.only and before.exists() else {}
-    for part in [options.only] if options.only else parts:
+    data = json.loads(before.read_text()) if args.only and before.exists() and not args.smallest else {}
+    for part in [args.only] if args.only else parts:
         data[part] = {**parts[part](), "machine": machine()}
     data["machine"] = " and ".join(dict.fromkeys(data[part]["machine"] for part in parts if part in data))
-    write_result("reliability", table(data), data)
+    write_result("reliability", table(data), data, args)
 
 
 if __name__ == "__main__":

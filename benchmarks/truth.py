@@ -1,6 +1,7 @@
 """Check the measured numbers against an outside clock, for every model of the zoo and each data pipeline.
 
     python benchmarks/truth.py
+    python benchmarks/truth.py --device cuda
 
 The second epoch of a run is compared, in which nothing starts up any more: the sum of all parts of all steps, and the
 samples/s that follow from it, against the wall clock between the epoch's first and last hook. What the monitor itself takes
@@ -8,14 +9,13 @@ samples/s that follow from it, against the wall clock between the epoch's first 
 of rendered digits or of the adding problem.
 """
 
-import argparse
 import contextlib
 import os
 import tempfile
 from typing import Any
 
 import lightning
-from harness import write_result
+from harness import arguments, rows, write_result
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 
@@ -103,22 +103,23 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
+    args = arguments(__doc__, device=True).parse_args()
     quiet_libraries()
-    results = {}
-    lines = ["| model | pipeline | steps | samples/s | ÷ outside clock | parts ÷ outside clock | writing |"]
-    lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    results, lines = {}, []
+    models, pipelines = choices_of("model"), ("memory", "device", "workers")
+    cases = [("cnn", "memory")] if args.smallest else [(model, each) for model in models for each in pipelines]
     with tempfile.TemporaryDirectory() as folder:
-        for model in choices_of("model"):
-            for pipeline in ("memory", "device", "workers"):
-                r = results[f"{model} {pipeline}"] = measure(model, pipeline, folder)
-                ratios = f"{r['samples_per_sec_ratio']:.4f} | {r['parts_ratio']:.4f} | {r['writing_share']:.2%}"
-                lines.append(f"| {model} | {pipeline} | {r['steps']} | {r['samples_per_sec']:,.0f} | {ratios} |")
-                print(lines[-1], flush=True)
+        for model, pipeline in cases:
+            accelerator, samples = ("cpu" if args.device == "cpu" else "gpu"), 320 if args.smallest else None
+            r = results[f"{model} {pipeline}"] = measure(model, pipeline, folder, accelerator, samples)
+            ratios = [f"{r['samples_per_sec_ratio']:.4f}", f"{r['parts_ratio']:.4f}", f"{r['writing_share']:.2%}"]
+            lines.append([model, pipeline, r["steps"], f"{r['samples_per_sec']:,.0f}", *ratios])
+            print(*lines[-1], flush=True)
     worst = max(abs(r["samples_per_sec_ratio"] - 1) for r in results.values())
-    lines.append(f"\nWorst deviation of samples/s: {worst:.2%}.")
-    write_result("truth", "\n".join(lines), {"results": results})
+    table = rows(
+        ["model", "pipeline", "steps", "samples/s", "÷ outside clock", "parts ÷ it", "writing"], lines, words=2
+    )
+    write_result("truth", f"{table}\n\nWorst deviation of samples/s: {worst:.2%}.", {"results": results}, args)
 
 
 if __name__ == "__main__":

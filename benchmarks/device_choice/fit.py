@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
+from measurements import Measurements
 
 from batchscope.choice.kernels import GROUPS, Coefficients, facts
 from batchscope.choice.roofs import Array, Cards, card, memory_seconds, product_seconds
 from batchscope.choice.work import Work
 from batchscope.hardware.datasheet import Datasheet
-from device_choice.measurements import Measurements
 
 # Median and standard deviation (of the logarithm, or of an exponent itself).
 _EXPONENTS = {"l2_exponent", "lanes_exponent"}

@@ -1,6 +1,6 @@
 """What a kernel takes on a card: a middle, and the interval that holds it in 80 of 100 cases.
 
-The roofs of `roofs.py` with the coefficients of `kernels.json`, which `benchmarks/choose.py --write` fits to measurements
+The roofs of `roofs.py` with the coefficients of `kernels.json`, which `benchmarks/device_choice/main.py --write` fits to measurements
 on other cards. What these coefficients miss has three parts: a card's own effect, which its kernels share; a kernel's own
 error; and an error that is assumed for what was never measured (backward passes, convolutions, other precisions).
 """

@@ -90,7 +90,7 @@ def keep_freed_memory() -> bool:
 
     glibc unmaps a large allocation when it is freed, and returns the free top of its heap. Without this call the
     SimpleCNN spends a sixth to a quarter of a step on page faults at batch 128, and half of a step at batch 2,048
-    (benchmarks/allocator.py). The price: the process keeps its peak until it ends, and the peak can be a third higher.
+    (benchmarks/speed.py memory). The price: the process keeps its peak until it ends, and the peak can be a third higher.
 
     Returns:
         Whether anything was changed: False without glibc, and where the user has set a `MALLOC_*_` variable.

@@ -1,0 +1,388 @@
+"""What one thing takes in the place of another: an epoch, a pipeline, freed memory, augmentation, a refusal, a report.
+
+    python benchmarks/speed.py epoch --root ../shared/data
+    python benchmarks/speed.py pipelines --root ../shared/data
+    python benchmarks/speed.py memory
+    python benchmarks/speed.py augmentation
+    python benchmarks/speed.py refusal
+    python benchmarks/speed.py report
+
+All variants of a subject take turns, in another order in each round. A ratio is the median over rounds of the ratio within
+a round, with its middle half.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import lightning
+import numpy as np
+import torch
+from harness import MNIST as SPEC
+from harness import ROOT, arguments, compare_variants, median, rows, write_result
+from lightning.pytorch.callbacks import Callback
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
+
+from batchscope.data import Augment, DataSpec
+from batchscope.data.mnist import MNIST
+from batchscope.hardware.host_memory import keep_freed_memory
+from batchscope.models import SimpleCNN
+from batchscope.models.recurrent import StackedLSTM
+from batchscope.options.compose import check_command_line
+from batchscope.training import run as program
+
+BATCH_SIZE = 128
+Turn = dict[str, float]
+Step = Callable[[], Any]
+
+
+def in_a_process(*words: object) -> Turn:
+    """One measurement of `--child`, in a new process: an allocator, for example, cannot be reset."""
+    line = [sys.executable, __file__, *map(str, words)]
+    said = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return json.loads(said.splitlines()[-1])
+
+
+# --- epoch: train.py against loops that are written by hand ---------------------------------------------------------
+
+EPOCHS = ("train.py", "plain loop", "tuned loop", "tuned loop, memory kept")
+
+
+def epoch(args: argparse.Namespace) -> tuple[str, Any]:
+    """SimpleCNN on MNIST at batch 128 with AdamW and one-cycle, then a validation, each epoch in its own process.
+
+    train.py has its defaults: loggers, curves of every step, progress bar, checkpoints. The plain loop is a tutorial's; the
+    tuned one has channels-last, a fused optimizer and index_select. The processor time is that of all threads.
+    """
+    names = EPOCHS[:2] if args.smallest else EPOCHS
+    found = compare_variants(
+        {name: partial(in_a_process, "epoch", "--root", args.root, "--child", name) for name in names}, args.rounds
+    )
+    lines = []
+    for name in names:
+        times = [f"{found.median(name, key):.2f}" for key in ("seconds", "processor")]
+        lines.append([name, *times, *(found.ratio("train.py", name, key) for key in ("seconds", "processor"))])
+    head = ["epoch of", "wall s", "processor s", "train.py ÷ it: wall (middle half)", "processor"]
+    return rows(head, lines), found.rounds
+
+
+class EpochClock(Callback):
+    """Starts with an epoch, and ends with the training: with checkpoints and validation."""
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        self.started = now()
+
+    def on_train_end(self, *_: Any) -> None:
+        self.taken = since(self.started)
+
+
+def now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def since(start: tuple[float, float]) -> Turn:
+    return {"seconds": time.perf_counter() - start[0], "processor": time.process_time() - start[1]}
+
+
+def epoch_here(name: str, root: str) -> Turn:
+    """One of EPOCHS, in this process."""
+    return hand_written(root, "tuned" in name, "kept" in name) if name != "train.py" else by_framework(root)
+
+
+def by_framework(root: str) -> Turn:
+    outside, build = EpochClock(), program.build_trainer
+
+    def build_trainer(*parts: Any) -> lightning.Trainer:  # a config builds callbacks of packages only
+        trainer = build(*parts)
+        trainer.callbacks.append(outside)
+        return trainer
+
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
+        overrides = [f"data.root={root}", "trainer.max_epochs=1", "test=false", f"run_dir={folder}"]
+        config = check_command_line(overrides, multirun=False)[0]
+        with mock.patch.object(program, "build_trainer", build_trainer):
+            program.train(config, Path(folder), {"model": "cnn", "data": "mnist"}, overrides)
+    return outside.taken
+
+
+def hand_written(root: str, tuned: bool, memory_kept: bool) -> Turn:
+    if memory_kept:
+        keep_freed_memory()
+    torch.manual_seed(0)
+    (x, y), validation = mnist_tensors(root)
+    model = SimpleCNN(SPEC)
+    if tuned:
+        model = model.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.01, fused=tuned)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=-(-len(x) // BATCH_SIZE))
+    started = now()
+    for samples in torch.randperm(len(x)).split(BATCH_SIZE):
+        inputs, labels = (x.index_select(0, samples), y.index_select(0, samples)) if tuned else (x[samples], y[samples])
+        if tuned:
+            inputs = inputs.to(memory_format=torch.channels_last)
+        loss = F.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    model.eval()
+    with torch.inference_mode():
+        pairs = zip(*(tensor.split(256) for tensor in validation), strict=True)
+        float(sum((model(inputs).argmax(1) == labels).sum() for inputs, labels in pairs))
+    return since(started)
+
+
+def mnist_tensors(root: str) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    data = MNIST(root=root)
+    data.setup("fit")
+    return data.tensors("train"), data.tensors("val")
+
+
+# --- pipelines: samples a second that nothing consumes --------------------------------------------------------------
+
+
+def pipelines(args: argparse.Namespace) -> tuple[str, Any]:
+    """Shuffled batches of 128 of MNIST's training set on the CPU. torchvision's pipeline is that of the tutorials."""
+    root, workers = args.root, 0 if args.smallest else 2
+    (x, y), _ = mnist_tensors(root)
+    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
+    per_sample = datasets.MNIST(root, train=True, transform=transform)
+
+    def ours(pipeline: str) -> Iterator:
+        data = MNIST(root=root, batch_size=BATCH_SIZE, pipeline=pipeline, num_workers=2)
+        data.setup("fit")
+        return data.train_dataloader()
+
+    served = {
+        "memory": ours("memory").__iter__,
+        "device (here the CPU)": ours("device").__iter__,
+        "bare tensor indexing": lambda: ((x[i], y[i]) for i in torch.randperm(len(x)).split(BATCH_SIZE)),
+    }
+    for count in range(0, workers + 1, 2):
+        loader = DataLoader(per_sample, BATCH_SIZE, shuffle=True, num_workers=count)
+        served[f"torchvision per sample, {count} workers"] = loader.__iter__
+    if workers:
+        served["workers (2)"] = ours("workers").__iter__
+    found = compare_variants(
+        {name: partial(samples_per_sec, start, 0.05 if args.smallest else 3.0) for name, start in served.items()},
+        args.rounds,
+    )
+    lines = [[name, f"{found.median(name):,.0f}", found.ratio("memory", name)] for name in served]
+    return rows(["pipeline", "samples/s", "memory ÷ it (middle half)"], lines), found.rounds
+
+
+def samples_per_sec(start: Callable[[], Iterator], seconds: float) -> float:
+    """Serve batches for about so many seconds, epoch after epoch; the first batch is warm-up."""
+    batches = start()
+    next(batches)
+    served, started = 0, time.perf_counter()
+    while True:
+        for x, _ in batches:
+            served += len(x)
+            if (elapsed := time.perf_counter() - started) > seconds:
+                return served / elapsed
+        batches = start()
+
+
+# --- memory: freed memory that is kept, or returned to the system ----------------------------------------------------
+
+MEMORY = [("SimpleCNN", size) for size in (8, 32, 128, 512, 2048)] + [("StackedLSTM", size) for size in (64, 512)]
+
+
+def memory(args: argparse.Namespace) -> tuple[str, Any]:
+    """CPU steps with and without `keep_freed_memory`, each measurement in its own process."""
+    lines, data = [], {}
+    for model, size in MEMORY[:1] if args.smallest else MEMORY:
+        variants = {w: partial(in_a_process, "memory", "--child", f"{model} {size} {w}") for w in ("kept", "returned")}
+        found = compare_variants(variants, args.rounds)
+        data[f"{model} {size}"] = found.rounds
+        cells = [f"{1e3 * found.median(way):.2f} ms" for way in ("returned", "kept")]
+        cells.append(found.ratio("returned", "kept"))
+        cells += [f"{found.median(way, 'faults'):,.0f}" for way in ("returned", "kept")]
+        lines.append([model, size, *cells, *(f"{found.median(way, 'peak_gib'):.2f}" for way in ("returned", "kept"))])
+    head = ["model", "batch", "step, default malloc", "step, memory kept", "default ÷ kept (middle half)"]
+    return rows([*head, "page faults a step: default", "kept", "peak GiB: default", "kept"], lines), data
+
+
+def memory_here(name: str, _: str) -> Turn:
+    """Seconds (the best of five stretches), page faults and peak memory of a step, in this process."""
+    model, size, way = name.split()
+    if way == "kept":
+        assert keep_freed_memory()
+    torch.manual_seed(0)
+    step, steps = cnn_step(SPEC.input_shape, int(size)) if model == "SimpleCNN" else lstm_step(int(size)), 1
+    while (found := stretch(step, steps))["seconds"] * steps < 0.5:
+        steps *= 2
+    found["seconds"] = min(stretch(step, steps)["seconds"] for _ in range(5))
+    return found | {"peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+
+
+def stretch(step: Step, steps: int) -> Turn:
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
+    for _ in range(steps):
+        step()
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    return {"seconds": (time.perf_counter() - started) / steps, "faults": faults / steps}
+
+
+def cnn_step(shape: tuple[int, ...], size: int) -> Step:
+    model = SimpleCNN(DataSpec("image", shape, "class", 10)).to(memory_format=torch.channels_last)
+    x, y = torch.randn(size, *shape).to(memory_format=torch.channels_last), torch.randint(10, (size,))
+    return stepper(model, lambda: F.cross_entropy(model(x), y))
+
+
+def lstm_step(size: int) -> Step:
+    model, x = StackedLSTM(2, 28, 128), torch.randn(size, 28, 28)
+    return stepper(model, lambda: model(x)[0].square().mean())
+
+
+def stepper(model: nn.Module, loss: Callable[[], torch.Tensor]) -> Step:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+    return step
+
+
+# --- augmentation, beside a step on the same batch -------------------------------------------------------------------
+
+CHANGES = {
+    "shift": {"shift": 2},
+    "rotation": {"rotation": 10},
+    "all four": {"shift": 2, "rotation": 10, "crop": 3, "flip": True},
+}
+
+
+def augmentation(args: argparse.Namespace) -> tuple[str, Any]:
+    """On one thread of the CPU; the step is SimpleCNN's."""
+    torch.set_num_threads(1)
+    shapes = ((1, 28, 28), (3, 32, 32))
+    lines, data = [], {}
+    for shape, size in (
+        [(shapes[0], 8)] if args.smallest else [(shape, size) for shape in shapes for size in (128, 512)]
+    ):
+        x, least = torch.rand(size, *shape), 0.02 if args.smallest else 0.3
+        work: dict[str, Step] = {name: partial(Augment(**options), x, 0, 0, 0) for name, options in CHANGES.items()}
+        work["step"] = cnn_step(shape, size)
+        found = compare_variants({name: partial(seconds, run, least) for name, run in work.items()}, args.rounds, 1)
+        data[f"{shape} {size}"] = found.rounds
+        for name in CHANGES:
+            share = f"{100 * median(found.ratios(name, 'step')):.1f} %"
+            lines.append(["×".join(map(str, shape)), size, name, f"{1e3 * found.median(name):.2f}", share])
+    return rows(["images", "batch", "change", "ms", "of a SimpleCNN step"], lines), data
+
+
+def seconds(work: Step, least: float) -> float:
+    """The time of one call."""
+    calls, elapsed, started = 0, 0.0, time.perf_counter()
+    while not calls or elapsed < least:
+        work()
+        calls += 1
+        elapsed = time.perf_counter() - started
+    return elapsed / calls
+
+
+# --- refusal: whole processes, from start to exit --------------------------------------------------------------------
+
+MISTAKES = ["modle=cnn", "data.batch_sise=3", "model=cnn data=adding", "-m data.batch_size=64,128,256,0"]
+
+
+def refusal(args: argparse.Namespace) -> tuple[str, Any]:
+    """How long `python train.py` takes to refuse a mistake."""
+    mistakes = MISTAKES[:1] if args.smallest else MISTAKES
+    with tempfile.TemporaryDirectory() as folder:
+        found = compare_variants({line: partial(refused, line, folder) for line in mistakes}, args.rounds)
+    lines = [[f"`{line}`", f"{found.median(line):.2f}", f"{max(found.of(line)):.2f}"] for line in mistakes]
+    return rows(["python train.py …", "median s", "max s"], lines), found.rounds
+
+
+def refused(line: str, folder: str) -> float:
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, ROOT / "train.py", *line.split()], cwd=folder, capture_output=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    return time.perf_counter() - started
+
+
+# --- report: on many runs --------------------------------------------------------------------------------------------
+
+SIZES, WINDOWS, STEPS = [4 * 2**n for n in range(10)], 20, 25
+
+
+def report(args: argparse.Namespace) -> tuple[str, Any]:
+    """Reading, rates, answers, plots, tables, page and TensorBoard of 200 synthetic runs: 20 models at 10 batch sizes."""
+    from batchscope.analysis import write_report
+
+    count = 10 if args.smallest else 200
+    with tempfile.TemporaryDirectory() as folder:
+        runs, out = Path(folder) / "runs", Path(folder) / "report"
+        write_runs(runs, count)
+        found = compare_variants({"report": lambda: seconds(lambda: write_report([runs], out), 0.0)}, args.rounds, 1)
+    return rows(["report on", "s"], [[f"{count} runs", f"{found.median('report'):.1f}"]]), found.rounds
+
+
+def write_runs(folder: Path, count: int) -> None:
+    """Records with a step file of 20 windows that share passes, and a file of validations."""
+    sys.path.insert(0, str(ROOT))
+    from tests.support.synthetic_runs import write_curve, write_run, write_steps
+
+    random = np.random.default_rng(0)
+    drift = np.cumsum(random.normal(0, 0.01, WINDOWS))
+    for number in range(count):
+        size, model = SIZES[number % len(SIZES)], f"model_{number // len(SIZES)}"
+        ms = 4 + 0.1 * size
+        use = {"mfu": 0.4 * 0.1 * size / ms, "processor_time_pct": 95.0, "memory_peak_gib": 0.5 + size / 1000}
+        run = write_run(folder / str(number), size, ms, model=model, metrics={"test/acc": 0.98}, throughput=use)
+        record = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps({**record, "evaluated": {"test": 10_000}}))
+        windows = ms * np.exp(drift + random.normal(0, 0.03, (STEPS, WINDOWS)).mean(axis=0))
+        write_steps(run, [[value] * STEPS for value in windows], rounds=list(range(WINDOWS)))
+        write_curve(run, [(10 * n, 1 - 0.5**n) for n in range(1, 6)], ms)
+
+
+# subject → what measures it, the name of its result, and rounds
+SUBJECTS = {
+    "epoch": (epoch, "overhead", 7),
+    "pipelines": (pipelines, "pipelines", 5),
+    "memory": (memory, "allocator", 3),
+    "augmentation": (augmentation, "data", 5),
+    "refusal": (refusal, "start", 10),
+    "report": (report, "report", 3),
+}
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("subject", choices=SUBJECTS)
+    parser.add_argument("--rounds", type=int, help="by default 3 to 10, by the subject")
+    parser.add_argument("--child", help=argparse.SUPPRESS)  # one measurement, in this process
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps({"epoch": epoch_here, "memory": memory_here}[args.subject](args.child, args.root)))
+        return
+    measure, name, rounds = SUBJECTS[args.subject]
+    args.rounds = 1 if args.smallest else args.rounds or rounds
+    table, found = measure(args)
+    write_result(name, table, {"rounds": found}, args)
+
+
+if __name__ == "__main__":
+    main()
