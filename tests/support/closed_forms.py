@@ -1,4 +1,4 @@
-"""FLOPs of the zoo's training steps on paper, for the tests and for the table in benchmarks/."""
+"""FLOPs of the zoo's training steps on paper."""
 
 from pathlib import Path
 
