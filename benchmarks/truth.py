@@ -110,7 +110,7 @@ def main() -> None:
     cases = [("cnn", "memory")] if args.smallest else [(model, each) for model in models for each in pipelines]
     with tempfile.TemporaryDirectory() as folder:
         for model, pipeline in cases:
-            accelerator, samples = ("cpu" if args.device == "cpu" else "gpu"), 320 if args.smallest else None
+            accelerator, samples = ("cpu" if args.device == "cpu" else "gpu"), 640 if args.smallest else None
             r = results[f"{model} {pipeline}"] = measure(model, pipeline, folder, accelerator, samples)
             ratios = [f"{r['samples_per_sec_ratio']:.4f}", f"{r['parts_ratio']:.4f}", f"{r['writing_share']:.2%}"]
             lines.append([model, pipeline, r["steps"], f"{r['samples_per_sec']:,.0f}", *ratios])
