@@ -191,7 +191,7 @@ def compared(make: Callable, steps: int, rounds: int, device: str, loops: bool) 
     if loops:
         variants |= {"bare loop": partial(bare_loop, make, steps, device)}
         variants |= {"train.py": partial(with_defaults, make, steps, device)}
-    found = compare_variants(variants, rounds, warm_up=1)
+    found = compare_variants(variants, rounds, warm_up=1 if rounds > 1 else 0)
     lines = []
     for name in variants:
         added = (f"{1e6 * found.difference(name, 'off', key):+,.0f} µs" for key in ("seconds", "processor"))

@@ -179,7 +179,8 @@ def run_tests(copy: Path, tests: list[str], limit_s: float | None = None) -> tup
     report.unlink(missing_ok=True)
     (work / "current").write_text("")
     arguments.write_text("\n".join(tests))
-    line = [sys.executable, "-m", "pytest", "-p", "mutations", *(["-x", f"@{arguments}"] if tests else [])]
+    line = [sys.executable, "-m", "pytest", "-p", "mutations", "-rfE", "--tb=line", f"--basetemp={work / 'tmp'}"]
+    line += ["-x", f"@{arguments}"] if tests else []
     with (work / "log").open("w") as log:
         environment = os.environ | {"PYTHONPATH": str(work / "site")}
         process = subprocess.Popen(line, cwd=copy, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -263,6 +264,9 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 def pytest_runtest_logreport(report: Any) -> None:
     seconds, passed = _ends.get(report.nodeid, (0.0, True))
     _ends[report.nodeid] = [round(seconds + report.duration, 3), passed and not report.failed]
+    if report.failed:  # kept, should the suite be killed
+        with (Path(__file__).parents[1] / "failures").open("a") as file:
+            file.write(f"{report.nodeid}\n{report.longreprtext[-2000:]}\n")
 
 
 def pytest_sessionfinish() -> None:
