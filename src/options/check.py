@@ -133,8 +133,9 @@ def _check_collection(nodes: Any, name: str) -> None:
     for part, node in nodes.items():
         option = f"{name}.{part}"
         if isinstance(node, dict) and "_target_" in node:
-            if str(node["_target_"]).endswith(".WandbLogger") and not is_installed("wandb"):
-                raise UserError(f"{option}: wandb is not installed; pip install 'batchscope[wandb]'")
+            for logger, package in (("WandbLogger", "wandb"), ("MLFlowLogger", "mlflow")):
+                if str(node["_target_"]).endswith(f".{logger}") and not is_installed(package):
+                    raise UserError(f"{option}: {package} is not installed; pip install 'batchscope[{package}]'")
             if str(node["_target_"]).endswith(".BatchSizeFinder"):
                 raise UserError(
                     f"{option}: BatchSizeFinder takes its trial steps from the learning-rate schedule; write "

@@ -5,7 +5,7 @@ A word that works here is not in the table; docs/commands.md lists those.
 
 from ..errors import UserError
 
-_YAML = "write a YAML file with its `_target_` and `--config-dir=<folder>`; tensorboard, csv and wandb are here"
+_YAML = "write a YAML file with its `_target_` and `--config-dir=<folder>`; tensorboard, csv, wandb and mlflow are here"
 # A word, and what to do instead; `*` stands for its value. A word stands for everything below it, and with `=value` for this
 # value alone.
 HABITS = {
@@ -26,7 +26,6 @@ HABITS = {
     "debug=overfit": "write `trainer.overfit_batches=3 trainer.max_epochs=20`",
     "debug=profiler": "every run is measured; write `callbacks=explain`, or `trainer.profiler=simple`",
     "logger=many_loggers": "write `logger=default`, or `logger=[tensorboard,csv,wandb]` for those that you want",
-    "logger=mlflow": _YAML,
     "logger=neptune": _YAML,
     "logger=comet": _YAML,
     "callbacks=model_checkpoint": "every run keeps best.ckpt and last.ckpt; `callbacks.checkpoint` has the options",

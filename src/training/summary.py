@@ -15,7 +15,7 @@ from typing import Any
 
 from lightning import Trainer
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from .._lightning import callbacks_of
 from ..callbacks._run_words import details, headline
@@ -32,6 +32,7 @@ from ..records.formatting import count, duration, percent
 from ..records.operations import write_operations
 from ..records.step_times import write_step_times
 from ..records.terminal import block, has_words, is_verbose, row, say
+from .loggers import log_parameters
 
 
 def last_metrics(trainer: Trainer) -> dict[str, float]:
@@ -101,7 +102,7 @@ def memory_facts(trainer: Trainer) -> dict[str, Any]:
 
 
 def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
-    """W&B's configuration, and in TensorBoard one row in HPARAMS (what was set, what came of it, how fast) and the summary."""
+    """The configuration at W&B and in MLflow, and in TensorBoard one row in HPARAMS (what was set, what came of it, how fast) and the summary."""
     config = record["config"]
     chosen = {section: config[section] for section in ("model", "data", "task", "optimizer", "trainer")}
     named = [(key, value) for key, value in flatten(chosen) if purpose_of(key, config) not in CHOOSES_NOTHING]
@@ -115,8 +116,8 @@ def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
     metrics = dict(sorted(record["metrics"].items()))
     metrics |= {f"summary/{key}": value for key, value in speed.items() if value is not None}
     for logger in trainer.loggers:
-        if isinstance(logger, WandbLogger):
-            logger.log_hyperparams(row)
+        if isinstance(logger, WandbLogger | MLFlowLogger):
+            log_parameters(logger, row)
         if isinstance(logger, TensorBoardLogger):
             logger.log_hyperparams(_told_apart(row, record["overrides"]), metrics, step=trainer.global_step)
             if "title" in record["throughput"]:  # a summary that is complete

@@ -166,8 +166,9 @@ def test_every_yaml_begins_with_the_command_that_uses_it(file: Path) -> None:
     if file.relative_to(CONFIGS).parts[0] == "hydra":
         return
     words = command.removeprefix("# python train.py ").split()
-    if "logger=wandb" in words and not is_installed("wandb"):
-        pytest.skip("needs wandb: pip install 'batchscope[wandb]'")
+    for package in ("wandb", "mlflow"):
+        if f"logger={package}" in words and not is_installed(package):
+            pytest.skip(f"needs {package}: pip install 'batchscope[{package}]'")
     assert file.stem == "default" or f"{file.parent.name}={file.stem}" in words
     check(" ".join(words))
 

@@ -22,7 +22,8 @@ def answer(*words: str) -> str:
 
 def takes(words: list[str]) -> None:
     """Raise unless a command line is taken; skip what an extra installs."""
-    if ("wandb" in "".join(words) and not is_installed("wandb")) or "hydra/sweeper=optuna" in words:
+    missing = [name for name in ("wandb", "mlflow") if name in "".join(words) and not is_installed(name)]
+    if missing or "hydra/sweeper=optuna" in words:
         pytest.skip("needs an extra")
     check_command_line([word for word in words if word != "-m"], multirun="-m" in words)
 

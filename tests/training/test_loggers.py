@@ -2,9 +2,11 @@
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
 
 from batchscope.errors import UserError
@@ -19,6 +21,7 @@ from tests.support.runs import EVERY_4, SMALL, curves, kill_9, record, run, tabl
 OUT = "hydra.run.dir=out"
 STEP = "batchscope.training.task.Task.training_step"
 WANDB = ["logger=wandb", "logger.wandb.offline=true"]
+needs_mlflow = pytest.mark.skipif(not is_installed("mlflow"), reason="needs mlflow: pip install 'batchscope[mlflow]'")
 needs_wandb = pytest.mark.skipif(not is_installed("wandb"), reason="needs wandb: pip install 'batchscope[wandb]'")
 
 
@@ -92,10 +95,12 @@ def test_the_interval_is_that_of_the_curves_in_a_run(tmp_path: Path) -> None:
     assert [int(row["step"]) for row in rows] == [5, 10, 15, 20]
 
 
-def test_wandb_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("package", ["wandb", "mlflow"])
+def test_a_package_that_is_missing_is_named_with_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "is_installed", lambda package: False)
-    with pytest.raises(UserError, match=r"^logger.wandb: wandb is not installed; pip install 'batchscope\[wandb\]'$"):
-        composed("logger=wandb")
+    said = rf"^logger.{package}: {package} is not installed; pip install 'batchscope\[{package}\]'$"
+    with pytest.raises(UserError, match=said):
+        composed(f"logger={package}")
 
 
 def test_a_folder_called_wandb_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,3 +161,56 @@ def test_a_resumed_run_continues_the_same_run_at_wandb(tmp_path: Path) -> None:
     assert folders == {record(tmp_path / "out")["id"]}
     steps = [point["trainer/global_step"] for point in history(tmp_path / "out") if "train/loss" in point]
     assert steps == list(range(1, 21))
+
+
+def mlflow_runs(run_dir: Path) -> list[tuple[Any, dict[str, list[tuple[int, float]]]]]:
+    """The runs in a folder's own MLflow database, each with the points of its curves."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{run_dir.resolve()}/mlflow.db")
+    runs = client.search_runs([one.experiment_id for one in client.search_experiments()])
+    points = [{key: client.get_metric_history(run.info.run_id, key) for key in run.data.metrics} for run in runs]
+    return [
+        (run, {key: [(one.step, one.value) for one in found] for key, found in curves.items()})
+        for run, curves in zip(runs, points, strict=True)
+    ]
+
+
+@needs_mlflow
+def test_mlflow_has_every_step_of_every_curve_in_the_runs_folder(tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, "logger=mlflow", "tags=[one,two]", OUT)
+    assert done.end() == 0, done.complained
+    assert not done.complained
+    ((found, points),) = mlflow_runs(tmp_path / "out")
+    rows = read_rows(tmp_path / "out" / "csv" / "metrics.csv")[1]
+    for name in ("train/loss", "time/step_ms", "throughput/samples_per_sec"):
+        expected = [(int(row["step"]), float(row[name])) for row in rows if row[name]]
+        numpy.testing.assert_allclose(points[name], expected, rtol=1e-6)
+    assert (len(points["val/loss"]), len(points["test/loss"])) == (2, 1)
+    assert (found.info.status, found.data.tags["tags"]) == ("FINISHED", "one, two")
+    assert found.info.run_name == record(tmp_path / "out")["name"]
+    assert found.data.params["data.batch_size"] == "8"
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "stdout", "stderr"}
+
+
+@needs_mlflow
+@pytest.mark.parametrize("end", [terminate, kill_9])
+def test_a_resumed_run_continues_the_same_run_in_mlflow(end: Callable[[], None], tmp_path: Path) -> None:
+    assert run(tmp_path, *SMALL, EVERY_4, "logger=mlflow", OUT, faults=[(STEP, 15, end)]).end() != 0
+    done = run(tmp_path, "resume=out")
+    assert done.end() == 0, done.complained
+    ((found, points),) = mlflow_runs(tmp_path / "out")
+    assert found.data.tags["batchscope.run"] == record(tmp_path / "out")["id"]
+    assert found.info.status == "FINISHED"
+    assert {step for step, _ in points["train/loss"]} == set(range(1, 21))
+
+
+@needs_mlflow
+def test_a_database_that_mlflow_cannot_open_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    place = f"sqlite:///{tmp_path}/file/mlflow.db"
+    done = run(tmp_path, *SMALL, "logger=mlflow", f"logger.mlflow.tracking_uri={place}", OUT)
+    assert done.end() == 1
+    (line,) = done.complained.splitlines()
+    assert line.startswith("error: logger.mlflow: ")
+    assert not (tmp_path / "out" / "run.json").exists()
