@@ -13,6 +13,7 @@ from batchscope.data.plain import described, lightning_of
 from batchscope.models import MLP, LSTMCellModel
 from batchscope.training.optimizer import Optimizer
 from batchscope.training.task import Task
+from tests.support.own_data import MaskedMean
 
 PAGE = Path(__file__).parents[1] / "docs" / "data.md"
 LIBRARIES = {"Streamed": "torchdata", "Shards": "webdataset"}  # which an example needs beside the project's own
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def defined() -> dict[str, Any]:
     """What the examples define, one after the other; those of a library that is not installed are left out."""
     examples = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(examples) == 6
+    assert len(examples) == 7
     missing = [library for library in LIBRARIES.values() if importlib.util.find_spec(library) is None]
     namespace: dict[str, Any] = {"__name__": "data"}
     for number, example in enumerate(examples, start=1):
@@ -39,10 +40,11 @@ def example(name: str, defined: dict[str, Any], **arguments: Any) -> Any:
     return defined[name](batch_size=32, **arguments)
 
 
-@pytest.mark.parametrize("name", ["Stripes", "NoisyData", "Sums", "Plain", "Streamed", "Shards"])
+@pytest.mark.parametrize("name", ["Stripes", "NoisyData", "Longest", "Sums", "Plain", "Streamed", "Shards"])
 def test_the_data_of_every_example_are_trained_and_tested(name: str, defined: dict[str, Any]) -> None:
-    data = described(example(name, defined, **({"num_workers": 0} if name in ("NoisyData", "Sums") else {})))
-    model = LSTMCellModel(data.spec, 8) if data.spec.kind == "sequence" else MLP(data.spec, [8])
+    data = described(example(name, defined, **({"num_workers": 0} if name in ("NoisyData", "Longest", "Sums") else {})))
+    models = {"Sums": LSTMCellModel, "Longest": MaskedMean}
+    model = models[name](data.spec, 8) if name in models else MLP(data.spec, [8])
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     trainer = lightning.Trainer(max_steps=4, accelerator="cpu", **quiet)
     task = Task(model, data.spec, Optimizer(lr=1e-3))

@@ -20,7 +20,7 @@ def samples_in(batch: Any) -> int:
 
 
 def timesteps_in(module: object, samples: int) -> int:
-    """The time steps of all samples: of a module with a `spec` of kind `sequence` and shape `(T, F)`, T a sample.
+    """The time steps of all samples: of a module with a `spec` of kind `sequence` and shape `(T, …)`, T a sample.
 
     0 for sequences of different lengths, whose sum only the device knows.
     """

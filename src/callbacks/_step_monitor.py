@@ -183,7 +183,11 @@ class StepMonitor(Callback):
         timed = self.timer.current if self._active else None
         if timed is not None:
             timed.samples = (self.batch_size_fn or samples_in)(batch)
-            timed.timesteps = self.timesteps_fn(batch) if self.timesteps_fn else timesteps_in(pl_module, timed.samples)
+            if self.timesteps_fn is not None:
+                timed.timesteps = self.timesteps_fn(batch)
+            else:
+                counted = getattr(trainer.train_dataloader, "timesteps", None)  # by our loader, without padding
+                timed.timesteps = counted if isinstance(counted, int) else timesteps_in(pl_module, timed.samples)
 
     @override
     @never_raise

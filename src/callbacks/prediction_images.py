@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from matplotlib.figure import Figure
 from torch import Tensor
 from torchmetrics.classification import MulticlassConfusionMatrix
@@ -36,7 +36,8 @@ class Sample(NamedTuple):
 class PredictionImages(Callback):
     """Draws the classes that `test_step` returned: `output` of shape `(N, C)` and `target`, integers of shape `(N,)`.
 
-    Classes of pixels, `(N, C, H, W)` and `(N, H, W)`, are drawn as masks beside their images. Any other step is left alone. The input is what the step returned as `input`, or the first tensor of the batch. A
+    Classes of pixels, `(N, C, H, W)` and `(N, H, W)`, are drawn as masks beside their images. Any other step is left alone.
+    The input is the first tensor of what the step returned as `input`, or of the batch. A
     target of -100, which torch's losses leave out, is not drawn.
 
     | Key | Unit | Meaning |
@@ -92,7 +93,9 @@ class PredictionImages(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         online = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
-        if not self.samples or self.confusion is None or not (writers or online) or not trainer.is_global_zero:
+        in_mlflow = [logger for logger in trainer.loggers if isinstance(logger, MLFlowLogger)]
+        has_logger = writers or online or in_mlflow
+        if not self.samples or self.confusion is None or not has_logger or not trainer.is_global_zero:
             return
         spec = getattr(pl_module, "spec", None)
         figures = {
@@ -102,6 +105,8 @@ class PredictionImages(Callback):
         for key, figure in figures.items():
             for logger in online:
                 logger.log_image(key, [figure])
+            for logger in in_mlflow:
+                logger.experiment.log_figure(logger.run_id, figure, f"{key}.png")
             for writer in writers:
                 writer.add_figure(key, figure, trainer.global_step, close=False)
 
@@ -111,7 +116,7 @@ def _answers(outputs: Any, batch: Any) -> tuple[Tensor, Tensor, Tensor] | None:
     output, target = (outputs.get(key) if isinstance(outputs, dict) else None for key in ("output", "target"))
     if not isinstance(output, Tensor) or not isinstance(target, Tensor) or target.is_floating_point():
         return None
-    x = outputs.get("input", first_tensor(batch))
+    x = first_tensor(outputs.get("input", batch))
     if output.dim() != target.dim() + 1 or output.shape[:1] + output.shape[2:] != target.shape or output.shape[1] < 2:
         return None
     if not isinstance(x, Tensor) or not x.dim() or len(x) != len(target):

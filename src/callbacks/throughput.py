@@ -44,8 +44,8 @@ class ThroughputMonitor(StepMonitor):
         every_n_steps: write every n-th step to the loggers; all are measured. 0 writes none, with a warning.
         warmup_steps: left out of the summary. A fit that is no longer has no rate.
         batch_size_fn: the samples of a batch, for batches in which the length of the first tensor is another number.
-        timesteps_fn: the time steps of a batch, all samples together. Without it a module whose `spec.kind` is
-            `sequence` has `spec.input_shape[0]` time steps a sample.
+        timesteps_fn: the time steps of a batch, all samples together. Without it a loader with an attribute `timesteps` says
+            it, and else a module whose `spec.kind` is `sequence` has `spec.input_shape[0]` time steps a sample.
         flops_per_sample: forward and backward, for modules whose steps cannot be recorded: compiled and sharded ones.
         calibrate: whether the device's peak may be measured (once, for some seconds; the result is cached). Without
             a measured peak there is no MFU.
@@ -68,6 +68,9 @@ class ThroughputMonitor(StepMonitor):
         details: bool = False,
     ):
         super().__init__(warmup_steps)
+        for name, function in (("batch_size_fn", batch_size_fn), ("timesteps_fn", timesteps_fn)):
+            if function is not None and not callable(function):
+                raise TypeError(f"{name}: got {function!r}, takes {{_target_: …, _partial_: true}} of a function")
         self.every_n_steps = 1 if every_n_steps is None else every_n_steps
         self.batch_size_fn = batch_size_fn
         self.timesteps_fn = timesteps_fn

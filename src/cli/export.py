@@ -33,7 +33,7 @@ def main() -> None:
     path = Path(given.get("output", f"model{FORMATS.get(form, '')}"))
     refuse(form, path)
     trained = restore(Path(given["ckpt"]), overrides, with_data=form != "state_dict")
-    samples = () if form == "state_dict" else samples_of(trained, _SAMPLES)
+    samples = {} if form == "state_dict" else samples_of(trained, _SAMPLES).named
     done = export(trained, form, path, samples)
     checked = f": differs from the network by at most {done.difference:.1e} on {done.samples} test samples"
     print(f"{trained.name} → {done.path}{checked if done.difference is not None else ''}")

@@ -37,6 +37,8 @@ def main() -> None:
     from ..inference import latency, load  # torch takes seconds to import
 
     trained = load.untrained(config) if config else load.restore(Path(given["ckpt"]), overrides, with_data=False)
+    if config is None and len(trained.spec.inputs) > 1:  # whose shapes only the data know
+        trained = load.restore(Path(given["ckpt"]), overrides, with_data=True)
     line = LiveLine()
     try:
         found = latency.measure_latency(trained, sizes, say=line)

@@ -3,10 +3,11 @@
 import hashlib
 import inspect
 import math
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-import numpy
 import torch
 from lightning import LightningDataModule, LightningModule
 from torch.utils._pytree import tree_leaves
@@ -17,11 +18,12 @@ from .._lightning import profiler_of
 from ..errors import UserError
 from ..options.types import NonNegativeInt, PositiveInt, Purpose, Seed
 from .augment import Augment
+from .collate import Collate
 from .loader import Loader, TensorBatches
 from .order import DeterministicBatchSampler, rank_and_world_size
 from .samples import SampleBatches
 from .spec import DataSpec
-from .workers import data_error, seeded
+from .workers import data_error, raised, seeded
 
 Split = Literal["train", "val", "test"]
 STAGE_SPLITS: dict[str, tuple[Split, ...]] = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
@@ -36,7 +38,8 @@ class DataModule(LightningDataModule):
     """A dataset of which each sample is loaded by its number, in `num_workers` processes.
 
     A subclass sets `kind` and `name`, gives `spec`, and returns a split's torch Dataset from `dataset`: `len(…)` samples,
-    each `(x, y)` or a dict with the fields of the spec. TensorDataModule is for tensors in memory.
+    each a tuple `(x, y)` or a dict with the fields of the spec. TensorDataModule is for tensors in memory. A `collate_fn`,
+    which takes a list of samples, makes batches in place of ours.
 
     Args:
         batch_size: samples a step, on each device.
@@ -47,6 +50,7 @@ class DataModule(LightningDataModule):
 
     kind: ClassVar[str]
     randomised: ClassVar[bool] = False  # whether samples draw random numbers, which are then seeded for each sample
+    collate_fn: Collate | None = None
     name: str  # pyrefly: ignore[bad-override-mutable-attribute]  # Lightning allows None
 
     def __init__(
@@ -96,17 +100,31 @@ class DataModule(LightningDataModule):
         """How many samples a split has, once `setup` has been called."""
         return len(self._sets[split])
 
+    def timesteps(self, batch: Any) -> int | None:
+        """The time steps of a batch without padding, before it is copied to a device: the sum of its lengths.
+
+        None where the spec says it (T a sample), or nobody knows.
+        """
+        lengths = self._spec.parts(batch)[2] if self._spec.variable_length else None
+        return int(lengths.sum()) if lengths is not None and lengths.device.type == "cpu" else None
+
     @property
     def fingerprint(self) -> str:
-        """A hash of the number of samples, and of 16 samples spread over the training and the validation split."""
+        """A hash of the number of samples, and of 16 samples spread over the training and the validation split.
+
+        These samples make the first batches, so that what is wrong with all batches is said before a run begins.
+        """
         digest = hashlib.blake2b(digest_size=8)
         for split in STAGE_SPLITS["fit"]:
             samples = self.num_samples(split)
             digest.update(str((split, samples)).encode())
-            for index in dict.fromkeys(i * (samples - 1) // (_HASHED - 1) for i in range(_HASHED)):
-                for leaf in tree_leaves(self._samples(split).sample(0, index)):
-                    plain = leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else numpy.asarray(leaf)
-                    digest.update(str((plain.dtype, plain.shape)).encode() + plain.tobytes())
+            chosen = [*dict.fromkeys(i * (samples - 1) // (_HASHED - 1) for i in range(_HASHED))]
+            (batch,) = raised([self._samples(split).__getitems__((0, chosen))])
+            for leaf in tree_leaves(batch):
+                if isinstance(leaf, torch.Tensor):
+                    plain = leaf.detach().cpu().contiguous()
+                    digest.update(str((plain.dtype, tuple(plain.shape))).encode())
+                    digest.update(plain.view(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
     @override
@@ -132,10 +150,7 @@ class DataModule(LightningDataModule):
     def example(self) -> Any:
         """The first two training samples as a batch on the CPU, once `setup` has been called; no random state changes."""
         with seeded(self.seed):
-            batch = self._samples("train").__getitems__((0, [0, min(1, self.num_samples("train") - 1)]))
-        if isinstance(batch, UserError):
-            raise batch
-        return batch
+            return next(raised([self._samples("train").__getitems__((0, [0, min(1, self.num_samples("train") - 1)]))]))
 
     def resume_at(self, epoch: int, batches: int) -> None:
         """Start training in `epoch`, after the first `batches` batches of it."""
@@ -157,6 +172,11 @@ class DataModule(LightningDataModule):
         """A random number generator for a split."""
         return torch.Generator().manual_seed(self.split_seed(split))
 
+    @cached_property
+    def _spec(self) -> DataSpec:
+        """The spec, made once: it is asked for at every batch."""
+        return self.spec
+
     def _augmented(self, batch: Any, dataloader_idx: int) -> Any:
         """The hook `on_after_batch_transfer`, with the images of a training batch augmented."""
         batch = cast(Any, type(self)).on_after_batch_transfer(self, batch, dataloader_idx)  # a subclass may have one
@@ -165,8 +185,9 @@ class DataModule(LightningDataModule):
             return batch
         number = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         first = cast(Any, trainer.train_dataloader).batch_sampler.first_sample(number)
-        x = self.augment(self.spec.parts(batch)[0], self.seed, trainer.current_epoch, first)
-        return {**batch, self.spec.fields[0]: x} if self.spec.fields else [x, *batch[1:]]
+        image = self.spec.inputs[0]
+        x = self.augment(self.spec.named(batch)[image], self.seed, trainer.current_epoch, first)
+        return {**batch, image: x} if isinstance(batch, Mapping) else [x, *batch[1:]]
 
     @property
     def _module(self) -> LightningModule | None:
@@ -183,14 +204,15 @@ class DataModule(LightningDataModule):
 
     def _eval_loader(self, split: Split) -> Loader:
         """Batches in the stored order, of a size that keeps a device busy; a model may resize the samples."""
-        sample_bytes = 4 * math.prod(getattr(self._module, "input_shape", self.spec.input_shape))
+        shape = getattr(self._module, "input_shape", self.spec.input_shape)
+        sample_bytes = 4 * len(self.spec.inputs) * math.prod(shape)
         batch_size = max(self.batch_size, min(MIN_EVAL_BATCH_SIZE, MAX_EVAL_BYTES // max(1, sample_bytes)))
         return self._loader(split, DeterministicBatchSampler(self.num_samples(split), batch_size, shuffle=False))
 
     def _loader(self, split: Split, order: DeterministicBatchSampler) -> Loader:
         batches = self._batches(split)
         workers = 0 if isinstance(batches, TensorBatches) else self.num_workers
-        return Loader(batches, order, self._device, workers, self._wait_context)
+        return Loader(batches, order, self._device, workers, self._wait_context, self.timesteps)
 
     def _batches(self, split: Split) -> TensorBatches | SampleBatches:
         """What makes the batches of a split."""
@@ -198,7 +220,14 @@ class DataModule(LightningDataModule):
 
     def _samples(self, split: Split) -> SampleBatches:
         seed = self.seed if self.randomised else None
-        return SampleBatches(self._sets[split], self.spec, f"{self.name}'s {split} split", seed)
+        return SampleBatches(self._sets[split], self.spec, f"{self.name}'s {split} split", seed, self._collate_fn)
+
+    @property
+    def _collate_fn(self) -> Collate | None:
+        """`collate_fn` without `self`, also where a class names a function in place of a method."""
+        named = inspect.getattr_static(self, "collate_fn")
+        is_plain = inspect.isfunction(named) and len(inspect.signature(named).parameters) == 1
+        return named if is_plain else self.collate_fn
 
     def _wait_context(self) -> AbstractContextManager[object]:
         """Have the profiler count the wait for a prefetched batch as transfer, although `next(loader)` contains it."""

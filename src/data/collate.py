@@ -1,6 +1,6 @@
 """From samples to a batch: stacked, or padded to the longest sequence; and whether it is what the DataSpec says."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,95 +13,126 @@ from ..errors import UserError
 from .spec import CLASSES, LENGTHS, PADDING, DataSpec
 from .workers import data_error
 
+Collate = Callable[[list[Any]], Any]
+
 
 def collate(samples: list[Any], spec: DataSpec) -> Any:
-    """Samples `(x, y)`, or dicts with the fields of the spec, as one batch: `[x, y]`, `[x, y, lengths]` or a dict.
+    """Samples as one batch: tuples in the order of the spec's fields as a list, dicts with these fields as a dict.
 
-    Sequences of different lengths are padded behind their ends: inputs with 0, targets of steps with PADDING. Targets that
-    are no classes are float32, and so are inputs in numpy's float64. Where the target is the input itself, samples may be
-    `(x,)` or `x` alone, and the batch is `[x]`.
+    Where lengths vary, the batch has the `lengths: (B,)` of the first input, too, and every field is padded behind its end:
+    inputs with 0, targets of steps with PADDING. Targets that are no classes are float32, and so are inputs in numpy's
+    float64. Where the target is the input itself, samples may be `(x,)` or `x` alone, and the batch is `[x]`.
     """
-    keys: tuple[Any, Any] = spec.fields or (0, 1)
-    rest: dict[Any, Any] = {}
-    if spec.fields:
-        others = [{k: v for k, v in sample.items() if k not in keys} for sample in samples]
-        rest = default_collate(others) if others[0] else {}
-    if spec.target == "input":
-        xs = default_collate([s[keys[0]] if isinstance(s, Mapping | list | tuple) else s for s in samples])
-        return {**rest, keys[0]: _single(xs)} if spec.fields else [_single(xs)]
-    xs, ys = ([sample[key] for sample in samples] for key in keys)
+    named = [spec.named(sample) for sample in samples]
+    columns = {name: [sample[name] for sample in named] for name in spec.read}
+    fields = {name: _stacked(columns[name], spec) for name in spec.inputs}
+    fields = {name: x.float() if getattr(x, "dtype", None) == torch.float64 else x for name, x in fields.items()}
+    if spec.target != "input":
+        target = spec.fields[-1]
+        y = _stacked(columns[target], spec, PADDING if spec.target == "class_per_step" else 0)
+        if spec.target in CLASSES and y.is_floating_point():
+            raise TypeError(f"its target is of {y.dtype}, and the spec says that it is a class")
+        fields[target] = y.long() if spec.target in CLASSES else y.float()
+    if spec.variable_length:
+        fields[LENGTHS] = torch.tensor([len(x) for x in columns[spec.inputs[0]]])
+    if not isinstance(samples[0], Mapping):
+        return [*fields.values()]
+    others = {name: _left_alone([sample[name] for sample in samples]) for name in samples[0] if name not in fields}
+    return fields | others  # the first tensor is of as many samples as the batch
+
+
+def _stacked(values: list[Any], spec: DataSpec, padding: int = 0) -> Any:
     if not spec.variable_length:
-        x, y, lengths = default_collate(xs), default_collate(ys), None
-    else:
-        xs = [torch.as_tensor(x) for x in xs]
-        x, lengths = pad_sequence(xs, batch_first=True), torch.tensor([len(x) for x in xs])
-        per_step = spec.target == "class_per_step"
-        ys = [torch.as_tensor(y) for y in ys]
-        y = pad_sequence(ys, batch_first=True, padding_value=PADDING) if per_step else torch.stack(ys)
-    if spec.target in CLASSES and y.is_floating_point():
-        raise TypeError(f"its target is of {y.dtype}, and the spec says that it is a class")
-    y, x = y.long() if spec.target in CLASSES else y.float(), _single(x)
-    if not spec.fields:
-        return [x, y] if lengths is None else [x, y, lengths]
-    return {**rest, keys[0]: x, keys[1]: y} | ({} if lengths is None else {LENGTHS: lengths})
+        return default_collate(values)
+    tensors = [torch.as_tensor(value) for value in values]
+    return pad_sequence(tensors, True, padding) if tensors[0].dim() else torch.stack(tensors)
 
 
-def _single(x: Tensor) -> Tensor:
-    return x.float() if x.dtype == torch.float64 else x
-
-
-def batch_of(samples: list[Any], sources: list[str], spec: DataSpec) -> Any:
-    """The samples as one batch; UserError with the source of a sample that is not what the spec says."""
+def _left_alone(values: list[Any]) -> Any:
+    """A field that nobody reads: stacked where that is possible."""
     try:
-        batch = collate(samples, spec)
+        return default_collate(values)
+    except (TypeError, RuntimeError):
+        return values
+
+
+def batch_of(samples: list[Any], sources: list[str], spec: DataSpec, own: Collate | None = None) -> Any:
+    """The samples as one batch, made by a `collate_fn` of somebody's own if there is one.
+
+    Raises:
+        UserError: with the source of a sample that is not what the spec says.
+    """
+    what = f"a sample of {sources[0]}" if own is None else f"collate_fn, with the sample of {sources[0]}"
+    try:
+        batch = collate(samples, spec) if own is None else own(samples)
+        if isinstance(batch, Mapping) and type(batch) is not dict:  # such as transformers' BatchEncoding
+            batch = dict(batch)
         wrong = check_batch(batch, spec)
     except Exception as error:
-        _check_alone(samples, sources, spec)
-        raise data_error(f"a sample of {sources[0]} fits in no batch", error) from error
+        _check_alone(samples, sources, spec, own)
+        if own is None and (wrong := _missing(samples[0], spec)):
+            raise UserError(f"data: {what} is not what the spec says: {wrong}") from error
+        raise data_error(f"{what} fits in no batch" if own is None else what, error) from error
     if wrong:
-        _check_alone(samples, sources, spec)
-        raise UserError(f"data: a sample of {sources[0]} is not what the spec says: {wrong}")
+        _check_alone(samples, sources, spec, own)
+        raise UserError(f"data: {what} is not what the spec says: {wrong}")
     return batch
 
 
-def _check_alone(samples: list[Any], sources: list[str], spec: DataSpec) -> None:
+def _check_alone(samples: list[Any], sources: list[str], spec: DataSpec, own: Collate | None) -> None:
     if len(samples) > 1:
         for sample, source in zip(samples, sources, strict=True):
-            batch_of([sample], [source], spec)
+            batch_of([sample], [source], spec, own)
 
 
 def empty_batch(batch: Any) -> Any:
     """A batch of no samples with the shapes of this one."""
-    return tree_map_only(Tensor, lambda tensor: tensor[:0], batch)
+    return tree_map_only(Tensor, lambda tensor: tensor[:0] if tensor.dim() else tensor, batch)
+
+
+def _missing(batch: Any, spec: DataSpec) -> str | None:
+    """That a sample or a batch lacks a field, in words."""
+    try:
+        if {*spec.read} <= {*spec.named(batch)}:
+            return None
+    except TypeError:
+        pass
+    *others, last = map(repr, spec.read)
+    wanted = f"the spec names {', '.join(others)}{' and ' if others else ''}{last}"
+    if isinstance(batch, Mapping):
+        return f"it has the fields {', '.join(map(repr, batch))}, and {wanted}"
+    held = f"{len(batch)} parts" if isinstance(batch, tuple | list) else f"the type {type(batch).__name__}"
+    return f"it has {held}, and {wanted}"
 
 
 def check_batch(batch: Any, spec: DataSpec) -> str | None:
     """What is wrong with a batch by its spec, in words; None if nothing is."""
-    try:
-        x, y, lengths = spec.parts(batch)
-    except (KeyError, IndexError, TypeError):
-        known = (
-            f"the fields {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
-        )
-        wanted = " and ".join(map(repr, spec.fields)) if spec.fields else "an input and a target"
-        return f"it has {known}, and the spec names {wanted}"
-    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
-        return f"its input is a {type(x).__name__} and its target a {type(y).__name__}, and both have to be tensors"
-    shape, wanted = tuple(x.shape[1:]), spec.input_shape
+    if wrong := _missing(batch, spec):
+        return wrong
+    inputs, y, lengths = spec.parts(batch)
+    inputs = inputs if isinstance(inputs, Mapping) else {spec.inputs[0]: inputs}
+    for name, value in (inputs if spec.target == "input" else {**inputs, spec.fields[-1]: y}).items():
+        if not isinstance(value, Tensor):
+            return f"its '{name}' is a {type(value).__name__}, and has to be a tensor"
+        if not value.dim() or len(value) != len(y):
+            return f"its '{name}' has the shape {tuple(value.shape)}, and its target is of {len(y)} samples"
+    x, wanted = inputs[spec.inputs[0]], tuple(spec.input_shape)
+    shape = tuple(x.shape[1:])
     if spec.variable_length:
-        longest, features = wanted[0], wanted[1:]
-        if not lengths.all():
+        if lengths is None and len(inputs) == 1:
+            return f"it has no '{LENGTHS}', and the spec says that they vary"
+        if not shape[:1] or not shape[0] or (lengths is not None and not lengths.all()):
             return "a sequence of it has no steps, and a model reads the last one"
-        if shape[1:] != features or shape[0] > longest:
-            return f"its sequences have the shape {shape}, and the spec says at most {longest} steps of {features}"
-    elif shape != tuple(wanted):
-        return f"its inputs have the shape {shape}, and the spec says {tuple(wanted)}"
-    of_target = (shape[0],) if spec.variable_length and spec.target == "class_per_step" else spec.target_shape
+        if shape[1:] != wanted[1:] or shape[0] > wanted[0]:
+            return f"its sequences have the shape {shape}, and the spec says at most {wanted[0]} steps of {wanted[1:]}"
+    elif shape != wanted:
+        return f"its inputs have the shape {shape}, and the spec says {wanted}"
+    of_target = shape[:1] if spec.variable_length and spec.target == "class_per_step" else spec.target_shape
     if tuple(y.shape[1:]) != of_target:
         return f"its targets have the shape {tuple(y.shape[1:])}, and a target that is {spec.target} has {of_target}"
-    steps = y[y != PADDING] if lengths is not None else y
-    wrong = wrong_labels(spec, steps)
-    return None if wrong is None else f"it has {in_words(spec, steps, wrong)}"
+    steps = y[y != PADDING] if spec.variable_length else y
+    labels = wrong_labels(spec, steps)
+    return None if labels is None else f"it has {in_words(spec, steps, labels)}"
 
 
 def wrong_labels(spec: DataSpec, y: Tensor) -> Tensor | None:

@@ -19,7 +19,7 @@ from .samples import SampleBatches
 class TensorDataModule(DataModule):
     """A dataset that fits in memory, served in whole batches of tensors.
 
-    A subclass sets `kind` and `name`, gives `spec`, and returns a split as `(x, y)` from `load`.
+    A subclass sets `kind` and `name`, gives `spec`, and returns a split from `load`: a tensor for each of the spec's fields.
 
     Args:
         pipeline: `memory` indexes one tensor in host memory, pinned and prefetched for a GPU; `device` keeps the set on
@@ -34,7 +34,10 @@ class TensorDataModule(DataModule):
         self.pipeline = pipeline
 
     def load(self, split: Split) -> tuple[Tensor, ...]:
-        """The inputs `x: (N, …)` and the targets `y: (N, …)` of a split, ready for training; `(x,)` where it is the target."""
+        """The inputs `x: (N, …)` and the targets `y: (N, …)` of a split, ready for training; `(x,)` where it is the target.
+
+        Of several inputs, each in the order of the spec's fields.
+        """
         raise NotImplementedError
 
     @override
@@ -66,7 +69,7 @@ class TensorDataModule(DataModule):
 
     @override
     def _batches(self, split: Split) -> TensorBatches | SampleBatches:
-        if self.pipeline == "workers":
+        if self.pipeline == "workers" or self.collate_fn is not None:
             return self._samples(split)
         if self.pipeline == "device":
             self._sets[split] = TensorDataset(*(tensor.to(self._device) for tensor in self.tensors(split)))

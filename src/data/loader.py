@@ -5,6 +5,7 @@ answer it: `TensorBatches` here, for tensors in memory, and `SampleBatches`, for
 """
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from .samples import SampleBatches
 from .workers import raised, start_worker
 
 WaitContext = Callable[[], AbstractContextManager[object]]
+Timesteps = Callable[[Any], int | None]
 
 
 @dataclass(eq=False)
@@ -50,6 +52,10 @@ class Loader:
         num_workers: processes that load samples; they stay for all epochs and end with the training process. Tensors
             in memory take none.
         wait_context: around the wait for a copy, for whoever measures it.
+        timesteps: the time steps of a batch, asked before it is copied to a device.
+
+    Attributes:
+        timesteps: of the batch that was given last; None where nobody knows.
     """
 
     def __init__(
@@ -59,8 +65,11 @@ class Loader:
         device: torch.device,
         num_workers: int = 0,
         wait_context: WaitContext = contextlib.nullcontext,
+        timesteps: Timesteps = lambda batch: None,
     ):
         self.batch_sampler = order
+        self.timesteps: int | None = None
+        self._timesteps_of = timesteps
         self.device = device
         self.wait_context = wait_context
         stored = batches.tensors[0].device if isinstance(batches, TensorBatches) else None
@@ -84,12 +93,23 @@ class Loader:
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        batches = raised(self._loader)
+        counts: deque[int | None] = deque()  # of batches that are loaded and not given yet
+        for batch in self._batches(counts):
+            self.timesteps = counts.popleft()
+            yield batch
+
+    def _batches(self, counts: deque[int | None]) -> Iterator[Any]:
+        batches = self._counted(counts)
         if not self._copies:
             return batches
         if self._stream is None:  # one for all epochs, because torch's allocator keeps a memory pool per stream
             self._stream = torch.cuda.Stream(self.device)
         return prefetch_to_device(batches, self.device, self._stream, self.wait_context)
+
+    def _counted(self, counts: deque[int | None]) -> Iterator[Any]:
+        for batch in raised(self._loader):
+            counts.append(self._timesteps_of(batch))
+            yield batch
 
 
 class _Keys:

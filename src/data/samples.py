@@ -6,7 +6,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from ..errors import UserError
-from .collate import batch_of, empty_batch
+from .collate import Collate, batch_of, empty_batch
 from .order import epoch_seed
 from .spec import DataSpec
 from .workers import data_error, seeded
@@ -20,13 +20,14 @@ class SampleBatches(Dataset):
     spec: DataSpec
     source: str  # what an error calls it
     seed: int | None = None  # of the random numbers that the samples draw; None: they are left as they are
+    collate_fn: Collate | None = None  # makes a batch of a list of samples, in place of ours
 
     def __getitems__(self, key: tuple[int, list[int]]) -> Any:
         """The batch of a key `(epoch, indices)`, or the UserError that its samples lead to."""
         epoch, indices = key
         asked = indices or [0]  # a rank without a sample loads one for its shapes
         try:
-            batch = batch_of(self._load(epoch, asked), list(map(self._name, asked)), self.spec)
+            batch = batch_of(self._load(epoch, asked), list(map(self._name, asked)), self.spec, self.collate_fn)
             return batch if indices else empty_batch(batch)
         except UserError as error:
             return error

@@ -1,5 +1,6 @@
-"""DataSpec: all that a model has to know of a dataset."""
+"""DataSpec: all that a model has to know of a dataset, and how it is called with a batch."""
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -11,10 +12,8 @@ Kind = Literal["image", "sequence", "tensor"]
 Target = Literal["class", "class_per_step", "class_per_pixel", "multilabel", "value", "vector", "input"]
 CLASSES = ("class", "class_per_step", "class_per_pixel")  # targets that are numbers of classes
 
-PADDING = (
-    -100
-)  # the class of a step behind the end of a sequence, or of a pixel without one; torch's losses leave it out
-LENGTHS = "lengths"  # the field of a dict batch with the lengths of its sequences
+PADDING = -100  # no class: of a step behind the end of a sequence, or of a pixel; torch's losses leave it out
+LENGTHS = "lengths"  # the field of a batch with the lengths of its sequences, those of the first input
 
 
 @dataclass(frozen=True)
@@ -32,18 +31,21 @@ class DataSpec:
     | `input` | the input itself | as the input | mean squared error |
 
     Raises:
-        UserError: for a kind or a target that is none of these words, and for shapes that do not go with them.
+        UserError: for a kind or a target that is none of these words, for shapes that do not go with them, and for fields
+            that cannot be told apart.
     """
 
     kind: Kind
-    input_shape: tuple[int, ...]  # of one sample: `(C, H, W)` for an image, `(T, F)` for a sequence, any for a tensor
+    # Of one sample: `(C, H, W)` for an image, `(T, F)` or `(T,)` for a sequence, any for a tensor; of several inputs, the first.
+    # `(T,)` are the numbers of tokens, for a model with an embedding.
+    input_shape: tuple[int, ...]
     target: Target
     num_outputs: int = 0  # N: the number of classes, labels or values; where the target is the input, its numbers
     blank_class: int | None = None  # of steps without an answer; accuracy leaves it out
     classes: tuple[str, ...] = ()  # their names; empty: their numbers
     mean: tuple[float, ...] = ()  # of the images that were normalised, one number a channel; empty if they were not
     std: tuple[float, ...] = ()  # as `mean`
-    fields: tuple[str, str] | None = None  # where a batch is a dict: the names of its input and its target
+    fields: tuple[str, ...] = ("x", "y")  # names of the inputs and, at the end, of the target
     variable_length: bool = False  # sequences of at most T steps, padded to the longest of a batch, with their lengths
 
     def __post_init__(self) -> None:
@@ -53,6 +55,13 @@ class DataSpec:
                 raise UserError(
                     f"data: DataSpec.{field}: got {got!r}, takes {', '.join(known[:-1])} or {known[-1]}.{hint}"
                 )
+        names = {*self.fields} - {LENGTHS}
+        fewest = 1 if self.target == "input" else 2
+        if len(self.fields) < fewest or len(names) < len(self.fields) or not all(map(str.isidentifier, names)):
+            raise UserError(
+                f"data: DataSpec.fields: got {self.fields!r}, takes the names of the inputs and, at the end, of the target, "
+                f"each once; '{LENGTHS}' is taken"
+            )
         if self.target == "input" and not self.num_outputs:
             object.__setattr__(self, "num_outputs", math.prod(self.input_shape))
         if self.num_outputs < 1 or (self.target == "value" and self.num_outputs > 1):
@@ -62,6 +71,16 @@ class DataSpec:
             raise UserError(f"data: DataSpec.input_shape: got {self.input_shape}, and class_per_pixel takes (C, H, W)")
         if self.variable_length and self.target in ("class_per_pixel", "input"):
             raise UserError(f"data: DataSpec.variable_length: got True, takes False where the target is {self.target}")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the inputs. `forward` gets one by its position, and several by their names."""
+        return self.fields[:1] if self.target == "input" else self.fields[:-1]
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The fields that a batch has to have."""
+        return self.inputs if self.target == "input" else self.fields
 
     @property
     def target_shape(self) -> tuple[int, ...]:
@@ -86,18 +105,59 @@ class DataSpec:
     def sequence_shape(self) -> tuple[int, int]:
         """`(T, F)`: an image is read row by row, `H` steps of `C·W` features."""
         if self.kind == "sequence":
-            steps, features = self.input_shape
-            return steps, features
+            if len(self.input_shape) != 2:
+                raise UserError(
+                    f"model: reads sequences (T, F), and the data's have the shape {self.input_shape}: token numbers are "
+                    "for a model with an embedding"
+                )
+            return self.input_shape[0], self.input_shape[1]
         channels, height, width = self.input_shape
         return height, channels * width
 
     def parts(self, batch: Any) -> tuple[Any, Any, Any]:
-        """The input, the target and the lengths `(B,)` of a batch; None in place of lengths that do not vary."""
+        """The inputs, the target and the lengths `(B,)` of a batch; None in place of lengths that it does not have.
+
+        The inputs are one tensor or, where there are several, a dict of them by their names.
+        """
+        found = self.named(batch)
+        inputs = {name: found[name] for name in self.inputs}
+        x = inputs if len(inputs) > 1 else inputs[self.inputs[0]]
         if self.target == "input":
-            x = batch[self.fields[0]] if self.fields else batch[0] if isinstance(batch, list | tuple) else batch
             return x, x, None
-        keys: tuple[Any, ...] = (*self.fields, LENGTHS) if self.fields else (0, 1, 2)
-        return batch[keys[0]], batch[keys[1]], batch[keys[2]] if self.variable_length else None
+        return x, found[self.fields[-1]], found.get(LENGTHS) if self.variable_length else None
+
+    def named(self, batch: Any) -> Mapping[str, Any]:
+        """A sample or a batch by the names of its fields: a dict as it is, a tuple or a list in their order.
+
+        Where the target is the input itself, it may be the input alone. Raises TypeError for anything else.
+        """
+        if isinstance(batch, Mapping):
+            return batch
+        if self.target == "input" and not isinstance(batch, list | tuple):
+            batch = (batch,)
+        if not isinstance(batch, list | tuple):
+            raise TypeError(f"a {type(batch).__name__} has no fields")
+        return dict(zip((*self.fields, LENGTHS), batch, strict=False))
+
+
+def arguments(inputs: Any, lengths: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of `forward`, by position and by name, for inputs and lengths as `DataSpec.parts` gives them."""
+    several = isinstance(inputs, Mapping)
+    named = {} if lengths is None else {LENGTHS: lengths}
+    return ((), {**inputs, **named}) if several else ((inputs,), named)
+
+
+def parameters_of(network: Any) -> list[inspect.Parameter]:
+    """The parameters of a network's `forward`; any, where Python cannot tell, as for a scripted network."""
+    try:
+        return [*inspect.signature(network.forward).parameters.values()]
+    except (TypeError, ValueError):
+        return [inspect.Parameter("named", inspect.Parameter.VAR_KEYWORD)]
+
+
+def takes(network: Any, name: str) -> bool:
+    """Whether the `forward` of a network has a parameter of this name, or takes any."""
+    return any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters_of(network))
 
 
 _TEXTS, _NUMBERS = ("classes", "fields"), ("mean", "std")

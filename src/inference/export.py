@@ -2,7 +2,7 @@
 
 import importlib.util
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ from .load import Trained
 
 FORMATS = {"torch_export": ".pt2", "onnx": ".onnx", "state_dict": ".pt"}
 _BATCHES = (1, 2, 5)  # the exported network takes any number of samples: checked with these
-_NAMES = ("x", "lengths")
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -28,35 +27,25 @@ class Exported(NamedTuple):
 
 
 class _Forward(nn.Module):
-    """A network whose forward has the argument names of an export."""
+    """A network of one input, under the argument names of an export."""
 
     def __init__(self, network: nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.network(x)
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return self.network(x) if lengths is None else self.network(x, lengths=lengths)
 
 
-class _ForwardWithLengths(nn.Module):
-    """The same of a network for sequences of different lengths."""
-
-    def __init__(self, network: nn.Module):
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        return self.network(x, lengths=lengths)
-
-
-def export(trained: Trained, form: str, path: Path, samples: tuple[Tensor, ...]) -> Exported:
+def export(trained: Trained, form: str, path: Path, samples: Mapping[str, Tensor]) -> Exported:
     """Write a network in a format, and compare what the file answers with what the network answers.
 
     Args:
         trained: the network.
         form: `torch_export` (torch.export, a `.pt2` file), `onnx`, or `state_dict`: its weights, as `torch.save` writes them.
         path: of the file.
-        samples: `x: (N, …)`, and `lengths: (N,)` where they vary: real samples to compare with.
+        samples: real inputs to compare with, by the names of `forward`'s arguments: `x: (N, …)` where there is one, and
+            `lengths: (N,)` where they vary.
 
     Raises:
         UserError: for an unknown format, a missing library, a network that cannot be exported, or a file that exists.
@@ -66,8 +55,8 @@ def export(trained: Trained, form: str, path: Path, samples: tuple[Tensor, ...])
     if form == "state_dict":
         _write(path, lambda file: torch.save(network.state_dict(), file))
         return Exported(path, None, 0)
-    module = (_ForwardWithLengths if trained.spec.variable_length else _Forward)(network).eval()
-    example = tuple(tensor[:2] for tensor in samples)
+    module = _Forward(network).eval() if len(trained.spec.inputs) == 1 else network
+    example = {name: tensor[:2] for name, tensor in samples.items()}
     try:
         if not isinstance(answer := module(*example), Tensor):
             raise UserError(
@@ -81,7 +70,7 @@ def export(trained: Trained, form: str, path: Path, samples: tuple[Tensor, ...])
         raise UserError(
             f"export: {type(network).__name__} cannot be written as {form}: {in_one_line(error)}"
         ) from error
-    return Exported(path, _difference(module, run, samples), len(samples[0]))
+    return Exported(path, _difference(module, run, samples), _size(samples))
 
 
 def refuse(form: str, path: Path) -> None:
@@ -100,43 +89,54 @@ def refuse(form: str, path: Path) -> None:
 _Run = Callable[..., Tensor]
 
 
-def _torch_export(module: nn.Module, example: tuple[Tensor, ...], path: Path) -> _Run:
+def _torch_export(module: nn.Module, example: Mapping[str, Tensor], path: Path) -> _Run:
     with torch.no_grad():
-        program = torch.export.export(module, example, dynamic_shapes=_any_batch(example))
+        args, named = _arguments(example)
+        program = torch.export.export(module, args, named, dynamic_shapes=_any_batch(example))
     _write(path, lambda file: torch.export.save(program, file))
     return torch.export.load(path).module()
 
 
-def _onnx(module: nn.Module, example: tuple[Tensor, ...], path: Path) -> _Run:
+def _onnx(module: nn.Module, example: Mapping[str, Tensor], path: Path) -> _Run:
     import onnxruntime  # pyrefly: ignore[missing-import]  # of an optional extra
 
-    names = list(_NAMES[: len(example)])
+    names = [*example]
     how: dict[str, Any] = {"dynamo": True, "dynamic_shapes": _any_batch(example), "verbose": False}
-    program = torch.onnx.export(module, example, input_names=names, output_names=["output"], **how)
+    args, named = _arguments(example)
+    program = torch.onnx.export(module, args, kwargs=named, input_names=names, output_names=["output"], **how)
     assert program is not None, "the exporter returned no program"
     _write(path, lambda file: file.write(program.model_proto.SerializeToString()))
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
-    def run(*inputs: Tensor) -> Tensor:
-        arrays = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
+    def run(*inputs: Tensor, **named: Tensor) -> Tensor:
+        arrays = {name: tensor.numpy() for name, tensor in zip(names, (*inputs, *named.values()), strict=True)}
         return torch.from_numpy(session.run(None, arrays)[0])
 
     return run
 
 
-def _any_batch(example: tuple[Tensor, ...]) -> dict[str, Any]:
+def _any_batch(example: Mapping[str, Tensor]) -> dict[str, Any]:
     """That the first dimension of each input may have any size, the same in all."""
     batch = torch.export.Dim("batch", min=1)
-    return {name: {0: batch} for name in _NAMES[: len(example)]}
+    return {name: {0: batch} for name in example}
 
 
-def _difference(module: nn.Module, run: _Run, samples: tuple[Tensor, ...]) -> float:
+def _arguments(samples: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """One input, and its lengths, by position; several by their names."""
+    return ((*samples.values(),), {}) if "x" in samples else ((), {**samples})
+
+
+def _size(samples: Mapping[str, Tensor]) -> int:
+    return len(next(iter(samples.values())))
+
+
+def _difference(module: nn.Module, run: _Run, samples: Mapping[str, Tensor]) -> float:
     """The largest difference of an output, over batches of several sizes and all samples at once."""
     largest = 0.0
     with torch.inference_mode():
-        for size in (*_BATCHES, len(samples[0])):
-            batch = tuple(tensor[:size] for tensor in samples)
-            largest = max(largest, (run(*batch) - module(*batch)).abs().max().item())
+        for size in (*_BATCHES, _size(samples)):
+            args, named = _arguments({name: tensor[:size] for name, tensor in samples.items()})
+            largest = max(largest, (run(*args, **named) - module(*args, **named)).abs().max().item())
     return largest
 
 

@@ -22,7 +22,10 @@ _Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Inputs(Dataset):
-    """Samples with a name each; an item is `(x,)`, or `(x, length)` where sequences vary in length."""
+    """Samples with a name each; an item is `(x,)`, or `(x, length)` where sequences vary in length.
+
+    Of several inputs, x is a dict of them.
+    """
 
     names: Sequence[str]
     samples: "Sequence[Any]"
@@ -41,8 +44,9 @@ def read_inputs(source: Path, spec: DataSpec) -> Inputs:
     Images are scaled to [0, 1] and normalised with the mean and the standard deviation of the training data.
 
     Args:
-        source: a folder with images at any depth, one image, or an `.npz` file with an array `x: (N, …)`. Arrays of bytes
-            are images from 0 to 255, as `(N, C, H, W)` or `(N, H, W, C)`; other arrays are taken as they are.
+        source: a folder with images at any depth, one image, or an `.npz` file with an array `x: (N, …)`, or an array of
+            each of several inputs by its name. Arrays of bytes are images from 0 to 255, as `(N, C, H, W)` or
+            `(N, H, W, C)`; other arrays are taken as they are.
         spec: of the training data.
 
     Raises:
@@ -52,10 +56,10 @@ def read_inputs(source: Path, spec: DataSpec) -> Inputs:
         raise UserError(f"input: got '{source}', takes test, val, a folder of images, an image or an .npz file")
     if source.suffix == ".npz":
         return _of_arrays(source, spec)
-    if spec.kind != "image":
-        raise UserError(
-            f"input: got '{source}', and the network reads {spec.kind} data: takes an .npz file with an array x"
-        )
+    if spec.kind != "image" or len(spec.inputs) > 1:
+        reads = f"{spec.kind} data" if spec.kind != "image" else "several inputs"
+        arrays = "an array x" if len(spec.inputs) == 1 else f"the arrays {', '.join(spec.inputs)}"
+        raise UserError(f"input: got '{source}', and the network reads {reads}: takes an .npz file with {arrays}")
     files = sorted(_images_below(source)) if source.is_dir() else [source]
     if not files:
         raise UserError(f"input: no image below '{source}'; takes {', '.join(sorted(IMAGE_SUFFIXES))}")
@@ -129,24 +133,41 @@ def _of_arrays(source: Path, spec: DataSpec) -> Inputs:
             found = {name: arrays[name] for name in arrays.files}
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
         raise UserError(f"input: '{source}' cannot be read: {in_one_line(error, 120)}") from error
-    x = found.get("x") if "x" in found or len(found) != 1 else next(iter(found.values()))
-    if x is None:
-        raise UserError(f"input: '{source}' has no array x, but {', '.join(map(repr, found)) or 'nothing'}")
-    tensor = _as_inputs(x, source, spec)
+    first, *others = spec.inputs if len(spec.inputs) > 1 else ("x",)
+    if len(found) == 1 and not others:
+        first = next(iter(found))
+    missing = [name for name in (first, *others) if name not in found]
+    if missing:
+        raise UserError(f"input: '{source}' has no array {missing[0]}, but {', '.join(map(repr, found)) or 'nothing'}")
+    tensor = _as_inputs(found[first], source, spec, first)
+    named = {first: tensor} | {name: _numbers(found[name], source, name) for name in others}
+    if wrong := [name for name, each in named.items() if len(each) != len(tensor)]:
+        raise UserError(
+            f"input: {wrong[0]} in '{source}' has {len(named[wrong[0]])} samples, and {first} {len(tensor)}"
+        )
+    samples = [{name: each[i] for name, each in named.items()} for i in range(len(tensor))] if others else tensor
+    names = [str(i) for i in range(len(tensor))]
     if not spec.variable_length:
-        return Inputs([str(i) for i in range(len(tensor))], [(sample,) for sample in tensor])
+        return Inputs(names, [(sample,) for sample in samples])
     lengths = found.get("lengths", np.full(len(tensor), tensor.shape[1]))
     right = lengths.shape == (len(tensor),) and lengths.dtype.kind in "iu"
     if not right or lengths.min(initial=1) < 1 or lengths.max(initial=1) > tensor.shape[1]:
         raise UserError(f"input: lengths in '{source}' takes {len(tensor)} integers from 1 to {tensor.shape[1]}")
-    pairs = list(zip(tensor, torch.from_numpy(lengths.astype(np.int64)), strict=True))
-    return Inputs([str(i) for i in range(len(tensor))], pairs)
+    return Inputs(names, list(zip(samples, torch.from_numpy(lengths.astype(np.int64)), strict=True)))
 
 
-def _as_inputs(x: np.ndarray, source: Path, spec: DataSpec) -> Tensor:
+def _numbers(x: np.ndarray, source: Path, name: str) -> Tensor:
+    """Numbers as they are: integers as int64, others as float32."""
+    if x.dtype.kind not in "fiub" or not x.ndim:
+        raise UserError(
+            f"input: {name} in '{source}' has values of type {x.dtype}, takes numbers, one or more a sample"
+        )
+    return torch.from_numpy(x.astype({"f": np.float32, "b": np.bool_}.get(x.dtype.kind, np.int64)))
+
+
+def _as_inputs(x: np.ndarray, source: Path, spec: DataSpec, name: str) -> Tensor:
     """`(N, *input_shape)`; a sequence may have fewer steps where lengths vary."""
-    if x.dtype.kind not in "fiub":
-        raise UserError(f"input: x in '{source}' has values of type {x.dtype}, takes numbers")
+    numbers = _numbers(x, source, name)
     if x.dtype == np.uint8 and spec.kind == "image":
         pixels = torch.from_numpy(x.copy())
         if pixels.dim() == 3:  # (N, H, W)
@@ -155,13 +176,13 @@ def _as_inputs(x: np.ndarray, source: Path, spec: DataSpec) -> Tensor:
             pixels = pixels.permute(0, 3, 1, 2)
         tensor = normalised(pixels, spec) if pixels.shape[1:] == spec.input_shape else pixels
     else:
-        tensor = torch.from_numpy(x.astype(np.float32 if x.dtype.kind == "f" else np.int64))
+        tensor = numbers
     shape = tuple(tensor.shape[1:])
     fits = shape == spec.input_shape
     if spec.variable_length and len(shape) == len(spec.input_shape):
         fits = shape[1:] == spec.input_shape[1:] and 0 < shape[0] <= spec.input_shape[0]
     if not fits or not len(tensor):
         raise UserError(
-            f"input: x in '{source}' has the shape {x.shape}, takes (N, {', '.join(map(str, spec.input_shape))})"
+            f"input: {name} in '{source}' has the shape {x.shape}, takes (N, {', '.join(map(str, spec.input_shape))})"
         )
     return tensor

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.plugins.precision import Precision
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -27,7 +28,7 @@ from ..analysis.answer import Decision, decide
 from ..analysis.noise import SWEEPS_CPU, Rates
 from ..analysis.text import aligned
 from ..analysis.windows import COLUMNS
-from ..data.spec import DataSpec
+from ..data.spec import DataSpec, arguments
 from ..errors import UserError, in_one_line
 from ..hardware.contention import NoiseMeter, is_disturbed
 from ..hardware.device_memory import is_out_of_memory
@@ -35,7 +36,9 @@ from ..hardware.devices import device_name
 from ..hardware.microbenchmarks import clock
 from ..records.formatting import percent, significant
 from ..sweep.passes import Limits, Run, measure_in_passes
+from ..training.task import input_dtype
 from .load import Trained, trainer_for
+from .predict import Samples, samples_of
 
 _WARM_UP = 3  # forward passes before the first that is measured
 _PERCENTILES = (50, 99)
@@ -158,7 +161,8 @@ def measure_latency(
 ) -> Latencies:
     """Time a network's forward pass for each batch size, on random inputs of the data's shape.
 
-    The device and the precision are those of the configuration's trainer.
+    A network of several inputs is given test samples, because only the data know the shapes of all. The device and the
+    precision are those of the configuration's trainer.
 
     Raises:
         UserError: if no size fits into the device's memory, or the network does not take such inputs.
@@ -167,7 +171,9 @@ def measure_latency(
     device, plugin = trainer.strategy.root_device, trainer.precision_plugin
     network = plugin.convert_module(trained.network.eval().to(device))
     with plugin.forward_context():
-        fitting = [one for size in sizes if (one := _prepared(network, trained.spec, size, device, plugin)) is not None]
+        samples = samples_of(trained, max(sizes)) if len(trained.spec.inputs) > 1 else None
+        prepared = (_prepared(network, trained.spec, samples, size, device, plugin) for size in sizes)
+        fitting = [one for one in prepared if one is not None]
         if not fitting:
             raise UserError(f"data.batch_size: no batch of {', '.join(f'{s:,}' for s in sizes)} fits into memory")
         measure_in_passes(fitting, limits or Limits(), say=say)
@@ -180,29 +186,36 @@ def measure_latency(
     return Latencies(table, rates, decision, device_name(device), str(plugin.precision))
 
 
-def inputs_like(spec: DataSpec, size: int) -> tuple[Tensor, ...]:
-    """Random inputs `(size, *input_shape)`, and full lengths where they vary."""
+def inputs_like(network: nn.Module, spec: DataSpec, size: int) -> tuple[Tensor, Tensor | None]:
+    """Random inputs `(size, *input_shape)`, all 0 of tokens, and full lengths where they vary."""
     x = torch.randn(size, *spec.input_shape, generator=torch.Generator().manual_seed(0))
-    return (x, torch.full((size,), spec.input_shape[0])) if spec.variable_length else (x,)
+    return x.to(input_dtype(network, spec)), torch.full((size,), spec.input_shape[0]) if spec.variable_length else None
 
 
-def _prepared(network: nn.Module, spec: DataSpec, size: int, device: torch.device, plugin: Precision) -> _Size | None:
-    """A warm batch size with the memory that it takes; None if it does not fit."""
+def _prepared(
+    network: nn.Module,
+    spec: DataSpec,
+    samples: Samples | None,
+    size: int,
+    device: torch.device,
+    plugin: Precision,
+) -> _Size | None:
+    """A warm batch size with the memory that it takes; None if it does not fit. `samples` are repeated to fill it."""
     shape = (size, *spec.input_shape)
     try:
-        x, *lengths = (tensor.to(device) for tensor in plugin.convert_input(inputs_like(spec, size)))
-        named = {"lengths": lengths[0]} if lengths else {}
+        inputs: Any = inputs_like(network, spec, size) if samples is None else samples.repeated(size)
+        args, named = move_data_to_device(plugin.convert_input(arguments(*inputs)), device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         with torch.inference_mode():
             for _ in range(_WARM_UP):
-                network(x, **named)
+                network(*args, **named)
         memory = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             return None
         raise UserError(f"model: {type(network).__name__} does not take {shape}: {in_one_line(error)}") from error
-    return _Size(size, partial(network, x, **named), memory)
+    return _Size(size, partial(network, *args, **named), memory)
 
 
 def _row(one: _Size, rates: Rates) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Predictions of a trained network: a table with one row a sample, the raw outputs, and a picture of some samples."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -12,11 +12,13 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from matplotlib.figure import Figure
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader
 
 from ..callbacks.prediction_images import Sample, draw_masks, draw_samples
 from ..data.plain import lightning_of
-from ..data.spec import CLASSES, DataSpec
+from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, takes
 from ..errors import UserError
 from ..files import atomic_write
 from .inputs import Inputs, read_inputs
@@ -127,14 +129,35 @@ def _of_files(trained: Trained, trainer: Trainer, inputs: Inputs) -> list[str]:
     return list(inputs.names)
 
 
-def samples_of(trained: Trained, most: int) -> tuple[Tensor, ...]:
-    """The first test samples on the CPU: `x: (N, …)`, and their `lengths: (N,)` where these vary."""
+class Samples(NamedTuple):
+    """Inputs on the CPU as `DataSpec.parts` gives them, with the lengths that the network takes."""
+
+    inputs: Any
+    lengths: Tensor | None
+
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """Each input by its name; `x` for the one input of a network that gets it by position."""
+        return arguments(self.inputs if isinstance(self.inputs, Mapping) else {"x": self.inputs}, self.lengths)[1]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.named.values())))
+
+    def repeated(self, size: int) -> "Samples":
+        """So many samples, from the first on and again from the first on."""
+        rows = torch.arange(size) % len(self)
+        return Samples(*tree_map_only(Tensor, lambda tensor: tensor[rows], (self.inputs, self.lengths)))
+
+
+def samples_of(trained: Trained, most: int) -> Samples:
+    """The first test samples, of the first batch at most."""
     trained.data.prepare_data()
     data = lightning_of(trained.data)
     data.setup("test")
     batch = next(iter(data.test_dataloader()))
     x, _, lengths = trained.spec.parts(batch)
-    return tuple(part[:most].cpu() for part in (x, lengths) if part is not None)
+    found = (x, lengths if takes(trained.network, LENGTHS) else None)
+    return Samples(*tree_map_only(Tensor, lambda tensor: tensor[:most].cpu(), found))
 
 
 class _Collected:
@@ -147,11 +170,11 @@ class _Collected:
 
     @property
     def output(self) -> Tensor:
-        return torch.cat(self._outputs)
+        return _joined(self._outputs)
 
     @property
     def target(self) -> Tensor | None:
-        return torch.cat(self._targets) if self._targets else None
+        return _joined(self._targets, PADDING) if self._targets else None
 
     @property
     def drawn(self) -> Tensor:
@@ -171,7 +194,14 @@ class _Collected:
             self._targets.append(outputs["target"].cpu())
         missing = _DRAWN - sum(map(len, self._drawn))
         if missing > 0:
-            self._drawn.append(outputs["input"][:missing].float().cpu())
+            self._drawn += [x[:missing].float().cpu() for x in tree_leaves(outputs["input"])[:1]]
+
+
+def _joined(batches: list[Tensor], padding: int = 0) -> Tensor:
+    """Batches as one; of sequences of different lengths, each is padded to the longest."""
+    if all(batch.shape[1:] == batches[0].shape[1:] for batch in batches):
+        return torch.cat(batches)
+    return pad_sequence([sample for batch in batches for sample in batch], True, padding)
 
 
 def write_predictions(predictions: Predictions, path: Path) -> list[Path]:

@@ -20,14 +20,14 @@ from hydra.utils import instantiate
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch import nn
 
 from .._lightning import profiler_of
 from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..data.plain import Data, PlainData, described
-from ..data.spec import DataSpec
-from ..errors import UserError
+from ..data.spec import LENGTHS, DataSpec, parameters_of, takes
+from ..errors import UserError, did_you_mean
 from ..options.nodes import TARGET, targets_in
 from ..options.purpose import only_observes
 from .schedule import Schedule
@@ -125,16 +125,28 @@ def build_model(config: dict[str, Any], data: HasSpec) -> nn.Module:
             f"model: {target.__name__} reads {' or '.join(accepts)} data, and {data.name} has {spec.kind} data"
         )
     model = build(node, "model", **({"spec": spec} if _takes_spec(target) else {}))
-    if (
-        not isinstance(model, LightningModule)
-        and spec.variable_length
-        and "lengths" not in inspect.signature(model.forward).parameters
-    ):
-        raise UserError(
-            f"model: {type(model).__name__} reads sequences of one length: its forward takes no `lengths`, and those of "
-            f"{data.name} vary"
-        )
+    if not isinstance(model, LightningModule):
+        _check_forward(model, spec, data.name)
     return model
+
+
+def _check_forward(model: nn.Module, spec: DataSpec, data: str) -> None:
+    """Refuse a model whose forward does not take the inputs of the data, or asks for more."""
+    name, is_one = type(model).__name__, len(spec.inputs) == 1
+    if is_one and spec.variable_length and not takes(model, LENGTHS):
+        raise UserError(
+            f"model: {name} reads sequences of one length: its forward takes no `lengths`, and those of {data} vary"
+        )
+    named = [one for one in parameters_of(model) if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    given = [*spec.inputs, *([LENGTHS] if spec.variable_length else [])]
+    unknown = [field for field in spec.inputs if not is_one and not takes(model, field)]
+    needed = [one.name for one in named[is_one:] if one.default is one.empty]  # one input goes by position
+    if unknown or not {*needed} <= {*given}:
+        known = [one.name for one in named]
+        raise UserError(
+            f"model: the forward of {name} takes {', '.join(known) or 'nothing by name'}, and {data} gives "
+            f"{', '.join(given)}.{did_you_mean(unknown[0], known) if unknown else ''}"
+        )
 
 
 def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, bool]]:
@@ -192,6 +204,8 @@ def folders_written_to(config: dict[str, Any], trainer: Trainer) -> Iterator[tup
     for name, logger in zip(names, trainer.loggers, strict=False):  # a trial run has one logger that writes nothing
         if isinstance(logger, WandbLogger):
             yield f"logger.{name}", str(logger.save_dir)
+        if isinstance(logger, MLFlowLogger):
+            yield f"logger.{name}", config["logger"][name].get("save_dir") or "."
         if isinstance(logger, CSVLogger | TensorBoardLogger):
             yield from ((f"logger.{name}", str(folder)) for folder in (logger.save_dir, logger.log_dir))
     for name, node in (config["callbacks"] or {}).items():

@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils._pytree import tree_map_only
 from torchmetrics import Metric
 from torchmetrics.aggregation import MeanMetric
 from typing_extensions import override
@@ -19,7 +20,7 @@ from typing_extensions import override
 from .._lightning import datamodule_of
 from .._torch import is_batch_norm, supports_found_inf
 from ..data.collate import empty_batch
-from ..data.spec import CLASSES, PADDING, DataSpec
+from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, takes
 from ..distributed.sharding import shard
 from ..errors import UserError
 from ..options.types import Node, Text
@@ -83,6 +84,7 @@ class Task(LightningModule):
         self.has_named_loss = isinstance(loss, str)
         self.has_accuracy = spec.target in CLASSES and "acc" not in (metrics or {})
         self.is_tried = False  # whether network, loss and metrics are known to fit the data
+        self._takes_lengths = takes(model, LENGTHS)
         self._batch_weight: float = 1
         self.measured = self._metrics(own_metrics(metrics))
         self._metric_modules = nn.ModuleList(m for stage in self.measured.values() for m in stage.values())
@@ -113,15 +115,15 @@ class Task(LightningModule):
     def _is_sharded(self) -> bool:
         return isinstance(self.trainer.strategy, ModelParallelStrategy)
 
-    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """The model's output for inputs `x: (B, …)`, sequences of `lengths: (B,)` if these vary."""
-        if self.channels_last and x.dim() == 4:
-            x = x.to(memory_format=torch.channels_last)
-        padding = {} if lengths is None else {"lengths": lengths}
-        if self.compile_mode and not (self.training and self._compiled_samples in (None, len(x))):
+    def forward(self, x: Tensor | Mapping[str, Tensor], lengths: Tensor | None = None) -> Tensor:
+        """The model's output for inputs `x: (B, …)`, or several by their names, of `lengths: (B,)` if these vary."""
+        args, named = arguments(x, lengths if self._takes_lengths else None)
+        if self.channels_last:
+            args, named = tree_map_only(Tensor, _channels_last, (args, named))
+        if self.compile_mode and not (self.training and self._compiled_samples in (None, _samples(x))):
             with torch.compiler.set_stance("force_eager"):
-                return self.model(x, **padding)
-        return self.model(x, **padding)
+                return self.model(*args, **named)
+        return self.model(*args, **named)
 
     @override
     def train(self, mode: bool = True) -> Self:
@@ -167,7 +169,7 @@ class Task(LightningModule):
 
     @override
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """The answers to inputs without targets, `(x,)` or `(x, lengths)`: `input` and `output`."""
+        """The answers to inputs without targets, `(inputs,)` or `(inputs, lengths)`: `input` and `output`."""
         x, *lengths = batch
         return {"input": x, "output": self(x, *lengths)}
 
@@ -224,22 +226,24 @@ class Task(LightningModule):
 
     def _evaluate(self, batch: Batch, stage: str) -> dict[str, Any]:
         x, y, lengths = self.spec.parts(batch)
-        if len(x):
+        samples = len(y)
+        if samples:
             output = self(x, lengths) if self.is_tried else first_answer(self, x, y, lengths)
             loss = self.loss(output, y)
         else:  # fewer samples than ranks: this one takes part in collective operations, and counts nothing
-            output = empty_batch(self(x.new_zeros(1, *x.shape[1:]), None if lengths is None else lengths.new_ones(1)))
-            loss = torch.zeros((), device=x.device)
+            one = tree_map_only(Tensor, lambda each: each.new_zeros(1, *each.shape[1:]), x)
+            output = empty_batch(self(one, None if lengths is None else lengths.new_ones(1)))
+            loss = torch.zeros((), device=y.device)
         # One value a sample, or a step of different lengths: where torchmetrics may not look for NaN, it ignores weights.
         steps = self.spec.variable_length and self.spec.target == "class_per_step"
-        weights = int((y != PADDING).sum()) if steps or self.spec.target == "class_per_pixel" else len(x)
+        weights = int((y != PADDING).sum()) if steps or self.spec.target == "class_per_pixel" else samples
         measured: dict[str, Metric] = self.measured[stage]
         measured["loss"].update(loss.expand(weights))
         for name, metric in measured.items():
-            if name != "loss" and len(x):
+            if name != "loss" and samples:
                 metric.update(*for_metrics(self.spec, output, y))
             in_bar = name == "acc" and stage == "val"
-            self.log(f"{stage}/{name}", metric, batch_size=len(x), on_step=False, on_epoch=True, prog_bar=in_bar)
+            self.log(f"{stage}/{name}", metric, batch_size=samples, on_step=False, on_epoch=True, prog_bar=in_bar)
         return {"output": output, "input": x, "target": y, "loss": loss}
 
     def _of_batch(self, output: Any, y: Tensor) -> dict[str, Tensor]:
@@ -276,10 +280,24 @@ class Task(LightningModule):
         return [norm.eval() for norm in norms if (own := {*norm.parameters()}) and own <= frozen]
 
 
+def _samples(inputs: Tensor | Mapping[str, Tensor]) -> int:
+    return len(inputs if isinstance(inputs, Tensor) else next(iter(inputs.values())))
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def input_dtype(model: nn.Module, spec: DataSpec) -> torch.dtype:
+    """Of the one input: int64 for the numbers of tokens `(T,)`, which a model has an embedding for, else float32."""
+    embeds = any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules())
+    return torch.int64 if embeds and len(spec.input_shape) == 1 else torch.float32
+
+
 def min_samples(model: nn.Module, spec: DataSpec) -> int:
     """The fewest samples that a model can be trained on: 2 where batch norm would see one value a channel, else 1."""
     if not any(is_batch_norm(module) for module in model.modules()):
         return 1
-    x, _, _ = zeros(spec)
+    x = zeros(spec)[0].to(input_dtype(model, spec))
     with torch.no_grad():
         return 2 if answer(model, x[:1], None, "meta") is None and answer(model, x, None, "meta") is not None else 1

@@ -55,6 +55,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Calibration | None]:
     return found
 
 
+def test_a_name_in_place_of_a_function_is_refused() -> None:
+    with pytest.raises(
+        TypeError, match="^timesteps_fn: got 'mine.tokens', takes {_target_: …, _partial_: true} of a func"
+    ):
+        ThroughputMonitor(timesteps_fn="mine.tokens")  # pyrefly: ignore[bad-argument-type]
+
+
 # --- the curves -------------------------------------------------------------------------------------------------------
 
 

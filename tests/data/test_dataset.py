@@ -1,5 +1,7 @@
 """DataModule: a torch Dataset, dicts, and sequences of different lengths: trained, resumed, refused."""
 
+import re
+from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +14,7 @@ from torch import Tensor
 from batchscope.data import base, order
 from batchscope.data.base import DataModule
 from batchscope.data.collate import collate
+from batchscope.data.datamodule import TensorDataModule
 from batchscope.data.spec import PADDING, DataSpec
 from batchscope.errors import UserError
 from batchscope.models.sequence import LSTMCellModel, RNNCellModel, StackedLSTMModel
@@ -19,11 +22,12 @@ from batchscope.training import build
 from batchscope.training.optimizer import Optimizer
 from batchscope.training.task import Task
 from tests.checkpointing.support import OUT, STEP
-from tests.support.own_data import Dicts, Lengths, MapStyle, write_config
+from tests.support.own_data import Dicts, Lengths, MapStyle, MaskedMean, Tokens, write_config
 from tests.support.runs import QUIET, assert_alike, kill_9, ranks, record, results, run
 
 SHORT = ["trainer.accelerator=cpu", "trainer.max_epochs=2", "data.batch_size=8", OUT, *QUIET]
 MLP = ["model=mlp", "model.hidden_sizes=[8]"]
+MASKED_MEAN = "model=masked_mean"
 
 
 def line(folder: Path, name: str, *options: str) -> list[str]:
@@ -69,6 +73,7 @@ def resumed(folder: Path, name: str, *options: str) -> tuple[Path, Path]:
         ("MapStyle", MLP),  # with random transforms
         pytest.param("Dicts", MLP, marks=pytest.mark.slow),
         pytest.param("Lengths", ["model=lstm_cell", "model.hidden_size=8"], marks=pytest.mark.slow),
+        pytest.param("Tokens", [MASKED_MEAN], marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_run_that_is_resumed_ends_as_one_that_was_not(name: str, model: list[str], tmp_path: Path) -> None:
@@ -129,7 +134,8 @@ IMAGE = numpy.zeros((1, 8, 8), "float32")
         (lambda: (IMAGE[:, 1:], 0), "its inputs have the shape (1, 7, 8), and the spec says (1, 8, 8)"),
         (lambda: (IMAGE, 4), "it has the label 4, and the classes are 0 to 3"),
         (lambda: (IMAGE, 0.5), "TypeError: its target is of torch.float64, and the spec says that it is a class"),
-        (lambda: {"x": IMAGE, "y": 0}, "fits in no batch: KeyError: 0"),
+        (lambda: (IMAGE,), "it has 1 parts, and the spec names 'x' and 'y'"),
+        (lambda: {"x": IMAGE, "z": 0}, "it has the fields 'x', 'z', and the spec names 'x' and 'y'"),
         (lambda: (IMAGE, "a"), "fits in no batch: "),
     ],
 )
@@ -220,8 +226,218 @@ def test_a_missing_field_is_one_line() -> None:
         def spec(self) -> DataSpec:
             return DataSpec("image", (1, 8, 8), "class", 4, fields=("picture", "label"))
 
-    with pytest.raises(UserError, match="fits in no batch: KeyError: 'label'"):
+    said = "it has the fields 'number', 'picture', 'answer', and the spec names 'picture' and 'label'"
+    with pytest.raises(UserError, match=said):
         inputs(loaded(Wrong(num_workers=0)))
+
+
+@pytest.mark.parametrize("fields", [("x",), ("x", "x"), ("x", "lengths"), ("an input", "y")])
+def test_fields_that_cannot_be_told_apart_are_one_line(fields: tuple[str, ...]) -> None:
+    with pytest.raises(
+        UserError, match="^data: DataSpec.fields: got .*, takes the names of the inputs and, at the end, of"
+    ):
+        DataSpec("image", (1, 8, 8), "class", 4, fields=fields)
+
+
+# --- several inputs, and batches that a project makes itself -------------------------------------------------------------
+
+
+def test_each_input_is_padded_and_other_fields_are_left_alone() -> None:
+    data = loaded(Tokens(num_workers=0))
+    (batch,) = data.val_dataloader()
+    samples = data.dataset("val")
+    assert batch["text"] == [sample["text"] for sample in samples]
+    assert batch["lengths"].tolist() == [len(sample["input_ids"]) for sample in samples]
+    assert (batch["input_ids"].dtype, batch["attention_mask"].dtype) == (torch.int64, torch.bool)
+    assert torch.equal(batch["attention_mask"].sum(1), batch["lengths"])
+    assert torch.equal(batch["attention_mask"], batch["input_ids"] != 0)
+
+
+def test_tensors_in_memory_have_several_inputs_too() -> None:
+    class InMemory(TensorDataModule):
+        kind, name = "sequence", "in-memory"
+        spec = DataSpec("sequence", (9,), "class", 2, fields=("input_ids", "attention_mask", "label"))
+
+        def load(self, split: str) -> tuple[Tensor, ...]:
+            return torch.arange(36).view(4, 9), torch.ones(4, 9), torch.tensor([0, 1, 0, 1])
+
+    for pipeline in ("memory", "device", "workers"):
+        (batch,) = loaded(InMemory(pipeline=pipeline, num_workers=0)).val_dataloader()
+        named, y, _ = InMemory.spec.parts(batch)
+        assert named["input_ids"].tolist() == torch.arange(36).view(4, 9).tolist()
+        assert (named["attention_mask"].shape, y.tolist()) == ((4, 9), [0, 1, 0, 1])
+
+
+def task_of(data: DataModule, model: torch.nn.Module) -> Task:
+    task = Task(model, data.spec, Optimizer(lr=0.1))
+    task.log = lambda *args, **kwargs: None
+    return task
+
+
+def test_a_model_gets_several_inputs_by_their_names() -> None:
+    data = loaded(Tokens(num_workers=0))
+    (batch,) = data.val_dataloader()
+    model = MaskedMean(data.spec).eval()
+    answers = [
+        model(torch.ones(1, len(s["input_ids"])), torch.tensor(s["input_ids"])[None]) for s in data.dataset("val")
+    ]
+    found = task_of(data, model).validation_step(batch, 0)
+    torch.testing.assert_close(found["output"], torch.cat(answers))
+
+
+def test_a_model_of_several_inputs_gets_lengths_where_it_takes_them() -> None:
+    class Last(torch.nn.Module):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, lengths: Tensor) -> Tensor:
+            return torch.nn.functional.one_hot(lengths % 2, 2).float()
+
+    data = loaded(Tokens(num_workers=0))
+    (batch,) = data.val_dataloader()
+    output = task_of(data, Last()).validation_step(batch, 0)["output"]
+    assert output.argmax(-1).tolist() == (batch["lengths"] % 2).tolist()
+
+
+def test_a_rank_without_samples_evaluates_several_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (base, order):
+        monkeypatch.setattr(module, "rank_and_world_size", lambda: (19, 20))
+    data = loaded(Tokens(num_workers=0))
+    (batch,) = data.val_dataloader()
+    assert task_of(data, MaskedMean(data.spec)).validation_step(batch, 0)["output"].shape == (0, 2)
+
+
+class Takes(torch.nn.Module):
+    def forward(self, input_ids: Tensor, attention_masks: Tensor) -> Tensor:
+        return input_ids
+
+
+class NeedsMore(torch.nn.Module):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, kinds: Tensor) -> Tensor:
+        return input_ids
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (
+            Takes,
+            "Takes takes input_ids, attention_masks, and own-tokens gives input_ids, attention_mask, lengths. Did you mean",
+        ),
+        (NeedsMore, "NeedsMore takes input_ids, attention_mask, kinds, and own-tokens gives input_ids, attention_mask"),
+        (torch.nn.Flatten, "Flatten takes input, and own-tokens gives input_ids, attention_mask, lengths."),
+    ],
+)
+def test_a_model_of_other_inputs_is_refused_with_what_it_takes(model: type, said: str) -> None:
+    target = f"{model.__module__}.{model.__name__}"
+    with pytest.raises(UserError) as caught:
+        build.build_model({"model": {"_target_": target}}, Tokens())
+    assert str(caught.value).startswith(f"model: the forward of {said}")
+
+
+def test_a_model_of_several_inputs_is_refused_for_data_of_one() -> None:
+    with pytest.raises(UserError) as caught:
+        build.build_model({"model": {"_target_": f"{__name__}.Takes"}}, MapStyle())
+    assert str(caught.value) == "model: the forward of Takes takes input_ids, attention_masks, and own-dataset gives x."
+
+
+def own_collate(samples: list[Any]) -> Any:
+    """A batch as transformers make it: a Mapping that is no dict, padded on the left."""
+    ids = [torch.as_tensor(sample["input_ids"]).flip(0) for sample in samples]
+    padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).flip(1)
+    labels = torch.tensor([sample["label"] for sample in samples])
+    return UserDict(input_ids=padded, attention_mask=padded != 0, label=labels)
+
+
+class Function(Tokens):
+    collate_fn = own_collate
+
+
+class Static(Tokens):
+    collate_fn = staticmethod(own_collate)
+
+
+class Method(Tokens):
+    def collate_fn(self, samples: list[Any]) -> Any:
+        return own_collate(samples)
+
+
+@pytest.mark.parametrize("kind", [Function, Static, Method])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_own_collate_fn_makes_the_batches(kind: type[Tokens], workers: int) -> None:
+    data = loaded(kind(batch_size=8, num_workers=workers))
+    batches = list(data.train_dataloader())
+    assert [len(batch["label"]) for batch in batches] == [8] * 9 + [4]
+    assert all(type(batch) is dict and batch["input_ids"][:, -1].all() for batch in batches)
+    assert data.fingerprint != loaded(Tokens()).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (
+            lambda samples: samples[0]["nothing"],
+            "collate_fn, with the sample of number {}: KeyError: 'nothing' (test_dataset",
+        ),
+        (
+            lambda samples: None,
+            "is not what the spec says: it has the type NoneType, and the spec names 'input_ids', 'att",
+        ),
+        (lambda samples: {**own_collate(samples), "label": [0]}, "its 'label' is a list, and has to be a tensor"),
+        (
+            lambda samples: {**own_collate(samples), "attention_mask": torch.ones(99, 9)},
+            "its 'attention_mask' has the shape (99, 9)",
+        ),
+        (
+            lambda samples: {**own_collate(samples), "input_ids": torch.ones(len(samples), 0)},
+            "a sequence of it has no steps",
+        ),
+        (lambda samples: {**own_collate(samples), "label": torch.full((len(samples),), 2)}, "it has the label 2"),
+    ],
+)
+def test_a_wrong_batch_of_an_own_collate_fn_is_one_line(wrong: Callable[[Any], Any], said: str) -> None:
+    class Wrong(Tokens):
+        collate_fn = staticmethod(wrong)
+
+    with pytest.raises(UserError) as caught:
+        inputs(loaded(Wrong(num_workers=0)))
+    assert "\n" not in str(caught.value)
+    assert re.search(re.escape(said).replace(r"\{\}", r"\d+ of own-tokens's train split"), str(caught.value)), (
+        caught.value
+    )
+
+
+class NoMask(Tokens):
+    """A dataset without the field that its spec names."""
+
+    def dataset(self, split: str) -> Any:
+        return [{key: sample[key] for key in ("input_ids", "label")} for sample in super().dataset(split)]
+
+
+def test_what_is_wrong_with_every_batch_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    words = line(tmp_path, "Tokens", MASKED_MEAN)
+    done = run(tmp_path, *words, f"data._target_={__name__}.NoMask")
+    assert done.end() == 1
+    assert "it has the fields 'input_ids', 'label', and the spec names 'input_ids', 'attention_mask' and 'label'" in (
+        done.complained
+    )
+    assert not (tmp_path / "out" / "run.json").exists()
+
+
+# --- time steps ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_loader_counts_the_steps_of_a_batch_without_its_padding() -> None:
+    train = loaded(Tokens(batch_size=8, num_workers=0)).train_dataloader()
+    found = [(train.timesteps, int(batch["lengths"].sum())) for batch in train]
+    assert len(found) == 10
+    assert all(counted == real for counted, real in found)
+
+
+def test_a_project_counts_the_steps_of_its_own_batches() -> None:
+    class Counting(Function):
+        def timesteps(self, batch: Any) -> int:
+            return int(batch["attention_mask"].sum())
+
+    train = loaded(Counting(batch_size=8, num_workers=0)).train_dataloader()
+    assert all(train.timesteps == (batch["input_ids"] != 0).sum() for batch in train)
 
 
 # --- sequences of different lengths ----------------------------------------------------------------------------------
@@ -302,7 +518,9 @@ def test_every_step_of_different_lengths_is_trained_and_tested(fields: str, tmp_
     assert done.end() == 0, done.complained
     found = record(tmp_path / "out")
     assert found["metrics"]["test/acc"] > 0.4
-    assert not {"flops_per_sample", "mfu", "timesteps_per_sec"} & found["throughput"].keys()
+    assert not {"flops_per_sample", "mfu"} & found["throughput"].keys()
+    steps = found["throughput"]["timesteps_per_sec"] / found["throughput"]["samples_per_sec"]
+    assert 3 < steps < 9
     assert found["memory"]["uncounted"] == "the sequences have different lengths"
     assert "Warning" not in done.complained
 

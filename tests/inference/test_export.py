@@ -16,7 +16,7 @@ NEEDS_ONNX = pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None,
 
 @pytest.mark.parametrize("form", ["torch_export", pytest.param("onnx", marks=NEEDS_ONNX)])
 def test_the_file_differs_from_the_network_by_less_than_1e_5(trained: Trained, tmp_path: Path, form: str) -> None:
-    done = export(trained, form, tmp_path / f"cnn{FORMATS[form]}", samples_of(trained, 20))
+    done = export(trained, form, tmp_path / f"cnn{FORMATS[form]}", samples_of(trained, 20).named)
     assert done.path.is_file()
     assert done.samples == 20
     assert done.difference is not None
@@ -24,7 +24,7 @@ def test_the_file_differs_from_the_network_by_less_than_1e_5(trained: Trained, t
 
 
 def test_weights_alone_are_a_state_dict(trained: Trained, tmp_path: Path) -> None:
-    done = export(trained, "state_dict", tmp_path / "cnn.pt", ())
+    done = export(trained, "state_dict", tmp_path / "cnn.pt", {})
     weights = torch.load(done.path, weights_only=True)
     assert weights.keys() == trained.network.state_dict().keys()
 
@@ -40,7 +40,7 @@ def test_weights_alone_are_a_state_dict(trained: Trained, tmp_path: Path) -> Non
 def test_what_cannot_be_written_is_refused(trained: Trained, tmp_path: Path, form: str, name: str, why: str) -> None:
     (tmp_path / "there.pt").touch()
     with pytest.raises(UserError, match=why):
-        export(trained, form, tmp_path / name, ())
+        export(trained, form, tmp_path / name, {})
     assert [path.name for path in tmp_path.iterdir()] == ["there.pt"]
 
 
@@ -51,5 +51,5 @@ def test_a_network_that_no_exporter_reads_leaves_nothing(trained: Trained, tmp_p
 
     other = Trained(trained.module, Branches(), trained.data, "branches", trained.config)
     with pytest.raises(UserError, match="Branches cannot be written as torch_export"):
-        export(other, "torch_export", tmp_path / "a.pt2", samples_of(trained, 4))
+        export(other, "torch_export", tmp_path / "a.pt2", samples_of(trained, 4).named)
     assert not list(tmp_path.iterdir())

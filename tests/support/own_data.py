@@ -1,4 +1,4 @@
-"""Datasets as a user writes them: a torch Dataset, dicts, different lengths, and a LightningDataModule of any kind."""
+"""Datasets as a user writes them: a torch Dataset, dicts, different lengths, several inputs, any LightningDataModule."""
 
 import os
 import signal
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 from lightning import LightningDataModule
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from batchscope.data.base import DataModule
@@ -91,8 +92,7 @@ class Lengths(DataModule):
     @property
     def spec(self) -> DataSpec:
         target = "class_per_step" if self.every_step else "class"
-        fields = ("x", "y") if self.fields else None
-        return DataSpec("sequence", (9, 2), target, 2, fields=fields, variable_length=True)
+        return DataSpec("sequence", (9, 2), target, 2, variable_length=True)
 
     def dataset(self, split: str) -> Any:
         random = numpy.random.default_rng(self.split_seed(split))
@@ -102,6 +102,43 @@ class Lengths(DataModule):
             y = (x[:, 0] > 0).astype("int64") if self.every_step else int(x[-1, 0] > 0)
             samples.append({"x": x, "y": y} if self.fields else (x, y))
         return samples
+
+
+class Tokens(DataModule):
+    """Sentences of 3 to 9 tokens as dicts, with a mask and two fields that no model reads. Is the first token large?"""
+
+    kind = "sequence"
+    name = "own-tokens"
+
+    @property
+    def spec(self) -> DataSpec:
+        fields = ("input_ids", "attention_mask", "label")
+        return DataSpec("sequence", (9,), "class", 2, fields=fields, variable_length=True)
+
+    def dataset(self, split: str) -> Any:
+        random = numpy.random.default_rng(self.split_seed(split))
+        samples = []
+        for number in range(SIZES[split]):
+            ids = random.integers(1, 20, random.integers(3, 10))
+            label, text = int(ids[0] > 9), " ".join(map(str, ids))
+            mask = numpy.ones(len(ids), bool)
+            samples.append({"number": number, "text": text, "input_ids": ids, "attention_mask": mask, "label": label})
+        return samples
+
+
+class MaskedMean(nn.Module):
+    """The mean of the embeddings that a mask leaves, with dropout."""
+
+    accepts = ("sequence",)
+
+    def __init__(self, spec: DataSpec, width: int = 8):
+        super().__init__()
+        self.embedding = nn.Embedding(20, width)
+        self.head = nn.Sequential(nn.Dropout(0.1), nn.Linear(width, spec.num_outputs))
+
+    def forward(self, attention_mask: Tensor, input_ids: Tensor, scale: float = 1.0) -> Tensor:
+        mask = attention_mask[..., None].float()
+        return self.head((self.embedding(input_ids) * mask).sum(1) / mask.sum(1) * scale)
 
 
 class Plain(LightningDataModule):
@@ -173,10 +210,13 @@ class NoSpec(Plain):
 
 
 def write_config(folder: Path, name: str, inherits: str | None = "_data", **options: Any) -> Path:
-    """A folder for `--config-dir` with `data=own`: a class of this module and its options."""
+    """A folder for `--config-dir` with `data=own`, a class of this module and its options, and `model=masked_mean`."""
     lines = [f"defaults: [/{inherits}@_here_, _self_]"] if inherits else ["batch_size: 8"]
     lines = [*lines, f"_target_: tests.support.own_data.{name}"]
     file = folder / "conf" / "data" / "own.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join([*lines, *(f"{key}: {value}" for key, value in options.items())]) + "\n")
+    model = folder / "conf" / "model" / "masked_mean.yaml"
+    model.parent.mkdir(exist_ok=True)
+    model.write_text("_target_: tests.support.own_data.MaskedMean\n")
     return folder / "conf"
