@@ -77,9 +77,7 @@ def test_a_stream_goes_on_where_it_was(defined: dict[str, Any]) -> None:
     assert all((one == other).all() for one, other in zip(rest, expected[4:], strict=True))
 
 
-def test_a_shard_unpickles_nothing_and_no_name_is_a_command(
-    defined: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_unpickles_nothing_and_no_name_is_a_command(defined: dict[str, Any], tmp_path, monkeypatch) -> None:
     webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed")
 
     class Evil:

@@ -3,8 +3,6 @@
 import errno
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +11,7 @@ import pytest
 
 from batchscope import files
 from batchscope.errors import UserError
-
-HOLD = """
-import pathlib, sys
-from batchscope.files import lock
-with lock(pathlib.Path(sys.argv[1])):
-    print(1, flush=True)
-    input()
-"""
+from tests.support.locks import HOLD, held
 
 
 def refusing(number: int) -> Callable[..., None]:
@@ -48,9 +39,7 @@ def test_the_bytes_are_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES])
 @pytest.mark.parametrize("step", ["os.fsync", "os.replace"])
-def test_when_it_cannot_be_written_the_old_file_is_there_and_no_other(
-    step: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_when_it_cannot_be_written_the_old_file_is_there_and_no_other(step, number, tmp_path, monkeypatch):
     files.write_bytes(tmp_path / "a", b"old")
     monkeypatch.setattr(step, refusing(number))
     with pytest.raises(OSError, match=os.strerror(number)):
@@ -59,9 +48,7 @@ def test_when_it_cannot_be_written_the_old_file_is_there_and_no_other(
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS])
-def test_a_file_system_that_flushes_nothing_is_written_to_as_well(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_that_flushes_nothing_is_written_to_as_well(number: int, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("os.fsync", refusing(number))
     files.write_bytes(tmp_path / "a", b"new")
     assert (tmp_path / "a").read_bytes() == b"new"
@@ -77,8 +64,7 @@ def test_no_two_writers_share_a_temporary_name(tmp_path: Path) -> None:
 
 def test_a_lock_is_held_by_one_process_and_let_go_of_when_it_is_killed(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
-    with subprocess.Popen([sys.executable, "-c", HOLD, path], stdout=subprocess.PIPE, stdin=subprocess.PIPE) as other:
-        other.stdout.readline()
+    with held(path) as other:
         with pytest.raises(files.Locked), files.lock(path):
             pass
         other.kill()
@@ -90,9 +76,7 @@ def test_a_lock_is_held_by_one_process_and_let_go_of_when_it_is_killed(tmp_path:
 
 def test_a_waiting_process_takes_the_lock_when_it_is_let_go_of(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
-    with subprocess.Popen([sys.executable, "-c", HOLD, path], stdout=subprocess.PIPE, stdin=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
+    with held(path) as other:
         threading.Timer(0.3, other.kill).start()
         with files.wait_for_lock(path), pytest.raises(files.Locked), files.lock(path):
             pass
@@ -101,10 +85,7 @@ def test_a_waiting_process_takes_the_lock_when_it_is_let_go_of(tmp_path: Path) -
 def test_a_forked_worker_that_outlives_its_parent_does_not_hold_its_lock(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     forking = HOLD.replace("print(1", "__import__('os').fork() or __import__('time').sleep(60)\n    print(1")
-    line = [sys.executable, "-c", forking, path]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stdin=subprocess.PIPE, start_new_session=True) as parent:
-        assert parent.stdout is not None
-        parent.stdout.readline()
+    with held(path, program=forking, start_new_session=True) as parent:
         parent.kill()
         try:
             with files.wait_for_lock(path):
@@ -114,9 +95,7 @@ def test_a_forked_worker_that_outlives_its_parent_does_not_hold_its_lock(tmp_pat
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
-def test_a_file_system_without_locks_is_a_warning(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_system_without_locks_is_a_warning(number: int, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("fcntl.lockf", refusing(number))
     with files.lock_folder(tmp_path, "resume", "it is being trained right now"):
         pass
@@ -125,9 +104,7 @@ def test_a_file_system_without_locks_is_a_warning(
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
-def test_a_lock_file_that_cannot_be_opened_is_not_one_that_is_held(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_file_that_cannot_be_opened_is_not_one_that_is_held(number: int, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(Path, "open", refusing(number))
     with (
         pytest.raises(UserError, match=f"resume: {tmp_path} cannot be written: .*{os.strerror(number)}"),
@@ -202,9 +179,7 @@ def test_a_folder_is_there_with_all_its_files_and_takes_the_next_free_name(tmp_p
     assert len(list((tmp_path / "new").iterdir())) == 3
 
 
-def test_a_folder_whose_files_cannot_all_be_written_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_whose_files_cannot_all_be_written_is_not_there(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(os, "fsync", refusing(errno.ENOSPC))
     with pytest.raises(OSError, match="No space left"):
         files.write_folder(tmp_path / "made", {"a.json": b"1"})

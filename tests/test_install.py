@@ -11,19 +11,12 @@ import pytest
 
 from batchscope.cli import new
 from batchscope.options.groups import CONFIGS
-
-ROOT = Path(__file__).resolve().parents[1]
+from tests.support.wheel import ROOT, build
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of what it is made of, so that the checkout stays clean."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("src", "configs", "examples", "pyproject.toml", "README.md", "LICENSE"):
-        subprocess.run(["cp", "-r", str(ROOT / name), str(source)], check=True)
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*pip, "--wheel-dir", str(out), str(source)], check=True, capture_output=True)
-    return next(out.glob("batchscope-*.whl"))
+    return build(tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_wheel_holds_every_config_module_and_data_file(wheel: Path) -> None:

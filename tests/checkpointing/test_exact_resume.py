@@ -1,7 +1,8 @@
 """A run that is stopped in any way, at any moment, and resumed ends bit-identical to one that was never stopped."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +10,22 @@ import pytest
 from lightning.pytorch.callbacks import Timer
 
 from batchscope.options.groups import choices_of
-from tests.checkpointing.support import LOAD, OUT, SAVE, STEP, TEST, VALIDATION, hang_up, interrupt, send, terminate
+from tests.checkpointing.support import (
+    LOAD,
+    OUT,
+    SAVE,
+    STEP,
+    TEST,
+    VALIDATION,
+    break_down,
+    change,
+    flip_a_bit,
+    hang_up,
+    interrupt,
+    of_another_model,
+    send,
+    terminate,
+)
 from tests.support.runs import EVERY_4, SMALL, Fault, assert_alike, kill_9, last, ranks, record, results, run
 
 # Steps 1 to 10 are the first epoch, 11 to 20 the second; every epoch has one validation of one batch. The record is
@@ -24,13 +40,34 @@ STOPS = ["callbacks=early_stopping", "callbacks.early_stopping.patience=2", "opt
 OVERFITS = ["trainer.max_epochs=4", "optimizer.lr=0.3", "optimizer.patience=0"]  # so that plateau lowers the rate
 
 
-class Case(NamedTuple):
-    """A training, how each of its processes but the last is stopped, and with what options it is then resumed."""
+IMAGES = ["data=digits", "data.num_train=76", "data.num_val=16", "data.num_test=16", "data.batch_size=8", EVERY_4]
 
-    stops: list[Fault]
+
+class Case(NamedTuple):
+    """A training, how each of its processes but the last is stopped, and with what options it is then resumed.
+
+    What befalls the folder `out` before it is resumed is `meanwhile`; it is then resumed `at` its place. The resume
+    `warns` in a line that begins so, and leaves the file `aside`.
+    """
+
+    stops: list[Fault | None]
     options: list[str] = [EVERY_4]
     resumed_with: list[str] = []
     slow: bool = True
+    meanwhile: Callable[[Path], object] | None = None
+    at: str = "out"
+    warns: str = ""
+    aside: str = "run.json"
+
+
+def of_last(how: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Do something to the last checkpoint."""
+    return lambda out: how(out / "checkpoints" / "last.ckpt")
+
+
+LAST = "warning: out/checkpoints/last.ckpt"
+IN_EPOCH_2: list[Fault | None] = [(STEP, 18, kill_9)]
+RESTORE = "lightning.pytorch.trainer.connectors.checkpoint_connector._CheckpointConnector.restore_training_state"
 
 
 def run_out_of_time() -> None:
@@ -40,7 +77,10 @@ def run_out_of_time() -> None:
 
 CASES = {
     # when it is killed
-    "killed before the first checkpoint": Case([(STEP, 3, kill_9)]),
+    "killed before the first checkpoint": Case(
+        [(STEP, 3, kill_9)], slow=False,
+        warns="warning: resume: the run had ended before it wrote a checkpoint; it starts again from its first step",
+    ),
     "killed in mid-epoch": Case([(STEP, 7, kill_9)], slow=False),
     "killed on an epoch's last batch": Case([(STEP, 10, kill_9)]),
     "killed between an epoch's end and its validation": Case([(VALIDATION, 1, kill_9)], slow=False),
@@ -65,6 +105,21 @@ CASES = {
     "out of time": Case(
         [(STEP, 7, run_out_of_time)], [EVERY_4, "+trainer.max_time={hours:1}"], ["trainer.max_time=null"], slow=False
     ),
+    # what befalls it before it is resumed
+    "its folder is moved": Case(IN_EPOCH_2, slow=False, meanwhile=lambda out: out.rename(out.with_name("there")), at="there"),
+    "its record is torn": Case(
+        IN_EPOCH_2, slow=False, meanwhile=lambda out: (out / "run.json").write_text('{"schema": 3, "sta'), aside="run.json.aside"
+    ),
+    "its last checkpoint has a flipped bit": Case(IN_EPOCH_2, slow=False, meanwhile=of_last(flip_a_bit), warns=f"{LAST} is damaged"),
+    "its last checkpoint is empty": Case(
+        IN_EPOCH_2, meanwhile=of_last(lambda path: path.write_bytes(b"")), warns=f"{LAST} is not a whole checkpoint (0 bytes)"
+    ),
+    "its last checkpoint is of another model": Case(
+        IN_EPOCH_2, meanwhile=of_last(partial(change, how=of_another_model)),
+        warns=f"{LAST} cannot be resumed from: its weights are of another model: model.head.bias is (7,) there and (9,) here",
+    ),
+    "a resume fails while it restores": Case([*IN_EPOCH_2, (RESTORE, 1, break_down)], slow=False),
+    "it is made longer": Case([None], [CONSTANT], ["trainer.max_epochs=3"]),
     # how it trains
     "loaded to the device": Case([(STEP, 7, kill_9)], [EVERY_4, "data.pipeline=device"]),
     "loaded by workers": Case([(STEP, 11, kill_9)], [EVERY_4, "data.pipeline=workers"]),
@@ -90,19 +145,21 @@ CASES = {
         for name in choices_of("optimizer")
         if name not in ("adamw", "sgd")  # of the cases above
     },
+    # with the counting of FLOPs, which must not draw a number
+    **{f"model {name}": Case([(STEP, 16, kill_9)], [*IMAGES, f"model={name}"]) for name in choices_of("model")},
 }  # fmt: skip
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+def whole(tmp_path_factory: pytest.TempPathFactory, unstopped: Path) -> Callable[..., dict[str, Any]]:
     """The results of a run with some options that was never stopped; runs with the same options are one."""
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    found = {(): results(unstopped)}
 
     def results_of(options: list[str]) -> dict[str, Any]:
-        kept = [option for option in options if "every_n_steps" not in option and "max_time" not in option]
-        if (key := tuple(kept)) not in found:
+        key = tuple(option for option in options if "every_n_steps" not in option and "max_time" not in option)
+        if key not in found:
             folder = tmp_path_factory.mktemp("whole")
-            done = run(folder, *SMALL, *kept, OUT)
+            done = run(folder, *small(key), *key, OUT)
             assert done.end() == 0, done.complained
             found[key] = results(folder / "out")
         return found[key]
@@ -110,52 +167,51 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, A
     return results_of
 
 
+def small(options: Sequence[str]) -> list[str]:
+    """The options of a small run; where others are chosen, without those of its data and model and with FLOPs counted."""
+    other = ("data", "model", "+callbacks.throughput") if options[:1] == ("data=digits",) else ()
+    return [word for word in SMALL if not word.startswith(other)]
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * case.slow) for name, case in CASES.items()]
 )
-def test_a_stopped_run_ends_as_one_that_never_stopped(
-    name: str, whole: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
-    case = CASES[name]
+def test_a_stopped_run_ends_as_one_that_never_stopped(name, whole, interrupted, tmp_path):
+    case, stops = CASES[name], CASES[name].stops
     if name == "compiled" and not (shutil.which("g++") or shutil.which("clang++")):
         pytest.skip("torch.compile needs a C++ compiler")
-    line = [*SMALL, *case.options, OUT]
-    for fault in case.stops:
-        stopped = run(tmp_path, *line, faults=[fault])
-        killed = stopped.end() == -9
-        assert record(tmp_path / "out")["status"] == (
-            "running" if killed else "finished" if case.resumed_with else "interrupted"
-        ), stopped.complained
+    line = [*small(tuple(case.options)), *case.options, OUT]
+    if stops[:1] == IN_EPOCH_2:
+        shutil.copytree(interrupted, tmp_path, dirs_exist_ok=True)
+        line, stops = ["resume=out"], stops[1:]
+    for fault in stops:
+        stopped = run(tmp_path, *line, faults=[fault] if fault else [])
+        status = {-9: "running", 1: "failed"}.get(stopped.end(), "finished" if case.resumed_with else "interrupted")
+        assert record(tmp_path / "out")["status"] == status, stopped.complained
         line = ["resume=out", *case.resumed_with]
-    done = run(tmp_path, *line)
+    if case.meanwhile:
+        case.meanwhile(tmp_path / "out")
+    done = run(tmp_path, f"resume={case.at}", *case.resumed_with)
     assert done.end() == 0, done.complained
-    assert_alike(results(tmp_path / "out"), whole(case.options))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", choices_of("model"))
-def test_every_model_is_resumed_exactly(model: str, tmp_path: Path) -> None:
-    images = ["data=digits", f"data.root={tmp_path}", "data.num_train=76", "data.num_val=16", "data.num_test=16"]
-    line = [word for word in SMALL if not word.startswith(("model", "data")) and "flops_per_sample" not in word]
-    line += [*images, "data.batch_size=8", f"model={model}", EVERY_4, OUT]  # counting FLOPs must not draw a number
-    assert run(tmp_path / "whole", *line).end() == 0
-    assert run(tmp_path / "killed", *line, faults=[(STEP, 16, kill_9)]).end() == -9
-    assert run(tmp_path / "killed", "resume=out", f"data.root={tmp_path}").end() == 0
-    assert_alike(results(tmp_path / "killed" / "out"), results(tmp_path / "whole" / "out"))
+    assert done.complained.startswith(case.warns), done.complained
+    assert_alike(results(tmp_path / case.at), whole([*case.options, *case.resumed_with]))
+    assert (tmp_path / case.at / case.aside).exists()
 
 
 # Two ranks of four batches an epoch: 64 samples, 8 in each process.
 SHORT = [word.replace("data.num_train=76", "data.num_train=64") for word in SMALL]
 ACCUMULATE = "trainer.accumulate_grad_batches=4"
 CALLBACK = "batchscope.checkpointing.callback.Checkpoints.save"
+# What one rank gets where, and with which options; the other rank ends as well.
 OF_TWO_RANKS = {
-    "in the first step": ((STEP, 1), []),
-    "in an epoch's last step": ((STEP, 4), []),
-    "in the last step": ((STEP, 8), []),
-    "in a validation": ((VALIDATION, 2), []),
-    "at the first checkpoint": ((CALLBACK, 1), []),
-    "at the last checkpoint": ((CALLBACK, 2), []),
-    "while each rank accumulates its own gradients": ((STEP, 2), [ACCUMULATE]),
+    "killed in mid-epoch": ((STEP, 7, kill_9), [EVERY_4]),
+    "in the first step": ((STEP, 1, terminate), []),
+    "in an epoch's last step": ((STEP, 4, terminate), []),
+    "in the last step": ((STEP, 8, terminate), []),
+    "in a validation": ((VALIDATION, 2, terminate), []),
+    "at the first checkpoint": ((CALLBACK, 1, terminate), []),
+    "at the last checkpoint": ((CALLBACK, 2, terminate), []),
+    "while each rank accumulates its own gradients": ((STEP, 2, terminate), [ACCUMULATE]),
 }
 
 
@@ -175,16 +231,19 @@ def whole_of_two(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (not options)) for n, (_, options) in OF_TWO_RANKS.items()]
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (options != [ACCUMULATE])) for n, (_, options) in OF_TWO_RANKS.items()],
 )
-def test_two_ranks_of_which_one_gets_a_signal_are_resumed_to_the_same_end(
-    name: str, rank: int, tmp_path: Path, whole_of_two: Callable[[list[str]], dict[str, Any]]
-) -> None:
-    (what, count), options = OF_TWO_RANKS[name]
-    both = ranks(tmp_path, *SHORT, *options, faults={rank: [(what, count, terminate)]})
-    assert [one.end() for one in both] == [143, 143], [one.complained for one in both]
-    assert record(tmp_path / "out")["status"] == "interrupted"
-    if options:
+def test_two_ranks_of_which_one_is_stopped_are_resumed_to_the_same_end(name, rank, tmp_path, whole_of_two):
+    fault, options = OF_TWO_RANKS[name]
+    both = ranks(tmp_path, *SHORT, *options, faults={rank: [fault]})
+    ends = [one.end() for one in both]
+    if fault[-1] is kill_9:
+        assert (ends[rank], ends[1 - rank]) == (-9, 1), [one.complained for one in both]
+    else:
+        assert ends == [143, 143], [one.complained for one in both]
+        assert record(tmp_path / "out")["status"] == "interrupted"
+    if options == [ACCUMULATE]:
         own = last(tmp_path / "out")["loop_state"]["gradients"]
         assert not all(own[0][name].equal(own[1][name]) for name in own[0]), "no gradients were accumulated"
     assert [one.end() for one in ranks(tmp_path, f"resume={tmp_path / 'out'}")] == [0, 0]

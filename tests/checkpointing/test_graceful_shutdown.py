@@ -4,10 +4,9 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import lightning
 import pytest
 import torch
 
@@ -16,6 +15,7 @@ from batchscope.checkpointing.signals import STOPPING, forces_exit, handled_sign
 from batchscope.errors import Interrupted
 from tests.checkpointing.support import OUT, STEP, break_down, hang_up, interrupt, send, terminate
 from tests.support.runs import EVERY_4, SMALL, Run, last, record, run
+from tests.support.third_party_modules import Stranger, loader, train
 from tests.support.waiting import PATIENCE_S, wait_until
 
 TRAIN = "batchscope.training.run.train"
@@ -75,9 +75,7 @@ def interrupt_and_hang() -> None:
         pytest.param(terminate_and_hang_up, "SIG", (129, 143), marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_in_a_step_lets_it_finish_and_keeps_it(
-    told: Callable[[], None], name: str, codes: tuple[int], tmp_path: Path
-) -> None:
+def test_a_signal_in_a_step_lets_it_finish_and_keeps_it(told, name, codes, tmp_path):
     stopped = run(tmp_path, *SMALL, OUT, faults=[(STEP, 7, told)])
     assert stopped.end() in codes
     assert stopped.complained == ""
@@ -162,24 +160,15 @@ def test_slurms_requeue_signal_asks_slurm_to_start_the_job_again(tmp_path: Path)
     assert (tmp_path / "asked").read_text() == "requeue 123\n"
 
 
-class Validated(lightning.LightningModule):
-    """A module that is not batchscope's, and gets SIGTERM in its second batch of validation."""
+class Validated(Stranger):
+    """It gets SIGTERM in its second batch of validation."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = torch.nn.Linear(1, 1)
-        self.batches: list[int] = []
+    batches: tuple[int, ...] = ()
 
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        return self.model(batch).mean()
-
-    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        self.batches.append(batch_idx)
+    def validation_step(self, batch: object, batch_idx: int) -> None:
+        self.batches += (batch_idx,)
         if batch_idx == 1:
             terminate()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters())
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -189,12 +178,8 @@ class Stream(torch.utils.data.IterableDataset):
         return iter(torch.ones(9, 1))
 
 
-def test_a_validation_of_unknown_length_ends_after_the_batch(tmp_path: Path) -> None:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "num_sanity_val_steps": 0}
-    module, load = Validated(), torch.utils.data.DataLoader
+def test_a_validation_of_unknown_length_ends_after_the_batch() -> None:
+    module, data = Validated(), (loader(), torch.utils.data.DataLoader(Stream()))
     with GracefulShutdown() as shutdown, pytest.raises(Interrupted, match="SIGTERM"):
-        trainer = lightning.Trainer(
-            accelerator="cpu", callbacks=[shutdown], max_epochs=1, default_root_dir=tmp_path, **quiet
-        )
-        trainer.fit(module, load(torch.ones(2, 1)), load(Stream()))
-    assert module.batches == [0, 1]
+        train(module, shutdown, data=data, num_sanity_val_steps=0)
+    assert module.batches == (0, 1)

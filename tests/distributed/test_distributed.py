@@ -1,11 +1,7 @@
 """Two real ranks train as one process would: `trainer=ddp` and `trainer=fsdp` on this machine's CPU."""
 
 import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -13,9 +9,7 @@ import pytest
 import torch
 
 from tests.support.runs import assert_alike, results
-from tests.support.waiting import PATIENCE_S, wait_until
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.spawned import TRAIN, Ended, end, spawn
 
 
 @pytest.mark.slow
@@ -23,8 +17,8 @@ def test_two_processes_leave_one_record_of_both(tmp_path: Path) -> None:
     small = ["data=adding", "data.num_train=64", "data.num_val=16", "data.num_test=16", "data.batch_size=4"]
     quiet = ["callbacks.throughput.calibrate=false", "callbacks.progress=null", "trainer.max_epochs=1"]
     done = train(tmp_path, "trainer=ddp", "trainer.devices=2", "model=rnn_cell", "hydra.run.dir=out", *small, *quiet)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(" parameters) on ") == done.stdout.count("\nresult  ") == 1
+    assert done.code == 0, done.err
+    assert done.out.count(" parameters) on ") == done.out.count("\nresult  ") == 1
     record = json.loads((tmp_path / "out" / "run.json").read_text())
     assert record["status"] == "finished"
     assert record["steps"] == 8  # 64 samples, 4 in each of two processes
@@ -39,13 +33,9 @@ def test_two_processes_leave_one_record_of_both(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out").glob("rnn-cell-*"))) == 1
 
 
-def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def train(folder: Path, *words: str) -> Ended:
     """Run `python train.py …` on the CPU to its end."""
-    line = [sys.executable, str(ROOT / "train.py"), "trainer.accelerator=cpu", *words]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        line, cwd=folder, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    return end(spawn(folder, TRAIN, "trainer.accelerator=cpu", *words))
 
 
 # 21 samples in batches of 8: the last batch holds 5, which two ranks cannot share evenly. There is one sample for
@@ -62,18 +52,16 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of one process with batches of 8."""
     folder = tmp_path_factory.mktemp("alone")
     done = train(folder, *UNEVEN, "data.batch_size=8", "hydra.run.dir=out")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     return folder / "out"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pipeline", ["memory", "device", "workers"])
-def test_two_processes_train_and_measure_what_one_does_with_twice_the_batch(
-    pipeline: str, tmp_path: Path, alone: Path
-) -> None:
+def test_two_processes_train_and_measure_what_one_does_with_twice_the_batch(pipeline, tmp_path, alone):
     options = ["trainer=ddp", "trainer.devices=2", "data.batch_size=4", f"data.pipeline={pipeline}"]
     done = train(tmp_path, *UNEVEN, *options, "hydra.run.dir=out")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     assert_close(tmp_path / "out", alone)
 
 
@@ -92,17 +80,14 @@ def assert_close(one: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_sharded_model_trains_as_a_whole_one_and_its_checkpoint_is_evaluated_alone(
-    tmp_path: Path, alone: Path
-) -> None:
+def test_a_sharded_model_trains_as_a_whole_one_and_its_checkpoint_is_evaluated_alone(tmp_path, alone: Path) -> None:
     options = ["trainer=fsdp", "trainer.devices=2", "data.batch_size=4", "hydra.run.dir=out"]
     done = train(tmp_path, *UNEVEN, *options)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     assert_close(tmp_path / "out", alone)
-    line = ["-m", "batchscope", "evaluate", f"ckpt={tmp_path / 'out' / 'checkpoints' / 'best.ckpt'}"]
-    evaluated = subprocess.run([sys.executable, *line], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    evaluated = end(spawn(tmp_path, "-m", "batchscope", "evaluate", "ckpt=out/checkpoints/best.ckpt"))
     expected = json.loads((alone / "run.json").read_text())["metrics"]["test/loss"]
-    assert float(evaluated.stdout.split()[-1]) == pytest.approx(expected, abs=2e-6)
+    assert float(evaluated.out.split()[-1]) == pytest.approx(expected, abs=2e-6)
 
 
 @pytest.mark.slow
@@ -111,7 +96,7 @@ def test_a_sharded_model_is_resumed_from_its_checkpoint(tmp_path: Path) -> None:
     longer = train(tmp_path, *UNEVEN, *options, "hydra.run.dir=longer", "trainer.max_epochs=2")
     first = train(tmp_path, *UNEVEN, *options, "hydra.run.dir=out", "trainer.max_epochs=1")
     second = train(tmp_path, "resume=out", "trainer.max_epochs=2")
-    assert [done.returncode for done in (longer, first, second)] == [0, 0, 0], second.stderr
+    assert [done.code for done in (longer, first, second)] == [0, 0, 0], second.err
     assert_alike(results(tmp_path / "out")["weights"], results(tmp_path / "longer")["weights"])
 
 
@@ -119,8 +104,8 @@ def test_a_sharded_model_is_resumed_from_its_checkpoint(tmp_path: Path) -> None:
 def test_fewer_training_samples_than_ranks_are_one_line(tmp_path: Path) -> None:
     options = ["trainer=ddp", "trainer.devices=2", "data.num_train=1", "hydra.run.dir=out"]
     done = train(tmp_path, *[word for word in UNEVEN if not word.startswith("data.num_train")], *options)
-    assert done.returncode == 1
-    lines = [line for line in done.stderr.splitlines() if "error: " in line]
+    assert done.code == 1
+    lines = [line for line in done.err.splitlines() if "error: " in line]
     assert lines == ["error: trainer.devices: 2 processes, and adding has 1 training samples"]
 
 
@@ -129,14 +114,7 @@ def test_a_sweep_starts_a_run_when_every_process_of_the_one_before_has_gone(tmp_
     small = ["data=adding", "data.num_train=400", "data.num_val=16", "data.num_test=16", "model=rnn_cell"]
     quiet = ["callbacks.throughput.calibrate=false", "callbacks.progress=null", "data.pipeline=workers"]
     line = ["-m", "trainer=ddp", "trainer.devices=2", "data.batch_size=4,8", "hydra.sweep.dir=out", *small, *quiet]
-    sweep = subprocess.Popen(
-        [sys.executable, str(ROOT / "train.py"), *line, "trainer.accelerator=cpu"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    sweep = spawn(tmp_path, TRAIN, *line, "trainer.accelerator=cpu")
     most, parent = {0: 0, 1: 0}, psutil.Process(sweep.pid)
     while sweep.poll() is None:
         runs = [run_of(process) for process in parent.children(recursive=True)]
@@ -171,56 +149,3 @@ def at(process: psutil.Process) -> Path | None:
         return Path(process.cwd())
     except psutil.Error:
         return None
-
-
-def started(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """Start two ranks that train for some seconds."""
-    small = ["data=copy_memory", "data.delay=2", "data.num_train=2000", "data.num_val=16", "data.num_test=16"]
-    model = ["data.batch_size=4", "model=stacked_lstm", "model.hidden_size=8", "callbacks.checkpoint.every_n_steps=50"]
-    quiet = ["callbacks.throughput.calibrate=false", "callbacks.progress=null", "callbacks.prediction_images=null"]
-    options = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "trainer.max_epochs=2"]
-    line = words or (*options, *small, *model, *quiet, f"hydra.run.dir={folder.name}")
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "train.py"), *line],
-        cwd=folder.parent,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
-@pytest.fixture(scope="module")
-def unstopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("unstopped") / "out"
-    process = started(folder)
-    assert process.wait(timeout=PATIENCE_S) == 0, process.communicate()
-    return folder
-
-
-def terminate(process: subprocess.Popen[str]) -> None:
-    process.terminate()
-
-
-def kill_the_other(process: subprocess.Popen[str]) -> None:
-    (other,) = [p for p in psutil.Process(process.pid).children() if "train.py" in " ".join(p.cmdline())]
-    other.kill()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stop", [terminate, kill_the_other])
-def test_when_one_process_is_stopped_the_other_ends_and_the_run_is_resumed_exactly(
-    stop: Callable[[subprocess.Popen[str]], None], tmp_path: Path, unstopped: Path
-) -> None:
-    process = started(tmp_path / "out")
-    wait_until((tmp_path / "out" / "checkpoints" / "last.ckpt").exists, "no checkpoint came")
-    stop(process)
-    said, complained = process.communicate(timeout=PATIENCE_S)
-    if stop is terminate:
-        assert process.returncode == 143
-        assert said.count(" resume=out\n") == 1
-        assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "interrupted"
-    else:
-        assert process.returncode != 0 and complained.strip()
-    assert started(tmp_path / "out", "resume=out").wait(timeout=PATIENCE_S) == 0
-    assert_alike(results(tmp_path / "out"), results(unstopped))

@@ -30,10 +30,7 @@ def end(both: list[Run]) -> list[int]:
 MOMENTS = {
     "a step": (LONG, [(STEP, 7, terminate)], (7, 8, 9)),
     "a validation": ([f"data.num_val={MANY}"], [(VALIDATION, 3, terminate), (VALIDATION, 6, go_on)], (4,)),
-    "a test": (
-        *([f"data.num_test={MANY}", "trainer.max_epochs=1"], [(TEST, 3, terminate), (TEST, 6, go_on)]),
-        (4,),
-    ),
+    "a test": (*([f"data.num_test={MANY}", "trainer.max_epochs=1"], [(TEST, 3, terminate), (TEST, 6, go_on)]), (4,)),
 }
 
 

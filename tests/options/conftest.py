@@ -1,4 +1,4 @@
-"""A package that is written for a test, to be read as source text and never imported."""
+"""A run's folder, and a package that is written for a test, to be read as source text and never imported."""
 
 import textwrap
 from collections.abc import Callable, Iterator
@@ -7,6 +7,14 @@ from pathlib import Path
 import pytest
 
 from batchscope.options import signatures
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder `out` in an empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    return Path("out")
 
 
 @pytest.fixture

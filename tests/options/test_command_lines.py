@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,26 +13,14 @@ from batchscope.checkpointing import resume
 from batchscope.cli import train as command
 from batchscope.errors import UserError
 from batchscope.options.command_lines import resume_command
-from batchscope.options.compose import check_command_line
-from tests.support.runs import EVERY_4, Run, kill_9, record, run
+from tests.checkpointing.support import STEP, interrupt
+from tests.support.command_lines import composed
+from tests.support.runs import EVERY_4, QUIET, Run, kill_9, record, run
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "train.sbatch"
-STEP = "batchscope.training.task.Task.training_step"
 STOP_EARLY = "lightning.pytorch.callbacks.EarlyStopping"
-DIGITS = [
-    *("data=digits", "data.num_train=64", "data.num_val=16", "data.num_test=16", "data.batch_size=8", "model=mlp"),
-    *(
-        "trainer.max_epochs=1",
-        "trainer.accelerator=cpu",
-        "callbacks.throughput.calibrate=false",
-        "callbacks.memory=null",
-    ),
-    *("callbacks.progress=null", "callbacks.device=null", "callbacks.prediction_images=null", EVERY_4),
-]
-
-
-def interrupt() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
+DIGITS = ["data=digits", "data.num_train=64", "data.num_val=16", "data.num_test=16", "data.batch_size=8", "model=mlp"]
+DIGITS += ["trainer.max_epochs=1", "trainer.accelerator=cpu", *QUIET, EVERY_4]
 
 
 def fail() -> None:
@@ -124,16 +111,9 @@ def test_a_requeued_job_goes_on_with_its_run_whatever_options_it_was_given(tmp_p
 # --- the options of a new run, beside resume= ------------------------------------------------------------------------
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "out").mkdir()
-    return Path("out")
-
-
 def resumed(run_dir: Path, started_with: list[str], *words: str) -> tuple[dict[str, Any], list[str]]:
     """Configuration and recorded options of a run that is resumed; `words` are the command line beside `resume=`."""
-    (config,) = check_command_line(started_with, multirun=False, run_dir=str(run_dir))
+    config = composed(*started_with, run_dir=run_dir)
     facts = {"status": "interrupted", "config": config, "choices": {}, "overrides": ["as recorded"]}
     (run_dir / "run.json").write_text(json.dumps(facts))
     trained = []
@@ -154,9 +134,7 @@ def resumed(run_dir: Path, started_with: list[str], *words: str) -> tuple[dict[s
     ],
     ids=" ".join,
 )
-def test_the_options_that_a_run_was_started_with_confirm_it_and_change_nothing(
-    options: list[str], run_dir: Path
-) -> None:
+def test_the_options_that_a_run_was_started_with_confirm_it_and_change_nothing(options, run_dir):
     config, overrides = resumed(run_dir, options, *options)
     assert resume.is_same(config, resume.recorded_config({"config": config}, run_dir))
     assert config["resume"] == "out"
@@ -178,5 +156,4 @@ def test_the_options_of_another_run_do_not_confirm_this_one(run_dir: Path) -> No
 
 
 def test_a_run_in_a_folder_called_last_is_not_taken_for_the_newest(run_dir: Path) -> None:
-    (config,) = check_command_line([], multirun=False, run_dir="last")
-    assert resume_command(config, Path("last")) == "batchscope train resume=./last"
+    assert resume_command(composed(run_dir="last"), Path("last")) == "batchscope train resume=./last"

@@ -4,55 +4,30 @@ from pathlib import Path
 
 import pytest
 
-from batchscope.errors import UserError
-from batchscope.options.compose import check_command_line
 from batchscope.options.groups import known_nodes, use_config_dir
+from tests.support.command_lines import composed, refusal
 from tests.support.own_package import NET, Write
-
-
-def refusal(*words: str) -> str:
-    with pytest.raises(UserError) as caught:
-        check_command_line([*words], multirun=False)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_misspelled_choices_and_options_of_the_users_own_are_answered(package: Write) -> None:
     use_config_dir("conf")
-    assert refusal("model=mynt").endswith("Did you mean 'mynet'?")
-    assert "did you mean 'model=mynet'?" in refusal("mynet")
-    assert "Did you mean 'flavour'?" in refusal("model=mynet", "+model.flavor=x")
-    assert refusal("model=mynet", "model.flavour=5") == "model.flavour: got 5, takes a text."
+    assert refusal(composed, "model=mynt").endswith("Did you mean 'mynet'?")
+    assert "did you mean 'model=mynet'?" in refusal(composed, "mynet")
+    assert "Did you mean 'flavour'?" in refusal(composed, "model=mynet", "+model.flavor=x")
+    assert refusal(composed, "model=mynet", "model.flavour=5") == "model.flavour: got 5, takes a text."
 
 
 def test_a_command_line_is_checked_without_importing_what_it_names(package: Write) -> None:
     package(net="open('ran', 'w')\n" + NET)
     use_config_dir("conf")
-    assert check_command_line(["model=mynet"], multirun=False)
+    assert composed("model=mynet")
     assert not Path("ran").exists()
 
 
 def test_a_model_that_does_not_fit_the_data_lists_the_users_own(package: Write) -> None:
     package({"model/broken": "{"}, net=NET.replace("    def", "    accepts = ('sequence',)\n    def"))
     use_config_dir("conf")
-    assert refusal("model=cnn", "data=adding").endswith("lstm_cell, mynet, rnn_cell, stacked_lstm")
-
-
-@pytest.mark.parametrize(
-    ("folder", "said"),
-    [
-        ("nowhere", "--config-dir: got 'nowhere', which is not a folder"),
-        ("conf/model/mynet.yaml", "--config-dir: got 'conf/model/mynet.yaml', which is not a folder"),
-        ("conf/model", "--config-dir: 'conf/model' holds no YAML file of a config group, such as conf/model/model/….yaml"),
-        ("clash", "--config-dir: clash/model/cnn.yaml has the name of an installed config; rename it"),
-    ],
-)  # fmt: skip
-def test_a_folder_of_configs_that_cannot_be_meant_is_refused(folder: str, said: str, package: Write) -> None:
-    Path("clash/model").mkdir(parents=True)
-    Path("clash/model/cnn.yaml").write_text("_target_: mynet.net.Net\n")
-    with pytest.raises(UserError) as caught:
-        use_config_dir(folder)
-    assert str(caught.value) == said
+    assert refusal(composed, "model=cnn", "data=adding").endswith("lstm_cell, mynet, rnn_cell, stacked_lstm")
 
 
 @pytest.mark.parametrize(

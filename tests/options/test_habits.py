@@ -5,19 +5,13 @@ import shlex
 
 import pytest
 
-from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
 from batchscope.options.groups import CONFIGS, GROUPS, choices_of
 from batchscope.options.habits import HABITS, habit
 from batchscope.options.signatures import is_installed
+from tests.support.command_lines import composed, refusal
 
 PAGE = (CONFIGS.parent / "docs" / "commands.md").read_text(encoding="utf-8").partition("## Coming from")[2]
-
-
-def answer(*words: str) -> str:
-    with pytest.raises(UserError) as caught:
-        check_command_line(list(words), multirun=False)
-    return str(caught.value)
 
 
 def takes(words: list[str]) -> None:
@@ -32,7 +26,7 @@ def takes(words: list[str]) -> None:
 def test_every_word_is_answered(word: str) -> None:
     option, _, value = word.partition("=")
     expected = HABITS[word].replace("*", value or "7").replace("`", "")
-    said = answer(f"{option}={value or '7'}")
+    said = refusal(composed, f"{option}={value or '7'}")
     if value:  # a choice that does not exist: those that do are named, too
         assert said == f"{option}: got '{value}', takes {', '.join(choices_of(option))}; {expected}"
     else:
@@ -49,7 +43,7 @@ def test_every_word_is_answered(word: str) -> None:
     ],
 )
 def test_a_word_stands_for_what_is_below_it_with_its_value_and_a_plus(word: str, said: str) -> None:
-    assert answer(word).startswith(said)
+    assert refusal(composed, word).startswith(said)
 
 
 def test_another_word_has_no_answer() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from batchscope.errors import UserError
 from batchscope.options.nodes import check_node
+from tests.support.command_lines import refusal
 
 
 @pytest.fixture
@@ -20,12 +20,6 @@ def thing(write: Callable[..., None]) -> str:
     return "toy.one.Thing"
 
 
-def refusal(node: Any, path: str = "data") -> str:
-    with pytest.raises(UserError) as caught:
-        check_node(node, path)
-    return str(caught.value)
-
-
 @pytest.mark.parametrize(
     "more", [{}, {"_args_": [1]}, {"_partial_": True}, {"_convert_": "none", "_recursive_": False}]
 )
@@ -35,24 +29,29 @@ def test_a_node_with_known_options_and_hydras_keys_passes(more: dict[str, Any], 
 
 def test_an_unknown_option_is_refused_with_the_nearest_and_those_that_there_are(thing: str) -> None:
     node = {"_target_": thing, "batch_size": 4, "batch_sise": 3}
-    assert refusal(node) == "data.batch_sise: no such option. Did you mean 'batch_size'? data takes batch_size."
+    assert (
+        refusal(check_node, node, "data")
+        == "data.batch_sise: no such option. Did you mean 'batch_size'? data takes batch_size."
+    )
 
 
 @pytest.mark.parametrize("place", ["part", "parts", "_args_"])
 def test_nodes_are_checked_within_nodes_lists_and_dicts(place: str, thing: str) -> None:
     node = {"_target_": thing, place: {"a": [{"_target_": thing, "batch_size": 0}]}}
-    assert refusal(node) == f"data.{place}.a.0.batch_size: got 0, takes a whole number of at least 1."
+    assert (
+        refusal(check_node, node, "data") == f"data.{place}.a.0.batch_size: got 0, takes a whole number of at least 1."
+    )
 
 
 @pytest.mark.parametrize("target", [5, None, "", ".", "Thing", ["toy.one.Thing"]])
 def test_a_target_is_the_full_name_of_a_class_or_function(target: Any) -> None:
-    assert refusal({"_target_": target}, "model").startswith(
+    assert refusal(check_node, {"_target_": target}, "model").startswith(
         f"model._target_: got {target!r}, takes the full name of a"
     )
 
 
 def test_another_key_between_underscores_is_no_option(thing: str) -> None:
-    assert refusal({"_target_": thing, "_arg_": []}).startswith("data._arg_: no such option; ")
+    assert refusal(check_node, {"_target_": thing, "_arg_": []}, "data").startswith("data._arg_: no such option; ")
 
 
 @pytest.mark.parametrize("target", ["torch.nn.Missing", "missing.Thing", "toy.one.Thing.made"])

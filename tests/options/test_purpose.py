@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from batchscope.analysis.run import Run
-from batchscope.distributed import agreement
 from batchscope.options.compose import check_command_line
 from batchscope.options.groups import CONFIGS, load
 from batchscope.options.purpose import only_observes, purpose_of
@@ -86,11 +85,3 @@ def test_a_report_leaves_out_places_and_observation_and_keeps_what_a_stranger_co
     assert not any(key.startswith(("logger", "callbacks.throughput", "callbacks.progress")) for key in settings)
     assert settings["callbacks.mine.patience"] == 3
     assert (settings["data.num_workers"], settings["trainer.max_epochs"]) == (3, 2)
-
-
-def test_ranks_may_have_places_of_their_own(config: dict[str, Any]) -> None:
-    places = [f"config.{option}" for purpose in (Purpose.READ_FROM, Purpose.WRITTEN_TO) for option in PURPOSES[purpose]]
-    assert all(agreement._is_place(key, config) for key in places)
-    assert not any(
-        agreement._is_place(key, config) for key in ("config.seed", "config.data.batch_size", "steps", "data.root")
-    )

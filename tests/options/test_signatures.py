@@ -70,9 +70,7 @@ SIGNATURES: list[tuple[dict[str, str], Signature]] = [
 
 
 @pytest.mark.parametrize(("modules", "expected"), SIGNATURES)
-def test_a_signature_is_that_of_the_constructor_or_function(
-    modules: dict[str, str], expected: Signature, write: Callable[..., None]
-) -> None:
+def test_a_signature_is_that_of_the_constructor_or_function(modules, expected, write):
     write(**modules)
     assert signature_of("toy.one.Thing") == expected
 
@@ -156,9 +154,7 @@ NAMES: list[tuple[str, str, str | None]] = [
 
 
 @pytest.mark.parametrize(("text", "target", "said"), NAMES, ids=[f"{text}: {name}" for text, name, _ in NAMES])
-def test_a_name_is_missing_where_no_code_can_define_it(
-    text: str, target: str, said: str | None, write: Callable[..., None]
-) -> None:
+def test_a_name_is_missing_where_no_code_can_define_it(text, target, said, write):
     write(one=text, two="class Other: pass")
     assert missing_part(target) == said
 

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 import pytest
 
-from batchscope.errors import UserError
 from batchscope.options.types import Choice, Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Purpose, Range, Seed
 from batchscope.options.values import check_value, choices_in
+from tests.support.command_lines import refusal
 
 TAKEN = [
     (int, 3),
@@ -84,12 +84,8 @@ def test_a_value_of_the_right_kind_is_taken(annotation: Any, value: Any) -> None
 
 
 @pytest.mark.parametrize(("annotation", "value", "message"), REFUSED)
-def test_a_value_of_another_kind_is_refused_with_what_the_option_takes(
-    annotation: Any, value: Any, message: str
-) -> None:
-    with pytest.raises(UserError) as caught:
-        check_value("model.size", value, annotation)
-    assert str(caught.value) == f"model.size: {message}"
+def test_a_value_of_another_kind_is_refused_with_what_the_option_takes(annotation, value, message):
+    assert refusal(check_value, "model.size", value, annotation) == f"model.size: {message}"
 
 
 @pytest.mark.parametrize(

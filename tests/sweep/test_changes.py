@@ -62,17 +62,6 @@ def test_on_gpus() -> None:
     ]
 
 
-def test_a_cpu_beside_a_gpu_tries_the_gpu() -> None:
-    found, left_out = tried("trainer.precision=32-true", machine=Machine(accelerators=("cpu", "cuda"), cores=4))
-    assert "trainer.accelerator=gpu" in found
-    assert left_out == [
-        (
-            "not tried, because you set trainer.precision: trainer.precision=bf16-mixed; "
-            "to try a change, leave its option out"
-        )
-    ]
-
-
 @pytest.mark.parametrize("line", ["trainer.accelerator=cpu", "trainer=cpu"])
 def test_what_the_user_has_set_stays_and_is_said(line: str) -> None:
     found, left_out = tried(line, "data.batch_size=64", machine=Machine(accelerators=("cpu", "cuda"), cores=4))
@@ -94,22 +83,34 @@ def test_the_training_set_bounds_the_batch() -> None:
     assert left_out == ["not tried: data.batch_size=220000: 55,000 is the whole training set of a device"]
 
 
-def test_several_processes_share_the_training_set() -> None:
-    found, _ = tried(run=baseline(batch_size=20_000, processes=2))
-    assert found[0] == "data.batch_size=27500" and "data.batch_size" not in found[1]
+BESIDE_A_GPU = Machine(accelerators=("cpu", "cuda"), cores=4)
+WORKERS, SEQUENCE = "data.pipeline=workers", "model=stacked_lstm"
+# What the configuration has, and how it was measured → a change that is tried, or one that is not (-).
+OFFERED = [
+    ("trainer.precision=32-true", {"machine": BESIDE_A_GPU}, "trainer.accelerator=gpu"),
+    ("", {"run": baseline(batch_size=20_000, processes=2)}, "data.batch_size=27500"),
+    ("", {"factors": (8,)}, "data.batch_size=1024"),
+    ("", {"factors": ()}, "-data.batch_size"),
+    ("trainer.accumulate_grad_batches=3", {"factors": (2,)}, "data.batch_size=384 trainer.accumulate_grad_batches=1"),
+    ("trainer.precision=bf16-mixed", {}, "trainer.precision=32-true"),
+    (WORKERS, {}, "data.num_workers=4"),
+    (WORKERS, {}, "data.pipeline=memory"),
+    (WORKERS, {"machine": Machine(cores=2)}, "-data.num_workers"),
+    (SEQUENCE, {}, "-channels_last"),
+    (SEQUENCE, {}, "-model.backend"),
+    (f"{SEQUENCE} model.backend=reference", {}, "model.backend=fused"),
+]
 
 
-def test_the_factors_are_an_option() -> None:
-    assert tried(factors=(8,))[0][0] == "data.batch_size=1024"
-    assert not any("batch_size" in one for one in tried(factors=())[0])
-
-
-def test_accumulated_batches_are_tried_as_one() -> None:
-    found, _ = tried("trainer.accumulate_grad_batches=3")
-    assert "data.batch_size=384 trainer.accumulate_grad_batches=1" not in found  # the user has set it
-    config = config_of("trainer.accumulate_grad_batches=3")
-    changes, _ = changes_to_try(config, baseline(), CPU, {}, (2,))
-    assert Change({"data.batch_size": 384, "trainer.accumulate_grad_batches": 1}) in changes
+@pytest.mark.parametrize(("words", "how", "change"), OFFERED)
+def test_a_change_is_tried_where_it_can_have_an_effect(words: str, how: dict[str, Any], change: str) -> None:
+    how = {"run": baseline(), "machine": CPU, "factors": (2, 4)} | how
+    changes, _ = changes_to_try(config_of(*words.split()), how["run"], how["machine"], {}, how["factors"])
+    found = [" ".join(one.overrides) for one in changes]
+    if change.startswith("-"):
+        assert not any(one.startswith(change[1:]) for one in found)
+    else:
+        assert change in found
 
 
 def test_a_precision_that_was_measured_to_be_slower_is_left_out() -> None:
@@ -118,25 +119,6 @@ def test_a_precision_that_was_measured_to_be_slower_is_left_out() -> None:
     assert left_out == [
         "not tried: trainer.precision=bf16-mixed: this cpu was measured to reach 0.120 of its float32 rate at it"
     ]
-
-
-def test_a_mixed_precision_is_compared_with_the_full_one() -> None:
-    changes, _ = changes_to_try(config_of("trainer.precision=bf16-mixed"), baseline(), CPU, {}, ())
-    assert Change({"trainer.precision": "32-true"}) in changes
-
-
-def test_more_workers_are_tried_where_workers_load_the_data() -> None:
-    changes, _ = changes_to_try(config_of("data.pipeline=workers"), baseline(), CPU, {}, ())
-    assert Change({"data.num_workers": 4}) in changes and Change({"data.pipeline": "memory"}) in changes
-    changes, _ = changes_to_try(config_of("data.pipeline=workers"), baseline(), Machine(cores=2), {}, ())
-    assert not any("data.num_workers" in change.options for change in changes)
-
-
-def test_a_reference_backend_is_tried_as_the_fused_one_and_sequences_have_no_layout() -> None:
-    found, left_out = tried("model=stacked_lstm")
-    assert not any("channels_last" in one or "backend" in one for one in [*found, *left_out])
-    changes, _ = changes_to_try(config_of("model=stacked_lstm", "model.backend=reference"), baseline(), CPU, {}, ())
-    assert Change({"model.backend": "fused"}) in changes
 
 
 def test_a_change_names_its_folder_and_joins_another() -> None:

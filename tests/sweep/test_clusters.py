@@ -12,8 +12,9 @@ import pytest
 
 from tests.support import fake_slurm as slurm
 from tests.support.runs import assert_alike, results
-from tests.support.waiting import PATIENCE_S, wait_until
-from tests.sweep.test_runner import ROOT, TINY, linux, process_of, record
+from tests.support.spawned import ROOT, end
+from tests.support.waiting import wait_until
+from tests.sweep.test_runner import TINY, linux, process_of, record, start
 
 SHORT = ["trainer.max_epochs=-1,1"]  # the first of two runs is refused by its schedule
 # Two runs of one configuration, of some seconds each: what is done to one of them must not show.
@@ -24,12 +25,6 @@ TWINS += ["callbacks.checkpoint.every_n_steps=50", "callbacks.device=null"]
 @pytest.fixture
 def submitit() -> None:
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-
-
-def start(cwd: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
-    line = [sys.executable, str(ROOT / "train.py"), "-m", *TINY, *options]
-    known = os.environ | {"OMP_NUM_THREADS": "1"} | environment
-    return subprocess.Popen(line, cwd=cwd, env=known, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for(path: Path) -> None:
@@ -52,8 +47,8 @@ def assert_resumed_as_if_never_stopped(cwd: Path) -> None:
 @pytest.mark.slow
 def test_a_sweep_of_submitit_on_this_machine_ends_in_its_report_and_exit_code(tmp_path: Path, submitit: None) -> None:
     process = start(tmp_path, "hydra/launcher=submitit_local", *SHORT)
-    out, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 1, err
+    code, out, err = end(process)
+    assert code == 1, err
     assert out.startswith("the runs are jobs, and write their output to s/.submitit\n")
     assert "2 runs: 1 failed, 1 finished" in out
     assert ".submitit" not in (tmp_path / "s/report/report.md").read_text()
@@ -62,22 +57,11 @@ def test_a_sweep_of_submitit_on_this_machine_ends_in_its_report_and_exit_code(tm
 
 @pytest.mark.slow
 @linux
-def test_a_preempted_run_of_submitit_resumes_by_itself_to_the_same_bits(tmp_path: Path, submitit: None) -> None:
-    process = start(tmp_path, "hydra/launcher=submitit_local", *TWINS)
-    task_of(tmp_path, "1").send_signal(signal.SIGUSR2)
-    out, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, err
-    assert "2 runs: 2 finished" in out
-    assert_resumed_as_if_never_stopped(tmp_path)
-
-
-@pytest.mark.slow
-@linux
 def test_a_job_that_is_killed_is_one_line_and_the_other_runs_are_reported(tmp_path: Path, submitit: None) -> None:
     process = start(tmp_path, "hydra/launcher=submitit_local", *TWINS)
     task_of(tmp_path, "1").kill()
-    out, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 1
+    code, out, err = end(process)
+    assert code == 1
     assert err.count("error: hydra/launcher: Job ") == 1
     assert "Traceback" not in err
     assert "2 runs: 1 finished, 1 interrupted" in out
@@ -92,8 +76,8 @@ def test_slurm_starts_a_preempted_job_again_asked_once_and_the_run_resumes(tmp_p
     task = task_of(tmp_path, "1")
     for told in (task, psutil.Process(process_of(tmp_path, "1"))):  # some clusters tell all processes of a job
         told.send_signal(signal.SIGUSR2)
-    out, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, err
+    code, out, err = end(process)
+    assert code == 0, err
     assert "2 runs: 2 finished" in out
     assert slurm.requeued(tmp_path / "slurm") == ["1000_1"]
     assert {"--partition=gpu", "--signal=USR2@120", "--requeue", "--nodes=1"} <= set(slurm.script(tmp_path / "slurm"))
@@ -106,8 +90,8 @@ def test_a_job_of_slurm_trains_on_several_devices_with_processes_of_its_own(tmp_
     environment = slurm.install(tmp_path / "slurm")
     several = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "data.batch_size=4"]
     process = start(tmp_path, "hydra/launcher=submitit_slurm", *several, **environment)
-    out, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, err
+    code, out, err = end(process)
+    assert code == 0, err
     assert "1 finished" in out
     assert record(tmp_path, "0")["throughput"]["processes"] == 2
 
@@ -135,6 +119,6 @@ def test_the_script_for_one_run_is_started_again_by_slurm_and_goes_on(tmp_path: 
 def test_a_sweep_of_ray_ends_in_its_report_and_exit_code(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_ray_launcher")
     process = start(tmp_path, "hydra/launcher=ray", "hydra.launcher.ray.init.num_cpus=2", *SHORT)
-    out, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 1, err
+    code, out, err = end(process)
+    assert code == 1, err
     assert "2 runs: 1 failed, 1 finished" in out

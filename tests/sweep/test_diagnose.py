@@ -151,16 +151,6 @@ def test_the_command_line_is_that_of_an_ordinary_run(line: str) -> None:
     assert command_with(line.split(), ["a=1"], config) == LINES[line]
 
 
-def test_it_takes_one_configuration(tmp_path: Path) -> None:
-    done = forked(tmp_path, "-m", "experiment=diagnose", "data.batch_size=8,16")
-    assert done.end() == 1
-    assert done.complained == (
-        "error: experiment=diagnose: tries changes of one run, and -m is for several; write "
-        "batchscope train experiment=diagnose … without -m\n"
-    )
-    assert not (tmp_path / "outputs").exists()
-
-
 @pytest.mark.slow
 def test_a_real_diagnosis(tmp_path: Path) -> None:
     small = [*("data=adding", "model=rnn_cell", "data.num_train=400", "data.num_val=16", "data.num_test=16")]

@@ -1,8 +1,6 @@
 """A sweep's folder: a run that ended is kept, a run that was stopped is resumed or started again, and nothing is removed."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from batchscope.analysis.read import find
 from batchscope.errors import UserError
 from batchscope.records.read import read
 from batchscope.sweep import folder
+from tests.support.locks import RUN_DIR, held
 
 CONFIG = {"seed": 0, "data": {"batch_size": 4}, "run_dir": "s/0", "logger": {"save_dir": "s/0", "name": None}}
 
@@ -74,23 +73,15 @@ HELD = ["running", *(pytest.param(status, marks=pytest.mark.slow) for status in 
 def test_a_run_that_is_going_on_in_another_process_is_left_as_it_is(tmp_path, status):
     leave(tmp_path / "0", status)
     before = everything(tmp_path)
-    code = "import pathlib, sys; from batchscope.checkpointing.resume import lock_run_dir\nwith lock_run_dir(pathlib.Path(sys.argv[1])): print(1, flush=True); input()"
-    line = [sys.executable, "-c", code, str(tmp_path / "0")]
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout.readline() == "1\n"
-        with pytest.raises(UserError, match="is being trained right now"):
-            folder.keep_or_plan(tmp_path / "0", CONFIG)
-        other.communicate("done")
+    with held(tmp_path / "0", RUN_DIR), pytest.raises(UserError, match="is being trained right now"):
+        folder.keep_or_plan(tmp_path / "0", CONFIG)
     assert everything(tmp_path) == before | {"0/.lock": ""}
 
 
 def test_a_run_of_another_sweep_is_refused_with_the_option_that_differs(tmp_path):
     leave(tmp_path / "0", "finished")
     other = {**CONFIG, "data": {"batch_size": 8}}
-    for refuse in (
-        lambda: folder.keep_or_plan(tmp_path / "0", other),
-        lambda: folder.refuse_other(tmp_path, [other]),
-    ):
+    for refuse in (lambda: folder.keep_or_plan(tmp_path / "0", other), lambda: folder.refuse_other(tmp_path, [other])):
         with pytest.raises(UserError, match=r"data\.batch_size is 4 there and 8 here"):
             refuse()
     assert read(tmp_path / "0")["status"] == "finished"

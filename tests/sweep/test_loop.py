@@ -88,9 +88,7 @@ def test_a_run_without_memory_beside_others_is_not_kept_where_the_sweep_ends_mea
     assert json.loads((tmp_path / "a.aside/run.json").read_text())["status"] == "out_of_memory"
 
 
-def test_what_a_run_prints_is_in_its_log_and_warnings_of_visited_runs_are_said_once(
-    loop, tmp_path: Path, capfd
-) -> None:
+def test_what_a_run_prints_is_in_its_log_and_warnings_of_visited_runs_are_said_once(loop, tmp_path, capfd) -> None:
     says = "print('said'); print('warning: slow', file=sys.stderr); list(visits)"
     loop.do([job(tmp_path, "a", does=says), job(tmp_path, "b", 16, does=says)])
     assert capfd.readouterr().err == "warning: slow\n"

@@ -16,7 +16,8 @@ from batchscope.records.read import read
 from batchscope.sweep import fork_server, process
 from batchscope.sweep import job as program
 from batchscope.sweep.loop import Loop
-from tests.sweep.conftest import ROOT, TIMED, job, running
+from tests.support.locks import HOLD, RUN_DIR, held
+from tests.sweep.conftest import ROOT, job, running
 
 LINUX = pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
 
@@ -54,9 +55,7 @@ def test_a_run_gets_its_configuration_from_the_sweep_and_not_from_a_file(loop, t
 
 
 @pytest.mark.parametrize("status", ["planned", "killed"])
-def test_the_program_trains_what_it_was_told_and_resumes_what_has_begun(
-    status: str, tmp_path: Path, monkeypatch
-) -> None:
+def test_the_program_trains_what_it_was_told_and_resumes_what_has_begun(status: str, tmp_path, monkeypatch) -> None:
     """Whatever configuration the folder's record has."""
     trained = []
     monkeypatch.setattr("batchscope.training.run.train", lambda *run: trained.append(run))
@@ -86,25 +85,14 @@ def test_a_control_group_counts_where_nobody_else_is_in_it(tmp_path: Path) -> No
 
 
 def test_a_run_that_is_going_on_elsewhere_is_not_closed(loop, tmp_path: Path) -> None:
-    does = f"import subprocess; subprocess.Popen([sys.executable, '-c', {HOLD!r}, str(folder)]).wait(); sys.exit(1)"
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "0")], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:  # fmt: skip
-        other.stdout.readline()
+    does = f"import subprocess; subprocess.Popen([sys.executable, '-c', {HOLD!r}, str(folder), {RUN_DIR!r}]).wait(); sys.exit(1)"
+    with held(tmp_path / "0", RUN_DIR):
         (tmp_path / "0/run.json").write_text(json.dumps({"schema": 3, "status": "running"}))
         one = job(tmp_path, "0", timed=False, does=does)
         ended = process.Process(one, None)
         os.killpg(ended.pid, signal.SIGKILL)
         ended.wait()
         assert read(tmp_path / "0")["status"] == "running"
-        other.communicate(b"done")
-
-
-HOLD = """
-import pathlib, sys
-from batchscope.checkpointing.resume import lock_run_dir
-with lock_run_dir(pathlib.Path(sys.argv[1])):
-    print(1, flush=True)
-    input()
-"""
 
 
 def test_a_program_whose_run_is_going_on_elsewhere_leaves_its_record(tmp_path: Path) -> None:
@@ -173,9 +161,3 @@ Loop(fork_server.ForkServer()).do([job(place, "0"), job(place, "1", 16, does={ki
     assert done.returncode == -signal.SIGKILL, done.stderr
     while running(tmp_path):
         time.sleep(0.05)
-
-
-def test_timed_runs_are_told_that_they_are_visited(loop, tmp_path: Path) -> None:
-    does = "record['visited'] = asked['visited']; list(visits)"
-    records = loop.do([job(tmp_path, "0", does=does), job(tmp_path, "1", 16, does=does, callbacks=TIMED)])
-    assert [record["visited"] for record in records] == [True, True]

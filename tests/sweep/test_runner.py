@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -15,10 +14,9 @@ from omegaconf import OmegaConf
 from batchscope.records.step_times import read_step_times
 from batchscope.sweep.runner import SweepRunner
 from tests.support.runs import assert_alike, results
-from tests.support.runs import run as forked
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.spawned import TRAIN, Ended, end, spawn
+from tests.support.waiting import wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = [
     *("model=rnn_cell", "data=adding", "data.num_train=64", "data.num_val=16", "data.num_test=16"),
     *("data.sequence_length=5", "trainer.max_epochs=1", "test=false", "callbacks.throughput.calibrate=false"),
@@ -27,17 +25,13 @@ TINY = [
 ENDLESS = "trainer.max_epochs=1,1000000"  # the second run continues until it is stopped
 
 
-def start(cwd: Path, *options: str) -> subprocess.Popen:
-    line = [sys.executable, str(ROOT / "train.py"), "-m", *TINY, *options]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(line, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(cwd: Path, *options: str, **environ: str) -> subprocess.Popen[str]:
+    return spawn(cwd, TRAIN, "-m", *TINY, *options, **environ)
 
 
-def sweep(cwd: Path, *options: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a whole sweep."""
-    process = start(cwd, *options)
-    out, err = process.communicate(timeout=PATIENCE_S)
-    return process.returncode, out, err
+def sweep(cwd: Path, *options: str) -> Ended:
+    """A whole sweep."""
+    return end(start(cwd, *options))
 
 
 def record(cwd: Path, run: str) -> dict:
@@ -79,8 +73,8 @@ def test_a_killed_sweep_ends_its_run_and_resumed_keeps_what_was_finished(tmp_pat
     wait_until(lambda: record(tmp_path, "1").get("resumed"), "the run is not resumed")
     assert (tmp_path / "s/0/run.json").read_bytes() == before
     resumed.send_signal(signal.SIGINT)  # a sweep that a signal stops reports its results
-    out, err = resumed.communicate(timeout=PATIENCE_S)
-    assert resumed.returncode == 130
+    code, out, err = end(resumed)
+    assert code == 130
     assert "Traceback" not in err
     assert re.search(r"— run 1 of 2: trainer.max_epochs=1 — kept", out), out
     assert re.search(r"— run 2 of 2: trainer.max_epochs=1000000$", out, re.MULTILINE), out
@@ -89,30 +83,6 @@ def test_a_killed_sweep_ends_its_run_and_resumed_keeps_what_was_finished(tmp_pat
     assert "hydra.sweep.dir=s" in out.splitlines()[-1]
     assert process_of(tmp_path, "1") is None
     assert [entry["step"] > 0 for entry in record(tmp_path, "1")["resumed"]] == [True]
-
-
-@pytest.mark.slow
-@linux
-def test_a_sweep_whose_run_is_killed_with_it_ends_as_one_that_never_stopped(tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    options = ["trainer.max_epochs=1,60", "data.batch_size=2", "callbacks.checkpoint.every_n_steps=3"]
-    for folder in (whole, killed):
-        folder.mkdir()
-    code, _, err = sweep(whole, *options)
-    assert code == 0, err
-    first = start(killed, *options)
-    run = wait_until_trains(killed, "1")
-    first.kill()
-    os.kill(run, signal.SIGKILL)
-    first.communicate()
-    assert record(killed, "1")["status"] == "running"
-    code, out, err = sweep(killed, *options)
-    assert code == 0, err
-    assert "2 runs: 2 finished" in out
-    (entry,) = record(killed, "1")["resumed"]
-    assert 0 < entry["step"] < record(killed, "1")["steps"]
-    for number in ("0", "1"):
-        assert_alike(results(killed / "s" / number), results(whole / "s" / number))
 
 
 @pytest.mark.slow
@@ -129,20 +99,7 @@ def test_a_run_that_fails_stops_no_other_and_is_exit_code_1(tmp_path: Path) -> N
     assert "to run it again with the sweep: mv s/0 s/0.aside" in err
 
 
-def test_a_folder_of_another_sweep_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    run_dir = tmp_path / "s/0"
-    run_dir.mkdir(parents=True)
-    (run_dir / "run.json").write_text(json.dumps({"schema": 3, "status": "finished", "config": {"seed": 7}}))
-    done = forked(tmp_path, "-m", *TINY, "data.batch_size=4,8")
-    assert done.end() == 1
-    assert "s/0 holds a run of another sweep" in done.complained
-    assert "— run" not in done.said
-    assert [path.name for path in (tmp_path / "s").rglob("*")] == ["0", "run.json"]
-
-
-def test_an_interrupted_sweep_says_which_runs_were_stopped_and_which_never_began(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_sweep_says_which_runs_were_stopped_and_which_never_began(tmp_path: Path, capsys) -> None:
     for name, status, checkpoint in (("0", "finished", True), ("1", "interrupted", True), ("2", "interrupted", False)):
         (tmp_path / name / "checkpoints").mkdir(parents=True)
         (tmp_path / name / "run.json").write_text(json.dumps({"schema": 3, "status": status}))
@@ -155,22 +112,13 @@ def test_an_interrupted_sweep_says_which_runs_were_stopped_and_which_never_began
     ]
 
 
-def test_a_search_needs_a_sweep(tmp_path: Path) -> None:
-    done = forked(tmp_path, "experiment=find_batch_size")
-    assert done.end() == 1
-    assert done.complained == "error: search: takes several runs; write batchscope train -m …\n"
-    assert {path.name for path in tmp_path.iterdir()} == {"stdout", "stderr"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("loader", ["pipeline=memory", "pipeline=workers"])
 def test_a_forked_run_ends_in_the_bits_the_memory_and_the_threads_of_a_run_alone(tmp_path: Path, loader: str) -> None:
     options = ["trainer.max_epochs=5", "data.batch_size=8", "model.hidden_size=512", f"data.{loader}"]
     code, _, err = sweep(tmp_path, *options, "seed=1,0")
     assert code == 0, err
-    line = [sys.executable, str(ROOT / "train.py"), *TINY[:-1], *options, "seed=0", "hydra.run.dir=alone"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run(line, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    assert end(spawn(tmp_path, TRAIN, *TINY[:-1], *options, "seed=0", "hydra.run.dir=alone")).code == 0
     forked, alone = tmp_path / "s/1", tmp_path / "alone"
     assert_alike(results(forked), results(alone))
     of_forked, of_alone = (json.loads((folder / "run.json").read_text()) for folder in (forked, alone))
@@ -214,15 +162,6 @@ def test_a_search_runs_short_timed_runs_and_recommends_one_of_them(tmp_path: Pat
     first = record(tmp_path, "0/8")
     assert 6 <= first["steps"] < 20000 / 8
     assert "val/loss" not in first["metrics"]
-
-
-@pytest.mark.slow
-def test_the_learning_rate_follows_the_batch_size_and_is_in_record_and_report(tmp_path: Path) -> None:
-    scaling = ["optimizer.lr=0.001", "optimizer.lr_scaling=sqrt", "optimizer.reference_batch_size=8"]
-    code, _, err = sweep(tmp_path, *scaling, "data.batch_size=8,32")
-    assert code == 0, err
-    assert [record(tmp_path, run)["learning_rate"] for run in ("0", "1")] == pytest.approx([0.001, 0.002])
-    assert "scaled lr" in (tmp_path / "s/report/report.md").read_text()
 
 
 @pytest.mark.slow

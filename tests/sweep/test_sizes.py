@@ -25,12 +25,6 @@ def test_sizes_are_listed_or_left_out(words, rest, found):
     assert sizes.own_sizes(words) == (rest, found)
 
 
-@pytest.mark.parametrize("value", ["64", "64,64", "64,0", "64,x", "null"])
-def test_one_size_is_not_enough(value):
-    with pytest.raises(UserError, match="^data.batch_size: choose needs several sizes"):
-        sizes.own_sizes([f"data.batch_size={value}"])
-
-
 def test_the_timed_run_keeps_the_users_experiment():
     assert sizes.timed(["model=cnn"])[0] == "experiment=throughput"
     words = sizes.timed(["experiment=mnist_rows", "model=lstm_cell"])

@@ -6,32 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchscope.errors import UserError
-from batchscope.options.compose import check_command_line
 from batchscope.training import compiling
+from tests.checkpointing.support import OUT, STEP
+from tests.support.command_lines import composed, refusal
 from tests.support.runs import EVERY_4, SMALL, kill_9, last, record, run
 
-OUT = "hydra.run.dir=out"
 # 20 steps in 2 epochs; the last batch of an epoch holds 4 samples in place of 8.
 MLP = [
     *(word for word in SMALL if not word.startswith(("data=", "data.delay", "model"))),
     *("data=digits", "model=mlp", "model.hidden_sizes=[8]", EVERY_4),
 ]
-STEP = "batchscope.training.task.Task.training_step"
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None, reason="torch.compile needs a C++ compiler"
 )
-
-
-def composed(*words: str) -> dict:
-    return check_command_line(list(words), multirun=False)[0]
-
-
-def refusal(*words: str) -> str:
-    with pytest.raises(UserError) as caught:
-        composed(*words)
-    return str(caught.value)
 
 
 @pytest.fixture(scope="module")
@@ -89,25 +77,6 @@ def test_a_compiled_checkpoint_is_evaluated_as_it_is(compiled: Path) -> None:
     assert tested == {k: pytest.approx(v, abs=1e-6) for k, v in record(compiled)["metrics"].items() if "test" in k}
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["trainer=fsdp"], "compile: a sharded model is not compiled; write compile=false, or trainer=ddp"),
-        (
-            ["trainer=mps"],
-            "compile: torch compiles for CPUs and GPUs; write compile=false with trainer.accelerator=mps",
-        ),
-        (["trainer.accumulate_grad_batches=2", "compile=reduce-overhead"], "compile: reduce-overhead uses CUDA graphs"),
-        (
-            ["compile=reduce_overhead"],
-            "compile: got 'reduce_overhead', takes true or false or default, reduce-overhead",
-        ),
-    ],
-)
-def test_what_cannot_be_compiled_is_refused_by_its_options(words: list[str], said: str) -> None:
-    assert refusal("compile=true", *words).startswith(said)
-
-
 def test_a_machine_that_cannot_compile_is_refused_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     class Trainer:
         class strategy:
@@ -115,16 +84,8 @@ def test_a_machine_that_cannot_compile_is_refused_before_anything_is_written(mon
 
     monkeypatch.setattr(compiling, "why_not_compilable", lambda device: "no C++ compiler is found")
     compiling.check_compile(composed(), Trainer)
-    with pytest.raises(
-        UserError, match="^compile: got max-autotune, and no C.. compiler is found; write compile=false$"
-    ):
-        compiling.check_compile(composed("compile=max-autotune"), Trainer)
-
-
-def test_an_evaluation_compiles_nothing(tmp_path: Path, compiled: Path) -> None:
-    done = run(tmp_path, f"ckpt={compiled}/checkpoints/best.ckpt", "compile=true", module="batchscope.cli.evaluate")
-    assert done.end() == 1
-    assert done.complained.startswith("error: compile: only training steps are compiled")
+    said = refusal(compiling.check_compile, composed("compile=max-autotune"), Trainer)
+    assert said == "compile: got max-autotune, and no C++ compiler is found; write compile=false"
 
 
 @pytest.mark.parametrize("width", [8, 4])

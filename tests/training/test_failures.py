@@ -3,8 +3,6 @@
 import contextlib
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,8 +18,7 @@ from batchscope.training import failures
 from batchscope.training.ending import explain_failures
 from batchscope.training.optimizer import Optimizer
 from tests.checkpointing.support import OUT, STEP
-from tests.support.runs import EVERY_4, SMALL, last, record, results, run
-from tests.support.waiting import PATIENCE_S
+from tests.support.runs import EVERY_4, SMALL, last, ranks, record, results, run
 
 CPU = torch.device("cpu")
 
@@ -77,9 +74,7 @@ def test_out_of_memory_is_told_with_the_batch_size_and_what_to_try(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("bf16", "recommended"), [(900e9, True), (16e9, False)], ids=["faster", "slower"])
-def test_out_of_memory_recommends_a_precision_that_is_measured_to_be_faster(
-    bf16: float, recommended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_recommends_a_precision_that_is_measured_to_be_faster(bf16, recommended, monkeypatch):
     measured = Calibration("cpu", "a processor", None, "2.15", 2, {"fp32": 100e9, "bf16": bf16})
     monkeypatch.setattr(failures, "cached_calibration", lambda device: measured)
     config = {"data": {"batch_size": 8}, "trainer": {"precision": "32-true"}}
@@ -101,9 +96,7 @@ HALVE = "try data.batch_size=32 with trainer.accumulate_grad_batches=2"
         (PARTS, 1, " of it saved by autograd; try a smaller model"),
     ],
 )
-def test_out_of_memory_on_a_gpu_says_what_a_step_held(
-    parts: dict[str, int], batch_size: int, advice: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_on_a_gpu_says_what_a_step_held(parts, batch_size, advice, monkeypatch):
     monkeypatch.setattr(failures, "cached_calibration", lambda device: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 10 * GIB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=16 * GIB))
@@ -114,34 +107,13 @@ def test_out_of_memory_on_a_gpu_says_what_a_step_held(
     assert str(error.value).endswith(advice)
 
 
-OUT_OF_MEMORY_IN_THE_SECOND = """
-import os, torch
-from batchscope.training.task import Task
-from batchscope.train import main
-
-inner, steps = Task.training_step, []
-
-def step(self, *args):
-    steps.append(1)
-    if os.environ.get("LOCAL_RANK") == "1" and len(steps) == 6:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-    return inner(self, *args)
-
-Task.training_step = step
-main()
-"""
+def run_out_of_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 @pytest.mark.slow
-def test_out_of_memory_in_a_process_that_is_not_the_first_is_how_the_run_ended(tmp_path: Path) -> None:
-    program = tmp_path / "train.py"
-    program.write_text(OUT_OF_MEMORY_IN_THE_SECOND)
-    line = [sys.executable, str(program), *SMALL, OUT, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        line, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    assert done.returncode != 0
+def test_out_of_memory_in_a_rank_that_is_not_the_first_is_how_the_run_ended(tmp_path: Path) -> None:
+    assert all(one.end() for one in ranks(tmp_path, *SMALL, faults={1: [(STEP, 6, run_out_of_memory)]}))
     assert record(tmp_path / "out")["status"] == "out_of_memory"
     assert record(tmp_path / "out")["error"].startswith("out of memory with data.batch_size=8 on cpu: ")
 
@@ -224,9 +196,7 @@ def test_a_bug_stays_a_bug(error: Exception, handled: OSError | None, tmp_path: 
     [(Optimizer("sgd"), False), (Optimizer("adamw"), False), (Optimizer("nadam"), False)]
     + [(Optimizer("adagrad", weight_decay=0.1), False), (Optimizer("adagrad"), True)],
 )
-def test_an_optimizer_that_takes_no_sparse_gradients_is_told_with_one_that_does(
-    recipe: Optimizer, trains: bool
-) -> None:
+def test_an_optimizer_that_takes_no_sparse_gradients_is_told_with_one_that_does(recipe, trains):
     table = torch.nn.Embedding(4, 2, sparse=True)
     optimizer = recipe.build(table.parameters())
     table(torch.tensor([1, 1, 2])).sum().backward()

@@ -9,48 +9,37 @@ from typing import Any
 import numpy
 import pytest
 
-from batchscope.errors import UserError
 from batchscope.options import check
-from batchscope.options.compose import check_command_line
 from batchscope.options.signatures import is_installed
 from batchscope.records.step_file import read_rows
 from batchscope.training.build import build_callbacks
-from tests.checkpointing.support import terminate
+from tests.checkpointing.support import OUT, STEP, terminate
+from tests.support.command_lines import composed, refusal
 from tests.support.runs import EVERY_4, SMALL, curves, kill_9, record, run, table
 
-OUT = "hydra.run.dir=out"
-STEP = "batchscope.training.task.Task.training_step"
 WANDB = ["logger=wandb", "logger.wandb.offline=true"]
 needs_mlflow = pytest.mark.skipif(not is_installed("mlflow"), reason="needs mlflow: pip install 'batchscope[mlflow]'")
 needs_wandb = pytest.mark.skipif(not is_installed("wandb"), reason="needs wandb: pip install 'batchscope[wandb]'")
 
 
-def composed(*words: str) -> dict:
-    return check_command_line(list(words), multirun=False)[0]
-
-
 @pytest.mark.parametrize(
     ("choice", "names"),
     [
-        ("default", {"tensorboard", "csv"}),
-        ("tensorboard", {"tensorboard"}),
-        ("csv", {"csv"}),
-        ("none", set()),
-        ("null", set()),
-        ("[tensorboard,csv]", {"tensorboard", "csv"}),
+        *(("default", {"tensorboard", "csv"}), ("tensorboard", {"tensorboard"}), ("csv", {"csv"})),
+        *(("none", set()), ("null", set()), ("[tensorboard,csv]", {"tensorboard", "csv"})),
     ],
 )
 def test_a_choice_has_these_loggers(choice: str, names: set[str]) -> None:
     assert set(composed(f"logger={choice}")["logger"] or ()) == names
 
 
-def test_each_logger_alone_has_every_step(tmp_path: Path) -> None:
-    for choice in ("tensorboard", "csv"):
-        done = run(tmp_path / choice, *SMALL, f"logger={choice}", OUT)
+def test_each_logger_alone_has_every_step_that_is_asked_for(tmp_path: Path) -> None:
+    for choice, words in (("tensorboard", []), ("csv", ["trainer.log_every_n_steps=5"])):
+        done = run(tmp_path / choice, *SMALL, f"logger={choice}", *words, OUT)
         assert done.end() == 0, done.complained
     steps = [step for step, _ in curves(tmp_path / "tensorboard" / "out")["train/loss"]]
     rows = [int(row["step"]) for row in table(tmp_path / "csv" / "out") if row["train/loss"]]
-    assert steps == rows == list(range(1, 21))
+    assert (steps, rows) == (list(range(1, 21)), [5, 10, 15, 20])
     assert not (tmp_path / "tensorboard" / "out" / "csv").exists()
     assert not list((tmp_path / "csv" / "out").glob("*/events.*"))
 
@@ -89,18 +78,11 @@ def test_curves_have_the_trainers_interval_unless_they_have_their_own(words: lis
     assert intervals(*words) == expected
 
 
-def test_the_interval_is_that_of_the_curves_in_a_run(tmp_path: Path) -> None:
-    assert run(tmp_path, *SMALL, "trainer.log_every_n_steps=5", OUT).end() == 0
-    rows = [row for row in table(tmp_path / "out") if row["train/loss"]]
-    assert [int(row["step"]) for row in rows] == [5, 10, 15, 20]
-
-
 @pytest.mark.parametrize("package", ["wandb", "mlflow"])
 def test_a_package_that_is_missing_is_named_with_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "is_installed", lambda package: False)
-    said = rf"^logger.{package}: {package} is not installed; pip install 'batchscope\[{package}\]'$"
-    with pytest.raises(UserError, match=said):
-        composed(f"logger={package}")
+    said = f"logger.{package}: {package} is not installed; pip install 'batchscope[{package}]'"
+    assert refusal(composed, f"logger={package}") == said
 
 
 def test_a_folder_called_wandb_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,16 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchscope.errors import UserError
-from batchscope.options.compose import check_command_line, compose_command_line
+from batchscope.options.compose import compose_command_line
 from batchscope.options.groups import choices_of
 from tests.checkpointing.support import OUT, STEP
 from tests.checkpointing.test_exact_resume import AVERAGES, STOPS
+from tests.support.command_lines import composed
 from tests.support.runs import EVERY_4, SMALL, record, run
-
-
-def composed(*words: str) -> dict:
-    return check_command_line(list(words), multirun=False)[0]
 
 
 @pytest.mark.parametrize("choice", ["early_stopping", "weight_averaging", "[early_stopping,weight_averaging]"])
@@ -42,11 +38,6 @@ def test_the_best_checkpoint_holds_the_averaged_weights_that_are_tested(averaged
     assert done.end() == 0, done.complained
     tested = {key: float(value) for key, value in (w.split() for w in done.said.splitlines() if w.startswith("test/"))}
     assert tested == {k: pytest.approx(v, abs=1e-6) for k, v in record(averaged)["metrics"].items() if "test" in k}
-
-
-def test_averaging_a_sharded_model_is_refused() -> None:
-    with pytest.raises(UserError, match="^callbacks.weight_averaging: keeps a whole copy of the weights"):
-        composed("callbacks=weight_averaging", "trainer=fsdp")
 
 
 def test_early_stopping_ends_a_run_whose_validation_gets_worse(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from batchscope import ThroughputMonitor, attached
 from batchscope.analysis.read import find
-from batchscope.cli.run import _varied
 from batchscope.errors import UserError
 from batchscope.options.check import check_config
 from batchscope.training.script import ScriptRecord, arguments
@@ -47,7 +46,9 @@ def fit(module: LightningModule, *callbacks: Any, **options: Any) -> Trainer:
     return trainer
 
 
-def test_a_fit_leaves_a_record_that_reports_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_leaves_a_record_that_reports_read_and_nothing_else_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["their.py", "--batch-size=4", "--lr", "0.1"])
     fit(Net(), ScriptRecord(tmp_path / "run"))
     record = json.loads((tmp_path / "run" / "run.json").read_text())
@@ -56,13 +57,7 @@ def test_a_fit_leaves_a_record_that_reports_read(tmp_path: Path, monkeypatch: py
     assert record["steps"] == 20
     assert record["dataset"]["train_samples"] == 80
     (run,) = find([tmp_path]).runs
-    assert run.batch_size == 4
-    assert run.model == "Net"
-
-
-def test_a_run_of_a_script_is_resumed_by_nothing_but_the_script(tmp_path: Path) -> None:
-    fit(Net(), ScriptRecord(tmp_path / "run"))
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (run.batch_size, run.model) == (4, "Net")
     with pytest.raises(UserError, match="one of a script, which batchscope run starts again"):
         check_config(record["config"])
 
@@ -100,9 +95,7 @@ def test_the_factory_adds_nothing_outside_of_the_command() -> None:
     assert attached.callbacks_of_old_package() == []
 
 
-def test_the_factory_of_the_old_package_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_factory_of_the_old_package_says_what_to_do(monkeypatch, capsys) -> None:
     monkeypatch.setenv(attached.FOLDER, "run")
     assert attached.callbacks_of_old_package() == []
     assert "import lightning.pytorch instead" in capsys.readouterr().err
@@ -116,9 +109,3 @@ def test_asking_for_the_factory_imports_nothing_heavy() -> None:
 def test_the_flags_of_a_script_are_its_settings() -> None:
     words = ["--batch-size=16", "--lr", "0.1", "--amp", "-n", "3", "data"]
     assert arguments(words) == {"batch_size": "16", "lr": "0.1", "amp": "true", "n": "3"}
-
-
-@pytest.mark.parametrize("text", ["--batch-size", "batch=1,2", "--b=", "--b=1,,2", "--b=1,1"])
-def test_a_flag_without_different_values_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="takes a flag with different values"):
-        _varied(text)

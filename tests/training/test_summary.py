@@ -18,7 +18,7 @@ from batchscope.data.adding import Adding
 from batchscope.training.quiet import is_shown
 from batchscope.training.run import limit_batch_size
 from batchscope.training.summary import callback_facts, print_summary, whole_epochs
-from tests.support.runs import SMALL, kill_9, record, run, table
+from tests.support.runs import SMALL, record, run, table
 from tests.support.third_party_modules import Stranger, loader
 
 
@@ -33,13 +33,10 @@ def oversize(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_batch_larger_than_the_training_set_is_said_before_the_first_step(tmp_path: Path) -> None:
-    first_step = ("batchscope.training.task.Task.training_step", 1, kill_9)
-    killed = run(tmp_path, *SMALL, "data.batch_size=200", faults=[first_step])
-    (line,) = [line for line in killed.complained.splitlines() if "data.batch_size" in line]
-    assert line == (
-        "warning: data.batch_size: got 200, and copy-memory has 76 training samples: every step takes all of them"
-    )
+def test_a_batch_larger_than_the_training_set_is_said(oversize: Path) -> None:
+    (line,) = [line for line in (oversize / "stderr").read_text().splitlines() if "data.batch_size" in line]
+    said = "data.batch_size: got 200, and copy-memory has 76 training samples: every step takes all of them"
+    assert line == f"warning: {said}"
 
 
 def test_several_ranks_share_the_training_set(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,6 +62,7 @@ def test_it_is_labelled_as_what_it_held_wherever_it_is_named(oversize: Path, rep
     assert (found["batch_size"], found["global_batch_size"], found["throughput"]["batch_size"]) == (76, 76, 76)
     assert found["name"] == "stacked-lstm-copy-memory-bs76"
     assert found["config"]["data"]["batch_size"] == 200  # what was asked for
+    assert found["learning_rate"] == found["config"]["optimizer"]["lr"]  # scaled to what the batch held
     said = (oversize / "stdout").read_text()
     assert "· batch 76 ·" in said
     (folder,) = {path.parent for path in (oversize / "out").glob("*/events.*")}
@@ -80,11 +78,6 @@ def test_the_validation_in_the_record_is_the_last_one_though_the_best_checkpoint
     key = "val/loss"
     last = [float(row[key]) for row in table(oversize / "out") if row.get(key)][-1]
     assert record(oversize / "out")["metrics"][key] == pytest.approx(last, rel=1e-6)
-
-
-def test_the_learning_rate_is_scaled_to_what_the_batch_held(oversize: Path) -> None:
-    found = record(oversize / "out")
-    assert found["learning_rate"] == found["config"]["optimizer"]["lr"]
 
 
 def test_the_rate_of_a_run_is_one_number_in_the_record_the_report_and_hparams(oversize: Path, report: Report) -> None:
@@ -111,9 +104,7 @@ class CountsSteps(Callback):
         return ["one by one"]
 
 
-def test_a_callback_of_ones_own_reaches_the_record_the_last_lines_and_the_details(
-    oversize: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_callback_of_ones_own_reaches_the_record_the_last_lines_and_the_details(oversize, capsys, monkeypatch):
     trainer = Trainer(callbacks=[CountsSteps()], logger=False, accelerator="cpu", enable_checkpointing=False)
     trainer.optimizers = [torch.optim.SGD([torch.zeros(1)], lr=0.5)]
     unmeasured = {"missing": {"bottleneck": "callbacks.throughput is left out"}}
@@ -160,13 +151,7 @@ def test_the_result_is_one_row(row: str, oversize: Path, capsys: pytest.CaptureF
         ({"last": "checkpoints/last.ckpt"}, "last"),  # a run that has ended before its first validation
     ],
 )
-def test_the_details_name_the_checkpoint_that_was_kept(
-    oversize: Path,
-    checkpoints: dict[str, str],
-    kept: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_details_name_the_checkpoint_that_was_kept(oversize, checkpoints, kept, capsys, monkeypatch):
     monkeypatch.setenv("BATCHSCOPE_VERBOSE", "1")
     trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
     print_summary(trainer, record(oversize / "out") | {"checkpoints": checkpoints})

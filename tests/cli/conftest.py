@@ -1,0 +1,27 @@
+"""A short finished run on rendered digits, which the commands for runs and checkpoints are given."""
+
+from pathlib import Path
+
+import pytest
+
+from batchscope.training.run import train
+from tests.support.command_lines import composed
+from tests.support.runs import QUIET
+
+SIZES = ["data.num_train=64", "data.num_val=32", "data.num_test=100", "data.batch_size=16"]
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run's folder."""
+    folder = tmp_path_factory.mktemp("finished")
+    line = ["data=digits", f"data.root={folder}", *SIZES, "trainer.max_epochs=1", "trainer.accelerator=cpu", *QUIET]
+    config = composed(*line, run_dir=folder / "run")
+    train(config, folder / "run", {"model": "cnn", "data": "digits"}, line)
+    return folder / "run"
+
+
+@pytest.fixture
+def root(finished: Path) -> str:
+    """The run's own `data.root=…`, which a record or a checkpoint alone does not decide."""
+    return f"data.root={finished.parent}"

@@ -1,0 +1,300 @@
+"""What a user typed wrong: each command line is refused in one line with an exit code, and nothing is written.
+
+A row is a command line and its answer, in which `…` stands for any text; `␣` is a blank within a word. All rows run in
+this process, in one folder that holds what `world` makes.
+"""
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.choice.trainings import write_training
+from tests.support.command_lines import answer
+from tests.support.synthetic_runs import write_run
+
+RUN_EACH = "got several values, takes one; write batchscope train -m … to run each of them"
+ONE_CHOICE = "takes one choice; write -m model=a,b"
+SEARCHER = "+callbacks.bsf._target_=lightning.pytorch.callbacks.BatchSizeFinder"
+# exit code 1
+REFUSED = {
+    # a name that there is not
+    "train modle=cnn": "modle: no such option. Did you mean 'model'?",
+    "train data.batch_sise=3": "data.batch_sise: no such option. Did you mean 'batch_size'?",
+    "train +data.batch_sise=3": "data.batch_sise: no such option. Did you mean 'batch_size'?",
+    "train ++data.batch_sise=3": "data.batch_sise: no such option. Did you mean 'batch_size'?",
+    "train ~data.batch_sise": "data.batch_sise: no such option. Did you mean 'batch_size'?",
+    "train +foo=3": "foo: no such option",
+    "train +trainer.max_epoch=3": "trainer.max_epoch: no such option. Did you mean 'max_epochs'?",
+    "train trainer.min_epochs=2": "trainer.min_epochs: … write +trainer.min_epochs=…",
+    "train +batch_size=3": "batch_size: no such option. Did you mean 'data.batch_size'?",
+    "train trainer.lr=0.1": "trainer.lr: no such option. Did you mean 'optimizer.lr'?",
+    "train checkpoint.every_minutes=3": "checkpoint.every_minutes: … Did you mean 'callbacks.checkpoint.every_minutes'?",
+    "train hydra.swep.dir=x": "hydra.swep.dir: no such option. Did you mean 'sweep'?",
+    "train hydra.callbacks.x=1": "hydra.callbacks.x: no such option.",
+    "train search.start=3": "search.start: no such option. search is null, not a section.",
+    "train search={max:3}": "search.max: no such option.",
+    "train seed.foo=3": "seed.foo: no such option. seed is a value, not a section.",
+    "train +trainer.limit_val_batches=3 data.batch_sise=3": "data.batch_sise: no such option",
+    "train --cfg job data.batch_sise=3": "data.batch_sise: no such option. Did you mean 'batch_size'?",
+    "train --help modle=cnn": "modle: no such option. Did you mean 'model'?",
+    "train --cfg job --resolve data.root=${nowhere}": "data.root: … 'nowhere'",
+    "train data.root=${nothing.here}": "data.root: … 'nothing.here'",
+    # a choice
+    "train model=foo": "model: got 'foo', takes cnn, lstm_cell, mlp, rnn_cell, stacked_lstm, torchvision",
+    "train model=cn": "model: got 'cn', … Did you mean 'cnn'?",
+    "train model=3": "model: got 3, takes cnn",
+    "train model={a:1}": "model",
+    "train model=null": "model: got null, takes cnn",
+    "train model=": "model: got '', takes cnn",
+    "train ~model": "model: got null, takes cnn",
+    "train model=[cnn,mlp]": f"model=[cnn,mlp]: model {ONE_CHOICE}",
+    "train -m data=[mnist,digits]": "data=[mnist,digits]: data takes one choice",
+    "train -m model=cnn,foo": "model: got 'foo'",
+    "train +model=cnn": "model: is chosen already; write model=… without the plus",
+    "train experiment=foo": "experiment: got 'foo', takes … quickstart",
+    "train experiment=example": "experiment: … quickstart, throughput; write experiment=quickstart for a first run",
+    "train hydra/launcher=joblib": "hydra/launcher: joblib is not installed; pip install 'batchscope[joblib]'",
+    "train hydra/sweeper=optuna": "hydra/sweeper: optuna is not installed; pip install 'batchscope[optuna]'",
+    "train hydra/launcher=joblab": "hydra/launcher: got 'joblab', takes basic",
+    "train --config-dir nowhere": "--config-dir: got 'nowhere', which is not a folder",
+    "train --config-dir conf/model": "--config-dir: 'conf/model' holds no YAML file of a config group, such as conf/model/model/….yaml",
+    "train --config-dir clash": "--config-dir: clash/model/cnn.yaml has the name of an installed config; rename it",
+    # a value
+    "train data.batch_size=0": "data.batch_size: got 0, takes a whole number of at least 1",
+    "train data.batch_size=abc": "data.batch_size: got 'abc'",
+    "train data.batch_size=2.5": "data.batch_size: got 2.5",
+    "train data.batch_size=null": "data.batch_size: got null",
+    "train data.batch_size=": "data.batch_size: got nothing",
+    "train data.batch_size=true": "data.batch_size: got True",
+    "train data.batch_size=[1,2]": "data.batch_size: got [1, 2]",
+    "train data.batch_size=???": "data.batch_size: has no value; write data.batch_size=…",
+    "train -m data.batch_size=64,0": "data.batch_size: got 0",
+    "train -m data.batch_size=0,64": "data.batch_size: got 0",
+    "train +data.batch_size=3": "data.batch_size: is set already; write data.batch_size=… without the plus",
+    "train ~data.batch_size": "data.batch_size: is missing",
+    "train ~test": "test: is missing",
+    "train ~trainer.limit_val_batches": "trainer.limit_val_batches: is null, which leaves nothing to delete",
+    "train data.pipeline=memry": "data.pipeline: got 'memry', takes memory or device or workers. Did you mean 'memory'?",
+    "train data.root=???": "data.root: has no value",
+    "train model._target_=nowhere.Net": "model._target_: nowhere.Net cannot be imported: there is no module 'nowhere'.",
+    "train optimizer.lr=-1": "optimizer.lr: got -1, takes a number above 0",
+    "train optimizer.lr=nan": "optimizer.lr: got nan",
+    "train optimizer.betas=[0.9,2]": "optimizer.betas: got [0.9, 2], takes a list, each item a number from 0 to 1",
+    "train search={start:0}": "search.start: got 0, takes a whole number of at least 1",
+    "train experiment=diagnose search.batch_factors=[0]": "search.batch_factors: got [0], takes a list, each item",
+    "train compile=fast": "compile: got 'fast', takes true or false or default, reduce-overhead",
+    "train seed=99999999999": "seed: got 99999999999, takes a whole number from 0 to 4,294,967,295",
+    "train seed=1,2": f"seed: {RUN_EACH}",
+    "train --cfg job seed=1,2": f"seed: {RUN_EACH}",
+    "train test=maybe": "test: got 'maybe', takes true or false",
+    "train trainer.max_epochs=-3": "trainer.max_epochs: got -3, takes a whole number of at least -1 or null.",
+    "train trainer.max_steps=-2": "trainer.max_steps: got -2, takes a whole number of at least -1.",
+    "train +trainer.min_epochs=-1": "trainer.min_epochs: got -1, takes a whole number of at least 0",
+    "train trainer.limit_train_batches=1.5": "trainer.limit_train_batches: got 1.5, takes a whole number of at least 0 or a number from 0 to 1",
+    "train trainer.limit_val_batches=-1": "trainer.limit_val_batches: got -1",
+    "train trainer.val_check_interval=0": "trainer.val_check_interval: got 0, takes a whole number of at least 1 or a number above 0",
+    "train trainer.val_check_interval=0.0": "trainer.val_check_interval: got 0.0",
+    "train +trainer.check_val_every_n_epoch=0": "trainer.check_val_every_n_epoch: got 0, takes a whole number of at least 1",
+    "train trainer.gradient_clip_val=-1": "trainer.gradient_clip_val: got -1, takes a number of at least 0 or null.",
+    "train +trainer.gradient_clip_algorithm=foo": "trainer.gradient_clip_algorithm: got 'foo', takes norm or value or null",
+    "train trainer.precision=foo": "trainer.precision: got 'foo', takes 32-true, 16-true",
+    "train trainer.precision=bf16-mixt": "trainer.precision: got 'bf16-mixt', … Did you mean 'bf16-mixed'?",
+    "train +trainer.log_every_n_steps=-1": "trainer.log_every_n_steps: got -1, takes a whole number of at least 0",
+    "train trainer.accumulate_grad_batches=0": "trainer.accumulate_grad_batches: got 0, takes a whole number of at least 1.",
+    "train trainer.num_sanity_val_steps=-2": "trainer.num_sanity_val_steps: got -2, takes a whole number of at least -1",
+    "train trainer.overfit_batches=1.5": "trainer.overfit_batches: got 1.5",
+    "train trainer.fast_dev_run=-1": "trainer.fast_dev_run: got -1, takes true or false or a whole number of at least 0.",
+    "train trainer.profiler=foo": "trainer.profiler: got 'foo', takes simple, advanced, pytorch, xla",
+    "train trainer.deterministic=worn": "trainer.deterministic: got 'worn', … Did you mean 'warn'?",
+    "train trainer.num_nodes=0": "trainer.num_nodes: got 0",
+    # what does not go together
+    "train model=cnn data=adding": "…SimpleCNN reads image data…models that read it: lstm_cell, rnn_cell, stacked_lstm",
+    "train -m model=cnn data=mnist,adding": "…SimpleCNN reads image data",
+    "train callbacks=null callbacks.throughput.calibrate=false": "callbacks.throughput.calibrate: there is no callbacks section to set it in; callbacks=null leaves",
+    f"train {SEARCHER}": "callbacks.bsf: … experiment=find_batch_size",
+    "train callbacks=weight_averaging trainer=fsdp": "callbacks.weight_averaging: keeps a whole copy of the weights",
+    "train compile=true trainer=fsdp": "compile: a sharded model is not compiled; write compile=false, or trainer=ddp",
+    "train compile=true trainer=mps": "compile: torch compiles for CPUs and GPUs; write compile=false with trainer.accelerator=mps",
+    "train compile=reduce-overhead trainer.accumulate_grad_batches=2": "compile: reduce-overhead uses CUDA graphs",
+    "train experiment=find_batch_size": "search: takes several runs; write batchscope train -m …",
+    "train -m experiment=diagnose data.batch_size=8,16": "experiment=diagnose: tries changes of one run, and -m is for several; write …",
+    "train trainer=ddp trainer.accelerator=cpu trainer.num_nodes=2": "trainer.num_nodes: got 2, and nothing has started this on 2 machines",
+    "train trainer=ddp trainer.accelerator=cpu trainer.strategy=ddp_spawn": "trainer.strategy: got ddp_spawn, which cannot start",
+    # folders
+    "train hydra.run.dir=../x": "hydra.run.dir: got '../x', … a folder below this one, or an absolute path",
+    "train data.root=../../x hydra.run.dir=outputs/${data.root}": "hydra.run.dir: got 'outputs/../../x'",
+    "train hydra.run.dir=${nothing.here}": "hydra.run.dir: … nothing",
+    "train hydra.run.dir=null": "…hydra.run.dir",
+    f"train hydra.run.dir=outputs/{'x' * 300}": "hydra.run.dir: has a name of more than 255 bytes",
+    "train hydra.run.dir=file": "hydra.run.dir: file cannot be written: File exists",
+    "train hydra.run.dir=file/x": "hydra.run.dir: file/x cannot be written: Not a directory",
+    "train -m hydra.sweep.dir=file/x": "hydra.sweep.dir: file/x cannot be written: Not a directory",
+    "train hydra.run.dir=sweep/0": "hydra.run.dir: sweep/0 already holds a run; choose another",
+    "train -m hydra.sweep.dir=sweep data.batch_size=4,8": "hydra.sweep.dir: sweep/0 holds a run of another sweep",
+    "train -m hydra.sweep.dir=../x": "hydra.sweep.dir: got '../x'",
+    "train -m hydra.sweep.subdir=../${hydra.job.num}": "hydra.sweep.subdir: got '../0', … below the sweep's",
+    "train -m hydra.sweep.subdir=/tmp/${hydra.job.num}": "hydra.sweep.subdir: got '/tmp/0'",
+    "train -m data.root=a,../../b hydra.sweep.subdir=${data.root}": "hydra.sweep.subdir: got '../../b'",
+    "train -m data.root=a,../../b hydra.sweep.subdir=${hydra.job.override_dirname}": "hydra.sweep.subdir: got",
+    "train run_dir=mine": "run_dir: is set by the run; write hydra.run.dir=mine to choose its folder",
+    "train hydra.mode=MULTIRUN seed=1": "hydra.mode: got MULTIRUN; write batchscope train -m",
+    "train hydra.job.chdir=true": "hydra.job.chdir: is not taken: a run stays in the working directory",
+    "train -m seed=1,2 hydra.output_subdir=x": "hydra.output_subdir: is not taken: run.json holds the configuration",
+    # which run is resumed
+    "train resume=x -m": "resume: takes a single run; a sweep is resumed by its own command",
+    "train resume=nowhere": "resume: got 'nowhere', which holds no run",
+    "train resume=last": "resume: got 'last', and there is no run in outputs/runs",
+    "train resume=": "resume: takes the folder of one run, or 'last'",
+    "train resume=sweep/0/checkpoints/last.ckpt": "resume: takes the folder of a run, not a file in it; write resume=sweep/0",
+    "train resume=sweep": "resume: … hydra.sweep.dir=sweep, and one run of it with resume=sweep/",
+    # the other commands
+    "evaluate": "ckpt: takes the path of one checkpoint: ckpt=outputs/runs/<run>/checkpoints/best.ckpt",
+    "evaluate ckpt=": "ckpt: takes the path of one checkpoint",
+    "evaluate cpkt=x": "cpkt: no such option. Did you mean 'ckpt'?",
+    "evaluate ckpt_path=some/best.ckpt": "ckpt_path: is called ckpt here; write ckpt=some/best.ckpt",
+    "evaluate ckpt=sweep/0/checkpoints/lost.ckpt": "ckpt: got …, which is not a file; in that folder: last.ckpt",
+    "evaluate ckpt=sweep/0": "ckpt: got 'sweep/0', which is not a file; write ckpt=sweep/0/checkpoints/last.ckpt",
+    "evaluate sweep/0": "ckpt: takes the path of one checkpoint; write ckpt=sweep/0/checkpoints/last.ckpt",
+    "evaluate conf": "ckpt: takes the path of one checkpoint: ckpt=outputs/runs/<run>/checkpoints/best.ckpt",
+    "explain nowhere": "explain: nowhere does not exist; write a run's folder, or options such as model=cnn data=mnist",
+    "explain conf": "explain: conf holds no run (no run.json in it)",
+    "explain sweep": "explain: sweep holds 3 runs; take one, such as sweep/",
+    "explain sweep/0/checkpoints/last.ckpt": "explain: takes the folder of a run; write …sweep/0",
+    "explain last": "explain: got 'last', and there is no run in outputs/runs",
+    "explain modle=cnn": "modle: no such option",
+    "explain model=cnnn": "model: got 'cnnn', … Did you mean 'cnn'?",
+    "explain data.batch_size=0": "data.batch_size: got 0",
+    "explain data.batch_size=1,2": "data.batch_size: got several values",
+    "compare a nowhere": "no runs in nowhere",
+    "report nowhere": "no runs in nowhere",
+    "choose nowhere": "nowhere: no such folder",
+    "choose sweep/0": "choose: sweep/0: one batch size, 8, and choose needs two at least",
+    "choose sweep --devices h10": "--devices: got 'h10', which is no known card. Did you mean 'h100'?",
+    "choose sweep --devices ,": "--devices: got '', which is no known card.",
+    "choose sweep --price h10=2": "--price: got 'h10', which is no known card. Did you mean 'h100'?",
+    "choose sweep --price h100=2/h": "--price: got 'h100=2/h', takes what an hour of a device costs",
+    "choose sweep --price h100=nan": "--price: got 'h100=nan', takes what an hour of a device costs",
+    "choose sweep --batch-size 9": "--batch-size: got 9; cnn · mnist was measured at 8, 64, 512",
+    "choose modle=cnn": "modle: no such option. Did you mean 'model'?",
+    **{f"choose model=cnn data.batch_size={few}": "data.batch_size: choose needs several sizes" for few in ("64", "64,64", "64,0", "64,x", "null")},
+    "choose model=cnn,mlp": "model: got several values, takes one",
+    "choose model=cnn trainer.devices=2": "trainer.devices: choose compares single devices",
+    **{f"new {name}": f"new: got '{name}', takes a name for a Python package: small letters" for name in ("my-net", "Mynet", "../net", "␣", "class")},
+    **{f"new {name}": f"new: got '{name}', which is the name of another module" for name in ("torch", "json", "conf")},
+    "new cnn": "new: got 'cnn', which is the name of a choice of batchscope",
+    "new taken": "new: taken is there already; choose another name, or another folder to work in",
+    "hardware --device cdua": "--device: got 'cdua', takes cpu, cuda or mps. Did you mean 'cuda'?",
+    "hardware --device abacus": "--device: got 'abacus', takes cpu, cuda or mps.",
+    **{f"run --vary={flag} file": "--vary: got …takes a flag with different values" for flag in ("--batch-size", "batch=1,2", "--b=", "--b=1,,2", "--b=1,1")},
+    "run nowhere.py": "run: got 'nowhere.py', which is not a file",
+}  # fmt: skip
+COMMANDS = (
+    "batchscope takes train, new, evaluate, run, predict, export, latency, report, compare, explain, choose, hardware"
+)
+INSTALL = "takes install=bash, install=zsh, install=fish, or uninstall=…"
+UNCLOSED = "…cannot be parsed: a quote, a bracket or a brace is not closed, or a value has to stand in quotes"
+SEVERAL = "…cannot be parsed: a value is missing beside a comma; write one value, or several: option=16,32"
+# exit code 2
+UNPARSED = {
+    "trani": f"trani: no such command. Did you mean 'train'? {COMMANDS}",
+    "--model cnn": f"--model: no such command. {COMMANDS}",
+    "model=cnn": "model=cnn: an option comes after a command; write batchscope train model=cnn",
+    "--shell-completion": f"--shell-completion: {INSTALL}",
+    "--shell-completion install=cmd": f"--shell-completion: {INSTALL}",
+    "--shell-completion query=bash": f"--shell-completion: {INSTALL}",
+    "train --nope": "--nope: no such flag.",
+    "train --verbos": "--verbos: no such flag. Did you mean '--verbose'?",
+    "train --multi seed=1,2": "--multi: no such flag. Did you mean '--multirun'?",
+    "train --model cnn": "--model: no such flag. Options are written without dashes: model=<value>",
+    "train --data.batch_size=64": "--data.batch_size=64: … Options are written without dashes: data.batch_size=64",
+    "train --config-path x": "--config-path: no such flag; --config-dir=<folder> adds YAML files of your own",
+    "train --config-name=other": "--config-name=other: no such flag; the configuration is always train.yaml",
+    "train cnn": "cnn: cannot be parsed: options are written as option=value; did you mean 'model=cnn'?",
+    "train data.batch_size 64": "data.batch_size: cannot be parsed: options are written as option=value",
+    "train data.batch_size␣=␣8": "…cannot be parsed: write option=value without spaces around the =",
+    "train -m data.batch_size=16,": SEVERAL,
+    "train seed=1,": SEVERAL,
+    "train data.batch_size=,16": SEVERAL,
+    "train data.batch_size=[1": UNCLOSED,
+    'train data.root="x': UNCLOSED,
+    "train data.batch_size=(8,16)": UNCLOSED,
+    "train a=b=c{": "…cannot be parsed",
+    "train =3": "…cannot be parsed",
+    "train --cfg": "argument --cfg: expected one argument",
+    "train --cfg foo": "argument --cfg: invalid choice: 'foo' (choose from 'job', 'hydra', 'all')",
+    "train --cfg job --multirun": "--multirun and --cfg: only one of them at a time",
+    "train --resolve": "--resolve: belongs to --cfg or --help",
+    "evaluate --nope": "unrecognized arguments: --nope",
+    "evaluate ckpt=x --multirun": "unrecognized arguments: --multirun",
+    "explain a b": "explain: takes one run; got a and b",
+    "explain --nonsense": "unrecognized arguments: --nonsense",
+    "explain --depth 0 model=cnn": "argument --depth: takes a whole number from 1 to 1,000,000, got '0'",
+    "explain --steps x model=cnn": "argument --steps: takes a whole number from 1 to 1,000,000, got 'x'",
+    "report": "the following arguments are required: folder; batchscope report --help says what it takes",
+    "report x --ou=y": "unrecognized arguments: --ou=y. Did you mean '--out'?",
+    "compare a": "the following arguments are required: B; batchscope compare --help says what it takes",
+    "compare a b data.batch_size=8": "compare: takes two folders; got 'data.batch_size=8', and options are for --rerun",
+    "compare a b --rerun --passes 4": "argument --passes: takes a whole number from 5",
+    **{f"compare a b {flag} 7": f"{flag}: is for --rerun, which runs both again" for flag in ("--passes", "--python-b", "--out")},
+    **{
+        f"compare a b --max-slowdown={share}": "argument --max-slowdown: takes a share such as 5% or 0.05"
+        for share in ("5", "-5%", "nan")
+    },
+    "choose": "choose: takes the folder of a sweep, or options such as model=cnn data=mnist",
+    "choose sweep model=cnn": "choose: takes folders or options; got sweep and model=cnn",
+    "choose sweep --config-dir x": "choose: takes folders or options; got sweep and --config-dir",
+    "choose sweep --deadlin 2h": "unrecognized arguments: --deadlin",
+    "choose sweep --batch-size 0": "argument --batch-size: takes a whole number from 1",
+    "choose sweep --epochs 1.5": "argument --epochs: takes a whole number from 1 to 100,000,000, got '1.5'",
+    "choose sweep --start-up 5min": "argument --start-up: takes a number from 0 to 1,000,000, got '5min'",
+    "choose sweep --launch-us 0": "argument --launch-us: takes a number from 0.5 to 1,000, got '0'",
+    "choose sweep --precision 8-bit": "argument --precision: invalid choice: '8-bit'",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file, two runs, a sweep with a checkpoint, two folders of configs, and a name that is taken."""
+    folder = tmp_path_factory.mktemp("world")
+    for name, text in {"file": "", "conf/model/mine.yaml": "", "clash/model/cnn.yaml": ""}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    for name in ("a", "b"):
+        write_run(folder / name, 64, 10.0)
+    write_training(folder / "sweep")
+    (folder / "sweep/0/checkpoints").mkdir()
+    (folder / "sweep/0/checkpoints/last.ckpt").touch()
+    (folder / "taken").symlink_to("nowhere")
+    return folder
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+def rows() -> list[object]:
+    return [
+        pytest.param(line, code, said, id=line[:100])
+        for code, table in ((1, REFUSED), (2, UNPARSED))
+        for line, said in table.items()
+    ]
+
+
+@pytest.mark.parametrize(("line", "code", "said"), rows())
+def test_a_mistake_is_one_line_with_its_exit_code_and_nothing_is_written(line, code, said, world, monkeypatch):
+    trains = ModuleType("a line that is taken trains nothing")
+    trains.train = trains.run_sweep = lambda *_: pytest.fail("the line is taken")
+    monkeypatch.setitem(sys.modules, "batchscope.training.run", trains)
+    monkeypatch.delenv("COMP_LINE", raising=False)
+    monkeypatch.chdir(world)
+    before = contents(world)
+    found = answer(
+        *(word.replace("␣", " ").strip() if word == "␣" else word.replace("␣", " ") for word in line.split())
+    )
+    pattern = ".*".join(re.escape(part.strip()) for part in said.replace("␣", "").split("…"))
+    assert (found.code, found.out, found.err.count("\n")) == (code, "", 1), found
+    assert re.match(pattern, found.err.removeprefix("error: ")), found.err
+    assert contents(world) == before

@@ -1,0 +1,147 @@
+"""Files from strangers: whatever reads a record or a checkpoint refuses what is none in one line, and runs nothing of it.
+
+A row is a file or a reader; every file is given to every reader. What a file that is a record may decide stands in
+tests/options/test_trust.py, random damage in test_fuzz.py, and records that lie about numbers in test_compare.py.
+"""
+
+import copy
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from batchscope.checkpointing.checkpoint_file import write_checkpoint
+from batchscope.checkpointing.resume_point import find_resume_point
+from tests.support.command_lines import answer, composed, refusal
+from tests.support.synthetic_runs import write_run
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+RECORDS = {
+    "nothing": None,
+    "empty": "",
+    "torn": '{"schema": 3, "sta',
+    "zeros": "\0" * 1000,
+    "text": "hello",
+    "a list": "[]",
+    "without an end": '{"a":' * 100_000,
+    "of another schema": '{"schema": 99}',
+    "no configuration": '{"schema": 3, "status": "interrupted", "config": 7}',
+    "a configuration of one target": '{"schema": 3, "status": "interrupted", "config": {"model": {"_target_": "os.system"}}}',
+    "a link to itself": Path("run.json"),
+}
+READERS = ["train resume=x", "explain x", "compare a x", "report x", "choose x"]
+NUMBERS = {"compare a x", "report x"}  # which read no configuration that could be run
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("kind", RECORDS)
+def test_what_is_no_record_is_one_line(kind: str, reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("a"), 64, 10.0)
+    Path("x").mkdir()
+    if isinstance(RECORDS[kind], Path):
+        Path("x/run.json").symlink_to(RECORDS[kind])
+    elif RECORDS[kind] is not None:
+        Path("x/run.json").write_text(RECORDS[kind])
+    found = answer(*reader.split())
+    assert "Traceback" not in found.err
+    if kind != "a configuration of one target" or reader not in NUMBERS:
+        assert (found.code, found.out, found.err.count("\n")) == (1, "", 1), found
+        assert found.err.startswith("error: ") and ("x" in found.err or "is missing" in found.err)
+    assert not Path("outputs").exists()
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+CONFIG = composed(
+    "data=adding", "model=rnn_cell", "data.num_train=4", "data.num_val=4", "data.num_test=4", run_dir="out"
+)
+GOOD = {"state_dict": {"weight": torch.arange(1000.0)}, "batchscope": {"name": "a", "config": CONFIG}}
+NOT_WHOLE, MORE = "a.ckpt is not a whole checkpoint", "a.ckpt holds more than tensors and plain values"
+NOT_OURS, CONFIRM = "a.ckpt is not a checkpoint that batchscope wrote", "in a.ckpt"
+
+
+class Payload:
+    """An object whose unpickling leaves a file."""
+
+    def __reduce__(self) -> tuple:
+        return (Path.touch, (Path("ran"),))
+
+
+def written(**changed: Any) -> Callable[[Path], None]:
+    """A whole checkpoint with other values."""
+    return lambda path: write_checkpoint({**GOOD, **changed}, path)
+
+
+def cut(share: float) -> Callable[[Path], None]:
+    def how(path: Path) -> None:
+        write_checkpoint(GOOD, path)
+        path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+
+    return how
+
+
+def archive(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("hello.txt", "hello")
+
+
+def config_with(key: str, value: Any) -> dict[str, Any]:
+    config = copy.deepcopy(CONFIG)
+    section, _, name = key.rpartition(".")
+    (config[section] if section else config)[name] = value
+    return {"name": "a", "config": config}
+
+
+HUB = {"_target_": "pathlib.Path.touch", "_args_": [{"_target_": "pathlib.Path", "_args_": ["ran"]}]}
+# What is wrong → how it is made, and what a reader of weights says.
+CHECKPOINTS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "empty": (lambda path: path.touch(), NOT_WHOLE),
+    "zeros": (lambda path: path.write_bytes(bytes(5000)), NOT_WHOLE),
+    "text": (lambda path: path.write_text("not a checkpoint"), NOT_WHOLE),
+    **{f"{share} of it": (cut(share), NOT_WHOLE) for share in (0.0001, 0.5, 0.999, 0.99999)},
+    "another archive": (archive, "a.ckpt"),
+    "another program's": (lambda path: torch.save({"state_dict": {}}, path), NOT_OURS),
+    "a payload": (lambda path: torch.save({**GOOD, "x": Payload()}, path, pickle_module=pickle), MORE),
+    **{
+        f"provenance {provenance}": (written(batchscope=provenance), NOT_OURS)
+        for provenance in (None, [], "a", {}, {"config": {}}, {"config": None, "name": "a"})
+    },
+    **{
+        f"named {name!r}": (written(batchscope={"config": CONFIG, "name": name}), NOT_OURS) for name in (5, "\x1b[2J")
+    },
+    **{
+        f"weights {weights}": (written(state_dict=weights), NOT_OURS)
+        for weights in (None, [], 5, {"a": "b"}, {5: 5}, {"weight": 3})
+    },
+    "sparse weights": (written(state_dict={"weight": torch.eye(2).to_sparse()}), NOT_OURS),
+    "weights of no device": (written(state_dict={"weight": torch.eye(2, device="meta")}), NOT_OURS),
+    "a model that runs": (written(batchscope=config_with("model", HUB)), CONFIRM),
+    "a place": (written(batchscope=config_with("trainer.model_registry", "x")), CONFIRM),
+}  # fmt: skip
+OF_WEIGHTS = ["evaluate ckpt=a.ckpt", "predict ckpt=a.ckpt input=a.png", "export ckpt=a.ckpt", "latency ckpt=a.ckpt"]
+
+
+@pytest.mark.parametrize("reader", [*OF_WEIGHTS, "resume"])
+@pytest.mark.parametrize("kind", CHECKPOINTS)
+def test_what_is_no_checkpoint_is_one_line_and_nothing_of_it_runs(kind, reader, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # somebody asks for pickles
+    how, said = CHECKPOINTS[kind]
+    how(Path("a.ckpt"))
+    Path("a.png").touch()
+    if reader == "resume":
+        Path("a.ckpt").rename("last.ckpt")
+        if said == CONFIRM:
+            pytest.skip("a resumed run has its configuration from its record")
+        assert "last.ckpt" in refusal(find_resume_point, tmp_path)
+    else:
+        found = answer(*reader.split())
+        assert (found.code, found.out, found.err.count("\n")) == (1, "", 1), found
+        assert said in found.err
+    assert {path.name for path in tmp_path.iterdir()} <= {"a.ckpt", "last.ckpt", "a.png"}

@@ -1,0 +1,33 @@
+"""The program in a new Python, as a user starts it: slower than a fork, and nothing of the tests is in it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.support.waiting import PATIENCE_S
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = str(ROOT / "train.py")
+
+
+class Ended(NamedTuple):
+    """Exit code, standard output and standard error of a process."""
+
+    code: int
+    out: str
+    err: str
+
+
+def spawn(folder: Path, *words: str, python: str = sys.executable, **environ: str) -> subprocess.Popen[str]:
+    """Start `python <words>` in a folder."""
+    known = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([python, *words] if python else [*words], cwd=folder, env=known, **streams)
+
+
+def end(process: subprocess.Popen[str]) -> Ended:
+    """Wait for its end."""
+    out, err = process.communicate(timeout=PATIENCE_S)
+    return Ended(process.returncode, out, err)
