@@ -7,6 +7,8 @@
    another one may beat the best by more than 10 %, the answer is undecided. Doubt never leads to a larger size.
 4. Of trained runs, only sizes whose metric is not shown to be worse than the best can be recommended (quality.py).
 5. On a busy machine there is no answer, but what to do.
+6. Of runs that were trained to a target (target.py), the size that reached it first is the answer. What the noise scale says
+   (progress.py) stands beside the rates, and measured times to a target beside that.
 
 `decide` has the rules for any rates; a sweep calls it while it measures. `answer` puts a group of runs into words. Each
 sentence that states something has a claim beside it, so that it can be checked against a longer measurement.
@@ -20,13 +22,14 @@ from typing import Any
 
 from ..records.formatting import percent
 from .groups import Group
-from .noise import CONFIDENCE, Rates, Ratio
+from .noise import CONFIDENCE, STATED, Rates, Ratio
+from .progress import Progress, progress_of
 from .quality import Quality, quality_of, training_words
+from .target import Arrivals, arrivals_of
 from .words import KNOWN, and_, at_least, busy_line, times_as_fast
 
 ENOUGH = 0.9  # of the best rate
 TIMED = "experiment=throughput"  # the option of a sweep of timed runs
-STATED = 0.98  # confidence of what a sentence states as certain: the fastest, at most, at least
 VAGUE = KNOWN  # a ratio to the best that is not known to ± 10 % is shown as such, and named
 
 
@@ -75,6 +78,8 @@ class Answer:
     lines: list[str] = field(default_factory=list)  # sentences, the answer first
     claims: list[dict[str, Any]] = field(default_factory=list)  # what the sentences state
     repeat: list[str] = field(default_factory=list)  # options of the command that decides it; empty if it is decided
+    progress: Progress | None = None
+    arrivals: Arrivals | None = None
 
     @property
     def size(self) -> int | None:
@@ -99,28 +104,48 @@ def answer(group: Group, metrics: Sequence[str] = ()) -> Answer | None:
     `metrics` are those of the test or validation, the most telling one first.
     """
     asked = group.asked
-    if len(asked) < 2:
+    sizes = {size: group.sizes[size] for size in asked}
+    arrivals = arrivals_of(sizes)
+    if len(asked) < 2 and not (asked and arrivals and arrivals.is_aim):
         return None
     rates = group.rates
-    sizes = {size: group.sizes[size] for size in asked}
     quality = next((found for key in metrics if (found := quality_of(sizes, key))), None)
     if rates.busy is not None:
-        return _busy(group, rates, quality)
+        return _busy(group, rates, quality, arrivals)
     overall = decide(rates, asked)
     decision = decide(rates, quality.as_good) if quality else overall
     if overall is None or decision is None:
         line = "No rate is known well enough to compare sizes: the runs measured too few steps."
         return Answer(group, rates, None, overall, quality, [line], repeat=_timed(asked))
+    progress = progress_of(sizes, rates, is_early=quality is None and arrivals is None)
+    further = [*(progress.lines if progress else []), *_judged(progress, arrivals)]
+    if arrivals and arrivals.is_aim:
+        decision = replace(overall, size=arrivals.winner, between=[] if arrivals.winner else arrivals.contenders)
+        lines = [*arrivals.lines, *further]
+        return Answer(group, rates, decision, overall, None, lines, progress=progress, arrivals=arrivals)
     if quality and quality.allowed is None and decision.size is not None and decision.size != quality.best:
         between = sorted({decision.size, quality.best})
         decision = replace(decision, size=None, between=between)
     words = _Words(group, rates, decision, overall, quality)
-    return Answer(group, rates, decision, overall, quality, words.lines, words.claims, words.repeat)
+    lines = [*words.lines, *(arrivals.lines if arrivals else []), *further]
+    return Answer(group, rates, decision, overall, quality, lines, words.claims, words.repeat, progress, arrivals)
 
 
-def _busy(group: Group, rates: Rates, quality: Quality | None) -> Answer:
+def _judged(progress: Progress | None, arrivals: Arrivals | None) -> list[str]:
+    """What the size that the noise scale says to be first took, beside the one that was measured to be."""
+    if progress is None or arrivals is None or (winner := arrivals.winner) is None:
+        return []
+    said = progress.first([size for size in progress.updates if math.isfinite(progress.rates.reach(size))] or [winner])
+    took, best = arrivals.typical(said[0]), arrivals.typical(winner)
+    if len(said) > 1 or said[0] == winner or took is None or best is None:
+        return []
+    return [f"It took {took.seconds / best.seconds:.1f} times as long as {winner:,}, which counts."]
+
+
+def _busy(group: Group, rates: Rates, quality: Quality | None, arrivals: Arrivals | None) -> Answer:
     line = busy_line(rates.busy or 0, "batch size is recommended", "repeat the sweep")
-    return Answer(group, rates, None, None, quality, [line], repeat=_timed(group.asked))
+    repeat = [] if arrivals and arrivals.is_aim else _timed(group.asked)
+    return Answer(group, rates, None, None, quality, [line], repeat=repeat, arrivals=arrivals)
 
 
 class _Words:

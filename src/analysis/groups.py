@@ -13,7 +13,7 @@ from ..records.formatting import count, option_value
 from ..records.rates import RATE
 from ..records.values import at
 from .noise import BETWEEN_CPU, SWEEPS_CPU, Rates
-from .run import BATCH_SIZE, CHOICES, HARDWARE, SEED, Run
+from .run import BATCH_SIZE, CHOICES, HARDWARE, LEARNING_RATE, SEED, Run
 from .windows import windows_of
 
 _SCALES_ALONG = re.compile(r"optimizer\.|trainer\.(max|limit)_")  # what people change together with the batch size
@@ -102,7 +102,8 @@ class SweepResults:
 def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
     """What varied between the runs, and their groups."""
     factors = _factors(runs)
-    group_keys = [key for key in factors if key not in (BATCH_SIZE, SEED)]
+    tried = [LEARNING_RATE] if any("target" in run.record for run in runs) else []  # each size has its own best one
+    group_keys = [key for key in factors if key not in (BATCH_SIZE, SEED, *tried)]
     group_keys = [key for key in group_keys if key not in _scaled_along(runs, group_keys)]
     found: dict[str, list[Run]] = {}
     for run in runs:

@@ -28,6 +28,7 @@ from scipy.sparse.csgraph import connected_components
 from scipy.special import stdtrit
 
 CONFIDENCE = 0.9
+STATED = 0.98  # confidence of what a sentence states as certain: the fastest, at most, at least
 FEWEST = 3  # windows of a run, and passes that two settings share: fewer have no spread to speak of
 USUAL_SHARE = 0.05  # of the processor, taken by others and the hypervisor when a machine is quiet
 BUSY_SHARE = 0.25  # of the processor, taken by others: such a window is busy

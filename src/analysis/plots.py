@@ -28,12 +28,14 @@ from .answer import Answer
 from .curves import draw_curves
 from .groups import Group, SweepResults
 from .table import BUSY
+from .target_plot import draw_time_to_target
 
 CAPTIONS = {
     "throughput": "Samples per second against batch size",
     "utilisation": "MFU, the useful part of the device, and the time in which it is busy, against batch size",
     "step_time": "The parts of the mean step, and its time",
     "memory": "Peak memory against batch size",
+    "time_to_target": "Training time to the target against batch size, and its factors: time and number of samples",
     "accuracy": "The quality of the trained networks against batch size",
     "validation": "The validation metric of each run in the course of its training",
 }
@@ -75,6 +77,7 @@ def draw(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence[str])
             "utilisation": by_size.utilisation(groups),
             "step_time": _step_time(groups, numbers),
             "memory": by_size.memory(groups),
+            "time_to_target": draw_time_to_target(answers, looks, numbers),
             "accuracy": by_size.accuracy(groups, metrics[0]) if metrics else None,
             "validation": draw_curves(sweep, looks, numbers),
         }

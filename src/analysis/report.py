@@ -61,13 +61,14 @@ class Report:
     def text(self) -> str:
         """For the terminal, at most 80 columns wide; only commands are longer."""
         width, groups = page_width(), self.sweep.groups
-        vague = {id(found.group): found.vague for found in self.answers}
+        answers = {id(found.group): found for found in self.answers}
         said = {id(one.group): one for one in self.statements if one.group}
         lines = [*wrapped([self.counts], width), ""]
         if any(len(group.sizes) > 1 for group in groups):
             for group in (group for group in groups if group.sizes):
                 unknown = [size for size in group.sizes if not math.isfinite(group.rates.reach(size))]
-                numbers = table.summary(group, vague.get(id(group), unknown), self.metrics[:1])
+                found = answers.get(id(group))
+                numbers = table.summary(group, found.vague if found else unknown, self.metrics[:1], found)
                 lines += size_blocks(group.label, numbers)
                 lines += [*(_lines(said[id(group)], width) if id(group) in said else []), ""]
         elif len(self.sweep.runs) > 1 and (cells := table.settings_table(self.sweep, self.metrics[:2])):

@@ -15,8 +15,9 @@ from ..records.read import FILE
 from ..records.step_parts import PARTS
 from ..records.step_times import StepTimes, read_step_times
 from ..records.values import at, number, positive, table
+from .validations import Curve, read_curve
 
-BATCH_SIZE, SEED = "data.batch_size", "seed"
+BATCH_SIZE, SEED, LEARNING_RATE = "data.batch_size", "seed", "optimizer.lr"
 CHOICES = ("model", "data", "task", "optimizer")  # groups of the configuration, as settings
 HARDWARE = ("device", "device_name", "threads")  # settings that come from the machine, not from the config
 
@@ -142,12 +143,17 @@ class Run:
             return None
         return round(min(self.batch_size * self.processes, self.train_samples or math.inf))
 
+    @property
+    def samples_an_update(self) -> float | None:
+        """Samples of a whole batch of all devices, with the batches that are accumulated."""
+        batches = positive(self.settings.get("trainer.accumulate_grad_batches")) or 1
+        return None if self.global_batch_size is None else self.global_batch_size * batches
+
     def samples_after(self, steps: float) -> float | None:
         """How many samples were trained on after so many steps; the last step of an epoch may hold fewer."""
         if self.global_batch_size is None:
             return None
-        batches = positive(self.settings.get("trainer.accumulate_grad_batches")) or 1
-        per_step = self.global_batch_size * batches
+        per_step = self.samples_an_update or 1
         if self.train_samples is None:
             return steps * per_step
         epochs, rest = divmod(steps, -(-self.train_samples // per_step))
@@ -166,6 +172,11 @@ class Run:
             return read_step_times(self.folder)
         except UserError as error:
             return str(error)
+
+    @cached_property
+    def curve(self) -> Curve | None:
+        """The most telling validation metric in the course of training; None without one."""
+        return read_curve(self)
 
     @cached_property
     def parts_ms(self) -> dict[str, float]:
@@ -189,10 +200,21 @@ class Run:
         found = {name: positive(throughput.get(name)) for name in _TIMES}
         found |= {name: number(throughput.get(name)) for name in _SHARES}
         found |= {name: positive(self.record.get(name)) for name in ("learning_rate", "seconds")}
+        found |= self._to_target()
         found["compile_seconds"] = positive(at(self.record, "compilation.seconds"))
         found |= self._of_batches(throughput, found["step_ms"])
         found |= {f"{part}_ms_mean": ms for part, ms in self.parts_ms.items()}
         return self.metrics | {name: value for name, value in found.items() if value is not None}
+
+    def _to_target(self) -> dict[str, float | None]:
+        """What it took to reach the target, of a run that was trained to one."""
+        steps = positive(at(self.record, "target.steps"))
+        seconds = positive(self.record.get("time_to_target_s"))
+        return {
+            "time_to_target_s": seconds,
+            "samples_to_target": self.samples_after(steps) if steps and seconds else None,
+            "noise_scale": positive(at(self.record, "noise_scale.samples")),
+        }
 
     def _of_batches(self, throughput: dict[str, Any], mean_ms: float | None) -> dict[str, float | None]:
         """What follows from the size of a batch, and from how many processes there are."""

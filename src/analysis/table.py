@@ -8,7 +8,7 @@ import csv
 import math
 import textwrap
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -19,13 +19,18 @@ from ..records.rates import RATE
 from .between_groups import name_of, scaling_efficiencies
 from .groups import Group, SweepResults, rates_of
 from .run import BATCH_SIZE, Run
+from .target import Arrivals
 from .text import is_number_column
 from .words import mean_and_deviation, reach_text
+
+if TYPE_CHECKING:
+    from .answer import Answer
 
 LOW, HIGH, STEP_MS = f"{RATE}_low", f"{RATE}_high", "step_ms_typical"
 BUSY = ("processor_time_pct", "utilization_pct")  # of a CPU, of an accelerator
 _LONGEST = 90  # characters of a reason
 _SHOWN = ("batch_size", "global_batch_size", RATE, STEP_MS, "mfu", *BUSY, "sm_activity_pct", "memory_peak_gib")
+_TO_TARGET = ("noise_scale", "samples_to_target", "time_to_target_s")
 _SHOWN += ("scaling_efficiency", "communication_share", "joules_per_sample", "compile_seconds")
 
 
@@ -93,7 +98,7 @@ def shown(sweep: SweepResults, frame: pd.DataFrame) -> pd.DataFrame:
     if "device" in sweep.factors and "device_name" not in factors:
         factors.insert(0, "device_name")  # it says more
     scaled = any(run.settings.get("optimizer.lr_scaling", "none") != "none" for run in sweep.runs)
-    names = [*_SHOWN, *(["learning_rate"] if scaled else []), *shown_metrics(sweep), "seconds"]
+    names = [*_SHOWN, *(["learning_rate"] if scaled else []), *shown_metrics(sweep), *_TO_TARGET, "seconds"]
     found = {"run": list(map(str, frame["run"])), "tags": _texts(frame.get("tags", []))}
     for key in factors:
         found[key.rpartition(".")[2]] = [option_value(run.settings.get(key, "")) for run in sweep.runs]
@@ -124,8 +129,13 @@ def to_markdown(cells: pd.DataFrame) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in escaped) + "\n"
 
 
-def summary(group: Group, vague: Collection[int], metrics: Sequence[str]) -> pd.DataFrame:
+def summary(
+    group: Group, vague: Collection[int], metrics: Sequence[str], answer: "Answer | None" = None
+) -> pd.DataFrame:
     """The numbers of a group as text, a row for each measured batch size; the rates of the sizes in `vague` have a `?`."""
+    progress, arrivals = (answer.progress, answer.arrivals) if answer else (None, None)
+    if arrivals and arrivals.is_aim:
+        metrics = []  # of runs that ended at the target, or early
     headings = {"mfu": "MFU"} | ({} if group.device == "cpu" else {BUSY[1]: "busy", "memory_peak_gib": "memory GiB"})
     medians, rates = {name: group.medians(name) for name in headings}, group.rates
     rows = []
@@ -138,9 +148,23 @@ def summary(group: Group, vague: Collection[int], metrics: Sequence[str]) -> pd.
         for key in metrics:
             values = [run.metrics[key] for run in runs if key in run.metrics]
             row[key] = _tight(mean_and_deviation(key, values)) if values else ""
+        if progress and size in progress.updates:
+            row |= {
+                "efficiency": f"{100 * progress.efficiency(size):.0f}%",
+                "goodput": significant(progress.goodput(size)),
+            }
+        if arrivals and size in arrivals.sizes:
+            row |= _to_target(arrivals, size)
         rows.append(row)
     frame = pd.DataFrame(rows, index=list(group.sizes or [0])).fillna("")
     return frame.loc[:, (frame != "").any()]
+
+
+def _to_target(arrivals: Arrivals, size: int) -> dict[str, str]:
+    """Seconds and samples to the target; of a size that has not reached it, how long it was trained at least."""
+    if one := arrivals.typical(size):
+        return {"s to target": significant(one.seconds), "samples": significant(one.samples)}
+    return {"s to target": f"> {significant(max(one.after for one in arrivals.sizes[size].values()))}"}
 
 
 def _cell(name: str, value: float | None) -> str:

@@ -12,12 +12,12 @@ KNOWN = 0.1  # a ratio that is known to ± 10 % is a number; of another one the 
 _MOST_NAMED = 6
 
 
-def and_(names: Sequence[str | int]) -> str:
+def and_(names: Sequence[str | int], word: str = "and") -> str:
     """`64`, `64 and 512`, `8, 64 and 512`; of many the first ones, and how many more there are; of none nothing."""
     words = [f"{name:,}" if isinstance(name, int) else name for name in names[:_MOST_NAMED]]
     words += [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
     parts = [", ".join(words[:-1]), *words[-1:]]
-    return " and ".join(part for part in parts if part)
+    return f" {word} ".join(part for part in parts if part)
 
 
 def times_as_fast(ratio: Ratio) -> str:

@@ -20,7 +20,7 @@ from ..files import LOCK, WriteError, new_folder, why
 from ..options.compose import CommandLine, check_command_line, compose_command_line, config_in
 from ..records.read import refuse_used
 from ..sweep import launchers
-from ..sweep.search import is_diagnosis
+from ..sweep.search import check_time_to_target, is_diagnosis, is_time_to_target
 from . import command
 from .arguments import is_resume, parse_arguments
 
@@ -63,9 +63,16 @@ def run_command() -> None:
                 "experiment=diagnose: tries changes of one run, and -m is for several; write "
                 "batchscope train experiment=diagnose … without -m"
             )
-        if diagnoses:  # a sweep of one job
+        for config in filter(is_time_to_target, line.configs):
+            if any(word.lstrip("+").startswith("data.batch_size=") for word in overrides):
+                raise UserError(
+                    "data.batch_size: experiment=time_to_target tries several; write search.sizes=[16,64,256]"
+                )
+            check_time_to_target(config)
+        is_sweep = args.multirun or diagnoses or any(map(is_time_to_target, line.configs))
+        if is_sweep and not args.multirun:  # a sweep of one job
             line = compose_command_line(overrides, True)
-        if diagnoses or args.multirun:
+        if is_sweep:
             _start_sweep(line, overrides)
         else:
             _check_devices(line.configs)

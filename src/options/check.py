@@ -11,8 +11,9 @@ from .explain import first_line, similar_option
 from .groups import COLLECTIONS, SECTIONS, choices_of, file_of, known_nodes, load, to_plain, top_level_names
 from .habits import habit
 from .nodes import TARGET, check_node, targets_in
-from .purpose import DEFAULTS, TOP_LEVEL, annotation_of, signature_at
+from .purpose import DEFAULTS, OF_EXPERIMENTS, TOP_LEVEL, annotation_of, signature_at
 from .signatures import class_attribute, is_installed, missing_part, signature_of
+from .tree import flatten
 from .values import check_value
 
 
@@ -25,12 +26,11 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     """
     try:
         node = config if isinstance(config, DictConfig) else OmegaConf.create(config)
+        if missing := sorted(name for name, value in flatten(to_plain(node)) if value == "???"):
+            raise UserError(f"{missing[0]}: has no value; write {missing[0]}=…")
         plain = to_plain(node, resolve=True)
-        missing = sorted(OmegaConf.missing_keys(node))
     except OmegaConfBaseException as error:
         raise UserError(f"{error.full_key or 'config'}: {first_line(error)}") from error
-    if missing:  # OmegaConf's `???`
-        raise UserError(f"{missing[0]}: has no value; write {missing[0]}=…")
     if "script" in plain:
         raise UserError("script: the run is one of a script, which batchscope run starts again")
     _check_top_level(plain)
@@ -73,7 +73,7 @@ def _check_top_level(plain: dict[str, Any]) -> None:
     for key, value in DEFAULTS.items():
         plain.setdefault(key, value)
     for key in TOP_LEVEL:
-        if key not in plain:
+        if key not in plain and key not in OF_EXPERIMENTS:
             raise UserError(f"{key}: is missing")
     for key, value in plain.items():
         if key in TOP_LEVEL:

@@ -12,7 +12,7 @@ from . import trust
 
 _PART_OF_A_STEP = ("batchscope.callbacks.nonfinite.StopOnNonFinite",)  # it checks every loss and gradient
 
-_NOT_TIMED = ("checkpoint", "progress", "prediction_images", "memory")  # callbacks, by their names
+_NOT_TIMED = ("checkpoint", "progress", "prediction_images", "memory", "stop_at_target")  # callbacks, by their names
 # It ends by its seconds.
 _UNTIL = {"_target_": "batchscope.callbacks.until_known.StopWhenKnown", "precision": 0.001}
 

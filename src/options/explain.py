@@ -11,7 +11,7 @@ from hydra.errors import MissingConfigException
 from ..errors import UserError, did_you_mean
 from .groups import COLLECTIONS, GROUPS, choices_of, top_level_names
 from .habits import answer_to, habit
-from .purpose import signature_at
+from .purpose import OF_EXPERIMENTS, signature_at
 
 # Plugins of Hydra that an extra of this package installs: (group, choice) → extra.
 _EXTRAS = {("hydra/launcher", "joblib"): "joblib", ("hydra/sweeper", "optuna"): "optuna"}
@@ -100,6 +100,8 @@ def _unknown_part(config: dict[str, Any], key: str) -> UserError | None:
         return None
     if not parent and part in COLLECTIONS:
         return UserError(f"{key}: there is no {part} section to set it in; {part}=null leaves the section out")
+    if not parent and part in OF_EXPERIMENTS:
+        return UserError(f"{key}: is an option of experiment={OF_EXPERIMENTS[part]}; write both")
     signature = signature_at(parent, node.get("_target_"))
     unset = list(signature.parameters) if signature else []
     if part in unset:

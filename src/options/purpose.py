@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from .signatures import Signature, class_attribute, signature_of
 from .trainer import CALLBACK, LOGGER, OBSERVERS, TRAINER
-from .types import Purpose, Seed
+from .types import Choice, Purpose, Seed
 from .values import alternatives
 
 PLACES = (Purpose.READ_FROM, Purpose.WRITTEN_TO)
@@ -25,9 +25,12 @@ TOP_LEVEL: dict[str, Any] = {
     "compile": Annotated[bool | _CompileMode, Purpose.SPEED],
     "tags": Annotated[list[str], Purpose.OBSERVATION],
     "search": Annotated[dict | None, Purpose.OBSERVATION],  # it decides which runs there are, and changes none of them
+    "target": Annotated[float | None, Purpose.LENGTH],
+    "target_metric": Annotated[Choice | None, Purpose.LENGTH],
     "resume": Annotated[str | None, Purpose.READ_FROM],
     "run_dir": Annotated[str | None, Purpose.WRITTEN_TO],
 }
+OF_EXPERIMENTS = {"target": "time_to_target", "target_metric": "time_to_target"}  # that only these experiments have
 # Of options that an older record does not have.
 DEFAULTS: dict[str, Any] = {"compile": False, "tags": [], "task": {"_target_": "batchscope.training.task.Task"}}
 # Parameters that the program gives, so that they are no options.

@@ -141,6 +141,11 @@ RUN_METRICS: dict[str, Metric] = {
         Metric("memory_peak_gib", "GiB", "of the device; on a CPU of the process", False, heading="peak GiB"),
         Metric("joules_per_sample", "J", "energy of the device", False, _millijoules, "mJ/sample"),
         Metric("compile_seconds", "s", "of torch.compile, in no rate", False, heading="compile s"),
+        Metric("time_to_target_s", "s", "of training, until the target was reached", False, heading="s to target"),
+        Metric("samples_to_target", "samples", "trained on until then", False, heading="samples to target"),
+        Metric(
+            "noise_scale", "samples", "the gradient noise scale at the end of training", None, heading="noise scale"
+        ),
         Metric("learning_rate", "", "as scaled to the batch size", None, _learning_rate, "scaled lr"),
         Metric(
             "seconds",

@@ -19,7 +19,7 @@ from ..records.metrics import best_first, metric
 from ..records.rates import MEAN_RATE
 from ..records.read import read
 from ..records.terminal import LiveLine, is_verbose
-from ..records.values import at, positive
+from ..records.values import at, positive, table
 from . import folder
 from .fork_server import ForkServer
 from .plans import Job, Plan, Record
@@ -206,4 +206,8 @@ def _outcome(record: Mapping[str, Any]) -> str:
     words = [f"{significant(rate)} samples/s"] if rate else []
     shown = best_first(key for key in metrics if key.startswith("test/"))[:1]
     words += [f"{key.replace('/', ' ')} {metric(key).text(metrics[key])}" for key in shown]
+    if target := table(record.get("target")):
+        seconds = positive(record.get("time_to_target_s"))
+        ended = f"not reached: {target['ended']}" if target.get("ended") else "not reached"
+        words.append(f"target after {duration(seconds)} of training" if seconds else f"target {ended}")
     return " · ".join([*words, duration(record.get("seconds", 0))])

@@ -7,6 +7,7 @@ visited side by side; others follow each other.
 | plan | is of | in |
 | --- | --- | --- |
 | `grow_batch` | `experiment=find_batch_size` | grow_batch.py |
+| `time_to_target` | `experiment=time_to_target` | time_to_target.py |
 | `diagnose` | `experiment=diagnose` | diagnose.py |
 | `sizes_for_choose` | `batchscope choose` | sizes.py |
 | `a_b` | `batchscope compare --rerun` | rerun.py |

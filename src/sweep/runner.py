@@ -24,7 +24,8 @@ from .fork_server import forking
 from .grow_batch import grow_batch
 from .loop import Loop
 from .plans import Job, Plan, RunFailed, is_one_process
-from .search import is_diagnosis
+from .search import is_diagnosis, is_time_to_target
+from .time_to_target import time_to_target
 
 HydraJob = Callable[[DictConfig], float | None]  # what Hydra calls for each run
 
@@ -47,6 +48,7 @@ def run_sweep(
     folder.refuse_other(sweep_dir, configs if labels else [])
     here = launchers.is_basic(launcher)
     sweep = SweepRunner(sweep_dir, labels, any(map(is_diagnosis, configs)), here)
+    sweep.tries = any(map(is_time_to_target, configs))
     exit_on_signals()
     if output := launchers.output_folder(launcher):
         print(f"the runs are jobs, and write their output to {output}", flush=True)
@@ -89,6 +91,7 @@ class SweepRunner:
         self.labels = ["the diagnosis"] if diagnosis else labels
         self.loop = Loop()
         self.waiting: list[Job] = []  # for the end of Hydra's list: their results go to nobody before
+        self.tries = diagnosis  # whether a run that fails is a result
         self._is_diagnosis = diagnosis
         self._here = here
         self._failed = False
@@ -123,13 +126,15 @@ class SweepRunner:
             return optimized(record)
         except UserError as error:
             report(error)
-            # How a run ended is in its record; a diagnosis without a baseline has nothing to say.
-            self._failed |= self._is_diagnosis or not isinstance(error, RunFailed)
+            # How a run ended is in its record; where runs may fail, this one has ended all of them.
+            self._failed |= self.tries or not isinstance(error, RunFailed)
             if self.labels:
                 return None
             raise RunFailed(str(error)) from error
 
     def _search(self, job: Job, of_job: str) -> Plan[float | None]:
+        if is_time_to_target(job.config):
+            return time_to_target(job, of_job)
         if not self._is_diagnosis:
             return grow_batch(job, of_job)
         from .diagnose import diagnose  # brings matplotlib, which takes a second to import
@@ -178,7 +183,8 @@ class SweepRunner:
 
     @property
     def exit_code(self) -> int:
-        """1 if a run failed for another reason than memory, or was refused; of a diagnosis, if its baseline failed."""
+        """1 if a run failed for another reason than memory, or was refused; where runs may fail, if all did or one ended all."""
         if self._failed or self.loop.refused:
             return 1
-        return int(not self._is_diagnosis and any(one not in folder.KEPT for one in folder.statuses(self.sweep_dir)))
+        ends = folder.statuses(self.sweep_dir)
+        return int("finished" not in ends if self.tries else any(one not in folder.KEPT for one in ends))

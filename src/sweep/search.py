@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..options.types import PositiveInt
+from ..errors import UserError
+from ..options.types import PositiveFloat, PositiveInt
+from ..records.metrics import FRACTION, metric
 
 
 class Diagnosis:
@@ -15,6 +17,53 @@ class Diagnosis:
 
     def __init__(self, batch_factors: tuple[PositiveInt, ...] = (2, 4)):
         self.batch_factors = batch_factors
+
+
+class TimeToTarget:
+    """Batch sizes × learning rates, each trained until a metric of the validation reaches a target (see time_to_target.py).
+
+    Args:
+        sizes: batch sizes of one device, two at least.
+        rates: factors of `optimizer.lr`, for each size.
+        minutes: of all runs, after which no further run is begun.
+    """
+
+    def __init__(
+        self,
+        sizes: tuple[PositiveInt, ...] = (16, 64, 256, 1024, 4096),
+        rates: tuple[PositiveFloat, ...] = (0.25, 0.5, 1.0),
+        minutes: PositiveFloat = 15.0,
+    ):
+        self.sizes = sizes
+        self.rates = rates
+        self.minutes = minutes
+
+
+def is_time_to_target(config: Mapping[str, Any]) -> bool:
+    """Whether a checked configuration asks for the time to a target."""
+    return bool(config["search"]) and config["search"].get("_target_") == f"{__name__}.{TimeToTarget.__name__}"
+
+
+def check_time_to_target(config: Mapping[str, Any]) -> None:
+    """Raise UserError for a target that no run can have, before any run is begun."""
+    target, key, search = config["target"], config["target_metric"], config["search"]
+    if target is None or key is None:
+        raise UserError("target: needs a value of target_metric, such as target=0.98 target_metric=val/acc")
+    if metric(key).unit == FRACTION and not 0 < target <= 1:
+        hint = f"; write target={target / 100:g}" if 1 < target <= 100 else ""
+        raise UserError(f"target: got {target:g}, and {key} is a fraction between 0 and 1{hint}")
+    if key.startswith(("test/", "train/")):
+        raise UserError(f"target_metric: got '{key}', takes a metric of the validation, such as val/acc or val/loss")
+    if len(set(search["sizes"])) < 2:
+        raise UserError("search.sizes: takes two batch sizes at least; one is first whatever it takes")
+    if not search["rates"]:
+        raise UserError("search.rates: takes one factor of optimizer.lr at least")
+    if "batch_size" not in config["data"] or not config["optimizer"].get("lr"):
+        raise UserError(
+            "experiment=time_to_target: sets data.batch_size and optimizer.lr, and this training has not both"
+        )
+    if not (config["callbacks"] or {}).get("stop_at_target"):
+        raise UserError("callbacks.stop_at_target: is left out, and ends the runs of experiment=time_to_target")
 
 
 def is_diagnosis(config: Mapping[str, Any]) -> bool:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from batchscope.analysis.curves import read_curve
 from batchscope.analysis.read import find
+from batchscope.analysis.validations import read_curve
 from tests.support.synthetic_runs import write_curve, write_run
 
 

@@ -1,0 +1,84 @@
+"""`experiment=time_to_target`: batch sizes × learning rates, each trained until a metric of the validation reaches a target.
+
+The base rate of every size comes first, from the middle of the sizes outwards. Then the sizes go on in the order of their
+times. So the best time is known early, and a run ends once it has trained for longer than that and a margin.
+
+The limits of a run follow from the records of the runs before it alone. So a sweep that is started again in its folder
+gives the runs that it keeps the same configurations.
+"""
+
+import math
+import os
+import sys
+
+from ..checkpointing.resume import with_run_dir
+from ..records.values import at, positive
+from .plans import Job, Plan, RunFailed
+from .search import TimeToTarget
+
+MARGIN = 1.3  # a run goes on for so many best times: mean steps of two runs differ by chance
+SHARES = 3  # a run gets so many equal shares of the time that is left for all runs, and half of it at most
+
+
+def time_to_target(job: Job, of_job: str = "") -> Plan[float | None]:
+    """The runs, in folders below the job's own; returns the best time to the target in seconds, None if it was not reached.
+
+    Raises:
+        RunFailed: for a run that fails for another reason than memory or a loss that is not finite.
+    """
+    search = TimeToTarget(**{key: value for key, value in job.config["search"].items() if key != "_target_"})
+    middle = math.exp(sum(map(math.log, search.sizes)) / len(search.sizes))
+    order = sorted(dict.fromkeys(search.sizes), key=lambda size: abs(math.log(size / middle)))
+    rates = list(dict.fromkeys(search.rates))
+    times: dict[int, float] = {}  # the best one of each size that has reached the target
+    left_s, most, runs, done = 60.0 * search.minutes, math.inf, len(order) * len(rates), 0
+    for rate in rates:
+        for size in sorted(order, key=lambda size: times.get(size, math.inf)):
+            if size > most:
+                continue
+            if left_s <= 0:
+                print(
+                    f"\nsearch.minutes={search.minutes:g} are over: {runs - done} of {runs} runs are left out",
+                    flush=True,
+                )
+                return min(times.values(), default=None)
+            share_s = left_s * max(1 / (runs - done), min(SHARES / (runs - done), 0.5))
+            best_s = min(times.values(), default=None)
+            done += 1
+            one = _trial(job, f"{of_job}run {done} of at most {runs}", size, rate, best_s, share_s)
+            (record,) = yield [one]
+            left_s -= positive(record.get("seconds")) or 0.0
+            if record["status"] == "out_of_memory":
+                most = size - 1
+            elif record["status"] != "finished" and not _is_not_finite(record):
+                why = record.get("error") or record["status"]
+                print(f"  the search ends: {record['status']}", file=sys.stderr, flush=True)
+                raise RunFailed(f"the search: {why}")
+            if samples := at(record, "dataset.train_samples"):
+                most = min(most, samples)
+            if taken := positive(record.get("time_to_target_s")):
+                times[size] = min(taken, times.get(size, math.inf))
+    return min(times.values(), default=None)
+
+
+def _is_not_finite(record: dict) -> bool:
+    """Whether StopOnNonFinite has ended a run: so large a learning rate is a result."""
+    return str(record.get("error")).startswith("step ")
+
+
+def _trial(job: Job, title: str, size: int, rate: float, best_s: float | None, share_s: float) -> Job:
+    """The run with a batch size and a learning rate."""
+    lr = float(f"{rate * job.config['optimizer']['lr']:.4g}")
+    options = [f"data.batch_size={size}", f"optimizer.lr={lr:g}"]
+    name = f"{size}-{lr:g}"
+    stop = job.config["callbacks"]["stop_at_target"]
+    limits = {"seconds": best_s and round(MARGIN * best_s, 3), "wall_seconds": round(share_s, 3)}
+    config = {
+        **job.config,
+        "data": {**job.config["data"], "batch_size": size},
+        "optimizer": {**job.config["optimizer"], "lr": lr},
+        "callbacks": {**job.config["callbacks"], "stop_at_target": {**stop, **limits}},
+    }
+    config = with_run_dir(config, job.config["run_dir"], os.path.join(job.config["run_dir"], name))
+    facts = {**job.facts, "overrides": [*job.facts["overrides"], *options]}
+    return Job(job.run_dir / name, config, facts, f"{title}: {' '.join(options)}")
