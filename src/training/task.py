@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning import LightningModule
@@ -126,11 +126,9 @@ class Task(LightningModule):
         return self.model(*args, **named)
 
     @override
-    def train(self, mode: bool = True) -> Self:
-        super().train(mode)
-        for norm in self._frozen_norms:
+    def on_train_start(self) -> None:
+        for norm in self._frozen_norms:  # Lightning warns of modules that are in this mode before
             norm.eval()
-        return self
 
     def loss(self, output: Any, y: Tensor) -> Tensor:
         """The mean loss `()` of what the network answers and the target, both with the shapes of a batch."""
@@ -277,7 +275,7 @@ class Task(LightningModule):
         if frozen and not any(p.requires_grad for p in self.parameters()):
             raise UserError(f"task.freeze: got {list(patterns)}, which leaves no parameter to train")
         norms = [module for module in self.modules() if is_batch_norm(module)]
-        return [norm.eval() for norm in norms if (own := {*norm.parameters()}) and own <= frozen]
+        return [norm for norm in norms if (own := {*norm.parameters()}) and own <= frozen]
 
 
 def _samples(inputs: Tensor | Mapping[str, Tensor]) -> int:
