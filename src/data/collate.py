@@ -62,7 +62,9 @@ def batch_of(samples: list[Any], sources: list[str], spec: DataSpec, own: Collat
     Raises:
         UserError: with the source of a sample that is not what the spec says.
     """
-    what = f"a sample of {sources[0]}" if own is None else f"collate_fn, with the sample of {sources[0]}"
+    what, fails = f"a sample of {sources[0]}", f"a sample of {sources[0]} fits in no batch"
+    if own is not None:
+        what, fails = f"the batch that collate_fn makes of {sources[0]}", f"collate_fn fails for {sources[0]}"
     try:
         batch = collate(samples, spec) if own is None else own(samples)
         if isinstance(batch, Mapping) and type(batch) is not dict:  # such as transformers' BatchEncoding
@@ -72,7 +74,7 @@ def batch_of(samples: list[Any], sources: list[str], spec: DataSpec, own: Collat
         _check_alone(samples, sources, spec, own)
         if own is None and (wrong := _missing(samples[0], spec)):
             raise UserError(f"data: {what} is not what the spec says: {wrong}") from error
-        raise data_error(f"{what} fits in no batch" if own is None else what, error) from error
+        raise data_error(fails, error) from error
     if wrong:
         _check_alone(samples, sources, spec, own)
         raise UserError(f"data: {what} is not what the spec says: {wrong}")

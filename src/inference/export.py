@@ -58,7 +58,8 @@ def export(trained: Trained, form: str, path: Path, samples: Mapping[str, Tensor
     module = _Forward(network).eval() if len(trained.spec.inputs) == 1 else network
     example = {name: tensor[:2] for name, tensor in samples.items()}
     try:
-        if not isinstance(answer := module(*example), Tensor):
+        args, named = _arguments(example)
+        if not isinstance(answer := module(*args, **named), Tensor):
             raise UserError(
                 f"export: {type(network).__name__} answers a {type(answer).__name__}, and a file one tensor"
             )

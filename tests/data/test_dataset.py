@@ -374,7 +374,7 @@ def test_an_own_collate_fn_makes_the_batches(kind: type[Tokens], workers: int) -
     [
         (
             lambda samples: samples[0]["nothing"],
-            "collate_fn, with the sample of number {}: KeyError: 'nothing' (test_dataset",
+            "collate_fn fails for number {}: KeyError: 'nothing' (test_dataset",
         ),
         (
             lambda samples: None,
