@@ -1,11 +1,10 @@
-"""What one thing takes in the place of another: an epoch, a pipeline, freed memory, augmentation, a refusal, a report.
+"""What one thing takes in the place of another: an epoch, a pipeline, freed memory, augmentation, a refusal.
 
     python benchmarks/speed.py epoch --root ../shared/data
     python benchmarks/speed.py pipelines --root ../shared/data
     python benchmarks/speed.py memory
     python benchmarks/speed.py augmentation
     python benchmarks/speed.py refusal
-    python benchmarks/speed.py report
 
 All variants of a subject take turns, in another order in each round. A ratio is the median over rounds of the ratio within
 a round, with its middle half.
@@ -27,7 +26,6 @@ from typing import Any
 from unittest import mock
 
 import lightning
-import numpy as np
 import torch
 from harness import MNIST as SPEC
 from harness import ROOT, arguments, compare_variants, median, rows, write_result
@@ -322,42 +320,6 @@ def refused(line: str, folder: str) -> float:
     return time.perf_counter() - started
 
 
-# --- report: on many runs --------------------------------------------------------------------------------------------
-
-SIZES, WINDOWS, STEPS = [4 * 2**n for n in range(10)], 20, 25
-
-
-def report(args: argparse.Namespace) -> tuple[str, Any]:
-    """Reading, rates, answers, plots, tables, page and TensorBoard of 200 synthetic runs: 20 models at 10 batch sizes."""
-    from batchscope.analysis import write_report
-
-    count = 10 if args.smallest else 200
-    with tempfile.TemporaryDirectory() as folder:
-        runs, out = Path(folder) / "runs", Path(folder) / "report"
-        write_runs(runs, count)
-        found = compare_variants({"report": lambda: seconds(lambda: write_report([runs], out), 0.0)}, args.rounds, 1)
-    return rows(["report on", "s"], [[f"{count} runs", f"{found.median('report'):.1f}"]]), found.rounds
-
-
-def write_runs(folder: Path, count: int) -> None:
-    """Records with a step file of 20 windows that share passes, and a file of validations."""
-    sys.path.insert(0, str(ROOT))
-    from tests.support.synthetic_runs import write_curve, write_run, write_steps
-
-    random = np.random.default_rng(0)
-    drift = np.cumsum(random.normal(0, 0.01, WINDOWS))
-    for number in range(count):
-        size, model = SIZES[number % len(SIZES)], f"model_{number // len(SIZES)}"
-        ms = 4 + 0.1 * size
-        use = {"mfu": 0.4 * 0.1 * size / ms, "processor_time_pct": 95.0, "memory_peak_gib": 0.5 + size / 1000}
-        run = write_run(folder / str(number), size, ms, model=model, metrics={"test/acc": 0.98}, throughput=use)
-        record = json.loads((run / "run.json").read_text())
-        (run / "run.json").write_text(json.dumps({**record, "evaluated": {"test": 10_000}}))
-        windows = ms * np.exp(drift + random.normal(0, 0.03, (STEPS, WINDOWS)).mean(axis=0))
-        write_steps(run, [[value] * STEPS for value in windows], rounds=list(range(WINDOWS)))
-        write_curve(run, [(10 * n, 1 - 0.5**n) for n in range(1, 6)], ms)
-
-
 # subject → what measures it, the name of its result, and rounds
 SUBJECTS = {
     "epoch": (epoch, "overhead", 7),
@@ -365,7 +327,6 @@ SUBJECTS = {
     "memory": (memory, "allocator", 3),
     "augmentation": (augmentation, "data", 5),
     "refusal": (refusal, "start", 10),
-    "report": (report, "report", 3),
 }
 
 

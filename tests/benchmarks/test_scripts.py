@@ -18,7 +18,6 @@ LINES = {  # command line → what is printed
     "speed.py memory": "| SimpleCNN | 8 |",
     "speed.py augmentation": "| 1×28×28 | 8 | all four |",
     "speed.py refusal": "| `modle=cnn` |",
-    "speed.py report": "| 10 runs |",
     "monitoring.py": "**SimpleCNN, batch 8**",
     "monitoring.py --long": "| 500 |",
     "truth.py": "Worst deviation",
