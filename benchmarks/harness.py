@@ -79,7 +79,7 @@ def compare_variants(
 
 
 def middle_half(values: Sequence[float]) -> str:
-    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else 3 * list(values)
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * list(values)
     return f"{low:.3f}–{high:.3f}"
 
 
