@@ -111,7 +111,7 @@ class Arrivals:
 
 
 def arrivals_of(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
-    """The arrivals of the runs of each size; None where they have no common target."""
+    """The arrivals of the runs of each size; None where they have no common target, or none that tells them apart."""
     runs = [(size, run) for size, of_size in sizes.items() for run in of_size]
     aims = [
         found
@@ -140,7 +140,8 @@ def arrivals_of(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
         before = [0.0, *curve.seconds][at_it] if at_it is not None else curve.seconds[-1]
         reached = {} if at_it is None else {"seconds": curve.seconds[at_it], "samples": curve.samples[at_it]}
         found.append((size, Arrival(run, before, **reached)))
-    return _arrivals(declared.key, sign * value, found)
+    arrivals = _arrivals(declared.key, sign * value, found)
+    return arrivals if arrivals.lines else None
 
 
 def _recorded(run: Run) -> Arrival:
