@@ -120,10 +120,12 @@ def run_page(page: Path, shell: Shell) -> None:
         assert len(refused) <= 1 and (not refused or lines == refused), lines
         found[command] = lines
     if os.environ.get("WRITE_DOCS") == "1":
+        printed = False  # whether a line is what a command printed
         for line in text.splitlines():
-            if not line.startswith("    ") or line.startswith("    $ "):
-                written.append(line)
+            printed = printed and line.startswith("    ") and not line.startswith("    $ ")
+            written += [] if printed else [line]
             if line.startswith("    $ "):
+                printed = True
                 written += [f"    {one}" for one in found[line.removeprefix("    $ ")]]
         page.write_text("\n".join(written) + "\n", encoding="utf-8")
     shown = dict(commands(page.read_text(encoding="utf-8")))
