@@ -92,7 +92,7 @@ def fit(root: str, steps: int, *callbacks: Callback) -> None:
     data = build(config["data"], "data")
     data.prepare_data()
     model = build(config["model"], "model", spec=data.spec)
-    task = Task(model, data.spec, build(config["optimizer"], "optimizer"), provenance={"config": config})
+    task = Task(model, data.spec, build(config["optimizer"], "optimizer"))
     quiet = {"logger": False, "enable_progress_bar": False, "limit_val_batches": 0}
     options = {k: v for k, v in config["trainer"].items() if k not in (*quiet, "_target_", "enable_checkpointing")}
     checkpoints = any(isinstance(callback, Checkpoints) for callback in callbacks)

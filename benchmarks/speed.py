@@ -67,9 +67,8 @@ def epoch(args: argparse.Namespace) -> tuple[str, Any]:
     tuned one has channels-last, a fused optimizer and index_select. The processor time is that of all threads.
     """
     names = EPOCHS[:2] if args.smallest else EPOCHS
-    found = compare_variants(
-        {name: partial(in_a_process, "epoch", "--root", args.root, "--child", name) for name in names}, args.rounds
-    )
+    line = ["epoch", "--root", args.root, *(["--smallest"] if args.smallest else []), "--child"]
+    found = compare_variants({name: partial(in_a_process, *line, name) for name in names}, args.rounds)
     lines = []
     for name in names:
         times = [f"{found.median(name, key):.2f}" for key in ("seconds", "processor")]
@@ -96,12 +95,15 @@ def since(start: tuple[float, float]) -> Turn:
     return {"seconds": time.perf_counter() - start[0], "processor": time.process_time() - start[1]}
 
 
-def epoch_here(name: str, root: str) -> Turn:
+def epoch_here(name: str, args: argparse.Namespace) -> Turn:
     """One of EPOCHS, in this process."""
-    return hand_written(root, "tuned" in name, "kept" in name) if name != "train.py" else by_framework(root)
+    batches = 8 if args.smallest else 10**6
+    if name == "train.py":
+        return by_framework(args.root, batches)
+    return hand_written(args.root, batches, "tuned" in name, "kept" in name)
 
 
-def by_framework(root: str) -> Turn:
+def by_framework(root: str, batches: int) -> Turn:
     outside, build = EpochClock(), program.build_trainer
 
     def build_trainer(*parts: Any) -> lightning.Trainer:  # a config builds callbacks of packages only
@@ -111,13 +113,14 @@ def by_framework(root: str) -> Turn:
 
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
         overrides = [f"data.root={root}", "trainer.max_epochs=1", "test=false", f"run_dir={folder}"]
+        overrides += [f"trainer.limit_train_batches={batches}"] if batches < 10**6 else []
         config = check_command_line(overrides, multirun=False)[0]
         with mock.patch.object(program, "build_trainer", build_trainer):
             program.train(config, Path(folder), {"model": "cnn", "data": "mnist"}, overrides)
     return outside.taken
 
 
-def hand_written(root: str, tuned: bool, memory_kept: bool) -> Turn:
+def hand_written(root: str, batches: int, tuned: bool, memory_kept: bool) -> Turn:
     if memory_kept:
         keep_freed_memory()
     torch.manual_seed(0)
@@ -128,7 +131,7 @@ def hand_written(root: str, tuned: bool, memory_kept: bool) -> Turn:
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.01, fused=tuned)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=-(-len(x) // BATCH_SIZE))
     started = now()
-    for samples in torch.randperm(len(x)).split(BATCH_SIZE):
+    for samples in torch.randperm(len(x)).split(BATCH_SIZE)[:batches]:
         inputs, labels = (x.index_select(0, samples), y.index_select(0, samples)) if tuned else (x[samples], y[samples])
         if tuned:
             inputs = inputs.to(memory_format=torch.channels_last)
@@ -216,7 +219,7 @@ def memory(args: argparse.Namespace) -> tuple[str, Any]:
     return rows([*head, "page faults a step: default", "kept", "peak GiB: default", "kept"], lines), data
 
 
-def memory_here(name: str, _: str) -> Turn:
+def memory_here(name: str, _: argparse.Namespace) -> Turn:
     """Seconds (the best of five stretches), page faults and peak memory of a step, in this process."""
     model, size, way = name.split()
     if way == "kept":
@@ -337,7 +340,7 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)  # one measurement, in this process
     args = parser.parse_args()
     if args.child:
-        print(json.dumps({"epoch": epoch_here, "memory": memory_here}[args.subject](args.child, args.root)))
+        print(json.dumps({"epoch": epoch_here, "memory": memory_here}[args.subject](args.child, args)))
         return
     measure, name, rounds = SUBJECTS[args.subject]
     args.rounds = 1 if args.smallest else args.rounds or rounds
