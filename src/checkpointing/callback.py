@@ -19,9 +19,9 @@ from ..distributed.sharding import local
 from ..errors import UserError, did_you_mean, warn
 from ..files import remove_leftovers
 from ..options.types import PositiveFloat, PositiveInt, Purpose
+from ..random_state import random_state
 from .checkpoint_file import link_checkpoint
 from .log_files import LogPositions, loggers_of_rank
-from .random_state import random_state
 
 _TOPIC = "checkpoint"
 DEFAULT_MONITOR = "val/loss"  # of a Task

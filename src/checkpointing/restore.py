@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import LambdaCallback
 
 from .._lightning import callbacks_of, on_restore_error, resume_after_last_batch
 from ..distributed.sharding import from_shard
+from ..random_state import restore_random_state
 from .log_files import append_to_logs, cut_logs, loggers_of_rank
-from .random_state import restore_random_state
 from .resume_point import ResumePoint
 
 

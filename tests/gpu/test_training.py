@@ -13,9 +13,9 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch.nn.utils import get_total_norm
 
 from batchscope.callbacks import StopOnNonFinite
-from batchscope.checkpointing.random_state import random_state, restore_random_state
 from batchscope.hardware.device_memory import is_out_of_memory
 from batchscope.models.recurrent import RNNCell, StackedLSTM, unroll
+from batchscope.random_state import random_state, restore_random_state
 from batchscope.training.optimizer import Optimizer
 from tests.gpu.conftest import REHEARSAL
 from tests.support.runs import EVERY_4, SMALL, assert_alike, kill_9, results, run
