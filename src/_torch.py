@@ -267,6 +267,11 @@ def saved_tensors(saved: Callable[[Tensor], None]) -> Iterator[None]:
             graph.disable_saved_tensors_hooks = disable
 
 
-def added(tensors: Sequence[Tensor], others: Sequence[Tensor], factor: float = 1) -> list[Tensor]:
-    """Each tensor plus `factor` times the other one, with few operations for all of them."""
-    return list(torch._foreach_add(list(tensors), list(others), alpha=factor))
+def has_comm_hook(model: nn.parallel.DistributedDataParallel) -> bool:
+    """Whether a communication hook, and not DDP itself, averages the gradients."""
+    return bool(model._get_ddp_logging_data().get("comm_hook"))
+
+
+def gradient_scale(scaler: torch.amp.GradScaler) -> Tensor | float:
+    """What a gradient scaler multiplies the loss by at present, without a wait for the device."""
+    return 1.0 if scaler._scale is None else scaler._scale.clone()

@@ -8,11 +8,15 @@ Gradients at two batch sizes tell φ. Of n gradients g of b samples each, with l
 
     |G|² = (n·t − l) / (n − 1)        tr Σ = n·b·(l − t) / (n − 1)
 
-have no bias. A ratio of their sums over many updates is φ; a mean of ratios would be wrong.
+have no bias. l may be |g|² of any one of them. A ratio of their sums over many updates is φ; a mean of ratios would be wrong.
 """
 
+import contextlib
+import copy
 import math
 from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy
@@ -20,24 +24,30 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from lightning_utilities.core.apply_func import apply_to_collection
 from scipy.special import stdtrit
 from torch import Tensor
-from torch.nn.utils import get_total_norm
+from torch.nn import Parameter
+from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from .._torch import added
+from .._torch import gradient_scale, has_comm_hook, has_compiled
 from ..options.types import PositiveInt
+from ..random_state import random_state, restore_random_state
 from ..records.formatting import significant
 from ..records.terminal import row
 from ._batches import samples_in
 from ._deferred_scalars import DeferredScalars
 from ._never_raise import never_raise
+from ._timer import pause
 from ._writer import StepWriter
 
 KEY = "train/noise_scale"
 CONFIDENCE = 0.9
 FEWEST = 10  # pairs of gradients that are enough for an interval
 READ_EVERY = 50  # updates: norms are copied together, and so late the earlier ones have arrived
+_FIRST = 4  # updates that are left alone: the operations of 2 to 4 are recorded
 _RECENT = 100  # pairs that the present noise scale is of: it grows in the course of a training
 
 
@@ -68,134 +78,159 @@ class NoiseScale(NamedTuple):
     high: float
 
 
-def noise_scale(pairs: list[Pair]) -> NoiseScale | None:
-    """The ratio of the sums of both estimates with Fieller's interval; None where it is unknown or not positive."""
-    if len(pairs) < FEWEST:
+def noise_scale(pairs: Iterable[Pair]) -> NoiseScale | None:
+    """The ratio of the means of both estimates, by Beale's estimator, with Fieller's interval.
+
+    Beale's takes out most of the bias that a ratio has where its denominator is not known well. None where one of the means is
+    not positive, or fewer than 10 pairs are known.
+    """
+    estimates = numpy.array([(pair.noise, pair.gradient) for pair in pairs]).reshape(-1, 2)
+    count = len(estimates)
+    if count < FEWEST:
         return None
-    noise, gradient = (numpy.array(values) for values in zip(*((p.noise, p.gradient) for p in pairs), strict=True))
-    x, y = float(noise.mean()), float(gradient.mean())
+    x, y = estimates.mean(0).tolist()
     if not (math.isfinite(x) and math.isfinite(y)) or x <= 0 or y <= 0:
         return None
-    (xx, xy), (_, yy) = (numpy.cov(noise, gradient) / len(pairs)).tolist()
-    t2 = float(stdtrit(len(pairs) - 1, 0.5 + CONFIDENCE / 2)) ** 2
+    (xx, xy), (_, yy) = (numpy.cov(estimates.T) / count).tolist()
+    t2 = float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2)) ** 2
     a, b, c = y * y - t2 * yy, x * y - t2 * xy, x * x - t2 * xx
     root = math.sqrt(max(b * b - a * c, 0.0))
-    if a <= 0:  # |G|² is not shown to be positive
-        return NoiseScale(x / y, max(0.0, c / (b + root)) if b + root > 0 else 0.0, math.inf)
-    return NoiseScale(x / y, max(0.0, (b - root) / a), (b + root) / a)
+    low = max(0.0, c / (b + root)) if b + root > 0 else 0.0
+    high = (b + root) / a if a > 0 else math.inf  # |G|² is not shown to be positive
+    return NoiseScale(max(low, x / y * (1 + xy / (x * y)) / (1 + yy / y**2)), low, high)
+
+
+class _Gradients(NamedTuple):
+    """Of one batch: a tensor a parameter, times the scale that a gradient scaler had, and the batch's samples."""
+
+    tensors: list[Tensor]
+    scale: Tensor | float
+    samples: int
+
+    def dot(self, other: "_Gradients") -> Tensor:
+        """The scalar product without scales, a tensor without dimensions that stays on the device."""
+        return _sum([_dot(a, b) for a, b in zip(self.tensors, other.tensors, strict=True)]) / self.scale / other.scale
 
 
 class NoiseScaleMonitor(Callback):
     """Estimates the gradient noise scale from the gradients that a training computes anyway.
 
-    Where an update accumulates n batches, their gradients are compared with each other. Otherwise the gradients of two
-    consecutive updates are: their parameters differ by one step, which adds to the noise, so the noise scale is too large
-    by what the true gradient changes in a step (Pollux, Qiao et al. 2021, does the same). Gradients are taken before
-    clipping. Training is bit for bit the same with and without this callback.
+    | Gradients that are compared | Where | Bias | Memory |
+    | --- | --- | --- | --- |
+    | of the batches that an update accumulates, and of DDP's ranks before they are averaged | an update has several | none | none |
+    | of the two halves of a batch, computed beside the training | `halves=True` | none | two gradients, and half a batch's activations |
+    | of two consecutive updates | else | by what the update changed in the gradient (as in Pollux, Qiao et al. 2021) | one gradient |
+
+    Gradients are taken before clipping, and unscaled. Training is bit for bit the same with and without this callback.
 
     | Key | Unit | Meaning |
     | --- | --- | --- |
     | `train/noise_scale` | samples | the batch size at which half of the samples' progress is lost to noise |
 
-    Under Adam the noise scale of the gradient is that of another step than the one that is taken, and batch
-    normalisation makes samples of a batch depend on each other: then it tells the order of magnitude.
+    Halves are computed by a copy of the module that shares its parameters: its buffers, metrics and attributes are not touched,
+    and random generators are restored. What `training_step` changes outside of the module is changed twice.
 
     Args:
-        every_n_steps: how many updates apart gradients are compared. Each comparison takes one or two passes over the
-            gradients and, meanwhile, their memory once more.
+        every_n_steps: how many updates apart gradients are compared. A comparison of halves takes as long as a step.
+        halves: compare the halves of a batch where an update has one batch.
     """
 
     observes_only = True
 
-    def __init__(self, every_n_steps: PositiveInt = 10):
+    def __init__(self, every_n_steps: PositiveInt = 20, halves: bool = False):
         self.every_n_steps = max(2, every_n_steps)  # two consecutive updates are compared
-        self.failure: str | None = None
+        self.halves = halves
+        self._hooks: list[Any] = []
         self._reset()
 
     def _reset(self) -> None:
-        self.pairs: list[Pair] = []
-        self._norms: list[tuple[int, int, int, Tensor, Tensor]] = []  # step, n, b, and both squares on the device
-        self._sent: deque[tuple[list[tuple[int, int, int]], DeferredScalars]] = deque()
-        self._before: list[Tensor] | None = None  # gradients of the batch or the update before
-        self._squares: list[Tensor] = []  # |g|² of each batch of this update
-        self._sizes: list[int] = []  # samples of each of them
-        self._batch = 0
+        self.failure: str | None = None
+        self.pairs: deque[Pair] = deque(maxlen=_RECENT)
         self._missing = ""
-        self._rows: list[tuple[int, dict[str, float]]] = []
+        self._of = ""  # which gradients were compared
+        self._samples = 0  # of this batch
+        self._parts: dict[int, Tensor] = {}  # |g|² of each parameter in this batch
+        self._batches: list[tuple[int, int, Tensor]] = []  # update, samples and |g|² of each of its batches so far
+        self._before: _Gradients | None = None  # of the update before
+        self._norms: list[tuple[int, int, int, Tensor, Tensor]] = []  # update, n, b, and both squares on the device
+        self._sent: deque[tuple[list[tuple[int, int, int]], DeferredScalars]] = deque()
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self._reset()
 
     @override
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._reset()
         self._writer = StepWriter(trainer)
-        self._parameters = [one for one in pl_module.parameters() if one.requires_grad]
-        self._missing = self._why_not(trainer, pl_module)
-
-    @staticmethod
-    def _why_not(trainer: Trainer, pl_module: LightningModule) -> str:
+        model = trainer.strategy.model
         if not pl_module.automatic_optimization:
-            return "the module optimises by hand"
-        if isinstance(trainer.strategy, ModelParallelStrategy):
-            return "each process has a part of the gradients"
-        if getattr(trainer.precision_plugin, "scaler", None) is not None:
-            return "the gradients of 16-mixed are scaled, and the scale changes"
-        if trainer.world_size > 1 and trainer.accumulate_grad_batches > 1:
-            return "batches are accumulated in each process alone"
-        return ""
+            self._missing = "the module optimises by hand"
+        elif isinstance(model, DistributedDataParallel):
+            self._missing = "a communication hook may change the gradients" if has_comm_hook(model) else ""
+        elif trainer.world_size > 1 or isinstance(trainer.strategy, ModelParallelStrategy):
+            self._missing = "no process has a whole gradient of its own"
+
+    def _since_due(self, trainer: Trainer) -> int:
+        """0 in an update with a comparison, 1 in the one after it."""
+        since = trainer.global_step - _FIRST
+        return since % self.every_n_steps if since >= 0 and not self._missing else -1
 
     @override
     @never_raise
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._batch = samples_in(batch)
+        self._samples = samples_in(batch)
+        if self.halves and self._since_due(trainer) == 0 and _batches_of(trainer) == 1 and self._samples > 1:
+            with pause(trainer, part_of_fit=True):
+                self._compare(trainer, *_halves(trainer, pl_module, batch, batch_idx, self._samples), of="halves")
+
+    @override
+    @never_raise
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        if _batches_of(trainer) > 1 and self._since_due(trainer) == 0:
+            trained = _trained(pl_module)  # a hook sees the gradient of one batch on one rank
+            self._hooks = [one.register_hook(partial(self._note, at)) for at, one in enumerate(trained)]
+
+    @never_raise
+    def _note(self, at: int, gradient: Tensor) -> None:
+        if at in self._parts:
+            self._missing = "a gradient comes in several parts"
+        else:
+            self._parts[at] = _dot(gradient, gradient)
 
     @override
     @never_raise
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        n = trainer.accumulate_grad_batches
-        at = trainer.global_step % self.every_n_steps
-        if self._missing or not (at == 0 or (n == 1 and at == 1)):
-            self._before = None
-            return
-        gradients = [one.grad for one in self._parameters if one.grad is not None]
-        if any(one.layout != torch.strided for one in gradients):
-            self._missing = "a gradient is sparse"
-            return
-        if n == 1:
-            self._compare_updates(trainer, gradients, first=at == 0)
-        else:
-            self._compare_batches(trainer, gradients, n)
+        self._unhook()
+        (before, self._before), (parts, self._parts) = (self._before, None), (self._parts, {})
+        since = self._since_due(trainer)
+        if parts and since == 0:
+            self._compare_batches(trainer, pl_module, _sum([*parts.values()]))
+        elif not parts and not self.halves and since in (0, 1) and self._samples:
+            tensors = [one.grad for one in _trained(pl_module) if one.grad is not None]
+            gradients = _Gradients(tensors, _scale(trainer), self._samples)
+            if since == 0:
+                self._before = gradients._replace(tensors=[one.clone() for one in tensors])
+            elif before is not None and len(before.tensors) == len(tensors) and before.samples == self._samples:
+                self._compare(trainer, before, gradients, of="updates")
 
-    def _compare_updates(self, trainer: Trainer, gradients: list[Tensor], first: bool) -> None:
-        samples = self._batch * trainer.world_size
-        before, self._before = self._before, [one.clone() for one in gradients] if first else None
-        sizes, self._sizes = self._sizes, [samples]
-        if not first and before is not None and len(before) == len(gradients) and sizes == [samples]:
-            mean = added(before, gradients)
-            small = (_square(before) + _square(gradients)) / 2
-            self._norms.append((trainer.global_step, 2, samples, small, _square(mean) / 4))
+    def _compare(self, trainer: Trainer, one: _Gradients, other: _Gradients, of: str) -> None:
+        self._of = of
+        small = (one.dot(one) + other.dot(other)) / 2
+        self._norms.append((trainer.global_step, 2, one.samples, small, (small + one.dot(other)) / 2))
 
-    def _compare_batches(self, trainer: Trainer, gradients: list[Tensor], n: int) -> None:
-        """Gradients are sums so far, and Lightning divides each batch's loss by n."""
-        if self._before is None:
-            self._squares, self._sizes, new = [], [], gradients
-        elif len(self._before) == len(gradients):
-            new = added(gradients, self._before, -1)
-        else:
-            return
-        self._squares.append(_square(new) * n**2)
-        self._sizes.append(self._batch)
-        self._before = [one.clone() for one in gradients] if len(self._squares) < n else None
-        if len(self._squares) == n and len(set(self._sizes)) == 1:
-            small = torch.stack(self._squares).mean()
-            self._norms.append((trainer.global_step, n, self._batch, small, _square(gradients)))
-
-    def _send(self) -> None:
-        """Start the copy of all new norms to the host; they are read once they have arrived."""
-        if self._norms:
-            self._sent.append(
-                ([norms[:3] for norms in self._norms], DeferredScalars([x for n in self._norms for x in n[3:]]))
-            )
-            self._norms = []
+    def _compare_batches(self, trainer: Trainer, pl_module: LightningModule, square: Tensor) -> None:
+        """Lightning divides the loss of each of n batches by n. Each rank knows the squares of its own batches."""
+        step, n = trainer.global_step, trainer.accumulate_grad_batches
+        self._batches = [*(one for one in self._batches if one[0] == step), (step, self._samples, square)]
+        uneven = len({samples for _, samples, _ in self._batches}) > 1
+        if len(self._batches) < n or uneven or (trainer.world_size > 1 and trainer.is_last_batch):
+            return  # the last batches of an epoch may differ between ranks
+        mean = _Gradients([one.grad for one in _trained(pl_module) if one.grad is not None], _scale(trainer), 0)
+        self._of = "batches"
+        small = torch.stack([square for *_, square in self._batches]).mean() * n**2 / mean.scale**2
+        self._norms.append((step, n * trainer.world_size, self._samples, small, mean.dot(mean)))
 
     @override
     @never_raise
@@ -205,46 +240,72 @@ class NoiseScaleMonitor(Callback):
         if trainer.global_step % READ_EVERY == 0:
             self._read(wait=False)  # what was sent before
             self._send()
-            self._write()
 
-    @override
-    @never_raise
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._before = None
-        self._send()
-        self._read(wait=True)
-        self._write()
+    def _send(self) -> None:
+        """Start the copy of all new norms to the host; they are read once they have arrived."""
+        if self._norms:
+            scalars = DeferredScalars([square for norms in self._norms for square in norms[3:]])
+            self._sent.append(([norms[:3] for norms in self._norms], scalars))
+            self._norms = []
 
     def _read(self, wait: bool) -> None:
+        last = None
         while self._sent and (wait or self._sent[0][1].ready()):
             known, scalars = self._sent.popleft()
-            values = scalars.values()
-            for (step, n, b), small, large in zip(known, values[::2], values[1::2], strict=True):
+            values, last = scalars.values(), known[-1][0]
+            for (_, n, b), small, large in zip(known, values[::2], values[1::2], strict=True):
                 if math.isfinite(small) and math.isfinite(large):
                     self.pairs.append(Pair(small, large, n, b))
-                if (found := self.recent()) is not None:
-                    self._rows.append((step, {KEY: found.value}))
+        if last is not None and (found := self.recent()) is not None:
+            self._writer.write_rows([(last, {KEY: found.value})])
 
-    def _write(self) -> None:
-        rows, self._rows = self._rows, []
-        self._writer.write_rows(rows)
+    @never_raise
+    def _read_all(self) -> None:
+        self._send()
+        self._read(wait=True)
 
-    def recent(self) -> NoiseScale | None:
-        """The noise scale of the latest hundred comparisons."""
-        return noise_scale(self.pairs[-_RECENT:])
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        self._read_all()
+        return {"pairs": [tuple(pair) for pair in self.pairs], "of": self._of}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.pairs.extend(Pair(*pair) for pair in state_dict["pairs"])
+        self._of = state_dict["of"]
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._before = None
+        self._read_all()
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._unhook()
 
     def disable(self) -> None:
         """Estimate nothing more in this fit."""
-        self._missing = self._missing or "it has failed"
-        self._before = None
+        self._missing, self._before = self._missing or "the estimate has failed", None
+        self._unhook()
+
+    def _unhook(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def recent(self) -> NoiseScale | None:
+        """The noise scale of the latest hundred comparisons."""
+        return noise_scale(self.pairs)
 
     def record_facts(self) -> dict[str, Any]:
-        """What is known at the end of training, in samples."""
+        """What is known at the end of training, in samples; `of` are the gradients: batches (and ranks), halves or updates."""
         found = self.recent()
         if found is None:
-            return {"noise_scale": {"missing": self._missing or f"fewer than {FEWEST} gradients could be compared"}}
+            few = f"fewer than {FEWEST} gradients could be compared"
+            why = few if len(self.pairs) < FEWEST else "the estimate is not positive"
+            return {"noise_scale": {"missing": self.failure or self._missing or why}}
         ends = {"low": found.low} | ({"high": found.high} if math.isfinite(found.high) else {})
-        return {"noise_scale": {"samples": found.value, **ends, "pairs": len(self.pairs[-_RECENT:])}}
+        return {"noise_scale": {"samples": found.value, **ends, "pairs": len(self.pairs), "of": self._of}}
 
     def summary_lines(self) -> list[str]:
         """A line of the run's last lines; none where nothing is known."""
@@ -255,6 +316,54 @@ class NoiseScaleMonitor(Callback):
         return [row("noise", f"noise scale {significant(found.value)} samples ({significant(found.low)} {high})")]
 
 
-def _square(tensors: list[Tensor]) -> Tensor:
-    """The sum of all squares, a tensor without dimensions that stays on the device."""
-    return get_total_norm(tensors).float().square()
+def _halves(
+    trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int, samples: int
+) -> Iterator[_Gradients]:
+    """The gradients of both halves of a batch of any type, computed by a copy of the module with the same parameters."""
+    twin: Any = copy.deepcopy(module, {id(one): one for one in (*module.parameters(), trainer)})  # not compiled
+    twin.trainer, twin.log = trainer, lambda *args, **options: None
+    trained, scale, state = _trained(module), _scale(trainer), random_state()
+    rest = (batch_idx,) if is_param_in_hook_signature(twin.training_step, "batch_idx", min_args=2) else ()
+    half = samples // 2
+    try:
+        for part in (slice(half), slice(half, 2 * half)):
+            inputs = apply_to_collection(batch, Tensor, _some, part, samples)
+            eager = torch.compiler.set_stance("force_eager") if has_compiled() else contextlib.nullcontext()
+            with eager, trainer.precision_plugin.train_step_context():
+                result = twin.training_step(inputs, *rest)
+            loss = result["loss"] if isinstance(result, Mapping) else result
+            yield _Gradients([*torch.autograd.grad(loss * scale, trained, materialize_grads=True)], scale, half)
+    finally:
+        restore_random_state(state)
+
+
+def _some(tensor: Tensor, part: slice, samples: int) -> Tensor:
+    if tensor.dim() and len(tensor) != samples:
+        raise ValueError(f"a batch of {samples} samples holds a tensor of {len(tensor)}, and cannot be halved")
+    return tensor[part] if tensor.dim() else tensor
+
+
+def _batches_of(trainer: Trainer) -> int:
+    """How many gradients, each of one batch on one rank, an update is the mean of."""
+    return trainer.accumulate_grad_batches * trainer.world_size
+
+
+def _trained(module: LightningModule) -> list[Parameter]:
+    return [one for one in module.parameters() if one.requires_grad]
+
+
+def _scale(trainer: Trainer) -> Tensor | float:
+    """What the gradients are multiplied by under 16-mixed, as it is now."""
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    return 1.0 if scaler is None else gradient_scale(scaler)
+
+
+def _dot(one: Tensor, other: Tensor) -> Tensor:
+    if one.layout != torch.strided:
+        raise TypeError("a gradient is sparse")
+    a, b = (torch.view_as_real(each) if each.is_complex() else each for each in (one, other))
+    return torch.dot(a.flatten().float(), b.flatten().float())
+
+
+def _sum(scalars: list[Tensor]) -> Tensor:
+    return torch.stack([one.to(scalars[0].device) for one in scalars]).sum()
