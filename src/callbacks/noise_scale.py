@@ -157,7 +157,8 @@ class NoiseScaleMonitor(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":
+        self._is_fit = stage == "fit"
+        if self._is_fit:
             self._reset()
 
     @override
@@ -271,8 +272,9 @@ class NoiseScaleMonitor(Callback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.pairs.extend(Pair(*pair) for pair in state_dict["pairs"])
-        self._of = state_dict["of"]
+        if self._is_fit:  # a test of a checkpoint restores callbacks, too
+            self.pairs.extend(Pair(*pair) for pair in state_dict["pairs"])
+            self._of = state_dict["of"]
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

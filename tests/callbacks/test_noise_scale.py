@@ -80,6 +80,9 @@ class Mean(LightningModule):
         loss = (self.w - batch[0]).square().sum(1).mean() / 2
         return loss if self.step is None else self.step(self, loss)
 
+    def test_step(self, batch: Any) -> None:
+        pass
+
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.w.grad is not None:
             self.w.grad.nan_to_num_()
@@ -262,7 +265,9 @@ def test_a_batch_that_cannot_be_halved_ends_the_estimate_and_not_the_training() 
     monitor = NoiseScaleMonitor(every_n_steps=2, halves=True)
     rows = TensorDataset(torch.randn(80, 20))
     loader = DataLoader(rows, 8, collate_fn=lambda batch: [torch.stack([x for (x,) in batch]), torch.ones(3)])
-    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", callbacks=[monitor], logger=False)
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", callbacks=[monitor], logger=False, enable_checkpointing=False
+    )
     with pytest.warns(UserWarning, match="cannot be halved"):
         trainer.fit(Mean(), loader)
     assert trainer.state.finished
@@ -271,9 +276,18 @@ def test_a_batch_that_cannot_be_halved_ends_the_estimate_and_not_the_training() 
 def test_a_resumed_training_goes_on_with_what_it_knew(tmp_path: Path) -> None:
     first, second = (NoiseScaleMonitor(every_n_steps=2) for _ in range(2))
     fit(Mean(), first, samples=800, max_steps=50).save_checkpoint(tmp_path / "last.ckpt")
-    fit(Mean(), second, samples=800, max_steps=80, ckpt=tmp_path / "last.ckpt")
+    fit(Mean(), second, samples=800, max_epochs=2, ckpt=tmp_path / "last.ckpt")
     assert [*second.pairs][: len(first.pairs)] == [*first.pairs]
     assert len(second.pairs) > len(first.pairs)
+
+
+def test_a_test_of_an_earlier_checkpoint_changes_nothing_that_is_known(tmp_path: Path) -> None:
+    monitor = NoiseScaleMonitor(every_n_steps=2)
+    trainer = fit(module := Mean(), monitor, samples=800)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    known = monitor.record_facts()
+    trainer.test(module, DataLoader(TensorDataset(torch.randn(8, 20))), ckpt_path=tmp_path / "last.ckpt", verbose=False)
+    assert monitor.record_facts() == known
 
 
 if __name__ == "__main__":  # one of two ranks; Lightning starts the other
