@@ -96,8 +96,9 @@ def noise_scale(pairs: Iterable[Pair]) -> NoiseScale | None:
     a, b, c = y * y - t2 * yy, x * y - t2 * xy, x * x - t2 * xx
     root = math.sqrt(max(b * b - a * c, 0.0))
     low = max(0.0, c / (b + root)) if b + root > 0 else 0.0
-    high = (b + root) / a if a > 0 else math.inf  # |G|² is not shown to be positive
-    return NoiseScale(max(low, x / y * (1 + xy / (x * y)) / (1 + yy / y**2)), low, high)
+    if a <= 0:  # |G|² is not shown to be positive, and Beale's expansion does not hold
+        return NoiseScale(x / y, low, math.inf)
+    return NoiseScale(x / y * (1 + xy / (x * y)) / (1 + yy / y**2), low, (b + root) / a)
 
 
 class _Gradients(NamedTuple):
