@@ -7,8 +7,9 @@ computed from the gradient of every sample of the set, in every tenth of the upd
 latest 100 comparisons. The truth is the mean tr Σ over the mean |G|². Every update has 256 samples. The bias is the mean over
 seeds of estimate ÷ truth − 1, the spread its standard deviation; `held` counts the seeds whose 90 % interval holds the truth.
 
-**Cost.** In one fit the monitor compares in every second block of `every_n_steps` updates. The cost is the median ratio of the
-times of neighbouring blocks. Of the models one does much arithmetic for each parameter, the other one little.
+**Cost.** The processor time within the monitor's hooks as a share of the rest, in blocks of `every_n_steps` updates: one
+comparison each. Reading what the monitor has evicted from the cache is not in it. Of the models one does much arithmetic for each
+parameter, the other one little.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from typing import Any
 
 import lightning
 import torch
-from harness import median, middle_half, write_result
+from harness import RESULTS, median, write_result
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -87,7 +88,7 @@ class Truth(Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         is_recent = trainer.max_steps - trainer.global_step <= 2 * COMPARISONS
-        if is_recent and trainer.global_step % 10 == 0 and batch_idx % trainer.accumulate_grad_batches == 0:
+        if is_recent and trainer.global_step % 10 == 4 and batch_idx % trainer.accumulate_grad_batches == 0:
             self._add(pl_module.net)
 
     def _add(self, net: nn.Module) -> None:
@@ -137,49 +138,68 @@ def accuracy_row(kind: str, lr: str, found: list[Estimate]) -> str:
     return f"| {kind} | {lr} | {truth:.0f} | {numbers} | {held} of {len(found)} |"
 
 
-class Alternating(NoiseScaleMonitor):
-    """Compares in every second block of `every_n_steps` updates, and notes the time at each block's start."""
+class Timed(NoiseScaleMonitor):
+    """Notes, at the start of each block of `every_n_steps` updates, the processor time so far, and that within its hooks."""
 
     def __init__(self, every_n_steps: int, halves: bool):
         super().__init__(every_n_steps, halves)
-        self.times: list[float] = []
-
-    def _since_due(self, trainer: Any) -> int:
-        return -1 if trainer.global_step // self.every_n_steps % 2 else super()._since_due(trainer)
+        self.inside, self.marks = 0.0, []
 
     def on_train_batch_start(self, trainer: Any, *parts: Any) -> None:
-        if trainer.global_step // self.every_n_steps == len(self.times):
-            self.times.append(time.perf_counter())
-        super().on_train_batch_start(trainer, *parts)
+        if trainer.global_step // self.every_n_steps == len(self.marks):
+            self.marks.append((time.process_time(), self.inside))
+        timed(NoiseScaleMonitor.on_train_batch_start)(self, trainer, *parts)
+
+
+def timed(hook: Any) -> Any:
+    def run(self: Timed, *parts: Any) -> None:
+        began = time.process_time()
+        hook(self, *parts)
+        self.inside += time.process_time() - began
+
+    return run
+
+
+for name in ("on_before_backward", "_note", "on_after_backward", "on_train_batch_end"):
+    setattr(Timed, name, timed(getattr(NoiseScaleMonitor, name)))
 
 
 def network(name: str) -> nn.Module:
     if name == "MLP":
         return nn.Sequential(nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
-    layers = [nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
-    return nn.Sequential(nn.Unflatten(1, (1, 28, 28)), *layers, nn.Linear(9216, 10))
+    layers = [nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    return nn.Sequential(nn.Unflatten(1, (1, 28, 28)), *layers, nn.Linear(4608, 10))
 
 
-def cost_row(name: str, samples: int, kind: str, times: dict[str, Any], every: int = 20) -> str:
-    """Of a fit of 20 pairs of blocks; the first pair warms up."""
-    monitor, batches = Alternating(every, KINDS[kind].get("halves", False)), KINDS[kind].get("batches", 1)
-    options = {"max_steps": 42 * every + 1, "accumulate_grad_batches": batches, **QUIET}
+def cost(name: str, samples: int, kind: str, every: int, blocks: int) -> dict[str, Any]:
+    """Of a fit, whose first block warms up."""
+    monitor, batches = Timed(every, KINDS[kind].get("halves", False)), KINDS[kind].get("batches", 1)
+    options = {"max_steps": (blocks + 1) * every + 1, "accumulate_grad_batches": batches, **QUIET}
     trainer = lightning.Trainer(accelerator="cpu", callbacks=[monitor], **options)
-    batch = (torch.randn(samples // batches, 784), torch.randint(10, (samples // batches,)))
-    net = network(name)
+    batch, net = (torch.randn(samples // batches, 784), torch.randint(10, (samples // batches,))), network(name)
     loader = DataLoader([batch] * (trainer.max_steps * batches), batch_size=None)
     trainer.fit(Learner(net, 1e-3, torch.optim.AdamW), loader)
-    seconds = [after - before for before, after in pairwise(monitor.times)]
-    ratios = [on / off for on, off in zip(seconds[2::2], seconds[3::2], strict=True)]
-    times[f"{name}, {kind}"] = seconds
-    size = sum(one.nbytes for one in net.parameters()) / 2**20
-    shown = f"{median(ratios):.3f} ({middle_half(ratios)})"
-    return f"| {name}, {samples} samples | {kind} | {every} | {1e3 * median(seconds[3::2]) / every:.1f} | {shown} | {size:.1f} |"
+    steps = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(monitor.marks[1:])]
+    return {
+        "fit": f"{name}, {samples} samples | {kind} | {every}",
+        "ms": [1e3 * (whole - inside) / every for whole, inside in steps],
+        "percent": [100 * inside / (whole - inside) for whole, inside in steps],
+        "mib": sum(one.nbytes for one in net.parameters()) / 2**20,
+    }
+
+
+def cost_row(found: dict[str, Any]) -> str:
+    shown = f"{median(found['percent']):.2f} % ({min(found['percent']):.2f}–{max(found['percent']):.2f})"
+    return f"| {found['fit']} | {median(found['ms']):.1f} | {shown} | {found['mib']:.1f} |"
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=16)
+    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--blocks", type=int, default=6, help="for the cost")
+    parser.add_argument(
+        "--part", choices=("accuracy", "cost"), help="measure it alone, and keep the rest of the result"
+    )
     parser.add_argument(
         "--smallest", action="store_true", help="two seeds, one rate, no ranks, no cost; writes no result"
     )
@@ -195,19 +215,30 @@ def main(words: Sequence[str] | None = None) -> None:
         rows = [accuracy_row(kind, "0.0", estimates(kind, 2, [0.0])["0.0"]) for kind in KINDS if kind != "two ranks"]
         print("\n".join([head, *rows]))
         return
-    found = {
-        kind: estimates_of_ranks(args.seeds) if kind == "two ranks" else estimates(kind, args.seeds) for kind in KINDS
-    }
-    rows = [accuracy_row(kind, lr, each) for kind, rates in found.items() for lr, each in rates.items()]
-    times: dict[str, Any] = {}
-    everies = {"consecutive updates": 20, "accumulated batches": 20, "two halves": 50}
-    cases = [
-        (name, samples, kind, every) for name, samples in (("CNN", 64), ("MLP", 16)) for kind, every in everies.items()
+    file = RESULTS / "noise_scale.json"
+    data = json.loads(file.read_text()) if args.part and file.exists() else {}
+    if args.part != "cost":
+        data["accuracy"] = {
+            kind: estimates_of_ranks(args.seeds) if kind == "two ranks" else estimates(kind, args.seeds)
+            for kind in KINDS
+        }
+    if args.part != "accuracy":
+        everies = {"consecutive updates": 20, "accumulated batches": 20, "two halves": 50}
+        models = [("CNN", 64), ("MLP", 16)]
+        data["cost"] = [cost(*model, kind, every, args.blocks) for model in models for kind, every in everies.items()]
+    head2 = "\n| fit | gradients of | every_n_steps | processor ms/update | the monitor's (median, range) | MiB of a gradient |"
+    table = [
+        *(
+            head,
+            *(
+                accuracy_row(kind, lr, one)
+                for kind, each in data.get("accuracy", {}).items()
+                for lr, one in each.items()
+            ),
+        ),
+        *(head2, "| --- | --- | ---: | ---: | --- | ---: |", *map(cost_row, data.get("cost", []))),
     ]
-    costs = [cost_row(name, samples, kind, times, every) for name, samples, kind, every in cases]
-    head2 = "\n| fit | gradients of | every_n_steps | ms/update | time with ÷ without (median, middle half) | MiB of a gradient |"
-    table = [head, *rows, head2, "| --- | --- | ---: | ---: | --- | ---: |", *costs]
-    write_result("noise_scale", "\n".join(table), {"accuracy": found, "seconds": times, "seeds": args.seeds})
+    write_result("noise_scale", "\n".join(table), data | {"machine": None})
 
 
 if __name__ == "__main__":
