@@ -186,7 +186,7 @@ def test_runs_without_a_rate_and_a_damaged_step_file_are_notes(tmp_path: Path):
 def test_everything_is_written(report: Report, out: Path):
     assert {path.name for path in out.iterdir()} == {
         "report.md", "report.html", "sweep.csv", "tensorboard", "throughput.png", "utilisation.png",
-        "step_time.png", "memory.png", "accuracy.png", "validation.png",
+        "step_time.png", "memory.png", "accuracy.png", "validation.png", "time_to_target.png",
     }  # fmt: skip
     assert all(file.exists() for file in report.files)
 
