@@ -1,4 +1,7 @@
-"""docs/own-lightning-project.md: each example runs as it stands, in a process of its own, and says what it promises."""
+"""docs/own-lightning-project.md: each example runs as it stands, in a process of its own, and says what it promises.
+
+The page's commands do what it shows, in an empty folder, with nothing but the wheel installed.
+"""
 
 import importlib.util
 import os
@@ -15,8 +18,10 @@ import torch
 
 from batchscope.hardware.calibration import Calibration
 from batchscope.hardware.measure import identity, store
-from tests.support import runs  # noqa: F401 - so that the server that examples are forked from is started
+from tests.support import fabricated_mnist, wheel
 from tests.support.fork_server import Forked
+from tests.support.runs import assert_alike, last  # and starts the server that examples are forked from
+from tests.support.transcript import Shell
 from tests.support.waiting import PATIENCE_S
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-lightning-project.md"
@@ -24,8 +29,26 @@ _BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"),
 EXAMPLES = {text[3:].partition(".py: ")[0]: text for text in _BLOCKS}  # by the name in the first line
 
 
-def test_there_are_four_examples() -> None:
-    assert list(EXAMPLES) == ["plain", "tokens", "ddp", "curves"]
+def test_there_are_five_examples() -> None:
+    assert list(EXAMPLES) == ["tutorial", "plain", "tokens", "ddp", "curves"]
+
+
+@pytest.mark.slow  # ten processes that import torch
+def test_the_commands_of_the_page_do_what_it_shows(tmp_path: Path) -> None:
+    shell = Shell(tmp_path, wheel.Environment(tmp_path / "venv", wheel.build(tmp_path)))
+    shell.folder = tmp_path / "empty"
+    fabricated_mnist.write(
+        shell.folder / "data", 6_000, 500, fabricated_mnist.random_pixels
+    )  # as if it were downloaded
+    (shell.folder / "tutorial.py").write_text(EXAMPLES["tutorial"], encoding="utf-8")
+    for name, content in re.findall(r"```yaml\n# (mine/\S+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
+        (shell.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (shell.folder / name).write_text(content, encoding="utf-8")
+    shell.check(PAGE)
+    for number in range(3):
+        ours, theirs = (last(shell.folder / sweep / str(number)) for sweep in ("whole", "killed"))
+        assert_alike(ours["state_dict"], theirs["state_dict"])
+        assert_alike(ours["optimizer_states"], theirs["optimizer_states"])
 
 
 def said_by(name: str, folder: Path) -> str:

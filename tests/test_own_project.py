@@ -5,12 +5,7 @@ has, with nothing but the wheel installed. `WRITE_DOCS=1 pytest -m slow tests/te
 print into the pages.
 """
 
-import os
-import re
-import signal
-import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +13,7 @@ import pytest
 from batchscope.cli import new
 from tests.support import wheel
 from tests.support.runs import assert_alike, kill_9, last, record, run
-from tests.support.waiting import PATIENCE_S
+from tests.support.transcript import Shell
 
 WORDS = ["--config-dir=conf", "experiment=mynet", "trainer.accelerator=cpu", "trainer.max_epochs=2"]
 WORDS += [
@@ -29,12 +24,6 @@ WORDS += [
 ]
 AGAIN = ["--config-dir=conf"]
 PAGES = wheel.ROOT / "docs"
-# What is shown of the output; the rest depends on the machine and its load, or is long.
-SHOWN = re.compile(
-    r"error: |\./|\w+ is ready|\w+ \([\d,]+ par|\w+ · \w+ · |result |files |resumed |report |run \d|— run|recommend|test/\w+ +0\.|"
-    r"[\w-]+-bs\d|explain |plot |[0-9]+ of the .* runs"
-)
-TIMED = re.compile(r"\d[\d,.]*(e[+-]\d+)?( ?(ms|s|min|h)\b)?")  # what differs from run to run, in a line that is shown
 
 
 @pytest.fixture(scope="module")
@@ -43,102 +32,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> wheel.Environment:
     return wheel.Environment(folder / "venv", wheel.build(folder))
 
 
-class Shell:
-    """Runs the page's commands one after the other, in a folder that `cd` changes."""
-
-    def __init__(self, folder: Path, installed: wheel.Environment):
-        self.folder, self.installed = folder, installed
-
-    def run(self, line: str) -> tuple[int, list[str]]:
-        """The exit code, and the lines that are shown."""
-        command, _, note = line.partition("  # ")
-        if command.startswith("cd "):
-            self.folder /= command.removeprefix("cd ")
-            return 0, []
-        if command == "pip install -e .":  # without network
-            self.installed.install("-e", ".", cwd=self.folder)
-            return 0, []
-        how = {"cwd": self.folder, "env": {**self.installed.variables, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}}
-        with subprocess.Popen(
-            ["bash", "-c", f"exec {command}" if "|" not in command else command],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, **how,
-        ) as process:  # fmt: skip
-            if note == "kill -9":
-                self._kill(process, self.folder / re.findall(r"hydra.run.dir=(\S+)", command)[0])
-                process.communicate(timeout=PATIENCE_S)
-                return process.returncode, ["Killed"]
-            said, _ = process.communicate(timeout=10 * PATIENCE_S)
-        lines = [line.rpartition("\r")[2].rstrip() for line in said.splitlines()]
-        lines = [re.sub(r" — about .* left$", "", line) for line in lines]  # on a slow machine
-        return process.returncode, [line for line in lines if SHOWN.match(line)]
-
-    def _kill(self, process: subprocess.Popen[str], run_dir: Path) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not (run_dir / "checkpoints" / "last.ckpt").exists():
-            assert process.poll() is None, "the run has ended before it was killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def commands(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The commands of a page, and the lines that it shows below each."""
-    lines = text.splitlines()
-    for number, line in enumerate(lines):
-        if line.startswith("    $ "):
-            below = lines[number + 1 :]
-            end = next(
-                (n for n, one in enumerate(below) if not one.startswith("    ") or one.startswith("    $ ")), None
-            )
-            yield line.removeprefix("    $ "), [one.strip() for one in below[:end]]
-
-
-def write_files(text: str, folder: Path) -> None:
-    """Write the examples of a page that begin with the path of a file."""
-    for content in re.findall(r"^```\w+\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        if path := re.match(r'(?:# @package _global_\n)?(?:"""|# )([\w/]+\.(?:py|yaml))\b', content):
-            (folder / path[1]).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path[1]).write_text(content)
-
-
-def normal(line: str) -> str:
-    """A line without its numbers, times and names of machines."""
-    line = re.sub(r"cpu \([^)]*\)", "cpu", line)
-    return TIMED.sub("#", line)
-
-
-def run_page(page: Path, shell: Shell) -> None:
-    """Run the commands of a page, and compare what they print with what it shows."""
-    text, written, found = page.read_text(encoding="utf-8"), [], {}
-    for command, _ in commands(text):
-        code, lines = shell.run(command)
-        if command.startswith("cd "):
-            write_files(text, shell.folder)
-        refused = [line for line in lines if line.startswith("error: ")]
-        expected = -9 if command.endswith("# kill -9") else 1 if refused else 0
-        assert code == expected, (command, code, lines)
-        assert len(refused) <= 1 and (not refused or lines == refused), lines
-        found[command] = lines
-    if os.environ.get("WRITE_DOCS") == "1":
-        printed = False  # whether a line is what a command printed
-        for line in text.splitlines():
-            printed = printed and line.startswith("    ") and not line.startswith("    $ ")
-            written += [] if printed else [line]
-            if line.startswith("    $ "):
-                printed = True
-                written += [f"    {one}" for one in found[line.removeprefix("    $ ")]]
-        page.write_text("\n".join(written) + "\n", encoding="utf-8")
-    shown = dict(commands(page.read_text(encoding="utf-8")))
-    assert {command: [*map(normal, lines)] for command, lines in shown.items()} == {
-        command: [*map(normal, lines)] for command, lines in found.items()
-    }
-
-
 @pytest.mark.slow  # eight processes that import torch
 def test_the_commands_of_the_transformer_do_what_they_show(tmp_path: Path, installed: wheel.Environment) -> None:
-    page = PAGES / "transformer.md"
-    write_files(page.read_text(encoding="utf-8"), tmp_path)
-    run_page(page, Shell(tmp_path, installed))
+    Shell(tmp_path, installed).check(PAGES / "transformer.md")
     whole, killed = tmp_path / "outputs/runs/whole", tmp_path / "outputs/runs/killed"
     assert_alike(last(whole)["state_dict"], last(killed)["state_dict"])
     assert record(killed)["throughput"]["timesteps_per_sec"] > 4 * record(killed)["throughput"]["samples_per_sec"]
@@ -147,7 +43,7 @@ def test_the_commands_of_the_transformer_do_what_they_show(tmp_path: Path, insta
 @pytest.mark.slow  # ten processes that import torch
 def test_the_commands_of_the_page_do_what_it_shows(tmp_path: Path, installed: wheel.Environment) -> None:
     shell = Shell(tmp_path, installed)
-    run_page(PAGES / "own-project.md", shell)
+    shell.check(PAGES / "own-project.md")
     measured = shell.run("batchscope choose --config-dir=conf model=mynet data=waves data.batch_size=16,64")
     assert measured[0] == 0, measured
     rerun = "batchscope compare outputs/runs/first outputs/runs/killed --rerun --passes 5 --seconds 1 --config-dir=conf"

@@ -164,6 +164,7 @@ class _Words:
             self._decided(decision.size)
         self._price()
         self._accuracy()
+        self._samples()
         self._vague()
         self._larger()
 
@@ -259,9 +260,16 @@ class _Words:
             line += f"; {and_(others)} {'is' if len(others) == 1 else 'are'} not shown to be worse"
         seeds = "" if quality.seeds > 1 else " (one seed)"
         self.lines.append(f"{line}{seeds}.")
-        seen = self.group.medians("samples_seen")
-        if seen and max(seen.values()) > 1.1 * min(seen.values()):
+
+    def _samples(self) -> None:
+        """Whether the sizes saw as many samples, and were updated as often with them."""
+        seen = self.group.medians("samples_seen").values() if self.quality else ()
+        if seen and max(seen) > 1.1 * min(seen):
             self.lines.append("The sizes saw different numbers of samples, which changes the metric.")
+        elif update := self.group.samples_an_update:
+            line = f"Every update takes {update:,} samples at each size"
+            compared = f"{line}: the metric compares equal samples and equal updates."
+            self.lines.append(compared if self.quality else f"{line}.")
 
     def _vague(self) -> None:
         vague = [size for size in self.overall.vague if size not in self.decision.between]

@@ -61,6 +61,12 @@ class Group:
         return [size for size, runs in self.sizes.items() if any(run.asked in (None, size) for run in runs)]
 
     @property
+    def samples_an_update(self) -> int | None:
+        """The samples of an update, where they are the same at several batch sizes; else None."""
+        updates = {run.global_batch_size for runs in self.sizes.values() for run in runs}
+        return updates.pop() if len(updates) == 1 and len(self.sizes) > 1 else None
+
+    @property
     def largest_possible(self) -> int | None:
         """The largest batch of one device that its shard of the training set can fill; None if unknown."""
         shards = [-(-run.train_samples // run.processes) for run in self.runs if run.train_samples]

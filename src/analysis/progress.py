@@ -83,7 +83,7 @@ def progress_of(sizes: Mapping[int, Sequence[Run]], rates: Rates, is_early: bool
     """The progress of sizes by their runs' noise scales; None where no run has one, or a size has no rate."""
     runs = [run for of_size in sizes.values() for run in of_size]
     scale = pooled([found for run in runs if (found := noise_scale_of(run))])
-    updates = {size: found for size, of_size in sizes.items() if (found := of_size[0].samples_an_update)}
+    updates = {size: found for size, of_size in sizes.items() if (found := of_size[0].global_batch_size)}
     if scale is None or not updates or updates.keys() - set(rates.settings):
         return None
     return Progress(scale, updates, rates, is_early)

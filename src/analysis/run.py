@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import UserError, printable
 from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
+from ..records.metrics import staged
 from ..records.rates import FIT_RATE, MEAN_RATE, RATE
 from ..records.read import FILE
 from ..records.step_parts import PARTS
@@ -138,22 +139,18 @@ class Run:
 
     @property
     def global_batch_size(self) -> int | None:
-        """Samples of a whole batch of all devices."""
+        """Samples of an update over all devices, of which the last one of an epoch may hold fewer."""
         if self.batch_size is None:
             return None
-        return round(min(self.batch_size * self.processes, self.train_samples or math.inf))
-
-    @property
-    def samples_an_update(self) -> float | None:
-        """Samples of a whole batch of all devices, with the batches that are accumulated."""
         batches = positive(self.settings.get("trainer.accumulate_grad_batches")) or 1
-        return None if self.global_batch_size is None else self.global_batch_size * batches
+        update = positive(self.settings.get("global_batch_size")) or self.batch_size * self.processes * batches
+        return round(min(update, self.train_samples or math.inf))
 
     def samples_after(self, steps: float) -> float | None:
-        """How many samples were trained on after so many steps; the last step of an epoch may hold fewer."""
-        if self.global_batch_size is None:
+        """How many samples were trained on after so many steps."""
+        per_step = self.global_batch_size
+        if per_step is None:
             return None
-        per_step = self.samples_an_update or 1
         if self.train_samples is None:
             return steps * per_step
         epochs, rest = divmod(steps, -(-self.train_samples // per_step))
@@ -190,7 +187,7 @@ class Run:
         """Metrics of a finished run; in an unfinished run they are not final."""
         if self.status != "finished":
             return {}
-        found = {str(key): number(value) for key, value in table(self.record.get("metrics")).items()}
+        found = {staged(str(key)): number(value) for key, value in table(self.record.get("metrics")).items()}
         return {key: value for key, value in found.items() if value is not None}
 
     @cached_property
@@ -223,7 +220,7 @@ class Run:
         return {
             "batch_size": self.batch_size,
             "processes": self.processes if together else None,
-            "global_batch_size": self.global_batch_size if together else None,
+            "global_batch_size": self.global_batch_size if self.global_batch_size != self.batch_size else None,
             RATE: positive(throughput.get(RATE)) if self.batch_size else None,
             "communication_share": waiting / mean_ms if waiting is not None and mean_ms else None,
             "samples_seen": self.samples_after(steps) if steps else None,

@@ -63,7 +63,7 @@ def _typical(arrivals: Arrivals) -> dict[int, Arrival]:
 
 def _factors(one: Arrival) -> tuple[float, float, float]:
     """Seconds, milliseconds a sample, and samples; those of a run that has not arrived are of its time without the target."""
-    per_update, step_ms = one.run.samples_an_update, one.run.values.get("step_ms")
+    per_update, step_ms = one.run.global_batch_size, one.run.values.get("step_ms")
     each = step_ms / per_update if step_ms and per_update else math.nan
     return (one.seconds, each, one.samples) if one.reached else (one.after, each, math.nan)
 

@@ -53,6 +53,7 @@ def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
         "channels_last": config.get("channels_last") if has_convolutions else None,
         "keep_freed_memory": config.get("keep_freed_memory"),
         "train_samples": getattr(sampler, "num_samples", None),
+        "global_batch_size": config.get("global_batch_size"),
         "experiment": "diagnose" if "batch_factors" in (config.get("search") or {}) else None,
     }
 

@@ -87,7 +87,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(f"ckpt: got '{path}', which is not a file")
     try:
         with path.open("rb") as file:
-            _verify(file, path)
+            verify(file, path)
             file.seek(0)
             checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     except UserError:
@@ -101,14 +101,14 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def _verify(file: BinaryIO, path: Path) -> None:
+def verify(file: BinaryIO, path: Path, option: str = "ckpt") -> None:
     """Raise UserError unless the bytes of every file in the archive are those that were written."""
     try:
         archive = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, OSError) as error:  # its end is not there
-        raise UserError(f"ckpt: {path} is not a whole checkpoint ({path.stat().st_size:,} bytes)") from error
+        raise UserError(f"{option}: {path} is not a whole checkpoint ({path.stat().st_size:,} bytes)") from error
     if (damaged := archive.testzip()) is not None:
-        raise UserError(f"ckpt: {path} is damaged: the checksum of {damaged} in it does not match")
+        raise UserError(f"{option}: {path} is damaged: the checksum of {damaged} in it does not match")
 
 
 def _is_ours(checkpoint: Any) -> bool:

@@ -93,10 +93,11 @@ def recorded(run_dir: Path) -> dict[str, Any]:
     except DamagedRecordError:
         from .resume_point import find_resume_point
 
-        known = find_resume_point(run_dir / "checkpoints").provenance
+        point = find_resume_point(run_dir / "checkpoints")
+        known, kept = point.provenance, {"last": str(point.path)}
         if not known:
             raise
-        return {key: known[key] for key in ("config", "choices") if key in known}
+        return {"checkpoints": kept} | {key: known[key] for key in ("config", "choices") if key in known}
 
 
 def configuration(
@@ -118,7 +119,9 @@ def configuration(
     config = check_config(apply_overrides(before, overrides))
     refuse_links(run_dir)
     if known is None or not is_same(known, before):
-        trust.confirm(config, overrides, file, run_dir)
+        kept = record.get("checkpoints")
+        has_weights = isinstance(kept, dict) and (kept.get("last") or kept.get("best"))
+        trust.confirm({**config, "init": None} if has_weights else config, overrides, file, run_dir)
     old, new = dict(flatten(before)), dict(flatten(config))
     for key in dict.fromkeys([*old, *new]):
         purposes = {purpose_of(key, one) for one, options in ((before, old), (config, new)) if key in options}

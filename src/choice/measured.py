@@ -26,7 +26,8 @@ from .step import Measured, Source
 
 _MOST_EPOCHS = 10**6
 _SECTIONS = ("model", "data")  # of the configuration, whose options make a step another one
-_ALSO = ("optimizer._target_", "trainer.precision", "trainer.accumulate_grad_batches", "channels_last", "compile")
+_ALSO = ("optimizer._target_", "trainer.precision", "trainer.accumulate_grad_batches", "global_batch_size")
+_ALSO += ("channels_last", "compile")
 _NOT = ("data.batch_size", "data.seed", "data.root", "data.offline")
 
 

@@ -1,29 +1,38 @@
 """The words `option=value` of the commands that read a checkpoint."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ..errors import UserError, did_you_mean
 from ..options.groups import use_config_dir
 from . import add_config_dir, command_parser
 
+CKPT = "outputs/runs/<run>/checkpoints/best.ckpt"  # an example
 
-def parse_words(
-    name: str, description: str | None, own: Collection[str], help: str
-) -> tuple[dict[str, str], list[str]]:
+
+def parse_words(name: str, description: str | None, own: Mapping[str, str | None]) -> tuple[dict[str, str], list[str]]:
     """The command line of `batchscope <name>`: its own options, and those that change the run's configuration.
 
+    Args:
+        name: of the command.
+        description: for its help.
+        own: its options, each with an example where it has to be given, else with None.
+
     Raises:
-        UserError: as `take_own`, and for a `ckpt` that is no file.
+        UserError: as `take_own`, for a `ckpt` that is no file, and for an option that is missing.
     """
     parser = command_parser(name, description)
-    parser.add_argument("words", nargs="*", metavar="option=value", help=help)
+    words = f"{', '.join(f'{key}=' for key in own)}, then options to change"
+    parser.add_argument("words", nargs="*", metavar="option=value", help=words)
     add_config_dir(parser)
     args = parser.parse_intermixed_args()
     use_config_dir(args.config_dir)
     given, overrides = take_own(args.words, own)
-    if "ckpt" in given and not Path(given["ckpt"]).is_file():
-        raise UserError(f"ckpt: got '{given['ckpt']}', which is not a file")
+    for key, example in own.items():
+        if example and key not in given:
+            raise UserError(f"{key}: is missing; write {key}={example}")
+    if "ckpt" in given:
+        refuse_missing("ckpt", Path(given["ckpt"]))
     return given, overrides
 
 
@@ -38,8 +47,11 @@ def take_own(words: list[str], own: Collection[str]) -> tuple[dict[str, str], li
     for word in words:
         key, is_option, value = word.partition("=")
         if not is_option:
-            example = f"; write ckpt={word}" if Path(word).exists() and "ckpt" in own else ""
-            raise UserError(f"{word}: takes option=value{example}")
+            here = "ckpt" in own and Path(word).exists()
+            instead = (
+                f"; write ckpt={word}" if here and Path(word).is_file() else nearby("ckpt", Path(word)) if here else ""
+            )
+            raise UserError(f"{word}: takes option=value{instead}")
         if key not in own:
             if "." not in key and (near := did_you_mean(key, own)):
                 raise UserError(f"{key}: no such option.{near}")
@@ -49,3 +61,18 @@ def take_own(words: list[str], own: Collection[str]) -> tuple[dict[str, str], li
         else:
             given[key] = value
     return given, rest
+
+
+def refuse_missing(option: str, path: Path) -> None:
+    """Raise UserError for a path that is no file, with the checkpoints that may be meant."""
+    if not path.is_file():
+        raise UserError(f"{option}: got '{path}', which is not a file{nearby(option, path)}")
+
+
+def nearby(option: str, path: Path) -> str:
+    """The checkpoints that a path which is no file may stand for, behind a semicolon; empty where there are none."""
+    for name in ("checkpoints/best.ckpt", "best.ckpt", "checkpoints/last.ckpt", "last.ckpt"):
+        if (path / name).is_file():
+            return f"; write {option}={path / name}"
+    near = sorted(path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
+    return f"; in that folder: {', '.join(p.name for p in near)}" if near else ""

@@ -75,10 +75,10 @@ def _prices(words: list[str]) -> dict[str, float]:
 
 def _measured(overrides: list[str]) -> tuple[int | None, list[Path]]:
     """Measure the training that options describe: its epochs, and the folders of its runs."""
-    from ..sweep.sizes import measure, own_sizes
+    from ..sweep.sizes import BATCH_SIZE, measure, own_sizes
 
     overrides, sizes = own_sizes(overrides)
-    config = check_command_line(overrides, False)[0]
+    config = check_command_line([*overrides, f"{BATCH_SIZE}={min(sizes, default=1)}"], False)[0]
     trainer = config["trainer"]
     if trainer.get("devices") not in (1, "auto") or trainer.get("num_nodes") not in (1, None):
         raise UserError("trainer.devices: choose compares single devices; leave it at 1")

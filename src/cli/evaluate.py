@@ -10,9 +10,9 @@ What a file alone cannot decide, such as a `data.root` other than `data`, has to
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError, did_you_mean
-from ..options.groups import use_config_dir
-from . import add_config_dir, command, command_parser
+from ..errors import UserError
+from . import command
+from ._words import CKPT, parse_words, refuse_missing
 
 if TYPE_CHECKING:
     from ..inference.load import Trained
@@ -21,24 +21,8 @@ if TYPE_CHECKING:
 @command
 def main() -> None:
     """The program: parse, evaluate, print."""
-    parser = command_parser("evaluate", __doc__)
-    parser.add_argument("overrides", nargs="*", metavar="option=value", help="ckpt=<file>, then any option to change")
-    add_config_dir(parser)
-    args = parser.parse_intermixed_args()
-    use_config_dir(args.config_dir)
-    overrides = args.overrides
-    if renamed := [word for word in overrides if word.startswith("ckpt_path=")]:
-        raise UserError(f"ckpt_path: is called ckpt here; write ckpt={renamed[0].removeprefix('ckpt_path=')}")
-    paths = [word.removeprefix("ckpt=") for word in overrides if word.startswith("ckpt=")]
-    keys = [word.partition("=")[0] for word in overrides]
-    if not paths and (near := [key for key in keys if did_you_mean(key, ["ckpt"])]):
-        raise UserError(f"{near[0]}: no such option.{did_you_mean(near[0], ['ckpt'])}")
-    if len(paths) != 1 or not paths[0]:
-        bare = [Path(word) for word in overrides if "=" not in word]
-        found = [f"; write ckpt={path}" if path.is_file() else _nearby(path) for path in bare if path.exists()]
-        example = found[0] if found and found[0] and not paths else ": ckpt=outputs/runs/<run>/checkpoints/best.ckpt"
-        raise UserError(f"ckpt: takes the path of one checkpoint{example}")
-    title, metrics = evaluate(Path(paths[0]), [word for word in overrides if not word.startswith("ckpt=")])
+    given, overrides = parse_words("evaluate", __doc__, {"ckpt": CKPT})
+    title, metrics = evaluate(Path(given["ckpt"]), overrides)
     print(title)
     for key, value in sorted(metrics.items()):
         print(f"{key:12} {value:.6f}")
@@ -52,20 +36,10 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
     Raises:
         UserError: for a checkpoint that cannot be read or does not fit the model, and for a wrong option.
     """
-    if not path.is_file():
-        raise UserError(f"ckpt: got '{path}', which is not a file{_nearby(path)}")
+    refuse_missing("ckpt", path)
     from ..inference.load import restore  # torch takes seconds to import
 
     return _test(restore(path, overrides, with_data=True))
-
-
-def _nearby(path: Path) -> str:
-    """The checkpoints that a path which is no file may stand for."""
-    for name in ("checkpoints/best.ckpt", "best.ckpt", "checkpoints/last.ckpt", "last.ckpt"):
-        if (path / name).is_file():
-            return f"; write ckpt={path / name}"
-    near = sorted(path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
-    return f"; in that folder: {', '.join(p.name for p in near)}" if near else ""
 
 
 def _test(trained: "Trained") -> tuple[str, Any]:

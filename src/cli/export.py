@@ -10,9 +10,8 @@ the network, and the largest difference of an output is printed.
 
 from pathlib import Path
 
-from ..errors import UserError
 from . import command
-from ._words import parse_words
+from ._words import CKPT, parse_words
 
 _SAMPLES = 64  # of the test set, to compare with
 
@@ -20,11 +19,7 @@ _SAMPLES = 64  # of the test set, to compare with
 @command
 def main() -> None:
     """The program: parse, export, check, print."""
-    given, overrides = parse_words(
-        "export", __doc__, ("ckpt", "format", "output"), "ckpt=, format=, output=, then options to change"
-    )
-    if "ckpt" not in given:
-        raise UserError("ckpt: is missing; write ckpt=outputs/runs/<run>/checkpoints/best.ckpt")
+    given, overrides = parse_words("export", __doc__, {"ckpt": CKPT, "format": None, "output": None})
     from ..inference.export import FORMATS, export, refuse  # torch takes seconds to import
     from ..inference.load import restore
     from ..inference.predict import samples_of

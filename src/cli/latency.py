@@ -24,9 +24,7 @@ _MOST = 2**20
 @command
 def main() -> None:
     """The program: parse, measure, print."""
-    given, overrides = parse_words(
-        "latency", __doc__, ("ckpt", "data.batch_size", "output"), "ckpt= or model=, data.batch_size=, output=, …"
-    )
+    given, overrides = parse_words("latency", __doc__, {"ckpt": None, "data.batch_size": None, "output": None})
     sizes = _sizes(given.get("data.batch_size", _SIZES))
     if "ckpt" not in given and not any(word.startswith("model=") for word in overrides):
         raise UserError("latency: takes a checkpoint or a model; write ckpt=<file> or model=cnn")

@@ -11,20 +11,14 @@ Further options, as of batchscope evaluate, change how the network is run: train
 
 from pathlib import Path
 
-from ..errors import UserError
 from . import command
-from ._words import parse_words
+from ._words import CKPT, parse_words
 
 
 @command
 def main() -> None:
     """The program: parse, predict, write, print."""
-    given, overrides = parse_words(
-        "predict", __doc__, ("ckpt", "input", "output"), "ckpt=, input=, output=, then options to change"
-    )
-    for key, example in (("ckpt", "outputs/runs/<run>/checkpoints/best.ckpt"), ("input", "test")):
-        if key not in given:
-            raise UserError(f"{key}: is missing; write {key}={example}")
+    given, overrides = parse_words("predict", __doc__, {"ckpt": CKPT, "input": "test", "output": None})
     checkpoint, output = Path(given["ckpt"]), Path(given.get("output", "predictions.csv"))
     from ..inference.load import restore  # torch takes seconds to import
     from ..inference.predict import SPLITS, predict, refuse_output, write_predictions

@@ -22,6 +22,7 @@ from ..records.read import refuse_used
 from ..sweep import launchers
 from ..sweep.search import check_time_to_target, is_diagnosis, is_time_to_target
 from . import command
+from ._words import refuse_missing
 from .arguments import is_resume, parse_arguments
 
 _RUN_DIR = "BATCHSCOPE_RUN_DIR"  # tells the run's folder to the ranks that Lightning starts
@@ -57,6 +58,8 @@ def run_command() -> None:
     else:
         line = compose_command_line(overrides, args.multirun)
         _warn_of_idle_workers(overrides, line.configs)
+        for path in {config["init"] for config in line.configs} - {None}:
+            refuse_missing("init", Path(path))
         diagnoses = any(map(is_diagnosis, line.configs))
         if diagnoses and args.multirun:
             raise UserError(
@@ -70,6 +73,8 @@ def run_command() -> None:
                 )
             check_time_to_target(config)
         is_sweep = args.multirun or diagnoses or any(map(is_time_to_target, line.configs))
+        if args.multirun and len(line.labels) == 1 and not line.configs[0]["search"]:
+            warn("-m: no option has several values, so this is a sweep of one run; write data.batch_size=32,64 for two")
         if is_sweep and not args.multirun:  # a sweep of one job
             line = compose_command_line(overrides, True)
         if is_sweep:

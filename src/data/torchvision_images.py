@@ -115,11 +115,11 @@ class TorchvisionImages(TensorDataModule):
         except Exception as error:  # any failure of a network: refused, unknown host, wrong checksum
             if self.offline == "error" or self.image_shape != DIGIT_SHAPE:
                 shapes = ["×".join(map(str, shape)) for shape in (DIGIT_SHAPE, self.image_shape)]
-                why = (
-                    ""
-                    if self.offline == "error"
-                    else f"; data.offline=digits: digits are {' and its images '.join(shapes)}"
-                )
+                fits = self.image_shape == DIGIT_SHAPE
+                why = ", write data.root=<folder> where they are"
+                why += ", or data.offline=digits to train on rendered digits instead" if fits else ""
+                if self.offline == "digits":
+                    why += f"; data.offline=digits: digits are {' and its images '.join(shapes)}"
                 raise UserError(
                     f"data.root: {self.torchvision_name} is not in {self.root.resolve()} and could not be downloaded "
                     f"({in_one_line(error, 200)}); put its files there{why}"

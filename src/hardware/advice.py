@@ -18,6 +18,7 @@ _WRITTEN: dict[str, tuple[str | None, str | None]] = {
     "devices": ("trainer.devices", "Trainer"),
     "precision": ("trainer.precision", "Trainer"),
     "batch_size": ("data.batch_size", "DataLoader"),
+    "global_batch_size": ("global_batch_size", None),
     "num_workers": ("data.num_workers", "DataLoader"),
     "pin_memory": (None, "DataLoader"),
     "pipeline": ("data.pipeline", None),
@@ -52,6 +53,7 @@ class Setting:
     backend: str | None = None  # `model.backend`
     channels_last: bool | None = None
     keep_freed_memory: bool | None = None
+    global_batch_size: int | None = None  # which decides how many batches are accumulated
     experiment: str | None = None  # `diagnose` in a run of a diagnosis
     optimizer_traffic: bool = False  # whether most of the step's traffic with memory is the optimizer's
     tf32_is_faster: bool = False  # whether the step's products are in float32, and were measured to be faster in TF32
@@ -129,7 +131,9 @@ def _one_batch(setting: Setting) -> Options | None:
     batch = (setting.batch_size or 0) * setting.accumulate_grad_batches
     is_divided = batch and setting.accumulate_grad_batches > 1
     fits = setting.batch_limit is None or batch <= setting.batch_limit
-    return {"batch_size": batch, "accumulate_grad_batches": 1} if is_divided and fits else None
+    if not is_divided or not fits:
+        return None
+    return {"batch_size": batch} if setting.global_batch_size else {"batch_size": batch, "accumulate_grad_batches": 1}
 
 
 def _larger_batch(setting: Setting) -> Options | None:
@@ -137,6 +141,9 @@ def _larger_batch(setting: Setting) -> Options | None:
         return None
     larger = _BATCH_FACTOR * setting.batch_size
     larger = larger if setting.batch_limit is None else min(larger, setting.batch_limit)
+    if setting.global_batch_size:
+        share = setting.batch_size * setting.accumulate_grad_batches
+        larger = next(size for size in range(min(larger, share), 0, -1) if share % size == 0)
     return {"batch_size": larger} if larger > setting.batch_size else None
 
 
@@ -148,6 +155,8 @@ def _accumulate(setting: Setting) -> Options | None:
     more = 2 * setting.accumulate_grad_batches
     samples = (setting.batch_size or 1) * setting.devices * more
     fits = setting.train_samples is None or samples <= setting.train_samples
+    if setting.global_batch_size:
+        return {"global_batch_size": 2 * setting.global_batch_size} if fits else None
     return {"accumulate_grad_batches": more} if fits else None
 
 

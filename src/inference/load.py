@@ -21,6 +21,7 @@ from ..options.check import check_config
 from ..options.command_lines import for_evaluation
 from ..options.compose import apply_overrides
 from ..options.groups import use_config_dir
+from ..records.terminal import can_redraw
 from ..training.build import build, build_data, build_model, loader_switches
 from ..training.module import lightning_module
 from ..training.quiet import quiet_libraries
@@ -126,6 +127,7 @@ def trainer_for(trained: Trained, *callbacks: Callback) -> Trainer:
     check_accelerator(config["trainer"].get("accelerator", "auto"))
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
     alone = {"logger": False, "callbacks": [*callbacks], "enable_checkpointing": False}
+    alone["enable_progress_bar"] = config["trainer"].get("enable_progress_bar", True) and can_redraw()
     return build(config["trainer"], "trainer", **alone, **loader_switches(trained.known))
 
 
@@ -139,6 +141,8 @@ def _configuration(saved: dict[str, Any], path: Path, overrides: list[str], with
     """The configuration of the run that wrote a checkpoint, for an evaluation, with the overrides."""
     recorded = for_evaluation(check_config(trust.plain(saved.get("config"), f"ckpt: {path}")))
     config = check_config(apply_overrides(recorded, overrides))
+    if config["init"]:
+        raise UserError("init: an evaluation has the weights of ckpt")
     if config["compile"]:
         raise UserError("compile: only training steps are compiled; an evaluation runs the network as it is")
     built = config if with_data else {**config, "data": {}}

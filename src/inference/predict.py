@@ -105,15 +105,15 @@ def predict(trained: Trained, source: str) -> Predictions:
     Raises:
         UserError: if the input cannot be read, or does not have the shape that the network reads.
     """
-    collected = _Collected()
+    collected, spec = _Collected(), trained.spec
     trainer = trainer_for(trained, collected.callback())
     if source in SPLITS:
         names, note = _of_split(trained, trainer, source), ""
     else:
-        inputs = read_inputs(Path(source), trained.spec)
+        inputs = read_inputs(Path(source), spec)
         names, note = _of_files(trained, trainer, inputs), inputs.resized
     names = names or [str(i) for i in range(len(collected.output))]
-    return Predictions(names, collected.output, collected.target, collected.drawn, trained.spec, note)
+    return Predictions(names, collected.output, collected.target, collected.drawn, spec, note)
 
 
 def _of_split(trained: Trained, trainer: Trainer, split: str) -> list[str]:
@@ -186,7 +186,12 @@ class _Collected:
         return LambdaCallback(**hooks)
 
     def _keep(self, trainer: Trainer, module: LightningModule, outputs: Any, *batch: Any) -> None:
-        answer = outputs.get("output") if isinstance(outputs, dict) else outputs
+        if not isinstance(outputs, dict) or not {"output", "input"} <= outputs.keys():
+            raise UserError(
+                f"model: the steps of {type(module).__name__} return no dict with `input`, `output` and `target`, which is "
+                "what predict reads"
+            )
+        answer = outputs["output"]
         if not isinstance(answer, Tensor):
             raise UserError(f"predict: the network answers a {type(answer).__name__}, and a prediction is one tensor")
         self._outputs.append(outputs["output"].float().cpu())

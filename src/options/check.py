@@ -7,13 +7,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import UserError, did_you_mean
-from .explain import first_line, similar_option
+from .explain import first_line, nearest_option
 from .groups import COLLECTIONS, SECTIONS, choices_of, file_of, known_nodes, load, to_plain, top_level_names
 from .habits import habit
 from .nodes import TARGET, check_node, targets_in
 from .purpose import DEFAULTS, OF_EXPERIMENTS, TOP_LEVEL, annotation_of, signature_at
 from .signatures import class_attribute, is_installed, missing_part, signature_of
 from .tree import flatten
+from .update import batches_of_update, ranks_asked
 from .values import check_value
 
 
@@ -32,7 +33,9 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise UserError(f"{error.full_key or 'config'}: {first_line(error)}") from error
     if "script" in plain:
-        raise UserError("script: the run is one of a script, which batchscope run starts again")
+        raise UserError(
+            f"script: the run is one of {plain['script']}, with options of its own: batchscope run starts it again"
+        )
     _check_top_level(plain)
     for section in SECTIONS:
         if not isinstance(plain.get(section), dict) or plain[section].get("_target_") is None:
@@ -47,7 +50,10 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     if plain["search"] is not None:
         _check_search({TARGET: "batchscope.sweep.search.BatchSizeSearch", **plain["search"]})
     _check_model_fits_data(plain["model"], plain["data"])
-    _check_compile(plain["compile"], plain["trainer"])
+    if plain["init_prefix"] and not plain["init"]:
+        raise UserError(f"init_prefix: got {plain['init_prefix']!r}, and there is no init=<file> to take it from")
+    batches = batches_of_update(plain, ranks_asked(plain) or 1)  # checked again by the ranks that there are
+    _check_compile(plain["compile"], plain["trainer"], batches)
     _check_averaging(plain["callbacks"] or {}, plain["trainer"])
     _check_groups(plain["optimizer"])
     if plain["optimizer"].get("schedule") == "plateau" and plain["trainer"].get("limit_val_batches") == 0:
@@ -81,7 +87,7 @@ def _check_top_level(plain: dict[str, Any]) -> None:
         elif key not in SECTIONS + COLLECTIONS:
             if known := habit(key, str(value)):
                 raise known
-            near = did_you_mean(key, top_level_names()) or similar_option(plain, [key])
+            near = nearest_option(plain, [key], did_you_mean(key, top_level_names()))
             raise UserError(f"{key}: no such option.{near}")
 
 
@@ -93,7 +99,7 @@ def _check_search(node: dict[str, Any]) -> None:
     check_node(node, "search")
 
 
-def _check_compile(compile: bool | str, trainer: dict[str, Any]) -> None:
+def _check_compile(compile: bool | str, trainer: dict[str, Any], batches: int) -> None:
     """Refuse what torch.compile does not go together with, as far as the options show it."""
     strategy = trainer.get("strategy")
     if not compile:
@@ -102,10 +108,10 @@ def _check_compile(compile: bool | str, trainer: dict[str, Any]) -> None:
         raise UserError("compile: a sharded model is not compiled; write compile=false, or trainer=ddp")
     if trainer.get("accelerator") == "mps":
         raise UserError("compile: torch compiles for CPUs and GPUs; write compile=false with trainer.accelerator=mps")
-    if compile in ("reduce-overhead", "max-autotune") and trainer.get("accumulate_grad_batches", 1) > 1:
+    if compile in ("reduce-overhead", "max-autotune") and batches > 1:
         raise UserError(
-            f"compile: {compile} uses CUDA graphs, which overwrite the gradients that trainer.accumulate_grad_batches "
-            "keeps; write compile=default or compile=max-autotune-no-cudagraphs"
+            f"compile: {compile} uses CUDA graphs, which overwrite accumulated gradients; write compile=default or "
+            "compile=max-autotune-no-cudagraphs"
         )
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from . import trust
+from .update import ranks_asked
 
 _PART_OF_A_STEP = ("batchscope.callbacks.nonfinite.StopOnNonFinite",)  # it checks every loss and gradient
 
+_NO_INIT = {"init": None, "init_prefix": None}
 _NOT_TIMED = ("checkpoint", "progress", "prediction_images", "memory", "stop_at_target")  # callbacks, by their names
 # It ends by its seconds.
 _UNTIL = {"_target_": "batchscope.callbacks.until_known.StopWhenKnown", "precision": 0.001}
@@ -25,6 +27,8 @@ def program(command: str = "train") -> list[str]:
 def resume_command(config: dict[str, Any], run_dir: Path) -> str:
     """The line that resumes a run, for a shell."""
     place = "./last" if str(run_dir) == "last" else str(run_dir)  # resume=last is the newest run
+    if any(run_dir.glob("checkpoints/*.ckpt")):
+        config = config | _NO_INIT  # the checkpoint has the weights
     return shlex.join([*program(), f"resume={place}"]) + trust.words(config, run_dir)
 
 
@@ -38,6 +42,7 @@ def for_evaluation(config: dict[str, Any]) -> dict[str, Any]:
     trainer = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
     trainer |= {"profiler": None, "default_root_dir": None}
     parts = {"callbacks": {}, "logger": {}, "search": None, "run_dir": None, "compile": False}
+    parts |= {"global_batch_size": None, **_NO_INIT}
     return {**config, "trainer": {**config["trainer"], **trainer}, **parts}
 
 
@@ -58,7 +63,9 @@ def for_explanation(config: dict[str, Any]) -> dict[str, Any]:
         {"schedule": "constant"} if config["optimizer"].get("schedule") == "plateau" else {}
     )
     parts = {"callbacks": callbacks, "optimizer": optimizer, "logger": {}}
-    parts |= {"search": None, "resume": None, "run_dir": None}
+    parts |= {"search": None, "resume": None, "run_dir": None, **_NO_INIT}
+    if update := config.get("global_batch_size"):
+        parts["global_batch_size"] = update // (ranks_asked(config) or 1)  # the share of the one device
     return {**config, "trainer": {**config["trainer"], **trainer}, **parts}
 
 
@@ -74,4 +81,4 @@ def for_timing(config: dict[str, Any], seconds: float) -> dict[str, Any]:
     callbacks["until_known"] = {**_UNTIL, "seconds": seconds}
     optimizer = config["optimizer"] | ({"schedule": "constant"} if "schedule" in config["optimizer"] else {})
     parts = {"trainer": {**config["trainer"], **trainer}, "callbacks": callbacks, "optimizer": optimizer, "logger": {}}
-    return {**config, **parts, "test": False, "search": None, "resume": None}
+    return {**config, **parts, "test": False, "search": None, "resume": None, **_NO_INIT}

@@ -68,14 +68,16 @@ def wrong_key(config: dict[str, Any], one: Override) -> UserError | None:
     return None
 
 
-def similar_option(config: dict[str, Any], parts: list[str]) -> str:
-    """`" Did you mean …?"` with an option that ends in what was written (`batch_size`) or in nearly its last word."""
+def nearest_option(config: dict[str, Any], parts: list[str], here: str) -> str:
+    """`" Did you mean …?"` with an option that ends in what was written (`batch_size`), with the nearest one at its place,
+    which `here` says, or with an option that ends in nearly its last word.
+    """
     options = [option for option in _full_names(config) if option != ".".join(parts)]
-    same = [option for option in options if option.split(".")[-len(parts) :] == parts]
+    if same := [option for option in options if option.split(".")[-len(parts) :] == parts]:
+        return f" Did you mean '{same[0]}'?"
     words = {option.rpartition(".")[2]: option for option in reversed(options)}
     near = difflib.get_close_matches(parts[-1], words, n=1, cutoff=0.8)
-    found = same[:1] or [words[word] for word in near]
-    return f" Did you mean '{found[0]}'?" if found else ""
+    return here or (f" Did you mean '{words[near[0]]}'?" if near else "")
 
 
 def first_line(error: BaseException) -> str:
@@ -108,7 +110,7 @@ def _unknown_part(config: dict[str, Any], key: str) -> UserError | None:
         return UserError(f"{key}: not set by the config; write +{key}=… to set it")
     shown = [str(k) for k in node if not str(k).startswith("_")] if parent else top_level_names()
     takes = f" {parent or 'The command'} takes {', '.join(shown)}." if 0 < len(shown) <= 16 else ""
-    near = did_you_mean(part, shown + unset) or similar_option(config, parts)
+    near = nearest_option(config, parts, did_you_mean(part, shown + unset))
     return UserError(f"{key}: no such option.{near}{takes}")
 
 

@@ -9,7 +9,8 @@ _YAML = "write a YAML file with its `_target_` and `--config-dir=<folder>`; tens
 # A word, and what to do instead; `*` stands for its value. A word stands for everything below it, and with `=value` for this
 # value alone.
 HABITS = {
-    "ckpt_path": "write `resume=<run folder>` to train on, or `batchscope evaluate ckpt=<file>` to test a checkpoint",
+    "ckpt_path": "write `resume=<run folder>` to train on, `init=<file>` to start from its weights, or `batchscope evaluate "
+    "ckpt=<file>` to test a checkpoint",
     "run_dir": "is set by the run; write `hydra.run.dir=*` to choose its folder",
     "train": "a run always trains; `batchscope evaluate ckpt=<file>` tests a checkpoint without training",
     "task_name": "write `hydra.run.dir=outputs/runs/*` to name the run's folder, or `tags=[*]`",

@@ -14,6 +14,8 @@ from ..errors import UserError
 from .groups import GROUPS, OPTIONAL_GROUPS, SECTIONS, choices_of
 from .tree import flatten
 
+_SPELLED = {"True": "true", "False": "false"}  # as Hydra writes a switch, and as people do
+
 
 def parse(overrides: list[str]) -> list[Override]:
     """The overrides in Hydra's terms; UserError with exit code 2 for a text that cannot be parsed.
@@ -50,7 +52,7 @@ def combinations(overrides: list[str]) -> list[list[str]]:
     for one in OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(overrides):
         key = one.get_key_element()
         swept = one.sweep_string_iterator() if one.is_sweep_override() else [one.get_value_element_as_str()]
-        values[key] = [f"{key}={value}" for value in swept]
+        values[key] = [f"{key}={_SPELLED.get(value, value)}" for value in swept]
     return [list(run) for run in itertools.product(*values.values())]
 
 

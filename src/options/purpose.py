@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from .signatures import Signature, class_attribute, signature_of
 from .trainer import CALLBACK, LOGGER, OBSERVERS, TRAINER
-from .types import Choice, Purpose, Seed
+from .types import Choice, PositiveInt, Purpose, Seed
 from .values import alternatives
 
 PLACES = (Purpose.READ_FROM, Purpose.WRITTEN_TO)
@@ -19,6 +19,7 @@ TOP_LEVEL: dict[str, Any] = {
     "seed": Seed,
     "test": Annotated[bool, Purpose.OBSERVATION],
     "optimized_metric": Annotated[str | None, Purpose.OBSERVATION],
+    "global_batch_size": PositiveInt | None,
     "channels_last": bool,
     "flush_denormals": bool,
     "keep_freed_memory": Annotated[bool, Purpose.SPEED],
@@ -27,12 +28,15 @@ TOP_LEVEL: dict[str, Any] = {
     "search": Annotated[dict | None, Purpose.OBSERVATION],  # it decides which runs there are, and changes none of them
     "target": Annotated[float | None, Purpose.LENGTH],
     "target_metric": Annotated[Choice | None, Purpose.LENGTH],
+    "init": str | None,
+    "init_prefix": str | list[str] | None,
     "resume": Annotated[str | None, Purpose.READ_FROM],
     "run_dir": Annotated[str | None, Purpose.WRITTEN_TO],
 }
 OF_EXPERIMENTS = {"target": "time_to_target", "target_metric": "time_to_target"}  # that only these experiments have
 # Of options that an older record does not have.
 DEFAULTS: dict[str, Any] = {"compile": False, "tags": [], "task": {"_target_": "batchscope.training.task.Task"}}
+DEFAULTS |= dict.fromkeys(("global_batch_size", "init", "init_prefix"))
 # Parameters that the program gives, so that they are no options.
 _GIVEN = {
     "model": ("spec",),

@@ -133,6 +133,8 @@ def _outside_of_sections(config: dict[str, Any], run_dir: Path | None) -> _Outsi
     """What only the command line may decide: the option, its value, and whether it is a place."""
     for section in (*SECTIONS, *COLLECTIONS, "search"):
         yield from _outside(config.get(section), section, None, run_dir)
+    if config.get("init"):
+        yield "init", config["init"], True
 
 
 def _outside(value: Any, option: str, target: Any, run_dir: Path | None) -> _Outside:

@@ -122,7 +122,7 @@ RUN_METRICS: dict[str, Metric] = {
     for metric in (
         Metric("batch_size", "samples", "of a whole batch of one device", None, _whole, "batch size"),
         Metric("processes", "", "that train together, one device each", None, _whole),
-        Metric("global_batch_size", "samples", "of a whole batch of all devices", None, _whole, "global"),
+        Metric("global_batch_size", "samples", "of an update over all devices", None, _whole, "global"),
         Metric("samples_per_sec", "samples/s", "a whole batch over the typical step", True, heading="samples/s"),
         Metric("samples_per_sec_low", "samples/s", "the lower end of the rate's 90 % interval", True),
         Metric("samples_per_sec_high", "samples/s", "the upper end of the rate's 90 % interval", True),
@@ -157,6 +157,12 @@ RUN_METRICS: dict[str, Metric] = {
         ),
     )
 }
+
+
+def staged(key: str) -> str:
+    """The name of a metric by its stage: a LightningModule of one's own may call `test/acc` `test_acc`."""
+    stage, _, name = key.partition("_")
+    return f"{stage}/{name}" if stage in ("train", "val", "test") and name else key
 
 
 def metric(key: str) -> Metric:

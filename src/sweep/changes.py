@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..analysis.run import Run
+from ..errors import UserError
+from ..options.check import check_config
+from ..options.compose import apply_overrides
 from ..options.groups import file_of, load
 from ..options.overrides import as_override, set_by
 from ..options.signatures import class_attribute
@@ -99,6 +102,7 @@ def changes_to_try(
     setters: list[str] = []
     for change, why_not in _candidates(config, baseline, machine, batch_factors):
         words = " ".join(change.overrides)
+        why_not = why_not or _refusal(config, change)
         if why_not:
             not_tried.append(f"not tried: {words}: {why_not}")
         elif set_by_user := [fixed[name] for name in change.options if name in fixed]:
@@ -111,6 +115,17 @@ def changes_to_try(
         line = f"not tried, because you set {options}: {', '.join(kept)}; to try a change, leave its option out"
         not_tried.append(line)
     return tried, not_tried
+
+
+def _refusal(config: Mapping[str, Any], change: Change) -> str:
+    """Why `global_batch_size` does not go together with a change; empty where it does."""
+    if not config["global_batch_size"]:
+        return ""
+    try:
+        check_config(apply_overrides(dict(config), change.overrides))
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def _candidates(
@@ -150,10 +165,10 @@ def _batches(config: Mapping[str, Any], baseline: Run, factors: Sequence[int]) -
     if limit is not None and size >= limit and factors:
         yield Change({"data.batch_size": size * max(factors)}), f"{size:,} is the whole training set of a device"
     yield from ((Change({"data.batch_size": larger}), "") for larger in sizes if larger > size)
-    accumulated = config["trainer"].get("accumulate_grad_batches", 1)
-    if accumulated > 1 and (limit is None or size * accumulated <= limit):
-        options = {"data.batch_size": size * accumulated, "trainer.accumulate_grad_batches": 1}
-        yield Change(options), ""
+    update, accumulated = config["global_batch_size"], config["trainer"].get("accumulate_grad_batches", 1)
+    whole = update // baseline.processes if update else size * accumulated
+    if whole > size and (limit is None or whole <= limit):
+        yield Change({"data.batch_size": whole} | ({} if update else {"trainer.accumulate_grad_batches": 1})), ""
 
 
 def _precisions(config: Mapping[str, Any], baseline: Run, machine: Machine) -> Iterator[tuple[Change, str]]:

@@ -12,6 +12,7 @@ from ..analysis.read import find
 from ..analysis.table import shown_metrics
 from ..checkpointing.resume import with_run_dir
 from ..errors import UserError
+from ..options.update import largest_part, ranks_asked
 from ..records.rates import NEAR_BEST, RATE
 from .plans import Job, Plan, RunFailed
 from .search import BatchSizeSearch
@@ -32,7 +33,8 @@ def grow_batch(job: Job, title: str = "") -> Plan[int | None]:
     search = BatchSizeSearch(**{key: value for key, value in job.config["search"].items() if key != "_target_"})
     rates: dict[int, float] = {}  # samples/s of each size that fits
     tried: list[int] = []
-    limit = sys.maxsize
+    update, ranks = job.config.get("global_batch_size"), ranks_asked(job.config) or 1
+    limit = update // ranks if update else sys.maxsize
 
     def measure(size: int) -> Plan[bool]:
         """Run a size; whether it fits, and is faster than all before it."""
@@ -42,20 +44,23 @@ def grow_batch(job: Job, title: str = "") -> Plan[int | None]:
         if record["status"] == "out_of_memory":
             return False
         rate = _rate(record)
-        limit = _largest_batch(record)
+        limit = min(limit, _largest_batch(record))
         is_faster = not rates or rate > (1 + NEAR_BEST) * max(rates.values())
         rates[min(size, limit)] = rate
         return is_faster
 
-    size = search.start
+    size = largest_part(job.config, ranks, search.start)
     while (yield from measure(size)) and size < limit and len(tried) < search.max_runs:
-        size = min(4 * size, limit)
+        size = largest_part(job.config, ranks, min(4 * size, limit))
+        if size in tried:
+            break
     if not rates:
         return None
     upper = _found(job.run_dir, rates) if size in rates else size  # the answer, or where memory ended
     below = max((size for size in tried if size < upper), default=upper)
-    if len(tried) < search.max_runs and upper // 2 > below:
-        yield from measure(upper // 2)
+    between = largest_part(job.config, ranks, max(1, upper // 2))
+    if len(tried) < search.max_runs and between > below:
+        yield from measure(between)
     undecided = undecided_in(job.run_dir)
     if len(undecided) > 1 and can_wait(job.config):
         yield [_sized(job, f"{title}again", size, "again") for size in undecided]

@@ -95,6 +95,9 @@ def run_planned(run_dir: Path, asked: dict[str, Any] | None, sweep: Sweep | None
         with contextlib.suppress(UserError), resume.lock_run_dir(run_dir):  # unless another process does this run
             if read(run_dir).get("status") == "planned":  # it ended before it wrote its own record
                 close(run_dir, ended_as(error), reason(error))
+        if isinstance(error, UserError):  # the sweep says it, from the record
+            with contextlib.suppress(UserError):
+                error.reported = read(run_dir).get("error") == reason(error)
         raise
 
 

@@ -15,7 +15,7 @@ from ..errors import UserError, printable
 from ..files import WriteError, why
 from ..options.command_lines import program, resume_command
 from ..records.formatting import duration, significant
-from ..records.metrics import best_first, metric
+from ..records.metrics import best_first, metric, staged
 from ..records.rates import MEAN_RATE
 from ..records.read import read
 from ..records.terminal import LiveLine, is_verbose
@@ -202,7 +202,8 @@ def _warn_once(errors: str, warned: set[str]) -> None:
 
 def _outcome(record: Mapping[str, Any]) -> str:
     """`3,230 samples/s · test acc 98.9 % · 47 s`, as far as it is known."""
-    rate, metrics = positive(at(record, f"throughput.{MEAN_RATE}")), record.get("metrics", {})
+    rate = positive(at(record, f"throughput.{MEAN_RATE}"))
+    metrics = {staged(key): value for key, value in record.get("metrics", {}).items()}
     words = [f"{significant(rate)} samples/s"] if rate else []
     shown = best_first(key for key in metrics if key.startswith("test/"))[:1]
     words += [f"{key.replace('/', ' ')} {metric(key).text(metrics[key])}" for key in shown]

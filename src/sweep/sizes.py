@@ -11,6 +11,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..options.compose import compose_command_line, config_in
 from ..options.overrides import as_override, parse, text_of
+from ..options.update import largest_part
 from ..records.formatting import duration
 from ..records.read import FILE
 from .folder import make_folder
@@ -94,7 +95,9 @@ def sizes_for_choose(
 ) -> Plan[None]:
     """The runs on one kind of device, with growing batches; see `measure`."""
     began, seconds, fitted = time.monotonic(), 0.0, 0
-    for number, size in enumerate(sizes or SIZES):
+    config = _job(overrides, kind, 1, folder, folder).config
+    usual = [size for size in SIZES if largest_part(config, 1, size) == size]
+    for number, size in enumerate(sizes or usual):
         left = SECONDS_A_DEVICE - (time.monotonic() - began)
         if not sizes and fitted >= 2 and 4 * _STEPS_AT_LEAST * seconds + _START_S > left:
             say(f"{kind}: batch size {size} would take too long")

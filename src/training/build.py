@@ -30,6 +30,7 @@ from ..data.spec import LENGTHS, DataSpec, parameters_of, takes
 from ..errors import UserError, did_you_mean
 from ..options.nodes import TARGET, targets_in
 from ..options.purpose import only_observes
+from ..options.update import batches_of_update
 from .schedule import Schedule
 from .task import Task
 
@@ -87,6 +88,10 @@ def build(node: dict[str, Any], path: str, **arguments: Any) -> Any:
     except (Exception, SystemExit) as error:  # noqa: BLE001 - it is raised again
         _raise_in_one_line(error, path, targets)
     kind, words = _KINDS[path.partition(".")[0]]
+    if any(base.__module__.startswith("pytorch_lightning.") for base in type(built).__mro__):
+        raise UserError(
+            f"{path}: {type(built).__name__} is of the package pytorch_lightning; import lightning.pytorch instead"
+        )
     if not isinstance(built, kind):
         raise UserError(f"{path}: got {_described(built)}, takes {words}")
     return built
@@ -184,7 +189,13 @@ def build_trainer(
     """The trainer of a run in its folder; its loggers are set once the run has a name."""
     root = config["trainer"].get("default_root_dir") or run_dir
     parts = {"callbacks": callbacks, "plugins": [AtomicCheckpointIO()], "default_root_dir": root, "logger": False}
-    return build(config["trainer"], "trainer", **parts, **switches)
+    return accumulating(build(config["trainer"], "trainer", **parts, **switches), config)
+
+
+def accumulating(trainer: Trainer, config: dict[str, Any]) -> Trainer:
+    """The trainer, which accumulates as many batches as `global_batch_size` takes on its ranks."""
+    trainer.accumulate_grad_batches = batches_of_update(config, trainer.world_size)
+    return trainer
 
 
 def run_name(config: dict[str, Any], choices: Mapping[str, str], dataset: str, batch_size: int | None) -> str:

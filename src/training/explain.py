@@ -9,7 +9,7 @@ from ..data.plain import Data, lightning_of
 from ..errors import UserError
 from ..hardware.devices import check_accelerator
 from ..records.explanation import Explanation
-from .build import build, build_all, build_data, build_model
+from .build import accumulating, build, build_all, build_data, build_model
 from .compiling import check_compile
 from .ending import explain_failures
 from .module import check_batch, lightning_module
@@ -42,6 +42,7 @@ def explain(
     profiler = OperationProfiler(warmup_steps=warmup, steps=steps, stop=True, verbose=False)
     callbacks = [profiler, *build_all(config["callbacks"], "callbacks")]
     trainer = build(config["trainer"], "trainer", callbacks=callbacks, logger=False, max_steps=profiler.updates)
+    accumulating(trainer, config)
     check_compile(config, trainer)
     model = build_model(config, data)
     check_batch(model, data)

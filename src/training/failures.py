@@ -19,6 +19,7 @@ from ..hardware.calibration import faster_precision
 from ..hardware.device_memory import is_out_of_memory
 from ..hardware.host_memory import host_memory
 from ..hardware.measure import cached_calibration
+from ..options.update import largest_part
 from ..records import formatting
 
 _GIB = 2**30
@@ -120,6 +121,8 @@ def _smaller_batch(config: dict[str, Any]) -> str:
     batch_size, accumulated = config["data"].get("batch_size", 1), config["trainer"].get("accumulate_grad_batches") or 1
     if batch_size == 1:
         return "a smaller model"
+    if config.get("global_batch_size"):  # which says how many batches are accumulated
+        return f"data.batch_size={largest_part(config, 1, batch_size // 2)}"
     smaller = batch_size // 2
     batches = accumulated * -(-batch_size // smaller)
     return f"data.batch_size={smaller} with trainer.accumulate_grad_batches={batches}"

@@ -95,6 +95,17 @@ def lightning_module(model: nn.Module, data: HasSpec, config: dict[str, Any], fa
     return module
 
 
+def check_accumulation(model: nn.Module, trainer: Trainer, config: dict[str, Any]) -> None:
+    """Raise UserError for a LightningModule that optimises by hand where batches are to be accumulated."""
+    batches = trainer.accumulate_grad_batches
+    if batches > 1 and isinstance(model, LightningModule) and not model.automatic_optimization:
+        option = "global_batch_size" if config["global_batch_size"] else "trainer.accumulate_grad_batches"
+        raise UserError(
+            f"{option}: takes {batches} batches an update, and {type(model).__name__} optimises by hand "
+            "(automatic_optimization=False): it decides itself when it updates"
+        )
+
+
 def check_batch(model: nn.Module, data: Data) -> None:
     """Raise UserError if a batch has fewer samples than the model needs in training; a LightningModule says nothing of it."""
     if not is_own(model) and data.spec is not None:

@@ -34,7 +34,8 @@ from ..options import trust
 from ..options.command_lines import program
 from ..records.read import optimized, read
 from ..records.run_record import RunRecord, close_open, versions
-from . import summary
+from ..records.terminal import row
+from . import initial, summary
 from .build import (
     build_callbacks,
     build_data,
@@ -47,7 +48,7 @@ from .build import (
 from .compiling import check_compile
 from .ending import explain_failures
 from .loggers import build_loggers, close_loggers, open_loggers
-from .module import Provenance, check_batch, lightning_module
+from .module import Provenance, check_accumulation, check_batch, lightning_module
 from .quiet import quiet_libraries
 from .task import Task
 from .trial import try_out
@@ -132,7 +133,14 @@ class _Run:
         check_compile(config, self.trainer)
         self.model: nn.Module = build_model(config, self.data)
         check_batch(self.model, self.data)
+        check_accumulation(self.model, self.trainer, config)
+        self.initial = {} if config.get("resume") else self._initial()
         self.resume_point: ResumePoint | None = None
+
+    def _initial(self) -> dict[str, initial.Facts]:
+        """Load the weights that `init` names; the facts of that for the record."""
+        path, prefix = self.config["init"], self.config["init_prefix"]
+        return {"init": initial.start_from(self.model, Path(path), prefix)} if path else {}
 
     @contextlib.contextmanager
     def recorded(self, overrides: list[str]) -> Iterator[RunRecord]:
@@ -174,7 +182,8 @@ class _Run:
         samples = self.data.num_samples("train")
         fingerprint = self.data.fingerprint
         self.dataset = {"name": self.data.name, "fingerprint": fingerprint, "train_samples": samples}
-        self.batch = limit_batch_size(self.data, samples, self.trainer.world_size)
+        batches = self.trainer.accumulate_grad_batches
+        self.batch = limit_batch_size(self.data, samples, self.trainer.world_size, batches)
         self.name = run_name(self.config, self.choices, self.data.name, self.data.batch_size)
         if not is_fast_dev_run(self.trainer):  # in which Lightning logs nothing
             self.trainer.loggers = build_loggers(self.config, self.name, run_id)
@@ -193,14 +202,16 @@ class _Run:
 
     def begin(self, record: RunRecord) -> None:
         """Begin the record, once it is known that the run can start or be resumed: until then no file is changed."""
-        if self.trainer.is_global_zero:
-            summary.print_start(record.facts, self.data.name)
         if self.config.get("resume"):
             folder = checkpoint_folder(self.trainer, self.run_dir)
             self.resume_point = find_resume_point(folder, self.module, self.run_dir)
             self.resume_point.check(self.trainer, self.dataset["fingerprint"])
+            self.initial = {} if self.resume_point.path else self._initial()
+        if self.trainer.is_global_zero:
+            rows = [row("init", initial.line(facts)) for facts in self.initial.values()]
+            summary.print_start(record.facts, self.data.name, rows)
         open_loggers(loggers_of_rank(self.trainer))
-        record.facts |= {"name": self.name, "dataset": self.dataset, **self.batch}
+        record.facts |= {"name": self.name, "dataset": self.dataset, **self.batch, **self.initial}
         record.begin(self.resume_point.facts(self.run_dir) if self.resume_point else None)
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(
@@ -218,13 +229,15 @@ class _Run:
         started = time.perf_counter()
         self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
         fit_s = time.perf_counter() - started
-        facts = {
+        facts: dict[str, Any] = {
             "epochs": summary.whole_epochs(self.trainer),
             "steps": self.trainer.global_step,
             "checkpoints": summary.checkpoint_paths(self.trainer, self.run_dir),
             "metrics": summary.last_metrics(self.trainer),
             "evaluated": summary.evaluated_samples(self.trainer, self.data),
         }
+        if self.dataset["train_samples"] is None and (samples := summary.train_samples(self.trainer)):
+            facts["dataset"] = {**self.dataset, "train_samples": samples}
         is_measured = self.resume_point is None or self.trainer.global_step > self.resume_point.steps
         if is_measured or "throughput" not in record.facts:  # else all steps were trained and measured before
             waited_s = seconds_waited(callbacks_of(self.trainer))
@@ -257,17 +270,20 @@ def _known_id(run_dir: Path) -> dict[str, str]:
     return {}
 
 
-def limit_batch_size(data: Data, train_samples: int | None, world_size: int) -> dict[str, int]:
+def limit_batch_size(data: Data, train_samples: int | None, world_size: int, batches: int = 1) -> dict[str, int]:
     """Lower a rank's batch size that the training set cannot fill to what a batch will hold, with a warning.
 
     The batches stay the same, and the learning rate and every label follow what they hold. Returns the batch sizes for
-    the record: that of all ranks and, where it was lowered, that of one.
+    the record: the samples of an update, which takes `batches` of every rank, and the lowered batch of one rank.
     """
     asked = data.batch_size
     if asked is None:
         return {}
+    update = asked * world_size * batches
     if train_samples is None or asked <= -(-train_samples // world_size):
-        return {"global_batch_size": asked * world_size}
+        if train_samples is not None and update > train_samples and batches > 1:
+            warn(f"an update of {update:,} samples takes all {train_samples:,} training samples of {data.name}")
+        return {"global_batch_size": min(update, train_samples or update)}
     data.batch_size = held = -(-train_samples // world_size)
     each = f" for each of {world_size} processes" if world_size > 1 else ""
     warn(

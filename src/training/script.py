@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lightning import LightningModule, Trainer
-from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import Callback
-from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from .._lightning import callbacks_of, datamodule_of
@@ -108,7 +106,7 @@ class ScriptRecord(Callback):
             given = {key: value for key, value in config["data"]["arguments"].items() if value != str(size)}
             record.facts["config"] = {**config, "data": {"batch_size": size, "arguments": given}}
         fit = {"epochs": trainer.current_epoch, "steps": trainer.global_step, "metrics": summary.last_metrics(trainer)}
-        samples = _train_samples(trainer)
+        samples = summary.train_samples(trainer)
         dataset = record.facts["dataset"] | ({"train_samples": samples} if samples else {})
         record.add(**found, **fit, dataset=dataset)
         summary.write_steps(trainer, self.folder)
@@ -139,12 +137,6 @@ def arguments(words: list[str]) -> dict[str, str]:
             alone = following if following and not _FLAG.match(following) else "true"
             found[flag[1].replace("-", "_")] = value if is_pair else alone
     return found
-
-
-def _train_samples(trainer: Trainer) -> int | None:
-    """The samples of an epoch, where the script trains from one DataLoader over a sized dataset."""
-    loader = trainer.train_dataloader
-    return sized_len(loader.dataset) if isinstance(loader, DataLoader) else None
 
 
 def _dataset(trainer: Trainer) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from lightning import Trainer
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
+from torch.utils.data import DataLoader
 
 from .._lightning import callbacks_of
 from ..callbacks._run_words import details, headline
@@ -58,6 +59,12 @@ def evaluated_samples(trainer: Trainer, data: Data) -> dict[str, int]:
         if length and (samples := data.num_samples(split)):
             found[split] = round(samples * min(1.0, sum(batches) / length))  # Lightning's limits may leave less
     return found
+
+
+def train_samples(trainer: Trainer) -> int | None:
+    """The samples of an epoch, where one DataLoader over a sized dataset was trained from."""
+    loader = trainer.train_dataloader
+    return sized_len(loader.dataset) if isinstance(loader, DataLoader) else None
 
 
 def checkpoint_paths(trainer: Trainer, run_dir: Path) -> dict[str, str]:
@@ -109,6 +116,8 @@ def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
     named = [(key, value) for key, value in named if key != "data.seed" and not key.endswith("_target_")]
     row = {k: v if isinstance(v, int | float | str) else str(v) for k, v in named if v is not None}
     row |= {"model": record["choices"].get("model", ""), "dataset": record["dataset"]["name"], "seed": config["seed"]}
+    row |= {"global_batch_size": record["global_batch_size"]} if "global_batch_size" in record else {}
+    row |= {"init": config["init"]} if config.get("init") else {}
     row["data.batch_size"] = record.get("batch_size", config["data"].get("batch_size", "unknown"))  # what a batch held
     speed = {key: record["throughput"].get(key) for key in ("samples_per_sec", "step_ms_median", "mfu")}
     # Not the names of the curves, and the last step: TensorBoard cuts a curve that goes back to step 0. Sorted, because
@@ -135,13 +144,15 @@ def _told_apart(row: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, A
     return {key: value for key, value in row.items() if key in _ALWAYS or key in typed}
 
 
-def print_start(record: Mapping[str, Any], dataset: str) -> None:
-    """What is trained on what."""
+def print_start(record: Mapping[str, Any], dataset: str, rows: Sequence[str]) -> None:
+    """What is trained on what, and more rows."""
     if not has_words():
         return
     model, hardware = record["model"], record["hardware"]
     device = hardware["device"] + (f" ({hardware['device_name']})" if hardware["device_name"] else "")
     say(f"{model['class']} ({model['parameters']:,} parameters) on {dataset}, {device}")
+    for line in rows:
+        say(line)
 
 
 def print_summary(trainer: Trainer, record: Mapping[str, Any]) -> None:

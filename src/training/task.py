@@ -76,7 +76,8 @@ class Task(LightningModule):
         self.spec = spec
         self.min_samples = min_samples(model, spec)  # of a rank; now: a sharded model cannot be tried
         self.optimizer_recipe = optimizer
-        self.learning_rate: float | None = None  # scaled to the batch size; LearningRateFinder reads it by this name
+        self.learning_rate: float | None = None  # of the updates; LearningRateFinder reads and sets it by this name
+        self._built_rate: float | None = None  # that the optimizer was built with
         self.compile_mode = compile_mode
         self._compiled_samples: int | None = None  # of the batches that run the compiled network; None: of all
         self.channels_last = channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
@@ -172,6 +173,12 @@ class Task(LightningModule):
         return {"input": x, "output": self(x, *lengths)}
 
     @override
+    def on_fit_start(self) -> None:
+        """Build optimizer and schedule anew for a rate that LearningRateFinder has found: under a schedule it is the peak."""
+        if self.learning_rate != self._built_rate:
+            self.trainer.strategy.setup_optimizers(self.trainer)
+
+    @override
     def configure_optimizers(self) -> Any:
         """Torch's optimizer and, unless the rate is constant, its schedule."""
         recipe = self.optimizer_recipe.scaled_to(self._samples_per_update())
@@ -182,7 +189,9 @@ class Task(LightningModule):
                 f"optimizer.schedule: {recipe.schedule} ends with the run, and the data's loader does not say how many "
                 "batches it has: give trainer.max_steps, or optimizer.schedule=constant"
             )
-        self.learning_rate = recipe.lr
+        if self.learning_rate != self._built_rate and self.learning_rate is not None:
+            recipe.lr = self.learning_rate
+        self.learning_rate = self._built_rate = recipe.lr
         optimizer = recipe.build(self.named())
         schedule = recipe.build_schedule(optimizer, steps)
         if schedule is None:

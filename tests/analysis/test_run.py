@@ -19,6 +19,12 @@ def test_values_of_the_wrong_kind_are_unknown(tmp_path):
     assert (run.parts_ms, run.metrics, run.device) == ({}, {}, "")
 
 
+def test_the_metrics_of_any_module_are_named_by_their_stage(tmp_path):
+    write_run(tmp_path / "0", metrics={"test_acc": 0.5, "val/loss": 1.0, "train_loss_epoch": 2.0, "f1": 3.0})
+    (run,) = find([tmp_path]).runs
+    assert run.metrics == {"test/acc": 0.5, "val/loss": 1.0, "train/loss_epoch": 2.0, "f1": 3.0}
+
+
 def test_the_rate_is_of_the_median_step(tmp_path):
     write_run(tmp_path / "0", 64, 10.0, throughput={"step_ms": 50.0, "samples_per_sec_mean": 1280.0})
     (run,) = find([tmp_path]).runs
@@ -26,10 +32,13 @@ def test_the_rate_is_of_the_median_step(tmp_path):
     assert run.values["samples_per_sec"] == pytest.approx(6400)
 
 
-def test_a_step_of_accumulated_batches_counts_all_their_samples(tmp_path):
-    write_run(tmp_path / "0", 64, 40.0, options={"trainer.accumulate_grad_batches": 4})
+@pytest.mark.parametrize("option", [{"trainer.accumulate_grad_batches": 4}, {"global_batch_size": 256}])
+def test_a_step_of_accumulated_batches_counts_all_their_samples(tmp_path, option):
+    write_run(tmp_path / "0", 64, 40.0, options=option, throughput={"samples_per_sec": 6400.0})
     (run,) = find([tmp_path]).runs
     assert run.values["samples_per_sec"] == pytest.approx(6400)
+    assert (run.batch_size, run.values["global_batch_size"]) == (64, 256)
+    assert run.samples_after(215) == 55_000  # the last update of an epoch takes what is left
 
 
 def test_a_batch_that_the_dataset_could_not_fill_counts_as_what_it_held(tmp_path):

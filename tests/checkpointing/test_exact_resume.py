@@ -127,7 +127,7 @@ CASES = {
     "validation every second epoch": Case([(STEP, 6, kill_9)], [EACH, "+trainer.check_val_every_n_epoch=2"]),
     "no validation": Case([(STEP, 6, kill_9)], [EACH, CONSTANT, "trainer.limit_val_batches=0"]),
     "stopped while gradients accumulate": Case([(STEP, 5, terminate)], ["trainer.accumulate_grad_batches=3"], slow=False),
-    "killed while gradients accumulate": Case([(STEP, 6, kill_9)], [EACH, "trainer.accumulate_grad_batches=3"]),
+    "killed while gradients accumulate": Case([(STEP, 6, kill_9)], [EACH, "global_batch_size=24"]),
     "short epochs": Case([(STEP, 6, kill_9)], [EACH, "trainer.limit_train_batches=7"]),
     "a number of steps": Case([(STEP, 6, kill_9)], [EACH, "trainer.max_steps=7"]),
     "clipped gradients": Case([(STEP, 6, kill_9)], [EACH, "trainer.gradient_clip_val=0.1", "optimizer=sgd"]),

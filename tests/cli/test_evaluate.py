@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from batchscope.cli.evaluate import evaluate
-from tests.support.command_lines import refusal
+from tests.support.command_lines import answer, refusal
 from tests.support.runs import run
 
 
@@ -50,6 +50,18 @@ def test_the_program_prints_the_metrics_and_writes_nothing(best: Path, tmp_path:
     assert "tested on rendered-digits (100 samples)" in done.said
     assert "test/acc" in done.said
     assert {path.name for path in tmp_path.iterdir()} == {"stdout", "stderr"}
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", "export", "latency"])
+def test_every_command_answers_a_folder_with_the_checkpoint_in_it(command: str, best: Path, run_dir: Path) -> None:
+    more = ["input=test"] if command == "predict" else []
+    for given, said in (
+        (f"ckpt={run_dir}", f"ckpt: got '{run_dir}', which is not a file"),
+        (str(run_dir), "takes option=value"),
+    ):
+        found = answer(command, given, *more)
+        assert found.code == 1
+        assert f"{said}; write ckpt={best}\n" in found.err
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,23 @@ def test_a_diagnosis_is_a_sweep_of_one_job(start: Start) -> None:
     assert start("seed=1", "experiment=diagnose") == [("sweep", 1, ["seed=1", "experiment=diagnose"])]
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "-m seed=1",
+            "warning: -m: no option has several values, so this is a sweep of one run; write data.batch_size=",
+        ),
+        ("-m seed=1,2", ""),
+        ("-m experiment=find_batch_size", ""),
+    ],
+)
+def test_a_sweep_of_one_run_is_said(start: Start, line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    start(*line.split())
+    complained = capsys.readouterr().err
+    assert complained.startswith(said) and bool(complained) == bool(said)
+
+
 @pytest.mark.parametrize("line", ["--config-dir {} model=mine -m seed=1,2", "model=mine -m --config-dir={} seed=1,2"])
 def test_a_flag_with_a_value_may_stand_anywhere(start: Start, line: str, tmp_path: Path) -> None:
     folder = tmp_path / "my configs, and more" / "model"  # which Hydra's grammar would split

@@ -239,14 +239,15 @@ def test_offline_error_refuses_what_cannot_be_downloaded(kind: type[TorchvisionI
         f"data.root: {kind.torchvision_name} is not in {tmp_path / 'data'} and could not be downlo"
     )
     assert "refused" in message
-    assert message.endswith("put its files there")
+    digits = ", or data.offline=digits to train on rendered digits instead" if kind is not CIFAR10 else ""
+    assert message.endswith(f"put its files there, write data.root=<folder> where they are{digits}")
     assert [name for name in snapshot(tmp_path / "data") if not name.endswith(".lock")] == []
 
 
 @pytest.mark.usefixtures("no_network")
 def test_digits_stand_in_only_for_images_of_their_shape(tmp_path: Path) -> None:
     message = message_of(CIFAR10(root=str(tmp_path), offline="digits").prepare_data)
-    assert message.endswith("put its files there; data.offline=digits: digits are 1×28×28 and its images 3×32×32")
+    assert message.endswith("where they are; data.offline=digits: digits are 1×28×28 and its images 3×32×32")
 
 
 @pytest.mark.usefixtures("no_network", "small_stand_in")

@@ -194,6 +194,21 @@ CASES: dict[str, tuple[str, Setting, tuple[str, str] | None]] = {
             "computes the same update with fewer operations",
         ),
     ),
+    "host: accumulated batches of a constant update": (
+        "host",
+        Setting(batch_size=16, accumulate_grad_batches=4, global_batch_size=64),
+        ("data.batch_size=64", "computes the same update with fewer operations"),
+    ),
+    "communication: a larger part of a constant update": (
+        "communication",
+        Setting(devices=2, batch_size=16, accumulate_grad_batches=3, global_batch_size=96),
+        ("data.batch_size=48", "exchanges gradients less often for the same samples"),
+    ),
+    "communication: a larger update": (
+        "communication",
+        Setting(devices=2, batch_size=16, global_batch_size=32),
+        ("global_batch_size=64", "exchanges gradients half as often"),
+    ),
     "memory: activations move with every sample": ("memory", Setting(device="cuda", batch_size=64), DIAGNOSE),
     "memory: an optimizer's traffic is once a step, and the training set bounds the batch": (
         "memory",

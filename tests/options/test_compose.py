@@ -89,6 +89,12 @@ def test_a_sweep_is_planned_with_its_folder_and_what_sets_each_run_apart() -> No
     assert seen == expected
 
 
+def test_a_run_of_a_sweep_has_its_switches_as_people_write_them() -> None:
+    line = compose_command_line(["seed=1", "test=False", "data.augment.flip=true,false"], multirun=True)
+    words = [list(one.hydra.overrides.task) for one in line.compositions]
+    assert words == [["seed=1", "test=false", f"data.augment.flip={on}"] for on in ("true", "false")]
+
+
 def test_a_sweep_may_name_its_choices_by_a_pattern() -> None:
     configs = check("-m model=glob([cnn,ml*])")
     assert [config["model"]["_target_"].rpartition(".")[2] for config in configs] == ["SimpleCNN", "MLP"]

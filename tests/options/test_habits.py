@@ -66,9 +66,9 @@ def advised() -> list[str]:
 
 @pytest.mark.parametrize("code", advised())
 def test_what_an_answer_says_is_taken(code: str) -> None:
-    known = {"compile": "true", "data.root": "x", "hydra.run.dir": "x", "tags": "x", "optimizer.lr": "0.1"}
+    known = {"compile": "true", "data.root": "x", "hydra.run.dir": "x", "tags": "x", "optimizer.lr": "0.1", "init": "x"}
     value = known.get(code.partition("=")[0], "7")
-    takes(shlex.split(re.sub(r"[*…]|<folder>", value, code)))
+    takes(shlex.split(re.sub(r"[*…]|<folder>|<file>", value, code)))
 
 
 ROWS = re.findall(r"^\| (`[^|]+) \| (`[^|]+) \|$", PAGE, re.MULTILINE)

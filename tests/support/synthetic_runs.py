@@ -59,7 +59,7 @@ def write_run(
     }
     for name, value in (options or {}).items():
         group, _, key = name.partition(".")
-        config[group][key] = value
+        (config[group] if key else config)[key or group] = value
     record = {
         "schema": SCHEMA,
         "status": status,

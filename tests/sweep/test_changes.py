@@ -113,6 +113,13 @@ def test_a_change_is_tried_where_it_can_have_an_effect(words: str, how: dict[str
         assert change in found
 
 
+def test_a_constant_update_is_divided_by_every_batch_that_is_tried() -> None:
+    config = config_of("global_batch_size=384")
+    changes, left_out = changes_to_try(config, baseline(), CPU, {}, (2, 3))
+    assert [change.options for change in changes][:1] == [{"data.batch_size": 384}]
+    assert left_out[0].startswith("not tried: data.batch_size=256: global_batch_size: got 384, takes a multiple of 256")
+
+
 def test_a_precision_that_was_measured_to_be_slower_is_left_out() -> None:
     found, left_out = tried(machine=Machine(slow_formats={"bf16": 0.12}, cores=4))
     assert not any("precision" in one for one in found)

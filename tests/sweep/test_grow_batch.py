@@ -26,7 +26,11 @@ def device(floor: float, slope: float = 1e-6, memory: int = 2**40) -> Rate:
 
 
 def search(
-    folder: Path, end: Callable[[int], dict[str, Any]], samples: int | None = None, **options: Any
+    folder: Path,
+    end: Callable[[int], dict[str, Any]],
+    samples: int | None = None,
+    update: int | None = None,
+    **options: Any,
 ) -> tuple[int | None, list[str]]:
     """The size that is found, and the folders of the runs, where `end` says how the run of a size ends."""
     ran = []
@@ -39,7 +43,7 @@ def search(
         return {**record, **end(size)}
 
     config = {"_target_": "x", **options}
-    return play(grow_batch(job(folder, ".", timed=False, search=config)), do), ran
+    return play(grow_batch(job(folder, ".", timed=False, search=config, global_batch_size=update)), do), ran
 
 
 def ends(rate: Rate) -> Callable[[int], dict[str, Any]]:
@@ -76,6 +80,7 @@ def test_it_finds_what_an_exhaustive_sweep_would_recommend_within_a_step_of_two(
         (device(1.0), {"samples": 1500}, 1500, [8, 32, 128, 512, 1500, 750]),
         (device(1.0), {"samples": 512}, 512, [8, 32, 128, 512, 256]),
         (device(1.0), {"samples": 50, "start": 64}, 50, [64]),  # what the first batch held
+        (device(1.0), {"update": 1000}, 1000, [8, 25, 100, 250, 1000, 500]),  # of a constant update each is a part
     ],
 )
 def test_batches_grow_by_four_until_they_are_no_faster_or_do_not_fit(rate, options, found, tried, tmp_path) -> None:

@@ -89,7 +89,8 @@ def test_a_killed_sweep_ends_its_run_and_resumed_keeps_what_was_finished(tmp_pat
 def test_a_run_that_fails_stops_no_other_and_is_exit_code_1(tmp_path: Path) -> None:
     code, out, err = sweep(tmp_path, "trainer.max_epochs=-1,1")
     assert code == 1
-    assert "error: optimizer.schedule: one_cycle needs an end" in err
+    assert "  failed: optimizer.schedule: one_cycle needs an end" in err
+    assert err.count("one_cycle needs an end") == 1
     assert "Traceback" not in err
     assert "2 runs: 1 failed, 1 finished" in out
     assert record(tmp_path, "0")["error"].startswith("optimizer.schedule: one_cycle needs an end")

@@ -83,6 +83,12 @@ def test_out_of_memory_recommends_a_precision_that_is_measured_to_be_faster(bf16
     assert str(error.value).endswith(", or trainer.precision=bf16-mixed") == recommended
 
 
+def test_out_of_memory_with_a_constant_update_names_a_batch_that_divides_it() -> None:
+    config = {"data": {"batch_size": 48}, "trainer": {}, "global_batch_size": 144}
+    with pytest.raises(UserError, match="try data.batch_size=24$"), explain_failures(config, CPU, first=True):
+        raise MemoryError
+
+
 GIB = 2**30
 PARTS = {"parameters": GIB, "gradients": GIB, "saved": 30 * GIB}
 HALVE = "try data.batch_size=32 with trainer.accumulate_grad_batches=2"

@@ -104,6 +104,7 @@ def test_it_is_trained_tested_and_recorded(configs: Path) -> None:
     assert record["model"] == {"class": "WithTest", "parameters": 17}
     assert record["metrics"].keys() >= {"val_loss", "test_loss"}
     assert record["learning_rate"] == 0.1
+    assert record["dataset"]["train_samples"] == 80  # as its loader says
 
 
 def test_data_may_have_no_batch_size_to_set(configs: Path) -> None:
@@ -138,6 +139,31 @@ def test_the_metric_that_decides_may_be_another(configs: Path) -> None:
 def test_compiling_is_its_own(configs: Path) -> None:
     with pytest.raises(UserError, match="compile: WithTest is a LightningModule, which compiles itself"):
         trained(configs / "run", "compile=true")
+
+
+@pytest.mark.parametrize("option", ["model.BoringModel", "data.BoringDataModule"])
+def test_one_of_the_older_package_is_one_line(configs: Path, option: str) -> None:
+    section, _, name = option.partition(".")
+    words = [f"{section}._target_=pytorch_lightning.demos.boring_classes.{name}", f"~{section}.width"]
+    words = words if section == "model" else [words[0], "data=fixedbatches"]
+    with pytest.raises(
+        UserError, match=f"{section}: {name} is of the package pytorch_lightning; import lightning.pyto"
+    ):
+        trained(configs / "run", *words)
+
+
+class ByHand(Regression):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__(width)
+        self.automatic_optimization = False
+
+
+def test_it_accumulates_a_constant_update_unless_it_optimises_by_hand(configs: Path) -> None:
+    assert trained(configs / "run", "global_batch_size=40")["steps"] == 4
+    words = [f"model._target_={__name__}.ByHand", "global_batch_size=40"]
+    with pytest.raises(UserError, match="global_batch_size: takes 5 batches an update, and ByHand optimises by hand"):
+        trained(configs / "by_hand", *words)
+    assert not (configs / "by_hand").exists()
 
 
 def test_any_other_model_needs_data_with_a_spec(configs: Path) -> None:

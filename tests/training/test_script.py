@@ -57,8 +57,16 @@ def test_a_fit_leaves_a_record_that_reports_read_and_nothing_else_runs(
     assert record["steps"] == 20
     assert record["dataset"]["train_samples"] == 80
     (run,) = find([tmp_path]).runs
-    assert (run.batch_size, run.model) == (4, "Net")
-    with pytest.raises(UserError, match="one of a script, which batchscope run starts again"):
+    assert run.batch_size == 4
+    assert run.model == "Net"
+
+
+def test_a_run_of_a_script_is_resumed_by_nothing_but_the_script(tmp_path: Path) -> None:
+    fit(Net(), ScriptRecord(tmp_path / "run"))
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    with pytest.raises(
+        UserError, match="script: the run is one of .*, with options of its own: batchscope run starts it again"
+    ):
         check_config(record["config"])
 
 

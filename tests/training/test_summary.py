@@ -18,7 +18,7 @@ from batchscope.data.adding import Adding
 from batchscope.training.quiet import is_shown
 from batchscope.training.run import limit_batch_size
 from batchscope.training.summary import callback_facts, print_summary, whole_epochs
-from tests.support.runs import SMALL, record, run, table
+from tests.support.runs import SMALL, last, record, run, table
 from tests.support.third_party_modules import Stranger, loader
 
 
@@ -44,6 +44,16 @@ def test_several_ranks_share_the_training_set(capsys: pytest.CaptureFixture[str]
     assert limit_batch_size(data, 101, world_size=2) == {"batch_size": 51, "global_batch_size": 101}
     assert data.batch_size == 51
     assert "got 64 for each of 2 processes, and adding has 101 training samples" in capsys.readouterr().err
+
+
+def test_an_update_of_several_batches_is_said_where_it_takes_the_whole_training_set(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = Adding(batch_size=25)
+    assert limit_batch_size(data, 101, world_size=2, batches=2) == {"global_batch_size": 100}
+    assert not capsys.readouterr().err
+    assert limit_batch_size(data, 101, world_size=2, batches=4) == {"global_batch_size": 101}
+    assert "an update of 200 samples takes all 101 training samples of adding" in capsys.readouterr().err
 
 
 def test_a_batch_that_the_training_set_can_fill_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,11 +214,17 @@ def test_a_message_of_the_logger_that_all_share_is_judged_by_its_speaker(file: s
 
 
 @pytest.mark.slow
-def test_a_learning_rate_that_a_callback_found_is_in_the_record(tmp_path: Path) -> None:
-    done = run(tmp_path, *SMALL, *FINDER, "optimizer.schedule=constant", "hydra.run.dir=out")
+@pytest.mark.parametrize("schedule", ["constant", "one_cycle", "cosine"])
+def test_a_learning_rate_that_a_callback_found_is_that_of_the_schedule_and_in_the_record(
+    tmp_path: Path, schedule: str
+) -> None:
+    done = run(tmp_path, *SMALL, *FINDER, f"optimizer.schedule={schedule}", "hydra.run.dir=out")
     assert done.end() == 0, done.complained
     found = record(tmp_path / "out")
     assert found["learning_rate"] != found["config"]["optimizer"]["lr"]
+    (group,) = last(tmp_path / "out")["optimizer_states"][0]["param_groups"]
+    peak = {"constant": "lr", "one_cycle": "max_lr", "cosine": "initial_lr"}[schedule]
+    assert group[peak] == pytest.approx(found["learning_rate"])
 
 
 def test_updates_that_were_skipped_are_a_count_of_the_whole_run() -> None:

@@ -1,0 +1,125 @@
+"""The option `init`: weights to start from, out of a checkpoint or a state_dict. No code from the file runs."""
+
+import re
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..checkpointing.checkpoint_file import is_dense, verify
+from ..errors import UserError, did_you_mean, in_one_line
+
+_WRAPPERS = re.compile(r"^((model|module)\.)+")  # of a LightningModule, of DataParallel
+_COMPILED = "_orig_mod."  # of torch.compile, before any name
+_STATES = ("state_dict", "model_state_dict", "model")  # where a checkpoint keeps its weights
+
+Facts = dict[str, Any]  # `file`, `tensors` that were loaded, `of` those of the model, `below` which prefixes
+
+
+def start_from(model: nn.Module, path: Path, prefix: str | Sequence[str] | None = None) -> Facts:
+    """Load weights into a model: all of them, or those whose names begin with a prefix.
+
+    All names and shapes have to match, of those with a prefix; the wrappers `model.`, `module.` and `_orig_mod.` count on
+    neither side. The file may have the names with their prefix or, as the weights of a part alone, without it.
+
+    Args:
+        model: on the CPU, not yet sharded.
+        path: of a checkpoint by batchscope or Lightning, or of a state_dict.
+        prefix: one or several, such as `encoder.`; None for the whole model.
+
+    Raises:
+        UserError: for a file without weights, and at the first name or shape that does not match; the model is then as
+            it was.
+    """
+    own = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+    names, found = _plain(own), _weights_in(path)
+    held = {plain: found[name] for plain, name in _plain(found).items()}
+    prefixes = [_WRAPPERS.sub("", one) for one in ([prefix] if isinstance(prefix, str) else prefix or ())]
+    sources = {plain: source for one in prefixes for plain, source in _below(one, names, held, model, path).items()}
+    if not prefixes:
+        _refuse_others(names, held, model, path)
+        sources = {plain: plain for plain in names}
+    weights = {names[plain]: held[source] for plain, source in sources.items()}
+    for name, weight in weights.items():
+        if weight.shape != own[name].shape or weight.is_floating_point() != own[name].is_floating_point():
+            raise UserError(
+                f"init: {name} is {_kind(weight)} in {path}, and {_kind(own[name])} in {type(model).__name__}"
+            )
+    model.load_state_dict(weights, strict=False)
+    return {"file": str(path), "tensors": len(weights), "of": len(own), "below": prefixes}
+
+
+def line(facts: Facts) -> str:
+    """`62 of 64 tensors from best.ckpt (encoder.*)`."""
+    part = f" ({', '.join(f'{one}*' for one in facts['below'])})" if facts["below"] else ""
+    return f"{facts['tensors']} of {facts['of']} tensors from {Path(facts['file']).name}{part}"
+
+
+def _weights_in(path: Path) -> dict[str, Tensor]:
+    """The dense tensors of a file by name; UserError where it has none, is damaged, or would run code."""
+    try:
+        with path.open("rb") as file:
+            if zipfile.is_zipfile(file):
+                verify(file, path, "init")
+            file.seek(0)
+            held = torch.load(file, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
+    except Exception as error:  # of zipfile, torch and the system, about any bytes
+        raise UserError(
+            f"init: {path} holds no weights that can be read without running code; torch.save(module.state_dict(), "
+            f"file) writes such a file ({in_one_line(error, 100)})"
+        ) from error
+    inner = [held[key] for key in _STATES if isinstance(held, Mapping) and isinstance(held.get(key), Mapping)]
+    state = inner[0] if inner else held if isinstance(held, Mapping) else {}
+    weights = {name: value for name, value in state.items() if isinstance(name, str) and is_dense(value)}
+    if not weights:
+        raise UserError(f"init: {path} holds no weights: neither a checkpoint nor a state_dict")
+    return weights
+
+
+def _plain(names: Iterable[str]) -> dict[str, str]:
+    """Names without their wrappers → as they are; with them where two would become one."""
+    names = list(names)
+    found = {_WRAPPERS.sub("", name.replace(_COMPILED, "")): name for name in names}
+    return found if len(found) == len(names) else {name: name for name in names}
+
+
+def _refuse_others(own: Iterable[str], held: Iterable[str], model: nn.Module, path: Path) -> None:
+    """Raise UserError unless a file has the names of the model, and no others."""
+    own, held = list(own), list(held)
+    lacks, more = [one for one in own if one not in held], [one for one in held if one not in own]
+    if not lacks and not more:
+        return
+    words = [f"lacks {_some(lacks)}"] if lacks else []
+    words += [f"has {_some(more)} besides"] if more else []
+    part = "" if len(lacks) == len(own) else "; init_prefix=… takes a part of it"
+    raise UserError(f"init: {path} does not fit {type(model).__name__}: it {' and '.join(words)}{part}")
+
+
+def _below(prefix: str, names: Iterable[str], held: Iterable[str], model: nn.Module, path: Path) -> dict[str, str]:
+    """The model's names that begin with a prefix → the names in the file. Raises UserError."""
+    names, held = list(names), set(held)
+    wanted = [name for name in names if name.startswith(prefix)]
+    if not wanted:
+        parts = list(dict.fromkeys(name.partition(".")[0] for name in names))
+        near = did_you_mean(prefix.rstrip("."), parts)
+        raise UserError(f"init_prefix: got '{prefix}', and {type(model).__name__} has {_some(parts)}.{near}")
+    has_prefix = any(name.startswith(prefix) for name in held)
+    found = {name: name if has_prefix else name.removeprefix(prefix.rstrip(".") + ".") for name in wanted}
+    if lacks := [name for name, source in found.items() if source not in held]:
+        raise UserError(f"init: {path} lacks {_some(lacks)} of {len(wanted)} names below {prefix}")
+    return found
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _kind(tensor: Tensor) -> str:
+    """`(64, 10)`, with its type where that is no floating-point one."""
+    return f"{tuple(tensor.shape)}{'' if tensor.is_floating_point() else f' of {tensor.dtype}'}"

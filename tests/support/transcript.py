@@ -1,0 +1,119 @@
+"""The commands that a page of the docs shows, with what they print: run as a user runs them, and compared with the page.
+
+The page's own files, examples that begin with a path, are written into the folder of its first command, and after a `cd`.
+`WRITE_DOCS=1 pytest -m slow <the page's test>` writes what the commands print into the page.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support import wheel
+from tests.support.waiting import PATIENCE_S
+
+# What is shown of the output; the rest depends on the machine and its load, or is long.
+SHOWN = re.compile(
+    r"error: |\./|\w+ is ready|\w+ \([\d,]+ par|\w+ · \w+ · |result |files |resumed |report |run \d|— run|recommend|"
+    r"test[/_]\w+ +0\.|[\w-]+-bs\d|explain |plot |[0-9]+ of the .* runs|warning: (resume|no best)|init |stopped |not run "
+)
+TIMED = re.compile(r"\d[\d,.]*(e[+-]\d+)?( ?(ms|s|min|h)\b)?")  # what differs from run to run, in a line that is shown
+
+
+_PLACE = re.compile(r"hydra.(?:run|sweep).dir=(\S+)")
+
+
+class Shell:
+    """Runs a page's commands one after the other, in a folder that `cd` changes."""
+
+    def __init__(self, folder: Path, installed: wheel.Environment):
+        self.folder, self.installed = folder, installed
+
+    def run(self, line: str) -> tuple[int, list[str]]:
+        """The exit code, and the lines that are shown."""
+        command, _, note = line.partition("  # ")
+        if command.startswith("cd "):
+            self.folder /= command.removeprefix("cd ")
+            return 0, []
+        if command == "pip install -e .":  # without network
+            self.installed.install("-e", ".", cwd=self.folder)
+            return 0, []
+        how = {"cwd": self.folder, "env": {**self.installed.variables, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}}
+        with subprocess.Popen(
+            ["bash", "-c", f"exec {command}" if "|" not in command else command],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, **how,
+        ) as process:  # fmt: skip
+            if note == "kill -9":
+                self._kill(process, next(self.folder / place for place in _PLACE.findall(command)))
+                process.communicate(timeout=PATIENCE_S)
+                return process.returncode, ["Killed"]
+            said, _ = process.communicate(timeout=10 * PATIENCE_S)
+        lines = [line.rpartition("\r")[2].rstrip() for line in said.splitlines()]
+        lines = [re.sub(r" — about .* left$", "", line) for line in lines]  # on a slow machine
+        return process.returncode, [line for line in lines if SHOWN.match(line)]
+
+    def check(self, page: Path) -> None:
+        """See that the commands of a page end as they should, and print what it shows."""
+        text, written = page.read_text(encoding="utf-8"), []
+        found = {}
+        write_files(text, self.folder)
+        for command, _ in commands(text):
+            code, lines = self.run(command)
+            if command.startswith("cd "):
+                write_files(text, self.folder)
+            refused = [line for line in lines if line.startswith("error: ")]
+            expected = -9 if command.endswith("# kill -9") else 1 if refused else 0
+            assert code == expected, (command, code, lines)
+            assert len(refused) <= 1 and (not refused or lines == refused), lines
+            found[command] = lines
+        if os.environ.get("WRITE_DOCS") == "1":
+            printed = False  # whether a line is what a command printed
+            for line in text.splitlines():
+                printed = printed and line.startswith("    ") and not line.startswith("    $ ")
+                written += [] if printed else [line]
+                if line.startswith("    $ "):
+                    printed = True
+                    written += [f"    {one}" for one in found[line.removeprefix("    $ ")]]
+            page.write_text("\n".join(written) + "\n", encoding="utf-8")
+        shown_now = dict(commands(page.read_text(encoding="utf-8")))
+        assert {command: [*map(normal, lines)] for command, lines in shown_now.items()} == {
+            command: [*map(normal, lines)] for command, lines in found.items()
+        }
+
+    def _kill(self, process: subprocess.Popen[str], folder: Path) -> None:
+        """Kill a run once it has a checkpoint, or a sweep in its second run."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not any((folder / place / "checkpoints" / "last.ckpt").exists() for place in (".", "1")):
+            assert process.poll() is None, "the run has ended before it was killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """The commands of a page, and the lines that it shows below each."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith("    $ "):
+            below = lines[number + 1 :]
+            end = next(
+                (n for n, one in enumerate(below) if not one.startswith("    ") or one.startswith("    $ ")), None
+            )
+            yield line.removeprefix("    $ "), [one.strip() for one in below[:end]]
+
+
+def write_files(text: str, folder: Path) -> None:
+    """Write the examples of a page that begin with the path of a file."""
+    for content in re.findall(r"^```\w+\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        if path := re.match(r'(?:# @package _global_\n)?(?:"""|# )([\w/]+\.(?:py|yaml))\b', content):
+            (folder / path[1]).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path[1]).write_text(content)
+
+
+def normal(line: str) -> str:
+    """A line without its numbers, times and names of machines."""
+    line = re.sub(r"cpu \([^)]*\)", "cpu", line)
+    return TIMED.sub("#", line)
