@@ -52,6 +52,8 @@ def take_own(words: list[str], own: Collection[str]) -> tuple[dict[str, str], li
                 f"; write ckpt={word}" if here and Path(word).is_file() else nearby("ckpt", Path(word)) if here else ""
             )
             raise UserError(f"{word}: takes option=value{instead}")
+        if key == "ckpt_path" and "ckpt" in own:  # Lightning's name
+            raise UserError(f"ckpt_path: is called ckpt here; write ckpt={value}")
         if key not in own:
             if "." not in key and (near := did_you_mean(key, own)):
                 raise UserError(f"{key}: no such option.{near}")

@@ -191,7 +191,7 @@ def test_everything_is_written(report: Report, out: Path):
     assert all(file.exists() for file in report.files)
 
 
-def test_the_markdown_begins_with_the_answer(out: Path):
+def test_the_markdown_begins_with_the_answer(report: Report, out: Path):
     markdown = (out / "report.md").read_text()
     assert markdown.splitlines()[2] == (
         "- cnn · cpu: 128 is the fastest of those with the best test/acc; 64 gives 80 % of it."

@@ -21,6 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from batchscope.callbacks.noise_scale import NoiseScaleMonitor, Pair, noise_scale
+from tests.support.fork_server import Forked
+from tests.support.waiting import PATIENCE_S
 
 
 def pairs_of(gradient: float, noise: float, n: int, b: int, count: int, dims: int = 50) -> list[Pair]:
@@ -180,6 +182,11 @@ def trained(monitor: NoiseScaleMonitor | None, compiled: bool = False, **options
     ],
 )
 def test_the_training_is_bit_for_bit_the_same(halves: bool, options: dict[str, Any]) -> None:
+    process = Forked.start(train_with_and_without, halves, options)  # a process that has compiled records no operations
+    assert process.end(PATIENCE_S) == 0
+
+
+def train_with_and_without(halves: bool, options: dict[str, Any]) -> None:
     monitor = NoiseScaleMonitor(every_n_steps=2, halves=halves)
     assert trained(monitor, **options) == trained(None, **options)
     assert monitor.failure is None

@@ -53,11 +53,11 @@ def test_the_program_prints_the_metrics_and_writes_nothing(best: Path, tmp_path:
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict", "export", "latency"])
-def test_every_command_answers_a_folder_with_the_checkpoint_in_it(command: str, best: Path, run_dir: Path) -> None:
+def test_every_command_answers_a_folder_with_the_checkpoint_in_it(command: str, best: Path, finished: Path) -> None:
     more = ["input=test"] if command == "predict" else []
     for given, said in (
-        (f"ckpt={run_dir}", f"ckpt: got '{run_dir}', which is not a file"),
-        (str(run_dir), "takes option=value"),
+        (f"ckpt={finished}", f"ckpt: got '{finished}', which is not a file"),
+        (str(finished), "takes option=value"),
     ):
         found = answer(command, given, *more)
         assert found.code == 1

@@ -22,7 +22,9 @@ backends = pytest.mark.parametrize("backend", ["reference", "fused"])
 
 def build(model_class: type[SequenceModel], target: str, hidden: int = HIDDEN, **options: Any) -> SequenceModel:
     torch.manual_seed(0)
-    spec = DataSpec(kind="sequence", input_shape=(STEPS, FEATURES), target=target, num_outputs=6)
+    spec = DataSpec(
+        kind="sequence", input_shape=(STEPS, FEATURES), target=target, num_outputs=1 if target == "value" else 6
+    )
     if model_class is StackedLSTMModel:
         options["dropout"] = 0
     return model_class(spec, hidden, **options)

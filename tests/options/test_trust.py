@@ -171,7 +171,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("callbacks.mine", {"_target_": "mynet.net.Net"}, "callbacks.mine._target_"),
     ("callbacks.other", {"_target_": "mynet.net.Mine"}, "callbacks.other._target_"),
     ("callbacks.curves", {"_target_": "lightning.pytorch.callbacks.ModelCheckpoint"}, "callbacks.curves._target_"),
-    ("logger.csv", {"_target_": "lightning.pytorch.loggers.MLFlowLogger"}, "logger.csv._target_"),
+    ("logger.csv", {"_target_": "lightning.pytorch.loggers.CometLogger"}, "logger.csv._target_"),
     ("trainer.strategy", {"_target_": "mynet.net.Net"}, "trainer.strategy._target_"),
     ("trainer.model_registry", "somebody/model", ""),
     ("trainer.plugins", ["it's", "a, b", None, True, 1.5], ""),
