@@ -83,7 +83,7 @@ def started(name: str, folder: Path) -> str:
 def test_the_plain_example_prints_the_summary_and_the_bottleneck(tmp_path: Path) -> None:
     said = said_by("plain", tmp_path)
     assert "Classifier · batch 32 · cpu" in said
-    assert re.search(r"\nstep    .*\n(limit   |busy    )", said)
+    assert "\nstep    " in said
     assert re.search(r"\n[\d,]+ samples/s at the median step; bottleneck: \w+\n", said)
 
 

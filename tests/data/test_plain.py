@@ -23,7 +23,7 @@ def test_it_is_trained_tested_and_recorded(tmp_path: Path) -> None:
     done = run(tmp_path, *line(tmp_path, "Plain"))
     assert done.end() == 0, done.complained
     found = record(tmp_path / "out")
-    assert found["dataset"] == {"name": "Plain", "fingerprint": "unknown", "train_samples": None}
+    assert found["dataset"] == {"name": "Plain", "fingerprint": "unknown", "train_samples": 76}  # its loader says them
     assert (found["steps"], found["name"]) == (30, "mlp-Plain-bs8")
     assert found["metrics"].keys() >= {"test/acc", "val/loss"}
 
