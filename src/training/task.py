@@ -26,7 +26,7 @@ from ..errors import UserError
 from ..options.types import Node, Text
 from .objective import accuracy, accuracy_metric, for_loss, for_metrics, loss_function, own_metrics
 from .schedule import Schedule, check_patterns
-from .trial import answer, first_answer, zeros
+from .trial import UNKNOWN, answer, blamed, first_answer, zeros
 
 Batch = Any  # what a DataSpec takes apart: `(x, y)`, `(x, y, lengths)` or a dict
 
@@ -259,8 +259,9 @@ class Task(LightningModule):
         with torch.no_grad():
             for name, metric in self.measured["train"].items():
                 metric.reset()
-                metric.update(*for_metrics(self.spec, output, y))
-                found[name] = metric.compute()
+                with blamed(f"task.metrics.{name}", f"{type(metric).__name__} fails with a batch of {len(y)} samples"):
+                    metric.update(*for_metrics(self.spec, output, y))
+                    found[name] = metric.compute()
         return found
 
     def _metrics(self, own: Mapping[str, Metric]) -> dict[str, dict[str, Metric]]:
@@ -307,4 +308,5 @@ def min_samples(model: nn.Module, spec: DataSpec) -> int:
         return 1
     x = zeros(spec)[0].to(input_dtype(model, spec))
     with torch.no_grad():
-        return 2 if answer(model, x[:1], None, "meta") is None and answer(model, x, None, "meta") is not None else 1
+        first, both = (answer(model, samples, None, "meta") for samples in (x[:1], x))
+        return 2 if first is UNKNOWN and both is not UNKNOWN else 1

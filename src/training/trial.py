@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .task import Task
 
 _SAMPLES = 2
+UNKNOWN = object()  # an answer that a network cannot give without numbers
 _LIBRARIES = {"batchscope", "hydra", "lightning", "torch", "torchmetrics", "torchvision", *sys.stdlib_module_names}
 
 
@@ -45,14 +46,19 @@ def try_out(task: "Task", data: Data) -> None:
         task.optimizer_recipe.build(task.named())
     is_real = isinstance(data, DataModule)
     x, y, lengths = task.spec.parts(data.example()) if is_real else zeros(task.spec)
-    with seeded(0), torch.no_grad():
-        output = torch.zeros(_asked(task.spec, y)) if _is_known(task) else answer(task, x, lengths, "meta")
-        if output is None and is_real:
+    with seeded(0), torch.enable_grad():
+        known = torch.zeros(_asked(task.spec, y), requires_grad=True)
+        output = known if _is_known(task) else answer(task, x, lengths, "meta")
+        if output is UNKNOWN and is_real:
             with blamed("model", f"{type(task.model).__name__} does not take a batch {_shape(x)}"):
                 output = answer(task, x, lengths, "cpu")
-        if output is not None:
-            check_answer(task, tree_map_only(Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype), output), y)
+        if output is not UNKNOWN:
+            check_answer(task, tree_map_only(Tensor, _like, output), y)
             task.is_tried = True
+
+
+def _like(tensor: Tensor) -> Tensor:
+    return torch.zeros(tensor.shape, dtype=tensor.dtype).requires_grad_(tensor.requires_grad)
 
 
 def _is_known(task: "Task") -> bool:
@@ -62,7 +68,7 @@ def _is_known(task: "Task") -> bool:
 
 
 def answer(task: nn.Module, x: Any, lengths: Tensor | None, device: str) -> Any:
-    """What a module answers on a device; on `meta` only its shapes, and None where it cannot be tried without numbers."""
+    """What a module answers on a device; on `meta` only its shapes, and UNKNOWN where it cannot be tried without numbers."""
     state = dict(task.named_buffers()) | (dict(task.named_parameters()) if device == "meta" else {})
     copies = {name: tensor.to(device, copy=True) for name, tensor in state.items()}
     arguments = (x,) if lengths is None else (x, lengths)
@@ -70,7 +76,7 @@ def answer(task: nn.Module, x: Any, lengths: Tensor | None, device: str) -> Any:
         return functional_call(task, copies, tree_map_only(Tensor, lambda t: t.to(device), arguments))
     except Exception:  # anybody's model
         if device == "meta":
-            return None
+            return UNKNOWN
         raise
 
 
@@ -101,10 +107,16 @@ def check_answer(task: "Task", output: Any, y: Tensor) -> None:
         raise UserError(
             f"task.loss: {task.loss_name} returns {got} for {shapes}, takes a scalar: a mean over the batch"
         )
+    if torch.is_grad_enabled() and task.automatic_optimization and not loss.requires_grad:
+        raise UserError(
+            f"task.loss: {task.loss_name} depends on no parameter that is trained: the loss or the output of "
+            f"{type(task.model).__name__} has no gradient"
+        )
     for name, metric in task.measured["train"].items():
         with blamed(f"task.metrics.{name}", f"{type(metric).__name__} fails with {shapes}"):
             tried = metric.clone()
-            tried.update(*for_metrics(task.spec, output, y))
+            with torch.no_grad():
+                tried.update(*for_metrics(task.spec, output, y))
             value = tried.compute()
         if not isinstance(value, Tensor) or value.numel() != 1:
             got = _shape(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from batchscope.checkpointing.resume import configuration
 from batchscope.cli.evaluate import evaluate
 from batchscope.data.datamodule import TensorDataModule
-from batchscope.data.spec import DataSpec
+from batchscope.data.spec import PADDING, DataSpec
 from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
 from batchscope.options.groups import use_config_dir
 from batchscope.options.types import Choice
+from batchscope.training.objective import loss_function
 from batchscope.training.run import train
 from batchscope.training.task import Task
 
@@ -78,8 +79,19 @@ def each_sample(output: Tensor, target: Tensor) -> Tensor:
     return output.flatten(1).mean(dim=1)
 
 
+def detached(output: Tensor, target: Tensor) -> Tensor:
+    return dice(output.detach(), target)
+
+
 def failing(output: Tensor, target: Tensor) -> Tensor:
     raise ValueError("no such target")
+
+
+class Silent(Net):
+    """Answers nothing."""
+
+    def forward(self, x: Tensor) -> None:
+        self.head(self.encoder(x))
 
 
 class Weighted(nn.Module):
@@ -91,6 +103,18 @@ class Weighted(nn.Module):
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         return self.weight.abs() * dice(output, target)
+
+
+class Picky(torchmetrics.Metric):
+    """Cannot be computed of the 4 samples of the last batch."""
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        self.samples = len(target)
+
+    def compute(self) -> Tensor:
+        if self.samples == 4:
+            raise ValueError("got 4")
+        return torch.ones(())
 
 
 class Smoothed(Task):
@@ -240,6 +264,8 @@ MISTAKES = {
     "(2, 3, 6, 6) and a target (2, 6, 6), takes a scalar: a mean over the batch",
     f"task.loss={{_target_:{HERE}.failing}}": "task.loss: failing fails with an output (2, 3, 6, 6) and a target (2, 6, 6): "
     "ValueError: no such target (tests/training/test_own_task.py, line ",
+    f"task.loss={{_target_:{HERE}.detached}}": "task.loss: detached depends on no parameter that is trained",
+    f"model._target_={HERE}.Silent": f"model: Silent answers a NoneType, and task.loss=cross_entropy and the accuracy {WANTS}",
     "task.loss=mse": "task.loss: got 'mse'; for the data's target, class_per_pixel, it takes auto, cross_entropy or a node with",
     "task.loss=crossentropy": "task.loss: got 'crossentropy', takes auto, cross_entropy, bce, mse, l1, smooth_l1 or a node with "
     "a _target_. Did you mean 'cross_entropy'?",
@@ -262,6 +288,7 @@ MISTAKES = {
     "optimizer.groups=[{match:head.*,weight_decy:0}]": "optimizer.groups.0.weight_decy: no such option. Did you mean 'weight_dec",
     "optimizer.groups=[{match:head.*,rho:0.5}]": "optimizer.groups.0.rho: got 0.5, and adamw takes lr, weight_decay, betas, eps",
     "optimizer.groups=[{match:head.*,lr:1e-5}] optimizer.min_lr=1e-4": "optimizer.min_lr: got 0.0001, takes at most the lowest lr",
+    "optimizer.groups=[{match:head.*,betas:[0.9]}]": "optimizer.groups.0.betas: got [0.9], takes a list of two numbers",
     "optimizer=torchs optimizer.lr=0": "optimizer.lr: got 0, takes a number above 0",
     "optimizer=torchs optimizer.momentun=0": "optimizer.momentun: no such option. Did you mean 'momentum'?",
     "optimizer=torchs optimizer.momentum=-1": "optimizer: ValueError: Invalid momentum value: -1",
@@ -278,6 +305,27 @@ def test_what_does_not_fit_is_one_line_and_nothing_is_written(words: str, folder
     assert str(caught.value).startswith(MISTAKES[words])
     assert "\n" not in str(caught.value)
     assert not [path for path in (folder / "run").rglob("*") if path.name != ".lock"]
+
+
+def test_pixels_without_any_class_have_the_loss_0() -> None:
+    spec = DataSpec("image", (1, 6, 6), "class_per_pixel", OUTPUTS)
+    _, loss = loss_function("auto", spec)
+    output, y = torch.randn(2, OUTPUTS, 6, 6, requires_grad=True), torch.full((2, 6, 6), PADDING)
+    nothing = loss(output, y)
+    nothing.backward()
+    assert nothing == 0
+    assert output.grad is not None
+    assert not output.grad.any()
+    y[0, 0, 0] = 1
+    assert torch.equal(loss(output, y), nn.functional.cross_entropy(output[:1, :, 0, 0], y[0, 0, :1]))
+
+
+def test_a_metric_that_cannot_be_computed_of_a_batch_is_one_line(folder: Path) -> None:
+    words = f"task.metrics={{picky:{{_target_:{HERE}.Picky}}}}"
+    with pytest.raises(
+        UserError, match="^task.metrics.picky: Picky fails with a batch of 4 samples: ValueError: got 4"
+    ):
+        trained(folder / "run", words)
 
 
 def test_a_lightning_module_takes_no_options_of_a_task(folder: Path) -> None:
