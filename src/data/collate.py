@@ -30,6 +30,8 @@ def collate(samples: list[Any], spec: DataSpec) -> Any:
     if spec.target != "input":
         target = spec.fields[-1]
         y = _stacked(columns[target], spec, PADDING if spec.target == "class_per_step" else 0)
+        if not isinstance(y, Tensor):
+            raise TypeError(f"its target is a {type(columns[target][0]).__name__}, and has to be a number or a tensor")
         if spec.target in CLASSES and y.is_floating_point():
             raise TypeError(f"its target is of {y.dtype}, and the spec says that it is a class")
         fields[target] = y.long() if spec.target in CLASSES else y.float()

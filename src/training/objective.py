@@ -38,7 +38,14 @@ def loss_function(loss: Any, spec: DataSpec) -> tuple[str, LossFunction]:
             f"task.loss: got {loss!r}; for the data's target, {spec.target}, it takes {', '.join(['auto', *own])} or a node "
             "with a _target_"
         )
+    if loss == "cross_entropy" and (spec.target == "class_per_pixel" or spec.variable_length):
+        return loss, _cross_entropy
     return loss, own[loss]
+
+
+def _cross_entropy(output: Tensor, y: Tensor) -> Tensor:
+    """The mean over the targets that are a class; 0 where none is, of which torch's mean is NaN."""
+    return F.cross_entropy(output, y, ignore_index=PADDING).where((y != PADDING).any(), 0.0)
 
 
 def for_loss(spec: DataSpec, output: Any, y: Tensor) -> tuple[Any, Tensor]:

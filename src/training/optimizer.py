@@ -128,14 +128,14 @@ def _options(name: str, given: dict[str, Any], place: str = "optimizer") -> dict
                 f"{place}.{key}: got {value}, and {name} takes {', '.join(defaults)}; write optimizer={name}"
             )
     if "betas" in known:
-        known["betas"] = _betas(known["betas"])
+        known["betas"] = _betas(known["betas"], place)
     return defaults | known
 
 
-def _betas(betas: Sequence[float]) -> tuple[float, float]:
+def _betas(betas: Sequence[float], place: str) -> tuple[float, float]:
     """Adam's two factors; UserError unless there are two, both below 1."""
     if len(betas) != 2 or max(betas) >= 1:
-        raise UserError(f"optimizer.betas: got {list(betas)}, takes a list of two numbers of at least 0 and below 1")
+        raise UserError(f"{place}.betas: got {list(betas)}, takes a list of two numbers of at least 0 and below 1")
     return betas[0], betas[1]
 
 

@@ -136,7 +136,7 @@ IMAGE = numpy.zeros((1, 8, 8), "float32")
         (lambda: (IMAGE, 0.5), "TypeError: its target is of torch.float64, and the spec says that it is a class"),
         (lambda: (IMAGE,), "it has 1 parts, and the spec names 'x' and 'y'"),
         (lambda: {"x": IMAGE, "z": 0}, "it has the fields 'x', 'z', and the spec names 'x' and 'y'"),
-        (lambda: (IMAGE, "a"), "fits in no batch: "),
+        (lambda: (IMAGE, "a"), "fits in no batch: TypeError: its target is a str, and has to be a number or a tensor"),
     ],
 )
 def test_a_wrong_sample_is_one_line_with_its_number(wrong: Callable[[], Any], said: str, workers: int) -> None:
