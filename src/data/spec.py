@@ -161,6 +161,7 @@ def takes(network: Any, name: str) -> bool:
 
 
 _TEXTS, _NUMBERS = ("classes", "fields"), ("mean", "std")
+_MOST = 2**40  # of a size in a file: torch counts in 64 bits
 
 
 def spec_from(values: Mapping[str, Any]) -> DataSpec:
@@ -175,9 +176,13 @@ def spec_from(values: Mapping[str, Any]) -> DataSpec:
     shape, blank = lists.get("input_shape", ()), values.get("blank_class")
     texts = [text for key in _TEXTS for text in lists.get(key, ())]
     numbers = [number for key in _NUMBERS for number in lists.get(key, ())]
+    channels = {len(lists.get(key, ())) for key in _NUMBERS}
     right = (
         bool(shape)
-        and all(type(size) is int and size > 0 for size in (*shape, values.get("num_outputs")))
+        and {*values} & {*_TEXTS, *_NUMBERS} <= {*lists}
+        and all(type(size) is int and 0 < size <= _MOST for size in (*shape, values.get("num_outputs")))
+        and len(channels) == 1
+        and (values.get("kind") != "image" or channels <= {0, 1, shape[0]})
         and (blank is None or type(blank) is int)
         and all(isinstance(text, str) and text.isprintable() for text in texts)
         and all(isinstance(number, int | float) for number in numbers)

@@ -306,7 +306,8 @@ def min_samples(model: nn.Module, spec: DataSpec) -> int:
     """The fewest samples that a model can be trained on: 2 where batch norm would see one value a channel, else 1."""
     if not any(is_batch_norm(module) for module in model.modules()):
         return 1
-    x = zeros(spec)[0].to(input_dtype(model, spec))
+    with torch.device("meta"):  # a file may claim any shape
+        x = zeros(spec)[0].to(input_dtype(model, spec))
     with torch.no_grad():
         first, both = (answer(model, samples, None, "meta") for samples in (x[:1], x))
         return 2 if first is UNKNOWN and both is not UNKNOWN else 1

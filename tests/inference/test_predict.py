@@ -171,6 +171,11 @@ def test_a_loaded_model_is_a_network_in_evaluation_mode(checkpoint: Path, traine
         {"kind": "image", "input_shape": (1, 2, 3), "target": "class", "num_outputs": True},
         {"kind": "image", "input_shape": (1, 2, 3), "target": "class", "num_outputs": 2, "classes": ["\x1b"]},
         {"kind": "image", "input_shape": (1, 2, 3), "target": "class", "num_outputs": 2, "more": 1},
+        {"kind": "image", "input_shape": (1, 2, 3), "target": "class", "num_outputs": 2, "classes": {"a": 1}},
+        {"kind": "image", "input_shape": (1, 2, 3), "target": "class", "num_outputs": 2, "mean": "abc", "std": "abc"},
+        {"kind": "image", "input_shape": (1, 2, 3), "target": "class", "num_outputs": 2, "mean": [0.5], "std": []},
+        {"kind": "image", "input_shape": (1, 2, 3), "target": "class", "num_outputs": 2, "mean": [0, 0], "std": [1, 1]},
+        {"kind": "image", "input_shape": (1, 2, 3), "target": "class", "num_outputs": 10**25},
     ],
 )
 def test_a_damaged_spec_in_a_file_is_refused(spec: object) -> None:
