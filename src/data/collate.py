@@ -74,7 +74,7 @@ def batch_of(samples: list[Any], sources: list[str], spec: DataSpec, own: Collat
         wrong = check_batch(batch, spec)
     except Exception as error:
         _check_alone(samples, sources, spec, own)
-        if own is None and (wrong := _missing(samples[0], spec)):
+        if own is None and (wrong := missing_field(samples[0], spec)):
             raise UserError(f"data: {what} is not what the spec says: {wrong}") from error
         raise data_error(fails, error) from error
     if wrong:
@@ -94,7 +94,7 @@ def empty_batch(batch: Any) -> Any:
     return tree_map_only(Tensor, lambda tensor: tensor[:0] if tensor.dim() else tensor, batch)
 
 
-def _missing(batch: Any, spec: DataSpec) -> str | None:
+def missing_field(batch: Any, spec: DataSpec) -> str | None:
     """That a sample or a batch lacks a field, in words."""
     try:
         if {*spec.read} <= {*spec.named(batch)}:
@@ -105,13 +105,13 @@ def _missing(batch: Any, spec: DataSpec) -> str | None:
     wanted = f"the spec names {', '.join(others)}{' and ' if others else ''}{last}"
     if isinstance(batch, Mapping):
         return f"it has the fields {', '.join(map(repr, batch))}, and {wanted}"
-    held = f"{len(batch)} parts" if isinstance(batch, tuple | list) else f"the type {type(batch).__name__}"
+    held = f"{len(batch)} part{'s' * (len(batch) != 1)}" if isinstance(batch, tuple | list) else f"the type {type(batch).__name__}"
     return f"it has {held}, and {wanted}"
 
 
 def check_batch(batch: Any, spec: DataSpec) -> str | None:
     """What is wrong with a batch by its spec, in words; None if nothing is."""
-    if wrong := _missing(batch, spec):
+    if wrong := missing_field(batch, spec):
         return wrong
     inputs, y, lengths = spec.parts(batch)
     inputs = inputs if isinstance(inputs, Mapping) else {spec.inputs[0]: inputs}

@@ -11,7 +11,7 @@ from typing_extensions import override
 from ..errors import UserError
 from ..options.types import PositiveInt, Purpose
 from .base import STAGE_SPLITS, DataModule, Split
-from .collate import in_words, wrong_labels
+from .collate import in_words, missing_field, wrong_labels
 from .loader import TensorBatches
 from .samples import SampleBatches
 
@@ -33,22 +33,25 @@ class TensorDataModule(DataModule):
         super().__init__(**kwargs)
         self.pipeline = pipeline
 
-    def load(self, split: Split) -> tuple[Tensor, ...]:
-        """The inputs `x: (N, …)` and the targets `y: (N, …)` of a split, ready for training; `(x,)` where it is the target.
+    def load(self, split: Split) -> tuple[Tensor, ...] | Tensor:
+        """The inputs `x: (N, …)` and the targets `y: (N, …)` of a split, ready for training.
 
-        Of several inputs, each in the order of the spec's fields.
+        Where the input is the target, `x` or `(x,)`; of several inputs, each in the order of the spec's fields.
         """
         raise NotImplementedError
 
     @override
     def dataset(self, split: Split) -> Dataset:
-        tensors = self.load(split)
+        loaded = self.load(split)
+        tensors = (loaded,) if isinstance(loaded, Tensor) else loaded
+        if wrong := missing_field(tensors, self.spec):
+            raise UserError(f"data: {self.name}'s {split} split is not what the spec says: {wrong}")
         _, y, _ = self.spec.parts(tensors)
-        wrong = wrong_labels(self.spec, y)
-        if wrong is not None:
+        labels = wrong_labels(self.spec, y)
+        if labels is not None:
             raise UserError(
-                f"data: sample {int(wrong[0, 0])} of {self.name}'s {split} split has {in_words(self.spec, y, wrong)}"
-                + (f" ({len(wrong):,} such labels)" if len(wrong) > 1 else "")
+                f"data: sample {int(labels[0, 0])} of {self.name}'s {split} split has {in_words(self.spec, y, labels)}"
+                + (f" ({len(labels):,} such labels)" if len(labels) > 1 else "")
             )
         return TensorDataset(*tensors)
 

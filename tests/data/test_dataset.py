@@ -134,7 +134,7 @@ IMAGE = numpy.zeros((1, 8, 8), "float32")
         (lambda: (IMAGE[:, 1:], 0), "its inputs have the shape (1, 7, 8), and the spec says (1, 8, 8)"),
         (lambda: (IMAGE, 4), "it has the label 4, and the classes are 0 to 3"),
         (lambda: (IMAGE, 0.5), "TypeError: its target is of torch.float64, and the spec says that it is a class"),
-        (lambda: (IMAGE,), "it has 1 parts, and the spec names 'x' and 'y'"),
+        (lambda: (IMAGE,), "it has 1 part, and the spec names 'x' and 'y'"),
         (lambda: {"x": IMAGE, "z": 0}, "it has the fields 'x', 'z', and the spec names 'x' and 'y'"),
         (lambda: (IMAGE, "a"), "fits in no batch: TypeError: its target is a str, and has to be a number or a tensor"),
     ],
@@ -152,6 +152,27 @@ def test_a_wrong_sample_is_one_line_with_its_number(wrong: Callable[[], Any], sa
     assert "\n" not in str(caught.value)
     assert "number 7 of own-dataset's train split" in str(caught.value)
     assert said in str(caught.value)
+
+
+class Loads(TensorDataModule):
+    kind, name = "image", "loads"
+    spec = DataSpec("image", (1, 8, 8), "input")
+
+    def load(self, split: str) -> Any:
+        return torch.zeros(16, 1, 8, 8)
+
+
+def test_a_split_is_one_tensor_where_the_input_is_the_target() -> None:
+    assert [x.shape for x in inputs(loaded(Loads(batch_size=8)))] == [(8, 1, 8, 8)] * 2
+
+
+def test_a_split_without_its_target_is_one_line() -> None:
+    class Lacks(Loads):
+        spec = DataSpec("image", (1, 8, 8), "class", 4)
+
+    said = "^data: loads's train split is not what the spec says: it has 1 part, and the spec names 'x' and 'y'$"
+    with pytest.raises(UserError, match=said):
+        loaded(Lacks(batch_size=8))
 
 
 def test_a_split_that_cannot_be_read_is_one_line() -> None:
