@@ -117,7 +117,8 @@ def missing_part(target: str) -> str | None:
             if _may_have(module, parts[length]):
                 return None
             own = [n.name for n in _top_level(module.tree.body) if isinstance(n, ast.ClassDef | ast.FunctionDef)]
-            near = did_you_mean(parts[length], own + _names_in(module.folder))
+            imported = [name for name, _ in _imports(module)]
+            near = did_you_mean(parts[length], own + imported + _names_in(module.folder))
             return f"{module.name} has no '{parts[length]}'.{near}"
     return None
 

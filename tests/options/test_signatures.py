@@ -144,6 +144,7 @@ NAMES: list[tuple[str, str, str | None]] = [
     ("class Thing: pass", "tyo.one.Thing", "there is no module 'tyo'."),
     ("class Thing: pass", "toy.one.Thing.made", None),  # of a class, nothing is told
     ("from .two import Other", "toy.one.Other", None),
+    ("from .two import Other", "toy.one.Othr", "toy.one has no 'Othr'. Did you mean 'Other'?"),
     ("from .two import *", "toy.one.Other", None),
     ("from .two import *", "toy.one.Another", "toy.one has no 'Another'."),
     ("from nowhere import *", "toy.one.Thing", None),
