@@ -105,7 +105,11 @@ def missing_field(batch: Any, spec: DataSpec) -> str | None:
     wanted = f"the spec names {', '.join(others)}{' and ' if others else ''}{last}"
     if isinstance(batch, Mapping):
         return f"it has the fields {', '.join(map(repr, batch))}, and {wanted}"
-    held = f"{len(batch)} part{'s' * (len(batch) != 1)}" if isinstance(batch, tuple | list) else f"the type {type(batch).__name__}"
+    held = (
+        f"{len(batch)} part{'s' * (len(batch) != 1)}"
+        if isinstance(batch, tuple | list)
+        else f"the type {type(batch).__name__}"
+    )
     return f"it has {held}, and {wanted}"
 
 
