@@ -10,12 +10,20 @@ from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 
 def apply_override(override: Override, config: DictConfig) -> None:
     """Change a configuration as an override says; HydraException or OmegaConfBaseException if that is impossible."""
-    ConfigLoaderImpl._apply_overrides_to_config([override], config)
+    _apply([override], config)
+
+
+def _apply(overrides: list[Override], config: DictConfig) -> None:
+    try:
+        ConfigLoaderImpl._apply_overrides_to_config(overrides, config)
+    except TypeError as error:  # OmegaConf's, for an item of a list that is no number
+        raise HydraException(str(error)) from error
 
 
 def set_options(config: DictConfig, options: list[Override], overrides: list[Override]) -> None:
@@ -29,7 +37,7 @@ def set_options(config: DictConfig, options: list[Override], overrides: list[Ove
     Raises:
         HydraException or OmegaConfBaseException: if an option cannot be set.
     """
-    ConfigLoaderImpl._apply_overrides_to_config(options, config)
+    _apply(options, config)
     hydra = config.hydra
     of_run = [one for one in overrides if not one.is_hydra_override()]
     hydra.overrides.task = [one.input_line for one in of_run]

@@ -1,15 +1,18 @@
 """Which option Hydra refuses, and what the user may have meant, in one line."""
 
 import difflib
+import glob
 import re
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
 from hydra.errors import MissingConfigException
 
 from ..errors import UserError, did_you_mean
-from .groups import COLLECTIONS, GROUPS, choices_of, top_level_names
+from .groups import COLLECTIONS, GROUPS, choices_of, config_dir, top_level_names
 from .habits import answer_to, habit
 from .purpose import OF_EXPERIMENTS, signature_at
 
@@ -24,9 +27,15 @@ def missing_choice(error: MissingConfigException) -> UserError:
         return UserError(f"{group}: {name} is not installed; pip install 'batchscope[{_EXTRAS[group, name]}]'")
     found = [option for option in error.options or () if not option.startswith("_")]
     choices = sorted({*(choices_of(group) if group in GROUPS else ()), *found})
-    instead = answer_to(group, name)
+    instead = answer_to(group, name) or _beside(group, name)
     hint = f"; {instead}" if instead else f".{did_you_mean(name, choices)}"
     return UserError(f"{group}: got '{name}', takes {', '.join(choices)}{hint}")
+
+
+def _beside(group: str, name: str) -> str:
+    """That a folder here has the choice, where no `--config-dir` names it; empty where none has it."""
+    found = () if config_dir() else sorted(Path().glob(f"*/{group}/{glob.escape(name)}.yaml"))
+    return f"{found[0]} has it: add --config-dir={shlex.quote(found[0].parts[0])}" if found else ""
 
 
 def value_of(one: Override) -> str:
@@ -92,6 +101,11 @@ def _unknown_part(config: dict[str, Any], key: str) -> UserError | None:
     parts = _parts(key)
     for depth, part in enumerate(parts):
         parent = ".".join(parts[:depth])
+        if isinstance(node, list):
+            if not part.isdecimal() or int(part) >= len(node):
+                return UserError(f"{key}: {parent} is a list of {len(node)}, numbered from 0")
+            node = node[int(part)]
+            continue
         if not isinstance(node, dict):
             what = "null" if node is None else "a value"
             return UserError(f"{key}: no such option. {parent} is {what}, not a section.")
@@ -106,11 +120,12 @@ def _unknown_part(config: dict[str, Any], key: str) -> UserError | None:
         return UserError(f"{key}: is an option of experiment={OF_EXPERIMENTS[part]}; write both")
     signature = signature_at(parent, node.get("_target_"))
     unset = list(signature.parameters) if signature else []
-    if part in unset:
+    in_a_list = isinstance(_select(config, parts[: depth - 1]), list)  # the owner of a list checks its items' keys
+    if part in unset or in_a_list:
         return UserError(f"{key}: not set by the config; write +{key}=… to set it")
     shown = [str(k) for k in node if not str(k).startswith("_")] if parent else top_level_names()
     takes = f" {parent or 'The command'} takes {', '.join(shown)}." if 0 < len(shown) <= 16 else ""
-    near = nearest_option(config, parts, did_you_mean(part, shown + unset))
+    near = nearest_option(config, parts, did_you_mean(part, shown + unset + ([] if parent else [*OF_EXPERIMENTS])))
     return UserError(f"{key}: no such option.{near}{takes}")
 
 
@@ -120,7 +135,10 @@ def _parts(key: str) -> list[str]:
 
 def _select(node: Any, parts: list[str]) -> Any:
     for part in parts:
-        node = node.get(part) if isinstance(node, dict) else None
+        if isinstance(node, list):
+            node = node[int(part)] if part.isdecimal() and int(part) < len(node) else None
+        else:
+            node = node.get(part) if isinstance(node, dict) else None
     return node
 
 

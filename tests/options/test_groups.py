@@ -17,6 +17,25 @@ def test_misspelled_choices_and_options_of_the_users_own_are_answered(package: W
     assert refusal(composed, "model=mynet", "model.flavour=5") == "model.flavour: got 5, takes a text."
 
 
+def test_a_choice_of_a_folder_here_is_answered_with_its_config_dir(package: Write) -> None:
+    use_config_dir(None)
+    assert refusal(composed, "model=mynet").endswith("; conf/model/mynet.yaml has it: add --config-dir=conf")
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("optimizer.groups.x.lr=1", "optimizer.groups.x.lr: optimizer.groups is a list of 1, numbered from 0"),
+        ("optimizer.groups.5.lr=1", "optimizer.groups.5.lr: optimizer.groups is a list of 1, numbered from 0"),
+        ("optimizer.groups.0.lr=1", "not set by the config; write +optimizer.groups.0.lr=… to set it"),
+    ],
+)
+def test_an_item_of_a_list_is_named_by_its_number(option: str, said: str, package: Write) -> None:
+    package({"experiment/own": "# @package _global_\noptimizer: {groups: [{match: ['*.bias']}]}"})
+    use_config_dir("conf")
+    assert refusal(composed, "experiment=own", option).endswith(said)
+
+
 def test_a_command_line_is_checked_without_importing_what_it_names(package: Write) -> None:
     package(net="open('ran', 'w')\n" + NET)
     use_config_dir("conf")
