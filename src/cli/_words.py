@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from ..checkpointing.resume import newest
 from ..errors import UserError, did_you_mean
 from ..options.groups import use_config_dir
 from . import add_config_dir, command_parser
@@ -68,6 +69,8 @@ def take_own(words: list[str], own: Collection[str]) -> tuple[dict[str, str], li
 def refuse_missing(option: str, path: Path) -> None:
     """Raise UserError for a path that is no file, with the checkpoints that may be meant."""
     if not path.is_file():
+        if str(path) == "last" and not path.exists():  # as resume=last and explain last name the newest run
+            raise UserError(f"{option}: got 'last', takes a file{nearby(option, newest(option))}")
         raise UserError(f"{option}: got '{path}', which is not a file{nearby(option, path)}")
 
 

@@ -157,6 +157,7 @@ REFUSED = {
     "evaluate cpkt=x": "cpkt: no such option. Did you mean 'ckpt'?",
     "evaluate ckpt_path=some/best.ckpt": "ckpt_path: is called ckpt here; write ckpt=some/best.ckpt",
     "evaluate ckpt=sweep/0/checkpoints/lost.ckpt": "ckpt: got …, which is not a file; in that folder: last.ckpt",
+    "evaluate ckpt=last": "ckpt: got 'last', and there is no run in outputs/runs",
     "evaluate ckpt=sweep/0": "ckpt: got 'sweep/0', which is not a file; write ckpt=sweep/0/checkpoints/last.ckpt",
     "evaluate sweep/0": "sweep/0: takes option=value; write ckpt=sweep/0/checkpoints/last.ckpt",
     "evaluate conf": "conf: takes option=value",
