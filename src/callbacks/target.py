@@ -69,7 +69,9 @@ class StopAtTarget(SyncsRanks):
         self._reset()
 
     def _reset(self) -> None:
-        self._paused, self._depth, self._last_step = 0.0, 0, 0
+        self._paused_s, self._pauses = 0.0, 0  # `_pauses` may be nested
+        self._start = self._step = 0  # updates before this fit, and by now
+        self._wish = 0  # of all ranks, for the end of the update
         self._before, self._last = _Point(), _Point()  # the last validation but one, and the last one
         self._best: float | None = None
         self.reached = False
@@ -82,29 +84,38 @@ class StopAtTarget(SyncsRanks):
             raise UserError("target: needs a validation, and this run has none; leave trainer.limit_val_batches alone")
         self._reset()
         self._monitor = next((one for one in callbacks_of(trainer) if isinstance(one, ThroughputMonitor)), None)
-        self._updates, self._last_step = 0, trainer.global_step
+        self._start = self._step = trainer.global_step
         self._began = self._first = time.perf_counter()
         trainer.val_check_batch = _NEVER
         add_timer(trainer, self)
-        RankSync.of(trainer).contribute(_TOPIC, lambda: self._wish() if trainer.is_global_zero else 0)
+        RankSync.of(trainer).contribute(_TOPIC, lambda: self._wished() if trainer.is_global_zero else 0)
 
     @contextlib.contextmanager
     def pause(self, part_of_fit: bool = False) -> Iterator[None]:
         """Exclude what happens within from the training time; may be nested."""
-        began, self._depth = time.perf_counter(), self._depth + 1
+        self._stop_clock()
         try:
             yield
         finally:
-            self._depth -= 1
-            if not self._depth:
-                self._paused += time.perf_counter() - began
+            self._start_clock()
+
+    def _stop_clock(self) -> None:
+        if not self._pauses:
+            self._stopped = time.perf_counter()
+        self._pauses += 1
+
+    def _start_clock(self) -> None:
+        self._pauses -= 1
+        if not self._pauses:
+            self._paused_s += time.perf_counter() - self._stopped
 
     def _trained_s(self) -> float:
         """Seconds of training since the first updates."""
-        return time.perf_counter() - self._first - self._paused if self._updates > FIRST else 0.0
+        is_timed = self._step - self._start > FIRST
+        return time.perf_counter() - self._first - self._paused_s if is_timed else 0.0
 
-    def _wish(self) -> int:
-        """What is to follow this batch."""
+    def _wished(self) -> int:
+        """What is to follow this update."""
         if time.perf_counter() - self._began >= self.wall_seconds:
             self.ended = "the time limit"
         if (trained := self._trained_s()) >= self.seconds:
@@ -112,18 +123,19 @@ class StopAtTarget(SyncsRanks):
         if self.ended:
             return _STOP
         since = trained - self._last.seconds
-        is_due = self._updates >= FIRST and since >= max(RESOLUTION * trained, self._validation_s)
-        return _VALIDATE if is_due and self._updates > self._last.steps else 0
+        is_due = self._step - self._start >= FIRST and since >= max(RESOLUTION * trained, self._validation_s)
+        return _VALIDATE if is_due and self._step > self._last.steps else 0
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step > self._last_step:
-            self._last_step, self._updates = trainer.global_step, self._updates + 1
-            if self._updates == FIRST:
-                self._first, self._paused = time.perf_counter(), 0.0
-        wish = 0 if is_accumulating(trainer) else RankSync.of(trainer).agreed(_TOPIC)
+        if trainer.global_step > self._step:
+            self._step = trainer.global_step
+            if self._step - self._start == FIRST:
+                self._first, self._paused_s = time.perf_counter(), 0.0
+        wish = RankSync.of(trainer).agreed(_TOPIC) or self._wish  # ranks agree at some batches of an update alone
+        self._wish, wish = (wish, 0) if is_accumulating(trainer) else (0, wish)
         trainer.val_check_batch = 1 if wish else _NEVER  # Lightning reads it after this hook
         if wish == _STOP:
             trainer.should_stop = True
@@ -132,13 +144,13 @@ class StopAtTarget(SyncsRanks):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if (device := trainer.strategy.root_device).type in ("cuda", "mps"):
             getattr(torch, device.type).synchronize()  # what was submitted is training
-        self._validation_began = time.perf_counter()
-        self._before, self._last = self._last, _Point(self._last_step, self._trained_s() if self._last_step else 0.0)
+        self._before, self._last = self._last, _Point(self._step, self._trained_s())
+        self._stop_clock()
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validation_s = time.perf_counter() - self._validation_began
-        self._paused += self._validation_s
+        self._validation_s = time.perf_counter() - self._stopped
+        self._start_clock()
         score = self._score(trainer)
         if self._rises is None:
             self._rises = score < self.value
@@ -174,8 +186,13 @@ class StopAtTarget(SyncsRanks):
 
     def record_facts(self) -> dict[str, Any]:
         """What came of it: the updates and seconds until the last validation, and until the one before it."""
-        facts: dict[str, Any] = {"metric": self.metric, "value": self.value, "reached": self.reached}
-        facts |= {"best": self._best} | ({"ended": self.ended} if self.ended else {})
+        facts: dict[str, Any] = {
+            "metric": self.metric,
+            "value": self.value,
+            "reached": self.reached,
+            "best": self._best,
+        }
+        facts |= {"ended": self.ended} if self.ended else {}
         facts |= {"steps": self._last.steps, "seconds": self._seconds(self._last)}
         facts |= {"after_steps": self._before.steps, "after_seconds": self._seconds(self._before)}
         return {"target": facts, "time_to_target_s": facts["seconds"] if self.reached else None}

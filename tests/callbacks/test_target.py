@@ -12,6 +12,7 @@ from torch import Tensor
 
 from batchscope.callbacks.target import FIRST, StopAtTarget
 from batchscope.callbacks.throughput import ThroughputMonitor
+from batchscope.distributed.rank_sync import RankSync
 from batchscope.errors import UserError
 from tests.support.runs import ranks, record
 from tests.support.third_party_modules import Stranger, loader, train
@@ -40,8 +41,9 @@ def fit(metric: str, value: float, module: Any = None, **options: Any) -> tuple[
     limits = {key: options.pop(key) for key in ("seconds", "wall_seconds") if key in options}
     stop = StopAtTarget(metric, value, **limits)
     monitor = ThroughputMonitor(calibrate=False, verbose=False, record_operations=False)
+    samples = options.pop("samples", 20)
     known = {"max_steps": 400, "max_epochs": -1, "min_epochs": 0, "num_sanity_val_steps": -1, **options}
-    trainer = train(module or Learner(), monitor, stop, data=(loader(), loader()), **known)
+    trainer = train(module or Learner(), monitor, stop, data=(loader(samples), loader()), **known)
     facts = stop.record_facts()
     if facts["time_to_target_s"]:
         steps, step_ms = facts["target"]["steps"], monitor.summary["step_ms"]
@@ -80,6 +82,23 @@ def test_validations_follow_a_tenth_of_the_training_and_take_at_most_as_long_as_
     assert module.validated[:5] == [0, *(FIRST + 5 * n for n in range(1, 5))]
     late = [b / a for a, b in itertools.pairwise(module.validated) if a > 100]
     assert late and all(1.09 < ratio < 1.13 for ratio in late)
+
+
+def test_a_fit_that_goes_on_from_a_checkpoint_is_validated_as_soon_as_a_new_one(monkeypatch, tmp_path: Path) -> None:
+    path = tmp_path / "100.ckpt"
+    train(Learner(), max_steps=100, max_epochs=-1).save_checkpoint(path)
+    module = Clocked(monkeypatch)
+    fit("val/acc", 9.0, module, max_steps=150, ckpt_path=path)
+    assert module.validated[-5:] == [100 + FIRST + 5 * n for n in range(5, 10)]
+
+
+def test_a_wish_that_ranks_agree_on_within_an_update_is_kept_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two batches an update, ranks agree at the first batch of each alone."""
+    agreed = RankSync.agreed
+    monkeypatch.setattr(RankSync, "start", lambda sync, batch: setattr(sync, "number", batch))
+    monkeypatch.setattr(RankSync, "agreed", lambda sync, topic: 0 if sync.number % 2 else agreed(sync, topic))
+    facts, trainer = fit("val/acc", 0.2, samples=24, accumulate_grad_batches=2)
+    assert facts["target"]["reached"] and trainer.global_step < 100
 
 
 @pytest.mark.parametrize(
