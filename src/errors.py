@@ -45,6 +45,16 @@ def in_one_line(error: BaseException, width: int = 200) -> str:
     return printable(" ".join(f"{type(error).__name__}: {error}".split()))[:width]
 
 
+def place_of(error: BaseException, is_own: Callable[[str], bool]) -> str:
+    """Where in the user's own packages an error was raised last, in brackets; empty where it was elsewhere."""
+    frames = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if is_own(str(frame.f_globals.get("__name__")).partition(".")[0])
+    ]
+    return f" ({os.path.relpath(frames[-1][0])}, line {frames[-1][1]})" if frames else ""
+
+
 class PeerLostError(UserError):
     """Another process of the run has ended. Only that process can say why."""
 

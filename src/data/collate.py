@@ -135,7 +135,7 @@ def check_batch(batch: Any, spec: DataSpec) -> str | None:
             return f"its sequences have the shape {shape}, and the spec says at most {wanted[0]} steps of {wanted[1:]}"
     elif shape != wanted:
         return f"its inputs have the shape {shape}, and the spec says {wanted}"
-    of_target = shape[:1] if spec.variable_length and spec.target == "class_per_step" else spec.target_shape
+    of_target = shape[:1] if spec.pads_steps else spec.target_shape
     if tuple(y.shape[1:]) != of_target:
         return f"its targets have the shape {tuple(y.shape[1:])}, and a target that is {spec.target} has {of_target}"
     steps = y[y != PADDING] if spec.variable_length else y

@@ -95,6 +95,16 @@ class DataSpec:
         return self.input_shape if self.target == "input" else (self.num_outputs,)
 
     @property
+    def pads_steps(self) -> bool:
+        """Whether the targets of a batch have as many steps as its longest sequence, and PADDING behind the ends."""
+        return self.variable_length and self.target == "class_per_step"
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether targets may hold PADDING."""
+        return self.pads_steps or self.target == "class_per_pixel"
+
+    @property
     def output_shape(self) -> tuple[int, ...]:
         """The shape of a model's output for one sample; steps are those of a whole sequence."""
         if self.target == "class_per_step":

@@ -7,10 +7,8 @@ before anything of it comes here.
 import functools
 import importlib
 import inspect
-import os
 import re
 import sys
-import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -27,7 +25,7 @@ from .._lightning import profiler_of
 from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..data.plain import Data, PlainData, described
 from ..data.spec import LENGTHS, DataSpec, parameters_of, takes
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, place_of
 from ..options.nodes import TARGET, targets_in
 from ..options.purpose import only_observes
 from ..options.update import batches_of_update
@@ -289,14 +287,8 @@ def _raise_in_one_line(error: BaseException, path: str, targets: Mapping[str, st
 
 
 def _place(error: BaseException, targets: Iterable[str]) -> str:
-    """Where in the user's own code an error was raised, in brackets; empty where it was elsewhere."""
-    own = {target.partition(".")[0] for target in targets} - {*_LIBRARIES}
-    frames = [
-        (frame.f_code.co_filename, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if str(frame.f_globals.get("__name__")).partition(".")[0] in own
-    ]
-    return f" ({os.path.relpath(frames[-1][0])}, line {frames[-1][1]})" if frames else ""
+    """Where in the packages of these targets an error was raised; empty where they are libraries."""
+    return place_of(error, ({target.partition(".")[0] for target in targets} - {*_LIBRARIES}).__contains__)
 
 
 def _described(built: Any) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import Metric
@@ -62,7 +63,7 @@ def for_loss(spec: DataSpec, output: Any, y: Tensor) -> tuple[Any, Tensor]:
 def for_metrics(spec: DataSpec, output: Any, y: Tensor) -> tuple[Any, Tensor]:
     """What a metric is updated with: as a loss; steps behind a sequence's end are left out, labels are probabilities."""
     output, y = for_loss(spec, output, y)
-    if spec.target == "class_per_step" and spec.variable_length:
+    if spec.pads_steps:
         is_step = y != PADDING
         return output[is_step], y[is_step]
     # torchmetrics takes scores for probabilities where all of a batch happen to lie between 0 and 1.
@@ -71,21 +72,29 @@ def for_metrics(spec: DataSpec, output: Any, y: Tensor) -> tuple[Any, Tensor]:
 
 def accuracy(spec: DataSpec, output: Tensor, y: Tensor) -> Tensor:
     """The fraction of correct answers `()` of a training step, over the steps and pixels that ask for one."""
-    per_pixel = spec.target == "class_per_pixel"
-    correct = output.argmax(dim=1 if per_pixel else -1) == y
-    has_padding = per_pixel or (spec.variable_length and spec.target == "class_per_step")
-    if spec.blank_class is None and not has_padding:
-        return correct.float().mean()
-    asked = y != (PADDING if spec.blank_class is None else spec.blank_class)
-    if has_padding:
-        asked &= y != PADDING
-    return (correct & asked).sum() / asked.sum()
+    correct, asked = _classes(spec, output) == y, _asked(spec, y)
+    return correct.float().mean() if asked is None else (correct & asked).sum() / asked.sum()
 
 
 def accuracy_metric(spec: DataSpec) -> Metric:
-    """The fraction of all answers that are correct, whatever their class."""
-    blank = PADDING if spec.blank_class is None and spec.target == "class_per_pixel" else spec.blank_class
-    return MulticlassAccuracy(spec.num_outputs, average="micro", ignore_index=blank, validate_args=False)
+    """The fraction of all answers that are correct, whatever their class; updated with what `for_accuracy` returns."""
+    return MulticlassAccuracy(spec.num_outputs, average="micro", validate_args=False)
+
+
+def for_accuracy(spec: DataSpec, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The classes that a network answers and the right ones, of the samples, steps and pixels that ask for one."""
+    found, asked = _classes(spec, output), _asked(spec, y)
+    return (found, y) if asked is None else (found[asked], y[asked])
+
+
+def _classes(spec: DataSpec, output: Tensor) -> Tensor:
+    return output.argmax(dim=1 if spec.target == "class_per_pixel" else -1)
+
+
+def _asked(spec: DataSpec, y: Tensor) -> Tensor | None:
+    """Which targets count; None for all."""
+    ignored = ([PADDING] if spec.has_padding else []) + ([] if spec.blank_class is None else [spec.blank_class])
+    return torch.stack([y != one for one in ignored]).all(dim=0) if ignored else None
 
 
 def own_metrics(given: Mapping[str, Any] | None) -> dict[str, Metric]:

@@ -24,7 +24,7 @@ from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, takes
 from ..distributed.sharding import shard
 from ..errors import UserError
 from ..options.types import Node, Text
-from .objective import accuracy, accuracy_metric, for_loss, for_metrics, loss_function, own_metrics
+from .objective import accuracy, accuracy_metric, for_accuracy, for_loss, for_metrics, loss_function, own_metrics
 from .schedule import Schedule, check_patterns
 from .trial import UNKNOWN, answer, blamed, first_answer, zeros
 
@@ -242,13 +242,13 @@ class Task(LightningModule):
             output = empty_batch(self(one, None if lengths is None else lengths.new_ones(1)))
             loss = torch.zeros((), device=y.device)
         # One value a sample, or a step of different lengths: where torchmetrics may not look for NaN, it ignores weights.
-        steps = self.spec.variable_length and self.spec.target == "class_per_step"
-        weights = int((y != PADDING).sum()) if steps or self.spec.target == "class_per_pixel" else samples
+        weights = int((y != PADDING).sum()) if self.spec.has_padding else samples
         measured: dict[str, Metric] = self.measured[stage]
         measured["loss"].update(loss.expand(weights))
         for name, metric in measured.items():
+            is_ours = name == "acc" and self.has_accuracy
             if name != "loss" and samples:
-                metric.update(*for_metrics(self.spec, output, y))
+                metric.update(*(for_accuracy if is_ours else for_metrics)(self.spec, output, y))
             in_bar = name == "acc" and stage == "val"
             self.log(f"{stage}/{name}", metric, batch_size=samples, on_step=False, on_epoch=True, prog_bar=in_bar)
         return {"output": output, "input": x, "target": y, "loss": loss}

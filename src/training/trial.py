@@ -5,9 +5,7 @@ random state, buffer or weight changes.
 """
 
 import contextlib
-import os
 import sys
-import traceback
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +18,7 @@ from ..data.base import DataModule
 from ..data.plain import Data
 from ..data.spec import CLASSES, DataSpec
 from ..data.workers import seeded
-from ..errors import UserError, in_one_line
+from ..errors import UserError, in_one_line, place_of
 from ..hardware.device_memory import is_out_of_memory
 from .objective import for_metrics
 
@@ -126,7 +124,7 @@ def check_answer(task: "Task", output: Any, y: Tensor) -> None:
 def _check_shapes(task: "Task", output: Any, y: Tensor) -> None:
     """Compare with the spec what a loss by name, or the accuracy, reads: torch would broadcast some wrong shapes."""
     spec, samples = task.spec, len(y)
-    steps = y.shape[1:2] if spec.variable_length and spec.target == "class_per_step" else spec.target_shape
+    steps = y.shape[1:2] if spec.pads_steps else spec.target_shape
     if y.shape != (samples, *steps):
         raise UserError(
             f"data: the target has the shape {_shape(y)}, and one that is {spec.target} has {(samples, *steps)}"
@@ -136,10 +134,8 @@ def _check_shapes(task: "Task", output: Any, y: Tensor) -> None:
     if not asking:
         return
     wanted = _asked(spec, y)
-    right = isinstance(output, Tensor) and (
-        output.shape == wanted or (spec.target == "value" and output.shape == y.shape)
-    )
-    if not right:
+    allowed = (wanted, y.shape) if spec.target == "value" else (wanted,)
+    if not isinstance(output, Tensor) or output.shape not in allowed:
         raise UserError(
             f"model: {type(task.model).__name__} answers {_shape(output)}, and {' and '.join(asking)} for a target "
             f"{spec.target} {tuple(y.shape)} takes {wanted}"
@@ -168,12 +164,7 @@ def blamed(option: str, what: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, UserError) or is_out_of_memory(error):
             raise
-        own = [
-            (frame.f_code.co_filename, line)
-            for frame, line in traceback.walk_tb(error.__traceback__)
-            if str(frame.f_globals.get("__name__")).partition(".")[0] not in _LIBRARIES
-        ]
-        place = f" ({os.path.relpath(own[-1][0])}, line {own[-1][1]})" if own else ""
+        place = place_of(error, lambda package: package not in _LIBRARIES)
         raise UserError(f"{option}: {what}: {in_one_line(error)}{place}") from error
 
 

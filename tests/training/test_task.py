@@ -16,6 +16,7 @@ from batchscope.data.adding import Adding
 from batchscope.data.spec import PADDING, DataSpec
 from batchscope.models.cnn import SimpleCNN
 from batchscope.models.torchvision import TorchvisionModel
+from batchscope.training.objective import accuracy
 from batchscope.training.optimizer import Optimizer
 from batchscope.training.task import Task, min_samples
 from tests.support.runs import SMALL, record, run
@@ -103,6 +104,16 @@ def test_what_has_no_class_counts_for_nothing(name: str) -> None:
         assert ours["val/loss"] == pytest.approx(nn.functional.cross_entropy(output, y[:, :keep]).item(), rel=1e-6)
     else:
         assert ours == pytest.approx(measured(spec, [(*cut, torch.full((7,), keep))]), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["class", "class per step", "class per pixel"])
+def test_the_accuracy_of_training_and_evaluation_is_of_the_same_answers(name: str) -> None:
+    spec = replace(SPECS[name], variable_length=name == "class per step", blank_class=1)
+    (x, y), lengths = batch(spec, 7), (torch.full((7,), 4),) if spec.variable_length else ()
+    if spec.has_padding:
+        y[:, 2:] = PADDING
+    trained = accuracy(spec, network(spec)(x), y).item()
+    assert measured(spec, [(x, y, *lengths)])["val/acc"] == pytest.approx(trained)
 
 
 @specs
