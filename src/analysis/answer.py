@@ -135,7 +135,7 @@ def _judged(progress: Progress | None, arrivals: Arrivals | None) -> list[str]:
     """What the size that the noise scale says to be first took, beside the one that was measured to be."""
     if progress is None or arrivals is None or (winner := arrivals.winner) is None:
         return []
-    said = progress.first([size for size in progress.updates if math.isfinite(progress.rates.reach(size))] or [winner])
+    said = progress.first(progress.known or [winner])
     took, best = arrivals.typical(said[0]), arrivals.typical(winner)
     if len(said) > 1 or said[0] == winner or took is None or best is None:
         return []

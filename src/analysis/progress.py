@@ -30,6 +30,11 @@ class Progress:
     rates: Rates
     is_early: bool  # whether it is of timed runs, which see the beginning of a training alone
 
+    @property
+    def known(self) -> list[int]:
+        """The sizes whose rates are known, smallest first."""
+        return sorted(size for size in self.updates if math.isfinite(self.rates.reach(size)))
+
     def efficiency(self, size: int, scale: float | None = None) -> float:
         """The progress of a sample at a size ÷ that at the smallest one; at most 1."""
         phi = self.scale.value if scale is None else scale
@@ -54,8 +59,7 @@ class Progress:
     @property
     def lines(self) -> list[str]:
         """What it says of the sizes whose rates are known, the noise scale first."""
-        known = [size for size in self.updates if math.isfinite(self.rates.reach(size))]
-        scale = self.scale
+        known, scale = self.known, self.scale
         high = f"to {significant(scale.high)}" if math.isfinite(scale.high) else "or more"
         early = " at the beginning of the training, and it grows" if self.is_early else ""
         half = "An update of more samples loses more than half of them to noise."
@@ -71,10 +75,10 @@ class Progress:
             found.append(f"By it {and_(first, 'or')} reaches a given quality first; which of them is not known.")
         fastest = max(known, key=self.rates.rate)
         lost = sorted(1 - self.efficiency(fastest, phi) for phi in (scale.low, scale.high))
-        if fastest > min(known) and lost[1] - lost[0] <= 2 * KNOWN:
+        if fastest > known[0] and lost[1] - lost[0] <= 2 * KNOWN:
             share = percent(1 - self.efficiency(fastest))
             found.append(
-                f"{fastest:,} has the highest rate, of which {share} is lost to noise, compared with {min(known):,}."
+                f"{fastest:,} has the highest rate, of which {share} is lost to noise, compared with {known[0]:,}."
             )
         return found
 

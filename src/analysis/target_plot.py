@@ -89,12 +89,12 @@ def _draw(
                     axes.plot(size, value, **look)
             if one.reached:
                 panels[0].vlines(size, max(one.after, one.seconds / 2), one.seconds, color=colour, lw=1.4, gid=gid)
-    known = [s for s in typical if progress and s in progress.updates and math.isfinite(progress.rates.reach(s))]
-    if progress and known:
-        best = min(known, key=lambda size: typical[size].seconds)
-        theirs = [s for s in sorted(progress.updates) if math.isfinite(progress.rates.reach(s))]
+    if progress and (both := [size for size in progress.known if size in typical]):
+        best = min(both, key=lambda size: typical[size].seconds)
         for axes, of, at_best in (
             (panels[0], progress.goodput, typical[best].seconds),
             (panels[2], progress.efficiency, typical[best].samples),
         ):
-            axes.plot(theirs, [at_best * of(best) / of(s) for s in theirs], color=colour, ls=":", lw=1.2)
+            axes.plot(
+                progress.known, [at_best * of(best) / of(s) for s in progress.known], color=colour, ls=":", lw=1.2
+            )

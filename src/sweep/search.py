@@ -41,7 +41,7 @@ class TimeToTarget:
 
 def is_time_to_target(config: Mapping[str, Any]) -> bool:
     """Whether a checked configuration asks for the time to a target."""
-    return bool(config["search"]) and config["search"].get("_target_") == f"{__name__}.{TimeToTarget.__name__}"
+    return _asks_for(TimeToTarget, config)
 
 
 def check_time_to_target(config: Mapping[str, Any]) -> None:
@@ -68,7 +68,11 @@ def check_time_to_target(config: Mapping[str, Any]) -> None:
 
 def is_diagnosis(config: Mapping[str, Any]) -> bool:
     """Whether a checked configuration asks for a diagnosis."""
-    return bool(config["search"]) and config["search"].get("_target_") == f"{__name__}.{Diagnosis.__name__}"
+    return _asks_for(Diagnosis, config)
+
+
+def _asks_for(search: type, config: Mapping[str, Any]) -> bool:
+    return bool(config["search"]) and config["search"].get("_target_") == f"{__name__}.{search.__name__}"
 
 
 class BatchSizeSearch:

@@ -23,18 +23,12 @@ class Provenance(Callback):
     """Writes into every checkpoint what it is of, so that the checkpoint can be used by its path alone."""
 
     def __init__(self) -> None:
-        self.facts: dict[
-            str, Any
-        ] = {}  # plain containers: `config`, `choices`, `name`, `run`, `dataset`, `fingerprint`
+        # Plain containers: `config`, `choices`, `name`, `run`, `dataset`, `fingerprint`, `spec`.
+        self.facts: dict[str, Any] = {}
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["batchscope"] = self.facts
-
-
-def is_own(model: nn.Module) -> bool:
-    """Whether a model is a LightningModule, which has its own loss, metrics and optimizers."""
-    return isinstance(model, LightningModule)
 
 
 def _optimizer(node: dict[str, Any]) -> Schedule:
@@ -108,5 +102,5 @@ def check_accumulation(model: nn.Module, trainer: Trainer, config: dict[str, Any
 
 def check_batch(model: nn.Module, data: Data) -> None:
     """Raise UserError if a batch has fewer samples than the model needs in training; a LightningModule says nothing of it."""
-    if not is_own(model) and data.spec is not None:
+    if not isinstance(model, LightningModule) and data.spec is not None:
         data.check_batch(min_samples(model, data.spec))
