@@ -148,7 +148,7 @@ class NoiseScaleMonitor(Callback):
         self.failure: str | None = None
         self.pairs: deque[Pair] = deque(maxlen=_RECENT)
         self._missing = ""
-        self._of = ""  # which gradients were compared
+        self._of = ""  # which gradients are compared
         self._samples = 0  # of this batch
         self._parts: dict[int, Tensor] = {}  # |g|² of each parameter in this batch
         self._batches: list[tuple[int, int, Tensor]] = []  # update, samples and |g|² of each of its batches so far
@@ -183,14 +183,16 @@ class NoiseScaleMonitor(Callback):
     @never_raise
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._samples = samples_in(batch)
-        if self.halves and self._since_due(trainer) == 0 and _batches_of(trainer) == 1 and self._samples > 1:
+        several = trainer.accumulate_grad_batches * trainer.world_size > 1  # a callback may change it between epochs
+        self._of = "batches" if several else "halves" if self.halves else "updates"
+        if self._of == "halves" and self._since_due(trainer) == 0 and self._samples > 1:
             with pause(trainer, part_of_fit=True):
-                self._compare(trainer, *_halves(trainer, pl_module, batch, batch_idx, self._samples), of="halves")
+                self._compare(trainer, *_halves(trainer, pl_module, batch, batch_idx, self._samples))
 
     @override
     @never_raise
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        if _batches_of(trainer) > 1 and self._since_due(trainer) == 0:
+        if self._of == "batches" and self._since_due(trainer) == 0:
             trained = _trained(pl_module)  # a hook sees the gradient of one batch on one rank
             self._hooks = [one.register_hook(partial(self._note, at)) for at, one in enumerate(trained)]
 
@@ -209,16 +211,14 @@ class NoiseScaleMonitor(Callback):
         since = self._since_due(trainer)
         if parts and since == 0:
             self._compare_batches(trainer, pl_module, _sum([*parts.values()]))
-        elif not parts and not self.halves and since in (0, 1) and self._samples:
-            tensors = [one.grad for one in _trained(pl_module) if one.grad is not None]
-            gradients = _Gradients(tensors, _scale(trainer), self._samples)
+        elif self._of == "updates" and since in (0, 1) and self._samples:
+            now = _gradients(trainer, pl_module, self._samples)
             if since == 0:
-                self._before = gradients._replace(tensors=[one.clone() for one in tensors])
-            elif before is not None and len(before.tensors) == len(tensors) and before.samples == self._samples:
-                self._compare(trainer, before, gradients, of="updates")
+                self._before = now._replace(tensors=[one.clone() for one in now.tensors])
+            elif before is not None and len(before.tensors) == len(now.tensors) and before.samples == now.samples:
+                self._compare(trainer, before, now)
 
-    def _compare(self, trainer: Trainer, one: _Gradients, other: _Gradients, of: str) -> None:
-        self._of = of
+    def _compare(self, trainer: Trainer, one: _Gradients, other: _Gradients) -> None:
         small = (one.dot(one) + other.dot(other)) / 2
         self._norms.append((trainer.global_step, 2, one.samples, small, (small + one.dot(other)) / 2))
 
@@ -229,8 +229,7 @@ class NoiseScaleMonitor(Callback):
         uneven = len({samples for _, samples, _ in self._batches}) > 1
         if len(self._batches) < n or uneven or (trainer.world_size > 1 and trainer.is_last_batch):
             return  # the last batches of an epoch may differ between ranks
-        mean = _Gradients([one.grad for one in _trained(pl_module) if one.grad is not None], _scale(trainer), 0)
-        self._of = "batches"
+        mean = _gradients(trainer, pl_module, self._samples)
         small = torch.stack([square for *_, square in self._batches]).mean() * n**2 / mean.scale**2
         self._norms.append((step, n * trainer.world_size, self._samples, small, mean.dot(mean)))
 
@@ -269,13 +268,12 @@ class NoiseScaleMonitor(Callback):
     @override
     def state_dict(self) -> dict[str, Any]:
         self._read_all()
-        return {"pairs": [tuple(pair) for pair in self.pairs], "of": self._of}
+        return {"pairs": [tuple(pair) for pair in self.pairs]}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self._is_fit:  # a test of a checkpoint restores callbacks, too
             self.pairs.extend(Pair(*pair) for pair in state_dict["pairs"])
-            self._of = state_dict["of"]
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -288,7 +286,7 @@ class NoiseScaleMonitor(Callback):
 
     def disable(self) -> None:
         """Estimate nothing more in this fit."""
-        self._missing, self._before = self._missing or "the estimate has failed", None
+        self._missing = self._missing or "the estimate has failed"
         self._unhook()
 
     def _unhook(self) -> None:
@@ -346,9 +344,9 @@ def _some(tensor: Tensor, part: slice, samples: int) -> Tensor:
     return tensor[part] if tensor.dim() else tensor
 
 
-def _batches_of(trainer: Trainer) -> int:
-    """How many gradients, each of one batch on one rank, an update is the mean of."""
-    return trainer.accumulate_grad_batches * trainer.world_size
+def _gradients(trainer: Trainer, module: LightningModule, samples: int) -> _Gradients:
+    """What the last backward pass has left."""
+    return _Gradients([one.grad for one in _trained(module) if one.grad is not None], _scale(trainer), samples)
 
 
 def _trained(module: LightningModule) -> list[Parameter]:
