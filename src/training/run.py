@@ -184,6 +184,9 @@ class _Run:
         self.dataset = {"name": self.data.name, "fingerprint": fingerprint, "train_samples": samples}
         batches = self.trainer.accumulate_grad_batches
         self.batch = limit_batch_size(self.data, samples, self.trainer.world_size, batches)
+        if samples and self.data.batch_size:  # an update of fewer batches is no mean of so many
+            in_epoch = -(-samples // (self.data.batch_size * self.trainer.world_size))
+            self.trainer.accumulate_grad_batches = min(batches, in_epoch)
         self.name = run_name(self.config, self.choices, self.data.name, self.data.batch_size)
         if not is_fast_dev_run(self.trainer):  # in which Lightning logs nothing
             self.trainer.loggers = build_loggers(self.config, self.name, run_id)

@@ -38,6 +38,18 @@ def test_schedule_learning_rate_and_record_are_those_of_the_update(runs: Path, s
     assert found["throughput"]["batch_size"] == size
 
 
+def test_an_update_of_more_than_the_training_set_is_one_of_all_its_batches(runs: Path) -> None:
+    for asked in (80, 160):  # 76 samples: 10 batches of 8
+        done = run(
+            runs.parent, *SMALL, *PLAIN, "data.batch_size=8", f"global_batch_size={asked}", f"hydra.run.dir=out{asked}"
+        )
+        assert done.end() == 0, done.complained
+    enough, more = (record(runs.parent / f"out{asked}") for asked in (80, 160))
+    assert more["learning_rate"] == enough["learning_rate"] and more["steps"] == enough["steps"]
+    weights = [results(runs.parent / f"out{asked}")["weights"] for asked in (80, 160)]
+    assert all(weight.equal(weights[1][name]) for name, weight in weights[0].items())
+
+
 def test_a_report_shows_the_update(runs: Path) -> None:
     report = analyse([runs])
     assert list(report.frame["global_batch_size"].dropna()) == [
