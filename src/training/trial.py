@@ -117,8 +117,7 @@ def check_answer(task: "Task", output: Any, y: Tensor) -> None:
                 tried.update(*for_metrics(task.spec, output, y))
             value = tried.compute()
         if not isinstance(value, Tensor) or value.numel() != 1:
-            got = _shape(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"
-            raise UserError(f"task.metrics.{name}: {type(metric).__name__} returns {got}, takes one number")
+            raise UserError(f"task.metrics.{name}: {type(metric).__name__} returns {_shape(value)}, takes one number")
 
 
 def _check_shapes(task: "Task", output: Any, y: Tensor) -> None:
