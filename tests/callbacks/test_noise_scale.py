@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from batchscope.callbacks.noise_scale import NoiseScaleMonitor, Pair, noise_scale
-from tests.support.fork_server import Forked
+from tests.support.runs import Forked  # which has conftest.py start the server
 from tests.support.waiting import PATIENCE_S
 
 

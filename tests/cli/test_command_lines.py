@@ -22,7 +22,7 @@ SEARCHER = "+callbacks.bsf._target_=lightning.pytorch.callbacks.BatchSizeFinder"
 REFUSED = {
     # a name that there is not
     "train modle=cnn": "modle: no such option. Did you mean 'model'?",
-    "train targt=0.9": "targt: no such option. Did you mean 'target'?",
+    "train targetx=0.9": "targetx: no such option. Did you mean 'target'?",
     "train data.batch_sise=3": "data.batch_sise: no such option. Did you mean 'batch_size'?",
     "train +data.batch_sise=3": "data.batch_sise: no such option. Did you mean 'batch_size'?",
     "train ++data.batch_sise=3": "data.batch_sise: no such option. Did you mean 'batch_size'?",
