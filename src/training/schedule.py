@@ -100,9 +100,7 @@ class Schedule:
             return [parameter for _, parameter in named]
         members: list[list[Tensor]] = [[] for _ in (*self.groups, "the rest")]
         for name, parameter in named:
-            found = (
-                i for i, group in enumerate(self.groups) if any(fnmatch.fnmatchcase(name, p) for p in group["match"])
-            )
+            found = (i for i, group in enumerate(self.groups) if matches(name, group["match"]))
             members[next(found, -1)].append(parameter)
         for i, group in enumerate(self.groups):
             check_patterns(f"optimizer.groups.{i}.match", group["match"], [name for name, _ in named])
@@ -141,10 +139,15 @@ class Schedule:
         return None
 
 
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether one of the name patterns, as of fnmatch, matches a parameter's name."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def check_patterns(option: str, patterns: Sequence[str], names: Sequence[str]) -> None:
     """Raise UserError for the first name pattern, as of fnmatch, that matches none of a model's parameters."""
     for pattern in patterns:
-        if not fnmatch.filter(names, pattern):
+        if not any(matches(name, [pattern]) for name in names):
             above = {
                 f"{'.'.join(parts[:n])}.*"
                 for name in names

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
 import torch
@@ -25,7 +24,7 @@ from ..distributed.sharding import shard
 from ..errors import UserError
 from ..options.types import Node, Text
 from .objective import accuracy, accuracy_metric, for_accuracy, for_loss, for_metrics, loss_function, own_metrics
-from .schedule import Schedule, check_patterns
+from .schedule import Schedule, check_patterns, matches
 from .trial import UNKNOWN, answer, blamed, first_answer, zeros
 
 Batch = Any  # what a DataSpec takes apart: `(x, y)`, `(x, y, lengths)` or a dict
@@ -118,9 +117,9 @@ class Task(LightningModule):
 
     def forward(self, x: Tensor | Mapping[str, Tensor], lengths: Tensor | None = None) -> Tensor:
         """The model's output for inputs `x: (B, …)`, or several by their names, of `lengths: (B,)` if these vary."""
-        args, named = arguments(x, lengths if self._takes_lengths else None)
         if self.channels_last:
-            args, named = tree_map_only(Tensor, _channels_last, (args, named))
+            x = _channels_last(x)
+        args, named = arguments(x, lengths if self._takes_lengths else None)
         if self.compile_mode and not (self.training and self._compiled_samples in (None, _samples(x))):
             with torch.compiler.set_stance("force_eager"):
                 return self.model(*args, **named)
@@ -279,7 +278,7 @@ class Task(LightningModule):
     def _freeze(self, patterns: Sequence[str]) -> list[nn.Module]:
         """Freeze parameters by their names, and return the batch norms that have no other ones."""
         check_patterns("task.freeze", patterns, [name for name, _ in self.named()])
-        frozen = {p for name, p in self.named() if any(fnmatchcase(name, pattern) for pattern in patterns)}
+        frozen = {p for name, p in self.named() if matches(name, patterns)}
         for parameter in frozen:
             parameter.requires_grad_(False)
         if frozen and not any(p.requires_grad for p in self.parameters()):
@@ -292,7 +291,12 @@ def _samples(inputs: Tensor | Mapping[str, Tensor]) -> int:
     return len(inputs if isinstance(inputs, Tensor) else next(iter(inputs.values())))
 
 
-def _channels_last(x: Tensor) -> Tensor:
+def _channels_last(x: Tensor | Mapping[str, Tensor]) -> Tensor | Mapping[str, Tensor]:
+    """Images channels-last, and all else as it is; a plain call, because torch's tree functions take 15 µs a step."""
+    if isinstance(x, Mapping):
+        return {
+            name: each.to(memory_format=torch.channels_last) if each.dim() == 4 else each for name, each in x.items()
+        }
     return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
