@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from batchscope.hardware.trace import StepProfiler, calls, device_seconds, idle, step_starts
+from batchscope.hardware.trace import StepProfiler, device_seconds, idle, step_starts
 
 Events = list[dict[str, Any]]
 
@@ -41,12 +41,6 @@ def two_steps() -> Events:
         ]
     random.Random(0).shuffle(events)  # the order in a trace is nobody's promise
     return events
-
-
-def test_the_outermost_operations_are_found_by_thread_and_with_the_time_of_their_kernels() -> None:
-    found = [(call.name, call.device_us) for call in calls(two_steps())]
-    assert found == [("aten.linear", 200), ("aten.mm", 100), ("aten.mm", 50), ("aten._fused_adamw_", 100)] * 2
-    assert [call.name for call in calls(two_steps(), ["aten.addmm"])] == ["aten.addmm"] * 2
 
 
 def test_each_operation_of_a_step_gets_the_time_of_its_own_kernels() -> None:
@@ -101,7 +95,7 @@ def test_a_trace_has_its_steps_after_the_warm_up_and_no_other_ones(steps: int) -
     profiler, events = traced(steps)
     assert profiler.error is None
     assert len(step_starts(events)) == 2
-    assert [call.name for call in calls(events, ["aten.mm"])] == ["aten.mm"] * 2
+    assert sum(each.get("name") == "aten::mm" for each in events) == 2
     assert not torch.autograd._profiler_enabled()
 
 
