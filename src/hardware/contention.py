@@ -4,14 +4,14 @@ Two measurements ask. A window of steps is disturbed by the rule in `is_disturbe
 cached: a short disturbance needs no detection, because the best of many short blocks counts. A constant one shows:
 
 - On a CPU, in the time that others used during the measurement.
-- On a GPU, in the utilisation right before and right after, when this process computes nothing there. The list of
-  processes is no measure: an idle one disturbs nobody, and a container does not see its own process in the list.
+- On a GPU, in the utilisation right after, when this process computes nothing there. The list of processes is no measure:
+  an idle one disturbs nobody, and a container does not see its own process in the list.
 """
 
 import contextlib
 import math
 import time
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 
@@ -56,35 +56,22 @@ class NoiseMeter:
         return noise_between(before, self._last)
 
 
-class Contention:
-    """Watches a device from before a measurement until after it, as a context manager."""
+def disturbance(device: torch.device, noise: Noise) -> str | None:
+    """What others did on a device during a measurement that has just ended; None on a device that reports nothing.
 
-    def __init__(self, device: torch.device):
-        self.finding: str | None = None  # what disturbed the measurement; None on a device that reports nothing
-        self._device = device
-
-    def __enter__(self) -> Self:
-        if self._device.type == "cpu":
-            self._meter = NoiseMeter()
-        elif (utilization(self._device) or 0) > MAX_UTILIZATION_PCT:
-            self._look_at_device()  # again, after a window in which this process computed nothing
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._device.type == "cpu":
-            noise = self._meter.read()
-            if is_disturbed(noise):
-                self.finding = f"other processes used {percent(noise.others_share)} of the CPU during the measurement"
-        elif self.finding is None:
-            self._look_at_device()
-
-    def _look_at_device(self) -> None:
-        if utilization(self._device) is None:
-            return
-        time.sleep(WINDOW_S)
-        busy = utilization(self._device)
-        if busy is not None and busy > MAX_UTILIZATION_PCT:
-            self.finding = f"other processes kept the {self._device.type} busy {percent(busy / 100)} of the time"
+    Args:
+        device: on which this process computes no more. A GPU is watched for two seconds.
+        noise: of the processor, during the measurement.
+    """
+    if device.type == "cpu":
+        words = f"other processes used {percent(noise.others_share)} of the CPU during the measurement"
+        return words if is_disturbed(noise) else None
+    if utilization(device) is None:
+        return None
+    time.sleep(WINDOW_S)
+    busy = utilization(device) or 0.0
+    words = f"other processes kept the {device.type} busy {percent(busy / 100)} of the time"
+    return words if busy > MAX_UTILIZATION_PCT else None
 
 
 def utilization(device: torch.device) -> float | None:

@@ -16,6 +16,11 @@ from .traffic import storages
 ALLOCATED = "device/memory_allocated_gib"
 PEAK = "device/memory_peak_gib"
 RESERVED = "device/memory_reserved_gib"  # CUDA and AMD
+_IN_ALLOCATOR = {
+    ALLOCATED: ("allocated_bytes", "current"),
+    PEAK: ("allocated_bytes", "peak"),
+    RESERVED: ("reserved_bytes", "peak"),
+}
 _GIB = 2**30
 
 # In any other RuntimeError. cuBLAS and cuDNN report the lack of memory for their own buffers by a status.
@@ -48,9 +53,9 @@ class MemoryReadings:
     def __call__(self) -> dict[str, float]:
         """The readings by metric."""
         if self._device.type == "cuda":
-            allocated, reserved = _of_allocator(self._device)
-            found = {ALLOCATED: allocated["current"], PEAK: allocated["peak"], RESERVED: reserved["peak"]}
-            return {key: held / _GIB for key, held in found.items()}
+            # One call of the allocator: `torch.cuda.memory_stats` flattens and sorts its hundred numbers.
+            stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+            return {key: stats[kind]["all"][which] / _GIB for key, (kind, which) in _IN_ALLOCATOR.items() if stats}
         if self._device.type == "mps":
             held = torch.mps.current_allocated_memory() / _GIB
         elif self._device.type == "cpu":
@@ -68,21 +73,13 @@ def measured_bytes(device: torch.device) -> dict[str, int]:
     device for them. MPS: what they hold now. CPU: `process_peak`, the most that the process has had in RAM.
     """
     if device.type == "cuda":
-        allocated, reserved = _of_allocator(device)
-        return {"allocated": allocated["peak"], "reserved": reserved["peak"]}
+        return {
+            "allocated": torch.cuda.max_memory_allocated(device),
+            "reserved": torch.cuda.max_memory_reserved(device),
+        }
     if device.type == "mps":
         return {"allocated": torch.mps.current_allocated_memory(), "reserved": torch.mps.driver_allocated_memory()}
     return {"process_peak": peak_rss()} if device.type == "cpu" else {}
-
-
-def _of_allocator(device: torch.device) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes that tensors hold in torch's allocator, and that it has reserved: `current` and `peak` of each.
-
-    One call of the allocator. `torch.cuda.memory_stats` would flatten and sort its hundred numbers for each sample.
-    """
-    stats = torch.cuda.memory_stats_as_nested_dict(device)
-    nothing = {"all": {"current": 0, "peak": 0}}  # where CUDA is not initialized yet
-    return stats.get("allocated_bytes", nothing)["all"], stats.get("reserved_bytes", nothing)["all"]
 
 
 def bytes_of(tensors: Iterable[object]) -> int:

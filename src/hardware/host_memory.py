@@ -13,10 +13,7 @@ from typing import NamedTuple
 
 import psutil
 
-_PROCESS_GROUPS, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-# Of control groups of version 2 and 1: the folder of all groups, a group's limit, its use, and the cache in that use.
-_VERSION_2 = ("", "memory.max", "memory.current", "inactive_file")
-_VERSION_1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+PROCESS_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 # Parameters of mallopt(3), from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _NEVER = -1  # read as an unsigned number: no top of the heap is ever that large
@@ -38,32 +35,22 @@ def host_memory() -> HostMemory:
 
 
 def _group_limits() -> Iterator[tuple[int, int]]:
-    """Bytes that each control group of this process allows and leaves free: its own group, and all that contain this group."""
-    memberships = []
-    with contextlib.suppress(OSError):  # not Linux
-        memberships = _PROCESS_GROUPS.read_text().splitlines()
-    for membership in memberships:
-        _, controllers, path = membership.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        folder, limit, used, cache = _VERSION_1 if controllers else _VERSION_2
-        root = _GROUPS / folder
-        own = root / path.lstrip("/")
-        for group in (own, *own.parents):
-            if group.is_relative_to(root):
+    """Bytes that each control group of this process allows and leaves free: its own group, and all that contain this group.
+
+    The groups are those of version 2. The page cache, which the kernel takes back first, is free.
+    """
+    try:
+        lines = PROCESS_GROUPS.read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        own = GROUPS / line.removeprefix("0::").lstrip("/")
+        for group in (own, *own.parents) if line.startswith("0::") else ():
+            if group.is_relative_to(GROUPS):
                 with contextlib.suppress(OSError, ValueError):  # no limit ("max"), or a group outside the container
-                    most = int((group / limit).read_text())
-                    yield most, most - int((group / used).read_text()) + _cache_in(group, cache)
-
-
-def _cache_in(group: Path, key: str) -> int:
-    """Bytes of the page cache that the kernel takes back before a control group runs out of memory."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in (group / "memory.stat").read_text().splitlines():
-            name, _, number = line.partition(" ")
-            if name == key:
-                return int(number)
-    return 0
+                    most, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+                    facts = dict(fact.split() for fact in (group / "memory.stat").read_text().splitlines())
+                    yield most, most - used + int(facts.get("inactive_file", 0))
 
 
 def private_rss(process: psutil.Process) -> int:

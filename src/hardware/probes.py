@@ -45,7 +45,7 @@ class Probe:
                     readings[key] = float(value)
             except Exception as error:  # noqa: BLE001 - every library has its own, and none may end a run
                 del self._queries[key]
-                _warn_once(key, f"{key} is left out: {_reason(error)}")
+                _warn_once(key, f"{key} is left out: {error or type(error).__name__}")
         return readings
 
 
@@ -60,24 +60,15 @@ def probe_for(device: torch.device, clock: Clock = time.perf_counter) -> Probe:
     if device.type == "cpu":
         queries[PROCESSOR_TIME] = _BusyPercent(own_seconds, clock, usable_cores())
     elif device.type == "cuda" and torch.version.hip:
-        queries |= amd_queries(device)
+        # Through torch, which returns 0 for an unknown clock, and documents the power in mW and returns W.
+        queries[UTILIZATION] = lambda: torch.cuda.utilization(device)
+        queries[SM_CLOCK] = lambda: torch.cuda.clock_rate(device) or None
     elif device.type == "cuda":
         try:
-            queries |= nvidia_queries(device, clock)
+            queries |= nvidia_queries(device)
         except Exception as error:  # noqa: BLE001 - a library or a driver that is missing or broken in its own way
-            _warn_once("nvml", f"no readings of {device}, NVML is not available: {_reason(error)}")
+            _warn_once("nvml", f"no readings of {device}, NVML is not available: {error or type(error).__name__}")
     return Probe(queries)
-
-
-def amd_queries(device: torch.device) -> dict[str, Query]:
-    """An AMD GPU, through torch, which reads AMD's library and returns 0 for an unknown clock.
-
-    Its power is left out: torch documents mW, and its releases so far return W.
-    """
-    return {
-        UTILIZATION: lambda: torch.cuda.utilization(device),
-        SM_CLOCK: lambda: torch.cuda.clock_rate(device) or None,
-    }
 
 
 class _BusyPercent:
@@ -105,7 +96,3 @@ def _warn_once(kind: str, message: str) -> None:
         _warned.add(kind)
         with contextlib.suppress(Warning):
             warnings.warn(message, RuntimeWarning, stacklevel=2)
-
-
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__

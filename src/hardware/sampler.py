@@ -6,8 +6,7 @@ import time
 import warnings
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -20,7 +19,6 @@ from .nvml_readings import ENERGY, Clock
 MIN_INTERVAL_S = 0.1  # NVML renews its readings no faster, and the thread holds the interpreter while it reads
 PATIENCE_S = 1.0  # a driver that hangs must not hang the run
 MAX_SAMPLES = 10_000  # 42 minutes at 4 Hz and 10 MB; then every second one is dropped
-_ALL = 1 - 1e-9  # of some seconds, as far as sums of them are exact
 
 Span = tuple[float, float]  # where it starts and ends, in seconds of the sampler's clock
 
@@ -58,47 +56,35 @@ class Timeline:
         device's own counter, interpolated between samples, where it was read all the time.
         """
         samples = list(self._samples)
-        within = _seconds_within(spans, [sample.timestamp for sample in samples])
-        means: dict[str, tuple[float, float]] = {}  # key → Σ value·seconds, Σ seconds
-        highest: dict[str, float] = {}
-        joules = counted = 0.0
-        for (before, sample), seconds in zip(pairwise(samples), within.tolist(), strict=True):
-            if not seconds > 0:
-                continue
-            for key, value in sample.readings.items():
-                if key.endswith("_gib"):
-                    highest[key] = max(highest.get(key, value), value)
-                elif key != ENERGY:
-                    total, weight = means.get(key, (0.0, 0.0))
-                    means[key] = total + value * seconds, weight + seconds
-            if (watts := _counted_watts(before, sample)) is not None:
-                joules, counted = joules + watts * seconds, counted + seconds
-        in_all = float(within.sum())
-        if not in_all > 0:
+        times = numpy.array([sample.timestamp for sample in samples])
+        within = _seconds_within(spans, times)
+        used = within > 0
+        if not used.any():
             return {}
-        result: dict[str, float] = {"seconds": in_all}
-        result |= {named(key, "mean"): total / weight for key, (total, weight) in means.items()}
-        result |= {named(key, "max"): value for key, value in highest.items()}
-        return result | ({"energy_j": joules} if counted >= in_all * _ALL else {})
+        result = {"seconds": float(within.sum())}
+        for key in dict.fromkeys(key for sample in samples for key in sample.readings):
+            values = numpy.array([sample.readings.get(key, numpy.nan) for sample in samples])
+            known = used & ~numpy.isnan(values[1:])
+            if key == ENERGY:
+                joules = numpy.diff(values)
+                if (joules[used] >= 0).all():  # read all the time, and not reset by a reloaded driver
+                    result["energy_j"] = float((joules / numpy.diff(times) * within)[used].sum())
+            elif known.any() and key.endswith("_gib"):
+                result[named(key, "max")] = float(values[1:][known].max())
+            elif known.any():
+                result[named(key, "mean")] = float(numpy.average(values[1:][known], weights=within[known]))
+        return result
 
 
-def _counted_watts(before: Sample, after: Sample) -> float | None:
-    """Mean power between two samples by the device's counter; None without it, and where a reloaded driver has reset it."""
-    if ENERGY not in before.readings or ENERGY not in after.readings:
-        return None
-    joules = after.readings[ENERGY] - before.readings[ENERGY]
-    return joules / (after.timestamp - before.timestamp) if joules >= 0 else None
-
-
-def _seconds_within(spans: Iterable[Span], timestamps: Sequence[float]) -> NDArray[numpy.float64]:
-    """How long each of the N − 1 intervals between N timestamps lies within spans, shape (N − 1,)."""
+def _seconds_within(spans: Iterable[Span], times: NDArray[numpy.float64]) -> NDArray[numpy.float64]:
+    """How long each of the N − 1 intervals between N times lies within spans, shape (N − 1,)."""
     borders = numpy.array(list(spans), float).reshape(-1, 2)
-    if not len(borders) or not len(timestamps):
-        return numpy.zeros(max(len(timestamps) - 1, 0))
+    if not len(borders) or not len(times):
+        return numpy.zeros(max(len(times) - 1, 0))
     ends = numpy.cumsum(borders[:, 1] - borders[:, 0])
     starts = ends - (borders[:, 1] - borders[:, 0])
     elapsed = numpy.column_stack([starts, ends]).ravel()  # seconds within spans up to each border
-    return numpy.diff(numpy.interp(timestamps, borders.ravel(), elapsed))
+    return numpy.diff(numpy.interp(times, borders.ravel(), elapsed))
 
 
 def named(key: str, word: str) -> str:

@@ -1,4 +1,4 @@
-"""Who computes beside a measurement: seen in the processor's times, and in a GPU's utilisation before and after."""
+"""Who computes beside a measurement: seen in the processor's times, and in a GPU's utilisation after it."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from batchscope.hardware import contention
-from batchscope.hardware.contention import WINDOW_S, Contention, Noise, NoiseMeter, is_disturbed, noise_between
+from batchscope.hardware.contention import WINDOW_S, Noise, NoiseMeter, disturbance, is_disturbed, noise_between
 from batchscope.hardware.processor import Load
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -47,54 +47,30 @@ def test_the_meter_reads_from_one_call_to_the_next(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("busy", "own", "finding"),
+    ("noise", "finding"),
     [
-        (8.0, 4.5, "other processes used 35 % of the CPU during the measurement"),
-        (9.9, 9.8, None),
-        (5.3, 5.0, None),  # the steal of an idle virtual machine
+        (Noise(0.35, 0.2), "other processes used 35 % of the CPU during the measurement"),
+        (Noise(0.03, 0.0), None),  # the steal of an idle virtual machine
     ],
 )
-def test_what_others_used_of_a_processor_disturbs_a_calibration(busy, own, finding, monkeypatch) -> None:
-    readings = [Load(1000.0, 400.0, 20.0), Load(1010.0, 400.0 + busy, 20.0 + own)]
-    monkeypatch.setattr(contention, "cpu_seconds", lambda: readings.pop(0))
-    with Contention(CPU) as others:
-        pass
-    assert others.finding == finding
+def test_what_others_used_of_a_processor_disturbs_a_calibration(noise: Noise, finding: str | None) -> None:
+    assert disturbance(CPU, noise) == finding
 
 
-@pytest.fixture
-def on_gpu(monkeypatch):
-    """What is found where the utilisation reads like this; and everything that happened."""
-
-    def watch(*readings: float | None) -> tuple[str | None, list[float | str]]:
-        left, happened = list(readings), []
-        monkeypatch.setattr(contention, "utilization", lambda device: happened.append("read") or left.pop(0))
-        monkeypatch.setattr(contention.time, "sleep", happened.append)
-        with Contention(GPU) as others:
-            happened.append("measured")
-        assert not left
-        return others.finding, happened
-
-    return watch
-
-
-def test_a_gpu_that_idles_before_and_after_is_undisturbed(on_gpu) -> None:
-    assert on_gpu(0.0, 98.0, 0.0) == (None, ["read", "measured", "read", WINDOW_S, "read"])
-
-
-def test_what_this_process_computed_right_before_is_not_others(on_gpu) -> None:
-    finding, happened = on_gpu(100.0, 100.0, 2.0, 98.0, 0.0)
-    assert finding is None
-    assert happened[:4] == ["read", "read", WINDOW_S, "read"]
-
-
-@pytest.mark.parametrize("readings", [(60.0, 60.0, 60.0), (0.0, 98.0, 60.0)], ids=["before", "after"])
-def test_a_gpu_on_which_others_compute_is_disturbed(readings, on_gpu) -> None:
-    assert on_gpu(*readings)[0] == "other processes kept the cuda busy 60 % of the time"
-
-
-def test_a_device_that_does_not_tell_is_not_waited_for(on_gpu) -> None:
-    assert on_gpu(None, None) == (None, ["read", "measured", "read"])
+@pytest.mark.parametrize(
+    ("readings", "waits", "finding"),
+    [
+        ([98.0, 0.0], [WINDOW_S], None),  # the first is what this process computed right before
+        ([98.0, 60.0], [WINDOW_S], "other processes kept the cuda busy 60 % of the time"),
+        ([None], [], None),  # a device that does not tell is not waited for
+    ],
+)
+def test_a_gpu_on_which_others_compute_right_after_is_disturbed(readings, waits, finding, monkeypatch) -> None:
+    left, slept = list(readings), []
+    monkeypatch.setattr(contention, "utilization", lambda device: left.pop(0))
+    monkeypatch.setattr(contention.time, "sleep", slept.append)
+    assert disturbance(GPU, Noise()) == finding
+    assert (left, slept) == ([], waits)
 
 
 @pytest.mark.parametrize("error", [ModuleNotFoundError, RuntimeError, AssertionError])

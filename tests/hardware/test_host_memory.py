@@ -17,8 +17,8 @@ MIB = 2**20
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of control groups; the process is in the groups that the file `of_process` names."""
-    monkeypatch.setattr(host_memory, "_GROUPS", tmp_path)
-    monkeypatch.setattr(host_memory, "_PROCESS_GROUPS", tmp_path / "of_process")
+    monkeypatch.setattr(host_memory, "GROUPS", tmp_path)
+    monkeypatch.setattr(host_memory, "PROCESS_GROUPS", tmp_path / "of_process")
     return tmp_path
 
 
@@ -47,16 +47,6 @@ def test_the_least_limit_of_the_control_groups_counts(
         (group / "memory.current").write_text(f"{used * MIB}\n")
         (group / "memory.stat").write_text(f"anon 5\ninactive_anon 3\ninactive_file {cache * MIB}\n")
     assert host_memory.host_memory() == (total_mib * MIB, free_mib * MIB)
-
-
-def test_groups_of_version_1_have_other_names(groups: Path) -> None:
-    (groups / "of_process").write_text("5:cpu,cpuacct:/else\n4:memory:/docker/abc\n0::/\n")
-    group = groups / "memory" / "docker" / "abc"
-    group.mkdir(parents=True)
-    (group / "memory.limit_in_bytes").write_text(f"{100 * MIB}\n")
-    (group / "memory.usage_in_bytes").write_text(f"{70 * MIB}\n")
-    (group / "memory.stat").write_text(f"inactive_file 5\ntotal_inactive_file {20 * MIB}\n")
-    assert host_memory.host_memory() == (100 * MIB, 50 * MIB)
 
 
 @pytest.mark.parametrize("memberships", [None, "0::/\n"])

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from batchscope.hardware import sampler as sampling
-from batchscope.hardware.nvml_readings import ENERGY, POWER, SM_ACTIVITY
+from batchscope.hardware.nvml_readings import ENERGY, POWER, UTILIZATION
 from batchscope.hardware.probes import CPU, RSS
 from batchscope.hardware.sampler import MAX_SAMPLES, Sample, Sampler, Spans, Timeline, named
 from tests.support.devices import Clock
@@ -76,7 +76,7 @@ def test_the_samples_after_a_time() -> None:
     assert samples.after(3) == Timeline().after(0) == []
 
 
-@pytest.mark.parametrize("key, expected", [(POWER, "device/power_max_w"), (SM_ACTIVITY, "device/sm_activity_max_pct")])
+@pytest.mark.parametrize("key, expected", [(POWER, "device/power_max_w"), (UTILIZATION, "device/utilization_max_pct")])
 def test_a_word_goes_before_the_unit(key: str, expected: str) -> None:
     assert named(key, "max") == expected
 
