@@ -22,14 +22,6 @@ def _product(matrix: str, inputs: Inputs) -> int:
     return 2 * inputs[matrix].numel()
 
 
-def _addbmm(inputs: Inputs) -> int:
-    return 2 * inputs["batch1"].numel() * inputs["batch2"].shape[2]
-
-
-def _addmm_activation(inputs: Inputs) -> int:
-    return 2 * inputs["mat1"].numel() * inputs["mat2"].shape[1]
-
-
 def _linear(inputs: Inputs) -> int:
     x, weight = inputs["input"], inputs["weight"]
     return 2 * x.numel() * (weight.shape[0] if weight.dim() > 1 else 1)
@@ -98,9 +90,6 @@ OURS: dict[Any, Callable[[Inputs], int]] = {
     _aten.mv: partial(_product, "self"),
     _aten.addmv: partial(_product, "mat"),
     _aten.dot: partial(_product, "self"),
-    _aten.vdot: partial(_product, "self"),
-    _aten.addbmm: _addbmm,
-    _aten._addmm_activation: _addmm_activation,
     _aten.linear: _linear,  # one operation on MPS; elsewhere it falls apart into those above
     _aten.linear_backward: _linear_backward,
     _aten.convolution_backward: _convolution_backward,

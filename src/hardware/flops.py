@@ -7,7 +7,6 @@ executed: recomputation is part of the backward pass.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 
 from .flop_formulas import kind_of_product
 from .operations import Operation
@@ -56,7 +55,7 @@ def flops_of(operations: Iterable[Operation], samples: float) -> StepFlops:
 
 
 def flops_per_sample(steps: Sequence[tuple[Iterable[Operation], float]]) -> StepFlops:
-    """The mean over recorded updates, each with its samples: of those with the most, which leaves out a short last batch.
+    """Those of recorded updates, each with its samples: of those with the most, which leaves out a short last batch.
 
     Raises:
         UncountableError: where the updates differ, so that three of them say nothing about the others.
@@ -66,5 +65,4 @@ def flops_per_sample(steps: Sequence[tuple[Iterable[Operation], float]]) -> Step
     totals = [each.total for each in found]
     if max(totals) > _VARIES * min(totals):
         raise UncountableError("the recorded updates take different numbers of FLOPs a sample")
-    forward, backward = fmean(each.forward for each in found), fmean(each.backward for each in found)
-    return StepFlops(forward, backward, found[-1].shares)
+    return found[-1]

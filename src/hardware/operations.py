@@ -32,6 +32,9 @@ _OVERWRITES = ("copy", "zero", "fill", "normal", "uniform", "bernoulli", "random
 _OVERWRITES += ("_foreach_zero", "_foreach_copy")
 
 
+_SUMS = ("calls", "flops", "bytes", "cold_bytes", "seconds")
+
+
 @dataclass(frozen=True)
 class Operation:
     """Calls of one operation in a training step, added up. Numbers are those of all calls in one step."""
@@ -49,14 +52,7 @@ class Operation:
 
     def plus(self, other: "Operation") -> "Operation":
         """Both together, under this one's name, part, module, dtype and dims."""
-        return replace(
-            self,
-            calls=self.calls + other.calls,
-            flops=self.flops + other.flops,
-            bytes=self.bytes + other.bytes,
-            cold_bytes=self.cold_bytes + other.cold_bytes,
-            seconds=self.seconds + other.seconds,
-        )
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in _SUMS})
 
 
 def merge(operations: Iterable[Operation], key: Callable[[Operation], Any]) -> dict[Any, Operation]:
@@ -130,7 +126,10 @@ class OperationRecorder(DispatchMode):
         for operation in (each for step in self.steps for each in step):
             calls.setdefault(_alike(operation), []).append(operation)
         whole = max(reversed(self.steps), key=lambda step: sum(each.bytes for each in step))
-        return [_typical(work, calls[key]) for key, work in merge(whole, _alike).items()]
+        return [
+            replace(work, seconds=work.calls * median(call.seconds for call in calls[key]))
+            for key, work in merge(whole, _alike).items()
+        ]
 
     @override
     def __enter__(self) -> Self:
@@ -193,7 +192,7 @@ class OperationRecorder(DispatchMode):
             flops = 0
         dtypes = (_DTYPES.get(tensor.dtype) for tensor in (*outputs, *tensors(list(inputs.values()))))
         dtype = next(filter(None, dtypes), "other")
-        dims = dims_of(kind.base, inputs, list(tensors(list(inputs.values()))), outputs)
+        dims = dims_of(kind.base, inputs, outputs) if kind.name.startswith("aten.") else ()
         self.steps[-1].append(Operation(kind.name, self._part(), module, dtype, 1, flops, moved, cold, seconds, dims))
 
     def _leave_uncounted(self, func: Any) -> None:
@@ -234,11 +233,6 @@ class OperationRecorder(DispatchMode):
             return self._made_in.get(number, "")
         self._made_in.setdefault(next_autograd_number() - 1, self._running[-1])
         return self._running[-1]
-
-
-def _typical(work: Operation, calls: list[Operation]) -> Operation:
-    """The work of a step, with the typical time of these calls."""
-    return replace(work, seconds=work.calls * median(call.seconds for call in calls))
 
 
 def _alike(operation: Operation) -> tuple[Any, ...]:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from .._torch import storage_id
 
-_LINE = 64  # bytes that a processor moves at once
 # Operations that touch some rows of their first argument: as much of it as they return, or as they are given to write.
 _LOOK_UPS = ("embedding", "index", "index_select", "gather", "take")
 _BAGS = ("_embedding_bag", "_embedding_bag_forward_only")  # they return sums of the rows that they look up
@@ -41,19 +40,9 @@ def storages(value: object) -> list[torch.UntypedStorage]:
 
 
 def touched_bytes(tensor: Tensor) -> int:
-    """Bytes that reading the tensor touches: whole lines where it has gaps, and what is expanded once."""
-    item, whole = tensor.element_size(), tensor.untyped_storage().nbytes()
-    piece, pieces = item, 1
-    for stride, size in sorted(
-        (stride * item, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1
-    ):
-        if pieces == 1 and stride == piece:
-            piece *= size
-        elif pieces == 1 and stride > piece:  # a gap after each piece
-            pieces, piece = size, min(-(-piece // _LINE) * _LINE, stride)
-        elif stride:  # pieces of pieces, or pieces that overlap
-            pieces *= size
-    return min(pieces * piece if tensor.numel() else 0, whole)
+    """Bytes that reading the tensor takes: what is expanded counts once, and what overlaps is not known to."""
+    numbers = prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return min(numbers * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 def bytes_of_rows(name: str, inputs: Mapping[str, Any], table: Tensor, touched: int) -> int:

@@ -29,10 +29,10 @@ def test_the_dimensions_of_products_convolutions_and_rows():
     assert (6, 6, 6, 4) in [*attention["bmm"], *attention.get("baddbmm", [])]  # the number of products first
     found = recorded(nn.Conv2d(4, 8, 3, groups=2), torch.randn(2, 4, 10, 12, requires_grad=True))
     assert found["convolution"] == found["convolution_backward"] == [(2, 8, 8, 10, 2, 3, 3)]
-    assert recorded(nn.Conv1d(4, 8, 3), torch.randn(2, 4, 10))["convolution"] == [(2, 8, 1, 8, 4, 1, 3)]
+    assert recorded(nn.Conv1d(4, 8, 3), torch.randn(2, 4, 10))["convolution"] == [(2, 8, 8, 4, 3)]
     assert recorded(nn.LayerNorm((3, 4)), torch.randn(5, 3, 4))["native_layer_norm"] == [(5, 12)]
     assert recorded(nn.Softmax(dim=1), torch.randn(5, 3, 4, requires_grad=True))["_softmax"] == [(20, 3)]
-    assert recorded(nn.ReLU(), torch.randn(5, 3, 4, requires_grad=True))["relu"] == [(15, 4)]
+    assert recorded(nn.ReLU(), torch.randn(5, 3, 4, requires_grad=True))["relu"] == [()]
 
 
 @pytest.mark.parametrize(
@@ -45,19 +45,8 @@ def test_the_dimensions_of_products_convolutions_and_rows():
 )
 def test_a_recurrent_kernel_has_steps_samples_features_and_hidden(name, first, dims):
     inputs = {"input": torch.empty(4, 11, 5), "hidden_size": 7, "batch_first": first}
-    assert dims_of(name, inputs, [inputs["input"]], []) == dims
-
-
-def test_an_optimizer_has_its_tensors_and_their_numbers():
-    parameters = [torch.zeros(3, 2, requires_grad=True), torch.zeros(4, requires_grad=True)]
-    optimizer = torch.optim.AdamW(parameters, fused=True)
-    for each in parameters:
-        each.grad = torch.ones_like(each)
-    with OperationRecorder() as recorder:
-        optimizer.step()
-    assert {each.dims for each in recorder.operations() if "fused" in each.name} == {(2, 10)}
+    assert dims_of(name, inputs, []) == dims
 
 
 def test_an_operation_that_has_not_what_its_name_says_has_no_dimensions():
-    assert dims_of("addmm", {}, [], []) == ()
-    assert dims_of("relu", {}, [], []) == ()
+    assert dims_of("addmm", {}, []) == dims_of("convolution", {}, []) == ()

@@ -231,7 +231,6 @@ PRODUCTS = {
     "in place": (lambda w, x: torch.zeros(4, 6).addmm_(x, w.t()), 2 * 4 * 30, 2 * 4 * 30),
     "bmm": (lambda w, x: torch.bmm(x[None], w.t()[None]), 2 * 4 * 30, 2 * 4 * 30),
     "baddbmm": (lambda w, x: torch.baddbmm(w[:, 0], x[None], w.t()[None]), 2 * 4 * 30, 2 * 4 * 30),
-    "addbmm": (lambda w, x: torch.addbmm(w[:, 0], x[None], w.t()[None]), 2 * 4 * 30, 2 * 4 * 30),
     "einsum": (lambda w, x: torch.einsum("ij,kj->ik", x, w), 2 * 4 * 30, 2 * 4 * 30),
 }
 
