@@ -86,20 +86,6 @@ def cache_bytes(device: torch.device, cpus: Path = _CPUS) -> int | None:
     return sum(sum(sorted(of_level.values(), reverse=True)[:threads]) for of_level in sizes.values()) or None
 
 
-def nvml_handle(nvml: Any, device: torch.device) -> Any:
-    """NVML's handle of one of torch's devices, found by its UUID: NVML ignores CUDA_VISIBLE_DEVICES when it counts."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    uuid = str(torch.cuda.get_device_properties(index).uuid)  # torch gives it bare, NVML wants a prefix
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    # A process sees one MIG instance at most, so the name in the variable is the device's.
-    names = [visible] if visible.startswith("MIG-") else []
-    names += [uuid if uuid.startswith("GPU-") else f"GPU-{uuid}", f"MIG-{uuid}"]
-    for name in names:
-        with contextlib.suppress(nvml.NVMLError):
-            return nvml.nvmlDeviceGetHandleByUUID(name)
-    return nvml.nvmlDeviceGetHandleByUUID(uuid)
-
-
 def describe(device: torch.device) -> dict[str, Any]:
     """The machine, as a run record has it."""
     own_memory = {}

@@ -22,7 +22,9 @@ import torch
 from ..files import write_text
 from ..records.terminal import say
 from .calibration import IDENTITY, PRECISIONS, Calibration
-from .devices import cache_bytes, device_name, nvml_handle
+from .contention import NoiseMeter, disturbance
+from .devices import cache_bytes, device_name
+from .nvml_readings import nvml_device
 
 SCHEMA = 5  # of the cached file and of the way in which it is measured
 # How long a disturbed calibration is used: its rates are too low, but the runs of a sweep do not measure them again.
@@ -71,16 +73,17 @@ def calibrate(device: torch.device) -> Calibration:
 
     torch's random states and its TF32 switches stay as they are; the peak of its memory statistics grows.
     """
-    # Only the process that measures needs these.
-    from .contention import Contention
+    # Only the process that measures needs it.
     from .microbenchmarks import LAUNCHES, MEMORY, TRANSFERS, best_rates, microbenchmarks
 
     cache = cache_bytes(device)
     on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-    with on_device, torch.inference_mode(), Contention(device) as others:
+    meter = NoiseMeter()
+    with on_device, torch.inference_mode():
         rates = best_rates(microbenchmarks(device, cache), _PASSES_S)
         if device.type == "cuda":
             torch.cuda.empty_cache()
+    disturbed = disturbance(device, meter.read())
     launches = rates.get(LAUNCHES)
     return Calibration(
         **identity(device),
@@ -88,7 +91,7 @@ def calibrate(device: torch.device) -> Calibration:
         memory_bytes_per_sec=rates.get(MEMORY),
         launch_us=1e6 / launches if launches else None,
         h2d_bytes_per_sec=rates.get(TRANSFERS),
-        disturbed=others.finding,
+        disturbed=disturbed,
         cache_bytes=cache,
     )
 
@@ -98,9 +101,8 @@ def cached_calibration(device: torch.device) -> Calibration | None:
 
     A file that is no calibration is ignored, with one warning.
     """
-    known = identity(device)
     try:
-        file = _cache_file(known)
+        file = _cache_file(identity(device))
         text, age = file.read_bytes(), time.time() - file.stat().st_mtime
     except OSError:
         return None
@@ -109,8 +111,7 @@ def cached_calibration(device: torch.device) -> Calibration | None:
     except Exception:  # noqa: BLE001 - whatever a damaged file makes of JSON and of the calibration's values
         warnings.warn(f"{file} is damaged, and is ignored", stacklevel=2)
         return None
-    is_same = all(getattr(found, key) == value for key, value in known.items())
-    return found if is_same and (not found.disturbed or 0 <= age < DISTURBED_S) else None
+    return found if not found.disturbed or 0 <= age < DISTURBED_S else None
 
 
 def store(calibration: Calibration) -> None:
@@ -144,14 +145,9 @@ def _nvidia_driver(device: torch.device) -> dict[str, Any]:
     """The driver's version and the power limit in W, as far as NVML reports them."""
     known: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # NVML has an exception for each thing that can be missing
-        import pynvml
-
-        pynvml.nvmlInit()
-        try:
-            known["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
-            known["power_limit_w"] = pynvml.nvmlDeviceGetPowerManagementLimit(nvml_handle(pynvml, device)) / 1000
-        finally:
-            pynvml.nvmlShutdown()
+        nvml, handle = nvml_device(device)
+        known["driver"] = str(nvml.nvmlSystemGetDriverVersion())
+        known["power_limit_w"] = nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000
     return known
 
 

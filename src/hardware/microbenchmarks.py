@@ -37,9 +37,8 @@ _PASS_S = 0.02  # of blocks, before the next microbenchmark
 _FINALISTS = 5  # of a quantity
 _SLOWEST_RUN_S = 0.06  # a candidate of which one run would take longer is left out
 # Where others use all cores, the threads of a small run wait 50 ms for each other. A rate from such runs is 50 times too low,
-# and would leave out all larger candidates. So several are tried in any case, and the best is timed again before.
+# and would leave out all larger candidates. So several are tried in any case.
 _ALWAYS_TRIED = 6
-_SECOND_LOOKS = 3
 
 MEMORY, LAUNCHES, TRANSFERS = "memory", "launches", "transfers"
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -134,21 +133,12 @@ def _fastest(candidates: Iterable[Microbenchmark]) -> list[Microbenchmark]:
     """The finalists, best first. A candidate that is not among them is freed with its tensors."""
     found: list[Microbenchmark] = []
     for number, each in enumerate(candidates):
-        if number >= _ALWAYS_TRIED and found and _is_too_slow(each, found[0]):
+        if number >= _ALWAYS_TRIED and found and each.amount / found[0].rate > _SLOWEST_RUN_S:
             break
         with contextlib.suppress(RuntimeError, TypeError, NotImplementedError):  # no such format here, or no memory
             each.time_for(_PASS_S)
             found = sorted([*found, each], key=lambda one: -one.rate)[:_FINALISTS]
     return found
-
-
-def _is_too_slow(candidate: Microbenchmark, fastest: Microbenchmark) -> bool:
-    """Whether one run would take too long, at a rate that stays as low when it is timed again."""
-    for _ in range(_SECOND_LOOKS):
-        if candidate.amount / fastest.rate <= _SLOWEST_RUN_S:
-            return False
-        fastest.time_for(_PASS_S)
-    return candidate.amount / fastest.rate > _SLOWEST_RUN_S
 
 
 def microbenchmarks(device: torch.device, cache_bytes: int | None = None) -> dict[str, Iterable[Microbenchmark]]:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from batchscope.hardware import contention, measure, microbenchmarks
+from batchscope.hardware import measure, microbenchmarks
 from batchscope.hardware.calibration import Calibration
 from batchscope.hardware.devices import cache_bytes
 from batchscope.hardware.measure import (
@@ -45,12 +45,8 @@ def test_this_machines_processor_is_measured(monkeypatch):
 
 
 def test_rates_become_a_calibration_in_the_units_of_its_names_and_others_are_watched_meanwhile(monkeypatch):
-    class Others(contention.Contention):
-        def __exit__(self, *exception: object) -> None:
-            self.finding = "others did something"
-
     rates = {"bf16": 9e14, "memory": 3e10, "launches": 250_000.0, "transfers": 5e10}
-    monkeypatch.setattr(contention, "Contention", Others)
+    monkeypatch.setattr(measure, "disturbance", lambda device, noise: "others did something")
     monkeypatch.setattr(microbenchmarks, "best_rates", lambda candidates, seconds: rates)
     made = calibrate(CPU)
     assert made.matmul_flops_per_sec == {"bf16": 9e14}
@@ -203,7 +199,7 @@ def test_a_gpu_is_told_apart_by_its_uuid_its_power_limit_and_its_driver(
 ) -> None:
     properties, nvml = types.SimpleNamespace(uuid="1234"), cast(Any, types.ModuleType("pynvml"))
     nvml.limit_mw, nvml.version, nvml.NVMLError = 700_000, "570.1", RuntimeError
-    nvml.nvmlInit = nvml.nvmlShutdown = lambda: None
+    nvml.nvmlInit = lambda: None
     nvml.nvmlSystemGetDriverVersion = lambda: nvml.version
     nvml.nvmlDeviceGetHandleByUUID = lambda name: name
     nvml.nvmlDeviceGetPowerManagementLimit = lambda handle: nvml.limit_mw
