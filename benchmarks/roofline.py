@@ -37,7 +37,7 @@ from batchscope.hardware.host_memory import keep_freed_memory
 from batchscope.hardware.measure import calibrate
 from batchscope.hardware.microbenchmarks import MEMORY, Microbenchmark, Run, best_rates, clock, microbenchmarks
 from batchscope.hardware.operations import Operation, OperationRecorder, merge
-from batchscope.hardware.roofline import Peaks, lower_bound, peaks_of
+from batchscope.hardware.roofline import least_seconds, lower_bound
 
 MOST = 1.05  # of a peak, and of a step: a product by Winograd's algorithm takes fewer FLOPs than are counted
 LARGEST = 4e9  # FLOPs of a layer that is still measured
@@ -233,7 +233,7 @@ def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
     made = {key: each for key, each in made.items() if each[2].fits}
     turns = {key: partial(step.timed, 0.01 if args.smallest else 0.5) for key, (_, _, step) in made.items()}
     found = compare_variants(turns, args.rounds)
-    best = peaks_of(best_of(before, calibrate(device)))
+    best = best_of(before, calibrate(device))
     return [
         facts(name, batch, step, best, {part: found.median(key, part) for part in ("seconds", *PARTS)})
         for key, (name, batch, step) in made.items()
@@ -252,23 +252,23 @@ def best_of(a: Calibration, b: Calibration) -> Calibration:
     return dataclasses.replace(a, **values)
 
 
-def facts(name: str, batch: int, step: Step, peaks: Peaks, seconds: Mapping[str, float]) -> dict[str, Any]:
+def facts(name: str, batch: int, step: Step, peaks: Calibration, seconds: Mapping[str, float]) -> dict[str, Any]:
     bound, whole, operations = lower_bound(step.operations, peaks), seconds["seconds"], step.operations
     merged = merge(operations, lambda each: each.name).values()
-    most = max(merged, key=lambda each: each.seconds - peaks.least_seconds(each))
+    most = max(merged, key=lambda each: each.seconds - least_seconds(each, peaks))
     return {
         "model": name,
         "batch": batch,
         "threads": torch.get_num_threads(),
-        "floor_ms": {key: 1e3 * value for key, value in dataclasses.asdict(bound).items()},
+        "floor_ms": {key: 1e3 * value for key, value in bound.items()},
         "parts_ms": {key: 1e3 * value for key, value in seconds.items()},
-        "ratio": bound.total / whole,
+        "ratio": bound["total"] / whole,
         "rest": rest_of(operations, peaks, whole),
-        "costliest": f"{most.name.removeprefix('aten.')} ({peaks.least_seconds(most) / most.seconds:.0%})",
+        "costliest": f"{most.name.removeprefix('aten.')} ({least_seconds(most, peaks) / most.seconds:.0%})",
     }
 
 
-def rest_of(operations: list[Operation], peaks: Peaks, step_s: float) -> dict[str, float]:
+def rest_of(operations: list[Operation], peaks: Calibration, step_s: float) -> dict[str, float]:
     """What a step takes beyond its bound, as shares of the time of its operations or of the step, whichever is longer.
 
     A call of less than SMALL_S is `small`. Of longer ones an operation with FLOPs is `arithmetic`, one that misses the cache
@@ -277,7 +277,7 @@ def rest_of(operations: list[Operation], peaks: Peaks, step_s: float) -> dict[st
     sums = dict.fromkeys(REST, 0.0)
     for each in operations:
         kind = "arithmetic" if each.flops else "memory" if each.cold_bytes else "cache"
-        beyond = max(0.0, each.seconds - peaks.least_seconds(each))
+        beyond = max(0.0, each.seconds - least_seconds(each, peaks))
         sums["small" if each.seconds < SMALL_S * each.calls else kind] += beyond
     in_operations = sum(each.seconds for each in operations)
     whole = max(step_s, in_operations)

@@ -32,7 +32,7 @@ _REASONS = {
     "running": "still running, or killed",
 }
 _TIMES = (MEAN_RATE, FIT_RATE, "step_ms", "step_ms_median", "memory_peak_gib", "joules_per_sample")
-_SHARES = ("mfu", "utilization_pct", "processor_time_pct", "sm_activity_pct")  # of the throughput, which may be 0
+_SHARES = ("mfu", "utilization_pct", "processor_time_pct")  # of the throughput, which may be 0
 
 
 @dataclass(frozen=True)

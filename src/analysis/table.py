@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LOW, HIGH, STEP_MS = f"{RATE}_low", f"{RATE}_high", "step_ms_typical"
 BUSY = ("processor_time_pct", "utilization_pct")  # of a CPU, of an accelerator
 _LONGEST = 90  # characters of a reason
-_SHOWN = ("batch_size", "global_batch_size", RATE, STEP_MS, "mfu", *BUSY, "sm_activity_pct", "memory_peak_gib")
+_SHOWN = ("batch_size", "global_batch_size", RATE, STEP_MS, "mfu", *BUSY, "memory_peak_gib")
 _TO_TARGET = ("noise_scale", "samples_to_target", "time_to_target_s")
 _SHOWN += ("scaling_efficiency", "communication_share", "joules_per_sample", "compile_seconds")
 

@@ -11,7 +11,7 @@ from ..hardware.bottleneck import Step, find_bottleneck
 from ..hardware.calibration import Calibration
 from ..hardware.devices import device_name
 from ..hardware.operations import Operation, OperationRecorder
-from ..hardware.roofline import Peaks, peaks_of
+from ..hardware.roofline import least_seconds
 from ..hardware.trace import Event, device_seconds, idle, step_starts
 from ..records import explanation as records
 from ..records.explanation import Cost, Explanation, Gap
@@ -22,7 +22,6 @@ from ._table import UpdateTable
 MOST_GAPS = 5
 _TOO_LONG = 1.1  # the operations' time ÷ what a plain step has for them; less is the scatter between steps
 _BETWEEN = (StepPart.DATA_WAIT, StepPart.TRANSFER, StepPart.OTHER)  # the parts between two batches
-_NO_PEAKS = Peaks(asynchronous=False, flops_per_sec={})
 
 
 @dataclass
@@ -44,7 +43,6 @@ class Measured:
 def explain(measured: Measured) -> Explanation:
     """The explanation of a step."""
     device, calibration, notes = measured.device, measured.calibration, list(measured.notes)
-    peaks = peaks_of(calibration) if calibration else _NO_PEAKS
     parts, spread, steps = _median_step(measured.table)
     step_s, between_s = sum(parts.values()), sum(parts[part] for part in _BETWEEN)
     busy, gaps = _busy(measured, step_s)
@@ -71,10 +69,8 @@ def explain(measured: Measured) -> Explanation:
         waiting_seconds=parts[StepPart.DATA_WAIT],
         steps=steps,
         is_timed=is_timed,
-        roofs=records.Roofs(
-            dict(peaks.flops_per_sec), peaks.bytes_per_sec, calibration.cache_bytes if calibration else None
-        ),
-        operations=records.add_up((_cost(each, peaks) for each in shown), _group),
+        roofs=_roofs(calibration),
+        operations=records.add_up((_cost(each, calibration) for each in shown), _group),
         threads=torch.get_num_threads() if device.type == "cpu" else None,
         bottleneck=_bottleneck(measured, parts, spread, steps, busy, operations),
         idle_share=None if busy is None else 1 - busy,
@@ -157,7 +153,7 @@ def _bottleneck(
             steps=steps,
             operations=operations,
             not_recorded=measured.not_recorded,
-            peaks=peaks_of(measured.calibration) if measured.calibration else None,
+            calibration=measured.calibration,
             busy=busy,
             spread=spread,
             others_shares=measured.table.windows.others_shares(slowed_only=measured.device.type != "cpu"),
@@ -170,7 +166,14 @@ def _group(cost: Cost) -> Any:
     return cost.name, cost.module, cost.part, cost.dtype
 
 
-def _cost(operation: Operation, peaks: Peaks) -> Cost:
-    """An operation with its lower bound."""
+def _roofs(known: Calibration | None) -> records.Roofs:
+    if known is None:
+        return records.Roofs()
+    return records.Roofs(dict(known.matmul_flops_per_sec), known.memory_bytes_per_sec, known.cache_bytes)
+
+
+def _cost(operation: Operation, calibration: Calibration | None) -> Cost:
+    """An operation with its lower bound, 0 for a device that was not measured."""
     same = ("module", "part", "name", "dtype", "calls", "flops", "bytes", "cold_bytes", "seconds")
-    return Cost(**{key: getattr(operation, key) for key in same}, floor_seconds=peaks.least_seconds(operation))
+    bound = least_seconds(operation, calibration) if calibration else 0.0
+    return Cost(**{key: getattr(operation, key) for key in same}, floor_seconds=bound)

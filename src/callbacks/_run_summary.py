@@ -14,7 +14,7 @@ from ..hardware.flop_formulas import kind_of_product
 from ..hardware.operations import Operation
 from ..hardware.probes import RSS
 from ..hardware.processor import usable_cores
-from ..hardware.roofline import lower_bound, peaks_of
+from ..hardware.roofline import lower_bound
 from ..hardware.sampler import named
 from ..records.step_parts import StepPart
 from .device import LOGGED
@@ -70,8 +70,8 @@ def operation_facts(observed: Observations, calibration: Calibration | None) -> 
         "memory_bytes": round(sum(each.cold_bytes for each in operations)),
     }
     if calibration is not None:
-        bound = lower_bound(operations, peaks_of(calibration))
-        facts["floor_ms"] = {key: 1e3 * seconds for key, seconds in asdict(bound).items()}
+        bound = lower_bound(operations, calibration)
+        facts["floor_ms"] = {key: 1e3 * seconds for key, seconds in bound.items()}
     return {"step": facts}
 
 
@@ -89,11 +89,9 @@ def bottleneck_facts(
             steps=summary["updates"],
             operations=observed.operations,
             not_recorded=observed.reason,
-            peaks=peaks_of(calibration) if calibration else None,
+            calibration=calibration,
             communication_ms=summary.get("communication_ms", None if "processes" in summary else 0.0),
-            busy=_fraction(summary.get("utilization_pct")),
-            tensor_busy=_fraction(summary.get("tensor_activity_pct")),
-            memory_busy=_fraction(summary.get("dram_activity_pct")),
+            busy=None if (utilization := summary.get("utilization_pct")) is None else utilization / 100,
             mfu=summary.get("mfu"),
             changed=observed.changed,
             spread=summary["step_ms_p90"] / median if median else 1.0,
@@ -140,7 +138,3 @@ def preparing_hook(summary: Mapping[str, Any]) -> str | None:
     """The hook of the user's that takes most of what counts as waiting for data, if one does."""
     hooks = summary.get("preparing_ms", {})
     return next((hook for hook, ms in hooks.items() if 2 * ms > summary["parts_ms"][StepPart.DATA_WAIT]), None)
-
-
-def _fraction(percentage: float | None) -> float | None:
-    return None if percentage is None else percentage / 100

@@ -78,9 +78,7 @@ def _ranks(summary: Mapping[str, Any]) -> str:
 
 def _device(summary: Mapping[str, Any]) -> str:
     words = []
-    if "sm_activity_pct" in summary:
-        words.append(f"SM activity {percent(summary['sm_activity_pct'] / 100)}")
-    elif "utilization_pct" in summary:
+    if "utilization_pct" in summary:
         words.append(f"a kernel ran in {percent(summary['utilization_pct'] / 100)} of the time")
     if "memory_peak_gib" in summary:
         words.append(f"peak memory {significant(summary['memory_peak_gib'])} GiB")
@@ -106,7 +104,6 @@ _NUMBERS: tuple[tuple[str, Callable[[Any], str], str], ...] = (
     ("peak_flops_per_sec", lambda value: with_prefix(value, "FLOP/s"), "peak measured here {}"),
     ("processor_time_pct", _pct, "processor time {} of the usable cores"),
     ("utilization_pct", _pct, "a kernel ran in {} of the time"),
-    ("sm_activity_pct", _pct, "SM activity {}"),
     ("throttled_pct", _pct, "clocks lowered in {} of the time"),
     ("memory_peak_gib", significant, "peak memory {} GiB"),
     ("memory_reserved_gib", significant, "reserved {} GiB"),

@@ -23,7 +23,6 @@ def setting_of(trainer: Trainer, summary: Mapping[str, Any], calibration: Calibr
     common: dict[str, Any] = {
         "device": device,
         "batch_size": summary["batch_size"] or None,
-        "precision": str(trainer.precision),
         "cores": int(usable_cores()),
         "accumulate_grad_batches": int(trainer.accumulate_grad_batches),
         "devices": trainer.world_size,
@@ -45,15 +44,14 @@ def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
     pipeline = data.get("pipeline")
     has_convolutions = any(map(is_convolution, trainer.lightning_module.modules()))
     sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
-    return {
+    decided = dict.fromkeys(("batch_size", "accumulate_grad_batches")) if config.get("global_batch_size") else {}
+    return decided | {
         "own": True,
         "pipeline": pipeline,
         "num_workers": data.get("num_workers") if pipeline in (None, "workers") else None,
         "backend": model.get("backend"),
         "channels_last": config.get("channels_last") if has_convolutions else None,
-        "keep_freed_memory": config.get("keep_freed_memory"),
         "train_samples": getattr(sampler, "num_samples", None),
-        "global_batch_size": config.get("global_batch_size"),
         "experiment": "diagnose" if "batch_factors" in (config.get("search") or {}) else None,
     }
 

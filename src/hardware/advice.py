@@ -1,33 +1,15 @@
-"""Advice on a bottleneck: one change by options that exist, are not set already, and are not known to hurt here.
+"""Advice on a bottleneck: one change of an option that exists, is not set already, and is not known to hurt here.
 
 A run by this project's own options is advised in those options. Any other Lightning project is advised in arguments of
 its `Trainer` and its `DataLoader`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..records.formatting import option_value
 
 _BATCH_FACTOR = 4  # between the present batch and the suggested one
-# How a change is written: in this project's options, and in another project's calls. None: it does not exist there.
-_WRITTEN: dict[str, tuple[str | None, str | None]] = {
-    "accelerator": ("trainer.accelerator", "Trainer"),
-    "accumulate_grad_batches": ("trainer.accumulate_grad_batches", "Trainer"),
-    "devices": ("trainer.devices", "Trainer"),
-    "precision": ("trainer.precision", "Trainer"),
-    "batch_size": ("data.batch_size", "DataLoader"),
-    "global_batch_size": ("global_batch_size", None),
-    "num_workers": ("data.num_workers", "DataLoader"),
-    "pin_memory": (None, "DataLoader"),
-    "pipeline": ("data.pipeline", None),
-    "backend": ("model.backend", None),
-    "channels_last": ("channels_last", None),
-    "keep_freed_memory": ("keep_freed_memory", None),
-    "experiment": ("experiment", None),
-    "callbacks": (None, "Trainer"),
-}
 
 
 @dataclass(frozen=True)
@@ -35,39 +17,25 @@ class Setting:
     """What a run has set, and what its machine offers. None stands for what is unknown, or has no effect in the run."""
 
     device: str = "cpu"  # torch's type: `cpu`, `cuda`, `mps`
-    batch_size: int | None = None  # of one device
-    precision: str = "32-true"
+    batch_size: int | None = None  # of one device; None where another option decides it
     num_workers: int | None = None  # of the training set's DataLoader, where it has one
     pin_memory: bool | None = None  # of the same
     is_stream: bool = False  # whether an IterableDataset fills it: each worker would read the whole
     cores: int | None = None  # that the process may use
-    accumulate_grad_batches: int = 1
+    accumulate_grad_batches: int | None = 1  # None where another option decides it
     devices: int = 1  # that train together
     devices_here: int = 1  # of this kind, in this machine
     accelerators: tuple[str, ...] = ()  # what `trainer.accelerator` could be instead: `gpu`, `mps`
     train_samples: int | None = None
     faster_precision: str | None = None  # one at which this device was measured to be faster
     preparing: str | None = None  # the module's hook that prepares the batch and takes most of the wait for data
-    own: bool = True  # whether the options below exist
+    own: bool = True  # whether this project's options exist
     pipeline: str | None = None  # `data.pipeline`
     backend: str | None = None  # `model.backend`
     channels_last: bool | None = None
-    keep_freed_memory: bool | None = None
-    global_batch_size: int | None = None  # which decides how many batches are accumulated
     experiment: str | None = None  # `diagnose` in a run of a diagnosis
     optimizer_traffic: bool = False  # whether most of the step's traffic with memory is the optimizer's
     tf32_is_faster: bool = False  # whether the step's products are in float32, and were measured to be faster in TF32
-
-    @property
-    def batch_limit(self) -> int | None:
-        """The largest batch of one device that the training set fills."""
-        return None if self.train_samples is None else -(-self.train_samples // self.devices)
-
-
-class _Code(str):
-    """An argument's value that is shown as it is written."""
-
-    __repr__ = str.__str__
 
 
 class Advice(NamedTuple):
@@ -77,8 +45,45 @@ class Advice(NamedTuple):
     effect: str
 
 
-Options = dict[str, Any]  # name in `_WRITTEN` → value
-_Change = Callable[[Setting], Options | str | bool | None]
+# How a change of an option is written: in this project's options, and in another project's calls. None: it has none there.
+_WRITTEN: dict[str, tuple[str | None, str | None]] = {
+    "accelerator": ("trainer.accelerator={}", "Trainer(accelerator='{}')"),
+    "accumulate": ("trainer.accumulate_grad_batches={}", "Trainer(accumulate_grad_batches={})"),
+    "batch": ("data.batch_size={}", "DataLoader(batch_size={})"),
+    "backend": ("model.backend={}", None),
+    "channels_last": ("channels_last={}", None),
+    "devices": ("trainer.devices={}", "Trainer(devices={})"),
+    "experiment": ("experiment={}", None),
+    "pin": (None, "DataLoader(pin_memory={})"),
+    "pipeline": ("data.pipeline={}", None),
+    "precision": ("trainer.precision={}", "Trainer(precision='{}')"),
+    "profile": (None, "Trainer(callbacks=[OperationProfiler()])"),
+    "tf32": ('torch.set_float32_matmul_precision("high")',) * 2,
+    "workers": ("data.num_workers={}", "DataLoader(num_workers={})"),
+}
+_ALL = "input transfer communication host memory compute elementwise unclear"
+# The bottlenecks, the change, and what it does to them. The first change of a bottleneck that has a value is the advice.
+_RULES = (
+    ("input", "pipeline to memory", "takes each batch from tensors in memory at once"),
+    ("input transfer", "pipeline to device", "keeps the whole set on the device"),
+    ("input", "workers", "prepares more batches at the same time"),
+    ("transfer", "pin", "copies batches from page-locked memory"),
+    ("host compute elementwise", "backend", "runs a whole sequence in one call"),
+    ("host", "batch", "launches as many operations for more samples"),
+    ("communication", "batch", "exchanges gradients less often for the same samples"),
+    ("communication", "accumulate", "exchanges gradients half as often"),
+    ("host", "accelerator to cpu", "may be as fast for operations of this size"),
+    ("memory", "batch for optimizer", "moves the optimizer's bytes less often for the same samples"),
+    ("memory compute", "channels_last", "is the faster layout for convolutions"),
+    ("compute", "tf32", "computes matrix products in TF32, which was measured to be faster here"),
+    ("memory", "precision for bytes", "moves fewer bytes"),
+    ("compute", "precision", "was measured to compute faster here"),
+    ("memory", "accelerator", "has more bandwidth"),
+    ("compute elementwise", "accelerator", "computes faster"),
+    ("compute", "devices", "divides the arithmetic"),
+    (_ALL, "experiment", "tries the changes that may help, one at a time"),
+    (_ALL, "profile", "shows the operations and modules that take the time"),
+)
 
 
 def advise(kind: str, setting: Setting) -> Advice | None:
@@ -88,151 +93,62 @@ def advise(kind: str, setting: Setting) -> Advice | None:
         kind: of the bottleneck.
         setting: of the run.
     """
-    for kinds, effect, change in _RULES:
-        if kind in kinds.split() and (found := change(setting)):
-            if isinstance(found, str):
-                return Advice(found, effect)
-            if isinstance(found, dict) and _applies(found, setting):
-                return Advice(_written(found, setting), effect)
+    if kind == "input" and setting.preparing:  # no option of a loader makes it faster
+        effect = "where the loader's workers do it while the model trains"
+        return Advice(f"move the work of {setting.preparing} into the dataset", effect)
+    values = _values(setting)
+    for kinds, change, effect in _RULES:
+        written = _WRITTEN[change.partition(" ")[0]][0 if setting.own else 1]
+        if written and kind in kinds.split() and (value := values[change]):
+            return Advice(written.format(option_value(value) if setting.own else value), effect)
     return None
 
 
-def _applies(options: Options, setting: Setting) -> bool:
-    """Whether every option exists in this project, and one at least differs from what is set."""
-    exists = all(_WRITTEN[name][0 if setting.own else 1] for name in options)
-    return exists and any(getattr(setting, name, None) != value for name, value in options.items())
+def _values(s: Setting) -> dict[str, Any]:
+    """The new value of each change; False or None where the setting does not call for it."""
+    on_cpu, larger = s.device == "cpu", _larger_batch(s)
+    return {
+        "accelerator": on_cpu and next(iter(s.accelerators), None),
+        "accelerator to cpu": not on_cpu and s.devices == 1 and "cpu",
+        "accumulate": _accumulate(s),
+        "backend": s.backend == "reference" and "fused",
+        "batch": larger,
+        "batch for optimizer": s.optimizer_traffic and larger,  # its bytes are as many at any batch size
+        "channels_last": s.device in ("cpu", "cuda") and s.channels_last is False,
+        "devices": s.device == "cuda" and s.devices_here > s.devices and s.devices_here,
+        "experiment": s.experiment != "diagnose" and "diagnose",
+        "pin": s.device == "cuda" and s.pin_memory is False,
+        "pipeline to device": s.pipeline in ("memory", "workers") and not on_cpu and "device",
+        "pipeline to memory": s.pipeline == "workers" and "memory",
+        "precision": s.faster_precision,
+        "precision for bytes": not s.optimizer_traffic and s.faster_precision,  # the optimizer's stay in float32
+        "profile": True,
+        "tf32": s.tf32_is_faster,  # the weights and the sums stay in float32
+        "workers": _more_workers(s),
+    }
 
 
-def _written(options: Options, setting: Setting) -> str:
-    """`data.batch_size=512`, or `DataLoader(batch_size=512)`."""
-    if setting.own:
-        return " ".join(f"{_WRITTEN[name][0]}={option_value(value)}" for name, value in options.items())
-    calls: dict[str | None, list[str]] = {}
-    for name, value in options.items():
-        calls.setdefault(_WRITTEN[name][1], []).append(f"{name}={value!r}")
-    return " with ".join(f"{call}({', '.join(arguments)})" for call, arguments in calls.items())
-
-
-def _more_workers(setting: Setting) -> Options | None:
+def _more_workers(setting: Setting) -> int | None:
     """Without free cores they take time from the training; of a stream each worker would read the whole."""
     now, cores = setting.num_workers, setting.cores
     if now is None or cores == 1 or (cores is None and now) or setting.pipeline not in (None, "workers"):
         return None
     more = 1 if setting.is_stream else min(max(2, 2 * now), cores or 2)
-    return {"num_workers": more, **(_pinned(setting) or {})} if more > now else None
+    return more if more > now else None
 
 
-def _pinned(setting: Setting) -> Options | None:
-    return {"pin_memory": True} if setting.device == "cuda" and setting.pin_memory is False else None
-
-
-def _one_batch(setting: Setting) -> Options | None:
-    """The samples of an update at once, where they are accumulated."""
-    batch = (setting.batch_size or 0) * setting.accumulate_grad_batches
-    is_divided = batch and setting.accumulate_grad_batches > 1
-    fits = setting.batch_limit is None or batch <= setting.batch_limit
-    if not is_divided or not fits:
-        return None
-    return {"batch_size": batch} if setting.global_batch_size else {"batch_size": batch, "accumulate_grad_batches": 1}
-
-
-def _larger_batch(setting: Setting) -> Options | None:
+def _larger_batch(setting: Setting) -> int | None:
+    """No larger than what the training set gives one device."""
     if setting.batch_size is None:
         return None
-    larger = _BATCH_FACTOR * setting.batch_size
-    larger = larger if setting.batch_limit is None else min(larger, setting.batch_limit)
-    if setting.global_batch_size:
-        share = setting.batch_size * setting.accumulate_grad_batches
-        larger = next(size for size in range(min(larger, share), 0, -1) if share % size == 0)
-    return {"batch_size": larger} if larger > setting.batch_size else None
+    most = float("inf") if setting.train_samples is None else -(-setting.train_samples // setting.devices)
+    larger = int(min(_BATCH_FACTOR * setting.batch_size, most))
+    return larger if larger > setting.batch_size else None
 
 
-def _precision(setting: Setting) -> Options | None:
-    return {"precision": setting.faster_precision} if setting.faster_precision else None
-
-
-def _accumulate(setting: Setting) -> Options | None:
+def _accumulate(setting: Setting) -> int | None:
+    if setting.accumulate_grad_batches is None:
+        return None
     more = 2 * setting.accumulate_grad_batches
     samples = (setting.batch_size or 1) * setting.devices * more
-    fits = setting.train_samples is None or samples <= setting.train_samples
-    if setting.global_batch_size:
-        return {"global_batch_size": 2 * setting.global_batch_size} if fits else None
-    return {"accumulate_grad_batches": more} if fits else None
-
-
-def _accelerator(setting: Setting) -> Options | None:
-    better = [each for each in setting.accelerators if each != "cpu"] if setting.device == "cpu" else []
-    return {"accelerator": better[0]} if better else None
-
-
-_ALL = "input transfer communication host memory compute elementwise unclear"
-# The bottlenecks; what the change does to them; the change itself, or nothing where the setting does not call for it. The
-# first rule of a bottleneck that applies is the advice.
-_RULES: tuple[tuple[str, str, _Change], ...] = (
-    (
-        "input",
-        "where the loader's workers do it while the model trains",  # no option of a loader makes it faster
-        lambda s: s.preparing and f"move the work of {s.preparing} into the dataset",
-    ),
-    (
-        "input",
-        "takes each batch from tensors in memory at once",
-        lambda s: s.pipeline == "workers" and {"pipeline": "memory"},
-    ),
-    (
-        "input transfer",
-        "keeps the whole set on the device",
-        lambda s: s.pipeline in ("memory", "workers") and s.device != "cpu" and {"pipeline": "device"},
-    ),
-    ("input", "prepares more batches at the same time", _more_workers),
-    ("transfer", "copies batches from page-locked memory", _pinned),
-    (
-        "host compute elementwise",
-        "runs a whole sequence in one call",
-        lambda s: s.backend == "reference" and {"backend": "fused"},
-    ),
-    ("host", "computes the same update with fewer operations", _one_batch),
-    ("host", "launches as many operations for more samples", _larger_batch),
-    ("communication", "exchanges gradients less often for the same samples", _larger_batch),
-    ("communication", "exchanges gradients half as often", _accumulate),
-    (
-        "host",
-        "may be as fast for operations of this size",
-        lambda s: s.device != "cpu" and s.devices == 1 and {"accelerator": "cpu"},
-    ),
-    (
-        "memory",
-        "moves the optimizer's bytes less often for the same samples",  # they are as many at any batch size
-        lambda s: s.optimizer_traffic and _larger_batch(s),
-    ),
-    (
-        "memory",
-        "spares the page faults of memory that is freed and taken again",
-        lambda s: s.device == "cpu" and s.keep_freed_memory is False and {"keep_freed_memory": True},
-    ),
-    (
-        "memory compute",
-        "is the faster layout for convolutions",
-        lambda s: s.device in ("cpu", "cuda") and s.channels_last is False and {"channels_last": True},
-    ),
-    (
-        "compute",
-        "computes matrix products in TF32, which was measured to be faster here",  # weights and sums stay in float32
-        lambda s: s.tf32_is_faster and 'torch.set_float32_matmul_precision("high")',
-    ),
-    ("memory", "moves fewer bytes", lambda s: not s.optimizer_traffic and _precision(s)),  # whose bytes stay in float32
-    ("compute", "was measured to compute faster here", _precision),
-    ("memory", "has more bandwidth", _accelerator),
-    ("compute elementwise", "computes faster", _accelerator),
-    (
-        "compute",
-        "divides the arithmetic",
-        lambda s: s.device == "cuda" and s.devices_here > s.devices and {"devices": s.devices_here},
-    ),
-    (_ALL, "tries the changes that may help, one at a time", lambda s: {"experiment": "diagnose"}),
-    (
-        _ALL,
-        "shows the operations and modules that take the time",
-        lambda s: {"callbacks": _Code("[OperationProfiler()]")},
-    ),
-)
+    return more if setting.train_samples is None or samples <= setting.train_samples else None

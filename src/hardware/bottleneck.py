@@ -24,15 +24,16 @@ Runs and explanations are judged by `find_bottleneck` alone.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
 
 from ..records.formatting import count, percent
 from ..records.step_parts import PARTS
-from .evidence import Timed, evidence_of, shares_in_words
+from .calibration import Calibration
+from .evidence import Timed, evidence_of_wait, evidence_of_work, shares_in_words
 from .operations import Operation
-from .roofline import Peaks
+from .roofline import compute_seconds, launch_seconds, memory_seconds
 
 Certainty = Literal["clear", "probable", "unclear"]
 UNCLEAR = "unclear"  # in place of a kind
@@ -51,7 +52,7 @@ CALL_S = 30e-6  # what a call costs at most: arguments, dispatch, a new tensor; 
 PRODUCT_CALL_S = 100e-6  # the same of a product, which also picks a kernel and waits for its threads to wake
 
 # For a CPU that is not calibrated: only the ratio between the peaks matters.
-_TYPICAL = Peaks(asynchronous=False, flops_per_sec={"fp32": 1e11}, bytes_per_sec=2e10, launch_s=2e-6)
+_TYPICAL = Calibration("cpu", "", None, "", None, {"fp32": 1e11}, memory_bytes_per_sec=2e10, launch_us=2.0)
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,9 @@ class Step:
     steps: int = 1000  # that were measured
     operations: Sequence[Operation] = ()  # of one step; empty where they are not known
     not_recorded: str | None = None  # why there are none
-    peaks: Peaks | None = None  # None without a calibration
+    calibration: Calibration | None = None
     communication_ms: float | None = 0.0  # of `backward`, waiting for gradients of other ranks; None if not measured
     busy: float | None = None  # share of the step in which a kernel runs; None where it is not known
-    tensor_busy: float | None = None  # share of the step in which tensor cores compute
-    memory_busy: float | None = None  # share of the memory's highest bandwidth that the step uses
     mfu: float | None = None  # of the mean step; asked only where the operations are not known
     changed: float = 1.0  # the median step ÷ those right after the steps whose operations were recorded
     spread: float = 1.0  # the 90th percentile of the steps ÷ their median
@@ -101,7 +100,7 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     work = total - sum(spent.values())
     if step.work_ms is not None:
         work = min(work, max(step.work_ms - spent["communication"], 0.0))
-    timed = times_by_kind(step.operations, step.peaks or _TYPICAL, step.device)
+    timed = _times_by_kind(step)
     excess = _excess(step, timed, work)
     if why_unknown := _why_unknown(step, excess):
         spent |= _work_by_parts(step, parts, work)
@@ -116,17 +115,8 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
         return Bottleneck(UNCLEAR, share, "unclear", shares_in_words(shares, unknown, why_unknown), shares)
     first_two = {largest: shares[largest], second: shares[second]}
     doubts = _doubts(step, first_two, unknown, 1.0 if why_unknown else excess)
-    line = evidence_of(
-        largest,
-        share,
-        total / 1e3,
-        () if why_unknown else step.operations,
-        timed.get(largest, ()),
-        step.peaks,
-        preparing=step.preparing,
-        mfu=step.mfu,
-        is_cpu=step.device == "cpu",
-    )
+    known, of_kind = (replace(step, operations=()), ()) if why_unknown else (step, timed.get(largest, ()))
+    line = _evidence(known, largest, share, total / 1e3, of_kind)
     return Bottleneck(largest, share, "probable" if doubts else "clear", "; ".join([line, *doubts]), shares)
 
 
@@ -154,18 +144,17 @@ def _waits(step: Step, parts: Mapping[str, float], total: float) -> dict[str, fl
     return waits
 
 
-def times_by_kind(operations: Sequence[Operation], peaks: Peaks, device: str) -> dict[str, list[Timed]]:
+def _times_by_kind(step: Step) -> dict[str, list[Timed]]:
     """The operations by what limits them, each with the seconds that it spends so, or that it needs on an accelerator."""
     found: dict[str, list[Timed]] = {"memory": [], "compute": [], "elementwise": []}
-    for each in operations:
-        compute, memory = peaks.compute_seconds(each), peaks.memory_seconds(each)
-        needed = max(compute, memory)
-        if device == "cpu":
+    device = step.calibration or _TYPICAL
+    for each in step.operations:
+        compute, memory = compute_seconds(each, device), memory_seconds(each, device)
+        own, moves = max(compute, memory), memory > compute
+        if step.device == "cpu":
             call_s = PRODUCT_CALL_S if each.flops else CALL_S
-            own = each.seconds - min(call_s * each.calls, max(each.seconds - needed / WELL_FED, 0.0))
-            moves = memory > compute if each.flops else 2 * each.cold_bytes > each.bytes
-        else:
-            own, moves = needed, memory > compute
+            own = each.seconds - min(call_s * each.calls, max(each.seconds - own / WELL_FED, 0.0))
+            moves = moves if each.flops else 2 * each.cold_bytes > each.bytes
         if own > 0:
             found["memory" if moves else "compute" if each.flops else "elementwise"].append((each, own))
     return found
@@ -221,45 +210,43 @@ def _work_of_accelerator(
     step: Step, timed: Mapping[str, Sequence[Timed]], work: float, total: float
 ) -> dict[str, float]:
     """The milliseconds of each kind, as far as they are known."""
-    if step.peaks is None:
-        return {} if step.busy is None else {"host": work - min(step.busy * total, work)}
+    busy = None if step.busy is None else min(step.busy * total, work)
+    if step.calibration is None:
+        return {} if busy is None else {"host": work - busy}
     needed = _milliseconds(timed)
-    launch = 1e3 * sum(map(step.peaks.launch_seconds, step.operations))
-    # The device's own counters see what the counted bytes and FLOPs cannot, such as access out of order.
-    memory = max(needed["memory"], (step.memory_busy or 0.0) * total)
-    compute = max(needed["compute"], (step.tensor_busy or 0.0) * total)
-    device = memory + compute
-    busy = None if step.busy is None else step.busy * total
+    device = sum(needed.values())
+    launch = sum(1e3 * launch_seconds(each, step.calibration) for each in step.operations)
     if busy is None and device >= WELL_FED * work and device >= launch:
         busy = work
     if busy is None and launch >= WELL_FED * work:
-        busy = min(device / WELL_FED, work - launch)
+        busy = min(device / WELL_FED, max(work - launch, 0.0))
     if busy is None:
-        return {"host": launch, "memory": memory, "compute": compute}
-    busy = min(busy, work)
-    if not device:
-        return {"host": work - busy}
-    return {"host": work - busy, "memory": busy * memory / device, "compute": busy * compute / device}
+        return {"host": launch} | needed
+    return {"host": work - busy} | ({kind: busy * ms / device for kind, ms in needed.items()} if device else {})
+
+
+def _evidence(step: Step, kind: str, share: float, step_s: float, timed: Sequence[Timed]) -> str:
+    """The numbers that a verdict rests on, given the seconds of the step and the operations of this kind."""
+    if kind not in ("memory", "compute", "elementwise"):
+        return evidence_of_wait(kind, share, step_s, step.preparing, sum(each.calls for each in step.operations))
+    if not timed:  # the operations are not known
+        return f"{percent(share)} of the step is arithmetic, at {percent(step.mfu or 0.0)} of the peak measured here"
+    seconds = sum(each.seconds for each, _ in timed) if step.device == "cpu" else share * step_s
+    return evidence_of_work(kind, share, timed, seconds, step.calibration)
 
 
 def _doubts(step: Step, first_two: Mapping[str, float], unknown: float, excess: float) -> list[str]:
     """Why the verdict is not certain, given the two largest shares, and the share that is not known."""
     (_, share), (second, second_share) = first_two.items()
-    doubts = []
-    if share - second_share < MARGIN:
-        doubts.append(f"{second} is nearly as much ({percent(second_share)})")
-    if share - second_share < unknown:
-        doubts.append(f"{percent(unknown)} is not known")
-    if step.steps < FEW_STEPS:
-        doubts.append(f"only {count(step.steps, 'step')} measured")
-    if step.peaks is None and {"memory", "compute", "elementwise"} & set(first_two):
-        doubts.append("the device is not calibrated")
-    if excess > SLOWER:
-        doubts.append(_slower(excess))
-    if step.communication_ms is None:
-        doubts.append("waiting for other ranks is not measured without CommunicationMonitor")
-    if (others := _others_share(step)) > SHARED:
-        doubts.append(_others(others))
-    elif step.spread > UNSTEADY:
-        doubts.append(f"one step in ten takes {step.spread:.2g} times the median")
-    return doubts
+    is_work, others = {"memory", "compute", "elementwise"} & set(first_two), _others_share(step)
+    doubts = {
+        f"{second} is nearly as much ({percent(second_share)})": share - second_share < MARGIN,
+        f"{percent(unknown)} is not known": share - second_share < unknown,
+        f"only {count(step.steps, 'step')} measured": step.steps < FEW_STEPS,
+        "the device is not calibrated": step.calibration is None and bool(is_work),
+        _slower(excess): excess > SLOWER,
+        "waiting for other ranks is not measured without CommunicationMonitor": step.communication_ms is None,
+        _others(others): others > SHARED,
+        f"one step in ten takes {step.spread:.2g} times the median": others <= SHARED and step.spread > UNSTEADY,
+    }
+    return [words for words, holds in doubts.items() if holds]

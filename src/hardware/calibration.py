@@ -105,13 +105,15 @@ def faster_precision(
     return None
 
 
+def float32_peaks(calibration: Calibration) -> dict[str, float]:
+    """The FLOP/s of float32 tensors by kind of product, in the formats that torch computes them in; needs `fp32`."""
+    measured, formats = calibration.matmul_flops_per_sec, float32_formats(calibration.device)
+    return {kind: measured.get(form, measured["fp32"]) for kind, form in formats.items()}
+
+
 def _float32_peak(calibration: Calibration, shares: Mapping[str, float] | None) -> float | None:
-    """The peak of float32 tensors, in the format that torch computes them in."""
-    measured = calibration.matmul_flops_per_sec
-    if "fp32" not in measured:
+    """The peak of a step whose tensors are float32; the highest one without shares."""
+    if "fp32" not in calibration.matmul_flops_per_sec:
         return None
-    formats = float32_formats(calibration.device)
-    peaks = {kind: measured.get(form, measured["fp32"]) for kind, form in formats.items()}
-    if shares is None:
-        return max(peaks.values())
-    return 1 / sum(share / peaks[kind] for kind, share in shares.items())
+    peaks = float32_peaks(calibration)
+    return max(peaks.values()) if shares is None else 1 / sum(share / peaks[kind] for kind, share in shares.items())

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..records.formatting import count, duration, percent, with_prefix
+from .calibration import Calibration
 from .operations import Operation
-from .roofline import Peaks
+from .roofline import compute_seconds
 
 Timed = tuple[Operation, float]  # an operation, and seconds of it
 _NAMES = {
@@ -30,15 +31,14 @@ def limit_row(found: Mapping[str, Any]) -> tuple[str, str]:
     """
     if found.get("busy"):
         return "busy", found["evidence"]
-    kind = found["kind"]
+    kind, shares = found["kind"], found.get("shares", {})
     if kind in _NAMES:
         probably = "probably " if found["certainty"] == "probable" else ""
         return "limit", f"{probably}{_NAMES[kind]} ({percent(found['share'])} of the step)"
-    shares = sorted(found.get("shares", {}).items(), key=lambda item: -item[1])
-    known = [f"{_NAMES[name]} {percent(share)}" for name, share in shares if share >= _WORTH_A_WORD]
-    unknown = 1 - sum(found.get("shares", {}).values())
-    known += [f"unknown {percent(unknown)}"] if shares and unknown >= _WORTH_A_WORD else []
-    return "limit", f"unclear: {', '.join(known)}" if known else f"unclear: {found['evidence']}"
+    known = {_NAMES[name]: share for name, share in sorted(shares.items(), key=lambda item: -item[1])}
+    known |= {"unknown": 1 - sum(shares.values())} if shares else {}
+    words = [f"{name} {percent(share)}" for name, share in known.items() if share >= _WORTH_A_WORD]
+    return "limit", f"unclear: {', '.join(words) or found['evidence']}"
 
 
 def limit_line(found: Mapping[str, Any]) -> str:
@@ -56,67 +56,50 @@ def shares_in_words(shares: Mapping[str, float], unknown: float, why: str | None
     return "of the step " + ", ".join(parts)
 
 
-def evidence_of(
-    kind: str,
-    share: float,
-    step_s: float,
-    operations: Sequence[Operation],
-    timed: Sequence[Timed],
-    peaks: Peaks | None,
-    *,
-    preparing: str | None = None,
-    mfu: float | None = None,
-    is_cpu: bool = True,
-) -> str:
-    """What was seen of the bottleneck: `80 % of the step is waiting for data: 8 ms of 10 ms`.
+def evidence_of_wait(kind: str, share: float, step_s: float, preparing: str | None, calls: float) -> str:
+    """What was seen of a wait or of the host: `80 % of the step is waiting for data: 8 ms of 10 ms`.
 
     Args:
         kind: of the bottleneck.
         share: of it, of the step.
         step_s: seconds of the step.
-        operations: of one step; empty where they are not known.
-        timed: those of this kind, each with the seconds that it spends so, or needs on an accelerator.
-        peaks: of the device; None if it is not calibrated.
         preparing: the hook that prepares the batch and is most of `input`, if one is.
-        mfu: FLOP/s of the peak, for a step whose operations are not known.
-        is_cpu: whether the operations were timed.
+        calls: of operations in the step; 0 where they are not known.
     """
-    calls = count(round(sum(each.calls for each in operations)), "operation")
-    what = {
-        "input": f"preparing the batch in {preparing}" if preparing else "waiting for data",
-        "transfer": "copying the batch to the device",
-        "communication": "waiting for the gradients of other ranks",
-        "host": "Python and framework overhead" + (f" around {calls}" if operations else ""),
-    }
-    if kind in what:
-        return f"{percent(share)} of the step is {what[kind]}: {duration(share * step_s)} of {duration(step_s)}"
-    seconds = sum(each.seconds for each, _ in timed) if is_cpu else share * step_s
-    of_kind = {"memory": _memory, "compute": _compute, "elementwise": _elementwise}[kind]
-    if not operations and mfu is not None:
-        return f"{percent(share)} of the step is arithmetic, at {percent(mfu)} of the peak measured here"
-    return f"{percent(share)} of the step is {of_kind(timed, peaks, seconds)}{_largest(timed)}"
+    what = f"preparing the batch in {preparing}" if kind == "input" and preparing else _NAMES[kind]
+    around = f" around {count(round(calls), 'operation')}" if kind == "host" and calls else ""
+    return f"{percent(share)} of the step is {what}{around}: {duration(share * step_s)} of {duration(step_s)}"
 
 
-def _memory(timed: Sequence[Timed], peaks: Peaks | None, seconds: float) -> str:
-    moved = sum(each.cold_bytes for each, _ in timed)
-    rate = f", at {with_prefix(moved / seconds, 'B/s')}" if seconds and moved else ""
-    if rate and peaks and peaks.bytes_per_sec:
-        rate += f" of the {with_prefix(peaks.bytes_per_sec, 'B/s')} measured here"
-        rate += _WHY_SLOW if moved / seconds < _SLOW * peaks.bytes_per_sec else ""
-    return f"moving {with_prefix(moved, 'B')} through memory{rate}"
+def evidence_of_work(
+    kind: str, share: float, timed: Sequence[Timed], seconds: float, device: Calibration | None
+) -> str:
+    """What was seen of the work: the sum of it, at which part of the device's peak, and the largest operation.
 
-
-def _compute(timed: Sequence[Timed], peaks: Peaks | None, seconds: float) -> str:
-    if not timed:  # a device's counter alone has seen it
-        return "computing in operations whose FLOPs are not counted"
-    needed = sum(map(peaks.compute_seconds, (each for each, _ in timed))) if peaks else 0.0
-    reached = f", at {percent(needed / seconds)} of the peak measured here" if needed and seconds else ""
-    return f"arithmetic: {with_prefix(sum(each.flops for each, _ in timed), 'FLOP')}{reached}"
-
-
-def _elementwise(timed: Sequence[Timed], peaks: Peaks | None, seconds: float) -> str:
-    calls, moved = sum(each.calls for each, _ in timed), sum(each.bytes for each, _ in timed)
-    return f"elementwise and similar operations: {count(round(calls), 'operation')} on {with_prefix(moved, 'B')}"
+    Args:
+        kind: `memory`, `compute` or `elementwise`.
+        share: of it, of the step.
+        timed: the operations of this kind, each with the seconds that it spends so, or needs on an accelerator.
+        seconds: of these operations in the step.
+        device: None if it is not calibrated.
+    """
+    operations = [each for each, _ in timed]
+    if kind == "memory":
+        moved = sum(each.cold_bytes for each in operations)
+        words = f"moving {with_prefix(moved, 'B')} through memory"
+        if seconds and moved:
+            words += f", at {with_prefix(moved / seconds, 'B/s')}"
+        if seconds and moved and device and device.memory_bytes_per_sec:
+            words += f" of the {with_prefix(device.memory_bytes_per_sec, 'B/s')} measured here"
+            words += _WHY_SLOW if moved / seconds < _SLOW * device.memory_bytes_per_sec else ""
+    elif kind == "compute":
+        needed = sum(compute_seconds(each, device) for each in operations) if device else 0.0
+        words = f"arithmetic: {with_prefix(sum(each.flops for each in operations), 'FLOP')}"
+        words += f", at {percent(needed / seconds)} of the peak measured here" if needed and seconds else ""
+    else:
+        calls = count(round(sum(each.calls for each in operations)), "operation")
+        words = f"{_NAMES[kind]}: {calls} on {with_prefix(sum(each.bytes for each in operations), 'B')}"
+    return f"{percent(share)} of the step is {words}; {_largest(timed)}"
 
 
 def _largest(timed: Sequence[Timed]) -> str:
@@ -125,7 +108,5 @@ def _largest(timed: Sequence[Timed]) -> str:
     for each, seconds in timed:
         place = each.name.removeprefix("aten.") + (f" of {each.module}" if each.module else "")
         by_place[place] = by_place.get(place, 0.0) + seconds
-    if not by_place:
-        return ""
     place, seconds = max(by_place.items(), key=lambda item: item[1])
-    return f"; {percent(seconds / sum(by_place.values()))} of it in {place}"
+    return f"{percent(seconds / sum(by_place.values()))} of it in {place}"

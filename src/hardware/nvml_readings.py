@@ -5,13 +5,11 @@ counts the fastest first: in a machine with two kinds of cards torch may read an
 """
 
 import contextlib
-import weakref
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-
-from .devices import nvml_handle
 
 UTILIZATION = "device/utilization_pct"  # share of a window of 1/6 to 1 s in which any kernel ran, however small
 SM_CLOCK = "device/sm_clock_mhz"
@@ -23,22 +21,12 @@ THROTTLED = "device/throttled_pct"
 # Why they are; not because the device idles, or because a user has set them.
 _THROTTLING = ("SwPowerCap", "HwPowerBrakeSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwSlowdown")
 
-SM_ACTIVITY = "device/sm_activity_pct"  # share of the multiprocessors that were busy; NVIDIA Hopper and later
-TENSOR_ACTIVITY = "device/tensor_activity_pct"  # share of the time in which tensor cores computed; the same devices
-DRAM_ACTIVITY = "device/dram_activity_pct"  # of the memory's highest bandwidth; the same devices
-_COUNTERS = {
-    SM_ACTIVITY: "NVML_GPM_METRIC_SM_UTIL",
-    TENSOR_ACTIVITY: "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
-    DRAM_ACTIVITY: "NVML_GPM_METRIC_DRAM_BW_UTIL",
-}
-MIN_GPM_SPAN_S = 0.1  # that NVML wants between two samples of its performance counters
-
 Clock = Callable[[], float]
 Query = Callable[[], float | Mapping[str, float] | None]
 
 
 def nvml_device(device: torch.device) -> tuple[Any, Any]:
-    """NVML, and its handle of a device.
+    """NVML, and its handle of one of torch's devices: NVML ignores CUDA_VISIBLE_DEVICES when it counts.
 
     Raises:
         ImportError: without nvidia-ml-py.
@@ -47,10 +35,19 @@ def nvml_device(device: torch.device) -> tuple[Any, Any]:
     import pynvml
 
     pynvml.nvmlInit()
-    return pynvml, nvml_handle(pynvml, device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    uuid = str(torch.cuda.get_device_properties(index).uuid)  # torch gives it bare, NVML wants a prefix
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    # A process sees one MIG instance at most, so the name in the variable is the device's.
+    names = [visible] if visible.startswith("MIG-") else []
+    names += [uuid if uuid.startswith("GPU-") else f"GPU-{uuid}", f"MIG-{uuid}"]
+    for name in names:
+        with contextlib.suppress(pynvml.NVMLError):
+            return pynvml, pynvml.nvmlDeviceGetHandleByUUID(name)
+    return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
 
-def nvidia_queries(device: torch.device, clock: Clock) -> dict[str, Query]:
+def nvidia_queries(device: torch.device) -> dict[str, Query]:
     """What can be read of a device, by key. Raises as `nvml_device` does."""
     nvml, handle = nvml_device(device)
     queries: dict[str, Query] = {
@@ -64,42 +61,4 @@ def nvidia_queries(device: torch.device, clock: Clock) -> dict[str, Query]:
         reasons = sum(getattr(nvml, f"nvmlClocksEventReason{reason}") for reason in _THROTTLING)
         if reasons := reasons & nvml.nvmlDeviceGetSupportedClocksEventReasons(handle):
             queries[THROTTLED] = lambda: 100.0 * bool(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle) & reasons)
-    with contextlib.suppress(nvml.NVMLError, AttributeError):
-        if nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
-            queries[SM_ACTIVITY] = Activity(nvml, handle, clock)
     return queries
-
-
-class Activity:
-    """The activity of a device's units between two calls, in %, by NVML's performance counters (GPM)."""
-
-    def __init__(self, nvml: Any, handle: Any, clock: Clock):
-        self._nvml, self._handle, self._clock = nvml, handle, clock
-        self._earlier, self._later = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
-        for sample in (self._earlier, self._later):
-            finalizer: Any = weakref.finalize(self, _free, nvml, sample)
-            finalizer.atexit = False
-        self._keys = [key for key, name in _COUNTERS.items() if hasattr(nvml, name)]
-        self._request = nvml.c_nvmlGpmMetricsGet_t()
-        self._request.version, self._request.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(self._keys)
-        for metric, key in zip(self._request.metrics, self._keys, strict=False):
-            metric.metricId = getattr(nvml, _COUNTERS[key])
-        self._taken: float | None = None
-
-    def __call__(self) -> dict[str, float]:
-        """Since the last call; empty at the first call and after too short a time."""
-        before, now = self._taken, self._clock()
-        self._taken = now
-        self._earlier, self._later = self._later, self._earlier
-        self._nvml.nvmlGpmSampleGet(self._handle, self._later)
-        if before is None or now - before < MIN_GPM_SPAN_S:
-            return {}
-        self._request.sample1, self._request.sample2 = self._earlier, self._later
-        self._nvml.nvmlGpmMetricsGet(self._request)
-        found = zip(self._keys, self._request.metrics, strict=False)
-        return {key: metric.value for key, metric in found if metric.nvmlReturn == 0}
-
-
-def _free(nvml: Any, sample: Any) -> None:
-    with contextlib.suppress(nvml.NVMLError):  # of a device that was lost
-        nvml.nvmlGpmSampleFree(sample)

@@ -42,7 +42,6 @@ def _millijoules(value: float) -> str:
 
 _ACCURACY, _LOSS = "fraction of correct answers", "the task's loss"
 _RAN = "share of the time in which a kernel ran, however small"
-_SM = "share of the multiprocessors that were busy (NVIDIA Hopper and later)"
 _PROCESSOR = "processor time of the process and its children, of that of the usable cores"
 _THROTTLED = "share of the time in which the clocks were lowered"
 _RESERVED = "most memory that torch's allocator held on the device, in use or not"
@@ -88,16 +87,6 @@ METRICS: dict[str, Metric] = {
         ),
         Metric("device/utilization_pct", "%", f"GPU: {_RAN}", None, _whole),
         Metric("device/processor_time_pct", "%", f"CPU: {_PROCESSOR}", None, _whole),
-        Metric("device/sm_activity_pct", "%", _SM),
-        Metric(
-            "device/tensor_activity_pct",
-            "%",
-            "time in which tensor cores computed (NVIDIA Hopper and later)",
-            detail=True,
-        ),
-        Metric(
-            "device/dram_activity_pct", "%", "of the memory's highest bandwidth (NVIDIA Hopper and later)", detail=True
-        ),
         Metric("device/sm_clock_mhz", "MHz", "clock of the multiprocessors", True, _whole, detail=True),
         Metric("device/throttled_pct", "%", f"{_THROTTLED} (NVIDIA)", False, _whole),
         Metric(
@@ -135,7 +124,6 @@ RUN_METRICS: dict[str, Metric] = {
         Metric("scaling_efficiency", FRACTION, "of n single devices", True, percent, "scaling efficiency %"),
         Metric("communication_share", FRACTION, "of the mean step, waiting for gradients", False, percent, "comm %"),
         Metric("utilization_pct", "%", f"GPU: {_RAN}", None, _whole, "kernel ran %"),
-        Metric("sm_activity_pct", "%", _SM, None, _whole, "SM activity %"),
         Metric("processor_time_pct", "%", f"CPU: {_PROCESSOR}", None, _whole, "processor time %"),
         Metric("mfu", FRACTION, "of the peak measured on this device", True, _percent_1, "MFU %"),
         Metric("memory_peak_gib", "GiB", "of the device; on a CPU of the process", False, heading="peak GiB"),

@@ -91,8 +91,6 @@ def test_readings_of_the_device_are_there_and_plausible(device: torch.device):
     watts = found[POWER]
     assert energies[-1] - energies[0] < 5 * 0.2 * 3 * max(watts, 100)  # joules, not millijoules
     assert all(0 <= value <= 100 for key, value in found.items() if key.endswith("_pct") and key != CPU)
-    if torch.cuda.get_device_capability(device) >= (9, 0):
-        assert {"device/sm_activity_pct", "device/tensor_activity_pct", "device/dram_activity_pct"} <= found.keys()
 
 
 def test_a_calibration_knows_the_card_and_its_driver(cuda: torch.device):

@@ -21,7 +21,6 @@ KINDS = ("input", "transfer", "host", "memory", "compute", "elementwise", "commu
 ALTERNATIVES: dict[str, tuple[Any, ...]] = {
     "device": ("cpu", "cuda", "mps"),
     "batch_size": (None, 8, 1000),
-    "precision": ("32-true", "bf16-mixed"),
     "accumulate_grad_batches": (1, 2, 64),
     "train_samples": (None, 1000, 50_000),
     "faster_precision": (None, "bf16-mixed"),
@@ -37,7 +36,6 @@ OWN: dict[str, tuple[Any, ...]] = {
     "num_workers": (None, 0, 2, 8),
     "backend": (None, "auto", "reference", "fused"),
     "channels_last": (None, True, False),
-    "keep_freed_memory": (None, True, False),
 }
 STRANGER: dict[str, tuple[Any, ...]] = {
     "num_workers": (None, 0, 2, 4, 8),
@@ -147,11 +145,6 @@ CASES: dict[str, tuple[str, Setting, tuple[str, str] | None]] = {
         Setting(own=False, num_workers=0, cores=4),
         ("DataLoader(num_workers=2)", MORE_WORKERS),
     ),
-    "input: on a GPU the workers' batches are pinned, too": (
-        "input",
-        Setting(own=False, device="cuda", num_workers=0, cores=4, pin_memory=False),
-        ("DataLoader(num_workers=2, pin_memory=True)", MORE_WORKERS),
-    ),
     "input: each worker would read a whole stream": (
         "input",
         Setting(own=False, num_workers=0, cores=4, is_stream=True),
@@ -185,29 +178,6 @@ CASES: dict[str, tuple[str, Setting, tuple[str, str] | None]] = {
         "host",
         Setting(batch_size=8, train_samples=50_000, pipeline="memory"),
         ("data.batch_size=32", "launches as many operations for more samples"),
-    ),
-    "host: accumulated batches": (
-        "host",
-        Setting(own=False, batch_size=16, accumulate_grad_batches=4, train_samples=64),
-        (
-            "DataLoader(batch_size=64) with Trainer(accumulate_grad_batches=1)",
-            "computes the same update with fewer operations",
-        ),
-    ),
-    "host: accumulated batches of a constant update": (
-        "host",
-        Setting(batch_size=16, accumulate_grad_batches=4, global_batch_size=64),
-        ("data.batch_size=64", "computes the same update with fewer operations"),
-    ),
-    "communication: a larger part of a constant update": (
-        "communication",
-        Setting(devices=2, batch_size=16, accumulate_grad_batches=3, global_batch_size=96),
-        ("data.batch_size=48", "exchanges gradients less often for the same samples"),
-    ),
-    "communication: a larger update": (
-        "communication",
-        Setting(devices=2, batch_size=16, global_batch_size=32),
-        ("global_batch_size=64", "exchanges gradients half as often"),
     ),
     "memory: activations move with every sample": ("memory", Setting(device="cuda", batch_size=64), DIAGNOSE),
     "memory: an optimizer's traffic is once a step, and the training set bounds the batch": (

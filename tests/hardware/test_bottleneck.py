@@ -5,13 +5,13 @@ import math
 import pytest
 
 from batchscope.hardware.bottleneck import Step, find_bottleneck
+from batchscope.hardware.calibration import Calibration
 from batchscope.hardware.evidence import limit_row
 from batchscope.hardware.operations import Operation
-from batchscope.hardware.roofline import Peaks
 
 MS = 1e-3
-CPU = Peaks(asynchronous=False, flops_per_sec={"fp32": 100e9}, bytes_per_sec=20e9, launch_s=2e-6)
-GPU = Peaks(asynchronous=True, flops_per_sec={"fp32": 50e12, "bf16": 500e12}, bytes_per_sec=2e12, launch_s=5e-6)
+CPU = Calibration("cpu", "a CPU", None, "2", 1, {"fp32": 100e9}, memory_bytes_per_sec=20e9, launch_us=2.0)
+GPU = Calibration("cuda", "a GPU", None, "2", None, {"fp32": 50e12, "bf16": 500e12}, 2e12, launch_us=5.0)
 
 
 def product(ms: float, gflop: float = 1.0, cold: float = 0.0, module: str = "net") -> Operation:
@@ -26,8 +26,9 @@ def tiny(calls: int, us: float = 5.0) -> Operation:
     return Operation("aten.add", "backward", "net", "fp32", calls, 0.0, 100.0 * calls, 0.0, calls * us * 1e-6)
 
 
-def verdict(operations=(), parts=None, peaks=CPU, device="cpu", **others):
-    return find_bottleneck(Step(parts or {"forward": 10}, device=device, operations=operations, peaks=peaks, **others))
+def verdict(operations=(), parts=None, calibration=CPU, device="cpu", **others):
+    known = {"device": device, "operations": operations, "calibration": calibration}
+    return find_bottleneck(Step(parts or {"forward": 10}, **known, **others))
 
 
 CASES = {  # the operations of a step on a CPU of 10 ms, unless the parts say otherwise → the kind and its share
@@ -103,12 +104,6 @@ def test_waiting_and_copying_count_up_to_the_devices_idle_time():
     assert found.shares["input"] == pytest.approx(0.03)
 
 
-def test_a_devices_own_counters_tell_memory_from_arithmetic():
-    work = [product(0.1, gflop=100), elementwise(0.1, cold=1e9)]
-    assert verdict(work, {"forward": 10}, GPU, "cuda", busy=0.9).kind == "compute"
-    assert verdict(work, {"forward": 10}, GPU, "cuda", busy=0.9, memory_busy=0.7, tensor_busy=0.1).kind == "memory"
-
-
 def test_a_copy_to_mps_may_wait_for_the_device_and_is_no_verdict():
     assert verdict([tiny(5)], {"transfer": 9, "forward": 1}, GPU, "mps").kind == "unclear"
 
@@ -162,7 +157,7 @@ DOUBTS = {
     "only 3 steps measured": {"steps": 3},
     "other programs took 15 % of the processor": {"others_shares": [0.15]},
     "one step in ten takes 2.1 times the median": {"spread": 2.1},
-    "the device is not calibrated": {"peaks": None},
+    "the device is not calibrated": {"calibration": None},
     "waiting for other ranks is not measured without CommunicationMonitor": {"communication_ms": None},
 }
 

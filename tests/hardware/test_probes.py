@@ -1,6 +1,5 @@
 """Probes: what they read and what they leave out; a fake plays NVML."""
 
-import ctypes
 import sys
 import time
 import types
@@ -13,17 +12,14 @@ import torch
 from batchscope.hardware import probes
 from batchscope.hardware.device_memory import ALLOCATED, PEAK
 from batchscope.hardware.nvml_readings import (
-    DRAM_ACTIVITY,
     ENERGY,
     POWER,
-    SM_ACTIVITY,
     SM_CLOCK,
-    TENSOR_ACTIVITY,
     THROTTLED,
     UTILIZATION,
     nvidia_queries,
 )
-from batchscope.hardware.probes import CPU, PROCESSOR_TIME, RSS, Probe, amd_queries, probe_for
+from batchscope.hardware.probes import CPU, PROCESSOR_TIME, RSS, Probe, probe_for
 from tests.support.devices import Clock
 
 CUDA = torch.device("cuda", 0)
@@ -34,31 +30,16 @@ class NVMLError(Exception):
     """As pynvml raises it."""
 
 
-class Metrics(ctypes.Structure):
-    """The request for counters, as pynvml declares it; with two samples beside it."""
-
-    class Metric(ctypes.Structure):
-        _fields_ = [("metricId", ctypes.c_uint), ("nvmlReturn", ctypes.c_uint), ("value", ctypes.c_double)]
-
-    _fields_ = [("version", ctypes.c_uint), ("numMetrics", ctypes.c_uint), ("metrics", Metric * 3)]
-    sample1 = sample2 = None
-
-
 class FakeNvml(types.ModuleType):
     """The part of pynvml that is in use, for two GPUs and a MIG instance. A test changes its attributes."""
 
     NAMES = {
         "NVML_CLOCK_SM": 1,
-        "NVML_GPM_METRICS_GET_VERSION": 1,
-        "NVML_GPM_METRIC_SM_UTIL": 2,
-        "NVML_GPM_METRIC_ANY_TENSOR_UTIL": 5,
-        "NVML_GPM_METRIC_DRAM_BW_UTIL": 10,
         "nvmlClocksEventReasonSwPowerCap": 0x4,
         "nvmlClocksEventReasonHwSlowdown": 0x8,
         "nvmlClocksEventReasonSwThermalSlowdown": 0x20,
         "nvmlClocksEventReasonHwThermalSlowdown": 0x40,
         "nvmlClocksEventReasonHwPowerBrakeSlowdown": 0x80,
-        "c_nvmlGpmMetricsGet_t": Metrics,
         "NVMLError": NVMLError,
     }
 
@@ -66,9 +47,6 @@ class FakeNvml(types.ModuleType):
         super().__init__("pynvml")
         vars(self).update(self.NAMES)
         self.refused = set()  # the functions that raise an error
-        self.has_counters = True
-        self.busy = 0.0  # what the counters of SM activity have added up to
-        self.freed = []
         self.reasons, self.reasons_known = 0, 0x1FF  # why the clocks are lowered
         self.functions = {
             "nvmlInit": lambda: None,
@@ -79,11 +57,6 @@ class FakeNvml(types.ModuleType):
             "nvmlDeviceGetClockInfo": lambda handle, kind: {self.NVML_CLOCK_SM: 1_980}[kind],
             "nvmlDeviceGetSupportedClocksEventReasons": lambda handle: self.reasons_known,
             "nvmlDeviceGetCurrentClocksEventReasons": lambda handle: self.reasons,
-            "nvmlGpmQueryDeviceSupport": lambda handle: types.SimpleNamespace(isSupportedDevice=self.has_counters),
-            "nvmlGpmSampleAlloc": types.SimpleNamespace,
-            "nvmlGpmSampleGet": lambda handle, sample: setattr(sample, "busy", self.busy),
-            "nvmlGpmMetricsGet": self._count,
-            "nvmlGpmSampleFree": self.freed.append,
         }
 
     def __getattr__(self, name):
@@ -102,11 +75,6 @@ class FakeNvml(types.ModuleType):
         if uuid not in known:
             raise NVMLError("no such device")
         return known[uuid]
-
-    def _count(self, request):
-        shares = {self.NVML_GPM_METRIC_SM_UTIL: 1.0, self.NVML_GPM_METRIC_ANY_TENSOR_UTIL: 0.5}
-        for metric in request.metrics[: request.numMetrics]:
-            metric.value = shares.get(metric.metricId, 0.25) * (request.sample2.busy - request.sample1.busy)
 
 
 @pytest.fixture
@@ -134,23 +102,15 @@ def allocator(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: {})
 
 
-def nvidia(device=CUDA, clock=time.perf_counter):
-    return Probe(nvidia_queries(device, clock))
+def nvidia(device=CUDA):
+    return Probe(nvidia_queries(device))
 
 
 # --- NVIDIA ----------------------------------------------------------------------------------------------------------
 
 
 def test_nvidia_readings_and_units(nvml):
-    clock = Clock()
-    probe = nvidia(clock=clock)
-
-    first = probe.read()
-    clock.now += 0.25
-    nvml.busy = 37.5
-
-    assert first == {UTILIZATION: 40.0, POWER: 250.0, ENERGY: 1000.0, SM_CLOCK: 1980.0, THROTTLED: 0.0}
-    assert probe.read() == first | {SM_ACTIVITY: 37.5, TENSOR_ACTIVITY: 18.75, DRAM_ACTIVITY: 9.375}
+    assert nvidia().read() == {UTILIZATION: 40.0, POWER: 250.0, ENERGY: 1000.0, SM_CLOCK: 1980.0, THROTTLED: 0.0}
 
 
 @pytest.mark.parametrize(
@@ -167,20 +127,6 @@ def test_the_device_is_found_by_its_uuid(nvml, monkeypatch, uuid, visible, utili
     see(monkeypatch, uuid, visible)
 
     assert nvidia(torch.device("cuda")).read()[UTILIZATION] == utilization
-
-
-def test_activity_needs_samples_far_enough_apart_and_frees_them(nvml):
-    clock = Clock()
-    probe = nvidia(clock=clock)
-    seen = []
-    for pause, busy in [(0, 0.0), (0.25, 10.0), (0.05, 90.0), (0.25, 95.0)]:
-        clock.now += pause
-        nvml.busy = busy
-        seen.append(probe.read().get(SM_ACTIVITY))
-    del probe
-
-    assert seen == [None, 10.0, None, 5.0]
-    assert len(nvml.freed) == 2
 
 
 @pytest.mark.parametrize(
@@ -201,7 +147,6 @@ def test_whether_the_clocks_are_lowered(nvml, reasons, known, throttled):
 
 
 def test_what_a_device_does_not_offer_is_left_out_in_silence(nvml):
-    nvml.has_counters = False
     nvml.refused.add("nvmlDeviceGetSupportedClocksEventReasons")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -226,7 +171,7 @@ def test_a_refused_query_is_dropped_and_warned_of_once_and_never_raises(nvml, mo
 
 
 @pytest.mark.parametrize("missing", ["library", "driver", "device"])
-def test_without_nvml_the_process_and_the_allocator_are_read_and_there_is_one_warning(nvml, monkeypatch, missing):
+def test_without_nvml_the_process_is_read_and_there_is_one_warning(nvml, monkeypatch, missing):
     if missing == "library":
         monkeypatch.setitem(sys.modules, "pynvml", None)
     elif missing == "driver":
@@ -238,16 +183,12 @@ def test_without_nvml_the_process_and_the_allocator_are_read_and_there_is_one_wa
         read = [set(probe_for(CUDA).read()) for _ in range(2)]
 
     assert len(caught) == 1
-    assert read == [{RSS, "device/memory_allocated_gib", "device/memory_peak_gib", "device/memory_reserved_gib"}] * 2
+    assert read == [{RSS}] * 2
 
 
 def test_the_real_library_has_what_is_used():
     pynvml = pytest.importorskip("pynvml")
     assert [name for name in [*FakeNvml.NAMES, *FakeNvml().functions] if not hasattr(pynvml, name)] == []
-    request = pynvml.c_nvmlGpmMetricsGet_t()
-    request.metrics[0].metricId = pynvml.NVML_GPM_METRIC_SM_UTIL
-    request.sample1 = request.sample2 = pynvml.c_nvmlGpmSample_t()
-    assert (request.metrics[0].value, request.metrics[0].nvmlReturn) == (0.0, 0)
 
 
 # --- AMD, CPU and process --------------------------------------------------------------------------------------------
@@ -262,7 +203,7 @@ def test_amd_readings_are_torchs_and_what_is_not_available_is_left_out(monkeypat
     assert SM_CLOCK not in reading
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: "N/A")
     with pytest.warns(RuntimeWarning, match="device/utilization_pct"):
-        assert UTILIZATION not in Probe(amd_queries(CUDA)).read()
+        assert UTILIZATION not in probe_for(CUDA).read()
 
 
 def test_process_cpu_and_memory(monkeypatch):
