@@ -5,7 +5,7 @@
     python benchmarks/device_choice/main.py --fit ../shared/data/gpu_kernels --write         # also writes src/choice/kernels.json
 
 A folder has `kernels.csv` (op, B, M, N, K, H, device, ms) and `devices.csv` (device, memory_gb, bandwidth_gb_s, sms,
-cores_per_sm, mhz, fp32_gflop_s, l2_mb, tdp_w; of these only device, bandwidth_gb_s and fp32_gflop_s are needed). `measure.py` writes such a
+cores_per_sm, mhz, fp32_gflop_s, l2_mb, tdp_w; all but memory_gb and mhz are needed). `measure.py` writes such a
 folder on a machine with a GPU. No device's name enters a prediction. The intervals come from the fitted devices alone: each is left out of the fit in turn.
 
 The last line of the output is JSON. Errors, coverage, widths and shares are in percent.

@@ -1,7 +1,6 @@
 """Read a folder of measured operations: `kernels.csv` and `devices.csv`. A damaged row ends the program in one line.
 
-devices.csv: `device`, `bandwidth_gb_s` and `fp32_gflop_s` are needed. `memory_gb`, `sms`, `cores_per_sm`, `mhz`, `l2_mb`,
-`tdp_w` may be missing or empty. kernels.csv: `op`, `device`, `ms`, and the dimensions that the operation has. Where
+devices.csv: `device`, `bandwidth_gb_s`, `fp32_gflop_s`, `sms`, `cores_per_sm`, `l2_mb` and `tdp_w`. kernels.csv: `op`, `device`, `ms`, and the dimensions that the operation has. Where
 it has a `dtype` or `precision`, rows of another one than float32 are left out: nothing says how such a time compares.
 """
 
@@ -9,7 +8,7 @@ import csv
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from batchscope.errors import UserError
 from batchscope.hardware.datasheet import Datasheet
 
 Row = dict[str, str]
+_FACTS = ("bandwidth_gb_s", "fp32_gflop_s", "sms", "cores_per_sm", "l2_mb", "tdp_w")  # of a device
 _PRODUCTS = {"linear": ("M", "N", "K"), "bmm": ("B", "M", "N", "K")}
 _ROWS = {"softmax": "softmax", "log_softmax": "softmax", "ln": "layer_norm", "layer_norm": "layer_norm"}
 _ON_TWO = {
@@ -92,7 +92,7 @@ def read(folder: Path) -> Measurements:
     if not folder.is_dir():
         raise UserError(f"{folder}: is no folder; it takes one with kernels.csv and devices.csv")
     devices: dict[str, Datasheet] = {}
-    for where, row in _table(folder / "devices.csv", ("device", "bandwidth_gb_s", "fp32_gflop_s")):
+    for where, row in _table(folder / "devices.csv", ("device", *_FACTS)):
         device = _device(where, row)
         if device.names[0] in devices:
             raise UserError(f"{where}: device {device.names[0]} is there twice")
@@ -152,9 +152,7 @@ def _number(where: str, row: Row, column: str) -> float:
 
 
 def _device(where: str, row: Row) -> Datasheet:
-    def optional(column: str, convert: Callable[[float], float] = float) -> float | None:
-        return convert(_number(where, row, column)) if row.get(column) else None
-
+    facts = {column: _number(where, row, column) for column in _FACTS}
     if row.get("kind", "cuda") not in ("cuda", ""):
         raise UserError(f"{where}: kind is '{row['kind']}'; only cards of NVIDIA's (cuda) are predicted")
     if not row["device"]:
@@ -162,15 +160,14 @@ def _device(where: str, row: Row) -> Datasheet:
     return Datasheet(
         names=(row["device"],),
         short=(row["device"],),
-        memory_gib=optional("memory_gb") or 0.0,
-        memory_bytes_per_sec=_number(where, row, "bandwidth_gb_s") * 1e9,
-        flops_per_sec={"fp32": _number(where, row, "fp32_gflop_s") * 1e9},
+        memory_gib=0.0,  # no time depends on it
+        memory_bytes_per_sec=facts["bandwidth_gb_s"] * 1e9,
+        flops_per_sec={"fp32": facts["fp32_gflop_s"] * 1e9},
         source={},
-        sms=optional("sms", round),
-        cores_per_sm=optional("cores_per_sm", round),
-        clock_mhz=optional("mhz"),
-        l2_mib=optional("l2_mb"),
-        tdp_w=optional("tdp_w"),
+        sms=round(facts["sms"]),
+        cores_per_sm=round(facts["cores_per_sm"]),
+        l2_mib=facts["l2_mb"],
+        tdp_w=facts["tdp_w"],
     )
 
 

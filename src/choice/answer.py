@@ -104,13 +104,12 @@ class Answer:
             f"{source.device.short[0]} ({source.device.names[0]}) at batch sizes {', '.join(f'{size:,}' for size in source.sizes)}"
             for source in training.sources
         ]
-        host = "a host as fast as this one" if question.launch_us is None else f"{question.launch_us:g} µs a launch"
         start_up = exactly(question.start_up_s) if question.start_up_s else "no time"
         precision = question.precision or training.precision
         return [
             f"{training.title}: {count(self.epochs, 'epoch')} of {training.train_samples:,} samples, training steps alone",
             f"measured: {', '.join(places)}",
-            f"assumed elsewhere: {start_up} to start, {host}, precision {precision}",
+            f"assumed elsewhere: {start_up} to start, a host as fast as this one, precision {precision}",
             "predicted: in 80 of 100 cases within the interval",
         ]
 
@@ -129,7 +128,6 @@ class Answer:
             "train_samples": self.training.train_samples,
             "assumed": {
                 "start_up_s": question.start_up_s,
-                "launch_us": question.launch_us,
                 "precision": question.precision or self.training.precision,
             },
             "devices": [{"label": row.label, "known": row.known, **asdict(row)} for row in self.rows],

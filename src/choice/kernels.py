@@ -16,7 +16,7 @@ import numpy as np
 
 from ..hardware.datasheet import Datasheet
 from .interval import TEN_TO_NINETY
-from .roofs import Array, card, memory_seconds, missing, product_seconds, shapeless_product_seconds
+from .roofs import Array, card, memory_seconds, product_seconds, shapeless_product_seconds
 from .work import Work
 
 FILE = Path(__file__).with_name("kernels.json")
@@ -144,32 +144,27 @@ def _relative_power(work: Work, device: Datasheet) -> float:
 
 def _spreads(works: Sequence[Work], device: Datasheet, of: Coefficients) -> Array:
     """The standard deviation of the logarithm of each time."""
-    wider, gaps = widening(device, of), missing(device)
+    wider = widening(device, of)
     found = []
     for work in works:
         group, own = _LIKE[work.kind]
-        own = (
-            _LIKE["recurrent"][1] if "rnn" in work.name else own
-        )  # cuDNN may fuse or overlap a recurrent kernel's parts
+        own = _LIKE["recurrent"][1] if "rnn" in work.name else own  # cuDNN may fuse or overlap its parts
         backward = _BACKWARD[GROUPS[group]] if work.part == "backward" else 0.0
         other = _OTHER_PRECISION[GROUPS[group]] if work.precision != "fp32" else 0.0
-        found.append(math.hypot(of.device_spread[group] * wider, gaps, own, backward, other, of.kernel_spread[group]))
+        found.append(math.hypot(of.device_spread[group] * wider, own, backward, other, of.kernel_spread[group]))
     return np.array(found)
 
 
 def facts(device: Datasheet) -> dict[str, float]:
     """What decides whether a device is like the fitted ones."""
-    peak = device.flops_per_sec.get("fp32", 0.0)
-    found = {
+    peak, bandwidth = device.flops_per_sec["fp32"], device.memory_bytes_per_sec
+    return {
         "flops_per_sec": peak,
-        "bytes_per_sec": device.memory_bytes_per_sec,
-        "flops_per_byte": peak / device.memory_bytes_per_sec,
+        "bytes_per_sec": bandwidth,
+        "flops_per_byte": peak / bandwidth,
+        "joules_per_flop": (device.tdp_w or 0.0) / peak,
+        "l2_bytes_per_sm": (device.l2_mib or 0.0) * 2**20 / (device.sms or 1),
     }
-    if device.tdp_w and peak:
-        found["joules_per_flop"] = device.tdp_w / peak
-    if device.l2_mib and device.sms:
-        found["l2_bytes_per_sm"] = device.l2_mib * 2**20 / device.sms
-    return {name: value for name, value in found.items() if value > 0}
 
 
 def widening(device: Datasheet, of: Coefficients) -> float:

@@ -27,7 +27,6 @@ WHOLE_OPERATION = Interval(5e-6, 8e-6, 15e-6)
 OTHER_HOST = Interval(0.6, 1.0, 1.5)  # the time that another processor takes for the same Python, relative to this one
 _LEAST_BESIDE = 8e-6  # seconds of Python and autograd for an operation
 _MOST_BESIDE = 5e-3, 50e-6  # seconds of the loop for a step, and for an operation
-_STATED = 1.25  # a host whose launch the user states is known up to this factor
 _THROUGH_CUDNN = 8.0  # simple operations that one of these is worth
 _CUDNN = ("conv", "batch_norm", "rnn")
 
@@ -42,24 +41,6 @@ def beside_operations(rest: Interval, calls: float) -> Interval:
     loop, each = _MOST_BESIDE
     least, most = _LEAST_BESIDE * calls, loop + each * calls
     return Interval(*(min(max(end, least), most) for end in rest.ends()))
-
-
-def host_seconds(operations: float, beside: Interval | None, launch_s: float | None) -> Interval:
-    """Seconds of a step on the host of a GPU.
-
-    Args:
-        operations: as `launched` counts them.
-        beside: what the loop, Python and autograd were measured to take beside the operations; None if unknown.
-        launch_s: seconds of a whole simple operation on it; None for a host like the one that measured.
-    """
-    below = BELOW_AUTOGRAD if beside is not None else WHOLE_OPERATION
-    if launch_s is not None:
-        loop = beside.middle if beside is not None else 0.0
-        seconds = (operations * below.middle + loop) * launch_s / WHOLE_OPERATION.middle
-        return Interval(seconds / _STATED, seconds, seconds * _STATED)
-    if beside is None:
-        return WHOLE_OPERATION * operations
-    return BELOW_AUTOGRAD * operations + elsewhere(beside)
 
 
 def elsewhere(seconds: Interval) -> Interval:

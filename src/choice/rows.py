@@ -25,7 +25,6 @@ class Question:
     batch_size: int | None = None  # a measured one, the same for every device; None: each device has its own
     prices: Mapping[str, float] = field(default_factory=dict)  # of an hour, by label
     start_up_s: float = 0.0  # until a device that is not here can train
-    launch_us: float | None = None  # as of `step_on`
     precision: str | None = None  # as of `step_on`
 
 
@@ -122,7 +121,7 @@ def _steps(training: Training, device: Datasheet, question: Question) -> dict[in
 
 def _best_known(training: Training, device: Datasheet, size: int, question: Question) -> Step:
     """The narrowest of the predictions from the devices that are here."""
-    found = [step_on(source, device, size, question.launch_us, question.precision) for source in training.sources]
+    found = [step_on(source, device, size, question.precision) for source in training.sources]
     return min(found, key=lambda step: step.seconds.high / max(step.seconds.low, 1e-12))
 
 

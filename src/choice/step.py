@@ -15,7 +15,7 @@ from ..hardware.datasheet import Datasheet
 from ..records.operations import OperationRow, StepOperations
 from .interval import Interval, exactly
 from .kernels import is_compute, predict
-from .launches import beside_operations, elsewhere, host_seconds, launched
+from .launches import BELOW_AUTOGRAD, WHOLE_OPERATION, beside_operations, elsewhere, launched
 from .memory import on_gpu
 from .scale import line, rows_at
 from .work import as_computed, works_of
@@ -80,14 +80,11 @@ def _counted(source: Source, batch_size: int) -> tuple[float, float] | None:
     return None if math.isnan(counted) else (counted, moving)
 
 
-def step_on(
-    source: Source, device: Datasheet, batch_size: int, launch_us: float | None = None, precision: str | None = None
-) -> Step:
+def step_on(source: Source, device: Datasheet, batch_size: int, precision: str | None = None) -> Step:
     """A step on a card that is not the one that measured.
 
     Args:
         batch_size: any.
-        launch_us: what a simple operation takes on the card's host; None for a host like the one that measured.
         precision: one of `work.PRECISIONS`; None for that of the measurement.
 
     Raises:
@@ -98,7 +95,7 @@ def step_on(
     transfer = _TRANSFER * _batch_bytes(rows)
     on_device = kernels * _correction(source) + transfer
     waiting = exactly(source.line("waiting", batch_size))
-    launches = _launches(source, rows, launch_us)
+    launches = _launches(source, rows)
     host = elsewhere(waiting) + launches
     low = max(on_device.low, host.low)
     middle = max(low, _overlapped(on_device.middle, host.middle))
@@ -124,24 +121,19 @@ def _batch_bytes(rows: Sequence[OperationRow]) -> float:
     first = next((row for row in rows if row.part == "forward"), None)
     if first is None:
         return 0.0
-    element = 2 if first.dtype in ("bf16", "fp16") else 4
-    if len(first.dims) == 7:  # a convolution of N images
-        n, _, height, width, channels = first.dims[:5]
-        return float(element * n * height * width * channels)
-    if len(first.dims) == 3:  # a product
-        return float(element * first.dims[0] * first.dims[2])
+    element, dims = 2 if first.dtype in ("bf16", "fp16") else 4, first.dims
+    if "conv" in first.name and len(dims) > 3:  # N, C_out, the sizes of an image, C_in, those of the kernel
+        return float(element * dims[0] * math.prod(dims[2 : (len(dims) + 3) // 2]))
+    if len(dims) == 3:  # a product
+        return float(element * dims[0] * dims[2])
     return first.bytes / 2
 
 
-def _launches(source: Source, rows: Sequence[OperationRow], launch_us: float | None) -> Interval:
+def _launches(source: Source, rows: Sequence[OperationRow]) -> Interval:
     """What the host of a GPU takes for the launches of a step, and for the loop, Python and autograd beside them."""
-    operations, launch_s = launched(rows), None if launch_us is None else launch_us * 1e-6
     if source.device.kind == "cpu":
-        return host_seconds(operations, _beside(source), launch_s)
-    expected = host_seconds(operations, None, launch_s)
-    if launch_s is not None:
-        return expected
-    middle = min(source.shortest, expected.high)  # the host takes no longer than any step
+        return BELOW_AUTOGRAD * launched(rows) + elsewhere(_beside(source))
+    middle = min(source.shortest, (WHOLE_OPERATION * launched(rows)).high)  # the host takes no longer than any step
     return Interval(0.6 * middle, middle, 1.1 * source.shortest)
 
 

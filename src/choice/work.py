@@ -57,8 +57,6 @@ def works_of(row: OperationRow) -> Iterator[Work]:
     calls = max(row.calls, 1e-9)
     moved = row.bytes / calls * _PASSES.get(base, 1.0)
     dims = row.dims
-    if kind == "linear" and len(dims) == 2:  # a matrix and a vector
-        dims = (dims[0], 1, dims[1])
     if len(dims) != {"linear": 3, "bmm": 4, "recurrent": 4, "convolution": 7}.get(kind, 2):
         dims = ()
     work = Work(kind, row.name, dims, row.flops / calls, moved, calls, row.dtype, row.part)

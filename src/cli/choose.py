@@ -5,7 +5,7 @@
     batchscope choose <sweep> --price t4=0.5 --price h100=2.5 --start-up 300
 
 Devices that are here are measured; NVIDIA's others are predicted from them, with an interval. What nobody has measured is
-an option: how long another device takes to start (--start-up), its host (--launch-us), what an hour costs (--price).
+an option: how long another device takes to start (--start-up), and what an hour costs (--price).
 In the documentation, choosing-a-device.md says how to read the answer.
 """
 
@@ -47,9 +47,7 @@ def main() -> None:
     cards = [find_card(name) for name in (card_names() if names == ["all"] else names)]
     epochs, places = _measured(overrides) if overrides else (None, [Path(folder) for folder in folders])
     trainings, left_out = read_trainings(places)
-    question = Question(
-        cards, args.epochs or epochs, args.batch_size, prices, args.start_up or 0.0, args.launch_us, args.precision
-    )
+    question = Question(cards, args.epochs or epochs, args.batch_size, prices, args.start_up or 0.0, args.precision)
     answers = [Answer(training, question) for training in trainings]
     if args.json:
         found = {"schema": SCHEMA, "trainings": [answer.as_json() for answer in answers], "left_out": left_out}
@@ -103,16 +101,13 @@ def _parser() -> argparse.ArgumentParser:
         "words", nargs="*", metavar="folder or option=value", help="of a sweep, or options as in batchscope train"
     )
     parser.add_argument("--devices", metavar="t4,l4,…", help="to compare with; `all` for every known one")
-    count, seconds, microseconds = number(1, 10**8, int), number(0, 10**6), number(0.5, 1000)
+    count, seconds = number(1, 10**8, int), number(0, 10**6)
     parser.add_argument(
         "--epochs", type=count, metavar="N", help="to train; else the run's own trainer.max_epochs, or 1"
     )
     parser.add_argument("--batch-size", type=count, metavar="N", help="a measured one for all; else each has its best")
     parser.add_argument(
         "--start-up", type=seconds, metavar="SECONDS", help="until a device elsewhere can train; else 0"
-    )
-    parser.add_argument(
-        "--launch-us", type=microseconds, metavar="8", help="an operation on a GPU's host; else as here"
     )
     parser.add_argument("--price", action="append", default=[], metavar="h100=2.5", help="of an hour; several")
     parser.add_argument("--precision", choices=PRECISIONS, help="of the predictions; else that of the measurement")

@@ -4,7 +4,7 @@ import pytest
 
 from batchscope.choice import launches, memory
 from batchscope.choice.cards import find_card
-from batchscope.choice.interval import Interval, exactly
+from batchscope.choice.interval import exactly
 from batchscope.choice.measured import read_trainings
 from batchscope.choice.step import step_here, step_on
 from batchscope.records.operations import OperationRow
@@ -42,12 +42,6 @@ def test_a_tiny_batch_takes_the_same_on_every_gpu_because_the_host_launches_it(s
     middles = [step.seconds.middle for step in steps]
     assert max(middles) / min(middles) < 1.05
     assert 1e-3 < min(middles) < 3e-3  # a loop of 1 ms, and some 20 launches
-
-
-def test_a_stated_launch_changes_the_host_and_narrows_it(small):
-    unstated, fast, slow = (step_on(small, H100, 8, us).seconds for us in (None, 5, 15))
-    assert slow.middle == pytest.approx(3 * fast.middle, rel=0.1)
-    assert fast.high / fast.low < unstated.high / unstated.low
 
 
 def test_a_large_batch_is_faster_on_a_larger_gpu(large):
@@ -105,19 +99,6 @@ def test_what_operations_hide_and_what_other_processes_took_is_not_the_loop(rest
     assert launches.beside_operations(exactly(rest), 100).middle == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(
-    ("beside", "stated", "ends"),
-    [
-        (None, None, (5e-4, 8e-4, 15e-4)),
-        (exactly(1e-3), None, (9e-4, 1.5e-3, 2.4e-3)),
-        (Interval(5e-4, 1e-3, 2e-3), None, (6e-4, 1.5e-3, 3.9e-3)),
-        (exactly(1e-3), 8e-6, (1.2e-3, 1.5e-3, 1.875e-3)),
-    ],
-)
-def test_the_host_takes_its_launches_and_the_loop_beside_them(beside, stated, ends):
-    assert launches.host_seconds(100, beside, stated).ends() == pytest.approx(ends)
-
-
 def test_a_resnet_50_takes_about_what_was_published():
     convolutions = [
         OperationRow(f"aten.{name}", "", part, "fp32", (), 53)
@@ -126,7 +107,7 @@ def test_a_resnet_50_takes_about_what_was_published():
     ]
     rest = [OperationRow("aten.relu", "", "forward", "fp32", (), 420 - 4 * 53)]
     beside = launches.beside_operations(exactly(0.0), 420)
-    seconds = launches.host_seconds(launches.launched([*convolutions, *rest]), beside, None)
+    seconds = launches.BELOW_AUTOGRAD * launches.launched([*convolutions, *rest]) + launches.elsewhere(beside)
     assert seconds.low < 12e-3 and seconds.high > 20e-3  # a host of today, and one of 2017
 
 

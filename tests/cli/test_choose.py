@@ -41,9 +41,9 @@ def test_the_length_is_that_of_the_runs_and_a_device_with_a_price_is_in_the_tabl
 
 
 def test_what_is_assumed_is_an_option():
-    words = ["--start-up", "60", "--launch-us", "7", "--precision", "16-mixed", "--batch-size", "64"]
+    words = ["--start-up", "60", "--precision", "16-mixed", "--batch-size", "64"]
     (found,) = answered("sweep", *words)
-    assert found["assumed"] == {"start_up_s": 60.0, "launch_us": 7.0, "precision": "16-mixed"}
+    assert found["assumed"] == {"start_up_s": 60.0, "precision": "16-mixed"}
     assert {each["batch_size"] for each in found["devices"]} == {64}
 
 

@@ -252,7 +252,6 @@ UNPARSED = {
     "choose sweep --batch-size 0": "argument --batch-size: takes a whole number from 1",
     "choose sweep --epochs 1.5": "argument --epochs: takes a whole number from 1 to 100,000,000, got '1.5'",
     "choose sweep --start-up 5min": "argument --start-up: takes a number from 0 to 1,000,000, got '5min'",
-    "choose sweep --launch-us 0": "argument --launch-us: takes a number from 0.5 to 1,000, got '0'",
     "choose sweep --precision 8-bit": "argument --precision: invalid choice: '8-bit'",
 }  # fmt: skip
 
