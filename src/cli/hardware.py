@@ -4,7 +4,7 @@
     batchscope hardware --device cpu --json
 
 The table has the roofline peaks of each device: FLOP/s of matrix products and convolutions at each precision, and bytes/s
-of main memory; then transfers from the host, and what a launch of an operation takes. For a card whose datasheet is known it
+of main memory; then what a launch of an operation takes. For a card whose datasheet is known it
 has what the datasheet states, and the share of it that was measured. A calibration is kept, and measured once.
 """
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from ..hardware.calibration import Calibration
 
 _KINDS = ("cpu", "cuda", "mps")
-_PRODUCTS, _MEMORY, _TRANSFER = "products in ", "main memory, read + write", "host to device, pinned"
+_PRODUCTS, _MEMORY = "products in ", "main memory, read + write"
 _LAUNCH, _CACHES = "one launch", "caches"
 _ROWS = [f"{_PRODUCTS}{precision}" for precision in ("fp32", "tf32", "bf16", "fp16", "fp64")]
-_ROWS += [_MEMORY, _TRANSFER, _LAUNCH, _CACHES]
+_ROWS += [_MEMORY, _LAUNCH, _CACHES]
 
 
 @command
@@ -105,8 +105,6 @@ def _columns(calibration: "Calibration") -> dict[str, dict[str, str]]:
 
     measured = _rates(calibration.matmul_flops_per_sec, calibration.memory_bytes_per_sec)
     cells = _shown(measured)
-    if calibration.h2d_bytes_per_sec:
-        cells[_TRANSFER] = with_prefix(calibration.h2d_bytes_per_sec, "B/s")
     if calibration.launch_us:
         cells[_LAUNCH] = f"{calibration.launch_us:.3g} µs"  # one unit in the row, however short
     if calibration.cache_bytes:

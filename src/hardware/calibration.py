@@ -31,7 +31,6 @@ class Calibration:
     matmul_flops_per_sec: Mapping[str, float]
     memory_bytes_per_sec: float | None = None  # of main memory: the best of a copy and other traffic; reads + writes
     launch_us: float | None = None  # of the smallest operation when many are issued in a row
-    h2d_bytes_per_sec: float | None = None  # from pinned memory of the host to the device
     host: str | None = None  # the machine's name; several machines may share a home folder
     uuid: str | None = None  # of a GPU
     power_limit_w: float | None = None  # of an NVIDIA GPU; a lower limit makes it slower
@@ -51,7 +50,7 @@ class Calibration:
         """
         given: dict[str, Any] = {"driver": None, "threads": None, **values}
         made = cls(**given)
-        optional = (made.memory_bytes_per_sec, made.launch_us, made.h2d_bytes_per_sec, made.cache_bytes)
+        optional = (made.memory_bytes_per_sec, made.launch_us, made.cache_bytes)
         rates = [*made.matmul_flops_per_sec.values(), *(rate for rate in optional if rate is not None)]
         if not all(math.isfinite(rate) and rate > 0 for rate in rates):
             raise ValueError(f"not a calibration: {values}")

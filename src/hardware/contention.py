@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from ..records.formatting import percent
-from .nvml_readings import nvml_device
+from .nvml_readings import UTILIZATION, gpu_queries
 from .processor import Load, cpu_seconds
 
 MAX_SHARE = 0.1  # an idle virtual machine has 2 to 3 % of steal
@@ -78,8 +78,5 @@ def utilization(device: torch.device) -> float | None:
     """The device's utilisation in %; None where it reports none."""
     if device.type == "cuda":
         with contextlib.suppress(Exception):  # a missing library, a refusing driver, a MIG instance: each has its own
-            if torch.version.hip:
-                return float(torch.cuda.utilization(device))
-            nvml, handle = nvml_device(device)
-            return float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+            return float(gpu_queries(device)[UTILIZATION]())
     return None

@@ -18,7 +18,7 @@ _NAMES = {
     "compute": "arithmetic",
     "elementwise": "elementwise and similar operations",
 }
-_WORTH_A_WORD = 0.05  # of the step, in a row
+_WORTH_A_WORD = 0.05  # of the step
 _SLOW = 0.1  # of the bandwidth; a product by value reaches 13 % where the system clears the memory of its result first
 _WHY_SLOW = " (slow: fresh memory, strides, look-ups, or a costly function of each value)"
 
@@ -31,14 +31,10 @@ def limit_row(found: Mapping[str, Any]) -> tuple[str, str]:
     """
     if found.get("busy"):
         return "busy", found["evidence"]
-    kind, shares = found["kind"], found.get("shares", {})
-    if kind in _NAMES:
-        probably = "probably " if found["certainty"] == "probable" else ""
-        return "limit", f"{probably}{_NAMES[kind]} ({percent(found['share'])} of the step)"
-    known = {_NAMES[name]: share for name, share in sorted(shares.items(), key=lambda item: -item[1])}
-    known |= {"unknown": 1 - sum(shares.values())} if shares else {}
-    words = [f"{name} {percent(share)}" for name, share in known.items() if share >= _WORTH_A_WORD]
-    return "limit", f"unclear: {', '.join(words) or found['evidence']}"
+    if found["kind"] not in _NAMES:
+        return "limit", f"unclear: {found['evidence']}"
+    probably = "probably " if found["certainty"] == "probable" else ""
+    return "limit", f"{probably}{_NAMES[found['kind']]} ({percent(found['share'])} of the step)"
 
 
 def limit_line(found: Mapping[str, Any]) -> str:
@@ -50,10 +46,9 @@ def limit_line(found: Mapping[str, Any]) -> str:
 def shares_in_words(shares: Mapping[str, float], unknown: float, why: str | None) -> str:
     """The shares of a step that name no bottleneck, and why some of it is not known."""
     known = sorted(shares.items(), key=lambda item: -item[1])
-    parts = [f"{kind} {percent(share)}" for kind, share in known if share >= 0.01]
-    if unknown >= 0.01:
-        parts.append(f"not known {percent(unknown)}" + (f", because {why}" if why else ""))
-    return "of the step " + ", ".join(parts)
+    words = [f"{_NAMES[kind]} {percent(share)}" for kind, share in known if share >= _WORTH_A_WORD]
+    words += [f"unknown {percent(unknown)}"] if unknown >= _WORTH_A_WORD else []
+    return ", ".join(words) + (f", because {why}" if why else "")
 
 
 def evidence_of_wait(kind: str, share: float, step_s: float, preparing: str | None, calls: float) -> str:

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .flop_formulas import kind_of_product
-from .operations import Operation
+from .operations import Operation, merge
 
-_COUNTED = ("forward", "backward")  # the parts of a step
 _VARIES = 1.01  # between updates of as many samples: larger factors are sequences of other lengths, or another network
 
 
@@ -41,17 +40,13 @@ def flops_of(operations: Iterable[Operation], samples: float) -> StepFlops:
     Raises:
         UncountableError: for a step without a product.
     """
-    parts = dict.fromkeys(_COUNTED, 0.0)
-    kinds = {"matmul": 0.0, "convolution": 0.0, "recurrent": 0.0}
-    for each in operations:
-        if each.flops and each.part in parts:
-            parts[each.part] += each.flops
-            kinds[kind_of_product(each.name)] += each.flops
-    total = sum(parts.values())
-    if not total:
+    counted = [each for each in operations if each.flops and each.part in ("forward", "backward")]
+    parts = {part: each.flops / samples for part, each in merge(counted, lambda each: each.part).items()}
+    kinds = {kind: each.flops for kind, each in merge(counted, lambda each: kind_of_product(each.name)).items()}
+    if not counted:
         raise UncountableError("its step has no matrix product, convolution or attention")
-    shares = {kind: flops / total for kind, flops in kinds.items()}
-    return StepFlops(parts["forward"] / samples, parts["backward"] / samples, shares)
+    shares = {kind: flops / sum(kinds.values()) for kind, flops in kinds.items()}
+    return StepFlops(parts.get("forward", 0.0), parts.get("backward", 0.0), shares)
 
 
 def flops_per_sample(steps: Sequence[tuple[Iterable[Operation], float]]) -> StepFlops:

@@ -26,7 +26,7 @@ from .contention import NoiseMeter, disturbance
 from .devices import cache_bytes, device_name
 from .nvml_readings import nvml_device
 
-SCHEMA = 5  # of the cached file and of the way in which it is measured
+SCHEMA = 6  # of the cached file and of the way in which it is measured
 # How long a disturbed calibration is used: its rates are too low, but the runs of a sweep do not measure them again.
 DISTURBED_S = 600
 _PASSES_S = 1.5  # for the fastest microbenchmarks, after each was tried once
@@ -74,7 +74,7 @@ def calibrate(device: torch.device) -> Calibration:
     torch's random states and its TF32 switches stay as they are; the peak of its memory statistics grows.
     """
     # Only the process that measures needs it.
-    from .microbenchmarks import LAUNCHES, MEMORY, TRANSFERS, best_rates, microbenchmarks
+    from .microbenchmarks import LAUNCHES, MEMORY, best_rates, microbenchmarks
 
     cache = cache_bytes(device)
     on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
@@ -90,7 +90,6 @@ def calibrate(device: torch.device) -> Calibration:
         matmul_flops_per_sec={name: rates[name] for name in PRECISIONS if name in rates},
         memory_bytes_per_sec=rates.get(MEMORY),
         launch_us=1e6 / launches if launches else None,
-        h2d_bytes_per_sec=rates.get(TRANSFERS),
         disturbed=disturbed,
         cache_bytes=cache,
     )

@@ -8,7 +8,6 @@ A peak must hold for every layer, so each quantity has microbenchmarks in all th
   Which one is fastest depends on the processor: a CPU's copy also reads the memory that it overwrites. The tensors are
   larger than the caches, so that every byte moves through main memory.
 - **Launches** are the smallest operation that runs a kernel, many in a row.
-- **Transfers** are copies from the host's pinned memory to the device.
 
 A microbenchmark is timed in many short blocks, and the best block counts, because noise only ever makes a block slower.
 
@@ -22,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from itertools import chain, repeat
-from operator import attrgetter
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -40,13 +39,12 @@ _SLOWEST_RUN_S = 0.06  # a candidate of which one run would take longer is left 
 # and would leave out all larger candidates. So several are tried in any case.
 _ALWAYS_TRIED = 6
 
-MEMORY, LAUNCHES, TRANSFERS = "memory", "launches", "transfers"
+MEMORY, LAUNCHES = "memory", "launches"
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _DTYPES["fp64"] = torch.float64
 _MIB = 2**20
 _BEYOND_CACHE = 8  # times the cache: less than an eighth of such a tensor is still there from the run before
 _MIN_TRAFFIC, _MAX_TRAFFIC = 256 * _MIB, 1024 * _MIB  # of one tensor
-_TRANSFERRED = 64 * _MIB
 
 # (M, K) times (K, N): squares, and the linear layers of small and of large networks.
 _MATRICES = [(n, n, n) for n in (192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)]
@@ -142,7 +140,7 @@ def _fastest(candidates: Iterable[Microbenchmark]) -> list[Microbenchmark]:
 
 
 def microbenchmarks(device: torch.device, cache_bytes: int | None = None) -> dict[str, Iterable[Microbenchmark]]:
-    """The candidates of each quantity: the products of each precision by its name, MEMORY, LAUNCHES and TRANSFERS.
+    """The candidates of each quantity: the products of each precision by its name, MEMORY and LAUNCHES.
 
     Args:
         device: to measure.
@@ -154,8 +152,6 @@ def microbenchmarks(device: torch.device, cache_bytes: int | None = None) -> dic
     }
     found[MEMORY] = _traffic(device, min(max(_MIN_TRAFFIC, _BEYOND_CACHE * (cache_bytes or 0)), _MAX_TRAFFIC))
     found[LAUNCHES] = [Microbenchmark(1.0, lambda: torch.zeros(1, device=device).neg_)]
-    if device.type != "cpu":
-        found[TRANSFERS] = [Microbenchmark(float(_TRANSFERRED), partial(_transfer, device))]
     return found
 
 
@@ -172,15 +168,13 @@ def _products(device: torch.device, precision: str) -> Iterator[Microbenchmark]:
         weight = random(c_out, c_in, kernel, kernel).to(memory_format=layout)
         return partial(F.conv2d, x, weight, padding=kernel // 2)
 
-    found = [Microbenchmark(2.0 * m * k * n, partial(matrices, m, k, n), float32) for m, k, n in _MATRICES]
+    found = [(2.0 * m * k * n, partial(matrices, m, k, n)) for m, k, n in _MATRICES]
     for batch, c_in, c_out, size, kernel in _CONVOLUTIONS:
         flops = 2.0 * batch * c_in * c_out * kernel**2 * size**2
         for layout in (torch.contiguous_format, torch.channels_last):
-            make = partial(convolution, batch, c_in, c_out, size, kernel, layout)
-            found.append(Microbenchmark(flops, make, float32))
-    found.sort(key=attrgetter("amount"), reverse=True)
-    while found:  # one that is not among the fastest is freed with its tensors
-        yield found.pop()
+            found.append((flops, partial(convolution, batch, c_in, c_out, size, kernel, layout)))
+    for flops, make in sorted(found, key=itemgetter(0)):  # nothing else holds one that is not among the fastest
+        yield Microbenchmark(flops, make, float32)
 
 
 def _traffic(device: torch.device, size: int) -> list[Microbenchmark]:
@@ -206,8 +200,3 @@ def _random(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
     """Random numbers, not zeros: on zeros a device stays cooler and computes faster."""
     generator = torch.Generator(device).manual_seed(0)
     return torch.randn(shape, generator=generator, device=device).to(dtype)
-
-
-def _transfer(device: torch.device) -> Run:
-    pinned = torch.ones(_TRANSFERRED, dtype=torch.uint8, pin_memory=True)
-    return partial(torch.empty_like(pinned, device=device).copy_, pinned, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Readings of an NVIDIA GPU or a MIG instance through NVML, which finds the device by its UUID.
+"""Readings of a GPU: of NVIDIA's, or a MIG instance, through NVML, which finds the device by its UUID.
 
 torch.cuda has readings of its own for some of them. It counts devices as NVML does, in the order of the PCI bus, while CUDA
 counts the fastest first: in a machine with two kinds of cards torch may read another one than the one that trains.
@@ -7,6 +7,7 @@ counts the fastest first: in a machine with two kinds of cards torch may read an
 import contextlib
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,8 +48,13 @@ def nvml_device(device: torch.device) -> tuple[Any, Any]:
     return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
 
-def nvidia_queries(device: torch.device) -> dict[str, Query]:
+def gpu_queries(device: torch.device) -> dict[str, Query]:
     """What can be read of a device, by key. Raises as `nvml_device` does."""
+    if (
+        torch.version.hip
+    ):  # through torch, which returns 0 for an unknown clock, and documents the power in mW and returns W
+        utilization, clock = (partial(read, device) for read in (torch.cuda.utilization, torch.cuda.clock_rate))
+        return {UTILIZATION: utilization, SM_CLOCK: lambda: clock() or None}
     nvml, handle = nvml_device(device)
     queries: dict[str, Query] = {
         UTILIZATION: lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,

@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from .device_memory import ALLOCATED, MemoryReadings
-from .nvml_readings import SM_CLOCK, UTILIZATION, Clock, Query, nvidia_queries
+from .nvml_readings import Clock, Query, gpu_queries
 from .processor import own_seconds, usable_cores
 
 # Of a CPU as the training device: processor time of the process and its children, of that of the usable cores.
@@ -59,13 +59,9 @@ def probe_for(device: torch.device, clock: Clock = time.perf_counter) -> Probe:
     }
     if device.type == "cpu":
         queries[PROCESSOR_TIME] = _BusyPercent(own_seconds, clock, usable_cores())
-    elif device.type == "cuda" and torch.version.hip:
-        # Through torch, which returns 0 for an unknown clock, and documents the power in mW and returns W.
-        queries[UTILIZATION] = lambda: torch.cuda.utilization(device)
-        queries[SM_CLOCK] = lambda: torch.cuda.clock_rate(device) or None
     elif device.type == "cuda":
         try:
-            queries |= nvidia_queries(device)
+            queries |= gpu_queries(device)
         except Exception as error:  # noqa: BLE001 - a library or a driver that is missing or broken in its own way
             _warn_once("nvml", f"no readings of {device}, NVML is not available: {error or type(error).__name__}")
     return Probe(queries)

@@ -168,7 +168,8 @@ def _frames(events: Sequence[Event], names: Sequence[str] | None = None) -> tupl
         operations = operations[operations["name"].isin(names)]
     ended = operations.groupby("tid")["end"].cummax().groupby(operations["tid"]).shift(fill_value=-numpy.inf)
     operations = operations[operations["ts"] >= ended].reset_index(drop=True)
-    launches = every[every["cat"].isin(_CALLS)].drop_duplicates("launch").set_index("launch")[["ts", "tid"]]
+    launches = every[every["cat"].isin(_CALLS) & (every["launch"] >= 0)]
+    launches = launches.drop_duplicates("launch").set_index("launch")[["ts", "tid"]]
     works = every[every["cat"].isin(_WORKS)].join(launches.add_prefix("host_"), on="launch").reset_index(drop=True)
     launched = works.dropna(subset="host_ts").sort_values("host_ts").reset_index()
     columns = operations[["ts", "tid", "end"]].add_prefix("host_").assign(operation=operations.index)

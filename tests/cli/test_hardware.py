@@ -41,7 +41,6 @@ def test_the_text_is_one_table_with_the_datasheet_beside_a_known_card():
         "products in fp16                     –  780 TFLOP/s   989 TFLOP/s    79 %",
         "products in fp64                     –   60 TFLOP/s  66.9 TFLOP/s    90 %",
         "main memory, read + write      40 GB/s     4.4 TB/s      4.8 TB/s    92 %",
-        "host to device, pinned               –      50 GB/s             –       –",
         "one launch                     1.75 µs       3.5 µs             –       –",
         "caches                               –       50 MiB             –       –",
     ]

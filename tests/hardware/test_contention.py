@@ -78,5 +78,5 @@ def test_a_gpu_whose_driver_refuses_does_not_tell(error, monkeypatch) -> None:
     def refuse(device: torch.device) -> None:
         raise error("not supported on a MIG device")
 
-    monkeypatch.setattr(contention, "nvml_device", refuse)
+    monkeypatch.setattr(contention, "gpu_queries", refuse)
     assert contention.utilization(GPU) is None

@@ -71,18 +71,11 @@ def test_every_model_config_can_be_counted(name):
     assert counted.forward < counted.backward < 3 * counted.forward
 
 
-@pytest.mark.parametrize(
-    ("name", "first"),
-    [
-        ("resnet18", conv(112, 3, 64, 7)),
-        ("mobilenet_v2", conv(112, 3, 32, 3)),
-    ],
-)
-def test_torchvision_networks_take_what_is_published_of_them(name, first):
-    published = 2e9 * torchvision.models.get_model_weights(name).DEFAULT.meta["_ops"]  # in billions of multiply-adds
-    counted = count_step(Stranger(torchvision.models.get_model(name)), torch.randn(2, 3, 224, 224))
+def test_a_resnet_takes_what_is_published_of_it():
+    published = 2e9 * torchvision.models.get_model_weights("resnet18").DEFAULT.meta["_ops"]  # billions of multiply-adds
+    counted = count_step(Stranger(torchvision.models.resnet18()), torch.randn(1, 3, 224, 224))
     assert counted.forward == pytest.approx(published, rel=0.01)
-    assert counted.backward == 2 * counted.forward - first
+    assert counted.backward == 2 * counted.forward - conv(112, 3, 64, 7)
 
 
 # The LSTM takes each option by default; of the others, the number of gates differs alone.

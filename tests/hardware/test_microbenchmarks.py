@@ -11,7 +11,6 @@ from batchscope.hardware import microbenchmarks as bench
 from batchscope.hardware.microbenchmarks import (
     LAUNCHES,
     MEMORY,
-    TRANSFERS,
     Microbenchmark,
     best_rates,
     microbenchmarks,
@@ -65,17 +64,16 @@ def test_traffic_is_of_tensors_several_times_larger_than_the_cache(cache, tensor
     assert amounts == {tensor, 2 * tensor, 3 * tensor}
 
 
-def test_a_cpu_has_no_transfers_and_no_tf32():
+def test_a_cpu_has_no_tf32():
     assert set(microbenchmarks(CPU)) == {"fp32", "bf16", "fp16", "fp64", MEMORY, LAUNCHES}
 
 
 @pytest.mark.parametrize(("capability", "has_tf32"), [((7, 5), False), ((8, 0), True)])
-def test_an_nvidia_gpu_has_transfers_and_tf32_from_ampere_on(capability, has_tf32, monkeypatch):
+def test_an_nvidia_gpu_has_tf32_from_ampere_on(capability, has_tf32, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.version, "hip", None)
     quantities = microbenchmarks(torch.device("cuda"))
     assert ("tf32" in quantities) == has_tf32
-    assert TRANSFERS in quantities
 
 
 class FakeDevice:

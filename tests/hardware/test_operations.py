@@ -182,15 +182,9 @@ def test_an_operation_belongs_to_its_module_in_both_passes_and_to_the_part_that_
     assert {each.name: each.part for each in found} == {"aten.add": "forward", "aten.mul": "backward"}
 
 
-def test_a_compiled_module_that_runs_eagerly_is_recorded_under_its_own_name() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = torch.compile(nn.Linear(IN, OUT))
-
-    net = Net()
-    with torch.compiler.set_stance("force_eager"):
-        operations = recorded(lambda: net.head(torch.randn(B, IN)), net)
+def test_a_module_that_torch_compile_has_wrapped_has_its_own_name() -> None:
+    net = nn.ModuleDict({"head": nn.ModuleDict({"_orig_mod": nn.Linear(IN, OUT)})})
+    operations = recorded(lambda: net["head"]["_orig_mod"](torch.randn(B, IN)), net)
     assert [(each.name, each.module) for each in operations if each.flops] == [("aten.addmm", "head")]
 
 

@@ -17,7 +17,7 @@ from batchscope.hardware.nvml_readings import (
     SM_CLOCK,
     THROTTLED,
     UTILIZATION,
-    nvidia_queries,
+    gpu_queries,
 )
 from batchscope.hardware.probes import CPU, PROCESSOR_TIME, RSS, Probe, probe_for
 from tests.support.devices import Clock
@@ -103,7 +103,7 @@ def allocator(monkeypatch):
 
 
 def nvidia(device=CUDA):
-    return Probe(nvidia_queries(device))
+    return Probe(gpu_queries(device))
 
 
 # --- NVIDIA ----------------------------------------------------------------------------------------------------------

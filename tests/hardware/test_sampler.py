@@ -9,7 +9,7 @@ import pytest
 from batchscope.hardware import sampler as sampling
 from batchscope.hardware.nvml_readings import ENERGY, POWER, UTILIZATION
 from batchscope.hardware.probes import CPU, RSS
-from batchscope.hardware.sampler import MAX_SAMPLES, Sample, Sampler, Spans, Timeline, named
+from batchscope.hardware.sampler import Sample, Sampler, Spans, Timeline, named
 from tests.support.devices import Clock
 
 
@@ -60,11 +60,12 @@ def test_energy_is_the_counters_where_it_is_known_all_the_time(name: str) -> Non
     assert not any("energy_m" in key for key in found)
 
 
-def test_a_long_timeline_thins_itself_and_its_energy_stays_right() -> None:
-    samples, count = Timeline(), 5 * MAX_SAMPLES
+def test_a_long_timeline_thins_itself_and_its_energy_stays_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "MAX_SAMPLES", 100)
+    samples, count = Timeline(), 500
     for second in range(count + 1):
         samples.add(Sample(second, {ENERGY: 7.0 * second, CPU: 30.0}))
-        assert len(samples.after(-1)) <= MAX_SAMPLES
+        assert len(samples.after(-1)) <= 100
     found = samples.over([(0, count)])
     assert (found["seconds"], found["host/cpu_mean_pct"]) == (count, pytest.approx(30.0))
     assert found["energy_j"] == pytest.approx(7.0 * count)

@@ -11,7 +11,6 @@ GPU = Calibration(
     matmul_flops_per_sec={"fp32": 50e12, "tf32": 400e12, "bf16": 790e12, "fp16": 780e12, "fp64": 60e12},
     memory_bytes_per_sec=4.4e12,
     launch_us=3.5,
-    h2d_bytes_per_sec=50e9,
     cache_bytes=50 * 2**20,
 )
 HOST = Calibration("cpu", "AMD EPYC", "AVX512", "2.15.0", 2, {"fp32": 450e9, "bf16": 900e9}, 40e9, 1.75)
