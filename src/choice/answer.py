@@ -43,6 +43,8 @@ class Answer:
 
     def sentences(self) -> list[str]:
         """Which device to take, what the best one here or elsewhere takes, and the cheapest where prices are known."""
+        if self.training.busy:
+            return ["No device is recommended: close other programs, and measure again."]
         return [
             f"{line[0].upper()}{line[1:]}." for line in (self._take(), self._other_place(), self._cheapest()) if line
         ]
@@ -131,7 +133,7 @@ class Answer:
                 "precision": question.precision or self.training.precision,
             },
             "devices": [{"label": row.label, "known": row.known, **asdict(row)} for row in self.rows],
-            "recommended": self.taken.label,
+            "recommended": None if self.training.busy else self.taken.label,
             "too_close_to_call": [row.label for row in self.too_close],
             "sentences": self.sentences(),
             "notes": [*self.training.doubts, *self.notes()],

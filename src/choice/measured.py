@@ -25,6 +25,7 @@ from .interval import Interval
 from .step import Measured, Source
 
 _MOST_EPOCHS = 10**6
+_BUSY = 0.25  # of the processor, taken by others: no time of such a run is its own
 _SECTIONS = ("model", "data")  # of the configuration, whose options make a step another one
 _ALSO = ("optimizer._target_", "trainer.precision", "trainer.accumulate_grad_batches", "global_batch_size")
 _ALSO += ("channels_last", "compile")
@@ -41,6 +42,7 @@ class Training:
     precision: str  # as Lightning takes it
     sources: Sequence[Source]
     doubts: Sequence[str] = ()  # why not to trust the answer
+    busy: bool = False  # whether other programs took so much of the processor that no time decides
 
 
 @dataclass(frozen=True)
@@ -230,4 +232,5 @@ def _training(runs: Sequence[_Run], sources: Sequence[Source], different: Sequen
         precision=first.step.precision,
         sources=sources,
         doubts=doubts,
+        busy=busiest > _BUSY,
     )

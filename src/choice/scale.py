@@ -1,5 +1,6 @@
 """A step's operations at a batch size that was not measured: each number on the line through two that were."""
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
@@ -38,8 +39,7 @@ def rows_at(steps: Mapping[int, StepOperations], batch_size: int) -> list[Operat
 def nearest(sizes: Sequence[int], batch_size: int) -> tuple[int, int]:
     """The two sizes that a number is taken from: those around the batch size, or the two next to it on one side."""
     ordered = sorted(sizes)
-    at = next((index for index, size in enumerate(ordered) if size >= batch_size), len(ordered) - 1)
-    at = min(max(at, 1), len(ordered) - 1)
+    at = min(max(bisect_left(ordered, batch_size), 1), len(ordered) - 1)
     return ordered[at - 1], ordered[at]
 
 

@@ -11,7 +11,7 @@ cached: a short disturbance needs no detection, because the best of many short b
 import contextlib
 import math
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -78,5 +78,6 @@ def utilization(device: torch.device) -> float | None:
     """The device's utilisation in %; None where it reports none."""
     if device.type == "cuda":
         with contextlib.suppress(Exception):  # a missing library, a refusing driver, a MIG instance: each has its own
-            return float(gpu_queries(device)[UTILIZATION]())
+            reading: Any = gpu_queries(device)[UTILIZATION]()
+            return float(reading)
     return None

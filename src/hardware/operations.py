@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from statistics import median
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -100,7 +101,6 @@ class OperationRecorder(DispatchMode):
         self.steps: list[list[Operation]] = []
         self._cache = Cache(cache_bytes)
         self._part = part
-        self._kinds: dict[Any, _Kind] = {}
         named = module.named_modules() if module is not None else ()
         self._paths = {id(each): _COMPILED.sub("", path) for path, each in named}
         self._running: list[str] = [""]  # the paths of the modules that run now, outermost first
@@ -177,10 +177,7 @@ class OperationRecorder(DispatchMode):
         return result
 
     def _note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, seconds: float) -> None:
-        kind = self._kinds.get(func)
-        if kind is None:
-            kind = self._kinds[func] = _kind_of(func)
-        module = self._module()
+        kind, module = _kind_of(func), self._module()
         inputs = dict(zip(kind.arguments, args, strict=False)) | dict(kwargs)
         outputs = list(tensors(result))
         moved, cold = self._traffic(kind, inputs, outputs)
@@ -240,6 +237,7 @@ def _alike(operation: Operation) -> tuple[Any, ...]:
     return *where, operation.flops, operation.bytes, operation.dims
 
 
+@cache
 def _kind_of(func: Any) -> _Kind:
     schema, packet = func._schema, func.overloadpacket
     name = packet.__name__

@@ -158,7 +158,7 @@ def _frames(events: Sequence[Event], names: Sequence[str] | None = None) -> tupl
 
     keys = ("cat", "name", "tid", "ts", "dur")
     kept = [each for each in events if each.get("cat") in ("cpu_op", *_CALLS, *_WORKS)]
-    every = pd.DataFrame({key: [each[key] for each in kept] for key in keys})
+    every = pd.DataFrame({key: [each.get(key) for each in kept] for key in keys})
     every = every.astype({"cat": str, "name": str, "tid": str, "ts": float, "dur": float})
     every["end"] = every["ts"] + every["dur"]
     every["launch"] = [each.get("args", {}).get("correlation", -1) for each in kept]

@@ -1,5 +1,6 @@
 """The answer for one training: its table, its sentences, what is too close to call, and what is assumed."""
 
+import dataclasses
 import json
 
 import pytest
@@ -48,6 +49,12 @@ def test_the_fastest_is_first_and_is_taken(heavy):
     assert [each.label for each in found.rows] == ["h100", "l4", "t4", "cpu"]
     assert (found.taken.label, found.too_close) == ("h100", [])
     assert found.sentences()[0] == f"Take H100: 20 epochs take {row(found, 'h100').total} (predicted)."
+
+
+def test_times_of_a_busy_machine_recommend_nothing(heavy):
+    found = answer(dataclasses.replace(heavy, busy=True))
+    assert found.sentences() == ["No device is recommended: close other programs, and measure again."]
+    assert found.as_json()["recommended"] is None and len(found.rows) == 4
 
 
 def test_measured_predicted_and_assumed_are_told_apart(heavy):

@@ -130,8 +130,9 @@ def test_the_ends_of_a_step(tmp_path, change, ends):
 )
 def test_what_the_runs_cannot_tell_is_a_doubt(tmp_path, change, said):
     assert only(write_training(tmp_path / "a"))[0].doubts == []
-    (doubt,) = only(changed(write_training(tmp_path / "b"), change))[0].doubts
-    assert doubt.startswith(said)
+    training, _ = only(changed(write_training(tmp_path / "b"), change))
+    assert training.doubts[0].startswith(said)
+    assert training.busy == ("busy" in said)
 
 
 def without_operations(folder):
