@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import UserError, printable
 from ..files import is_set_aside
-from ..hardware.datasheet import Datasheet, datasheets
+from ..hardware.datasheet import Datasheet, datasheet
 from ..options.tree import flatten
 from ..records.formatting import option_value, percent
 from ..records.operations import StepOperations, read_operations
@@ -190,7 +190,7 @@ def _of_batch(step: StepOperations) -> StepOperations:
 def _source(runs: Sequence[_Run]) -> Source:
     """What the runs on one device have measured; the device as its datasheet, or with its name and memory alone."""
     first = runs[0].step
-    device = datasheets().get(first.device_name.removeprefix("NVIDIA ")) if first.device == "cuda" else None
+    device = datasheet(first.device_name) if first.device == "cuda" else None
     if device is None:
         threads = f", {first.threads} thread{'s' if first.threads > 1 else ''}" if first.threads else ""
         names = (printable(first.device_name or first.device) + threads,)

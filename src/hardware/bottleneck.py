@@ -245,7 +245,7 @@ def _doubts(step: Step, first_two: Mapping[str, float], unknown: float, excess: 
         f"only {count(step.steps, 'step')} measured": step.steps < FEW_STEPS,
         "the device is not calibrated": step.calibration is None and bool(is_work),
         _slower(excess): excess > SLOWER,
-        "waiting for other ranks is not measured without CommunicationMonitor": step.communication_ms is None,
+        "waiting for other ranks is not measured here": step.communication_ms is None,
         _others(others): others > SHARED,
         f"one step in ten takes {step.spread:.2g} times the median": others <= SHARED and step.spread > UNSTEADY,
     }

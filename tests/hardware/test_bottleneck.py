@@ -158,7 +158,7 @@ DOUBTS = {
     "other programs took 15 % of the processor": {"others_shares": [0.15]},
     "one step in ten takes 2.1 times the median": {"spread": 2.1},
     "the device is not calibrated": {"calibration": None},
-    "waiting for other ranks is not measured without CommunicationMonitor": {"communication_ms": None},
+    "waiting for other ranks is not measured here": {"communication_ms": None},
 }
 
 
