@@ -1,6 +1,5 @@
 """Telemetry: a thread reads a probe into a timeline, and what was read is summed up afterwards over any spans of time."""
 
-import os
 import threading
 import time
 import warnings
@@ -133,10 +132,14 @@ class Sampler:
         self._clock = clock
         self._thread: threading.Thread | None = None
 
+    @property
+    def _runs(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()  # which it is not in a forked child
+
     def start(self) -> None:
         """Begin a new timeline with a first sample. Without effect while the thread runs."""
-        if self._thread is None or not self._thread.is_alive():  # it is not alive in a forked child
-            self.timeline, self._pid = Timeline(), os.getpid()
+        if not self._runs:
+            self.timeline = Timeline()
             self._due, self._taken, self._ended = threading.Event(), threading.Event(), threading.Event()
             self._thread = threading.Thread(target=self._run, args=(self.timeline,), name="telemetry", daemon=True)
             self._thread.start()
@@ -144,14 +147,14 @@ class Sampler:
 
     def sample(self) -> None:
         """Have the thread take a sample now, and wait for it, but not for a driver that hangs. Only while it runs."""
-        if self._thread is not None and self._pid == os.getpid():
+        if self._runs:
             self._taken.clear()
             self._due.set()
             self._taken.wait(PATIENCE_S)
 
     def stop(self) -> None:
         """Take a last sample and end the thread; the timeline stays. Can be called again, or without a start."""
-        if self._thread is not None and self._pid == os.getpid():
+        if self._thread is not None and self._runs:
             self._ended.set()
             self._due.set()
             self._thread.join(timeout=PATIENCE_S)

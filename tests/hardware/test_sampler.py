@@ -152,6 +152,18 @@ def test_a_driver_that_hangs_does_not_hang_the_run(monkeypatch) -> None:
     answers.set()
 
 
+def test_after_an_error_nobody_waits_for_samples_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "PATIENCE_S", 3600.0)
+    sampler = Sampler(lambda: {}[CPU])
+    with pytest.warns(UserWarning, match="not sampled any more: KeyError"):
+        sampler.start()
+        while threads():
+            time.sleep(0.001)
+    sampler.sample()
+    sampler.stop()
+    assert sampler.timeline.after(0) == []
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_can_stop_and_start() -> None:
