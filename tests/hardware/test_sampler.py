@@ -157,8 +157,8 @@ def test_after_an_error_nobody_waits_for_samples_any_more(monkeypatch: pytest.Mo
     sampler = Sampler(lambda: {}[CPU])
     with pytest.warns(UserWarning, match="not sampled any more: KeyError"):
         sampler.start()
-        while threads():
-            time.sleep(0.001)
+    while threads():
+        time.sleep(0.001)
     sampler.sample()
     sampler.stop()
     assert sampler.timeline.after(0) == []
