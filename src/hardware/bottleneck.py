@@ -103,6 +103,7 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     timed = _times_by_kind(step)
     excess = _excess(step, timed, work)
     if why_unknown := _why_unknown(step, excess):
+        step, timed, excess = replace(step, operations=()), {}, 1.0
         spent |= _work_by_parts(step, parts, work)
     elif step.device == "cpu":
         spent |= _work_of_cpu(step, timed, work)
@@ -114,9 +115,8 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     if share < LEAST or unknown > share:
         return Bottleneck(UNCLEAR, share, "unclear", shares_in_words(shares, unknown, why_unknown), shares)
     first_two = {largest: shares[largest], second: shares[second]}
-    doubts = _doubts(step, first_two, unknown, 1.0 if why_unknown else excess)
-    known, of_kind = (replace(step, operations=()), ()) if why_unknown else (step, timed.get(largest, ()))
-    line = _evidence(known, largest, share, total / 1e3, of_kind)
+    doubts = _doubts(step, first_two, unknown, excess)
+    line = _evidence(step, largest, share, total / 1e3, timed.get(largest, ()))
     return Bottleneck(largest, share, "probable" if doubts else "clear", "; ".join([line, *doubts]), shares)
 
 
