@@ -82,6 +82,9 @@ GPU_CASES = {  # operations, parts, busy share → kind, certainty
     "traffic that fills the device": ([elementwise(0.1, cold=10e9)], {"forward": 10}, None, "memory", "clear"),
     "launches": ([tiny(1500)], {"forward": 10}, None, "host", "clear"),
     "launches take longer than the device": ([product(0.1, 130), tiny(1800)], {"forward": 10}, None, "host", "clear"),
+    "launches that need longer than the waits leave": (
+        [tiny(5000)], {"data_wait": 6, "forward": 4}, None, "input", "clear",
+    ),
     "busy, by its counters": ([product(0.1, gflop=50)], {"forward": 10}, 0.95, "compute", "clear"),
     "idle, by its counters": ([product(0.1, gflop=50)], {"forward": 10}, 0.12, "host", "clear"),
     "no need explains the step": ([product(0.1, gflop=5)], {"forward": 10}, None, "unclear", "unclear"),
@@ -97,6 +100,7 @@ def test_an_asynchronous_device_is_judged_by_its_busy_share_or_by_its_needs(case
     operations, parts, busy, kind, certainty = GPU_CASES[case]
     found = verdict(operations, parts, GPU, "cuda", busy=busy)
     assert (found.kind, found.certainty) == (kind, certainty)
+    assert sum(found.shares.values()) <= 1 + 1e-9
 
 
 def test_waiting_and_copying_count_up_to_the_devices_idle_time():
