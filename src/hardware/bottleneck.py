@@ -190,7 +190,7 @@ def _work_by_parts(step: Step, parts: Mapping[str, float], work: float) -> dict[
     if step.device != "cpu" and step.busy is not None:
         return {"host": work - min(step.busy * sum(parts.values()), work)}
     known = {} if step.device == "mps" else {"host": parts["other"]}  # on MPS any part may wait for the device
-    computing = parts["forward"] + parts["backward"]
+    computing = parts["forward"] + parts["backward"] - min(step.communication_ms or 0.0, parts["backward"])
     if step.mfu is not None and step.mfu >= WELL_FED and computing > 0:
         known["compute"] = computing
     return known

@@ -150,6 +150,8 @@ def test_without_operations_the_parts_may_still_tell():
     assert verdict(parts={"forward": 2, "other": 8}, device="mps").kind == "unclear"
     by_peak = verdict(parts={"forward": 4, "backward": 5, "other": 1}, mfu=0.4)
     assert by_peak.evidence.startswith("90 % of the step is arithmetic, at 40 % of the peak measured here")
+    of_ranks = verdict(parts={"forward": 4, "backward": 5, "other": 1}, mfu=0.4, communication_ms=3)
+    assert (of_ranks.shares["communication"], of_ranks.shares["compute"]) == pytest.approx((0.3, 0.6))
 
 
 @pytest.mark.parametrize("parts", [{}, {"forward": 0.0}, {"forward": math.nan}, {"forward": 2, "backward": -1}])
