@@ -58,7 +58,7 @@ def compared(answer: Answer) -> dict[str, Any]:
     """The named, the fastest and the best size of a case, with what they take in times of the best; None if unknown."""
     arrivals, progress = answer.arrivals, progress_of(answer.group.sizes, answer.rates)
     assert arrivals is not None
-    times = {size: one.seconds for size in sorted(arrivals.sizes) if (one := arrivals.typical(size))}
+    times = {size: one.seconds for size, one in arrivals.typical.items()}
     best = min(times, key=lambda size: times[size], default=None)
     named = max(progress.updates, key=progress.goodput) if progress else None
     fastest = max(arrivals.sizes, key=answer.rates.rate)

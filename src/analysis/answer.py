@@ -15,9 +15,8 @@ sentence that states something has a claim beside it, so that it can be checked 
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from ..records.formatting import percent
@@ -71,15 +70,18 @@ class Answer:
     """The answer for one group of runs that differ in batch size."""
 
     group: Group
-    rates: Rates
-    decision: Decision | None  # None on a busy machine, or where no rate is known
-    overall: Decision | None  # the same of all sizes, whatever their quality
-    quality: Quality | None
-    lines: list[str] = field(default_factory=list)  # sentences, the answer first
+    lines: list[str]  # sentences, the answer first
+    decision: Decision | None = None  # None on a busy machine, or where no rate is known
+    overall: Decision | None = None  # the same of all sizes, whatever their quality
     claims: list[dict[str, Any]] = field(default_factory=list)  # what the sentences state
     repeat: list[str] = field(default_factory=list)  # options of the command that decides it; empty if it is decided
     progress: Progress | None = None
     arrivals: Arrivals | None = None
+
+    @property
+    def rates(self) -> Rates:
+        """The rates of the sizes."""
+        return self.group.rates
 
     @property
     def size(self) -> int | None:
@@ -92,7 +94,7 @@ class Answer:
         between = self.decision.between if self.decision else []
         return self.size or min((s for s in between if math.isfinite(self.rates.reach(s))), default=None)
 
-    @cached_property
+    @property
     def vague(self) -> list[int]:
         """The sizes whose rate is not known well enough to be compared: all of them on a busy machine."""
         return list(self.group.sizes) if self.overall is None else self.overall.vague
@@ -103,200 +105,159 @@ def answer(group: Group, metrics: Sequence[str] = ()) -> Answer | None:
 
     `metrics` are those of the test or validation, the most telling one first.
     """
-    asked = group.asked
-    sizes = {size: group.sizes[size] for size in asked}
-    arrivals = arrivals_of(sizes)
-    if len(asked) < 2 and not (asked and arrivals and arrivals.is_aim):
+    sizes = {size: group.sizes[size] for size in group.asked}
+    rates, arrivals = group.rates, arrivals_of(sizes)
+    if len(sizes) < (1 if arrivals else 2):
         return None
-    rates = group.rates
-    quality = next((found for key in metrics if (found := quality_of(sizes, key))), None)
     if rates.busy is not None:
-        return _busy(group, rates, quality, arrivals)
-    overall = decide(rates, asked)
+        line = busy_line(rates.busy, "batch size is recommended", "repeat the sweep")
+        return Answer(group, [line], repeat=[] if arrivals else _timed(sizes), arrivals=arrivals)
+    quality = None if arrivals else next((found for key in metrics if (found := quality_of(sizes, key))), None)
+    overall = decide(rates, sizes)
     decision = decide(rates, quality.as_good) if quality else overall
     if overall is None or decision is None:
         line = "No rate is known well enough to compare sizes: the runs measured too few steps."
-        return Answer(group, rates, None, overall, quality, [line], repeat=_timed(asked))
+        return Answer(group, [line], overall=overall, repeat=_timed(sizes), arrivals=arrivals)
     progress = progress_of(sizes, rates, is_early=quality is None and arrivals is None)
-    further = [*(progress.lines if progress else []), *_judged(progress, arrivals)]
-    if arrivals and arrivals.is_aim:
+    said = progress.lines if progress else []
+    if arrivals:
         decision = replace(overall, size=arrivals.winner, between=[] if arrivals.winner else arrivals.contenders)
-        lines = [*arrivals.lines, *further]
-        return Answer(group, rates, decision, overall, None, lines, progress=progress, arrivals=arrivals)
-    if quality and quality.allowed is None and decision.size is not None and decision.size != quality.best:
-        between = sorted({decision.size, quality.best})
-        decision = replace(decision, size=None, between=between)
-    words = _Words(group, rates, decision, overall, quality)
-    lines = [*words.lines, *(arrivals.lines if arrivals else []), *further]
-    return Answer(group, rates, decision, overall, quality, lines, words.claims, words.repeat, progress, arrivals)
+        lines = [*arrivals.lines, *said, *_judged(progress, arrivals)]
+        return Answer(group, lines, decision, overall, progress=progress, arrivals=arrivals)
+    repeat: list[str] = []
+    if quality and quality.allowed is None and decision.size not in (None, quality.best):
+        decision = replace(decision, size=None, between=sorted({decision.size or 0, quality.best}))
+    if decision.size is None:
+        by_chance = quality is not None and quality.allowed is None and quality.best in decision.between
+        repeat = ["seed=0,1,2", _sizes(decision.between)] if by_chance else _timed(decision.between)
+    sentences = list(_sentences(group, decision, overall, quality))
+    lines = [*(line for line, *_ in sentences), *said]
+    return Answer(group, lines, decision, overall, [c for _, *claims in sentences for c in claims], repeat, progress)
 
 
-def _judged(progress: Progress | None, arrivals: Arrivals | None) -> list[str]:
-    """What the size that the noise scale says to be first took, beside the one that was measured to be."""
-    if progress is None or arrivals is None or (winner := arrivals.winner) is None:
-        return []
-    said = progress.first(progress.known or [winner])
-    took, best = arrivals.typical(said[0]), arrivals.typical(winner)
-    if len(said) > 1 or said[0] == winner or took is None or best is None:
-        return []
-    return [f"It took {took.seconds / best.seconds:.1f} times as long as {winner:,}, which counts."]
-
-
-def _busy(group: Group, rates: Rates, quality: Quality | None, arrivals: Arrivals | None) -> Answer:
-    line = busy_line(rates.busy or 0, "batch size is recommended", "repeat the sweep")
-    repeat = [] if arrivals and arrivals.is_aim else _timed(group.asked)
-    return Answer(group, rates, None, None, quality, [line], repeat=repeat, arrivals=arrivals)
-
-
-class _Words:
-    """The sentences about one group, each with its claim."""
-
-    def __init__(self, group: Group, rates: Rates, decision: Decision, overall: Decision, quality: Quality | None):
-        self.group, self.rates, self.quality = group, rates, quality
-        self.decision, self.overall = decision, overall
-        self.lines: list[str] = []
-        self.claims: list[dict[str, Any]] = []
-        self.repeat: list[str] = []
-        self.named: set[int] = set()  # sizes in the first sentence beside the recommended one
-        if decision.size is None:
-            self._undecided()
-        else:
-            self._decided(decision.size)
-        self._price()
-        self._accuracy()
-        self._samples()
-        self._vague()
-        self._larger()
-
-    def _claim(self, kind: str, size: int, **facts: Any) -> None:
-        self.claims.append({"kind": kind, "batch_size": size, **facts})
-
-    def _decided(self, size: int) -> None:
-        """`512 is the fastest; 64 gives 84 % of it.`"""
-        decision = self.decision
-        self._claim("reaches", size, share=ENOUGH, among=sorted(decision.ratios))
-        best = f"with the best {self.quality.metric.key}" if self.quality else ""
-        among = f" of those {best}" if len(decision.ratios) < len(self.overall.ratios) else ""
-        if len(decision.ratios) == 1:
-            self.lines.append(f"{size:,} is the only size {best}.")
-        elif decision.fastest == size:
-            self._claim("fastest", size, among=sorted(decision.ratios))
-            self.lines.append(f"{size:,} is the fastest{among}{self._next(size)}.")
-        elif decision.fastest is not None:
-            self._claim("fastest", decision.fastest, among=sorted(decision.ratios))
-            share, fastest = self._share(size, decision.fastest), decision.fastest
-            self.lines.append(f"{size:,} is enough: it gives {share} of the rate of {fastest:,}, the fastest{among}.")
-        else:
-            self.lines.append(f"{size:,} is enough: no other size{among} is more than 10 % faster.")
-
-    def _next(self, size: int) -> str:
-        """What the best of the smaller sizes gives, else the best of the larger ones."""
-        others = [s for s in self.decision.ratios if s < size] or [s for s in self.decision.ratios if s > size]
-        other = max(others, key=lambda s: self.decision.ratios[s].value)
-        self.named.add(other)
-        return f"; {other:,} gives {self._share(other, size)} of it"
-
-    def _share(self, size: int, of: int) -> str:
-        """A share that is as exact as it is known: `84 %`, or `at most 70 %`."""
-        ratio = self.rates.ratio(size, of)
-        if ratio.reach <= VAGUE:
-            self._claim("share", size, of=of, share=ratio.value)
-            return percent(ratio.value)
-        share = math.ceil(100 * self.rates.ratio(size, of, STATED).high) / 100
-        self._claim("at_most", size, of=of, share=share)
-        return f"at most {percent(share)}"
-
-    def _undecided(self) -> None:
-        between, ratios = self.decision.between, self.decision.ratios
-        quality = self.quality
-        if quality and quality.allowed is None and quality.best in between:
-            self.lines.append(
-                f"Undecided between {and_(between)}: {quality.best:,} has the best {quality.metric.key}, and how far that "
-                "differs by chance is not known."
-            )
-            self.repeat = ["seed=0,1,2", _sizes(between)]
-            return
-        best, smallest = self.decision.best, between[0]
-        one, other = (smallest, best) if smallest != best else (between[-1], smallest)
-        ratio = ratios[one]
-        wanted = f"{percent(ENOUGH)} would be enough" if one == smallest else f"{percent(1 + VAGUE)} would be worth it"
-        span = f"{100 * ratio.low:.0f} to {percent(ratio.high)}" if ratio.high < 10 else "an unknown share"
-        self.lines.append(
-            f"Undecided between {and_(between)}: {one:,} gives {span} of the rate of {other:,}; {wanted}."
-        )
-        self.repeat = _timed(between)
-
-    def _price(self) -> None:
-        """What a faster size that trains worse would gain and lose."""
-        fast, quality, chosen = self.overall.best, self.quality, self.decision.size
-        if quality is None or chosen is None or quality.allowed is None or fast in quality.as_good:
-            return
-        if fast not in quality.values:
-            return
-        ratio = self.rates.ratio(fast, chosen, STATED)
-        if ratio.low <= 1:
-            return
-        is_known = ratio.reach <= VAGUE
-        self._claim(
-            "share" if is_known else "at_least", fast, of=chosen, share=ratio.value if is_known else at_least(ratio)
-        )
-        trained = training_words(self.group.runs)
-        self._claim("worse", fast, metric=quality.metric.key)
-        self.lines.append(
-            f"{fast:,} is {times_as_fast(ratio)} and loses {quality.loss_words(fast, chosen)} after {trained}."
-        )
-
-    def _accuracy(self) -> None:
-        quality = self.quality
-        if quality is None:
-            sizes = {s for s in (self.decision.size, self.decision.fastest, *self.decision.between) if s} | self.named
-            which = "both" if len(sizes) == 2 else "them" if len(sizes) > 2 else "with it and a smaller one"
-            self.lines.append(f"Accuracy was not measured: train {which} before you choose.")
-            return
-        best = quality.values[quality.best]
-        line = f"Best {quality.metric.key}: {quality.metric.text(best)} at {quality.best:,}"
-        others = [size for size in quality.as_good if size != quality.best]
-        if quality.allowed is not None and others:
-            line += f"; {and_(others)} {'is' if len(others) == 1 else 'are'} not shown to be worse"
-        seeds = "" if quality.seeds > 1 else " (one seed)"
-        self.lines.append(f"{line}{seeds}.")
-
-    def _samples(self) -> None:
-        """Whether the sizes saw as many samples, and were updated as often with them."""
-        seen = self.group.medians("samples_seen").values() if self.quality else ()
-        if seen and max(seen) > 1.1 * min(seen):
-            self.lines.append("The sizes saw different numbers of samples, which changes the metric.")
-        elif update := self.group.samples_an_update:
-            line = f"Every update takes {update:,} samples at each size"
-            compared = f"{line}: the metric compares equal samples and equal updates."
-            self.lines.append(compared if self.quality else f"{line}.")
-
-    def _vague(self) -> None:
-        vague = [size for size in self.overall.vague if size not in self.decision.between]
-        if vague:
-            self.lines.append(f"Not known to ± 10 %, and marked with ?: the rate at {and_(vague)}.")
-
-    def _larger(self) -> None:
-        """Whether a size that did not run may be faster."""
-        largest, group = max(self.overall.ratios), self.group
-        rest = [ratio.high for size, ratio in self.overall.ratios.items() if size != largest]
-        limit = group.out_of_memory
-        if self.decision.size != largest or max(rest) > 1 - VAGUE / 2:
-            if limit:
-                self.lines.append(f"{limit:,} ran out of memory.")
-        elif limit and limit <= 2 * largest:
-            self.lines.append(f"The rate still rises at {largest:,}, and {limit:,} ran out of memory.")
-        elif group.largest_possible is not None and group.largest_possible <= largest:
-            self.lines.append(f"The rate still rises at {largest:,}, which is the whole training set.")
-        elif group.largest_possible is not None and group.largest_possible < 2 * largest:
-            self.lines.append(f"The rate still rises at {largest:,}; the training set has {group.largest_possible:,}.")
-        else:
-            self.lines.append(f"The rate still rises at {largest:,}: {2 * largest:,} may be faster.")
-
-
-def _timed(sizes: Sequence[int]) -> list[str]:
+def _timed(sizes: Iterable[int]) -> list[str]:
     return [TIMED, _sizes(sizes)]
 
 
-def _sizes(sizes: Sequence[int]) -> str:
+def _sizes(sizes: Iterable[int]) -> str:
     return f"data.batch_size={','.join(map(str, sizes))}"
+
+
+def _judged(progress: Progress | None, arrivals: Arrivals) -> list[str]:
+    """What the size that the noise scale says to be first took, beside the one that was measured to be."""
+    took, winner = arrivals.typical, arrivals.winner
+    said = progress.first(progress.known) if progress and progress.known else []
+    if len(said) != 1 or said[0] == winner or winner not in took or said[0] not in took:
+        return []
+    return [f"It took {took[said[0]].seconds / took[winner].seconds:.1f} times as long as {winner:,}, which counts."]
+
+
+# --- the sentences: each is a line, and what it claims --------------------------------------------------------------
+
+_Said = tuple[Any, ...]  # a line, then its claims
+
+
+def _sentences(group: Group, decision: Decision, overall: Decision, quality: Quality | None) -> Iterator[_Said]:
+    rates = group.rates
+    if decision.size is None:
+        yield (_undecided(decision, quality),)
+    else:
+        yield _decided(rates, decision, overall, quality)
+    if quality:
+        yield from _price(group, decision, overall.best, quality)
+        yield (_accuracy(quality),)
+    else:
+        yield ("Accuracy was not measured: train these sizes before you choose.",)
+    seen = group.medians("samples_seen").values() if quality else ()
+    if seen and max(seen) > 1.1 * min(seen):
+        yield ("The sizes saw different numbers of samples, which changes the metric.",)
+    elif update := group.samples_an_update:
+        compared = ": the metric compares equal samples and equal updates" if quality else ""
+        yield (f"Every update takes {update:,} samples at each size{compared}.",)
+    if vague := [size for size in overall.vague if size not in decision.between]:
+        yield (f"Not known to ± 10 %, and marked with ?: the rate at {and_(vague)}.",)
+    if line := _larger(group, decision, overall):
+        yield (line,)
+
+
+def _claim(kind: str, size: int, **facts: Any) -> dict[str, Any]:
+    return {"kind": kind, "batch_size": size, **facts}
+
+
+def _decided(rates: Rates, decision: Decision, overall: Decision, quality: Quality | None) -> _Said:
+    """`512 is the fastest; 64 gives 84 % of it.`"""
+    size, fastest, among = decision.size or 0, decision.fastest, sorted(decision.ratios)
+    claims = [_claim("reaches", size, share=ENOUGH, among=among)]
+    best = f"with the best {quality.metric.key}" if quality else ""
+    of_those = f" of those {best}" if len(among) < len(overall.ratios) else ""
+    if len(among) == 1:
+        return (f"{size:,} is the only size {best}.", *claims)
+    if fastest is None:
+        return (f"{size:,} is enough: no other size{of_those} is more than 10 % faster.", *claims)
+    claims.append(_claim("fastest", fastest, among=among))
+    if size != fastest:
+        share, claim = _share(rates, size, fastest)
+        line = f"{size:,} is enough: it gives {share} of the rate of {fastest:,}, the fastest{of_those}."
+        return (line, *claims, claim)
+    others = [s for s in among if s < size] or [s for s in among if s > size]  # the best of the smaller ones is named
+    other = max(others, key=lambda s: decision.ratios[s].value)
+    share, claim = _share(rates, other, size)
+    return (f"{size:,} is the fastest{of_those}; {other:,} gives {share} of it.", *claims, claim)
+
+
+def _share(rates: Rates, size: int, of: int) -> tuple[str, dict[str, Any]]:
+    """A share that is as exact as it is known: `84 %`, or `at most 70 %`."""
+    ratio = rates.ratio(size, of)
+    if ratio.reach <= VAGUE:
+        return percent(ratio.value), _claim("share", size, of=of, share=ratio.value)
+    share = math.ceil(100 * rates.ratio(size, of, STATED).high) / 100
+    return f"at most {percent(share)}", _claim("at_most", size, of=of, share=share)
+
+
+def _undecided(decision: Decision, quality: Quality | None) -> str:
+    between, best, smallest = decision.between, decision.best, decision.between[0]
+    begin = f"Undecided between {and_(between)}"
+    if quality and quality.allowed is None and quality.best in between:
+        metric = quality.metric.key
+        return f"{begin}: {quality.best:,} has the best {metric}, and how far that differs by chance is not known."
+    one, other = (smallest, best) if smallest != best else (between[-1], smallest)
+    ratio = decision.ratios[one]
+    wanted = f"{percent(ENOUGH)} would be enough" if one == smallest else f"{percent(1 + VAGUE)} would be worth it"
+    span = f"{100 * ratio.low:.0f} to {percent(ratio.high)}" if ratio.high < 10 else "an unknown share"
+    return f"{begin}: {one:,} gives {span} of the rate of {other:,}; {wanted}."
+
+
+def _price(group: Group, decision: Decision, fast: int, quality: Quality) -> Iterator[_Said]:
+    """What a faster size that trains worse would gain and lose."""
+    chosen = decision.size
+    if chosen is None or quality.allowed is None or fast in quality.as_good or fast not in quality.values:
+        return
+    ratio = group.rates.ratio(fast, chosen, STATED)
+    if ratio.low > 1:
+        exact = {"kind": "share", "share": ratio.value} if ratio.reach <= VAGUE else {}
+        claim = _claim("at_least", fast, of=chosen, share=at_least(ratio)) | exact
+        loss, trained = quality.loss_words(fast, chosen), training_words(group.runs)
+        line = f"{fast:,} is {times_as_fast(ratio)} and loses {loss} after {trained}."
+        yield (line, claim, _claim("worse", fast, metric=quality.metric.key))
+
+
+def _accuracy(quality: Quality) -> str:
+    best = quality.metric.text(quality.values[quality.best])
+    others = [size for size in quality.as_good if size != quality.best and quality.allowed is not None]
+    alike = f"; {and_(others)} {'is' if len(others) == 1 else 'are'} not shown to be worse" if others else ""
+    seeds = "" if quality.seeds > 1 else " (one seed)"
+    return f"Best {quality.metric.key}: {best} at {quality.best:,}{alike}{seeds}."
+
+
+def _larger(group: Group, decision: Decision, overall: Decision) -> str:
+    """Whether a size that did not run may be faster; empty where nothing is known of that."""
+    largest, limit, whole = max(overall.ratios), group.out_of_memory, group.largest_possible
+    rest = [ratio.high for size, ratio in overall.ratios.items() if size != largest]
+    if decision.size != largest or max(rest) > 1 - VAGUE / 2:
+        return f"{limit:,} ran out of memory." if limit else ""
+    rises = f"The rate still rises at {largest:,}"
+    if limit and limit <= 2 * largest:
+        return f"{rises}, and {limit:,} ran out of memory."
+    if whole is not None and whole < 2 * largest:
+        return f"{rises}; the training set has {whole:,}."
+    return f"{rises}: {2 * largest:,} may be faster."

@@ -6,8 +6,7 @@ sentence is as strong as the interval of the ratio that it is about (noise.py).
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..records.formatting import option_value
 from ..records.rates import RATE
@@ -21,80 +20,50 @@ from .words import and_, busy_line, times_as_fast
 _ALONG = ("trainer.devices", "trainer.num_nodes", SEED, "trainer.strategy", "trainer", "threads")
 
 
-@dataclass(frozen=True)
-class Crossover:
-    """Two groups compared at the batch sizes that ran in both."""
-
-    base: str  # the label that they share
-    first: str  # what is faster at small sizes, if the other one is at large sizes
-    second: str
-    ratios: dict[int, Ratio]  # by size, the rate of the second over that of the first
-
-    @property
-    def headline(self) -> str:
-        """The answer in one line. Something is called faster only where the interval shows it."""
-        slower = [size for size, ratio in self.ratios.items() if ratio.high < 1]
-        faster = [size for size, ratio in self.ratios.items() if ratio.low > 1]
-        if not slower and not faster:
-            return f"{self.base}: no difference between {self.first} and {self.second} is shown{self._sizes([])}."
-        if slower and faster and max(slower) < min(faster):
-            between = f"from a batch size between {max(slower):,} and {min(faster):,} on"
-            return f"{self.base}: {self.second} is faster than {self.first} {between}{self._most(faster)}."
-        if slower and faster:
-            return f"{self.base}: {self.first} is faster{self._sizes(slower)}, {self.second}{self._sizes(faster)}."
-        names = (self.second, self.first) if faster else (self.first, self.second)
-        at = faster or slower
-        return f"{self.base}: {names[0]} is faster than {names[1]}{self._sizes(at)}{self._most(at)}."
-
-    def _sizes(self, at: Sequence[int]) -> str:
-        """At which sizes something holds; at any of them for an empty list."""
-        sizes = sorted(self.ratios)
-        if len(sizes) == 1:
-            return f" at the one size that ran on both ({sizes[0]:,})"
-        if len(at) in (0, len(sizes)):
-            return f" at {'every' if at else 'any'} size that ran on both ({sizes[0]:,} to {sizes[-1]:,})"
-        return f" at {and_(at)}"
-
-    def _most(self, at: Sequence[int]) -> str:
-        """The largest of the ratios at some sizes: `, up to 12.1 times as fast (at 512)`."""
-        ratios = {size: ratio if ratio.low > 1 else ratio.inverse for size, ratio in self.ratios.items()}
-        most = max(at, key=lambda size: ratios[size].value)
-        words = times_as_fast(ratios[most])
-        if words == "faster":
-            return ""
-        if len(at) == 1:
-            return f", {words}"
-        return f", {words} at {most:,}" if words.startswith("at least") else f", up to {words} (at {most:,})"
-
-
-def crossovers(sweep: SweepResults) -> list[Crossover]:
-    """For each two groups that differ in the device alone, or in `compile` alone, and have a batch size in common."""
+def crossovers(sweep: SweepResults) -> list[str]:
+    """The answer in one line for each two groups that differ in the device or in `compile` alone, and share a batch size."""
     kinds, names = ({str(group.runs[0].settings.get(key)) for group in sweep.groups} for key in HARDWARE[:2])
     named_by = [key for key in (*HARDWARE, "compile") if key != "device" or len(kinds) == len(names)]
-    pairs = itertools.combinations(sweep.groups, 2)
-    found = (_crossover(one, two, sweep.group_keys, named_by) for one, two in pairs)
-    return [crossover for crossover in found if crossover]
+    found = []
+    for one, two in itertools.combinations(sweep.groups, 2):
+        first, second = one.runs[0].settings, two.runs[0].settings
+        differing = {key for key in sweep.group_keys if first.get(key) != second.get(key)}
+        is_one_thing = differing <= {*HARDWARE} or differing == {"compile"}
+        key = next((key for key in named_by if key in differing), None)
+        sizes = [size for size in one.sizes if size in two.sizes]
+        if not (is_one_thing and key and sizes):
+            continue
+        rates = rates_of({2 * n + m: (one, two)[m].sizes[size] for n, size in enumerate(sizes) for m in (0, 1)})
+        if rates.busy is None:
+            base = label(one.runs[0], [other for other in sweep.group_keys if other not in (*HARDWARE, *differing)])
+            ratios = {size: rates.ratio(2 * n + 1, 2 * n) for n, size in enumerate(sizes)}
+            found.append(f"{base}: {_compared(_name(key, first.get(key)), _name(key, second.get(key)), ratios)}.")
+    return found
 
 
-def _crossover(one: Group, two: Group, group_keys: Iterable[str], named_by: Iterable[str]) -> Crossover | None:
-    first, second = one.runs[0].settings, two.runs[0].settings
-    differing = {key for key in group_keys if first.get(key) != second.get(key)}
-    is_one_thing = differing <= {*HARDWARE} or differing == {"compile"}
-    name = next((key for key in named_by if key in differing), None)
-    sizes = [size for size in one.sizes if size in two.sizes]
-    if not is_one_thing or name is None or not sizes:
-        return None
-    sides = {2 * n + side: group.sizes[size] for n, size in enumerate(sizes) for side, group in enumerate((one, two))}
-    rates = rates_of(sides)
-    if rates.busy is not None:
-        return None
-    base = label(one.runs[0], [key for key in group_keys if key not in (*HARDWARE, *differing)])
-    names = [_name(name, settings.get(name)) for settings in (first, second)]
-    ratios = {size: rates.ratio(2 * n + 1, 2 * n) for n, size in enumerate(sizes)}
-    shown = [ratio for ratio in ratios.values() if ratio.differs]
-    if shown and shown[-1].high < 1:  # the first one is faster at large sizes
-        return Crossover(base, names[1], names[0], {size: ratio.inverse for size, ratio in ratios.items()})
-    return Crossover(base, names[0], names[1], ratios)
+def _compared(first: str, second: str, ratios: Mapping[int, Ratio]) -> str:
+    """Which of two is faster at which sizes, of which `ratios` has the rate of the second over that of the first."""
+    shown = [size for size, ratio in ratios.items() if ratio.differs]
+    if shown and ratios[shown[-1]].high < 1:  # `second` is what is faster at the largest of these sizes
+        first, second, ratios = second, first, {size: ratio.inverse for size, ratio in ratios.items()}
+    faster = [size for size in shown if ratios[size].low > 1]
+    slower = [size for size in shown if size not in faster]
+    if not shown:
+        return f"no difference between {first} and {second} is shown at any size that ran on both ({_range(ratios)})"
+    best = max(faster, key=lambda size: ratios[size].value)
+    words = times_as_fast(ratios[best])
+    most = f", {words} at {best:,}" if words != "faster" else ""
+    if not slower:
+        at = and_(faster) if len(faster) < len(ratios) else f"every size that ran on both ({_range(faster)})"
+        return f"{second} is faster than {first} at {at}{most}"
+    if max(slower) < min(faster):
+        between = f"from a batch size between {max(slower):,} and {min(faster):,} on"
+        return f"{second} is faster than {first} {between}{most}"
+    return f"{first} is faster at {and_(slower)}, {second} at {and_(faster)}"
+
+
+def _range(sizes: Collection[int]) -> str:
+    return f"{min(sizes):,} to {max(sizes):,}" if len(sizes) > 1 else f"{min(sizes):,}"
 
 
 def _name(key: str, value: object) -> str:

@@ -24,7 +24,7 @@ from .match import Pair, differences, match
 from .noise import BETWEEN_CPU, Rates, Ratio, busy_share
 from .read import find
 from .text import aligned
-from .windows import STEP, windows_of
+from .windows import STEP
 from .words import busy_line
 
 SCHEMA = 2  # of the JSON
@@ -38,10 +38,10 @@ _SHOWN = _SLOWER, _FASTER = ("slower", "faster")  # verdicts
 
 @dataclass(frozen=True)
 class Row:
-    """The time of a sample in a step or a part of it, or the rate."""
+    """The time of a sample in a step or a part of it in µs, or the rate in samples/s."""
 
     name: str  # `samples_per_sec`, `step`, or a part
-    a: float  # samples/s, or µs a sample
+    a: float
     b: float
     ratio: Ratio | None  # B ÷ A; None where it is not compared
     verdict: str  # `slower`, `faster`, `no difference shown`, or why nothing can be said
@@ -70,10 +70,10 @@ class Compared:
 
     pair: Pair
     slowdown: Ratio  # of the time of a sample, B ÷ A
-    rows: list[Row]
+    rows: list[Row]  # the rate, the step, its parts
     busy: float | None  # the share that other programs took on a busy machine, which allows no verdict
     passes: int  # in which A and B were measured side by side; 0 for separate runs
-    assumed: float | None  # by how much separate runs of the same thing differ at least, in logs
+    assumed: bool  # whether separate runs of the same thing are taken to differ by BETWEEN_CPU
 
     @property
     def verdict(self) -> str:
@@ -155,11 +155,10 @@ class Comparison:
         yield f"All intervals together hold with {percent(1 - _ERROR_RATE)} confidence."
         if passes := [c.passes for c in self.compared if c.passes]:
             yield f"A and B were measured side by side, in {min(passes)} passes{' or more' * (len(set(passes)) > 1)}."
-        if assumed := [c.assumed for c in self.compared if c.assumed is not None and not c.passes]:
-            yield f"Separate runs of the same thing are taken to differ by {percent(assumed[0])} (--between-runs)."
-            least = max(c.slowdown.reach for c in self.compared if not c.passes)
-            if least < _TELLS_NOTHING:
-                yield f"A difference below {percent(least)} cannot be shown by them."
+        if assumed := [c.slowdown.reach for c in self.compared if c.assumed]:
+            yield f"Separate runs of the same thing are taken to differ by {percent(BETWEEN_CPU)}."
+            if max(assumed) < _TELLS_NOTHING:
+                yield f"A difference below {percent(max(assumed))} cannot be shown by them."
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -180,20 +179,10 @@ class Comparison:
         return {**found, "pairs": pairs, "differences": self.differing, "warnings": self.warnings}
 
 
-def compare(
-    a: str | os.PathLike[str],
-    b: str | os.PathLike[str],
-    max_slowdown: float = 0.05,
-    between: float | None = None,
-) -> Comparison:
-    """Compare two folders of runs.
+def compare(a: str | os.PathLike[str], b: str | os.PathLike[str], max_slowdown: float = 0.05) -> Comparison:
+    """Compare two folders, each of a run or with several runs.
 
-    Args:
-        a: a run's folder, or one with several runs.
-        b: the same.
-        max_slowdown: by which the time of a sample may grow.
-        between: a standard deviation, in logs, that separate runs of the same thing differ by at least; by default
-            BETWEEN_CPU, unless both sides have repeated runs, which show it.
+    `max_slowdown` is the fraction by which the time of a sample may grow.
 
     Raises:
         UserError: if a folder holds no run, or no run of one matches one of the other.
@@ -203,32 +192,28 @@ def compare(
     unreadable = [f"{r.name}: {r.steps}" for p in pairs for r in (*p.a, *p.b) if isinstance(r.steps, str)]
     return Comparison(
         names=(str(a), str(b)),
-        compared=[_compare_pair(pair, 1 - _ERROR_RATE / 2 / len(pairs), between) for pair in pairs],
+        compared=[_compare_pair(pair, 1 - _ERROR_RATE / 2 / len(pairs)) for pair in pairs],
         differing=differences(pairs),
         warnings=[*left_over, *(n for side in sides for n in side.notes), *unreadable],
         max_slowdown=max_slowdown,
     )
 
 
-def _compare_pair(pair: Pair, confidence: float, between: float | None) -> Compared:
-    repeated = min(len(pair.a), len(pair.b)) > 1
-    assumed = BETWEEN_CPU if between is None and not repeated else between
-    steps = rates_of({_A: pair.a, _B: pair.b}, assumed, sweeps=0.0)  # what slows one slows the other
+def _compare_pair(pair: Pair, confidence: float) -> Compared:
+    sides = {_A: pair.a, _B: pair.b}
+    between = None if min(map(len, sides.values())) > 1 else BETWEEN_CPU  # repeated runs show it
+    rates = {part: rates_of(sides, between, 0.0, part) for part in (STEP, *PARTS)}  # what slows one slows the other
+    steps = rates.pop(STEP)
+    rates = {part: of for part, of in rates.items() if of.windows["setting"].nunique() == 2}
     busy = max((busy_share(side) or 0.0 for _, side in steps.windows.groupby("setting")), default=0.0) or None
-    parts = {part: rates for part in PARTS if (rates := _of_part(pair, part, assumed))}
-    small = {p for p, r in parts.items() if all(steps.rate(s) < _SMALL * r.rate(s) for s in (_A, _B))}
-    of_part = 1 - (1 - confidence) / max(len(parts) - len(small), 1)
+    small = {p for p, r in rates.items() if all(steps.rate(s) < _SMALL * r.rate(s) for s in sides)}
+    of_part = 1 - (1 - confidence) / max(len(rates) - len(small), 1)
     slowdown = steps.ratio(_A, _B, confidence)
     rows = [_row(STEP, steps, slowdown, busy)]
-    rows += [_row(p, r, None if p in small else r.ratio(_A, _B, of_part), busy) for p, r in parts.items()]
+    rows += [_row(p, r, None if p in small else r.ratio(_A, _B, of_part), busy) for p, r in rates.items()]
     rate = Row(RATE, steps.rate(_A), steps.rate(_B), slowdown.inverse, rows[0].verdict)
     passes = _shared_passes(steps.windows) if steps.together(_A, _B) else 0
-    return Compared(pair, slowdown, [rate, *rows], busy, passes, assumed)
-
-
-def _of_part(pair: Pair, part: str, assumed: float | None) -> Rates | None:
-    windows = windows_of({_A: pair.a, _B: pair.b}, part)
-    return Rates(windows, between=assumed) if set(windows["setting"]) == {_A, _B} else None
+    return Compared(pair, slowdown, [rate, *rows], busy, passes, not passes and steps.assumed is not None)
 
 
 def _row(name: str, rates: Rates, ratio: Ratio | None, busy: float | None) -> Row:

@@ -19,7 +19,7 @@ from ..records.rates import NEAR_BEST, RATE
 from ..records.terminal import wrapped
 from ..records.values import at, table
 from .groups import rates_of
-from .noise import CONFIDENCE, Rates, Ratio
+from .noise import CONFIDENCE, Ratio
 from .read import find
 from .run import Run
 from .text import aligned
@@ -51,21 +51,17 @@ class Trial:
         return self.role in (BASELINE, AGAIN)
 
     @cached_property
-    def rate(self) -> float | None:
-        """Samples/s; None unless the run finished."""
+    def rate(self) -> float:
+        """Samples/s; 0 unless the run finished."""
         is_measured = self.run.status == "finished" and RATE in self.run.values
-        return rates_of({0: [self.run]}).rate(0) if is_measured else None
-
-    @property
-    def bottleneck(self) -> dict[str, Any]:
-        """What the run said of its bottleneck; empty if it said nothing."""
-        return table(at(self.run.record, "throughput.bottleneck"))
+        return rates_of({0: [self.run]}).rate(0) if is_measured else 0.0
 
     @property
     def kind(self) -> str:
         """The kind of the bottleneck: `memory`, `probably host`, `unclear`, or empty."""
-        probably = "probably " if self.bottleneck.get("certainty") == "probable" else ""
-        return probably + " ".join(str(self.bottleneck.get("kind") or "").split())[:_LONGEST]
+        said = table(at(self.run.record, "throughput.bottleneck"))
+        probably = "probably " if said.get("certainty") == "probable" else ""
+        return probably + " ".join(str(said.get("kind") or "").split())[:_LONGEST]
 
     @property
     def why_not(self) -> str:
@@ -75,60 +71,51 @@ class Trial:
 
 
 class Findings:
-    """What the runs of a diagnosis say."""
+    """What the runs of a diagnosis say.
+
+    Args:
+        trials: all of them.
+        not_tried: lines on changes that were not tried, with the reason.
+    """
 
     def __init__(self, trials: Iterable[Trial], not_tried: Sequence[str] = ()):
-        self.not_tried = list(dict.fromkeys(not_tried))  # lines on changes that were not tried, with the reason
-        self.trials = sorted(trials, key=lambda trial: (_ORDER.index(trial.role), -(trial.rate or 0.0)))
+        self.not_tried = list(dict.fromkeys(not_tried))
+        self.trials = sorted(trials, key=lambda trial: (_ORDER.index(trial.role), -trial.rate))
         self.changes = [trial for trial in self.trials if trial.role == CHANGE]
         self.baselines = [trial.rate for trial in self.trials if trial.is_baseline and trial.rate]
-
-    @cached_property
-    def _rates(self) -> Rates:
-        """The rates of the baseline (0), and of each change (from 1 on)."""
+        self.is_complete = len(self.baselines) > 1  # both show how much the machine itself drifts
         runs: dict[int, list[Run]] = {}
-        for trial in self.trials:
-            if trial.rate:
-                runs.setdefault(self._setting(trial), []).append(trial.run)
-        return rates_of(runs)
+        for trial in (trial for trial in self.trials if trial.rate):
+            runs.setdefault(self._setting(trial), []).append(trial.run)
+        self._rates = rates_of(runs)
 
     def _setting(self, trial: Trial) -> int:
         return 0 if trial.is_baseline else 1 + self.trials.index(trial)
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the changes stand between two measured baselines, which show how much the machine itself drifts."""
-        return len(self.baselines) > 1
-
-    def ratio(self, trial: Trial) -> Ratio | None:
+    def ratio(self, trial: Trial, confidence: float = CONFIDENCE) -> Ratio | None:
         """The rate of a change over that of the baseline; None where it is not known, and for the baseline."""
         if not trial.rate or trial.is_baseline or not self.baselines:
             return None
-        return self._rates.ratio(self._setting(trial), 0)
+        return self._rates.ratio(self._setting(trial), 0, confidence)
 
-    def is_faster(self, trial: Trial) -> bool:
-        """Whether a change is faster than the baseline, by its own interval; never on a busy machine."""
-        ratio = self.ratio(trial)
+    def is_faster(self, trial: Trial, confidence: float = CONFIDENCE) -> bool:
+        """Whether a change is shown to be faster than the baseline; never on a busy machine."""
+        ratio = self.ratio(trial, confidence)
         return ratio is not None and ratio.low > 1 and self._rates.busy is None
 
-    def helps(self, trial: Trial) -> bool:
-        """Whether a change can be recommended: it is shown to be faster, and a baseline stands on both sides.
+    @cached_property
+    def best(self) -> Trial | None:
+        """The change to recommend; None if none helps, or the baseline was not measured again.
 
         Of many changes, one is the fastest by chance. So each is held to a confidence by which all hold together.
         """
         confidence = 1 - (1 - CONFIDENCE) / max(len(self.changes), 1)
-        is_shown = self.is_faster(trial) and self._rates.ratio(self._setting(trial), 0, confidence).low > 1
-        return self.is_complete and is_shown
-
-    @cached_property
-    def best(self) -> Trial | None:
-        """The change to recommend; None if none helps."""
-        helping = [trial for trial in self.trials if self.helps(trial)]
+        helping = [trial for trial in self.trials if self.is_complete and self.is_faster(trial, confidence)]
         if not helping:
             return None
-        first = self._setting(max(helping, key=lambda trial: trial.rate or 0.0))
+        first = self._setting(max(helping, key=lambda trial: trial.rate))
         equal = [trial for trial in helping if not self._rates.ratio(self._setting(trial), first).differs]
-        return min(equal, key=lambda trial: (len(trial.options), trial.run.batch_size or 0, -(trial.rate or 0.0)))
+        return min(equal, key=lambda trial: (len(trial.options), trial.run.batch_size or 0, -trial.rate))
 
     @property
     def headline(self) -> str:
@@ -139,36 +126,28 @@ class Findings:
         if self._rates.busy is not None:
             return busy_line(self._rates.busy, "change is recommended", "start a new diagnosis")
         if not self.is_complete:
-            return (
-                f"Incomplete: {tried} tried, and the baseline was not measured again after that, so no change is "
-                "recommended."
-            )
+            again = "the baseline was not measured again after that"
+            return f"Incomplete: {tried} tried, and {again}, so no change is recommended."
         if not self.changes:
             return "No change has been tried."
         if self.best is None:
             return f"No change helps: of {tried} tried, none is shown to be faster than the baseline."
-        others = [trial for trial in self.trials if trial.role == TOGETHER and trial is not self.best and trial.rate]
-        also = "".join(f"; {trial.name} together give {self._times(trial)}" for trial in others)
-        return f"Recommended: {self.best.name}, {self._times(self.best)} the baseline's rate{also}."
-
-    def _times(self, trial: Trial) -> str:
-        ratio = self.ratio(trial)
-        return f"{ratio.value:.2f} times ({ratio.span or 'not known'})" if ratio else ""
+        ratio = self.ratio(self.best) or Ratio(1, 1, 1)
+        return f"Recommended: {self.best.name}, {ratio.value:.2f} times ({ratio.span}) the baseline's rate."
 
     @property
     def remarks(self) -> list[str]:
         """What to know before the table is believed."""
-        lines = [f"{trial.name}: {' '.join(trial.why_not.split())[:200]}" for trial in self.trials if trial.why_not]
+        lines = ["÷ baseline divides by the mean of both baselines"] if self.is_complete else []
+        lines += [f"{trial.name}: {' '.join(trial.why_not.split())[:200]}" for trial in self.trials if trial.why_not]
         lines += self.not_tried
         if self.is_complete and abs((drift := self.baselines[-1] / self.baselines[0]) - 1) > NEAR_BEST:
-            lines.append(
-                f"at the end the baseline was {drift:.2f} times as fast as at the beginning: something else uses the "
-                "machine, or its clock changes"
-            )
+            when = f"at the end the baseline was {drift:.2f} times as fast as at the beginning"
+            lines.append(f"{when}: something else uses the machine, or its clock changes")
         if self.best and any(word.startswith("data.batch_size=") for word in self.best.options):
             lines.append("a larger batch also changes how the model learns")
-        evident = (trial for trial in self.trials if trial.is_baseline and "evidence" in trial.bottleneck)
-        return [*lines, *(f"{trial.name}: {trial.kind}: {trial.bottleneck['evidence']}" for trial in evident)]
+        evident = [(t, at(t.run.record, "throughput.bottleneck.evidence")) for t in self.trials if t.is_baseline]
+        return [*lines, *(f"{trial.name}: {trial.kind}: {evidence}" for trial, evidence in evident if evidence)]
 
     def text(self, line: str | None) -> str:
         """What the terminal and `diagnosis.md` show; `line` is the command with the recommended change."""
@@ -178,8 +157,7 @@ class Findings:
             rate = metric(RATE).cell(trial.rate) if trial.rate else "not measured"
             ratio = self.ratio(trial)
             rows.append([name, rate, *([f"{ratio.value:.2f}", ratio.span] if ratio else ["", ""]), trial.kind])
-        of = ["÷ baseline divides by the mean of both baselines"] if self.is_complete else []
-        notes = wrapped([f"note: {remark}" for remark in (*of, *self.remarks)], _WIDTH)
+        notes = wrapped([f"note: {remark}" for remark in self.remarks], _WIDTH)
         lines = [*wrapped([self.headline], _WIDTH), *([line] if line else []), "", *aligned(rows, _WIDTH), "", *notes]
         return printable("\n".join(lines))
 
@@ -206,11 +184,8 @@ def holds_one_diagnosis(folder: Path) -> bool:
 
 def best_pair(findings: Findings) -> list[Trial]:
     """The two best single changes that are faster and set different options; fewer if there are no two."""
-    found: list[Trial] = []
-    for trial in filter(findings.is_faster, findings.changes):  # the fastest first
-        if not _names(found) & _names([trial]):
-            found.append(trial)
-    return found[:2]
+    faster = list(filter(findings.is_faster, findings.changes))  # the fastest first
+    return faster[:1] + [trial for trial in faster[1:] if not _names(faster[0]) & _names(trial)][:1]
 
 
 def write_diagnosis(folder: Path, command: Callable[[Trial], str], out: Path | None = None) -> str:
@@ -237,8 +212,8 @@ def write_diagnosis(folder: Path, command: Callable[[Trial], str], out: Path | N
     return text
 
 
-def _names(trials: Iterable[Trial]) -> set[str]:
-    return {text.partition("=")[0] for trial in trials for text in trial.options}
+def _names(trial: Trial) -> set[str]:
+    return {text.partition("=")[0] for text in trial.options}
 
 
 def _texts(value: Any) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from ..records.rates import RATE
 from ..records.values import at
 from .noise import BETWEEN_CPU, SWEEPS_CPU, Rates
 from .run import BATCH_SIZE, CHOICES, HARDWARE, LEARNING_RATE, SEED, Run
-from .windows import windows_of
+from .windows import STEP, windows_of
 
 _SCALES_ALONG = re.compile(r"optimizer\.|trainer\.(max|limit)_")  # what people change together with the batch size
 
@@ -25,6 +25,7 @@ class Group:
 
     label: str  # short: `cnn`, `cnn · cpu`
     runs: list[Run]  # all of them, failed ones too
+    number: int = 0  # among the groups of a report
 
     @property
     def device(self) -> str:
@@ -80,18 +81,18 @@ class Group:
 
 
 def rates_of(
-    settings: Mapping[int, Sequence[Run]], between: float | None = BETWEEN_CPU, sweeps: float = SWEEPS_CPU
+    settings: Mapping[int, Sequence[Run]],
+    between: float | None = BETWEEN_CPU,
+    sweeps: float = SWEEPS_CPU,
+    part: str = STEP,
 ) -> Rates:
-    """The rates of some settings that are compared with each other; those of runs without windows are not known well.
+    """The rates of some settings that are compared with each other.
 
-    `between` and `sweeps` are what separate runs, and sweeps, on a CPU are taken to differ by (see Rates).
+    `between` and `sweeps` are what separate runs, and sweeps, on a CPU are taken to differ by (see Rates). With a `part`
+    of the step, the rates are those of this part alone.
     """
-    windows = windows_of(settings)
     on_cpu = any(run.device == "cpu" for runs in settings.values() for run in runs)
-    recorded = {number: [run.values[RATE] for run in runs if RATE in run.values] for number, runs in settings.items()}
-    measured = set(windows["setting"])
-    without = {n: statistics.median(rates) for n, rates in recorded.items() if rates and n not in measured}
-    return Rates(windows, without, between if on_cpu else None, sweeps if on_cpu else 0.0)
+    return Rates(windows_of(settings, part), between if on_cpu else None, sweeps if on_cpu else 0.0)
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
     found: dict[str, list[Run]] = {}
     for run in runs:
         found.setdefault(_identity(run, group_keys), []).append(run)
-    groups = [Group(label(members[0], group_keys), members) for members in found.values()]
+    groups = [Group(label(members[0], group_keys), members, n) for n, members in enumerate(found.values())]
     return SweepResults(runs, factors, group_keys, groups, [*notes, *_doubts(runs)])
 
 
@@ -147,45 +148,43 @@ def _parent(key: str) -> str | None:
 
 def _factors(runs: list[Run]) -> list[str]:
     """Settings with several values among the runs that share the choice they belong to; batch size comes last."""
-    seen: dict[str, dict[str, set[str]]] = {}
-    for run in runs:
-        for key in run.settings:
-            within = _identity(run, filter(None, [_parent(key)]))
-            seen.setdefault(key, {}).setdefault(within, set()).add(_identity(run, [key]))
-    factors = [key for key, values in seen.items() if any(len(found) > 1 for found in values.values())]
+    factors = []
+    for key in dict.fromkeys(key for run in runs for key in run.settings):
+        holding = [run for run in runs if key in run.settings]
+        if any(len(found) > 1 for found in _values(holding, key, list(filter(None, [_parent(key)])))):
+            factors.append(key)
     first = [key for key in ("model", "data", *HARDWARE) if key in factors]
     rest = [key for key in factors if key not in (*first, BATCH_SIZE, SEED)]
     return [*first, *rest, *(key for key in (BATCH_SIZE, SEED) if key in factors)]
 
 
-def _scaled_along(runs: list[Run], group_keys: list[str]) -> set[str]:
+def _scaled_along(runs: list[Run], group_keys: list[str]) -> list[str]:
     """Settings, such as the learning rate, that have one value at each batch size: they do not divide groups."""
     candidates = [key for key in group_keys if _SCALES_ALONG.match(key)]
+    if len({_identity(run, [BATCH_SIZE]) for run in runs}) < 2:
+        return []
     rest = [key for key in group_keys if key not in candidates]
-    along = set()
-    for key in candidates:
-        values: dict[tuple[str, str], set[str]] = {}
-        for run in runs:
-            values.setdefault((_identity(run, rest), _identity(run, [BATCH_SIZE])), set()).add(_identity(run, [key]))
-        sizes = len({size for _, size in values})
-        if sizes > 1 and all(len(found) == 1 for found in values.values()):
-            along.add(key)
-    return along
+    return [key for key in candidates if all(len(v) == 1 for v in _values(runs, key, [*rest, BATCH_SIZE]))]
+
+
+def _values(runs: Iterable[Run], key: str, within: Sequence[str]) -> Iterable[set[str]]:
+    """The values of a setting among the runs that agree in the settings `within`."""
+    found: dict[str, set[str]] = {}
+    for run in runs:
+        found.setdefault(_identity(run, within), set()).add(_identity(run, [key]))
+    return found.values()
 
 
 def _doubts(runs: list[Run]) -> list[str]:
     """What makes runs less comparable than their settings say."""
     notes = []
-    versions = {str(found) for run in runs if (found := at(run.record, "versions.torch"))}
+    versions = sorted({str(found) for run in runs if (found := at(run.record, "versions.torch"))})
     if len(versions) > 1:
-        notes.append(f"the runs used several versions of torch: {', '.join(sorted(versions))}")
-    datasets: dict[str, set[str]] = {}
-    for run in runs:
-        if run.dataset:
-            datasets.setdefault(str(run.settings.get("data")), set()).add(run.dataset)
-    for choice, names in datasets.items():
+        notes.append(f"the runs used several versions of torch: {', '.join(versions)}")
+    for choice in dict.fromkeys(str(run.settings.get("data")) for run in runs):
+        names = sorted({run.dataset for run in runs if run.dataset and str(run.settings.get("data")) == choice})
         if len(names) > 1:
-            notes.append(f"data={choice} was not the same data in every run: {', '.join(sorted(names))}")
+            notes.append(f"data={choice} was not the same data in every run: {', '.join(names)}")
     held = {(run.asked, run.batch_size) for run in runs if run.asked and run.batch_size and run.batch_size < run.asked}
     notes += [f"a batch of {asked:,} is larger than the training set: it held {size:,}" for asked, size in sorted(held)]
     return notes

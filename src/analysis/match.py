@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import UserError
 from ..options.purpose import PLACES, purpose_of
 from ..options.tree import flatten
-from ..records.formatting import count, option_value
+from ..records.formatting import option_value
 from ..records.values import at, table
 from .groups import SweepResults, label
 from .run import BATCH_SIZE, Run
@@ -90,18 +90,17 @@ def _configuration(run: Run) -> dict[str, Any]:
 
 
 def _differing(pairs: Sequence[Pair], read: Callable[[Run], Mapping[str, Any]]) -> list[str]:
-    """A line for each key: `lr: 0.1 → 0.2`, with the changes of all pairs."""
+    """A line for each key: `lr: 0.1 → 0.2`, with the changes of the first pairs."""
     changes: dict[str, dict[str, None]] = {}
     for pair in pairs:
         before, after = (_values(side, read) for side in (pair.a, pair.b))
         for key in dict.fromkeys([*before, *after]):
             if before.get(key) != after.get(key):
                 changes.setdefault(key, {})[f"{before.get(key, '—')} → {after.get(key, '—')}"] = None
-    lines = []
-    for key, found in changes.items():
-        more = f"; and {count(len(found) - _MOST_VALUES, 'other')}" if len(found) > _MOST_VALUES else ""
-        lines.append(f"{key}: {'; '.join(list(found)[:_MOST_VALUES])}{more}")
-    return lines
+    most = _MOST_VALUES
+    return [
+        f"{key}: {'; '.join([*found][:most])}{'; …' if len(found) > most else ''}" for key, found in changes.items()
+    ]
 
 
 def _values(runs: Iterable[Run], read: Callable[[Run], Mapping[str, Any]]) -> dict[str, str]:

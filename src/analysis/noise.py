@@ -17,7 +17,6 @@ Other programs may have lowered a rate by what they took of the processor: each 
 """
 
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -85,24 +84,17 @@ class Rates:
 
     Args:
         windows: with the columns of `windows_of`.
-        recorded: samples a second of settings without windows; nothing is known of their spread.
         between: a standard deviation that separate runs of the same thing are taken to differ by, in logs, where settings
             share no passes. It counts as ten repeated runs beside those that there are.
         sweeps: a standard deviation, in logs, that a setting differs by from one sweep to another, although it shares passes
             with others: what slows a machine for minutes slows small batches more than large ones, or less.
     """
 
-    def __init__(
-        self,
-        windows: pd.DataFrame,
-        recorded: Mapping[int, float] | None = None,
-        between: float | None = None,
-        sweeps: float = 0.0,
-    ):
+    def __init__(self, windows: pd.DataFrame, between: float | None = None, sweeps: float = 0.0):
         self.windows = windows
-        self._recorded = dict(recorded or {})
         self._sweeps = sweeps
-        self.settings: list[int] = list(dict.fromkeys([*windows["setting"], *self._recorded]))
+        self.assumed = between
+        self.settings: list[int] = list(dict.fromkeys(windows["setting"]))
         used = _used(windows)
         self._component = _components(used)
         # A setting with passes is not compared by what it has besides.
@@ -126,14 +118,10 @@ class Rates:
 
     def rate(self, setting: int) -> float:
         """Samples a second."""
-        if setting in self._recorded:
-            return self._recorded[setting]
         return math.exp(-float(np.mean(self._by_setting(self._center)[setting])))
 
     def reach(self, setting: int) -> float:
         """How far the 90 % interval of a rate reaches, as a fraction of it; infinite where it is not known."""
-        if setting in self._recorded:
-            return math.inf
         spread = self._of(setting, self._shares_passes(setting))
         half = stdtrit(spread.freedom, (1 + CONFIDENCE) / 2) * math.sqrt(spread.variance)
         return math.expm1(half) if half < _LARGEST else math.inf
@@ -143,8 +131,6 @@ class Rates:
         if a == b:
             return Ratio(1.0, 1.0, 1.0)
         value = self.rate(a) / self.rate(b)
-        if {a, b} & self._recorded.keys():
-            return Ratio(value, 0.0, math.inf)
         together = self.together(a, b)
         one, two = self._of(a, together), self._of(b, together)
         variance = one.variance + two.variance
@@ -156,7 +142,7 @@ class Rates:
 
     def together(self, a: int, b: int) -> bool:
         """Whether two settings were measured in the same passes, and not one after the other."""
-        return not {a, b} & self._recorded.keys() and self._component[a] == self._component[b]
+        return self._component[a] == self._component[b]
 
     @property
     def busy(self) -> float | None:
@@ -167,8 +153,7 @@ class Rates:
         return list(self._component.values()).count(self._component[setting]) > 1
 
     def _by_setting(self, of_run: dict[int, float]) -> dict[int, list[float]]:
-        measured = (setting for setting in self.settings if setting not in self._recorded)
-        return {s: [of_run[run] for run in self._setting_of.index[self._setting_of == s]] for s in measured}
+        return {s: [of_run[run] for run in self._setting_of.index[self._setting_of == s]] for s in self.settings}
 
     def _of(self, setting: int, together: bool) -> _Spread:
         """The spread of a setting's center, beside settings with the same passes (`together`) or others."""
@@ -242,9 +227,8 @@ def _two_way(y: pd.Series, rows: pd.Series, columns: pd.Series) -> tuple[dict[in
 
 def _alone(windows: pd.DataFrame) -> tuple[dict[int, float], dict[int, _Spread], int]:
     """The same for runs of one setting, by their windows alone."""
-    runs = {run: y.to_numpy() for run, y in _by_run(windows)}
-    residuals = {run: y - y.mean() for run, y in runs.items()}
-    freedom = sum(len(y) - 1 for y in runs.values())
+    residuals = {int(str(run)): (y - y.mean()).to_numpy() for run, y in windows.groupby("run", sort=False)["log_s"]}
+    freedom = sum(len(e) - 1 for e in residuals.values())
     pooled = sum(float((e**2).sum()) for e in residuals.values()) / freedom if freedom else math.inf
     alike = _autocorrelation(list(residuals.values()))
     return {}, {run: _of_mean(e, pooled, alike, freedom) for run, e in residuals.items()}, 0
@@ -264,12 +248,6 @@ def _of_mean(residuals: np.ndarray, pooled: float, alike: float, freedom: int) -
     return _Spread(max(pooled, own) * (n - 1) / n / (n / k - 1), max(freedom / k, 1))
 
 
-def _by_run(windows: pd.DataFrame) -> Iterator[tuple[int, pd.Series]]:
-    """The log times of each run, in order."""
-    for run, y in windows.groupby("run", sort=False)["log_s"]:
-        yield int(str(run)), y
-
-
 def _autocorrelation(series: list[np.ndarray]) -> float:
     """Of neighbours, pooled. The estimate of a series of n values is low by (1 + 3 · the truth) / n (Kendall 1954)."""
     squares = sum(float((e**2).sum()) for e in series)
@@ -284,7 +262,7 @@ def _autocorrelation(series: list[np.ndarray]) -> float:
 def _of_halves(windows: pd.DataFrame) -> _Spread | None:
     """By what runs differ that follow each other, from the halves of each run; None without a run that can be halved."""
     squares = []
-    for _, y in _by_run(windows):
+    for _, y in windows.groupby("run", sort=False)["log_s"]:
         if len(y) > FEWEST:
             squares.append((y.iloc[: len(y) // 2].mean() - y.iloc[len(y) // 2 :].mean()) ** 2 / 2)
     return _Spread(float(np.mean(squares)), len(squares)) if squares else None

@@ -36,12 +36,16 @@ def page(report: "Report", pictures: Mapping[str, Picture]) -> str:
     """The page."""
     folder = Path(__file__).parent
     style, script = ((folder / f"page.{end}").read_text(encoding="utf-8") for end in ("css", "js"))
+    figures = [
+        f"<figure>{_svg(picture.svg, CAPTIONS[name])}<figcaption>{CAPTIONS[name]}.</figcaption></figure>"
+        for name, picture in pictures.items()
+    ]
     body = [
         f"<h1>{_shown(report.title)}</h1>",
         f'<section id="answer">{_answer(report)}</section>',
         f"<p>{_shown(report.counts)}.</p>",
         f'<p class="hint">{_HINT}</p>',
-        f'<section id="plots">{"".join(_figure(name, picture) for name, picture in pictures.items())}</section>',
+        f'<section id="plots">{"".join(figures)}</section>',
         f'<h2>Runs</h2><div class="scroll">{_table(report)}</div>',
     ]
     if report.notes:
@@ -87,14 +91,8 @@ def _table(report: "Report") -> str:
     return f'<table role="grid"><thead><tr>{"".join(headings)}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
 
 
-def _figure(name: str, picture: Picture) -> str:
-    caption = CAPTIONS[name]
-    svg = _svg(picture.svg, name, caption)
-    return f"<figure>{svg}<figcaption>{caption}.</figcaption></figure>"
-
-
-def _svg(text: str, name: str, caption: str) -> str:
-    """matplotlib's SVG as an element of the page: ids are unique in the page, and runs are named by `data-runs`."""
+def _svg(text: str, caption: str) -> str:
+    """matplotlib's SVG as an element of the page: only the ids that it refers to stay, and `data-runs` names runs."""
     root = ET.fromstring(text)
     ET.register_namespace("", _SVG)
     ET.register_namespace("xlink", _XLINK)
@@ -104,17 +102,12 @@ def _svg(text: str, name: str, caption: str) -> str:
     for parent in list(root.iter()):
         for child in [one for one in parent if one.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style")]:
             parent.remove(child)
+    used = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
     for element in root.iter():
-        attributes = element.attrib
-        if found := _GID.fullmatch(attributes.get("id", "")):
-            del attributes["id"]
-            attributes["data-runs"] = found[1].replace("_", " ")
-        elif "id" in attributes:
-            attributes["id"] = f"{name}-{attributes['id']}"
-        if (reference := attributes.get(f"{{{_XLINK}}}href", "")).startswith("#"):
-            attributes[f"{{{_XLINK}}}href"] = f"#{name}-{reference[1:]}"
-        if "clip-path" in attributes:
-            attributes["clip-path"] = attributes["clip-path"].replace("url(#", f"url(#{name}-")
+        if (name := element.attrib.get("id")) and name not in used:
+            del element.attrib["id"]
+            if found := _GID.fullmatch(name):
+                element.attrib["data-runs"] = found[1].replace("_", " ")
         if element.tag == f"{{{_SVG}}}text" and element.text:
             element.text = anonymous(element.text)
     return ET.tostring(root, encoding="unicode")

@@ -4,9 +4,8 @@ from collections.abc import Iterable
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from ..records.formatting import with_prefix
 
@@ -16,7 +15,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 PART_COLOURS = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#BBBBBB")  # of the parts of a step
 GREY = "#555555"
-_LEGEND_LINE = 0.19  # inches
+_MOST_NAMES = 12  # in a legend
 _LONGEST = 60  # characters of a name in a legend
 RC = {  # matplotlib's settings while the plots are made
     "axes.axisbelow": True,
@@ -32,26 +31,15 @@ RC = {  # matplotlib's settings while the plots are made
     "legend.title_fontsize": 9,
     "savefig.dpi": 150,
     "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "batchscope",  # the same figure is the same file
     "text.parse_math": False,  # two dollar signs in a name are no formula
     "xtick.labelsize": 9,
     "ytick.labelsize": 9,
 }
 
 
-def new_figure(height: float, width: float = 8.0) -> Figure:
+def new_figure(height: float, width: float = REPORT_WIDTH) -> Figure:
     """A figure; sizes in inches."""
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def look_of(index: int) -> tuple[str, str]:
-    """Colour and marker of the n-th group."""
-    return COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-
-
-def gid_of(numbers: Iterable[int]) -> str:
-    """The id of what is drawn of some runs."""
-    return f"run-{'_'.join(map(str, numbers))}"
 
 
 def size_axis(axes: Axes, sizes: Iterable[int], most: int = 9) -> None:
@@ -69,30 +57,15 @@ def size_axis(axes: Axes, sizes: Iterable[int], most: int = 9) -> None:
     axes.set_xlabel("batch size")
 
 
-def log_axis(axes: Axes) -> None:
-    """A log scale for y; ticks also at 2 and 5, or at all digits, where it covers few decades."""
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
+def log_axis(axes: Axes, name: str = "y") -> None:
+    """A log scale with plain numbers; ticks also at 2 and 5, or at all digits, where it covers few decades."""
+    axes.set(**{f"{name}scale": "log"})
+    axis = axes.yaxis if name == "y" else axes.xaxis
+    low, high = axis.get_view_interval()
     decades = np.log10(high / low)
     digits = (1,) if decades > 3 else (1, 2, 5) if decades > 0.7 else tuple(range(1, 10))
-    axes.yaxis.set_major_locator(LogLocator(subs=digits))
-    axes.yaxis.set_minor_locator(NullLocator())
-    plain_numbers(axes.yaxis)
-
-
-def wide_axis(axes: Axes, values: Iterable[float]) -> None:
-    """x from 0, or on a log scale where the values cover more than one and a half decades."""
-    positive = [value for value in values if value > 0]
-    if positive and max(positive) > 30 * min(positive):
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    else:
-        axes.set_xlim(left=0)
-    plain_numbers(axes.xaxis)
-
-
-def plain_numbers(axis: Axis) -> None:
-    """`0.5`, `20`, `3 k`, `1.2 G` at the ticks."""
+    axis.set_major_locator(LogLocator(subs=digits))
+    axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: with_prefix(value) if value >= 1e3 else f"{value:g}"))
 
 
@@ -103,13 +76,11 @@ def shortened(text: str, most: int = _LONGEST) -> str:
 
 
 def legend_below(figure: Figure, axes: Axes, title: str | None = None) -> None:
-    """A legend of several names below the axes; every name once, as far as it leaves half of the figure."""
+    """A legend of several names below the axes; every name once, of many the first ones."""
     once = {shortened(name): handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     if len(once) < 2 and title is None:
         return
-    widest = max(map(len, once)) + 5  # characters, with its mark
-    columns = max(1, min(len(once), round(10.5 * figure.get_figwidth() / widest)))
-    most = columns * max(1, int(figure.get_figheight() / 2 / _LEGEND_LINE))
-    names = [*once] if len(once) <= most else [*[*once][: most - 1], f"… and {len(once) - most + 1} more"]
-    handles = list(once.values())[: len(names)]
-    figure.legend(handles, names, loc="outside lower center", ncols=columns, title=title)
+    names = list(once)[:_MOST_NAMES]
+    title = f"{len(once)} in all" if title is None and len(once) > len(names) else title
+    columns = max(1, min(len(names), 66 // (max(map(len, names)) + 5)))
+    figure.legend([once[name] for name in names], names, loc="outside lower center", ncols=columns, title=title)

@@ -7,15 +7,15 @@ with its number among the runs of the report (`run-<n>_<m>` for several), by whi
 import io
 import math
 import statistics
-import textwrap
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
+from matplotlib import colormaps, rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -25,10 +25,9 @@ from ..records.metrics import FRACTION, metric
 from ..records.step_parts import PARTS
 from . import plot_style as style
 from .answer import Answer
-from .curves import draw_curves
 from .groups import Group, SweepResults
+from .run import Run
 from .table import BUSY
-from .target_plot import draw_time_to_target
 
 CAPTIONS = {
     "throughput": "Samples per second against batch size",
@@ -40,7 +39,7 @@ CAPTIONS = {
     "validation": "The validation metric of each run in the course of its training",
 }
 _HEIGHT = 3.8  # inches
-_MOST_PANELS = 9
+_MOST_PANELS = 6
 _SOFTWARE = "batchscope report"  # in each PNG, by which a report knows its own pictures
 
 
@@ -67,24 +66,23 @@ class _Series:
 def draw(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence[str]) -> dict[str, Picture]:
     """Every plot that has data, by its name."""
     groups = [group for group in sweep.groups if len(group.sizes) > 1]
-    numbers = {id(run): number for number, run in enumerate(sweep.runs)}
     with rc_context(style.RC), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks
-        looks = {id(group): style.look_of(number) for number, group in enumerate(sweep.groups)}
-        by_size = _BySize(looks, numbers)
         figures = {
-            "throughput": by_size.throughput(groups, answers),
-            "utilisation": by_size.utilisation(groups),
-            "step_time": _step_time(groups, numbers),
-            "memory": by_size.memory(groups),
-            "time_to_target": draw_time_to_target(answers, looks, numbers),
-            "accuracy": by_size.accuracy(groups, metrics[0]) if metrics else None,
-            "validation": draw_curves(sweep, looks, numbers),
+            "throughput": _throughput(groups, answers),
+            "utilisation": _utilisation(groups),
+            "step_time": _step_time(groups),
+            "memory": _memory(groups),
+            "time_to_target": _time_to_target(answers),
+            "accuracy": _accuracy(groups, metrics[0]) if metrics else None,
+            "validation": _validation(sweep),
         }
-        return {name: _saved(figure) for name, figure in figures.items() if figure is not None}
+        return {name: _saved(figure, name) for name, figure in figures.items() if figure is not None}
 
 
-def _saved(figure: Figure) -> Picture:
+def _saved(figure: Figure, name: str) -> Picture:
+    """The bytes of a figure. The name is in the ids of its SVG, so that those of several figures differ."""
+    rcParams["svg.hashsalt"] = name
     png, svg = io.BytesIO(), io.BytesIO()
     figure.savefig(png, format="png", metadata={"Software": _SOFTWARE})
     figure.set_layout_engine("none")  # the layout is found, and stays
@@ -100,141 +98,174 @@ def remove_stale(folder: Path, keep: Collection[str]) -> None:
             path.unlink()
 
 
-class _BySize:
-    """Figures with a series for each group against the batch size."""
-
-    def __init__(self, looks: Mapping[int, tuple[str, str]], numbers: Mapping[int, int]):
-        self._looks = looks  # colour and marker, by the id of a group
-        self._numbers = numbers  # by the id of a run
-
-    def throughput(self, groups: Sequence[Group], answers: Sequence[Answer]) -> Figure | None:
-        """Samples/s with their intervals; the recommended size has a ring."""
-        found = {id(answer.group): answer for answer in answers}
-        series = []
-        for group in groups:
-            rates, known = group.rates, found.get(id(group))
-            reach = {size: rates.reach(size) for size in group.sizes}
-            values = {size: rates.rate(size) for size in group.sizes}
-            ends = {s: (values[s] / (1 + r), values[s] * (1 + r)) for s, r in reach.items() if r < 1}
-            vague = known.vague if known else [size for size, r in reach.items() if not r < 1]
-            series.append(_Series(group, values, ends, vague, known.size if known else None))
-        figure = self._figure(series, "samples/s", "Throughput, with 90 % intervals")
-        if figure is None:
-            return None
-        heights = [h for one in series for h in (*one.values.values(), *np.ravel([*one.ends.values()]))]
-        figure.axes[0].set_ylim(min(heights) / 1.4, max(heights) * 1.4)
-        style.log_axis(figure.axes[0])
-        dot = {"ls": "", "marker": "o"}
-        marks = [Line2D([], [], mfc="white", mec=style.GREY, label="not known to ± 10 %", **dot)]
-        marks += [Line2D([], [], ms=12, mfc="none", mec="black", label="recommended", **dot)]
-        used = [any(one.open_ for one in series), any(one.ringed for one in series)]
-        _legend_above(figure, [mark for mark, is_used in zip(marks, used, strict=True) if is_used])
-        return figure
-
-    def utilisation(self, groups: Sequence[Group]) -> Figure | None:
-        """The useful part of the device (MFU) and the time in which it is busy, in one picture."""
-        series = [_Series(g, {s: 100 * v for s, v in g.medians("mfu").items()}) for g in groups]
-        series += [_Series(g, g.medians(BUSY[g.device != "cpu"]), dashed=True) for g in groups]
-        figure = self._figure(series, "%", "How much of the device is used")
-        if figure is None:
-            return None
-        figure.axes[0].set_ylim(0, max(105, *(v for one in series for v in one.values.values())))
-        words = {"cpu": "processor time", "": "time in which a kernel ran"}
-        busy = dict.fromkeys(words["cpu" if group.device == "cpu" else ""] for group in groups)
-        useful = Line2D([], [], color=style.GREY, label="useful: MFU, of the measured peak")
-        _legend_above(figure, [useful, Line2D([], [], color=style.GREY, ls="--", label=f"busy: {' or '.join(busy)}")])
-        return figure
-
-    def memory(self, groups: Sequence[Group]) -> Figure | None:
-        """Peak memory, from 0."""
-        figure = self._figure([_Series(g, g.medians("memory_peak_gib")) for g in groups], "GiB", "Peak memory")
-        if figure is not None:
-            figure.axes[0].set_ylim(0, 1.1 * figure.axes[0].dataLim.y1)
-        return figure
-
-    def accuracy(self, groups: Sequence[Group], key: str) -> Figure | None:
-        """A metric; where runs repeat each other the mean, with a bar of one standard deviation to each side."""
-        scale = 100 if metric(key).unit == FRACTION else 1
-        series = []
-        for group in groups:
-            found = {s: [scale * r.metrics[key] for r in runs if key in r.metrics] for s, runs in group.sizes.items()}
-            means = {size: statistics.fmean(values) for size, values in found.items() if values}
-            spread = {size: statistics.stdev(values) for size, values in found.items() if len(values) > 1}
-            series.append(_Series(group, means, {s: (means[s] - sd, means[s] + sd) for s, sd in spread.items()}))
-        title = f"{key}, mean ± standard deviation" if any(one.ends for one in series) else key
-        return self._figure(series, f"{key}, %" if scale == 100 else key, title)
-
-    def _figure(self, series: Sequence[_Series], unit: str, title: str) -> Figure | None:
-        series = [one for one in series if one.values]
-        if not any(len(one.values) > 1 for one in series):
-            return None
-        figure = style.new_figure(_HEIGHT, style.REPORT_WIDTH)
-        axes = figure.subplots()
-        for one in series:
-            self._draw(axes, one)
-        style.size_axis(axes, (size for one in series for size in one.values))
-        axes.set(ylabel=unit, title=title)
-        style.legend_below(figure, axes)
-        return figure
-
-    def _draw(self, axes: Axes, series: _Series) -> None:
-        colour, marker = self._looks[id(series.group)]
-        size_of_marker = 4.5 if series.dashed else 6.5
-        line = "--" if series.dashed else "-"
-        if not series.dashed:
-            axes.plot([], [], color=colour, marker=marker, ms=size_of_marker, lw=1.2, label=series.group.label)
-        axes.plot(*zip(*series.values.items(), strict=True), color=colour, ls=line, lw=1.2, alpha=0.6)
-        for size, value in series.values.items():
-            gid = style.gid_of(self._numbers[id(run)] for run in series.group.sizes[size])
-            if size in series.ends:
-                axes.vlines(size, *series.ends[size], color=colour, lw=1.4, gid=gid)
-            fill = "white" if series.dashed or size in series.open_ else colour
-            shape = {"ls": "", "marker": marker, "ms": size_of_marker, "mec": colour, "mfc": fill}
-            axes.plot(size, value, gid=gid, zorder=4, **shape)
-            if size == series.ringed:
-                axes.plot(size, value, ls="", marker="o", ms=14, mfc="none", mec="black", zorder=5, gid=gid)
+# --- a series for each group against the batch size -----------------------------------------------------------------
 
 
-def _legend_above(figure: Figure, handles: Sequence[Line2D]) -> None:
-    if handles:
+def _throughput(groups: Sequence[Group], answers: Sequence[Answer]) -> Figure | None:
+    """Samples/s with their intervals; the recommended size has a ring."""
+    found = {id(answer.group): answer for answer in answers}
+    series = []
+    for group in groups:
+        rates, known = group.rates, found.get(id(group))
+        reach = {size: rates.reach(size) for size in group.sizes}
+        values = {size: rates.rate(size) for size in group.sizes}
+        ends = {s: (values[s] / (1 + r), values[s] * (1 + r)) for s, r in reach.items() if r < 1}
+        vague = known.vague if known else [size for size, r in reach.items() if not r < 1]
+        series.append(_Series(group, values, ends, vague, known.size if known else None))
+    figure = _against_size(series, "samples/s", "Throughput, with 90 % intervals")
+    if figure is None:
+        return None
+    heights = [h for one in series for h in (*one.values.values(), *np.ravel([*one.ends.values()]))]
+    figure.axes[0].set_ylim(min(heights) / 1.4, max(heights) * 1.4)
+    style.log_axis(figure.axes[0])
+    dot = {"ls": "", "marker": "o"}
+    hollow = Line2D([], [], mfc="white", mec=style.GREY, label="not known to ± 10 %", **dot)
+    ring = Line2D([], [], ms=12, mfc="none", mec="black", label="recommended", **dot)
+    used = ((hollow, any(one.open_ for one in series)), (ring, any(one.ringed for one in series)))
+    if handles := [mark for mark, is_used in used if is_used]:
         figure.legend(handles=handles, loc="outside upper right", ncols=2)
+    return figure
 
 
-def _step_time(groups: Sequence[Group], numbers: Mapping[int, int]) -> Figure | None:
-    """The parts of a mean step as shares of it; a panel for each group."""
+def _utilisation(groups: Sequence[Group]) -> Figure | None:
+    """The useful part of the device (MFU) and the time in which it is busy, in one picture."""
+    series = [_Series(g, {s: 100 * v for s, v in g.medians("mfu").items()}) for g in groups]
+    series += [_Series(g, g.medians(BUSY[g.device != "cpu"]), dashed=True) for g in groups]
+    figure = _against_size(series, "%", "How much of the device is used")
+    if figure is not None:
+        figure.axes[0].set_ylim(0, max(105, *(v for one in series for v in one.values.values())))
+        names = {"-": "useful: MFU, of the measured peak", "--": "busy: processor time, or time in which a kernel ran"}
+        handles = [Line2D([], [], color=style.GREY, ls=line, label=name) for line, name in names.items()]
+        figure.legend(handles=handles, loc="outside upper right", ncols=2)
+    return figure
+
+
+def _memory(groups: Sequence[Group]) -> Figure | None:
+    figure = _against_size([_Series(g, g.medians("memory_peak_gib")) for g in groups], "GiB", "Peak memory")
+    if figure is not None:
+        figure.axes[0].set_ylim(0, 1.1 * figure.axes[0].dataLim.y1)
+    return figure
+
+
+def _accuracy(groups: Sequence[Group], key: str) -> Figure | None:
+    """A metric; where runs repeat each other the mean, with a bar of one standard deviation to each side."""
+    scale = 100 if metric(key).unit == FRACTION else 1
+    series = []
+    for group in groups:
+        found = {s: [scale * r.metrics[key] for r in runs if key in r.metrics] for s, runs in group.sizes.items()}
+        means = {size: statistics.fmean(values) for size, values in found.items() if values}
+        spread = {size: statistics.stdev(values) for size, values in found.items() if len(values) > 1}
+        series.append(_Series(group, means, {s: (means[s] - sd, means[s] + sd) for s, sd in spread.items()}))
+    title = f"{key}, mean ± standard deviation" if any(one.ends for one in series) else key
+    return _against_size(series, f"{key}, %" if scale == 100 else key, title)
+
+
+def _time_to_target(answers: Sequence[Answer]) -> Figure | None:
+    """The time to the target, and its two factors: the time of a sample and the number of samples."""
+    panels: dict[str, list[_Series]] = {"seconds to the target": [], "ms a sample": [], "samples to the target": []}
+    for one in answers:
+        found = {} if one.arrivals is None else one.arrivals.typical
+        factors = (
+            {size: arrival.seconds for size, arrival in found.items()},
+            {size: 1e3 * arrival.seconds / arrival.samples for size, arrival in found.items()},
+            {size: arrival.samples for size, arrival in found.items()},
+        )
+        ends = {size: (max(a.after, a.seconds / 2), a.seconds) for size, a in found.items()}
+        for series, values in zip(panels.values(), factors, strict=True):
+            series.append(_Series(one.group, values, ends if series is panels["seconds to the target"] else {}))
+    if not any(len(one.values) > 1 for series in panels.values() for one in series):
+        return None
+    first, second, third = panels
+    figure = style.new_figure(4.2)
+    axes = figure.subplot_mosaic([[first, second], [first, third]])
+    for title, series in panels.items():
+        _draw(axes[title], series, title, most=5)
+        style.log_axis(axes[title])
+    style.legend_below(figure, axes[first])
+    return figure
+
+
+def _against_size(series: Sequence[_Series], unit: str, title: str) -> Figure | None:
+    """A figure of one panel; None where no series has two sizes."""
+    if not any(len(one.values) > 1 for one in series):
+        return None
+    figure = style.new_figure(_HEIGHT)
+    axes = figure.subplots()
+    _draw(axes, series, title)
+    axes.set_ylabel(unit)
+    style.legend_below(figure, axes)
+    return figure
+
+
+def _draw(axes: Axes, series: Iterable[_Series], title: str, most: int = 9) -> None:
+    """Draw each series, with a marker for each size; ticks at `most` sizes."""
+    sizes: set[int] = set()
+    for one in (one for one in series if one.values):
+        colour, marker = _look(one.group)
+        sizes.update(one.values)
+        look = {"color": colour, "lw": 1.2, "ls": "--" if one.dashed else "-"}
+        if not one.dashed:
+            axes.plot([], [], marker=marker, ms=6.5, label=one.group.label, **look)
+        axes.plot(*zip(*one.values.items(), strict=True), alpha=0.6, **look)
+        for size, value in one.values.items():
+            gid = _gid(one.group.sizes[size])
+            if size in one.ends:
+                axes.vlines(size, *one.ends[size], color=colour, lw=1.4, gid=gid)
+            fill = "white" if one.dashed or size in one.open_ else colour
+            shape = {"ls": "", "marker": marker, "ms": 4.5 if one.dashed else 6.5, "mec": colour, "mfc": fill}
+            axes.plot(size, value, gid=gid, zorder=4, **shape)
+            if size == one.ringed:
+                axes.plot(size, value, ls="", marker="o", ms=14, mfc="none", mec="black", zorder=5, gid=gid)
+    style.size_axis(axes, sizes, most)
+    axes.set_title(title)
+
+
+def _look(group: Group) -> tuple[str, str]:
+    """Colour and marker."""
+    return style.COLOURS[group.number % len(style.COLOURS)], style.MARKERS[group.number % len(style.MARKERS)]
+
+
+def _gid(runs: Iterable[Run]) -> str:
+    """The id of what is drawn of some runs."""
+    return f"run-{'_'.join(str(run.number) for run in runs)}"
+
+
+# --- the parts of a step, and the course of training ----------------------------------------------------------------
+
+
+def _step_time(groups: Sequence[Group]) -> Figure | None:
+    """A panel for each group, with a bar for each size."""
     parts = [(group, [group.medians(f"{part}_ms_mean") for part in PARTS]) for group in groups]
     shown = [(group, of_part) for group, of_part in parts if len(of_part[0]) > 1][:_MOST_PANELS]
     if not shown:
         return None
-    columns = 2 if len(shown) == 4 else min(3, len(shown))
+    columns = min(2, len(shown))
     lines = -(-len(shown) // columns)
-    figure = style.new_figure(1.2 + 2.4 * lines, style.REPORT_WIDTH)
+    figure = style.new_figure(1.2 + 2.4 * lines)
     panels = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
     for axes, (group, of_part) in zip(panels, shown, strict=False):
-        _draw_bars(axes, group, of_part, numbers, most=(9, 5, 3)[columns - 1])
-        name = textwrap.fill(style.shortened(group.label, 140 // columns), 70 // columns)
-        axes.set_title(name if len(shown) > 1 else "The parts of the mean step, and its time")
+        _draw_bars(axes, group, of_part, most=9 // columns)
+        axes.set_title(style.shortened(group.label, 60 // columns))
     for axes in panels[::columns]:
         axes.set_ylabel("share of the mean step, %")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
-def _draw_bars(
-    axes: Axes, group: Group, of_part: Sequence[Mapping[int, float]], numbers: Mapping[int, int], most: int
-) -> None:
+def _draw_bars(axes: Axes, group: Group, of_part: Sequence[Mapping[int, float]], most: int) -> None:
     """A bar for each size, with its mean step above; names at `most` of them."""
     sizes = list(of_part[0])
     every = math.ceil(len(sizes) / most)
     for at, size in enumerate(sizes):
-        gid, bottom = style.gid_of(numbers[id(run)] for run in group.sizes[size]), 0.0
+        bottom = 0.0
         step_ms = sum(of[size] for of in of_part)
         for part, colour, of in zip(PARTS, style.PART_COLOURS, of_part, strict=True):
-            label: dict[str, Any] = {"label": part.replace("_", " ")} if at == 0 else {}
+            look: dict[str, Any] = {"color": colour, "edgecolor": "white", "linewidth": 0.5}
+            look |= {"label": part.replace("_", " ")} if at == 0 else {}
             height = 100 * of[size] / step_ms
-            axes.bar(at, height, 0.82, bottom, color=colour, edgecolor="white", linewidth=0.5, gid=gid, **label)
+            axes.bar(at, height, 0.82, bottom, gid=_gid(group.sizes[size]), **look)
             bottom += height
         if at % every == 0:
             text = f"{significant(step_ms)} ms"
@@ -242,3 +273,30 @@ def _draw_bars(
     axes.set_xticks(np.arange(len(sizes))[::every], [f"{size:,}" for size in sizes[::every]])
     axes.set(ylim=(0, 108), yticks=[0, 25, 50, 75, 100], xlabel="batch size")
     axes.grid(False)
+
+
+def _validation(sweep: SweepResults) -> Figure | None:
+    """The curves of all runs against time and against samples; None without a curve of two validations."""
+    found = [(group, run, curve) for group in sweep.groups for run in group.runs if (curve := run.curve) is not None]
+    names = Counter(curve.attrs["metric"] for *_, curve in found)
+    name = max(names, key=lambda name: (names[name], name), default="")
+    shown = [(group, run, curve) for group, run, curve in found if curve.attrs["metric"] == name]
+    if not any(len(curve) > 1 for *_, curve in shown):
+        return None
+    sizes = sorted({run.batch_size or 0 for _, run, _ in shown})
+    by_size = len({group.number for group, *_ in shown}) == 1 and len(sizes) > 1
+    shades = dict(zip(sizes, colormaps["viridis"](np.linspace(0, 0.88, len(sizes))), strict=True))
+    scale, unit = (100, ", %") if metric(name).unit == FRACTION else (1, "")
+    figure = style.new_figure(3.7)
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, x in zip(panels, ("seconds", "samples"), strict=True):
+        for group, run, curve in shown:
+            colour, marker = (shades[run.batch_size or 0], "o") if by_size else _look(group)
+            label = f"{run.batch_size:,}" if by_size else group.label
+            look = {"color": colour, "marker": marker, "ms": 3.5, "lw": 1.2, "alpha": 0.9}
+            axes.plot(curve[x], scale * curve["value"], label=label, gid=_gid([run]), **look)
+        style.log_axis(axes, "x")
+        axes.set_xlabel({"seconds": "seconds of training", "samples": "samples seen"}[x])
+    panels[0].set(title=f"{name} of every run", ylabel=f"{name}{unit}")
+    style.legend_below(figure, panels[0], "batch size" if by_size else None)
+    return figure

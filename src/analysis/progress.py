@@ -6,19 +6,17 @@ Times samples/s it is the goodput (Pollux, Qiao et al. 2021): the size with the 
 """
 
 import math
-import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
 from ..records.formatting import percent, significant
 from ..records.values import at, number, positive
 from .noise import CONFIDENCE, STATED, Rates, Ratio
 from .run import Run
 from .words import KNOWN, and_
-
-_Z = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ def noise_scale_of(run: Run) -> Ratio | None:
 
 
 def pooled(scales: Sequence[Ratio]) -> Ratio | None:
-    """One noise scale of several runs, by the random-effects model of DerSimonian and Laird (1986) on their logs.
+    """One noise scale of several runs: the mean of their logs, with its t interval, or their own intervals if these are wider.
 
     Runs differ by more than their intervals, because the noise scale grows in the course of a training. Runs without both
     ends count only where no run has them: then the one that is known best stands for all.
@@ -109,12 +107,8 @@ def pooled(scales: Sequence[Ratio]) -> Ratio | None:
     known = [one for one in scales if one.low > 0 and math.isfinite(one.high)]
     if not known:
         return max(scales, key=lambda one: one.low, default=None)
-    x = np.log([one.value for one in known])
-    within = np.array([max(math.log(one.high / one.low) / (2 * _Z), 1e-3) for one in known]) ** 2
-    w = 1 / within
-    mean = float((w * x).sum() / w.sum())
-    excess = float((w * (x - mean) ** 2).sum()) - (len(known) - 1)
-    spread = w.sum() - (w**2).sum() / w.sum()
-    w = 1 / (within + (max(0.0, excess / spread) if spread > 0 else 0.0))
-    mean, half = float((w * x).sum() / w.sum()), _Z / math.sqrt(float(w.sum()))
+    x, n = np.log([one.value for one in known]), len(known)
+    within = float(np.mean([math.log(one.high / one.low) for one in known])) / 2
+    between = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2) * x.std(ddof=1)) if n > 1 else 0.0
+    mean, half = float(x.mean()), max(within, between) / math.sqrt(n)
     return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half))

@@ -29,7 +29,7 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> SweepResults:
             name = _name(run_dir, folder, len(paths) > 1)
             record = _read(run_dir, name, notes)
             if record is not None:
-                runs.setdefault(run_dir.resolve(), Run(name, run_dir, record))
+                runs.setdefault(run_dir.resolve(), Run(name, run_dir, record, len(runs)))
     if not runs:
         why = f" ({notes[0]}{'; …' if len(notes) > 1 else ''})" if notes else ""
         raise UserError(f"no runs in {', '.join(map(str, paths)) or 'nothing'}{why}")

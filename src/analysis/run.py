@@ -1,22 +1,23 @@
 """Run: one record, with its settings and its numbers by name."""
 
+import csv
 import math
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from ..errors import UserError, printable
 from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
-from ..records.metrics import staged
+from ..records.metrics import best_first, metric, staged
 from ..records.rates import FIT_RATE, MEAN_RATE, RATE
-from ..records.read import FILE
+from ..records.step_file import read_rows
 from ..records.step_parts import PARTS
 from ..records.step_times import StepTimes, read_step_times
 from ..records.values import at, number, positive, table
-from .validations import Curve, read_curve
 
 BATCH_SIZE, SEED, LEARNING_RATE = "data.batch_size", "seed", "optimizer.lr"
 CHOICES = ("model", "data", "task", "optimizer")  # groups of the configuration, as settings
@@ -24,6 +25,7 @@ HARDWARE = ("device", "device_name", "threads")  # settings that come from the m
 
 _SAID_ELSEWHERE = ("data.seed", "trainer.accelerator")  # as `seed` and as the hardware's device
 
+_ABSURD = 1e12  # no step and no metric is as large
 _DEVICE_NAMES = {"cuda": "gpu"}  # as trainer.accelerator calls it
 _REASONS = {
     "finished": "",
@@ -42,6 +44,7 @@ class Run:
     name: str  # the folder of the run, relative to the folder that was searched: `3`, or `2026-01-01_12-00-00/3`
     folder: Path
     record: dict[str, Any] = field(repr=False)
+    number: int = 0  # among the runs of a report
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -72,12 +75,6 @@ class Run:
         return {key: value for key, value in found.items() if isinstance(value, str | int) and value}
 
     @property
-    def tags(self) -> list[str]:
-        """The words that the run was started with, to find it by."""
-        tags = at(self.record, "config.tags")
-        return [str(tag) for tag in tags] if isinstance(tags, list) else []
-
-    @property
     def model(self) -> str:
         """The name of the model."""
         return str(self.settings.get("model", "model"))
@@ -91,15 +88,6 @@ class Run:
     def dataset(self) -> str:
         """The name of the data that were used, which can be a stand-in for those asked for; empty if unknown."""
         return str(at(self.record, "dataset.name") or "")
-
-    @property
-    def ended(self) -> float:
-        """When the run ended, in seconds since 1970; without that, when its record was written."""
-        try:
-            started = datetime.fromisoformat(str(self.record.get("started"))).timestamp()
-            return started + (positive(self.record.get("seconds")) or 0.0)
-        except (ValueError, OverflowError):
-            return (self.folder / FILE).stat().st_mtime
 
     @property
     def status(self) -> str:
@@ -171,9 +159,31 @@ class Run:
             return str(error)
 
     @cached_property
-    def curve(self) -> Curve | None:
-        """The most telling validation metric in the course of training; None without one."""
-        return read_curve(self)
+    def curve(self) -> pd.DataFrame | None:
+        """The most telling validation metric in the course of training; None without one.
+
+        Columns: `seconds` of training at the mean step, without validation and checkpoints; `samples`, trained on by
+        then; `value`. `attrs["metric"]` is its name, such as `val/acc`.
+        """
+        step_ms = self.values.get("step_ms")
+        if step_ms is None or self.global_batch_size is None:
+            return None
+        try:
+            names, rows = read_rows(self.folder / "csv" / "metrics.csv")
+        except (OSError, csv.Error):
+            return None
+        for name in best_first(name for name in names if name.startswith("val/") and "step" in names):
+            points = pd.DataFrame(rows, columns=["step", name]).apply(pd.to_numeric, errors="coerce")
+            points = (
+                points[(points.abs() < _ABSURD).all(axis=1)].drop_duplicates("step", keep="last").sort_values("step")
+            )
+            if len(points) and metric(name).higher_is_better is not None:
+                steps = points["step"] + 1  # Lightning gives a validation the number, from 0, of the update before it
+                samples = [self.samples_after(step) for step in steps]
+                found = pd.DataFrame({"seconds": steps * step_ms / 1e3, "samples": samples, "value": points[name]})
+                found.attrs["metric"] = name
+                return found
+        return None
 
     @cached_property
     def parts_ms(self) -> dict[str, float]:
@@ -193,38 +203,25 @@ class Run:
     @cached_property
     def values(self) -> dict[str, float]:
         """The numbers of the run by the names of `RUN_METRICS`, and its metrics; unknown ones are left out."""
-        throughput = table(self.record.get("throughput"))
+        throughput, size, update = table(self.record.get("throughput")), self.batch_size, self.global_batch_size
         found = {name: positive(throughput.get(name)) for name in _TIMES}
         found |= {name: number(throughput.get(name)) for name in _SHARES}
-        found |= {name: positive(self.record.get(name)) for name in ("learning_rate", "seconds")}
-        found |= self._to_target()
-        found["compile_seconds"] = positive(at(self.record, "compilation.seconds"))
-        found |= self._of_batches(throughput, found["step_ms"])
+        found |= {name: positive(self.record.get(name)) for name in ("learning_rate", "seconds", "time_to_target_s")}
+        steps, to_target = (positive(at(self.record, path)) for path in ("steps", "target.steps"))
+        waiting, step_ms = number(throughput.get("communication_ms")), found["step_ms"]
+        found |= {
+            RATE: positive(throughput.get(RATE)) if size else None,
+            "batch_size": size,
+            "processes": self.processes if self.processes > 1 else None,
+            "global_batch_size": update if update != size else None,
+            "communication_share": waiting / step_ms if waiting is not None and step_ms else None,
+            "samples_seen": self.samples_after(steps) if steps else None,
+            "samples_to_target": self.samples_after(to_target) if to_target and found["time_to_target_s"] else None,
+            "noise_scale": positive(at(self.record, "noise_scale.samples")),
+            "compile_seconds": positive(at(self.record, "compilation.seconds")),
+        }
         found |= {f"{part}_ms_mean": ms for part, ms in self.parts_ms.items()}
         return self.metrics | {name: value for name, value in found.items() if value is not None}
-
-    def _to_target(self) -> dict[str, float | None]:
-        """What it took to reach the target, of a run that was trained to one."""
-        steps = positive(at(self.record, "target.steps"))
-        seconds = positive(self.record.get("time_to_target_s"))
-        return {
-            "time_to_target_s": seconds,
-            "samples_to_target": self.samples_after(steps) if steps and seconds else None,
-            "noise_scale": positive(at(self.record, "noise_scale.samples")),
-        }
-
-    def _of_batches(self, throughput: dict[str, Any], mean_ms: float | None) -> dict[str, float | None]:
-        """What follows from the size of a batch, and from how many processes there are."""
-        steps, waiting = positive(self.record.get("steps")), number(throughput.get("communication_ms"))
-        together = self.processes > 1
-        return {
-            "batch_size": self.batch_size,
-            "processes": self.processes if together else None,
-            "global_batch_size": self.global_batch_size if self.global_batch_size != self.batch_size else None,
-            RATE: positive(throughput.get(RATE)) if self.batch_size else None,
-            "communication_share": waiting / mean_ms if waiting is not None and mean_ms else None,
-            "samples_seen": self.samples_after(steps) if steps else None,
-        }
 
 
 def _one_line(text: str) -> str:

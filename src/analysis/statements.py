@@ -33,7 +33,7 @@ def statements(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence
     runs = sweep.runs
     commands = [_command(one.group.runs[:1], one.repeat) if one.repeat else "" for one in answers]
     found = [Statement(one.lines, one.group, command) for one, command in zip(answers, commands, strict=True)]
-    if found := [*found, *(Statement([crossover.headline]) for crossover in crossovers(sweep))]:
+    if found := [*found, *(Statement([line]) for line in crossovers(sweep))]:
         return found
     if not any(RATE in run.values or run.status == "finished" for run in runs):
         [(reason, _)] = Counter(run.reason for run in runs).most_common(1)

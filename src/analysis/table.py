@@ -16,6 +16,7 @@ from ..errors import printable
 from ..records.formatting import option_value, significant
 from ..records.metrics import FRACTION, RUN_METRICS, best_first, metric
 from ..records.rates import RATE
+from ..records.values import at
 from .between_groups import name_of, scaling_efficiencies
 from .groups import Group, SweepResults, rates_of
 from .run import BATCH_SIZE, Run
@@ -37,18 +38,18 @@ _SHOWN += ("scaling_efficiency", "communication_share", "joules_per_sample", "co
 def run_table(sweep: SweepResults) -> pd.DataFrame:
     """All that is known of each run, in the order of the sweep; an unknown value is NaN."""
     efficiencies = scaling_efficiencies(sweep.runs)
-    rows: dict[int, dict[str, Any]] = {}
+    rows: dict[int, dict[str, Any]] = {}  # by the number of the run
     for group in sweep.groups:
         rates = rates_of(dict(enumerate([run] for run in group.runs)))
         for number, run in enumerate(group.runs):
             known = number in rates.settings
-            rows[id(run)] = {
+            rows[run.number] = {
                 **{key: run.settings.get(key) for key in sweep.factors},
                 **run.values,
                 **(_of_rate(run, rates.rate(number), rates.reach(number)) if known else {}),
                 "run": run.name,
                 "group": group.label,
-                "tags": " ".join(run.tags) or None,
+                "tags": _tags(run),
                 "status": run.status,
                 "reason": run.reason or None,
                 "scaling_efficiency": efficiencies.get(run.name),
@@ -57,8 +58,14 @@ def run_table(sweep: SweepResults) -> pd.DataFrame:
     metrics = [name for stage in ("test/", "val/", "") for name in _of_stage(stage, sweep.runs)]
     measured = [name for name in RUN_METRICS if name != "seconds"]
     columns = dict.fromkeys(["run", "group", "tags", *settings, *measured, *metrics, "seconds", "status", "reason"])
-    frame = pd.DataFrame([rows[id(run)] for run in sweep.runs], columns=list(columns), dtype=object)
+    frame = pd.DataFrame([rows[run.number] for run in sweep.runs], columns=list(columns), dtype=object)
     return frame.dropna(axis="columns", how="all")
+
+
+def _tags(run: Run) -> str | None:
+    """The words that the run was started with, to find it by."""
+    tags = at(run.record, "config.tags")
+    return " ".join(map(str, tags)) if isinstance(tags, list) and tags else None
 
 
 def _of_rate(run: Run, rate: float, reach: float) -> dict[str, float]:
@@ -134,7 +141,7 @@ def summary(
 ) -> pd.DataFrame:
     """The numbers of a group as text, a row for each measured batch size; the rates of the sizes in `vague` have a `?`."""
     progress, arrivals = (answer.progress, answer.arrivals) if answer else (None, None)
-    if arrivals and arrivals.is_aim:
+    if arrivals:
         metrics = []  # of runs that ended at the target, or early
     headings = {"mfu": "MFU"} | ({} if group.device == "cpu" else {BUSY[1]: "busy", "memory_peak_gib": "memory GiB"})
     medians, rates = {name: group.medians(name) for name in headings}, group.rates
@@ -162,7 +169,7 @@ def summary(
 
 def _to_target(arrivals: Arrivals, size: int) -> dict[str, str]:
     """Seconds and samples to the target; of a size that has not reached it, how long it was trained at least."""
-    if one := arrivals.typical(size):
+    if one := arrivals.typical.get(size):
         return {"s to target": significant(one.seconds), "samples": significant(one.samples)}
     return {"s to target": f"> {significant(max(one.after for one in arrivals.sizes[size].values()))}"}
 

@@ -7,27 +7,31 @@ from pathlib import Path
 
 from ..files import write_bytes
 from ..records.rates import RATE
+from ..records.read import FILE
 from .groups import Group
 from .table import BUSY
 
+_FILE = "events.out.tfevents.batchscope"  # TensorBoard's own writers end the name in the time and the host
 _LONGEST = 40  # characters of a name
-_EVENTS = re.compile(r"events\.out\.tfevents\.\d+")  # TensorBoard's own writers add the host's name
 
 
 def write(groups: Sequence[Group], metrics: Sequence[str], folder: Path) -> None:
     """Write the scalars of each group that has any; those of an earlier report are removed.
 
-    The events have the time at which the sweep ended. TensorBoard's own record writer needs no torch.
+    The events have the time at which the last record was written. TensorBoard's own record writer needs no torch.
     """
-    _remove_earlier(folder)
-    when = max((run.ended for group in groups for run in group.runs), default=0.0)
-    names: set[str] = set()
+    for path in [*folder.glob(f"*/{_FILE}")]:
+        path.unlink()
+        if not any(path.parent.iterdir()):
+            path.parent.rmdir()
+    when = max(((run.folder / FILE).stat().st_mtime for group in groups for run in group.runs), default=0.0)
     for group in groups:
         if scalars := _scalars(group, metrics):
-            name = _name(group, names)
-            names.add(name)
-            (folder / name).mkdir(parents=True, exist_ok=True)
-            write_bytes(folder / name / f"events.out.tfevents.{when:.0f}", _events(scalars, when))
+            # Letters that every file system takes; TensorBoard breaks a name at hyphens.
+            label = re.sub(r"[\W_]+", "_", group.label).strip("_")[:_LONGEST]
+            place = folder / (f"{label}_{group.number}" if len(groups) > 1 or not label else label)
+            place.mkdir(parents=True, exist_ok=True)
+            write_bytes(place / _FILE, _events(scalars, when))
 
 
 def _events(scalars: Mapping[str, Mapping[int, float]], when: float) -> bytes:
@@ -47,23 +51,6 @@ def _events(scalars: Mapping[str, Mapping[int, float]], when: float) -> bytes:
 
 def _scalars(group: Group, metrics: Sequence[str]) -> dict[str, dict[int, float]]:
     """Numbers by batch size; one that has a single value or is constant is left out."""
-    names = ("mfu", *BUSY, "memory_peak_gib", *metrics[:1])
     found = {RATE: {size: group.rates.rate(size) for size in group.sizes}}
-    found |= {name: group.medians(name) for name in names}
+    found |= {name: group.medians(name) for name in ("mfu", *BUSY, "memory_peak_gib", *metrics[:1])}
     return {name: values for name, values in found.items() if len(set(values.values())) > 1}
-
-
-def _remove_earlier(folder: Path) -> None:
-    """Remove the events that an earlier report wrote, and the folders that are empty then."""
-    for path in [*folder.glob("*/events.out.tfevents.*")]:
-        if _EVENTS.fullmatch(path.name) and path.is_file():
-            path.unlink()
-            if not any(path.parent.iterdir()):
-                path.parent.rmdir()
-
-
-def _name(group: Group, taken: set[str]) -> str:
-    """The label in letters that every file system takes, made unique: TensorBoard breaks a name at hyphens."""
-    base = re.sub(r"[\W_]+", "_", group.label).strip("_")[:_LONGEST] or "group"
-    names = (base, *(f"{base}_{number}" for number in range(2, len(taken) + 3)))
-    return next(name for name in names if name not in taken)

@@ -18,7 +18,7 @@ def page_width() -> int:
 
 def is_number_column(cells: Iterable[str]) -> bool:
     """Whether the cells are numbers or empty."""
-    return all(not cell or cell[0] in "0123456789.-−" for cell in cells)
+    return all(not cell or cell[0] in "0123456789.-−>?" for cell in cells)
 
 
 def aligned(cells: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
@@ -43,22 +43,14 @@ def size_blocks(label: str, numbers: pd.DataFrame) -> list[str]:
         label: of the group; a long one takes a line of its own.
         numbers: a row for each batch size, a column of texts for each number.
     """
-    across = numbers.T
-    room = max(10, *(len(name) for name in across.index))
+    room = max(10, *(len(str(name)) for name in numbers))
     lines = [] if len(label) <= room + _LEAST else [_cut(label, page_width())]
-    heading = "batch size" if lines else label
-    room = max(room, len(heading))
-    if (is_marked := across.map(lambda cell: cell.endswith("?"))).any(axis=None):
-        across = across.where(is_marked, across + " ")
-    texts = [[f"{size:,}" for size in across.columns], *across.to_numpy().tolist()]
-    widest = _GAP + max(len(cell) for line in texts for cell in line)
-    most = max(1, (page_width() - room) // widest)
-    for begin in range(0, len(across.columns), most):
-        lines += [""] if begin else []
-        for name, line in zip([heading, *across.index], texts, strict=True):
-            lines.append(
-                (name.ljust(room) + "".join(cell.rjust(widest) for cell in line[begin : begin + most])).rstrip()
-            )
+    names = ["batch size" if lines else label, *numbers.columns]
+    columns = [[f"{size:,}", *numbers.loc[size]] for size in numbers.index]
+    widest = _GAP + max(len(cell) for column in columns for cell in column)
+    most = max(1, (page_width() - max(map(len, names))) // widest)
+    for begin in range(0, len(columns), most):
+        lines += [*([""] if begin else []), *aligned(list(zip(names, *columns[begin : begin + most], strict=True)))]
     return lines
 
 

@@ -1,11 +1,14 @@
 """The windows of runs as a table: how long a sample took in each, and what other programs took of the processor meanwhile."""
 
+import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from ..records.rates import RATE
 from ..records.step_parts import PARTS
 from ..records.step_times import StepTimes
 from ..records.values import table
@@ -18,12 +21,18 @@ COLUMNS = ("setting", "run", "pass_", "log_s", "taken", "disturbed")
 def windows_of(settings: Mapping[int, Sequence[Run]], part: str = STEP) -> pd.DataFrame:
     """The windows of the runs of each setting, in the order in which they were measured.
 
+    A setting without windows has the median rate of its records as the only one: nothing is known of its spread.
     Columns: `setting`; `run`, a number; `pass_`, which windows of several runs share that were measured side by side, None
     elsewhere; `log_s`, the log of the seconds that a sample took; `taken`, the share of the processor that others
     took; `disturbed`, whether that was too much.
     """
     runs = [(setting, run) for setting, members in settings.items() for run in members]
     rows = [(setting, number, *row) for number, (setting, run) in enumerate(runs) for row in _rows(run, part)]
+    measured = {row[0] for row in rows}
+    for setting in (setting for setting in settings if setting not in measured):
+        rates = [run.values[RATE] for run in settings[setting] if RATE in run.values]
+        if rates and part == STEP:
+            rows.append((setting, len(runs) + len(rows), None, -math.log(statistics.median(rates)), 0.0, False))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 

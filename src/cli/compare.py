@@ -47,7 +47,7 @@ def main() -> None:
         raise UserError(
             f"compare: takes two folders; got {args.overrides[0]!r}, and options are for --rerun", exit_code=2
         )
-    found = compare(*folders, max_slowdown=args.max_slowdown, between=args.between_runs)
+    found = compare(*folders, max_slowdown=args.max_slowdown)
     print(json.dumps(found.as_json(), indent=1, ensure_ascii=False) if args.json else found.text, flush=True)
     sys.exit(found.exit_code)
 
@@ -59,13 +59,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("overrides", nargs="*", default=[], metavar="option=value", help="with --rerun: changes both")
     parser.add_argument(
         "--max-slowdown", type=fraction, default=0.05, metavar="SHARE", help="by which B may be slower than A (5%%)"
-    )
-    parser.add_argument(
-        "--between-runs",
-        type=fraction,
-        metavar="SHARE",
-        help="by which separate runs of the same thing differ here at least: a standard deviation (10%%; with repeated "
-        "runs on both sides, what these show)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     parser.add_argument("--rerun", action="store_true", help="run both again side by side, and compare these runs")

@@ -84,7 +84,7 @@ def test_what_a_whole_sweep_was_slowed_by_is_in_no_ratio_of_sweeps_that_share_a_
 def test_of_fewer_than_three_windows_and_of_a_record_alone_no_spread_is_known():
     for rates in (
         *(Rates(simulated({1: 0.0, 2: 0.0}, count=count)) for count in (1, 2)),
-        Rates(simulated({1: 0.0}), {2: 1.0}),
+        Rates(pd.concat([simulated({1: 0.0}), simulated({2: 0.0}, count=1).assign(run=1)])),
     ):
         assert (rates.rate(2) > 0, rates.reach(2)) == (True, math.inf)
         assert (rates.ratio(1, 2).low, rates.ratio(1, 2).high) == (0.0, math.inf)

@@ -20,7 +20,7 @@ RATES = {8: 1000, 64: 3000, 512: 4000}
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that are saved."""
     found: list[Figure] = []
-    monkeypatch.setattr(plots, "_saved", lambda figure: found.append(figure) or plots.Picture(b"", ""))
+    monkeypatch.setattr(plots, "_saved", lambda figure, _: found.append(figure) or plots.Picture(b"", ""))
     return found
 
 

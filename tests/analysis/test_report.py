@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import warnings
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ def test_a_timed_sweep_is_a_block_with_the_answer(tmp_path: Path):
     assert words[2][0] == "±"
     assert words[3] == ["MFU", "2.5%", "13%", "37%", "44%"]
     assert said[6] == "→ 512 is the fastest; 64 gives 84 % of it."
-    assert said[7] == "  Accuracy was not measured: train both before you choose."
+    assert said[7] == "  Accuracy was not measured: train these sizes before you choose."
     assert said[-1] == "failed   1,024: out of memory"
 
 
@@ -186,7 +185,7 @@ def test_runs_without_a_rate_and_a_damaged_step_file_are_notes(tmp_path: Path):
 def test_everything_is_written(report: Report, out: Path):
     assert {path.name for path in out.iterdir()} == {
         "report.md", "report.html", "sweep.csv", "tensorboard", "throughput.png", "utilisation.png",
-        "step_time.png", "memory.png", "accuracy.png", "validation.png", "time_to_target.png",
+        "step_time.png", "memory.png", "accuracy.png", "validation.png",
     }  # fmt: skip
     assert all(file.exists() for file in report.files)
 
@@ -213,17 +212,14 @@ def test_a_row_has_one_estimate_of_the_step_and_the_rate_and_it_is_that_of_the_a
     assert "median step" not in (tmp_path / "out" / "report.md").read_text()
 
 
-def test_tensorboard_has_few_scalars_by_batch_size_at_the_time_at_which_the_sweep_ended(tmp_path: Path):
+def test_tensorboard_has_few_scalars_by_batch_size(tmp_path: Path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = sweep_of(tmp_path / "s", {32: 1000, 64: 2000}, throughput=lambda size: {**USE, "mfu": size / 1e4})
-    change_record(folder / "1", started="2040-11-22T09:00:00+00:00")
     write_report([folder], tmp_path / "out")
     events = EventAccumulator(str(tmp_path / "out/tensorboard/cnn")).Reload()
     assert set(events.Tags()["scalars"]) == {"sweep/samples_per_sec", "sweep/mfu"}  # the others are constant
     assert [point.step for point in events.Scalars("sweep/mfu")] == [32, 64]
-    ended = datetime(2040, 11, 22, 9, 0, 30, tzinfo=UTC).timestamp()
-    assert {event.wall_time for event in events.Scalars("sweep/samples_per_sec")} == {ended}
 
 
 def test_what_an_earlier_report_wrote_is_removed_and_nothing_else(tmp_path: Path):

@@ -28,11 +28,6 @@ def test_json_is_one_document(runs):
     assert (found.code, json.loads(found.out)["regression"]) == (3, True)
 
 
-def test_what_separate_runs_differ_by_can_be_said(runs):
-    assert answer("compare", *runs).code == 3
-    assert answer("compare", *runs, "--between-runs", "30%").code == 0
-
-
 @pytest.mark.parametrize(
     ("text", "value"), [("5%", 0.05), ("0.05", 0.05), ("12.5 %", 0.125), ("0", 0.0), ("200%", 2.0)]
 )
