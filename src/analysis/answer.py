@@ -25,7 +25,7 @@ from .noise import CONFIDENCE, STATED, Rates, Ratio
 from .progress import Progress, progress_of
 from .quality import Quality, quality_of, training_words
 from .target import Arrivals, arrivals_of
-from .words import KNOWN, and_, at_least, busy_line, times_as_fast
+from .text import KNOWN, and_, at_least, busy_line, times_as_fast
 
 ENOUGH = 0.9  # of the best rate
 TIMED = "experiment=throughput"  # the option of a sweep of timed runs
@@ -122,7 +122,7 @@ def answer(group: Group, metrics: Sequence[str] = ()) -> Answer | None:
     said = progress.lines if progress else []
     if arrivals:
         decision = replace(overall, size=arrivals.winner, between=[] if arrivals.winner else arrivals.contenders)
-        lines = [*arrivals.lines, *said, *_judged(progress, arrivals)]
+        lines = [*arrivals.lines, *said]
         return Answer(group, lines, decision, overall, progress=progress, arrivals=arrivals)
     repeat: list[str] = []
     if quality and quality.allowed is None and decision.size not in (None, quality.best):
@@ -141,15 +141,6 @@ def _timed(sizes: Iterable[int]) -> list[str]:
 
 def _sizes(sizes: Iterable[int]) -> str:
     return f"data.batch_size={','.join(map(str, sizes))}"
-
-
-def _judged(progress: Progress | None, arrivals: Arrivals) -> list[str]:
-    """What the size that the noise scale says to be first took, beside the one that was measured to be."""
-    took, winner = arrivals.typical, arrivals.winner
-    said = progress.first(progress.known) if progress and progress.known else []
-    if len(said) != 1 or said[0] == winner or winner not in took or said[0] not in took:
-        return []
-    return [f"It took {took[said[0]].seconds / took[winner].seconds:.1f} times as long as {winner:,}, which counts."]
 
 
 # --- the sentences: each is a line, and what it claims --------------------------------------------------------------
@@ -171,9 +162,6 @@ def _sentences(group: Group, decision: Decision, overall: Decision, quality: Qua
     seen = group.medians("samples_seen").values() if quality else ()
     if seen and max(seen) > 1.1 * min(seen):
         yield ("The sizes saw different numbers of samples, which changes the metric.",)
-    elif update := group.samples_an_update:
-        compared = ": the metric compares equal samples and equal updates" if quality else ""
-        yield (f"Every update takes {update:,} samples at each size{compared}.",)
     if vague := [size for size in overall.vague if size not in decision.between]:
         yield (f"Not known to ± 10 %, and marked with ?: the rate at {and_(vague)}.",)
     if line := _larger(group, decision, overall):

@@ -1,20 +1,20 @@
 """What groups show that differ in something else than the batch size: devices, `compile`, other options.
 
 Two groups that differ in the device alone, or in `compile` alone, are compared at the batch sizes that ran in both. A
-sentence is as strong as the interval of the ratio that it is about (noise.py).
+sentence is as strong as the 98 % interval of the ratio that it is about (noise.py).
 """
 
 import itertools
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..records.formatting import option_value
 from ..records.rates import RATE
+from .answer import decide
 from .groups import Group, SweepResults, label, rates_of
-from .noise import Ratio
+from .noise import STATED, Ratio
 from .quality import quality_of
 from .run import BATCH_SIZE, HARDWARE, SEED, Run
-from .words import and_, busy_line, times_as_fast
+from .text import and_, busy_line, times_as_fast
 
 # Settings that follow from the number of devices, or do not matter beside it.
 _ALONG = ("trainer.devices", "trainer.num_nodes", SEED, "trainer.strategy", "trainer", "threads")
@@ -36,7 +36,7 @@ def crossovers(sweep: SweepResults) -> list[str]:
         rates = rates_of({2 * n + m: (one, two)[m].sizes[size] for n, size in enumerate(sizes) for m in (0, 1)})
         if rates.busy is None:
             base = label(one.runs[0], [other for other in sweep.group_keys if other not in (*HARDWARE, *differing)])
-            ratios = {size: rates.ratio(2 * n + 1, 2 * n) for n, size in enumerate(sizes)}
+            ratios = {size: rates.ratio(2 * n + 1, 2 * n, STATED) for n, size in enumerate(sizes)}
             found.append(f"{base}: {_compared(_name(key, first.get(key)), _name(key, second.get(key)), ratios)}.")
     return found
 
@@ -105,24 +105,24 @@ def name_of(group: Group, sweep: SweepResults) -> str:
 
 def _fastest(groups: Sequence[Group], names: Sequence[str]) -> Iterator[str]:
     measured = {n: runs for n, group in enumerate(groups) if (runs := [r for r in group.runs if RATE in r.values])}
-    rates = rates_of(measured)
-    known = [number for number in measured if math.isfinite(rates.reach(number))]
     if len(measured) < 2:
         return
+    rates = rates_of(measured)
+    decision = decide(rates)
     if rates.busy is not None:
         yield busy_line(rates.busy, "setting is called faster", "repeat the sweep")
-    elif not known:
+    elif decision is None:
         yield "No rate is known well enough to be compared: the runs measured too few steps."
     else:
-        best = max(known, key=rates.rate)
-        ratios = {number: rates.ratio(best, number) for number in measured if number != best}
-        alike = [number for number, ratio in ratios.items() if ratio.low <= 1]
+        best = decision.best
+        ratios = {number: rates.ratio(best, number, STATED) for number in measured if number != best}
         second = min(ratios, key=lambda number: ratios[number].value)
-        if not alike:
+        if decision.fastest is not None:
             yield f"{names[best]} is the fastest: {times_as_fast(ratios[second])} as {names[second]}."
             return
+        alike = sorted([best, *(number for number, ratio in ratios.items() if ratio.low <= 1)])
         slower = and_([names[number] for number in ratios if number not in alike])
-        line = f"No difference in speed is shown between {and_([names[n] for n in sorted([best, *alike])])}"
+        line = f"No difference in speed is shown between {and_([names[number] for number in alike])}"
         yield f"{line}; slower than {names[best]}: {slower}." if slower else f"{line}."
 
 

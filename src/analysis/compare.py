@@ -23,9 +23,8 @@ from .groups import rates_of
 from .match import Pair, differences, match
 from .noise import BETWEEN_CPU, Rates, Ratio, busy_share
 from .read import find
-from .text import aligned
-from .windows import STEP
-from .words import busy_line
+from .text import aligned, busy_line
+from .windows import STEP, windows_of
 
 SCHEMA = 2  # of the JSON
 _ERROR_RATE = 0.05  # of all intervals together
@@ -202,9 +201,9 @@ def compare(a: str | os.PathLike[str], b: str | os.PathLike[str], max_slowdown: 
 def _compare_pair(pair: Pair, confidence: float) -> Compared:
     sides = {_A: pair.a, _B: pair.b}
     between = None if min(map(len, sides.values())) > 1 else BETWEEN_CPU  # repeated runs show it
-    rates = {part: rates_of(sides, between, 0.0, part) for part in (STEP, *PARTS)}  # what slows one slows the other
-    steps = rates.pop(STEP)
-    rates = {part: of for part, of in rates.items() if of.windows["setting"].nunique() == 2}
+    steps = rates_of(sides, between, sweeps=0.0)  # what slows one slows the other
+    windows = {part: windows_of(sides, part) for part in PARTS}
+    rates = {part: Rates(of, steps.assumed) for part, of in windows.items() if of["setting"].nunique() == 2}
     busy = max((busy_share(side) or 0.0 for _, side in steps.windows.groupby("setting")), default=0.0) or None
     small = {p for p, r in rates.items() if all(steps.rate(s) < _SMALL * r.rate(s) for s in sides)}
     of_part = 1 - (1 - confidence) / max(len(rates) - len(small), 1)

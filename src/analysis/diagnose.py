@@ -22,8 +22,7 @@ from .groups import rates_of
 from .noise import CONFIDENCE, Ratio
 from .read import find
 from .run import Run
-from .text import aligned
-from .words import busy_line
+from .text import aligned, busy_line
 
 BASELINE, CHANGE, AGAIN, TOGETHER = "baseline", "change", "baseline_again", "together"  # roles of a run
 _ORDER = (BASELINE, AGAIN, CHANGE, TOGETHER)

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import pandas as pd
+
 from ..errors import printable
 from ..records.formatting import count, option_value
 from ..records.rates import RATE
 from ..records.values import at
 from .noise import BETWEEN_CPU, SWEEPS_CPU, Rates
 from .run import BATCH_SIZE, CHOICES, HARDWARE, LEARNING_RATE, SEED, Run
-from .windows import STEP, windows_of
+from .windows import windows_of
 
 _SCALES_ALONG = re.compile(r"optimizer\.|trainer\.(max|limit)_")  # what people change together with the batch size
 
@@ -62,12 +64,6 @@ class Group:
         return [size for size, runs in self.sizes.items() if any(run.asked in (None, size) for run in runs)]
 
     @property
-    def samples_an_update(self) -> int | None:
-        """The samples of an update, where they are the same at several batch sizes; else None."""
-        updates = {run.global_batch_size for runs in self.sizes.values() for run in runs}
-        return updates.pop() if len(updates) == 1 and len(self.sizes) > 1 else None
-
-    @property
     def largest_possible(self) -> int | None:
         """The largest batch of one device that its shard of the training set can fill; None if unknown."""
         shards = [-(-run.train_samples // run.processes) for run in self.runs if run.train_samples]
@@ -81,18 +77,14 @@ class Group:
 
 
 def rates_of(
-    settings: Mapping[int, Sequence[Run]],
-    between: float | None = BETWEEN_CPU,
-    sweeps: float = SWEEPS_CPU,
-    part: str = STEP,
+    settings: Mapping[int, Sequence[Run]], between: float | None = BETWEEN_CPU, sweeps: float = SWEEPS_CPU
 ) -> Rates:
     """The rates of some settings that are compared with each other.
 
-    `between` and `sweeps` are what separate runs, and sweeps, on a CPU are taken to differ by (see Rates). With a `part`
-    of the step, the rates are those of this part alone.
+    `between` and `sweeps` are what separate runs, and sweeps, on a CPU are taken to differ by (see Rates).
     """
     on_cpu = any(run.device == "cpu" for runs in settings.values() for run in runs)
-    return Rates(windows_of(settings, part), between if on_cpu else None, sweeps if on_cpu else 0.0)
+    return Rates(windows_of(settings), between if on_cpu else None, sweeps if on_cpu else 0.0)
 
 
 @dataclass(frozen=True)
@@ -108,15 +100,21 @@ class SweepResults:
 
 def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
     """What varied between the runs, and their groups."""
-    factors = _factors(runs)
+    values = pd.DataFrame([{key: _identity(value) for key, value in run.settings.items()} for run in runs])
+    factors = _factors(values)
     tried = [LEARNING_RATE] if any("target" in run.record for run in runs) else []  # each size has its own best one
     group_keys = [key for key in factors if key not in (BATCH_SIZE, SEED, *tried)]
-    group_keys = [key for key in group_keys if key not in _scaled_along(runs, group_keys)]
-    found: dict[str, list[Run]] = {}
+    along = _scaled_along(values, group_keys)
+    group_keys = [key for key in group_keys if key not in along]
+    found: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        found.setdefault(_identity(run, group_keys), []).append(run)
+        found.setdefault(tuple(_identity(run.settings.get(key)) for key in group_keys), []).append(run)
     groups = [Group(label(members[0], group_keys), members, n) for n, members in enumerate(found.values())]
     return SweepResults(runs, factors, group_keys, groups, [*notes, *_doubts(runs)])
+
+
+def _identity(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 def label(run: Run, keys: Iterable[str]) -> str:
@@ -134,10 +132,6 @@ def _setting(key: str, value: Any) -> str:
     return f"{key.rpartition('.')[2]} {option_value(value)}"
 
 
-def _identity(run: Run, keys: Iterable[str]) -> str:
-    return json.dumps([run.settings.get(key) for key in keys], sort_keys=True, default=str)
-
-
 def _parent(key: str) -> str | None:
     """The choice that a setting belongs to. Two models have different options, and that difference says nothing."""
     if key in ("device_name", "threads"):
@@ -146,33 +140,26 @@ def _parent(key: str) -> str | None:
     return group if dot and group in CHOICES else None
 
 
-def _factors(runs: list[Run]) -> list[str]:
+def _factors(values: pd.DataFrame) -> list[str]:
     """Settings with several values among the runs that share the choice they belong to; batch size comes last."""
     factors = []
-    for key in dict.fromkeys(key for run in runs for key in run.settings):
-        holding = [run for run in runs if key in run.settings]
-        if any(len(found) > 1 for found in _values(holding, key, list(filter(None, [_parent(key)])))):
-            factors.append(key)
+    for key in values:
+        within = values[parent] if (parent := _parent(str(key))) in values else pd.Series("", values.index)
+        if values[key].groupby(within.fillna("")).nunique().max() > 1:
+            factors.append(str(key))
     first = [key for key in ("model", "data", *HARDWARE) if key in factors]
     rest = [key for key in factors if key not in (*first, BATCH_SIZE, SEED)]
     return [*first, *rest, *(key for key in (BATCH_SIZE, SEED) if key in factors)]
 
 
-def _scaled_along(runs: list[Run], group_keys: list[str]) -> list[str]:
+def _scaled_along(values: pd.DataFrame, group_keys: list[str]) -> list[str]:
     """Settings, such as the learning rate, that have one value at each batch size: they do not divide groups."""
     candidates = [key for key in group_keys if _SCALES_ALONG.match(key)]
-    if len({_identity(run, [BATCH_SIZE]) for run in runs}) < 2:
+    if not candidates or BATCH_SIZE not in values or values[BATCH_SIZE].nunique() < 2:
         return []
     rest = [key for key in group_keys if key not in candidates]
-    return [key for key in candidates if all(len(v) == 1 for v in _values(runs, key, [*rest, BATCH_SIZE]))]
-
-
-def _values(runs: Iterable[Run], key: str, within: Sequence[str]) -> Iterable[set[str]]:
-    """The values of a setting among the runs that agree in the settings `within`."""
-    found: dict[str, set[str]] = {}
-    for run in runs:
-        found.setdefault(_identity(run, within), set()).add(_identity(run, [key]))
-    return found.values()
+    each = values.fillna("").groupby([*rest, BATCH_SIZE])[candidates].nunique().max()
+    return [key for key in candidates if each[key] == 1]
 
 
 def _doubts(runs: list[Run]) -> list[str]:

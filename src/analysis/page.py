@@ -1,7 +1,7 @@
 """`report.html`: the report as one file for a browser, with nothing loaded and nothing sent.
 
-The answer comes first. What is drawn of a run and its row in the table have the attribute `data-runs`, by which page.js
-picks a run everywhere. What a record says is escaped. Home folders and the name of this host are replaced in what is
+The answer comes first. What is drawn of a run and its row in the table have the attribute `data-runs`, by which the script in
+page.html picks a run everywhere. What a record says is escaped. Home folders and the name of this host are replaced in what is
 shown, never in attributes.
 """
 
@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING
 
 from ..errors import printable
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
     from .report import Report
 
 FILE = "report.html"
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
-_HINT = (
-    "A click on a point, a bar, a curve or a row picks its run everywhere; Shift adds one, Esc ends it. "
-    "A click on a heading sorts the table."
-)
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _GID = re.compile(r"run-(\d+(?:_\d+)*)")
 _HOMES = (re.escape(str(Path.home())), r"/(?:home|Users)/[^/\s\"'<>:;,\\]+", r"/root(?=[/\s\"'<>:;,]|$)")
@@ -34,43 +30,26 @@ _HOMES = (re.escape(str(Path.home())), r"/(?:home|Users)/[^/\s\"'<>:;,\\]+", r"/
 
 def page(report: "Report", pictures: Mapping[str, Picture]) -> str:
     """The page."""
-    folder = Path(__file__).parent
-    style, script = ((folder / f"page.{end}").read_text(encoding="utf-8") for end in ("css", "js"))
-    figures = [
+    plots = (
         f"<figure>{_svg(picture.svg, CAPTIONS[name])}<figcaption>{CAPTIONS[name]}.</figcaption></figure>"
         for name, picture in pictures.items()
-    ]
-    body = [
-        f"<h1>{_shown(report.title)}</h1>",
-        f'<section id="answer">{_answer(report)}</section>',
-        f"<p>{_shown(report.counts)}.</p>",
-        f'<p class="hint">{_HINT}</p>',
-        f'<section id="plots">{"".join(figures)}</section>',
-        f'<h2>Runs</h2><div class="scroll">{_table(report)}</div>',
-    ]
-    if report.notes:
-        body.append(f"<h2>Notes</h2><ul>{''.join(f'<li>{_shown(note, host=True)}</li>' for note in report.notes)}</ul>")
-    head = [
-        '<meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-        f"<title>{_shown(report.title)}</title>",
-        f"<style>{style}</style>",
-    ]
-    parts = ["<!DOCTYPE html>", '<html lang="en">', "<head>", *head, "</head>", "<body>", *body]
-    return "\n".join([*parts, f"<script>{script}</script>", "</body>", "</html>", ""])
+    )
+    notes = "".join(f"<li>{_shown(note, host=True)}</li>" for note in report.notes)
+    return Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8")).substitute(
+        title=_shown(report.title),
+        answer=_answer(report),
+        counts=_shown(report.counts),
+        plots="".join(plots),
+        runs=_table(report),
+        notes=f"<h2>Notes</h2><ul>{notes}</ul>" if notes else "",
+    )
 
 
 def _answer(report: "Report") -> str:
     several, parts = len(report.sweep.groups) > 1, []
-    for number, one in enumerate(report.statements):
+    for one in report.statements:
         parts += [f"<h2>{_shown(one.group.label)}</h2>"] if several and one.group else []
-        first, *rest = one.lines
-        is_answer = one.group is not None or number == 0
-        parts += [
-            f"<p{' class=first' if is_answer else ''}>{_shown(first)}</p>",
-            *(f"<p>{_shown(line)}</p>" for line in rest),
-        ]
+        parts += [f"<p>{_shown(line)}</p>" for line in one.lines]
         parts += [f"<pre>{_shown(one.command)}</pre>"] if one.command else []
     return "".join(parts)
 

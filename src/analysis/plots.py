@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib import colormaps, rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -162,7 +162,11 @@ def _accuracy(groups: Sequence[Group], key: str) -> Figure | None:
 
 def _time_to_target(answers: Sequence[Answer]) -> Figure | None:
     """The time to the target, and its two factors: the time of a sample and the number of samples."""
-    panels: dict[str, list[_Series]] = {"seconds to the target": [], "ms a sample": [], "samples to the target": []}
+    arrivals = [one.arrivals for one in answers if one.arrivals]
+    if not arrivals:
+        return None
+    titles = first, second, third = (f"seconds to {arrivals[0].target}", "ms a sample", "samples")
+    panels: dict[str, list[_Series]] = {title: [] for title in titles}
     for one in answers:
         found = {} if one.arrivals is None else one.arrivals.typical
         factors = (
@@ -172,10 +176,9 @@ def _time_to_target(answers: Sequence[Answer]) -> Figure | None:
         )
         ends = {size: (max(a.after, a.seconds / 2), a.seconds) for size, a in found.items()}
         for series, values in zip(panels.values(), factors, strict=True):
-            series.append(_Series(one.group, values, ends if series is panels["seconds to the target"] else {}))
+            series.append(_Series(one.group, values, ends if series is panels[first] else {}))
     if not any(len(one.values) > 1 for series in panels.values() for one in series):
         return None
-    first, second, third = panels
     figure = style.new_figure(4.2)
     axes = figure.subplot_mosaic([[first, second], [first, third]])
     for title, series in panels.items():
@@ -235,8 +238,8 @@ def _gid(runs: Iterable[Run]) -> str:
 
 def _step_time(groups: Sequence[Group]) -> Figure | None:
     """A panel for each group, with a bar for each size."""
-    parts = [(group, [group.medians(f"{part}_ms_mean") for part in PARTS]) for group in groups]
-    shown = [(group, of_part) for group, of_part in parts if len(of_part[0]) > 1][:_MOST_PANELS]
+    times = [(group, pd.DataFrame({part: group.medians(f"{part}_ms_mean") for part in PARTS})) for group in groups]
+    shown = [(group, parts_ms) for group, parts_ms in times if len(parts_ms) > 1][:_MOST_PANELS]
     if not shown:
         return None
     columns = min(2, len(shown))
@@ -245,8 +248,8 @@ def _step_time(groups: Sequence[Group]) -> Figure | None:
     panels = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
-    for axes, (group, of_part) in zip(panels, shown, strict=False):
-        _draw_bars(axes, group, of_part, most=9 // columns)
+    for axes, (group, parts_ms) in zip(panels, shown, strict=False):
+        _draw_bars(axes, group, parts_ms, most=9 // columns)
         axes.set_title(style.shortened(group.label, 60 // columns))
     for axes in panels[::columns]:
         axes.set_ylabel("share of the mean step, %")
@@ -254,23 +257,20 @@ def _step_time(groups: Sequence[Group]) -> Figure | None:
     return figure
 
 
-def _draw_bars(axes: Axes, group: Group, of_part: Sequence[Mapping[int, float]], most: int) -> None:
+def _draw_bars(axes: Axes, group: Group, parts_ms: pd.DataFrame, most: int) -> None:
     """A bar for each size, with its mean step above; names at `most` of them."""
-    sizes = list(of_part[0])
-    every = math.ceil(len(sizes) / most)
-    for at, size in enumerate(sizes):
-        bottom = 0.0
-        step_ms = sum(of[size] for of in of_part)
-        for part, colour, of in zip(PARTS, style.PART_COLOURS, of_part, strict=True):
-            look: dict[str, Any] = {"color": colour, "edgecolor": "white", "linewidth": 0.5}
-            look |= {"label": part.replace("_", " ")} if at == 0 else {}
-            height = 100 * of[size] / step_ms
-            axes.bar(at, height, 0.82, bottom, gid=_gid(group.sizes[size]), **look)
-            bottom += height
-        if at % every == 0:
-            text = f"{significant(step_ms)} ms"
-            axes.annotate(text, (at, 101), ha="center", va="bottom", fontsize=7.5, color=style.GREY)
-    axes.set_xticks(np.arange(len(sizes))[::every], [f"{size:,}" for size in sizes[::every]])
+    step_ms, x = parts_ms.sum(axis="columns"), np.arange(len(parts_ms))
+    every, bottom = math.ceil(len(x) / most), np.zeros(len(x))
+    look = {"edgecolor": "white", "linewidth": 0.5}
+    for part, colour in zip(PARTS, style.PART_COLOURS, strict=True):
+        heights = (100 * parts_ms[part] / step_ms).to_numpy()
+        bars = axes.bar(x, heights, 0.82, bottom, color=colour, label=part.replace("_", " "), **look)
+        for bar, size in zip(bars, parts_ms.index, strict=True):
+            bar.set_gid(_gid(group.sizes[size]))
+        bottom += heights
+    for at, ms in list(enumerate(step_ms))[::every]:
+        axes.annotate(f"{significant(ms)} ms", (at, 101), ha="center", va="bottom", fontsize=7.5, color=style.GREY)
+    axes.set_xticks(x[::every], [f"{size:,}" for size in parts_ms.index[::every]])
     axes.set(ylim=(0, 108), yticks=[0, 25, 50, 75, 100], xlabel="batch size")
     axes.grid(False)
 

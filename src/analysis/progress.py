@@ -16,7 +16,7 @@ from ..records.formatting import percent, significant
 from ..records.values import at, number, positive
 from .noise import CONFIDENCE, STATED, Rates, Ratio
 from .run import Run
-from .words import KNOWN, and_
+from .text import KNOWN, and_
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> SweepResults:
         if not os.path.isdir(folder):  # also false for a name that no folder can have
             notes.append(f"{folder}: no such folder")
             continue
-        for run_dir in _run_dirs(folder, notes):
+        for run_dir in _run_dirs(folder):
             name = _name(run_dir, folder, len(paths) > 1)
             record = _read(run_dir, name, notes)
             if record is not None:
@@ -36,18 +36,15 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> SweepResults:
     return group_runs(list(runs.values()), notes)
 
 
-def _run_dirs(folder: Path, notes: list[str]) -> list[Path]:
-    """The folders that hold a record, in the order of their numbers; a numbered folder without a record is a note."""
-    found, empty = [], []
+def _run_dirs(folder: Path) -> list[Path]:
+    """The folders that hold a record, in the order of their numbers."""
+    found = []
     for path, children, files in os.walk(folder):
         # Launchers keep their jobs in hidden folders, and a sweep that is repeated sets earlier runs aside.
         children[:] = [child for child in children if not child.startswith(".") and not is_set_aside(child)]
         if FILE in files:
             found.append(Path(path))
             children.clear()
-        elif Path(path).name.isdigit() and not children:
-            empty.append(Path(path))
-    notes += [f"{_name(path, folder, False)}: no {FILE} in it, so it never began" for path in sorted(empty, key=_order)]
     return sorted(found, key=_order)
 
 

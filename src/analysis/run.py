@@ -186,13 +186,6 @@ class Run:
         return None
 
     @cached_property
-    def parts_ms(self) -> dict[str, float]:
-        """Mean time of each part of a step; empty unless all are known."""
-        parts = {part: number(at(self.record, f"throughput.parts_ms.{part}")) for part in PARTS}
-        known = {part: ms for part, ms in parts.items() if ms is not None and ms >= 0}
-        return known if len(known) == len(PARTS) and sum(known.values()) > 0 else {}
-
-    @cached_property
     def metrics(self) -> dict[str, float]:
         """Metrics of a finished run; in an unfinished run they are not final."""
         if self.status != "finished":
@@ -220,7 +213,9 @@ class Run:
             "noise_scale": positive(at(self.record, "noise_scale.samples")),
             "compile_seconds": positive(at(self.record, "compilation.seconds")),
         }
-        found |= {f"{part}_ms_mean": ms for part, ms in self.parts_ms.items()}
+        parts = {f"{part}_ms_mean": number(at(throughput, f"parts_ms.{part}")) for part in PARTS}
+        if all(ms is not None and ms >= 0 for ms in parts.values()) and any(parts.values()):
+            found |= parts
         return self.metrics | {name: value for name, value in found.items() if value is not None}
 
 

@@ -54,8 +54,6 @@ def statements(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence
 def notes(sweep: SweepResults) -> Iterator[str]:
     """What could not be read, and which conclusions the runs do not allow."""
     yield from sweep.notes
-    if len(sweep.runs) > 1 and not sweep.factors:
-        yield "nothing varied: the runs repeat one another"
     if BATCH_SIZE in sweep.factors and any(len(group.sizes) > 1 for group in sweep.groups):
         for group in (group for group in sweep.groups if len(group.sizes) == 1):
             yield f"{group.label}: one batch size was measured, so none is recommended"

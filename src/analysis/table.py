@@ -4,7 +4,6 @@ A run has a row, with the rate and the MFU as in the answer: from its windows (n
 90 % interval. The time of a step is that of the same rate. A run without windows has the rate of its record.
 """
 
-import csv
 import math
 import textwrap
 from collections.abc import Collection, Sequence
@@ -16,13 +15,11 @@ from ..errors import printable
 from ..records.formatting import option_value, significant
 from ..records.metrics import FRACTION, RUN_METRICS, best_first, metric
 from ..records.rates import RATE
-from ..records.values import at
 from .between_groups import name_of, scaling_efficiencies
 from .groups import Group, SweepResults, rates_of
 from .run import BATCH_SIZE, Run
 from .target import Arrivals
-from .text import is_number_column
-from .words import mean_and_deviation, reach_text
+from .text import is_number_column, mean_and_deviation, reach_text
 
 if TYPE_CHECKING:
     from .answer import Answer
@@ -49,7 +46,6 @@ def run_table(sweep: SweepResults) -> pd.DataFrame:
                 **(_of_rate(run, rates.rate(number), rates.reach(number)) if known else {}),
                 "run": run.name,
                 "group": group.label,
-                "tags": _tags(run),
                 "status": run.status,
                 "reason": run.reason or None,
                 "scaling_efficiency": efficiencies.get(run.name),
@@ -57,15 +53,9 @@ def run_table(sweep: SweepResults) -> pd.DataFrame:
     settings = [key for key in sweep.factors if key != BATCH_SIZE]
     metrics = [name for stage in ("test/", "val/", "") for name in _of_stage(stage, sweep.runs)]
     measured = [name for name in RUN_METRICS if name != "seconds"]
-    columns = dict.fromkeys(["run", "group", "tags", *settings, *measured, *metrics, "seconds", "status", "reason"])
+    columns = dict.fromkeys(["run", "group", *settings, *measured, *metrics, "seconds", "status", "reason"])
     frame = pd.DataFrame([rows[run.number] for run in sweep.runs], columns=list(columns), dtype=object)
     return frame.dropna(axis="columns", how="all")
-
-
-def _tags(run: Run) -> str | None:
-    """The words that the run was started with, to find it by."""
-    tags = at(run.record, "config.tags")
-    return " ".join(map(str, tags)) if isinstance(tags, list) and tags else None
 
 
 def _of_rate(run: Run, rate: float, reach: float) -> dict[str, float]:
@@ -75,23 +65,11 @@ def _of_rate(run: Run, rate: float, reach: float) -> dict[str, float]:
     return found | ({"mfu": run.values["mfu"] * rate / run.values[RATE]} if "mfu" in run.values else {})
 
 
-def to_csv(frame: pd.DataFrame) -> str:
-    """`sweep.csv`: all numbers in full; an unknown value is an empty cell."""
-    return str(frame.to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_MINIMAL))
-
-
 def shown_metrics(sweep: SweepResults) -> list[str]:
-    """The metrics of quality: of the test, or of the validation where no run was tested.
-
-    Losses are shown only if a run has nothing else.
-    """
+    """The metrics of quality: of the test, or of the validation where no run was tested; losses if there is nothing else."""
     for stage in ("test/", "val/"):
-        found = _of_stage(stage, sweep.runs)
-        telling = [name for name in found if metric(name).higher_is_better is not False]
-        evaluated = [run for run in sweep.runs if any(name in run.metrics for name in found)]
-        if evaluated:
-            enough = all(any(name in run.metrics for name in telling) for run in evaluated)
-            return telling if enough else [*telling, *(name for name in found if name not in telling)]
+        if found := _of_stage(stage, sweep.runs):
+            return [name for name in found if metric(name).higher_is_better is not False] or found
     return []
 
 
@@ -106,26 +84,19 @@ def shown(sweep: SweepResults, frame: pd.DataFrame) -> pd.DataFrame:
         factors.insert(0, "device_name")  # it says more
     scaled = any(run.settings.get("optimizer.lr_scaling", "none") != "none" for run in sweep.runs)
     names = [*_SHOWN, *(["learning_rate"] if scaled else []), *shown_metrics(sweep), *_TO_TARGET, "seconds"]
-    found = {"run": list(map(str, frame["run"])), "tags": _texts(frame.get("tags", []))}
+    texts = frame.astype(object).where(frame.notna(), "").astype(str)
+    found = {"run": texts["run"].tolist()}
     for key in factors:
         found[key.rpartition(".")[2]] = [option_value(run.settings.get(key, "")) for run in sweep.runs]
     for name in (name for name in names if name in frame):
         declared = metric(name)
-        found[declared.heading or name] = [declared.cell(value) if _known(value) else "" for value in frame[name]]
+        found[declared.heading or name] = [declared.cell(value) if pd.notna(value) else "" for value in frame[name]]
         if name == RATE and HIGH in frame:
             reaches = frame[HIGH] / frame[RATE] - 1
-            found["±"] = [reach_text(reach) if _known(reach) else "" for reach in reaches]
-    reasons = [textwrap.shorten(reason, _LONGEST, placeholder=" …") for reason in _texts(frame.get("reason", []))]
-    found["why not finished"] = reasons
+            found["±"] = [reach_text(reach) if pd.notna(reach) else "" for reach in reaches]
+    reasons = texts.get("reason", [])
+    found["why not finished"] = [textwrap.shorten(reason, _LONGEST, placeholder=" …") for reason in reasons]
     return pd.DataFrame({heading: cells for heading, cells in found.items() if any(cells)}).map(printable)
-
-
-def _texts(values: Any) -> list[str]:
-    return [str(value) if _known(value) else "" for value in values]
-
-
-def _known(value: Any) -> bool:
-    return not (value is None or (isinstance(value, float) and math.isnan(value)))
 
 
 def to_markdown(cells: pd.DataFrame) -> str:

@@ -14,7 +14,7 @@ from ..records.formatting import duration, option_value, significant
 from ..records.metrics import metric
 from ..records.values import at, number, positive, table
 from .run import LEARNING_RATE, Run
-from .words import and_
+from .text import and_
 
 
 @dataclass(frozen=True)

@@ -94,21 +94,6 @@ def test_the_price_of_a_faster_size_that_trains_worse_is_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("facts", "line"),
-    [
-        (
-            ACCURACY | {"steps": 108},
-            "Every update takes 512 samples at each size: the metric compares equal samples and",
-        ),
-        ({}, "Every update takes 512 samples at each size."),
-    ],
-)
-def test_a_constant_update_is_said(tmp_path: Path, facts: dict[str, Any], line: str) -> None:
-    found = timed(tmp_path, {8: 5_000, 64: 30_000}, options={"global_batch_size": 512}, **facts)
-    assert any(one.startswith(line) for one in found.lines), found.lines
-
-
-@pytest.mark.parametrize(
     ("facts", "repeat", "between"),
     [
         ({"noise": 0.08, "windows": 5, "seed": 3}, ["experiment=throughput", "data.batch_size=64,512"], [64, 512]),

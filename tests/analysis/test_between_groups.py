@@ -8,7 +8,7 @@ import pytest
 from batchscope.analysis.between_groups import compare_settings, crossovers, scaling_efficiencies
 from batchscope.analysis.read import find
 from batchscope.analysis.table import settings_table, shown_metrics
-from batchscope.analysis.words import and_
+from batchscope.analysis.text import and_
 from tests.support.synthetic_runs import change_record, write_measured
 
 QUIET = {"noise": 0.0005, "drift": 0}

@@ -183,6 +183,9 @@ def wandering(folder, random):
     return folder / "a", folder / "b"
 
 
+KINDS = ("passes", "apart", "pairs, one after the other", "pairs, alternating")
+
+
 def simulated(folder, kind, slowdown, count):
     """The verdicts on pairs of which one side is slower."""
     random, only = np.random.default_rng(1), {"shares": ONLY_STEPS}
@@ -195,27 +198,20 @@ def simulated(folder, kind, slowdown, count):
     return [compare(*make(folder / str(number))).compared[0].verdict for number in range(count)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "count"),
-    [
-        ("passes", 40),
-        ("apart", 40),
-        *(
-            pytest.param(kind, 200, marks=pytest.mark.slow)
-            for kind in ("passes", "apart", "pairs, one after the other", "pairs, alternating")
-        ),
-    ],
-)
+OTHERS = [pytest.param(kind, 200, marks=pytest.mark.slow) for kind in ("passes", *KINDS[1:])]
+
+
+@pytest.mark.parametrize(("kind", "count"), [("passes", 20), ("apart", 20), *OTHERS])
 def test_at_most_5_percent_of_unchanged_pairs_are_said_to_differ(tmp_path, kind, count):
     found = simulated(tmp_path, kind, 1.0, count)
     assert sum(verdict != "no difference shown" for verdict in found) <= 0.05 * count
 
 
 @pytest.mark.parametrize(
-    "kind", ["passes", "pairs, alternating", pytest.param("pairs, one after the other", marks=pytest.mark.slow)]
+    ("kind", "count"), [("passes", 10), *(pytest.param(kind, 20, marks=pytest.mark.slow) for kind in KINDS[2:])]
 )
-def test_20_percent_are_shown_in_9_passes(tmp_path, kind):
-    assert simulated(tmp_path, kind, 1.2, 20).count("slower") >= 19
+def test_20_percent_are_shown_in_9_passes(tmp_path, kind, count):
+    assert simulated(tmp_path, kind, 1.2, count).count("slower") >= 0.95 * count - 1
 
 
 def test_the_more_is_compared_the_wider_is_each_interval(tmp_path):

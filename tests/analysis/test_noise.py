@@ -115,8 +115,8 @@ def test_a_machine_is_busy_where_others_took_over_a_quarter_in_most_windows():
     assert Rates(windows).busy is None
 
 
-@pytest.mark.parametrize(("alike", "drift", "passes"), [(0.0, 0.05, True), (0.5, 0.05, True), (0.5, 0.0, False)])
-def test_an_interval_holds_the_truth_in_at_least_85_of_100_cases(alike: float, drift: float, passes: bool):
+@pytest.mark.parametrize(("alike", "drift", "passes"), [(0.5, 0.05, True), (0.5, 0.0, False)])
+def test_an_interval_holds_the_truth_in_at_least_85_percent_of_cases(alike: float, drift: float, passes: bool):
     truth = {1: 0.0, 2: -0.5, 3: -0.7}
     held = []
     for seed in range(100):

@@ -22,36 +22,28 @@ def quality(folder: Path, values: dict[int, list[float]], key: str = "test/acc",
     return found
 
 
-def test_one_seed_of_an_accuracy_has_the_error_of_its_samples(tmp_path: Path):
-    found = quality(tmp_path, {8: [0.95], 64: [0.94], 512: [0.90]})
-    assert found.best == 8
-    assert found.as_good == [8, 64]  # two errors of the difference are 2 points
-    assert found.loss_words(512, found.best) == "5.0 points"
+@pytest.mark.parametrize(
+    ("values", "as_good", "words"),
+    [
+        # One seed has the error of its samples: two errors of this difference are 2 points.
+        ({8: [0.95], 64: [0.94], 512: [0.90]}, [8, 64], "5.0 points"),
+        # Several seeds have the error that they show.
+        ({8: [0.951, 0.949, 0.950], 64: [0.941, 0.939, 0.940]}, [8], "1.0 points"),
+        ({8: [0.99, 0.91], 64: [0.98, 0.90]}, [8, 64], "1.0 points"),
+        # A perfect accuracy is not without error.
+        ({8: [1.0], 64: [0.998]}, [8, 64], "0.2 points"),
+    ],
+)
+def test_a_size_is_worse_where_its_loss_is_more_than_noise(tmp_path: Path, values, as_good, words):
+    found = quality(tmp_path, values)
+    assert (found.best, found.as_good, found.seeds) == (8, as_good, max(map(len, values.values())))
+    assert found.loss_words(max(values), 8) == words
 
 
-def test_several_seeds_have_the_error_that_they_show(tmp_path: Path):
-    found = quality(tmp_path, {8: [0.951, 0.949, 0.950], 64: [0.941, 0.939, 0.940]})
-    assert found.as_good == [8]
-    assert found.seeds == 3
-
-
-def test_seeds_that_differ_show_no_difference(tmp_path: Path):
-    assert quality(tmp_path, {8: [0.99, 0.91], 64: [0.98, 0.90]}).as_good == [8, 64]
-
-
-def test_the_noise_of_one_loss_is_not_known(tmp_path: Path):
-    found = quality(tmp_path, {8: [0.1], 64: [0.5]}, key="test/loss")
-    assert found.allowed is None
-    assert (found.best, found.as_good) == (8, [8, 64])
-    assert found.loss_words(64, found.best) == "0.400 of test/loss"
-
-
-def test_the_noise_of_an_accuracy_on_an_unknown_number_of_samples_is_not_known(tmp_path: Path):
-    assert quality(tmp_path, {8: [0.9], 64: [0.5]}, samples=None).allowed is None
-
-
-def test_a_perfect_accuracy_is_not_without_error(tmp_path: Path):
-    assert quality(tmp_path, {8: [1.0], 64: [0.998]}, samples=1000).as_good == [8, 64]
+@pytest.mark.parametrize(("key", "samples"), [("test/loss", 1000), ("test/acc", None)])
+def test_the_noise_of_one_loss_and_of_an_unknown_number_of_samples_is_not_known(tmp_path: Path, key, samples):
+    found = quality(tmp_path, {8: [0.1], 64: [0.5]}, key=key, samples=samples)
+    assert (found.allowed, found.as_good) == (None, [8, 64])
 
 
 def test_a_metric_without_direction_or_with_one_size_decides_nothing(tmp_path: Path):

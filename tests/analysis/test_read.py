@@ -47,12 +47,6 @@ def test_a_broken_record_is_a_note_and_the_rest_is_read(tmp_path, content, note)
     assert note in sweep.notes[0]
 
 
-def test_a_numbered_folder_without_a_record_is_a_note(tmp_path):
-    write_sweep(tmp_path, [32], T)
-    (tmp_path / "1").mkdir()
-    assert find([tmp_path]).notes == ["1: no run.json in it, so it never began"]
-
-
 def test_what_a_launcher_keeps_in_a_hidden_folder_is_no_run(tmp_path):
     write_run(tmp_path / "0")
     (tmp_path / ".submitit" / "1234").mkdir(parents=True)

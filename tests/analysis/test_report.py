@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from batchscope.analysis import Report, write_report
+from batchscope.analysis import Report, analyse, write_report
 from batchscope.errors import UserError
 from tests.support.fuzzing import HOSTILE
 from tests.support.synthetic_runs import change_record, write_curve, write_measured, write_run
@@ -60,7 +60,7 @@ def test_a_timed_sweep_is_a_block_with_the_answer(tmp_path: Path):
         throughput=lambda size: {"mfu": mfu[size]},
     )  # fmt: skip
     write_run(folder / "4", 1024, status="out_of_memory", error="OutOfMemoryError")
-    said = write_report([folder], tmp_path / "out").text.splitlines()
+    said = analyse([folder]).text.splitlines()
     assert said[0] == "5 runs: 4 finished, 1 out of memory; on A CPU; data: mnist"
     words = [line.split() for line in said[2:6]]
     assert words[0] == ["cnn", "1", "8", "64", "512"]
@@ -85,7 +85,7 @@ def test_an_undecided_sweep_prints_the_command_that_decides_it(tmp_path: Path):
     for number, size in enumerate((8, 64, 512)):
         overrides = [f"data.batch_size={size}", "model=cnn", "data.root=/my data", "experiment=mnist", "x=\x1b; rm"]
         change_record(folder / str(number), overrides=overrides)
-    said = write_report([folder], tmp_path / "out").text
+    said = analyse([folder]).text
     assert "→ Undecided between 64 and 512: " in said
     (line,) = [line for line in said.splitlines() if line.startswith("  repeat   ")]
     assert line.endswith(
@@ -109,7 +109,7 @@ def test_the_command_that_repeats_a_sweep_trains_the_same_and_times_it(
     for number, size in enumerate((8, 64)):
         write_measured(tmp_path / "s", {size: 10.0}, first=number, others=0.45)
         change_record(tmp_path / "s" / str(number), overrides=[*given, f"data.batch_size={size}"], command=command)
-    said = write_report([tmp_path / "s"], tmp_path / "out").text
+    said = analyse([tmp_path / "s"]).text
     assert said.splitlines()[-1].endswith(f"{printed} data.batch_size=8,64")
 
 
@@ -132,7 +132,7 @@ def test_a_busy_machine_has_no_recommendation_but_the_command_that_repeats_the_s
 
 
 def test_where_nothing_is_known_no_number_stands_beside_it(tmp_path: Path):
-    said = write_report([sweep_of(tmp_path / "s", {8: 1000, 64: 4000}, windows=3, noise=2.0)], tmp_path / "out").text
+    said = analyse([sweep_of(tmp_path / "s", {8: 1000, 64: 4000}, windows=3, noise=2.0)]).text
     assert not re.search(r"\d{3} ?%", said)
     (line,) = [line for line in said.splitlines() if line.startswith("±")]
     assert "?" in line
@@ -140,7 +140,7 @@ def test_where_nothing_is_known_no_number_stands_beside_it(tmp_path: Path):
 
 def test_many_sizes_are_several_blocks_and_a_long_label_is_cut(tmp_path: Path):
     rates = {2**n: 1000 + 100 * n for n in range(18)}
-    said = write_report([sweep_of(tmp_path / "s", rates, model="a_long_name_" * 12)], tmp_path / "out").text
+    said = analyse([sweep_of(tmp_path / "s", rates, model="a_long_name_" * 12)]).text
     assert max(len(line) for line in said.splitlines() if not line.startswith("  repeat ")) <= 80
     assert sum(line.startswith("batch size ") for line in said.splitlines()) >= 2
     assert "131,072" in said
@@ -154,16 +154,16 @@ def test_no_line_is_wider_than_80_columns_but_commands_and_no_word_is_the_progra
 
 def test_one_run_repetitions_and_failures_are_said(tmp_path: Path):
     write_run(tmp_path / "one", 64, 10.0)
-    report = write_report([tmp_path / "one"], tmp_path / "out")
+    report = analyse([tmp_path / "one"])
     assert (report.exit_code, report.headlines) == (
         0, ["One run only: 6,400 samples/s at batch size 64. Several batch sizes are needed for a recommendation."],
     )  # fmt: skip
     for number in range(2):
         write_measured(tmp_path / "same", {32: 10.0}, first=number)
-    assert "nothing varied: the runs repeat one another" in write_report([tmp_path / "same"], tmp_path / "out").notes
+    assert analyse([tmp_path / "same"]).headlines == ["Nothing but the seed varied, so there is nothing to compare."]
     for number in range(3):
         write_run(tmp_path / "failed" / str(number), 32 * 2**number, status="failed", error="ValueError: no")
-    report = write_report([tmp_path / "failed"], tmp_path / "out")
+    report = analyse([tmp_path / "failed"])
     assert (report.exit_code, report.headlines) == (
         1, ["No run finished, so there is nothing to recommend. Most often: ValueError: no."],
     )  # fmt: skip
@@ -174,7 +174,7 @@ def test_runs_without_a_rate_and_a_damaged_step_file_are_notes(tmp_path: Path):
     folder = sweep_of(tmp_path / "s", {8: 1000, 64: 2000})
     (folder / "1" / "steps.npz").write_bytes(b"no archive")
     write_run(folder / "2", 32, metrics={"test/acc": 0.9})
-    notes = write_report([folder], tmp_path / "out").notes
+    notes = analyse([folder]).notes
     assert any(note.startswith("1: ") and "steps.npz: cannot be read" in note for note in notes)
     assert "finished without a rate: 2" in notes
 
@@ -184,7 +184,7 @@ def test_runs_without_a_rate_and_a_damaged_step_file_are_notes(tmp_path: Path):
 
 def test_everything_is_written(report: Report, out: Path):
     assert {path.name for path in out.iterdir()} == {
-        "report.md", "report.html", "sweep.csv", "tensorboard", "throughput.png", "utilisation.png",
+        "report.md", "report.html", "sweep.csv", "throughput.png", "utilisation.png",
         "step_time.png", "memory.png", "accuracy.png", "validation.png",
     }  # fmt: skip
     assert all(file.exists() for file in report.files)
@@ -212,37 +212,25 @@ def test_a_row_has_one_estimate_of_the_step_and_the_rate_and_it_is_that_of_the_a
     assert "median step" not in (tmp_path / "out" / "report.md").read_text()
 
 
-def test_tensorboard_has_few_scalars_by_batch_size(tmp_path: Path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    folder = sweep_of(tmp_path / "s", {32: 1000, 64: 2000}, throughput=lambda size: {**USE, "mfu": size / 1e4})
-    write_report([folder], tmp_path / "out")
-    events = EventAccumulator(str(tmp_path / "out/tensorboard/cnn")).Reload()
-    assert set(events.Tags()["scalars"]) == {"sweep/samples_per_sec", "sweep/mfu"}  # the others are constant
-    assert [point.step for point in events.Scalars("sweep/mfu")] == [32, 64]
-
-
 def test_what_an_earlier_report_wrote_is_removed_and_nothing_else(tmp_path: Path):
     curves = sweep_of(tmp_path / "one", {32: 1000, 64: 2000}, model="mlp", throughput=USE)
     for number in range(2):
         write_curve(curves / str(number), [(10, 0.9), (20, 0.95)], 8.0)
     out = tmp_path / "out"
     write_report([curves], out)
-    mine = out / "tensorboard" / "mlp" / "events.out.tfevents.1.my-host.1"
-    for path in (mine, out / "memory.png", out / "mine.png"):
+    for path in (out / "memory.png", out / "mine.png"):
         path.write_bytes(b"mine")
     write_report([sweep_of(tmp_path / "two", {32: 1000, 64: 2000})], out)
     assert not (out / "validation.png").exists()
-    assert [path.read_bytes() for path in (mine, out / "memory.png", out / "mine.png")] == [b"mine"] * 3
-    assert [path.name for path in mine.parent.iterdir()] == [mine.name]
+    assert [path.read_bytes() for path in (out / "memory.png", out / "mine.png")] == [b"mine"] * 2
     assert "validation.png" not in (out / "report.md").read_text()
 
 
 def test_a_report_needs_no_torch(tmp_path: Path):
     folder = sweep_of(tmp_path / "s", {32: 1000, 64: 2000}, throughput=USE)
     program = (
-        "import sys; from batchscope.analysis import write_report; import batchscope.cli.report; "
-        f"write_report([{str(folder)!r}], {str(tmp_path / 'out')!r}); "
+        "import sys; from batchscope.analysis import analyse; import batchscope.cli.report; "
+        f"analyse([{str(folder)!r}]).text; "
         "print([m for m in ('torch', 'lightning', 'hydra') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -293,15 +281,15 @@ def test_nothing_to_report_writes_nothing_and_a_place_that_cannot_be_written_is_
         write_report([folder], tmp_path / "file" / "out")
 
 
-@pytest.mark.parametrize("name", ["report.md", "sweep.csv", "throughput.png", "tensorboard", "tensorboard/cnn-cpu"])
+@pytest.mark.parametrize("name", ["report.md", "sweep.csv", "throughput.png"])
 def test_a_link_out_of_the_reports_folder_is_refused(name: str, tmp_path: Path):
     folder = sweep_of(tmp_path / "theirs", {32: 1000, 64: 2000})
-    victim = tmp_path / "elsewhere" / "events.out.tfevents.1"
+    victim = tmp_path / "elsewhere" / "mine"
     victim.parent.mkdir()
     victim.write_text("mine")
     link = folder / "report" / name
     link.parent.mkdir(parents=True)
-    link.symlink_to(victim if link.suffix else victim.parent)
+    link.symlink_to(victim)
     with pytest.raises(UserError, match=f"{name}: is a link that leads out of the report's folder"):
         write_report([folder], folder / "report")
     assert victim.read_text() == "mine"

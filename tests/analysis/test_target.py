@@ -80,15 +80,6 @@ def test_most_seeds_decide(tmp_path: Path) -> None:
     assert found.lines[0].startswith("64 reached val/acc 90.0 % first with 2 of 3 seeds, after 2.2 s of training")
 
 
-def test_the_measured_time_stands_beside_what_the_noise_scale_says(tmp_path: Path) -> None:
-    """Steps of one length: by the noise scale the largest batch is first, and 64 was."""
-    found = trained(tmp_path, {16: 4.0, 64: 2.0, 256: 3.0}, noise=1000)
-    assert found.lines[2:3] + found.lines[-1:] == [
-        "By it 256 reaches a given quality first.",
-        "It took 1.5 times as long as 64, which counts.",
-    ]
-
-
 def test_the_report_has_a_table_a_plot_and_columns(tmp_path: Path) -> None:
     trained(tmp_path, {16: 4.0, 64: 2.0, 256: None}, noise=300)
     report = write_report([tmp_path], tmp_path / "report")
