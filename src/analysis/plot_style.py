@@ -1,10 +1,12 @@
 """What the plots share: colours, axes and legends."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from ..records.formatting import with_prefix
@@ -73,6 +75,13 @@ def shortened(text: str, most: int = _LONGEST) -> str:
     """A text in at most so many characters, also where it is one long word."""
     text = " ".join(text.split())
     return text if len(text) <= most else f"{text[: most - 2]} …"
+
+
+def legend_above(figure: Figure, looks: Mapping[str, Mapping[str, Any]]) -> None:
+    """A legend of marks and lines above the axes, each by its properties."""
+    if looks:
+        handles = [Line2D([], [], label=name, **look) for name, look in looks.items()]
+        figure.legend(handles=handles, loc="outside upper right", ncols=2)
 
 
 def legend_below(figure: Figure, axes: Axes, title: str | None = None) -> None:

@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib import colormaps, rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from ..records.formatting import significant
 from ..records.metrics import FRACTION, metric
@@ -118,12 +118,12 @@ def _throughput(groups: Sequence[Group], answers: Sequence[Answer]) -> Figure | 
     heights = [h for one in series for h in (*one.values.values(), *np.ravel([*one.ends.values()]))]
     figure.axes[0].set_ylim(min(heights) / 1.4, max(heights) * 1.4)
     style.log_axis(figure.axes[0])
-    dot = {"ls": "", "marker": "o"}
-    hollow = Line2D([], [], mfc="white", mec=style.GREY, label="not known to ± 10 %", **dot)
-    ring = Line2D([], [], ms=12, mfc="none", mec="black", label="recommended", **dot)
-    used = ((hollow, any(one.open_ for one in series)), (ring, any(one.ringed for one in series)))
-    if handles := [mark for mark, is_used in used if is_used]:
-        figure.legend(handles=handles, loc="outside upper right", ncols=2)
+    marks: dict[str, dict[str, Any]] = {}
+    if any(one.open_ for one in series):
+        marks["not known to ± 10 %"] = {"mfc": "white", "mec": style.GREY}
+    if any(one.ringed for one in series):
+        marks["recommended"] = {"ms": 12, "mfc": "none", "mec": "black"}
+    style.legend_above(figure, {name: {"ls": "", "marker": "o", **look} for name, look in marks.items()})
     return figure
 
 
@@ -134,9 +134,8 @@ def _utilisation(groups: Sequence[Group]) -> Figure | None:
     figure = _against_size(series, "%", "How much of the device is used")
     if figure is not None:
         figure.axes[0].set_ylim(0, max(105, *(v for one in series for v in one.values.values())))
-        names = {"-": "useful: MFU, of the measured peak", "--": "busy: processor time, or time in which a kernel ran"}
-        handles = [Line2D([], [], color=style.GREY, ls=line, label=name) for line, name in names.items()]
-        figure.legend(handles=handles, loc="outside upper right", ncols=2)
+        lines = {"useful: MFU, of the measured peak": "-", "busy: processor time, or time in which a kernel ran": "--"}
+        style.legend_above(figure, {name: {"color": style.GREY, "ls": line} for name, line in lines.items()})
     return figure
 
 

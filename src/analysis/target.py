@@ -107,6 +107,7 @@ def arrivals_of(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
 
 
 def _arrival(run: Run) -> Arrival:
-    seconds, samples = (run.values.get(key, math.inf) for key in ("time_to_target_s", "samples_to_target"))
-    until = "after_seconds" if seconds < math.inf else "seconds"
-    return Arrival(run, positive(at(run.record, f"target.{until}")) or 0.0, seconds, samples)
+    seconds, samples = (run.values.get(key) for key in ("time_to_target_s", "samples_to_target"))
+    if seconds is None or samples is None:
+        return Arrival(run, positive(at(run.record, "target.seconds")) or 0.0, math.inf, math.inf)
+    return Arrival(run, positive(at(run.record, "target.after_seconds")) or 0.0, seconds, samples)
