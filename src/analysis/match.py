@@ -1,7 +1,7 @@
 """Which runs of two folders are compared with each other, and what differs between them."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,23 +90,15 @@ def _configuration(run: Run) -> dict[str, Any]:
 
 
 def _differing(pairs: Sequence[Pair], read: Callable[[Run], Mapping[str, Any]]) -> list[str]:
-    """A line for each key: `lr: 0.1 → 0.2`, with the changes of the first pairs."""
+    """A line for each key: `lr: 0.1 → 0.2`, with the changes of the first pairs. Of repeated runs the first one is read."""
     changes: dict[str, dict[str, None]] = {}
     for pair in pairs:
-        before, after = (_values(side, read) for side in (pair.a, pair.b))
-        for key in dict.fromkeys([*before, *after]):
-            if before.get(key) != after.get(key):
-                changes.setdefault(key, {})[f"{before.get(key, '—')} → {after.get(key, '—')}"] = None
+        sides = [read(runs[0]) for runs in (pair.a, pair.b)]
+        for key in dict.fromkeys([*sides[0], *sides[1]]):
+            before, after = (option_value(side[key])[:_LONGEST] if key in side else "—" for side in sides)
+            if before != after:
+                changes.setdefault(str(key), {})[f"{before} → {after}"] = None
     most = _MOST_VALUES
     return [
         f"{key}: {'; '.join([*found][:most])}{'; …' if len(found) > most else ''}" for key, found in changes.items()
     ]
-
-
-def _values(runs: Iterable[Run], read: Callable[[Run], Mapping[str, Any]]) -> dict[str, str]:
-    """Every value of each key over repeated runs."""
-    found: dict[str, set[str]] = {}
-    for run in runs:
-        for key, value in read(run).items():
-            found.setdefault(str(key), set()).add(option_value(value)[:_LONGEST])
-    return {key: ", ".join(sorted(values)) for key, values in found.items()}

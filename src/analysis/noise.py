@@ -182,9 +182,11 @@ def _used(windows: pd.DataFrame) -> pd.DataFrame:
 def _components(windows: pd.DataFrame) -> dict[int, int]:
     """A number for each setting: those that share at least three passes, directly or by others, have the same."""
     settings = list(dict.fromkeys(windows["setting"]))
-    shared = windows.dropna(subset="pass_")
-    present = pd.crosstab(shared["setting"], shared["pass_"]).reindex(settings, fill_value=0).to_numpy() > 0
-    common = present.astype(int) @ present.T.astype(int)
+    shared = windows[windows["pass_"].notna()]
+    of_pass, passes = pd.factorize(shared["pass_"])
+    present = np.zeros((len(settings), len(passes)), dtype=int)
+    present[pd.Index(settings).get_indexer(pd.Index(shared["setting"])), of_pass] = 1
+    common = present @ present.T
     return dict(zip(settings, connected_components(common >= FEWEST)[1].tolist(), strict=True))
 
 

@@ -90,9 +90,7 @@ def _standard_errors(
 
 
 def training_words(runs: Sequence[Run]) -> str:
-    """`these 2 epochs`, or `this training` where the runs trained for different times."""
-    epochs = {run.record.get("epochs") for run in runs if run.metrics}
-    (number,) = epochs if len(epochs) == 1 else (None,)
-    if not isinstance(number, int) or number < 1:
-        return "this training"
-    return "this epoch" if number == 1 else f"these {count(number, 'epoch')}"
+    """`2 epochs`, or `this training` where the runs trained for different times."""
+    epochs = {positive(run.record.get("epochs")) for run in runs if run.metrics}
+    number = epochs.pop() if len(epochs) == 1 else None
+    return count(round(number), "epoch") if number and number >= 1 else "this training"

@@ -31,7 +31,7 @@ class Statement:
 def statements(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence[str]) -> list[Statement]:
     """What the runs show; `metrics` are those of quality, the most telling one first."""
     runs = sweep.runs
-    commands = [_command(one.group.runs[:1], one.repeat) if one.repeat else "" for one in answers]
+    commands = (_command(one.group.runs[:1], one.repeat) if one.repeat else "" for one in answers)
     found = [Statement(one.lines, one.group, command) for one, command in zip(answers, commands, strict=True)]
     if found := [*found, *(Statement([line]) for line in crossovers(sweep))]:
         return found
@@ -48,7 +48,8 @@ def statements(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence
     if not lines:
         why = "Nothing but the seed varied" if len(sweep.groups) == 1 else "Fewer than two settings were measured"
         return [Statement([f"{why}, so there is nothing to compare."])]
-    return [Statement(lines, command=_command(runs) if rates_of(dict(enumerate([run] for run in runs))).busy else "")]
+    is_busy = rates_of(dict(enumerate([run] for run in runs))).busy is not None
+    return [Statement(lines, command=_command(runs) if is_busy else "")]
 
 
 def notes(sweep: SweepResults) -> Iterator[str]:

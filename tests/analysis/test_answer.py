@@ -89,7 +89,7 @@ def test_doubt_never_leads_to_a_larger_size(tmp_path: Path):
 
 def test_the_price_of_a_faster_size_that_trains_worse_is_named(tmp_path: Path):
     found = timed(tmp_path, {8: 5_000, 64: 30_000, 2048: 90_000}, **ACCURACY)
-    assert "2,048 is 3.00 times as fast and loses 50 points after this epoch." in found.lines
+    assert "2,048 is 3.00 times as fast and loses 50 points after 1 epoch." in found.lines
     assert {"kind": "worse", "batch_size": 2048, "metric": "test/acc"} in found.claims
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from batchscope.analysis import write_report
+from batchscope.analysis import analyse, plots, write_report
 from batchscope.analysis.page import anonymous
+from batchscope.analysis.page import page as rendered
 from tests.support.synthetic_runs import write_curve, write_measured, write_run
 
 USE = {"processor_time_pct": 96.0, "memory_peak_gib": 1.5, "mfu": 0.2}
@@ -91,11 +92,12 @@ def test_it_names_no_home_folder_and_no_host(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_host_of_any_name_breaks_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = write_measured(tmp_path / "s", {16: 6.0, 64: 11.0}, throughput=USE)
-    before = page_of(folder, tmp_path / "out")
-    for host in ("data", "run-0"):
+    report = analyse([write_measured(tmp_path, {16: 6.0, 64: 11.0}, throughput=USE)])
+    pictures = plots.draw(report.sweep, report.answers, report.metrics)
+    before = rendered(report, pictures)
+    for host in ("data", "run-0", "svg", "cnn"):
         monkeypatch.setattr(socket, "gethostname", lambda name=host: name)
-        after = page_of(folder, tmp_path / "out")
+        after = rendered(report, pictures)
         assert Elements(after).found == Elements(before).found
         assert "data: mnist" in after
     assert anonymous("/home/alice/x /Users/bob", host=True) == "~/x ~"

@@ -53,7 +53,7 @@ def test_a_metric_without_direction_or_with_one_size_decides_nothing(tmp_path: P
     assert quality_of(sizes, "test/acc") is None
 
 
-@pytest.mark.parametrize(("epochs", "words"), [(1, "this epoch"), (3, "these 3 epochs"), ("x", "this training")])
+@pytest.mark.parametrize(("epochs", "words"), [(1, "1 epoch"), (3, "3 epochs"), ([1], "this training")])
 def test_a_training_in_words(tmp_path: Path, epochs: object, words: str):
     from tests.support.synthetic_runs import change_record
 
