@@ -156,7 +156,7 @@ def _sentences(group: Group, decision: Decision, overall: Decision, quality: Qua
         yield _decided(rates, decision, overall, quality)
     if quality:
         yield from _price(group, decision, overall.best, quality)
-        yield (_accuracy(quality),)
+        yield (quality.best_words({size: f"{size:,}" for size in quality.values}),)
     else:
         yield ("Accuracy was not measured: train these sizes before you choose.",)
     seen = group.medians("samples_seen").values() if quality else ()
@@ -206,8 +206,7 @@ def _undecided(decision: Decision, quality: Quality | None) -> str:
     between, best, smallest = decision.between, decision.best, decision.between[0]
     begin = f"Undecided between {and_(between)}"
     if quality and quality.allowed is None and quality.best in between:
-        metric = quality.metric.key
-        return f"{begin}: {quality.best:,} has the best {metric}, and how far that differs by chance is not known."
+        return f"{begin}: {quality.best:,} has the best {quality.metric.key}."
     one, other = (smallest, best) if smallest != best else (between[-1], smallest)
     ratio = decision.ratios[one]
     wanted = f"{percent(ENOUGH)} would be enough" if one == smallest else f"{percent(1 + VAGUE)} would be worth it"
@@ -227,14 +226,6 @@ def _price(group: Group, decision: Decision, fast: int, quality: Quality) -> Ite
         loss, trained = quality.loss_words(fast, chosen), training_words(group.runs)
         line = f"{fast:,} is {times_as_fast(ratio)} and loses {loss} after {trained}."
         yield (line, claim, _claim("worse", fast, metric=quality.metric.key))
-
-
-def _accuracy(quality: Quality) -> str:
-    best = quality.metric.text(quality.values[quality.best])
-    others = [size for size in quality.as_good if size != quality.best and quality.allowed is not None]
-    alike = f"; {and_(others)} {'is' if len(others) == 1 else 'are'} not shown to be worse" if others else ""
-    seeds = "" if quality.seeds > 1 else " (one seed)"
-    return f"Best {quality.metric.key}: {best} at {quality.best:,}{alike}{seeds}."
 
 
 def _larger(group: Group, decision: Decision, overall: Decision) -> str:

@@ -94,7 +94,10 @@ def compare_settings(sweep: SweepResults, metrics: Sequence[str]) -> list[str]:
     if "data" in sweep.factors:
         return ["The runs are on different data: their rates and metrics are not compared."]
     names = [name_of(group, sweep) for group in sweep.groups]
-    return [*_fastest(sweep.groups, names), *_best(sweep.groups, names, metrics)]
+    runs = {number: group.runs for number, group in enumerate(sweep.groups)}
+    quality = next((found for key in metrics if (found := quality_of(runs, key))), None)
+    best = [quality.best_words(dict(enumerate(names)), at="with")] if quality else []
+    return [*_fastest(sweep.groups, names), *best]
 
 
 def name_of(group: Group, sweep: SweepResults) -> str:
@@ -124,16 +127,3 @@ def _fastest(groups: Sequence[Group], names: Sequence[str]) -> Iterator[str]:
         slower = and_([names[number] for number in ratios if number not in alike])
         line = f"No difference in speed is shown between {and_([names[number] for number in alike])}"
         yield f"{line}; slower than {names[best]}: {slower}." if slower else f"{line}."
-
-
-def _best(groups: Sequence[Group], names: Sequence[str], metrics: Sequence[str]) -> Iterator[str]:
-    runs = {number: group.runs for number, group in enumerate(groups)}
-    quality = next((found for key in metrics if (found := quality_of(runs, key))), None)
-    if quality is None:
-        return
-    line = f"Best {quality.metric.key}: {quality.metric.text(quality.values[quality.best])} with {names[quality.best]}"
-    alike = [names[number] for number in quality.as_good if number != quality.best]
-    if quality.allowed is None:
-        yield f"{line}; how far it differs by chance is not known."
-    else:
-        yield f"{line}; not shown to be worse: {and_(alike)}." if alike else f"{line}."

@@ -18,6 +18,7 @@ from ..records.formatting import count, significant
 from ..records.metrics import FRACTION, Metric, metric
 from ..records.values import at, positive
 from .run import Run
+from .text import and_
 
 _CONFIDENCE = 0.98  # that all sizes which are said to be worse are worse
 
@@ -44,6 +45,15 @@ class Quality:
     def loss(self, size: int) -> float:
         """By how much the metric of a size is worse than the best, at least 0."""
         return abs(self.values[self.best] - self.values[size])
+
+    def best_words(self, names: Mapping[int, str], at: str = "at") -> str:
+        """The best value and where it is, by the names of the sizes; and which others are not shown to be worse."""
+        others = [names[size] for size in self.as_good if size != self.best]
+        alike = f"; {and_(others)} {'is' if len(others) == 1 else 'are'} not shown to be worse" if others else ""
+        if self.allowed is None:
+            alike = "; how far that differs by chance is not known"
+        value, seeds = self.metric.text(self.values[self.best]), "" if self.seeds > 1 else " (one seed)"
+        return f"Best {self.metric.key}: {value} {at} {names[self.best]}{alike}{seeds}."
 
     def loss_words(self, size: int, than: int) -> str:
         """By how much a size is worse than another: `10 points` of an accuracy, `0.12 of val/loss` of another metric."""

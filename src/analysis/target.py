@@ -83,9 +83,9 @@ class Arrivals:
     def _after(self, size: int) -> str:
         if (one := self.typical.get(size)) is None:
             return ""
-        rate = option_value(one.run.settings.get(LEARNING_RATE))
-        words = f"after {duration(one.seconds)} of training and {significant(one.samples)} samples"
-        return f", {words}, at {LEARNING_RATE}={rate}"
+        rate = one.run.settings.get(LEARNING_RATE)
+        words = f", after {duration(one.seconds)} of training and {significant(one.samples)} samples"
+        return f"{words}, at {LEARNING_RATE}={option_value(rate)}" if rate is not None else words
 
 
 def arrivals_of(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:

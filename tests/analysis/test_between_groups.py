@@ -139,7 +139,7 @@ def test_a_setting_is_the_fastest_where_the_interval_shows_it(
 def test_the_best_metric_names_those_that_are_not_shown_to_be_worse(tmp_path: Path):
     metrics = [{"test/acc": accuracy} for accuracy in (0.98, 0.979, 0.9)]
     lines = sentences(tmp_path, THREE, metrics=metrics, test_samples=10_000)
-    assert lines[-1] == "Best test/acc: 98.0 % with cnn · memory; not shown to be worse: cnn · device."
+    assert lines[-1] == "Best test/acc: 98.0 % with cnn · memory; cnn · device is not shown to be worse (one seed)."
 
 
 def test_runs_on_different_data_are_not_compared(tmp_path: Path):
