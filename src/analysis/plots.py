@@ -129,12 +129,13 @@ def _throughput(groups: Sequence[Group], answers: Sequence[Answer]) -> Figure | 
 
 def _utilisation(groups: Sequence[Group]) -> Figure | None:
     """The useful part of the device (MFU) and the time in which it is busy, in one picture."""
-    series = [_Series(g, {s: 100 * v for s, v in g.medians("mfu").items()}) for g in groups]
-    series += [_Series(g, g.medians(BUSY[g.device != "cpu"]), dashed=True) for g in groups]
-    figure = _against_size(series, "%", "How much of the device is used")
+    useful = [_Series(g, {s: 100 * v for s, v in g.medians("mfu").items()}) for g in groups]
+    busy = [_Series(g, g.medians(BUSY[g.device != "cpu"]), dashed=True) for g in groups]
+    figure = _against_size([*useful, *busy], "%", "How much of the device is used")
     if figure is not None:
-        figure.axes[0].set_ylim(0, max(105, *(v for one in series for v in one.values.values())))
-        lines = {"useful: MFU, of the measured peak": "-", "busy: processor time, or time in which a kernel ran": "--"}
+        figure.axes[0].set_ylim(0, max(105, *(v for one in (*useful, *busy) for v in one.values.values())))
+        words = {"useful: MFU, of the measured peak": (useful, "-"), "busy: processor or kernel time": (busy, "--")}
+        lines = {name: line for name, (series, line) in words.items() if any(one.values for one in series)}
         style.legend_above(figure, {name: {"color": style.GREY, "ls": line} for name, line in lines.items()})
     return figure
 
@@ -182,9 +183,33 @@ def _time_to_target(answers: Sequence[Answer]) -> Figure | None:
     axes = figure.subplot_mosaic([[first, second], [first, third]])
     for title, series in panels.items():
         _draw(axes[title], series, title, most=5)
-        style.log_axis(axes[title])
+    _draw_expected(axes[first], answers)
+    for panel in axes.values():
+        style.log_axis(panel)
+    lines = {"by the noise scale": {"ls": ":"}, "not reached until then": {"ls": "", "marker": "^", "mfc": "white"}}
+    style.legend_above(figure, {name: {"color": style.GREY, **look} for name, look in lines.items()})
     style.legend_below(figure, axes[first])
     return figure
+
+
+def _draw_expected(axes: Axes, answers: Sequence[Answer]) -> None:
+    """The times that follow from the first size's by the noise scale, and a triangle where a size has not arrived."""
+    sizes: set[int] = set()
+    for group, progress, arrivals in ((one.group, one.progress, one.arrivals) for one in answers):
+        if arrivals is None or not arrivals.typical:
+            continue
+        colour, found = _look(group)[0], arrivals.typical
+        first = min(found, key=lambda size: found[size].seconds)
+        sizes.update(arrivals.sizes)
+        if progress and first in progress.known:
+            work = found[first].seconds * progress.goodput(first)
+            expected = {size: work / progress.goodput(size) for size in progress.known}
+            axes.plot(*zip(*expected.items(), strict=True), ls=":", lw=1.2, color=colour)
+        for size, of_size in arrivals.sizes.items():
+            if size not in found:
+                until, gid = max(arrival.after for arrival in of_size.values()), _gid(group.sizes[size])
+                axes.plot(size, until, ls="", marker="^", ms=6.5, mec=colour, mfc="white", zorder=4, gid=gid)
+    style.size_axis(axes, sizes, 5)
 
 
 def _against_size(series: Sequence[_Series], unit: str, title: str) -> Figure | None:
@@ -280,6 +305,7 @@ def _validation(sweep: SweepResults) -> Figure | None:
     names = Counter(curve.attrs["metric"] for *_, curve in found)
     name = max(names, key=lambda name: (names[name], name), default="")
     shown = [(group, run, curve) for group, run, curve in found if curve.attrs["metric"] == name]
+    shown.sort(key=lambda each: (each[0].number, each[1].batch_size or 0))
     if not any(len(curve) > 1 for *_, curve in shown):
         return None
     sizes = sorted({run.batch_size or 0 for _, run, _ in shown})
