@@ -5,16 +5,15 @@ several times too short. Coverage on simulated series: `tests/records/test_inter
 """
 
 import math
-from statistics import NormalDist
 
 import numpy
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import bdtrik
 
 from .formatting import percent
 
 TIME_LIMIT = "time limit"  # why a timed run has ended
 _TOO_FEW = 10  # values, to estimate an autocorrelation from
-_EXACT = 100  # values up to which the binomial distribution is summed
 
 
 def known_to(precision: float) -> str:
@@ -65,12 +64,4 @@ def _autocorrelation_time(series: NDArray[numpy.float64]) -> float:
 def _lowest_rank(n: int, confidence: float) -> int:
     """The largest k for which the k-th smallest and k-th largest of n values enclose the median; 0 if there is none."""
     tail = (1 - confidence) / 2
-    if n > _EXACT:
-        return math.floor((n + 1 - math.sqrt(n) * NormalDist().inv_cdf(1 - tail)) / 2)
-    below, rank = 0.0, 0
-    while rank <= n:
-        below += math.comb(n, rank) / 2**n
-        if below > tail:
-            break
-        rank += 1
-    return rank
+    return 1 + math.floor(bdtrik(tail, n, 0.5)) if 0.5**n <= tail else 0

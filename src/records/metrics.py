@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from .formatting import percent, significant
-from .step_parts import PARTS
 
 FRACTION = "fraction"  # the unit of a share: between 0 and 1, shown as a percentage
 
@@ -32,119 +31,91 @@ class Metric:
         return self.text(value).removesuffix(" %") if self.heading.endswith("%") else self.text(value)
 
 
-_percent_1 = partial(percent, digits=1)
-_whole, _learning_rate = "{:,.0f}".format, "{:.3g}".format
-
-
-def _millijoules(value: float) -> str:
-    return significant(1e3 * value)
-
-
-_ACCURACY, _LOSS = "fraction of correct answers", "the task's loss"
-_RAN = "share of the time in which a kernel ran, however small"
-_PROCESSOR = "processor time of the process and its children, of that of the usable cores"
-_THROTTLED = "share of the time in which the clocks were lowered"
-_RESERVED = "most memory that torch's allocator held on the device, in use or not"
-
-METRICS: dict[str, Metric] = {
-    metric.key: metric
-    for metric in (
-        Metric("train/loss", "", f"{_LOSS} on the batch of this step, the mean of all processes", False),
-        Metric("train/acc", FRACTION, f"{_ACCURACY} on the batch of this step", True, _percent_1),
-        Metric(
-            "train/noise_scale",
-            "samples",
-            "the batch size at which half of the samples' progress is lost to noise",
-            None,
-        ),
-        Metric("val/loss", "", f"{_LOSS} on the validation set", False),
-        Metric("val/acc", FRACTION, f"{_ACCURACY} on the validation set", True, _percent_1),
-        Metric("test/loss", "", f"{_LOSS} on the test set", False),
-        Metric("test/acc", FRACTION, f"{_ACCURACY} on the test set", True, _percent_1),
-        Metric("throughput/samples_per_sec", "samples/s", "samples of all processes over the time of the step", True),
-        Metric(
-            "throughput/batches_per_sec",
-            "batches/s",
-            "batches of one process over the time of the step",
-            True,
-            detail=True,
-        ),
-        Metric(
-            "throughput/timesteps_per_sec",
-            "time steps/s",
-            "for sequences: samples × time steps of a sample",
-            True,
-            detail=True,
-        ),
-        Metric(
-            "throughput/flops_per_sec", "FLOP/s", "counted forward and backward FLOPs of one process", True, detail=True
-        ),
-        Metric("throughput/mfu", FRACTION, "of the peak measured on this device at this precision", True, _percent_1),
-        Metric("time/step_ms", "ms", "wall time of a step, from its batch being requested to the next request", False),
-        *(
-            Metric(f"time/{part}_ms", "ms", f"{part.replace('_', ' ')}: a part of the step", False, detail=True)
-            for part in PARTS
-        ),
-        Metric("device/utilization_pct", "%", f"GPU: {_RAN}", None, _whole),
-        Metric("device/processor_time_pct", "%", f"CPU: {_PROCESSOR}", None, _whole),
-        Metric("device/sm_clock_mhz", "MHz", "clock of the multiprocessors", True, _whole, detail=True),
-        Metric("device/throttled_pct", "%", f"{_THROTTLED} (NVIDIA)", False, _whole),
-        Metric(
-            "device/memory_peak_gib", "GiB", "highest allocated memory since training began, with validation", False
-        ),
-        Metric("device/memory_reserved_gib", "GiB", f"CUDA: {_RESERVED}", False, detail=True),
-        Metric(
-            "device/memory_allocated_gib",
-            "GiB",
-            "tensors in torch's allocator; CPU: the process without libraries",
-            False,
-            detail=True,
-        ),
-        Metric("device/power_w", "W", "of the whole device"),
-        Metric("host/cpu_pct", "%", "CPU time of the process; 100 is one busy core", None, _whole, detail=True),
-        Metric("host/rss_gib", "GiB", "memory of the process that is in RAM", False, detail=True),
-    )
+_FORMATS: dict[str, Callable[[float], str]] = {
+    "": significant,
+    "percent": percent,
+    "percent.1": partial(percent, digits=1),
+    "whole": "{:,.0f}".format,
+    "rate": "{:.3g}".format,
+    "milli": lambda value: significant(1e3 * value),
 }
+_ACCURACY = "fraction of correct answers"
 
-RUN_METRICS: dict[str, Metric] = {
-    metric.key: metric
-    for metric in (
-        Metric("batch_size", "samples", "of a whole batch of one device", None, _whole, "batch size"),
-        Metric("processes", "", "that train together, one device each", None, _whole),
-        Metric("global_batch_size", "samples", "of an update over all devices", None, _whole, "global"),
-        Metric("samples_per_sec", "samples/s", "a whole batch over the typical step", True, heading="samples/s"),
-        Metric("samples_per_sec_low", "samples/s", "the lower end of the rate's 90 % interval", True),
-        Metric("samples_per_sec_high", "samples/s", "the upper end of the rate's 90 % interval", True),
-        Metric("samples_per_sec_mean", "samples/s", "all samples over the time of all steps", True),
-        Metric("samples_per_sec_fit", "samples/s", "all samples over the wall time of the fit", True),
-        Metric(
-            "step_ms_typical", "ms", "the geometric mean of the median steps of the windows", False, heading="step ms"
-        ),
-        *(Metric(f"{part}_ms_mean", "ms", "a part of the mean step", False) for part in PARTS),
-        Metric("scaling_efficiency", FRACTION, "of n single devices", True, percent, "scaling efficiency %"),
-        Metric("communication_share", FRACTION, "of the mean step, waiting for gradients", False, percent, "comm %"),
-        Metric("utilization_pct", "%", f"GPU: {_RAN}", None, _whole, "kernel ran %"),
-        Metric("processor_time_pct", "%", f"CPU: {_PROCESSOR}", None, _whole, "processor time %"),
-        Metric("mfu", FRACTION, "of the peak measured on this device", True, _percent_1, "MFU %"),
-        Metric("memory_peak_gib", "GiB", "of the device; on a CPU of the process", False, heading="peak GiB"),
-        Metric("joules_per_sample", "J", "energy of the device", False, _millijoules, "mJ/sample"),
-        Metric("compile_seconds", "s", "of torch.compile, in no rate", False, heading="compile s"),
-        Metric("time_to_target_s", "s", "of training, until the target was reached", False, heading="s to target"),
-        Metric("samples_to_target", "samples", "trained on until then", False, heading="samples to target"),
-        Metric(
-            "noise_scale", "samples", "the gradient noise scale at the end of training", None, heading="noise scale"
-        ),
-        Metric("learning_rate", "", "as scaled to the batch size", None, _learning_rate, "scaled lr"),
-        Metric(
-            "seconds",
-            "s",
-            "from the start of the run to its end, without waiting for other runs",
-            None,
-            _whole,
-            "seconds",
-        ),
-    )
-}
+
+def _declared(lines: str) -> dict[str, Metric]:
+    """The metrics of a table: key, unit, the better direction, format, heading or `detail`, meaning."""
+    found = {}
+    for line in lines.strip().splitlines():
+        key, unit, better, text, heading, meaning = (cell.strip() for cell in line.split("|"))
+        direction = {"up": True, "down": False, "": None}[better]
+        is_detail = heading == "detail"
+        heading = "" if is_detail else heading
+        found[key] = Metric(key, unit, meaning, direction, _FORMATS[text], heading, is_detail)
+    return found
+
+
+METRICS = _declared(f"""
+train/loss | | down | | | the task's loss on the batch of this step, the mean of all processes
+train/acc | {FRACTION} | up | percent.1 | | {_ACCURACY} on the batch of this step
+train/noise_scale | samples | | | | the batch size at which half of the samples' progress is lost to noise
+val/loss | | down | | | the task's loss on the validation set
+val/acc | {FRACTION} | up | percent.1 | | {_ACCURACY} on the validation set
+test/loss | | down | | | the task's loss on the test set
+test/acc | {FRACTION} | up | percent.1 | | {_ACCURACY} on the test set
+throughput/samples_per_sec | samples/s | up | | | samples of all processes over the time of the step
+throughput/batches_per_sec | batches/s | up | | detail | batches of one process over the time of the step
+throughput/timesteps_per_sec | time steps/s | up | | detail | for sequences: samples × time steps of a sample
+throughput/flops_per_sec | FLOP/s | up | | detail | counted forward and backward FLOPs of one process
+throughput/mfu | {FRACTION} | up | percent.1 | | of the peak measured on this device at this precision
+time/step_ms | ms | down | | | wall time of a step, from its batch being requested to the next request
+time/data_wait_ms | ms | down | | detail | data wait: a part of the step
+time/transfer_ms | ms | down | | detail | transfer: a part of the step
+time/forward_ms | ms | down | | detail | forward: a part of the step
+time/backward_ms | ms | down | | detail | backward: a part of the step
+time/optimizer_ms | ms | down | | detail | optimizer: a part of the step
+time/other_ms | ms | down | | detail | other: a part of the step
+device/utilization_pct | % | | whole | | GPU: share of the time in which a kernel ran, however small
+device/processor_time_pct | % | | whole | | CPU: processor time of the process and its children, of that of the usable cores
+device/sm_clock_mhz | MHz | up | whole | detail | clock of the multiprocessors
+device/throttled_pct | % | down | whole | | share of the time in which the clocks were lowered (NVIDIA)
+device/memory_peak_gib | GiB | down | | | highest allocated memory since training began, with validation
+device/memory_reserved_gib | GiB | down | | detail | CUDA: most memory that torch's allocator held on the device, in use or not
+device/memory_allocated_gib | GiB | down | | detail | tensors in torch's allocator; CPU: the process without libraries
+device/power_w | W | | | | of the whole device
+host/cpu_pct | % | | whole | detail | CPU time of the process; 100 is one busy core
+host/rss_gib | GiB | down | | detail | memory of the process that is in RAM
+""")
+
+RUN_METRICS = _declared(f"""
+batch_size | samples | | whole | batch size | of a whole batch of one device
+processes | | | whole | | that train together, one device each
+global_batch_size | samples | | whole | global | of an update over all devices
+samples_per_sec | samples/s | up | | samples/s | a whole batch over the typical step
+samples_per_sec_low | samples/s | up | | | the lower end of the rate's 90 % interval
+samples_per_sec_high | samples/s | up | | | the upper end of the rate's 90 % interval
+samples_per_sec_mean | samples/s | up | | | all samples over the time of all steps
+samples_per_sec_fit | samples/s | up | | | all samples over the wall time of the fit
+step_ms_typical | ms | down | | step ms | the geometric mean of the median steps of the windows
+data_wait_ms_mean | ms | down | | | a part of the mean step
+transfer_ms_mean | ms | down | | | a part of the mean step
+forward_ms_mean | ms | down | | | a part of the mean step
+backward_ms_mean | ms | down | | | a part of the mean step
+optimizer_ms_mean | ms | down | | | a part of the mean step
+other_ms_mean | ms | down | | | a part of the mean step
+scaling_efficiency | {FRACTION} | up | percent | scaling efficiency % | of n single devices
+communication_share | {FRACTION} | down | percent | comm % | of the mean step, waiting for gradients
+utilization_pct | % | | whole | kernel ran % | GPU: share of the time in which a kernel ran, however small
+processor_time_pct | % | | whole | processor time % | CPU: processor time of the process and its children, of that of the usable cores
+mfu | {FRACTION} | up | percent.1 | MFU % | of the peak measured on this device
+memory_peak_gib | GiB | down | | peak GiB | of the device; on a CPU of the process
+joules_per_sample | J | down | milli | mJ/sample | energy of the device
+compile_seconds | s | down | | compile s | of torch.compile, in no rate
+time_to_target_s | s | down | | s to target | of training, until the target was reached
+samples_to_target | samples | down | | samples to target | trained on until then
+noise_scale | samples | | | noise scale | the gradient noise scale at the end of training
+learning_rate | | | rate | scaled lr | as scaled to the batch size
+seconds | s | | whole | seconds | from the start of the run to its end, without waiting for other runs
+""")
 
 
 def staged(key: str) -> str:
@@ -160,7 +131,7 @@ def metric(key: str) -> Metric:
         return declared
     name = key.rpartition("/")[2]
     if name.startswith("acc"):
-        return Metric(key, FRACTION, _ACCURACY, True, _percent_1)
+        return Metric(key, FRACTION, _ACCURACY, True, _FORMATS["percent.1"])
     return Metric(key, higher_is_better=False if "loss" in name else None)
 
 

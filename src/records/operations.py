@@ -18,10 +18,7 @@ from .read import load_json
 FILE = "operations.json"
 SCHEMA = 2
 _MAX_BYTES = 2**26  # of a file that is read
-_MAX_ROWS = 200_000
-_MAX_DIMS = 16
 _LARGEST = 1e30  # number of a step
-_LEAST_BATCHES = 1e-9
 _DIGITS = 5  # of a number
 
 
@@ -98,56 +95,41 @@ def read_operations(folder: Path) -> StepOperations | None:
         return None
     found = load_json(path, _MAX_BYTES)
     try:
-        return _checked(found)
+        if found["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {str(found['schema'])[:20]!r}, and this version reads {SCHEMA}")
+        if found["columns"] != _COLUMNS:
+            raise ValueError("its columns are others")
+        rows = [_checked(OperationRow, dict(zip(_COLUMNS, row, strict=True))) for row in found["rows"]]
+        step = _checked(StepOperations, {**found, "rows": rows})
+        if not step.batches:
+            raise ValueError("it has no batches")
+        return step
     except KeyError as error:
         raise UserError(f"{path}: cannot be read: it has no {error.args[0]}") from error
     except (ValueError, TypeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
 
 
-def _checked(found: Any) -> StepOperations:
-    if not isinstance(found, dict):
-        raise TypeError("it is not the record of a step's operations")
-    if found["schema"] != SCHEMA:
-        raise ValueError(f"its schema is {str(found['schema'])[:20]!r}, and this version reads {SCHEMA}")
-    rows = found["rows"]
-    if not isinstance(rows, list) or len(rows) > _MAX_ROWS or found["columns"] != _COLUMNS:
-        raise ValueError("its rows are others")
-    if not all(isinstance(row, list) and len(row) == len(_COLUMNS) for row in rows):
-        raise ValueError("a row has another length than its columns")
-    operations = [_built(OperationRow, dict(zip(_COLUMNS, row, strict=True))) for row in rows]
-    step = _built(StepOperations, {**found, "rows": operations})
-    if step.batches < _LEAST_BATCHES:
-        raise ValueError("it has no batches")
-    return step
-
-
 def _is_count(value: Any, least: int = 1) -> bool:
     return type(value) is int and least <= value < 2**60
 
 
-def _is_dims(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= _MAX_DIMS and all(_is_count(size, least=0) for size in value)
-
-
-# For the type of each field: whether a value from JSON is of it, and the value as the field has it.
-_TYPES: dict[Any, tuple[Callable[[Any], bool], Callable[[Any], Any]]] = {
-    str: (lambda value: isinstance(value, str), str),
-    int: (_is_count, int),
-    int | None: (lambda value: value is None or _is_count(value), lambda value: value),
-    float: (lambda value: type(value) in (int, float) and 0 <= value < _LARGEST, float),
-    tuple[int, ...]: (_is_dims, tuple),
-    Mapping[str, Any]: (lambda value: isinstance(value, dict), dict),
-    Sequence[OperationRow]: (lambda value: True, list),  # already built
+# For the type of each field: whether a value is of it.
+_FITS: dict[Any, Callable[[Any], bool]] = {
+    str: lambda value: isinstance(value, str),
+    int: _is_count,
+    int | None: lambda value: value is None or _is_count(value),
+    float: lambda value: type(value) in (int, float) and 0 <= value < _LARGEST,
+    tuple[int, ...]: lambda value: isinstance(value, list) and all(_is_count(size, 0) for size in value),
+    Mapping[str, Any]: lambda value: isinstance(value, dict),
+    Sequence[OperationRow]: lambda value: True,  # already checked
 }
 
 
-def _built(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    """The dataclass with these values, each checked by the type of its field; KeyError or ValueError otherwise."""
-    found = {}
+def _checked(kind: type[Any], values: Mapping[str, Any]) -> Any:
+    """The dataclass with these values; KeyError, or ValueError for a value that is not of its field's type."""
     for each in fields(kind):
-        (fits, convert), value = _TYPES[each.type], values[each.name]
-        if not fits(value):
-            raise ValueError(f"{each.name} cannot be {str(value)[:40]!r}")
-        found[each.name] = convert(value)
-    return kind(**found)
+        if not _FITS[each.type](values[each.name]):
+            raise ValueError(f"{each.name} cannot be {str(values[each.name])[:40]!r}")
+    found = {each.name: values[each.name] for each in fields(kind)}
+    return kind(**found | ({"dims": tuple(found["dims"])} if "dims" in found else {}))

@@ -10,7 +10,6 @@ from ..files import why
 
 FILE = "run.json"
 SCHEMA = 3  # of the records that this version writes and reads
-_MAX_LEVELS = 64  # of nesting; the records of this version have 10
 
 
 class DamagedRecordError(UserError):
@@ -30,8 +29,6 @@ def read(run_dir: Path) -> dict[str, Any]:
     record = load_json(path)
     if not isinstance(record, dict):
         raise DamagedRecordError(f"{path}: cannot be read: it is not the record of a run")
-    if _is_deeper(record, _MAX_LEVELS):
-        raise DamagedRecordError(f"{path}: cannot be read: it has more than {_MAX_LEVELS} levels")
     if record.get("schema", SCHEMA) != SCHEMA:
         found = repr(record["schema"])[:20]
         raise UserError(f"{path}: is of another version: its schema is {found}, and this one reads {SCHEMA}")
@@ -56,12 +53,6 @@ def load_json(path: Path, max_bytes: int = 2**28) -> Any:
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DamagedRecordError(f"{path}: cannot be read: {reason}") from error
-
-
-def _is_deeper(node: Any, levels: int) -> bool:
-    """Whether a value from JSON has more levels; a recursive reader or writer could exceed Python's recursion limit."""
-    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    return levels < 0 or any(_is_deeper(child, levels - 1) for child in children)
 
 
 def refuse_used(run_dir: Path) -> None:

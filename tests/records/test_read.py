@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from batchscope.errors import UserError
-from batchscope.records.read import SCHEMA, DamagedRecordError, read, refuse_used
-from batchscope.records.run_record import RunRecord, close
+from batchscope.records.read import SCHEMA, read, refuse_used
+from batchscope.records.run_record import RunRecord
 
 
 @pytest.mark.parametrize("left", ["finished", "torn", "a checkpoint alone"])
@@ -23,19 +23,6 @@ def test_a_new_run_takes_no_folder_that_holds_one(left: str, tmp_path: Path) -> 
         (tmp_path / "checkpoints" / "last.ckpt").write_text("weights")
     with pytest.raises(UserError, match="already holds a run"):
         refuse_used(tmp_path)
-
-
-@pytest.mark.parametrize("deep", ["[" * 900 + "]" * 900, '{"a":' * 330 + "1" + "}" * 330, "[" * 65 + "]" * 65])
-def test_a_record_that_is_too_deep_to_be_written_again_is_damaged(deep: str, tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(f'{{"status": "finished", "x": {deep}}}')
-    with pytest.raises(DamagedRecordError, match="it has more than 64 levels"):
-        read(tmp_path)
-
-
-def test_a_record_of_odd_but_bounded_depth_is_read_and_written_again(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(f'{{"status": "running", "x": {"[" * 64 + "]" * 64}}}')
-    close(tmp_path, "killed", "gone")
-    assert read(tmp_path)["status"] == "killed"
 
 
 def test_a_pipe_in_place_of_the_record_is_refused_and_not_waited_for(tmp_path: Path) -> None:

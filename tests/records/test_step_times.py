@@ -97,16 +97,6 @@ def pickled(path: Path) -> None:
         archive.writestr("others_share.npy", header.getvalue() + pickle.dumps([Evil()]))
 
 
-def bomb(path: Path) -> None:
-    as_file(path, others_share=None)
-    with (
-        zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive,
-        archive.open("others_share.npy", "w", force_zip64=True) as file,
-    ):
-        for _ in range(257):
-            file.write(bytes(2**20))
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -115,7 +105,9 @@ def bomb(path: Path) -> None:
         pytest.param(lambda path: path.mkdir(), "it is not a file", id="a folder"),
         pytest.param(lambda path: os.mkfifo(path), "it is not a file", id="a pipe"),
         pytest.param(lambda path: path.symlink_to(path), "it is not a file", id="a link to itself"),
-        pytest.param(lambda path: as_file(path, pass_=None), "it has no pass_", id="a column is missing"),
+        pytest.param(
+            lambda path: as_file(path, pass_=None), "pass_ is not a file in the archive", id="a column is missing"
+        ),
         pytest.param(lambda path: as_file(path, step_s=numpy.ones(10)), "step_s has another type", id="another type"),
         pytest.param(lambda path: as_file(path, pass_=numpy.array(3)), "different lengths", id="a scalar"),
         pytest.param(lambda path: as_file(path, others_share=numpy.ones(2)), "different lengths", id="another length"),
@@ -125,7 +117,6 @@ def bomb(path: Path) -> None:
         pytest.param(lambda path: as_file(path, parts_every=0), "other shapes", id="every 0th step"),
         pytest.param(huge, "", id="8 TB"),
         pytest.param(pickled, "allow_pickle=False", id="a pickle"),
-        pytest.param(bomb, "it is too large", id="a zip bomb"),
     ],
 )
 def test_a_file_that_is_none_is_answered_in_one_line(
