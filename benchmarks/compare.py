@@ -37,7 +37,7 @@ from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
 from batchscope.records.read import read
 from batchscope.records.step_parts import PARTS
-from batchscope.sweep import fork_server, job
+from batchscope.sweep import job, process
 from batchscope.sweep.loop import Loop
 from batchscope.sweep.rerun import Side, a_b
 
@@ -150,6 +150,9 @@ def row(title: str, found: list[Comparison], wanted: str) -> list[object]:
 
 
 def main() -> None:
+    """The benchmark, or one of its runs."""
+    if len(sys.argv) > 1 and Path(sys.argv[1]).is_dir():
+        return run_job()
     parser = arguments(__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "bench-compare", help="is emptied")
     parser.add_argument("--comparisons", type=int, default=20, help="of each kind")
@@ -168,10 +171,10 @@ def main() -> None:
 
 def run_all(args: argparse.Namespace) -> None:
     """All runs, into an empty folder; this file is the program of each."""
-    os.environ["PYTHONPATH"], fork_server.JOB = str(Path(__file__).parent), "compare"
+    os.environ["PYTHONPATH"], process.PROGRAM = str(Path(__file__).parent), "compare"
+    process.PRELOADED.append(process.PROGRAM)
     shutil.rmtree(args.out, ignore_errors=True)
-    with fork_server.forking() as server:
-        measure(args.out, args, Loop(server), [f"data.root={Path(args.root).resolve()}"])
+    measure(args.out, args, Loop(), [f"data.root={Path(args.root).resolve()}"])
 
 
 def report(args: argparse.Namespace) -> None:
@@ -199,9 +202,7 @@ def _short(one: Comparison) -> dict[str, Any]:
 
 
 def run_job() -> None:
-    """Be the server that runs are forked from, or a run: its folder is the first argument."""
-    if sys.argv[1] == fork_server.SERVE:
-        fork_server.serve()
+    """Be a run: its folder is the first argument."""
     if share := float(read(Path(sys.argv[1]))["choices"].get("slowed", 0)):
         slow_down(share)
     job.main()
@@ -209,7 +210,6 @@ def run_job() -> None:
 
 if __name__ == "__main__":
     try:
-        is_job = len(sys.argv) > 1 and (sys.argv[1] == fork_server.SERVE or Path(sys.argv[1]).is_dir())
-        (run_job if is_job else main)()
+        main()
     except UserError as error:
         raise SystemExit(f"error: {error}") from None

@@ -20,7 +20,7 @@ from ..files import LOCK, WriteError, new_folder, why
 from ..options.compose import CommandLine, check_command_line, compose_command_line, config_in
 from ..records.read import refuse_used
 from ..sweep import launchers
-from ..sweep.search import check_time_to_target, is_diagnosis, is_time_to_target
+from ..sweep.search import Diagnosis, TimeToTarget, check_time_to_target, search_of
 from . import command
 from ._words import refuse_missing
 from .arguments import is_resume, parse_arguments
@@ -60,19 +60,22 @@ def run_command() -> None:
         _warn_of_idle_workers(overrides, line.configs)
         for path in {config["init"] for config in line.configs} - {None}:
             refuse_missing("init", Path(path))
-        diagnoses = any(map(is_diagnosis, line.configs))
+        searches = [search_of(config) for config in line.configs]
+        diagnoses = any(isinstance(search, Diagnosis) for search in searches)
         if diagnoses and args.multirun:
             raise UserError(
                 "experiment=diagnose: tries changes of one run, and -m is for several; write "
                 "batchscope train experiment=diagnose … without -m"
             )
-        for config in filter(is_time_to_target, line.configs):
+        for config, search in zip(line.configs, searches, strict=True):
+            if not isinstance(search, TimeToTarget):
+                continue
             if any(word.lstrip("+").startswith("data.batch_size=") for word in overrides):
                 raise UserError(
                     "data.batch_size: experiment=time_to_target tries several; write search.sizes=[16,64,256]"
                 )
             check_time_to_target(config)
-        is_sweep = args.multirun or diagnoses or any(map(is_time_to_target, line.configs))
+        is_sweep = args.multirun or any(isinstance(search, Diagnosis | TimeToTarget) for search in searches)
         if args.multirun and len(line.labels) == 1 and not line.configs[0]["search"]:
             warn("-m: no option has several values, so this is a sweep of one run; write data.batch_size=32,64 for two")
         if is_sweep and not args.multirun:  # a sweep of one job

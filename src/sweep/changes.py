@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,8 @@ from ..analysis.run import Run
 from ..errors import UserError
 from ..options.check import check_config
 from ..options.compose import apply_overrides
-from ..options.groups import file_of, load
 from ..options.overrides import as_override, set_by
 from ..options.signatures import class_attribute
-from ..options.tree import flatten
 from ..records.formatting import option_value, significant
 from ..records.values import at
 
@@ -72,20 +71,14 @@ def this_machine(device: str) -> Machine:
     )
 
 
-def fixed_options(overrides: Sequence[str], choices: Mapping[str, str]) -> dict[str, str]:
-    """The options that a command line sets, with what sets them: `trainer=cpu` sets the accelerator."""
+def fixed_options(overrides: Sequence[str]) -> set[str]:
+    """The options that a command line sets; a choice of `trainer` sets the devices."""
     options, groups = set_by(overrides)
-    fixed = {name: name for name in options}
-    chosen = file_of("trainer", choices.get("trainer"))
-    if "trainer" in groups and chosen is not None and chosen.stem != "default":
-        node = {key: value for key, value in load(chosen).items() if key != "defaults"}
-        names = (name if "._target_" not in name else "trainer.strategy" for name, _ in flatten(node, "trainer."))
-        fixed = {name: f"trainer={chosen.stem}" for name in names} | fixed
-    return fixed
+    return options | ({"trainer.accelerator", "trainer.devices"} if "trainer" in groups else set())
 
 
 def changes_to_try(
-    config: Mapping[str, Any], baseline: Run, machine: Machine, fixed: Mapping[str, str], batch_factors: Sequence[int]
+    config: Mapping[str, Any], baseline: Run, machine: Machine, fixed: AbstractSet[str], batch_factors: Sequence[int]
 ) -> tuple[list[Change], list[str]]:
     """The changes, and lines on those that are not tried although they may help.
 
@@ -98,22 +91,13 @@ def changes_to_try(
     """
     tried: list[Change] = []
     not_tried: list[str] = []
-    kept: list[str] = []  # changes of what the user has set
-    setters: list[str] = []
     for change, why_not in _candidates(config, baseline, machine, batch_factors):
-        words = " ".join(change.overrides)
-        why_not = why_not or _refusal(config, change)
+        set_by_user = " and ".join(option for option in change.options if option in fixed)
+        why_not = why_not or _refusal(config, change) or (set_by_user and f"you have set {set_by_user}")
         if why_not:
-            not_tried.append(f"not tried: {words}: {why_not}")
-        elif set_by_user := [fixed[name] for name in change.options if name in fixed]:
-            kept.append(words)
-            setters += set_by_user
+            not_tried.append(f"not tried: {' '.join(change.overrides)}: {why_not}")
         elif change not in tried:
             tried.append(change)
-    if kept:
-        options = " and ".join(dict.fromkeys(setters))
-        line = f"not tried, because you set {options}: {', '.join(kept)}; to try a change, leave its option out"
-        not_tried.append(line)
     return tried, not_tried
 
 

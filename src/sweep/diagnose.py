@@ -12,11 +12,8 @@ from typing import Any
 
 from ..analysis.diagnose import AGAIN, BASELINE, CHANGE, TOGETHER, Trial, best_pair, find_findings, write_diagnosis
 from ..analysis.run import Run
-from ..checkpointing.resume import with_run_dir
 from ..errors import UserError
-from ..options.check import check_config
 from ..options.command_lines import program
-from ..options.compose import apply_overrides
 from ..options.purpose import purpose_of
 from ..options.types import Purpose
 from ..records.rates import RATE
@@ -28,7 +25,7 @@ from .search import Diagnosis
 NAME = "diagnose"  # of the experiment
 
 
-def diagnose(job: Job) -> Plan[None]:
+def diagnose(job: Job, search: Diagnosis) -> Plan[None]:
     """The runs of a diagnosis, in folders below the job's own.
 
     Raises:
@@ -41,12 +38,8 @@ def diagnose(job: Job) -> Plan[None]:
         nonlocal done
         done += 1
         title = f"run {done}{at_most}: {' '.join(change.overrides) or role.replace('_', ' ')}"
-        name = change.folder or role
-        config = check_config(apply_overrides(job.config, change.overrides))
-        config = with_run_dir(config, config["run_dir"], os.path.join(config["run_dir"], name))
-        facts = {**job.facts, "overrides": [*job.facts["overrides"], *change.overrides]}
-        facts["diagnosis"] = {"role": role, "options": change.overrides, **known}
-        return Job(job.run_dir / name, config, facts, title)
+        facts = {"role": role, "options": change.overrides, **known}
+        return job.below(change.folder or role, change.options, title, diagnosis=facts)
 
     (record,) = yield [changed(BASELINE, Change({}))]
     if record["status"] != "finished":
@@ -58,9 +51,8 @@ def diagnose(job: Job) -> Plan[None]:
             f"experiment={NAME}: needs the rate of a run, and {place} has none; leave callbacks.throughput on"
         )
     machine = this_machine(str(record["hardware"]["device"]))
-    fixed = fixed_options(job.facts["overrides"], job.facts["choices"])
-    asked = Diagnosis(**{key: value for key, value in job.config["search"].items() if key != "_target_"})
-    changes, not_tried = changes_to_try(job.config, baseline, machine, fixed, asked.batch_factors)
+    fixed = fixed_options(job.facts["overrides"])
+    changes, not_tried = changes_to_try(job.config, baseline, machine, fixed, search.batch_factors)
     print("\n".join(["", *wrapped(not_tried)]), flush=True)
     at_most = f" of at most {len(changes) + 3}"
     for change in changes:  # one that is refused is a result, and in the table
@@ -72,12 +64,11 @@ def diagnose(job: Job) -> Plan[None]:
     yield [changed(AGAIN, Change({}), not_tried=not_tried)]
 
 
-def write_report(folder: Path, command: Sequence[str] = (), out: Path | None = None) -> str:
+def write_report(folder: Path, out: Path | None = None) -> str:
     """Write the table of a diagnosis, from the records in its folder alone; the text for the terminal.
 
     Args:
         folder: of the diagnosis.
-        command: that was typed; where it is not known, each record's overrides behind the program that runs now.
         out: is written to, instead of `report` in the folder.
 
     Raises:
@@ -85,11 +76,12 @@ def write_report(folder: Path, command: Sequence[str] = (), out: Path | None = N
     """
 
     def line(trial: Trial) -> str:
-        config = trial.run.record["config"]
-        if command:
-            return command_with(command, trial.options, config)
-        words = trial.run.record.get("overrides")  # with the trial's own options
-        return command_with([*program(), *(map(str, words) if isinstance(words, list) else ())], [], config)
+        record = trial.run.record
+        try:
+            words = shlex.split(str(record.get("command", "")))
+        except ValueError:  # nobody has typed it
+            words = []
+        return command_with(words or program(), trial.options, record["config"])
 
     return write_diagnosis(folder, line, out)
 

@@ -10,7 +10,6 @@ from typing import Any
 from ..analysis.answer import Answer, answer
 from ..analysis.read import find
 from ..analysis.table import shown_metrics
-from ..checkpointing.resume import with_run_dir
 from ..errors import UserError
 from ..options.update import largest_part, ranks_asked
 from ..records.rates import NEAR_BEST, RATE
@@ -19,7 +18,7 @@ from .search import BatchSizeSearch
 from .visits import can_wait
 
 
-def grow_batch(job: Job, title: str = "") -> Plan[int | None]:
+def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int | None]:
     """The runs of a BatchSizeSearch, one for each size, in folders below the job's own.
 
     Sizes between which the answer is undecided are measured once more, side by side, which tells smaller differences.
@@ -30,21 +29,25 @@ def grow_batch(job: Job, title: str = "") -> Plan[int | None]:
         RunFailed: for a run that fails for another reason than memory: that does not say whether the batch fits.
         UserError: for a run without a rate.
     """
-    search = BatchSizeSearch(**{key: value for key, value in job.config["search"].items() if key != "_target_"})
     rates: dict[int, float] = {}  # samples/s of each size that fits
     tried: list[int] = []
     update, ranks = job.config.get("global_batch_size"), ranks_asked(job.config) or 1
     limit = update // ranks if update else sys.maxsize
 
+    def run(size: int, number: str, *below: str) -> Job:
+        option = {"data.batch_size": size}
+        return job.below(os.path.join(*below, str(size)), option, f"{title}{number}: data.batch_size={size}")
+
     def measure(size: int) -> Plan[bool]:
         """Run a size; whether it fits, and is faster than all before it."""
         nonlocal limit
         tried.append(size)
-        (record,) = yield [_sized(job, f"{title}run {len(tried)} of at most {search.max_runs}", size)]
+        (record,) = yield [run(size, f"run {len(tried)} of at most {search.max_runs}")]
         if record["status"] == "out_of_memory":
             return False
         rate = _rate(record)
-        limit = min(limit, _largest_batch(record))
+        samples = record["dataset"]["train_samples"]  # None of a stream that is not counted
+        limit = min(limit, max(1, samples // record.get("processes", 1))) if samples else limit
         is_faster = not rates or rate > (1 + NEAR_BEST) * max(rates.values())
         rates[min(size, limit)] = rate
         return is_faster
@@ -63,18 +66,8 @@ def grow_batch(job: Job, title: str = "") -> Plan[int | None]:
         yield from measure(between)
     undecided = undecided_in(job.run_dir)
     if len(undecided) > 1 and can_wait(job.config):
-        yield [_sized(job, f"{title}again", size, "again") for size in undecided]
+        yield [run(size, "again", "again") for size in undecided]
     return _found(job.run_dir, rates)
-
-
-def _sized(job: Job, title: str, batch_size: int, *below: str) -> Job:
-    """The run with a batch size."""
-    option = f"data.batch_size={batch_size}"
-    place = os.path.join(job.config["run_dir"], *below, str(batch_size))
-    config = {**job.config, "data": {**job.config["data"], "batch_size": batch_size}}
-    facts = {**job.facts, "overrides": [*job.facts["overrides"], option]}
-    run_dir = job.run_dir.joinpath(*below, str(batch_size))
-    return Job(run_dir, with_run_dir(config, job.config["run_dir"], place), facts, f"{title}: {option}")
 
 
 def _rate(record: Mapping[str, Any]) -> float:
@@ -90,22 +83,11 @@ def _rate(record: Mapping[str, Any]) -> float:
     return rate
 
 
-def _largest_batch(record: Mapping[str, Any]) -> int:
-    """The largest batch of one rank that the training set can fill; no bound for a stream that is not counted."""
-    samples = record["dataset"]["train_samples"]
-    return max(1, samples // record.get("processes", 1)) if samples else sys.maxsize
-
-
 def _found(folder: Path, rates: Mapping[int, float]) -> int:
     """What a report on the runs in a folder recommends; where it recommends none, the smallest size near the best rate."""
-    enough = (1 - NEAR_BEST) * max(rates.values())
-    return recommended_in(folder) or min(size for size, rate in rates.items() if rate >= enough)
-
-
-def recommended_in(folder: Path) -> int | None:
-    """The batch size that a report recommends for the runs in a folder, or else the smallest that it may be; or None."""
-    found = _answer_in(folder)
-    return found.candidate if found else None
+    found, enough = _answer_in(folder), (1 - NEAR_BEST) * max(rates.values())
+    recommended = found.candidate if found else None
+    return recommended or min(size for size, rate in rates.items() if rate >= enough)
 
 
 def undecided_in(folder: Path) -> list[int]:

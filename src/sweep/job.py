@@ -1,23 +1,19 @@
-"""One run of a sweep, in the process that the sweep started for it: python -m batchscope.sweep.job <run folder>
+"""One run of a sweep, in the process that the sweep started for it (process.py): python -m batchscope.sweep.job <run folder>
 
 The sweep, or the launcher's job that it is in, holds the other end of standard input. The first line that it writes is the
 checked configuration; a configuration in a file is not read. The next lines are the sweep's visits (callbacks/_visits.py),
 and what the run answers goes back the same way. When the sweep ends in any way, its end closes, and the run stops.
-
-With --serve it is the process that runs are forked from (fork_server.py).
 """
 
-import atexit
 import contextlib
 import json
-import logging
 import os
 import queue
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +24,6 @@ from ..options.check import check_config
 from ..records.read import read
 from ..records.run_record import close, ended_as, reason
 from ..records.terminal import leave_words_to_sweep
-from . import fork_server
 from .plans import is_one_process
 
 _ASKED = "BATCHSCOPE_JOB"  # in the environment: the first line, for the ranks that Lightning starts after it was read
@@ -36,9 +31,7 @@ _ASKED = "BATCHSCOPE_JOB"  # in the environment: the first line, for the ranks t
 
 def main() -> None:
     """The program."""
-    _hide_slurm()  # before Lightning is imported
-    if sys.argv[1] == fork_server.SERVE:
-        fork_server.serve()
+    hide_slurm()  # before Lightning is imported
     exit_on_signals()  # until the run has its own way to stop
     leave_words_to_sweep()
     sweep = Sweep()
@@ -101,7 +94,7 @@ def run_planned(run_dir: Path, asked: dict[str, Any] | None, sweep: Sweep | None
         raise
 
 
-def _hide_slurm() -> None:
+def hide_slurm() -> None:
     """Within a SLURM job: the job's task is the process that started this one, and handles SLURM's signals.
 
     Lightning starts the run's other ranks itself; it would otherwise take the job's tasks for them.
@@ -112,28 +105,5 @@ def _hide_slurm() -> None:
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # some clusters send it to all processes of a job
 
 
-def exit_without_teardown(program: Callable[[], None]) -> None:
-    """Run a program and end the process at once: Python takes two seconds to destroy what torch and Lightning consist of.
-
-    What other modules do at the exit is done before.
-    """
-    code: str | int | None = 1
-
-    def leave() -> None:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
-        logging.shutdown()
-        os._exit(code if isinstance(code, int) else int(code is not None))
-
-    atexit.register(leave)  # the first that is registered is called last
-    try:
-        program()
-        code = 0
-    except SystemExit as stop:
-        code = stop.code
-        raise
-
-
 if __name__ == "__main__":
-    exit_without_teardown(main)
+    main()

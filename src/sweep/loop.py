@@ -5,11 +5,10 @@ import os
 import shlex
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from ..errors import UserError, printable
 from ..files import WriteError, why
@@ -21,9 +20,8 @@ from ..records.read import read
 from ..records.terminal import LiveLine, is_verbose
 from ..records.values import at, positive, table
 from . import folder
-from .fork_server import ForkServer
-from .plans import Job, Plan, Record
-from .process import Process, running
+from .plans import LOG, Job, Plan, Record
+from .process import Process, Processes
 from .visits import can_wait, measure_together
 
 T = TypeVar("T")
@@ -33,7 +31,6 @@ class Loop:
     """Does runs.
 
     Args:
-        server: forks the runs; without one each is a new Python.
         command: whose runs they are.
 
     Attributes:
@@ -41,10 +38,9 @@ class Loop:
         refused: whether a run was refused without a record that says so.
     """
 
-    def __init__(self, server: ForkServer | None = None, command: str = "train"):
+    def __init__(self, command: str = "train"):
         self.refused = False
         self.command = [*program(command), *sys.argv[1:]]
-        self._server = server
         self._durations: list[float] = []  # seconds, of the runs that were done alone
 
     def run(self, plan: Plan[T]) -> T:
@@ -76,17 +72,9 @@ class Loop:
                 records[job] = self._do_alone(job, len(jobs) - number)
         return [records[job] for job in jobs]
 
-    def _prepare(self, job: Job) -> Record | None:
-        """None if the job's folder is ready for the run; otherwise why there is no run."""
-        try:
-            return folder.keep_or_plan(job.run_dir, job.config, command=shlex.join(self.command), **job.facts)
-        except UserError as error:
-            self.refused = True
-            return {"status": "refused", "error": str(error)}
-
     def _do_alone(self, job: Job, left: int) -> Record:
         """Do a run while no other run trains; `left` are the runs that are left with it."""
-        record = self._prepare(job)
+        record = self._kept(job)
         kept = record is not None
         if job.title and (record is None or record["status"] != "refused"):
             about = statistics.mean(self._durations) * left if self._durations and left > 1 and not kept else 0.0
@@ -94,7 +82,7 @@ class Loop:
             print(f"\n— {job.title}{note}", flush=True)
         if record is None:
             started = time.monotonic()
-            with _output(job) as output, running(self._server) as processes:
+            with _output(job, job.logged) as output, Processes() as processes:
                 processes.start(job, output)
             self._durations.append(time.monotonic() - started)
             record = self._read(job)
@@ -103,33 +91,24 @@ class Loop:
 
     def _do_together(self, jobs: Sequence[Job], records: dict[Job, Record]) -> list[Job]:
         """Visit runs side by side, and note their records; the jobs that are left."""
-        line, warned = LiveLine(), set[str]()
-        ready = []
+        line, warned, ready = LiveLine(), set[str](), []
         for job in jobs:
-            if (record := self._prepare(job)) is None:
+            if (record := self._kept(job)) is None:
                 ready.append(job)
             else:
                 records[job] = record
                 self._say_end(job, record, kept=True)
-        with contextlib.ExitStack() as files, running(self._server) as processes:
+        with contextlib.ExitStack() as files, Processes() as processes:
             files.callback(line.clear)
-            printed: dict[Job, list[BinaryIO]] = {}
 
             def start(job: Job) -> Process:
-                if job.log is not None:
-                    return processes.start(job, files.enter_context(_output(job)), visited=True)
-                printed[job] = [files.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
-                out, err = printed[job]
-                return processes.start(job, (out.fileno(), err.fileno()), visited=True)
+                return processes.start(job, files.enter_context(_output(job, True)), visited=True)
 
             def end(process: Process) -> None:
                 line.clear()
                 job, record = process.job, self._read(process.job)
-                if job in printed:
-                    output, errors = map(_text_of, printed[job])
-                    _warn_once(errors, warned)
-                    if is_verbose():
-                        print(f"\n— {job.title}\n{output}", end="", flush=True)
+                if job.title:
+                    _show_log(job, warned)
                 if record["status"] == "out_of_memory" and len(ready) > 1:
                     # At once: a sweep that ends meanwhile would be repeated with this run kept.
                     aside, place = folder.set_run_aside(job.run_dir), os.path.relpath(job.run_dir)
@@ -142,16 +121,25 @@ class Loop:
                     if record["status"] != "finished":
                         self._say_end(job, record)
 
-            left = measure_together(ready, start, end, line if any(job.title for job in jobs) else lambda text: None)
-        return left
+            return measure_together(ready, start, end, line if any(job.title for job in jobs) else lambda text: None)
+
+    def _kept(self, job: Job) -> Record | None:
+        """None if the job's folder is ready for the run; otherwise the record that takes its place."""
+        try:
+            return folder.keep_or_plan(job.run_dir, job.config, command=shlex.join(self.command), **job.facts)
+        except UserError as error:
+            return self._refused(error)
 
     def _read(self, job: Job) -> Record:
         """The record of a run that has ended; if somebody has removed or damaged it, the other runs go on."""
         try:
             return read(job.run_dir)
         except UserError as error:
-            self.refused = True
-            return {"status": "refused", "error": str(error)}
+            return self._refused(error)
+
+    def _refused(self, error: UserError) -> Record:
+        self.refused = True
+        return {"status": "refused", "error": str(error)}
 
     def _say_end(self, job: Job, record: Record, kept: bool = False) -> None:
         """Say how a run has ended that has a title; of another one, its plan says all."""
@@ -164,6 +152,8 @@ class Loop:
         reason = str(record.get("error") or record["status"])
         is_refused = record["status"] == "refused"
         lines = [f"error: {reason}" if is_refused else printable(f"  {record['status'].replace('_', ' ')}: {reason}")]
+        if (job.run_dir / LOG).exists() and not is_refused:
+            lines.append(f"  its output: {os.path.relpath(job.run_dir / LOG)}")
         if kept and record["status"] == "failed":
             place = os.path.relpath(job.run_dir)
             lines.append(f"  to resume it: {resume_command(job.config, Path(place))}")
@@ -172,32 +162,31 @@ class Loop:
 
 
 @contextlib.contextmanager
-def _output(job: Job) -> Iterator[tuple[int, int]]:
+def _output(job: Job, logged: bool) -> Iterator[tuple[int, int]]:
     """The descriptors of a run's standard output and standard error. Raises WriteError."""
-    if job.log is None:
+    if not logged:
         yield 1, 2
         return
+    path = job.run_dir / LOG
     try:
-        log = job.log.open("ab")
+        log = path.open("ab")
     except OSError as error:
-        raise WriteError(f"{job.log} cannot be written: {why(error)}") from error
+        raise WriteError(f"{path} cannot be written: {why(error)}") from error
     with log:
         yield log.fileno(), log.fileno()
 
 
-def _text_of(file: BinaryIO) -> str:
-    """What a run has printed; of a line that was drawn again and again, its last state."""
-    file.seek(0)
-    lines = file.read().decode(errors="replace").replace("\r\n", "\n").split("\n")
-    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines)
-
-
-def _warn_once(errors: str, warned: set[str]) -> None:
-    """Print what runs have written to standard error: warnings, each once."""
-    for line in errors.splitlines():
-        if line not in warned:
-            warned.add(line)
-            print(line, file=sys.stderr, flush=True)
+def _show_log(job: Job, warned: set[str]) -> None:
+    """Print what a run has written, if details are wanted; otherwise its warnings that no run before it had."""
+    with contextlib.suppress(OSError):
+        text = (job.run_dir / LOG).read_text(errors="replace")
+        if is_verbose():
+            print(f"\n— {job.title}\n{text}", end="", flush=True)
+            return
+        for line in text.splitlines():
+            if line.startswith("warning: ") and line not in warned:
+                warned.add(line)
+                print(line, file=sys.stderr, flush=True)
 
 
 def _outcome(record: Mapping[str, Any]) -> str:

@@ -20,7 +20,6 @@ from ..records.intervals import TIME_LIMIT, known_to
 VISIT_S = 0.25  # many short passes say more than few long ones: what disturbs a machine often lasts for a second
 FEWEST = 10  # passes; with fewer, answers are wrong too often (benchmarks/results/answers_attack.md)
 CLOSER = 0.02  # of a rate: sweeps of different minutes differ by more
-DECIDE_S = 120.0  # of all visits: so long a sweep may take to decide between sizes
 
 
 class Run(ABC):
@@ -50,6 +49,7 @@ class Limits(NamedTuple):
     precision: float = 0.05  # of a rate: how far its interval may reach
     seconds: float = 3.0  # of visits, a run on average
     passes: int = FEWEST  # at least
+    decide_s: float = 120.0  # of all visits: so long they may take to decide between sizes
 
 
 USUAL = Limits()
@@ -76,10 +76,11 @@ def measure_in_passes(
     """
     waiting, measured = list(runs), list(runs)
     began, most = clock(), limits.seconds * len(runs)
+    at_most = max(most, limits.decide_s)
     number = 0
     while waiting:
         spent = clock() - began
-        say(_words(waiting, len(runs), number, most - spent, max(most, DECIDE_S) - spent))
+        say(_words(waiting, len(runs), number, most - spent, at_most - spent))
         for one in waiting[:: -1 if number % 2 else 1]:
             if not _visit(one, first_pass + number):
                 waiting.remove(one)
@@ -87,11 +88,11 @@ def measure_in_passes(
                 one.stop("")
         number += 1
         spent = clock() - began
-        if number < limits.passes and spent < max(most, DECIDE_S):
+        if number < limits.passes and spent < at_most:
             continue
         vague, contending = _open(measured, limits.precision)
         for one in list(waiting):
-            goes_on = spent < max(most, DECIDE_S) and one in contending or spent < most and one in vague
+            goes_on = spent < at_most and one in contending or spent < most and one in vague
             if not goes_on:
                 waiting.remove(one)
                 one.stop(TIME_LIMIT if one in vague else known_to(limits.precision))

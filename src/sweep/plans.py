@@ -3,23 +3,21 @@
 A plan is a generator. It yields jobs to the loop (loop.py), and receives the record of each: of a run that was done, that
 an earlier sweep in the same folder has done, or that was refused (`refused`, with the `error`). Timed runs of one yield are
 visited side by side; others follow each other.
-
-| plan | is of | in |
-| --- | --- | --- |
-| `grow_batch` | `experiment=find_batch_size` | grow_batch.py |
-| `time_to_target` | `experiment=time_to_target` | time_to_target.py |
-| `diagnose` | `experiment=diagnose` | diagnose.py |
-| `sizes_for_choose` | `batchscope choose` | sizes.py |
-| `a_b` | `batchscope compare --rerun` | rerun.py |
 """
 
+import copy
+import os
 import sys
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..checkpointing.resume import with_run_dir
 from ..errors import UserError
+from ..options.overrides import as_override
+
+LOG = "log.txt"  # in a run's folder
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +29,8 @@ class Job:
         config: checked.
         facts: for its record; `choices` and `overrides`, and whatever else a plan wants to find there again.
         title: what is printed on it; empty if the plan says all.
-        log: the file that gets its output; None if its output is the sweep's own.
+        logged: whether its output goes to a file in its folder; that of visited runs does anyway.
+        forks: whether it may be forked from the server; otherwise it is a new Python.
         python: that runs it.
         seconds: of visits, where it is visited beside others; None for as long as its configuration and the answer ask.
     """
@@ -40,9 +39,28 @@ class Job:
     config: dict[str, Any]
     facts: dict[str, Any]
     title: str = ""
-    log: Path | None = None
+    logged: bool = False
+    forks: bool = True
     python: str = sys.executable
     seconds: float | None = None
+
+    def below(self, name: str, options: Mapping[str, Any], title: str, **facts: Any) -> "Job":
+        """The same run with other options, by their full names, in a folder below; `facts` are added to its record."""
+        config = copy.deepcopy(self.config)
+        for option, value in options.items():
+            node, (*path, key) = config, option.split(".")
+            for section in path:
+                node = node[section]
+            node[key] = value
+        here = config["run_dir"]
+        words = [*self.facts["overrides"], *(as_override(*one) for one in options.items())]
+        return replace(
+            self,
+            run_dir=self.run_dir / name,
+            config=with_run_dir(config, here, os.path.join(here, name)),
+            facts={**self.facts, "overrides": words, **facts},
+            title=title,
+        )
 
 
 Record = dict[str, Any]

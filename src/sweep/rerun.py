@@ -24,15 +24,13 @@ from ..options.command_lines import for_timing
 from ..options.compose import apply_overrides
 from ..records.read import FILE, read
 from .folder import make_folder
-from .fork_server import forking
 from .loop import Loop
-from .plans import Job, Plan
+from .plans import LOG, Job, Plan
 from .visits import can_wait
 
 # Pairs, after which it is asked whether it is decided. With normal noise of 2 to 10 % a pair and questions after 5 to 15 of
 # them, a simulation has 0 to 4.3 % false alarms, and finds 10 % in 100 to 91 % of the comparisons.
 FEWEST = 5
-_LOG = "log.txt"  # what the runs print
 
 
 @dataclass(frozen=True)
@@ -75,10 +73,8 @@ def rerun(
     found = {pair.label: sides_of(pair, pythons, overrides) for pair in pairs}
     out = make_folder(out)
     sides = [out / "a", out / "b"]
-    with forking(all(python == sys.executable for python in pythons)) as server:  # both start alike
-        loop = Loop(server, "compare")
-        say = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
-        loop.run(a_b(found, out, most, seconds, say, lambda: decided(sides, max_slowdown)))
+    say = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
+    Loop("compare").run(a_b(found, out, most, seconds, say, lambda: decided(sides, max_slowdown)))
     return sides
 
 
@@ -107,7 +103,8 @@ def a_b(
     for number in range(most):
         for name, (label, sides) in left.items():
             order = sides if number % 2 == 0 else sides[::-1]
-            jobs = [_job(side, out / side.name / f"{name}-{number}", seconds) for side in order]
+            forks = all(side.python == sys.executable for side in sides)  # all start alike
+            jobs = [_job(side, out / side.name / f"{name}-{number}", seconds, forks) for side in order]
             shared = all(can_wait(job.config) for job in jobs)  # their passes have numbers of their own
             for job in jobs:
                 job.facts["rerun"] = {"of": identity} if shared else {"of": identity, "pair": number}
@@ -151,12 +148,12 @@ def sides_of(pair: Pair, pythons: Sequence[str], overrides: list[str]) -> list[S
     return found
 
 
-def _job(side: Side, run_dir: Path, seconds: float) -> Job:
+def _job(side: Side, run_dir: Path, seconds: float, forks: bool) -> Job:
     here = os.path.relpath(run_dir)
     config = check_config(for_timing(side.config, seconds))
     config = {**with_run_dir(config, str(config["run_dir"]), here), "run_dir": here}
     facts = {"choices": side.choices, "overrides": side.overrides}
-    return Job(run_dir, config, facts, log=run_dir / _LOG, python=side.python, seconds=seconds)
+    return Job(run_dir, config, facts, logged=True, forks=forks, python=side.python, seconds=seconds)
 
 
 def _median(side: Side, job: Job, record: Mapping[str, Any]) -> float:
@@ -164,5 +161,7 @@ def _median(side: Side, job: Job, record: Mapping[str, Any]) -> float:
     median = record.get("throughput", {}).get("step_ms_median")
     if record["status"] != "finished" or not isinstance(median, int | float):
         said = record.get("error") or "it did not say why"
-        raise UserError(f"compare: a run of {side.name.upper()} did not finish: {said}; its output: {job.log}")
+        raise UserError(
+            f"compare: a run of {side.name.upper()} did not finish: {said}; its output: {job.run_dir / LOG}"
+        )
     return median / 1e3

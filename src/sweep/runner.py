@@ -5,7 +5,6 @@ import importlib
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,17 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from ..checkpointing.signals import exit_on_signals
-from ..errors import UserError, report
+from ..errors import UserError, report, warn
 from ..files import WriteError
 from ..options.check import check_config
 from ..options.overrides import as_override
 from ..records.read import optimized
 from . import folder, launchers
-from .fork_server import forking
 from .grow_batch import grow_batch
 from .loop import Loop
 from .plans import Job, Plan, RunFailed, is_one_process
-from .search import is_diagnosis, is_time_to_target
+from .process import start_server
+from .search import Diagnosis, TimeToTarget, search_of
 from .time_to_target import time_to_target
 
 HydraJob = Callable[[DictConfig], float | None]  # what Hydra calls for each run
@@ -47,19 +46,18 @@ def run_sweep(
     """
     folder.refuse_other(sweep_dir, configs if labels else [])
     here = launchers.is_basic(launcher)
-    sweep = SweepRunner(sweep_dir, labels, any(map(is_diagnosis, configs)), here)
-    sweep.tries = any(map(is_time_to_target, configs))
+    sweep = SweepRunner(sweep_dir, labels, here, next(filter(None, map(search_of, configs)), None))
     exit_on_signals()
     if output := launchers.output_folder(launcher):
         print(f"the runs are jobs, and write their output to {output}", flush=True)
     with folder.lock_sweep_dir(sweep_dir):
         try:
+            if here and any(map(is_one_process, configs)):
+                start_server()
+                with contextlib.suppress(ImportError):  # for the report: it takes seconds, and disturbs no run now
+                    importlib.import_module("..analysis.report", __package__)
             # A list of runs continues after one that failed; it has been reported, and is in the table.
-            with forking(here and any(map(is_one_process, configs))) as server, contextlib.suppress(RunFailed):
-                sweep.loop = Loop(server)
-                if server is not None:
-                    with contextlib.suppress(ImportError):  # for the report: it takes seconds, and disturbs no run now
-                        importlib.import_module("..analysis.report", __package__)
+            with contextlib.suppress(RunFailed):
                 start_hydra(sweep.run_job)
                 sweep.loop.do(sweep.waiting)
         except BaseException as error:
@@ -82,17 +80,17 @@ class SweepRunner:
     Args:
         sweep_dir: holds a folder a run.
         labels: what sets each run apart; empty where it is not known beforehand what will be run.
-        diagnosis: whether the command line is that of one diagnosis, for Hydra a sweep of one job.
         here: whether Hydra calls for all runs in this process.
+        search: that the command line asks for. A diagnosis is a sweep of one job for Hydra.
     """
 
-    def __init__(self, sweep_dir: Path, labels: list[str], diagnosis: bool = False, here: bool = False):
+    def __init__(self, sweep_dir: Path, labels: list[str], here: bool = False, search: object = None):
         self.sweep_dir = sweep_dir
-        self.labels = ["the diagnosis"] if diagnosis else labels
+        self.labels = ["the diagnosis"] if isinstance(search, Diagnosis) else labels
         self.loop = Loop()
         self.waiting: list[Job] = []  # for the end of Hydra's list: their results go to nobody before
-        self.tries = diagnosis  # whether a run that fails is a result
-        self._is_diagnosis = diagnosis
+        self._failure_is_result = isinstance(search, Diagnosis | TimeToTarget)
+        self._is_diagnosis = isinstance(search, Diagnosis)
         self._here = here
         self._failed = False
 
@@ -114,10 +112,11 @@ class SweepRunner:
         label = self.labels[number] if known else " ".join(overrides)
         try:
             plain = check_config(config)
-            job = Job(run_dir, plain, facts, f"run {title}: {label}")
+            forks = self._here and not hydra.job.env_set  # libraries read their variables when they are imported
+            job = Job(run_dir, plain, facts, f"run {title}: {label}", forks=forks)
             if plain["search"]:
-                return self.loop.run(self._search(job, f"search {title}, " if len(self.labels) > 1 else ""))
-            if self._here and self.labels and not hydra.job.env_set:
+                return self.loop.run(_search(job, f"search {title}, " if len(self.labels) > 1 else ""))
+            if forks and self.labels:
                 self.waiting.append(job)
                 return None
             (record,) = self.loop.do([job])
@@ -127,19 +126,10 @@ class SweepRunner:
         except UserError as error:
             report(error)
             # How a run ended is in its record; where runs may fail, this one has ended all of them.
-            self._failed |= self.tries or not isinstance(error, RunFailed)
+            self._failed |= self._failure_is_result or not isinstance(error, RunFailed)
             if self.labels:
                 return None
             raise RunFailed(str(error)) from error
-
-    def _search(self, job: Job, of_job: str) -> Plan[float | None]:
-        if is_time_to_target(job.config):
-            return time_to_target(job, of_job)
-        if not self._is_diagnosis:
-            return grow_batch(job, of_job)
-        from .diagnose import diagnose  # brings matplotlib, which takes a second to import
-
-        return diagnose(job)
 
     def report(self) -> None:
         """Write and print the table and the recommendation; they can be made again from the sweep's folder."""
@@ -150,18 +140,15 @@ class SweepRunner:
         if self._is_diagnosis:
             from .diagnose import write_report as write_diagnosis
 
-            return write_diagnosis(self.sweep_dir, self.loop.command)
-        from ..analysis import write_report  # matplotlib takes a second to import
+            return write_diagnosis(self.sweep_dir)
+        from ..analysis.report import analyse, write_report  # matplotlib takes a second to import
 
         try:
             return write_report([self.sweep_dir], self.sweep_dir / "report").printed
-        except UserError as error:
-            # Where its files cannot be written, they are written elsewhere, and the text is printed.
-            with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as elsewhere:
-                text = write_report([self.sweep_dir], elsewhere).text
-                print(f"warning: {error}", file=sys.stderr, flush=True)
-                return text
-            raise
+        except UserError as error:  # its files cannot be written
+            text = analyse([self.sweep_dir]).text
+            warn(str(error))
+            return text
 
     def print_remaining(self) -> None:
         """After an interruption: which runs were stopped, which never began, and the command that resumes the sweep."""
@@ -187,4 +174,15 @@ class SweepRunner:
         if self._failed or self.loop.refused:
             return 1
         ends = folder.statuses(self.sweep_dir)
-        return int("finished" not in ends if self.tries else any(one not in folder.KEPT for one in ends))
+        return int("finished" not in ends if self._failure_is_result else any(one not in folder.KEPT for one in ends))
+
+
+def _search(job: Job, of_job: str) -> Plan[float | None]:
+    search = search_of(job.config)
+    if isinstance(search, TimeToTarget):
+        return time_to_target(job, search, of_job)
+    if not isinstance(search, Diagnosis):
+        return grow_batch(job, search, of_job)
+    from .diagnose import diagnose  # brings matplotlib, which takes a second to import
+
+    return diagnose(job, search)

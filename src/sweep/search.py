@@ -8,6 +8,22 @@ from ..options.types import PositiveFloat, PositiveInt
 from ..records.metrics import FRACTION, metric
 
 
+class BatchSizeSearch:
+    """Grows the batch until throughput stops rising or memory ends, then tries the size that was left out below the answer.
+
+    The batch grows by a factor of four, so that eight runs reach from 8 to 8,192 samples. No batch is larger than the
+    training set. Throughput has stopped rising where a size is not faster than the fastest before it by 5 %.
+
+    Args:
+        start: the first batch size.
+        max_runs: the largest number of runs.
+    """
+
+    def __init__(self, start: PositiveInt = 8, max_runs: PositiveInt = 8):
+        self.start = start
+        self.max_runs = max_runs
+
+
 class Diagnosis:
     """Changes of one run are tried, each alone, and the two best together (see diagnose.py).
 
@@ -39,9 +55,12 @@ class TimeToTarget:
         self.minutes = minutes
 
 
-def is_time_to_target(config: Mapping[str, Any]) -> bool:
-    """Whether a checked configuration asks for the time to a target."""
-    return _asks_for(TimeToTarget, config)
+def search_of(config: Mapping[str, Any]) -> Any:
+    """The search that a checked configuration asks for, an object of one of these classes; None if it asks for none."""
+    options = dict(config["search"] or {})
+    name = options.pop("_target_", "").rpartition(".")[2]
+    kinds = {kind.__name__: kind for kind in (BatchSizeSearch, Diagnosis, TimeToTarget)}
+    return kinds[name](**options) if name else None
 
 
 def check_time_to_target(config: Mapping[str, Any]) -> None:
@@ -64,28 +83,3 @@ def check_time_to_target(config: Mapping[str, Any]) -> None:
         )
     if not (config["callbacks"] or {}).get("stop_at_target"):
         raise UserError("callbacks.stop_at_target: is left out, and ends the runs of experiment=time_to_target")
-
-
-def is_diagnosis(config: Mapping[str, Any]) -> bool:
-    """Whether a checked configuration asks for a diagnosis."""
-    return _asks_for(Diagnosis, config)
-
-
-def _asks_for(search: type, config: Mapping[str, Any]) -> bool:
-    return bool(config["search"]) and config["search"].get("_target_") == f"{__name__}.{search.__name__}"
-
-
-class BatchSizeSearch:
-    """Grows the batch until throughput stops rising or memory ends, then tries the size that was left out below the answer.
-
-    The batch grows by a factor of four, so that eight runs reach from 8 to 8,192 samples. No batch is larger than the
-    training set. Throughput has stopped rising where a size is not faster than the fastest before it by 5 %.
-
-    Args:
-        start: the first batch size.
-        max_runs: the largest number of runs.
-    """
-
-    def __init__(self, start: PositiveInt = 8, max_runs: PositiveInt = 8):
-        self.start = start
-        self.max_runs = max_runs

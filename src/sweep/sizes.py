@@ -1,6 +1,6 @@
 """A short measurement of one training at a few batch sizes, on each device that is here, for `batchscope choose`.
 
-Each size is a timed run as of experiment=throughput, in a process of its own. What the runs print goes into a log file.
+Each size is a timed run as of experiment=throughput, in a process of its own. What a run prints goes into a log file in its folder.
 """
 
 import os
@@ -15,7 +15,6 @@ from ..options.update import largest_part
 from ..records.formatting import duration
 from ..records.read import FILE
 from .folder import make_folder
-from .fork_server import forking
 from .loop import Loop
 from .plans import Job, Plan
 
@@ -25,7 +24,6 @@ SECONDS_A_RUN = 4.0  # of measured steps, at most
 SECONDS_A_DEVICE = 75.0  # no further size is begun if it would end later
 _STEPS_AT_LEAST = 15  # of a run: warm-up, recorded operations, and six measured ones
 _START_S = 4.0  # of a run, without its steps
-_LOG = "log.txt"
 _ACCELERATORS = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}
 
 
@@ -83,10 +81,8 @@ def measure(
     """
     folder = make_folder(folder)
     say(f"the runs are kept in {os.path.relpath(folder)}; they take about a minute on each device")
-    with forking() as server:
-        loop = Loop(server, "choose")
-        for kind in kinds:
-            loop.run(sizes_for_choose(overrides, sizes, kind, folder, say))
+    for kind in kinds:
+        Loop("choose").run(sizes_for_choose(overrides, sizes, kind, folder, say))
     return [folder / kind for kind in kinds]
 
 
@@ -95,7 +91,7 @@ def sizes_for_choose(
 ) -> Plan[None]:
     """The runs on one kind of device, with growing batches; see `measure`."""
     began, seconds, fitted = time.monotonic(), 0.0, 0
-    config = _job(overrides, kind, 1, folder, folder).config
+    config = _job(overrides, kind, 1, folder).config
     usual = [size for size in SIZES if largest_part(config, 1, size) == size]
     for number, size in enumerate(sizes or usual):
         left = SECONDS_A_DEVICE - (time.monotonic() - began)
@@ -103,7 +99,7 @@ def sizes_for_choose(
             say(f"{kind}: batch size {size} would take too long")
             break
         say(f"{kind}: measuring batch size {size}")
-        (record,) = yield [_job(overrides, kind, size, folder / kind / str(number), folder / _LOG)]
+        (record,) = yield [_job(overrides, kind, size, folder / kind / str(number))]
         if record["status"] == "out_of_memory":
             say(f"{kind}: batch size {size} does not fit into memory")
             break
@@ -119,9 +115,10 @@ def sizes_for_choose(
         raise UserError(f"choose: fewer than two batch sizes fit on {kind}; write smaller ones: {BATCH_SIZE}=1,4")
 
 
-def _job(overrides: Sequence[str], kind: str, size: int, run_dir: Path, log: Path) -> Job:
+def _job(overrides: Sequence[str], kind: str, size: int, run_dir: Path) -> Job:
     words = [*timed(overrides), f"{BATCH_SIZE}={size}", f"trainer.accelerator={_ACCELERATORS[kind]}"]
     (composition,) = compose_command_line(words, False).compositions
     config = config_in(os.path.relpath(run_dir), composition)
     choices = dict(composition.hydra.runtime.choices)
-    return Job(run_dir, config, {"choices": choices, "overrides": [*overrides, as_override(BATCH_SIZE, size)]}, log=log)
+    facts = {"choices": choices, "overrides": [*overrides, as_override(BATCH_SIZE, size)]}
+    return Job(run_dir, config, facts, logged=True)

@@ -8,10 +8,8 @@ gives the runs that it keeps the same configurations.
 """
 
 import math
-import os
 import sys
 
-from ..checkpointing.resume import with_run_dir
 from ..records.values import at, positive
 from .plans import Job, Plan, RunFailed
 from .search import TimeToTarget
@@ -20,13 +18,12 @@ MARGIN = 1.3  # a run goes on for so many best times: mean steps of two runs dif
 SHARES = 3  # a run gets so many equal shares of the time that is left for all runs, and half of it at most
 
 
-def time_to_target(job: Job, of_job: str = "") -> Plan[float | None]:
+def time_to_target(job: Job, search: TimeToTarget, of_job: str = "") -> Plan[float | None]:
     """The runs, in folders below the job's own; returns the best time to the target in seconds, None if it was not reached.
 
     Raises:
         RunFailed: for a run that fails for another reason than memory or a loss that is not finite.
     """
-    search = TimeToTarget(**{key: value for key, value in job.config["search"].items() if key != "_target_"})
     middle = math.exp(sum(map(math.log, search.sizes)) / len(search.sizes))
     order = sorted(dict.fromkeys(search.sizes), key=lambda size: abs(math.log(size / middle)))
     rates = list(dict.fromkeys(search.rates))
@@ -69,16 +66,8 @@ def _is_not_finite(record: dict) -> bool:
 def _trial(job: Job, title: str, size: int, rate: float, best_s: float | None, share_s: float) -> Job:
     """The run with a batch size and a learning rate."""
     lr = float(f"{rate * job.config['optimizer']['lr']:.4g}")
-    options = [f"data.batch_size={size}", f"optimizer.lr={lr:g}"]
-    name = f"{size}-{lr:g}"
-    stop = job.config["callbacks"]["stop_at_target"]
+    options = {"data.batch_size": size, "optimizer.lr": lr}
+    trial = job.below(f"{size}-{lr:g}", options, f"{title}: data.batch_size={size} optimizer.lr={lr:g}")
     limits = {"seconds": best_s and round(MARGIN * best_s, 3), "wall_seconds": round(share_s, 3)}
-    config = {
-        **job.config,
-        "data": {**job.config["data"], "batch_size": size},
-        "optimizer": {**job.config["optimizer"], "lr": lr},
-        "callbacks": {**job.config["callbacks"], "stop_at_target": {**stop, **limits}},
-    }
-    config = with_run_dir(config, job.config["run_dir"], os.path.join(job.config["run_dir"], name))
-    facts = {**job.facts, "overrides": [*job.facts["overrides"], *options]}
-    return Job(job.run_dir / name, config, facts, f"{title}: {' '.join(options)}")
+    trial.config["callbacks"]["stop_at_target"] |= limits
+    return trial

@@ -8,8 +8,7 @@ runs before it have ended.
 import contextlib
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +59,16 @@ def measure_together(
     Returns the jobs that were not started.
     """
     say(f"preparing {count(len(jobs), 'setting')}")
-    ready = _set_up(jobs[:MOST_AT_ONCE], start, on_end)
-    left = jobs[len(ready) :]
-    waiting = [process for process in ready if not process.ended]
+    started: list[Process] = []
+    for group in (jobs[:1], *_batched(jobs[1:MOST_AT_ONCE], _SET_UP_AT_ONCE)):
+        if started and not _has_memory_for(len(group), started):
+            break
+        setting_up = [start(job) for job in group]
+        started += setting_up
+        for process in setting_up:
+            if process.answer() is None:
+                _end(process, on_end)
+    waiting = [process for process in started if not process.ended]
     while waiting:
         warm = _warm_up(waiting, on_end)
         waiting = waiting[len(warm) :]
@@ -70,7 +76,7 @@ def measure_together(
         first = int(_PASSES_PER_S * time.time())
         if runs:
             measure_in_passes(runs, _limits_of(runs[0].process.job), say=say, first_pass=first)
-    return list(left)
+    return list(jobs[len(started) :])
 
 
 class Visited(Run):
@@ -90,32 +96,15 @@ class Visited(Run):
         _end(self.process, self._on_end)
 
 
-def _set_up(jobs: Sequence[Job], start: Callable[[Job], Process], on_end: Callable[[Process], None]) -> list[Process]:
-    """Start runs, and wait until each is ready to train, or has ended."""
-    ready: list[Process] = []
-    starting: deque[Process] = deque()
-
-    def wait(left: int) -> None:
-        while len(starting) > left:
-            process = starting.popleft()
-            if process.answer() is None:
-                _end(process, on_end)
-
-    for job in jobs:
-        if ready and not _has_memory_for_another(ready):
-            break
-        wait(_SET_UP_AT_ONCE - 1 if len(ready) > 1 else 0)
-        ready.append(start(job))
-        starting.append(ready[-1])
-    wait(0)
-    return ready
+def _batched(jobs: Sequence[Job], most: int) -> Iterator[Sequence[Job]]:
+    return (jobs[first : first + most] for first in range(0, len(jobs), most))
 
 
 def _warm_up(waiting: Sequence[Process], on_end: Callable[[Process], None]) -> list[Process]:
     """Train what is not measured of runs, one after the other, as far as there is memory: of the first one in any case."""
     warm: list[Process] = []
     for process in waiting:
-        if warm and not _has_memory_for_another(warm):
+        if warm and not _has_memory_for(1, warm):
             break
         warm.append(process)
         if process.ask("warm up") is None:
@@ -144,11 +133,11 @@ def _setting(job: Job) -> tuple[str, int]:
     return " ".join(sorted(words)), int(job.config["data"].get("batch_size", 1))
 
 
-def _has_memory_for_another(processes: Sequence[Process]) -> bool:
-    """Whether a quarter of the memory is available, and twice of what the largest run has taken."""
+def _has_memory_for(more: int, processes: Sequence[Process]) -> bool:
+    """Whether a quarter of the memory is available, and for each run more, and one, what the largest run has taken."""
     memory = host_memory()
     largest = 0
     for process in processes:
         with contextlib.suppress(psutil.Error):  # it has ended
             largest = max(largest, psutil.Process(process.pid).memory_info().rss)
-    return memory.available >= max(_SHARE_LEFT * memory.total, 2 * largest)
+    return memory.available >= max(_SHARE_LEFT * memory.total, (more + 1) * largest)

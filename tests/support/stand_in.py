@@ -1,4 +1,4 @@
-"""A program like a sweep's run, whose server imports nothing: it does what `does` in its configuration says in Python.
+"""A program like a sweep's run, which imports little: it does what `does` in its configuration says in Python.
 
 That line may use `record`, which is written at the end, and `visits`, the numbers of the passes in which it was visited.
 By default it waits for visits where it is visited, with a steady step of 10 ms, and finishes.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from batchscope.sweep import fork_server, job
+from batchscope.sweep import job
 
 STEP_MS = 10.0
 DEFAULT = "list(visits)"
@@ -55,7 +55,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == fork_server.SERVE:
-        fork_server.IMPORTED = ()
-        fork_server.serve()
     main()

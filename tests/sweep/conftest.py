@@ -1,57 +1,32 @@
-"""A server that runs are forked from, and runs that are stand-ins, for the tests of processes."""
+"""Runs that are stand-ins, for the tests of plans, loops and processes."""
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from batchscope.sweep import fork_server
-from batchscope.sweep.fork_server import ForkServer
+from batchscope.sweep import process
 from batchscope.sweep.loop import Loop
 from batchscope.sweep.plans import Job, Plan
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="package")
-def kept() -> Iterator[dict[str, ForkServer]]:
-    """The servers of the tests before, by their program."""
-    servers: dict[str, ForkServer] = {}
-    yield servers
-    for server in servers.values():
-        server.close()
+def use_stand_ins() -> None:
+    """From now on runs are stand-ins (tests/support/stand_in.py), forked from a server that imports no torch."""
+    process.PROGRAM = "tests.support.stand_in"
+    process.PRELOADED = [process.PROGRAM, process.__name__]
 
 
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch, kept: dict[str, ForkServer]) -> Callable[[str], ForkServer]:
-    """A server that imports nothing, for a program; the one of the test before if that has not ended it."""
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    """Its runs are stand-ins."""
+    for name in ("PROGRAM", "PRELOADED"):
+        monkeypatch.setattr(process, name, getattr(process, name))  # as they are again after the test
+    use_stand_ins()
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr(fork_server, "environment", lambda: os.environ | {"PYTEST_CURRENT_TEST": ""})  # it changes
-
-    def serve(program: str) -> ForkServer:
-        monkeypatch.setattr(fork_server, "JOB", program)
-        if program not in kept or kept[program]._process is None or kept[program]._process.poll() is not None:
-            kept[program] = ForkServer()
-        return kept[program]
-
-    return serve
-
-
-@pytest.fixture
-def server(serve: Callable[[str], ForkServer]) -> ForkServer:
-    """Its runs do what their words say in Python."""
-    return serve("tests.support.forked")
-
-
-@pytest.fixture
-def loop(serve: Callable[[str], ForkServer], monkeypatch: pytest.MonkeyPatch) -> Loop:
-    """Its runs are stand-ins (tests/support/stand_in.py)."""
-    if not fork_server.is_supported():
-        monkeypatch.setattr(fork_server, "JOB", "tests.support.stand_in")
-        return Loop()
-    return Loop(serve("tests.support.stand_in"))
+    return Loop()
 
 
 TIMED = {"until_known": {"precision": 0.05, "seconds": 0.3}, "throughput": {"a": 1}}

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,14 +94,11 @@ def test_what_a_run_prints_is_in_its_log_and_warnings_of_visited_runs_are_said_o
     loop.do([job(tmp_path, "a", does=says), job(tmp_path, "b", 16, does=says)])
     assert capfd.readouterr().err == "warning: slow\n"
     one = job(tmp_path, "c", timed=False, does=says)
-    loop.do([type(one)(one.run_dir, one.config, one.facts, log=tmp_path / "log.txt")])
-    assert (tmp_path / "log.txt").read_text().splitlines() == ["said", "warning: slow"]
-    assert capfd.readouterr() == ("", "")
+    loop.do([replace(one, logged=True)])
+    assert (one.run_dir / "log.txt").read_text().splitlines() == ["said", "warning: slow"]
+    assert capfd.readouterr() == ("\n— run c\n  0 s\n", "")
 
 
-def test_a_log_or_a_python_that_there_is_not_is_one_line(loop, tmp_path: Path) -> None:
-    one = job(tmp_path, "a", timed=False)
-    with pytest.raises(UserError, match=r"none/log.txt cannot be written: No such file"):
-        loop.do([type(one)(one.run_dir, one.config, one.facts, log=tmp_path / "none/log.txt")])
+def test_a_python_that_there_is_not_is_one_line(loop, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^no-python cannot be started: No such file"):
-        type(loop)().do([type(one)(one.run_dir, one.config, one.facts, python="no-python")])
+        loop.do([replace(job(tmp_path, "a", timed=False), python="no-python", forks=False)])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batchscope.sweep.passes import DECIDE_S, FEWEST, VISIT_S, Limits, Run, measure_in_passes
+from batchscope.sweep.passes import FEWEST, VISIT_S, Limits, Run, measure_in_passes
 from tests.support.devices import Clock
 
 
@@ -67,9 +67,9 @@ def test_the_precision_and_the_time_are_the_users(clock: Clock) -> None:
     measure(clock, *rough, limits=Limits(precision=0.5))
     assert {run.reason for run in rough} == {"known to ± 50 %"}
     exact = [Pretended(clock, size, 100 * size, spread=0.2) for size in (1, 8)]
-    measure(clock, *exact, limits=Limits(precision=0.001, seconds=20))
+    measure(clock, *exact, limits=Limits(precision=0.001, seconds=5))
     assert {run.reason for run in exact} == {"time limit"}
-    assert len(exact[0].passes) == 20 / VISIT_S
+    assert len(exact[0].passes) == 5 / VISIT_S
 
 
 def test_passes_are_numbered_from_a_number_on(clock: Clock) -> None:
@@ -92,12 +92,12 @@ def test_what_slows_a_whole_pass_is_not_in_the_comparison(clock: Clock) -> None:
     assert len(together[0].passes) == FEWEST
 
 
-def test_an_answer_that_stays_undecided_ends_after_two_minutes(clock: Clock) -> None:
+def test_an_answer_that_stays_undecided_ends_after_its_time(clock: Clock) -> None:
     said: list[str] = []
     every_other = {number: 1.5 if number % 2 else 1 / 1.5 for number in range(1000)}
     runs = [Pretended(clock, 64, 900, slow=every_other), Pretended(clock, 512, 1000)]  # exactly at the limit of 90 %
-    measure(clock, *runs, say=said.append)
-    assert DECIDE_S <= clock.now - 100 <= DECIDE_S + 2 * VISIT_S
+    measure(clock, *runs, say=said.append, limits=Limits(decide_s=15))
+    assert 15 <= clock.now - 100 <= 15 + 2 * VISIT_S
     assert said[0] == "measuring 2 settings · pass 1 · at most 6 s left"
     assert said[-1].startswith("not decided yet: measuring 64 and 512 again · pass ")
 

@@ -1,5 +1,6 @@
 """A run's process: what it is told, how its end is recorded, and what signals to the sweep do to it."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,13 +14,13 @@ import pytest
 from batchscope.checkpointing.resume import lock_run_dir
 from batchscope.checkpointing.signals import exit_on_signals
 from batchscope.records.read import read
-from batchscope.sweep import fork_server, process
 from batchscope.sweep import job as program
+from batchscope.sweep import process
 from batchscope.sweep.loop import Loop
 from tests.support.locks import HOLD, RUN_DIR, held
 from tests.sweep.conftest import ROOT, job, running
 
-LINUX = pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
+LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
 
 
 def end_of(loop: Loop, folder: Path, does: str) -> tuple[str, str | None]:
@@ -32,7 +33,7 @@ def end_of(loop: Loop, folder: Path, does: str) -> tuple[str, str | None]:
     ("does", "end"),
     [
         ("pass", ("finished", None)),
-        ("os.kill(os.getpid(), signal.SIGKILL)", ("killed", "killed by SIGKILL")),
+        ("os.kill(os.getpid(), signal.SIGKILL)", ("killed", "killed by SIGKILL, as the system does where it runs out of memory")),
         ("os.kill(os.getpid(), signal.SIGSEGV)", ("failed", "killed by SIGSEGV")),
         ("sys.exit(143)", ("interrupted", "stopped by SIGTERM")),
         ("sys.exit(7)", ("failed", "ended with exit code 7 and said no more")),
@@ -43,8 +44,37 @@ def test_the_record_says_how_a_run_ended_also_where_the_run_did_not(loop, does: 
     assert end_of(loop, tmp_path, does) == end
 
 
-def test_a_run_without_a_server_is_a_new_python_and_ends_alike(loop, tmp_path: Path) -> None:
-    assert end_of(Loop(), tmp_path, "sys.exit(7)")[1] == "ended with exit code 7 and said no more"
+def test_a_new_python_ends_alike(loop, tmp_path: Path) -> None:
+    (record,) = loop.do([dataclasses.replace(job(tmp_path, "0", timed=False, does="sys.exit(7)"), forks=False)])
+    assert record["error"] == "ended with exit code 7 and said no more"
+
+
+@LINUX
+def test_a_forked_run_is_a_process_as_any_other(loop, tmp_path: Path, monkeypatch, capfd) -> None:
+    """In a session of its own, with the sweep's folder, and with workers that are started as those of any other run."""
+    monkeypatch.chdir(tmp_path)
+    facts = "os.getsid(0) == os.getpid(), os.getcwd(), len(os.listdir('/proc/self/task'))"
+    does = f"import multiprocessing; record['facts'] = [{facts}, multiprocessing.get_start_method()]"
+    done = [
+        loop.do([dataclasses.replace(job(tmp_path, name, timed=False, does=does), forks=forks)])[0]["facts"]
+        for name, forks in (("forked", True), ("new", False))
+    ]
+    assert done[0] == done[1]
+    assert done[0][:2] == [True, str(tmp_path)]
+
+
+@LINUX
+def test_what_is_registered_for_the_exit_of_a_forked_run_is_done(loop, tmp_path: Path) -> None:
+    end_of(loop, tmp_path, "import atexit; atexit.register((folder / 'left').touch)")
+    assert (tmp_path / "0/left").exists()
+
+
+@LINUX
+def test_a_killed_server_ends_no_run(loop, tmp_path: Path) -> None:
+    does = "os.kill(os.getppid(), signal.SIGKILL); time.sleep(0.3)"
+    assert end_of(loop, tmp_path, does) == ("finished", None)
+    (after,) = loop.do([job(tmp_path, "1", timed=False)])
+    assert after["status"] == "finished"
 
 
 def test_a_run_gets_its_configuration_from_the_sweep_and_not_from_a_file(loop, tmp_path: Path) -> None:
@@ -67,29 +97,12 @@ def test_the_program_trains_what_it_was_told_and_resumes_what_has_begun(status: 
     assert trained == [({**config, "resume": resumed}, tmp_path, {}, [], None)]
 
 
-def test_a_kill_for_want_of_memory_in_the_runs_own_group_is_that(loop, tmp_path: Path, monkeypatch) -> None:
-    counts = iter((3, 4))
-    monkeypatch.setattr(process, "_kills_for_memory", lambda: next(counts))
-    assert end_of(loop, tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")[0] == "out_of_memory"
-
-
-def test_a_control_group_counts_where_nobody_else_is_in_it(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self/cgroup").write_text("4:memory:/other\n0::/mine\n")
-    (tmp_path / "mine/memory.events.local").write_text("low 0\noom 1\noom_kill 1\n")
-    for members, kills in (([os.getpid()], 1), ([os.getpid(), os.getppid()], None)):
-        (tmp_path / "mine/cgroup.procs").write_text("".join(f"{pid}\n" for pid in members))
-        assert process._kills_for_memory(tmp_path, tmp_path) == kills
-    assert process._kills_for_memory(tmp_path / "no such", tmp_path) is None
-
-
 def test_a_run_that_is_going_on_elsewhere_is_not_closed(loop, tmp_path: Path) -> None:
     does = f"import subprocess; subprocess.Popen([sys.executable, '-c', {HOLD!r}, str(folder), {RUN_DIR!r}]).wait(); sys.exit(1)"
     with held(tmp_path / "0", RUN_DIR):
         (tmp_path / "0/run.json").write_text(json.dumps({"schema": 3, "status": "running"}))
         one = job(tmp_path, "0", timed=False, does=does)
-        ended = process.Process(one, None)
+        ended = process.Process(one)
         os.killpg(ended.pid, signal.SIGKILL)
         ended.wait()
         assert read(tmp_path / "0")["status"] == "running"
@@ -148,16 +161,17 @@ def test_a_second_signal_kills_runs_that_do_not_end(loop, signals, tmp_path: Pat
 @LINUX
 def test_no_run_is_left_when_the_sweep_is_killed(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    kill = "[n for n in visits if len(record['taken']) == 1 and os.kill(os.getppid(), signal.SIGKILL)]"
+    kill = "[n for n in visits if len(record['taken']) == 1 and os.kill(int(os.environ['SWEEP']), signal.SIGKILL)]"
     sweep = f"""
-import pathlib
-from batchscope.sweep import fork_server
+import os, pathlib
+os.environ["SWEEP"] = str(os.getpid())
 from batchscope.sweep.loop import Loop
-from tests.sweep.conftest import job
-fork_server.JOB, place = "tests.support.stand_in", pathlib.Path({str(tmp_path)!r})
-Loop(fork_server.ForkServer()).do([job(place, "0"), job(place, "1", 16, does={kill!r})])
+from tests.sweep.conftest import job, use_stand_ins
+use_stand_ins()
+place = pathlib.Path({str(tmp_path)!r})
+Loop().do([job(place, "0"), job(place, "1", 16, does={kill!r})])
 """
     done = subprocess.run([sys.executable, "-c", sweep], capture_output=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert (done.returncode, done.stderr) == (-signal.SIGKILL, b"")
     while running(tmp_path):
         time.sleep(0.05)

@@ -15,11 +15,11 @@ from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
 from batchscope.records.read import read
 from batchscope.records.run_record import plan
-from batchscope.sweep import fork_server, rerun
+from batchscope.sweep import rerun
 from batchscope.sweep.plans import Job
 from batchscope.training.run import train
 from tests.support.synthetic_runs import write_run, write_steps
-from tests.sweep.conftest import ROOT, play
+from tests.sweep.conftest import play
 
 SIZES = ["data.num_train=64", "data.num_val=32", "data.num_test=16", "data.batch_size=16", "trainer.accelerator=cpu"]
 
@@ -37,7 +37,6 @@ class Runs:
         self.jobs, self.noise, self.status, self.ms = list[Job](), noise, status, {"a": 10.0, "b": 10.0} | ms
         self._random = np.random.default_rng(0)
         monkeypatch.setattr(rerun.Loop, "run", lambda loop, plan: play(plan, self.do))
-        monkeypatch.setattr(fork_server, "is_supported", lambda: False)
 
     def do(self, job: Job) -> dict[str, Any]:
         self.jobs.append(job)
@@ -160,11 +159,8 @@ def test_a_record_that_cannot_be_run_again_is_named(here):
     assert not Path("out").exists()
 
 
-@pytest.mark.skipif(not fork_server.is_supported(), reason="needs Linux")
-def test_on_a_cpu_the_two_of_a_pair_are_visited_side_by_side(here, monkeypatch):
-    monkeypatch.setattr(fork_server, "JOB", "tests.support.stand_in")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    rerun.Loop().run(rerun.a_b(pair_of(finished(here, "one")), Path("out"), 2, 0.1))
+def test_on_a_cpu_the_two_of_a_pair_are_visited_side_by_side(here, loop):
+    loop.run(rerun.a_b(pair_of(finished(here, "one")), Path("out"), 2, 0.1))
     found = [[read(Path(f"out/{side}/0-{n}")) for side in "ab"] for n in range(2)]
     taken = [[record["taken"] for record in pair] for pair in found]
     assert taken[0][0] == taken[0][1] and taken[1][0] == taken[1][1]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from batchscope.errors import UserError
-from batchscope.sweep import fork_server, sizes
+from batchscope.sweep import sizes
 from batchscope.sweep.plans import Job
 from tests.sweep.conftest import play
 
@@ -58,7 +58,7 @@ def test_each_size_is_a_timed_run_on_the_device_with_a_folder_of_its_own(tmp_pat
     assert jobs[1].facts["choices"]["model"] == "cnn"
     assert jobs[1].facts["overrides"] == ["model=cnn", "data=digits", "data.batch_size=32"]
     assert jobs[1].config["trainer"]["accelerator"] == "cpu"
-    assert jobs[1].log == tmp_path / "log.txt"
+    assert jobs[1].logged
     assert said[:2] == ["cpu: measuring batch size 8", "cpu: 1 ms a step of 8"]
 
 
@@ -92,7 +92,6 @@ def test_a_run_that_fails_is_one_line(tmp_path, monkeypatch):
 
 
 def test_two_measurements_at_once_have_a_folder_each(tmp_path, monkeypatch):
-    monkeypatch.setattr(fork_server, "is_supported", lambda: False)
     monkeypatch.setattr(sizes.Loop, "run", lambda loop, plan: None)
     measure = partial(sizes.measure, [], [], ["cpu"], tmp_path / "new", print)
     assert [measure(), measure()] == [[tmp_path / "new" / "cpu"], [tmp_path / "new-2" / "cpu"]]

@@ -9,6 +9,7 @@ import pytest
 
 from batchscope.options.compose import check_command_line
 from batchscope.sweep.plans import Job, RunFailed
+from batchscope.sweep.search import search_of
 from batchscope.sweep.time_to_target import MARGIN, time_to_target
 from tests.support.runs import run as forked
 from tests.sweep.conftest import play
@@ -35,7 +36,7 @@ class Played:
         self.job = Job(folder, config, {"choices": {}, "overrides": WORDS})
 
     def play(self) -> float | None:
-        return play(time_to_target(self.job), self._do)
+        return play(time_to_target(self.job, search_of(self.job.config)), self._do)
 
     def _do(self, one: Job) -> dict[str, Any]:
         size, lr = one.config["data"]["batch_size"], one.config["optimizer"]["lr"]

@@ -33,11 +33,11 @@ def test_runs_that_find_no_memory_to_train_wait_as_they_are(loop, tmp_path: Path
     """They are not started twice, and leave nothing but their own folder."""
     asked: list[int] = []
 
-    def has_memory(processes: list) -> bool:
+    def has_memory(more: int, processes: list) -> bool:
         asked.append(len(processes))
-        return len(asked) <= 3  # to set three runs up, and to train two
+        return len(asked) <= 2  # to set three runs up, and to train two
 
-    monkeypatch.setattr(visits, "_has_memory_for_another", has_memory)
+    monkeypatch.setattr(visits, "_has_memory_for", has_memory)
     records = loop.do([job(tmp_path, str(n), 8**n) for n in (1, 2, 3)])
     assert [record["status"] for record in records] == ["finished"] * 3
     assert records[0]["taken"] == records[1]["taken"]
@@ -47,7 +47,8 @@ def test_runs_that_find_no_memory_to_train_wait_as_they_are(loop, tmp_path: Path
 
 
 def test_runs_that_find_no_memory_to_be_set_up_follow(loop, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(visits, "_has_memory_for_another", lambda processes: len(processes) < 2)
+    monkeypatch.setattr(visits, "_SET_UP_AT_ONCE", 1)
+    monkeypatch.setattr(visits, "_has_memory_for", lambda more, processes: len(processes) < 2)
     records = loop.do([job(tmp_path, str(n), 8**n) for n in (1, 2, 3)])
     assert [record["status"] for record in records] == ["finished"] * 3
     assert [bool(record["taken"]) for record in records] == [True, True, False]  # the last one is alone
