@@ -14,33 +14,25 @@ from ..options.check import check_config
 from ..options.compose import apply_overrides
 from ..options.overrides import as_override, set_by
 from ..options.signatures import class_attribute
-from ..records.formatting import option_value, significant
+from ..records.formatting import option_value
 from ..records.values import at
 
 _MIXED = {"cpu": ("bf16-mixed",), "cuda": ("bf16-mixed", "16-mixed"), "mps": ("16-mixed",)}
 _PIPELINES = ("memory", "device", "workers")
-_FORMATS = {"bf16-mixed": "bf16", "16-mixed": "fp16"}  # Lightning's name → the name in a calibration
 
 
-@dataclass(frozen=True)
-class Change:
-    """One change: the options that it sets. An empty change is the baseline."""
+Change = dict[str, Any]  # the options that it sets, by their full names; the baseline sets none
 
-    options: Mapping[str, Any]
 
-    @property
-    def overrides(self) -> list[str]:
-        """The options as a command line has them."""
-        return [as_override(name, value) for name, value in self.options.items()]
+def words_of(change: Change) -> list[str]:
+    """The options as a command line has them."""
+    return [as_override(*option) for option in change.items()]
 
-    @property
-    def folder(self) -> str:
-        """A name for the run's folder: `batch_size-256`."""
-        parts = (f"{name.rpartition('.')[2]}-{option_value(value)}" for name, value in self.options.items())
-        return re.sub(r"[^\w.+-]+", "_", "+".join(parts))
 
-    def __or__(self, other: "Change") -> "Change":
-        return Change({**self.options, **other.options})
+def folder_of(change: Change) -> str:
+    """A name for the run's folder: `batch_size-256`."""
+    parts = (f"{name.rpartition('.')[2]}-{option_value(value)}" for name, value in change.items())
+    return re.sub(r"[^\w.+-]+", "_", "+".join(parts))
 
 
 @dataclass(frozen=True)
@@ -50,7 +42,6 @@ class Machine:
     accelerators: Sequence[str] = ("cpu",)  # kinds of device, as torch names them
     devices: int = 1  # of the kind that the run uses
     cores: int = 1  # that the process may use
-    slow_formats: Mapping[str, float] | None = None  # measured peak over that of float32, where it is below 1
 
 
 def this_machine(device: str) -> Machine:
@@ -58,16 +49,11 @@ def this_machine(device: str) -> Machine:
     import torch
 
     from ..hardware.devices import available
-    from ..hardware.measure import cached_calibration
 
-    found = cached_calibration(torch.device(device))
-    peaks = dict(found.matmul_flops_per_sec) if found else {}
-    ratios = {name: peak / peaks["fp32"] for name, peak in peaks.items() if "fp32" in peaks}
     return Machine(
         accelerators=available(),
         devices=torch.cuda.device_count() if device == "cuda" else 1,
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        slow_formats={name: ratio for name, ratio in ratios.items() if ratio < 1},
     )
 
 
@@ -91,22 +77,19 @@ def changes_to_try(
     """
     tried: list[Change] = []
     not_tried: list[str] = []
-    for change, why_not in _candidates(config, baseline, machine, batch_factors):
-        set_by_user = " and ".join(option for option in change.options if option in fixed)
-        why_not = why_not or _refusal(config, change) or (set_by_user and f"you have set {set_by_user}")
-        if why_not:
-            not_tried.append(f"not tried: {' '.join(change.overrides)}: {why_not}")
+    for change in _candidates(config, baseline, machine, batch_factors):
+        set_by_user = " and ".join(option for option in change if option in fixed)
+        if why_not := _refusal(config, change) or (set_by_user and f"you have set {set_by_user}"):
+            not_tried.append(f"not tried: {' '.join(words_of(change))}: {why_not}")
         elif change not in tried:
             tried.append(change)
     return tried, not_tried
 
 
 def _refusal(config: Mapping[str, Any], change: Change) -> str:
-    """Why `global_batch_size` does not go together with a change; empty where it does."""
-    if not config["global_batch_size"]:
-        return ""
+    """Why the configuration does not go together with a change, as `global_batch_size`; empty where it does."""
     try:
-        check_config(apply_overrides(dict(config), change.overrides))
+        check_config(apply_overrides(dict(config), words_of(change)))
     except UserError as error:
         return str(error)
     return ""
@@ -114,11 +97,12 @@ def _refusal(config: Mapping[str, Any], change: Change) -> str:
 
 def _candidates(
     config: Mapping[str, Any], baseline: Run, machine: Machine, batch_factors: Sequence[int]
-) -> Iterator[tuple[Change, str]]:
-    """Each change that can have an effect, with the reason for leaving it out; no reason: it is tried."""
+) -> Iterator[Change]:
+    """Each change that can have an effect."""
     yield from _batches(config, baseline, batch_factors)
-    yield from _precisions(config, baseline, machine)
     data, model, trainer = config["data"], config["model"], config["trainer"]
+    is_full = str(trainer.get("precision") or "32-true") in ("32", "32-true")
+    device = {"gpu": "cuda"}.get(baseline.device, baseline.device)
     on_cpu, linux = baseline.device == "cpu", sys.platform.startswith("linux")
     pipeline, workers = data.get("pipeline"), data.get("num_workers") or 0
     pipeline = "memory" if on_cpu and pipeline == "device" else pipeline  # on a CPU they are the same
@@ -126,6 +110,7 @@ def _candidates(
     images_alone = class_attribute(model["_target_"], "accepts") in (("image",), ["image"])
     is_one, host_bound = baseline.processes == 1, at(baseline.record, "throughput.bottleneck.kind") == "host"
     table: list[tuple[str, Any, bool]] = [  # an option, its new value, whether that can have an effect
+        *(("trainer.precision", one, True) for one in (_MIXED.get(device, ()) if is_full else ("32-true",))),
         *(
             ("data.pipeline", one, pipeline in _PIPELINES and one != pipeline and not (on_cpu and one == "device"))
             for one in _PIPELINES
@@ -139,26 +124,15 @@ def _candidates(
         ("trainer.accelerator", "cpu", not on_cpu and host_bound and is_one),
         ("trainer.devices", machine.devices, machine.devices > baseline.processes and trainer.get("strategy", "auto") == "auto"),
     ]  # fmt: skip
-    yield from ((Change({option: value}), "") for option, value, has_effect in table if has_effect)
+    yield from ({option: value} for option, value, has_effect in table if has_effect)
 
 
-def _batches(config: Mapping[str, Any], baseline: Run, factors: Sequence[int]) -> Iterator[tuple[Change, str]]:
+def _batches(config: Mapping[str, Any], baseline: Run, factors: Sequence[int]) -> Iterator[Change]:
     size, samples = baseline.batch_size or config["data"].get("batch_size", 1), baseline.train_samples
     limit = -(-samples // baseline.processes) if samples else None
     sizes = dict.fromkeys(size * factor if limit is None else min(size * factor, limit) for factor in factors)
-    if limit is not None and size >= limit and factors:
-        yield Change({"data.batch_size": size * max(factors)}), f"{size:,} is the whole training set of a device"
-    yield from ((Change({"data.batch_size": larger}), "") for larger in sizes if larger > size)
+    yield from ({"data.batch_size": larger} for larger in sizes if larger > size)
     update, accumulated = config["global_batch_size"], config["trainer"].get("accumulate_grad_batches", 1)
     whole = update // baseline.processes if update else size * accumulated
     if whole > size and (limit is None or whole <= limit):
-        yield Change({"data.batch_size": whole} | ({} if update else {"trainer.accumulate_grad_batches": 1})), ""
-
-
-def _precisions(config: Mapping[str, Any], baseline: Run, machine: Machine) -> Iterator[tuple[Change, str]]:
-    now = str(config["trainer"].get("precision") or "32-true")
-    device = {"gpu": "cuda"}.get(baseline.device, baseline.device)
-    for precision in _MIXED.get(device, ()) if now in ("32", "32-true") else ("32-true",):
-        ratio = (machine.slow_formats or {}).get(_FORMATS.get(precision, ""))
-        measured = f"this {device} was measured to reach {significant(ratio or 0)} of its float32 rate at it"
-        yield Change({"trainer.precision": precision}), measured if ratio else ""
+        yield {"data.batch_size": whole} | ({} if update else {"trainer.accumulate_grad_batches": 1})

@@ -6,19 +6,16 @@ again. Hydra starts a diagnosis as a sweep of one job.
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..analysis.diagnose import AGAIN, BASELINE, CHANGE, TOGETHER, Trial, best_pair, find_findings, write_diagnosis
+from ..analysis.diagnose import AGAIN, BASELINE, CHANGE, TOGETHER, best_pair, find_findings, write_diagnosis
 from ..analysis.run import Run
 from ..errors import UserError
 from ..options.command_lines import program
-from ..options.purpose import purpose_of
-from ..options.types import Purpose
 from ..records.rates import RATE
 from ..records.terminal import wrapped
-from .changes import Change, changes_to_try, fixed_options, this_machine
+from .changes import Change, changes_to_try, fixed_options, folder_of, this_machine, words_of
 from .plans import Job, Plan, RunFailed
 from .search import Diagnosis
 
@@ -37,11 +34,11 @@ def diagnose(job: Job, search: Diagnosis) -> Plan[None]:
     def changed(role: str, change: Change, **known: Any) -> Job:
         nonlocal done
         done += 1
-        title = f"run {done}{at_most}: {' '.join(change.overrides) or role.replace('_', ' ')}"
-        facts = {"role": role, "options": change.overrides, **known}
-        return job.below(change.folder or role, change.options, title, diagnosis=facts)
+        title = f"run {done}{at_most}: {' '.join(words_of(change)) or role.replace('_', ' ')}"
+        facts = {"role": role, "options": words_of(change), **known}
+        return job.below(folder_of(change) or role, change, title, diagnosis=facts)
 
-    (record,) = yield [changed(BASELINE, Change({}))]
+    (record,) = yield [changed(BASELINE, {})]
     if record["status"] != "finished":
         raise RunFailed(f"{job.run_dir}: {record.get('error') or record['status']}")
     baseline = Run(BASELINE, job.run_dir, record)
@@ -58,10 +55,10 @@ def diagnose(job: Job, search: Diagnosis) -> Plan[None]:
     for change in changes:  # one that is refused is a result, and in the table
         yield [changed(CHANGE, change, not_tried=not_tried)]
     best = [trial.options for trial in best_pair(find_findings(job.run_dir))]
-    pair = [change for change in changes if tuple(change.overrides) in best]
+    pair = [change for change in changes if tuple(words_of(change)) in best]
     if len(pair) == 2:
         yield [changed(TOGETHER, pair[0] | pair[1])]
-    yield [changed(AGAIN, Change({}), not_tried=not_tried)]
+    yield [changed(AGAIN, {}, not_tried=not_tried)]
 
 
 def write_report(folder: Path, out: Path | None = None) -> str:
@@ -74,36 +71,4 @@ def write_report(folder: Path, out: Path | None = None) -> str:
     Raises:
         UserError: if no run has left a record.
     """
-
-    def line(trial: Trial) -> str:
-        record = trial.run.record
-        try:
-            words = shlex.split(str(record.get("command", "")))
-        except ValueError:  # nobody has typed it
-            words = []
-        return command_with(words or program(), trial.options, record["config"])
-
-    return write_diagnosis(folder, line, out)
-
-
-def command_with(command: Sequence[str], options: Sequence[str], config: Mapping[str, Any]) -> str:
-    """A diagnosis's command line → the line that trains with changed options; for a shell.
-
-    What belongs to the diagnosis alone is left out: the experiment, the length of its runs, its folder.
-    """
-    words = []
-    for word in command:
-        name, _, value = word.lstrip("+").partition("=")
-        if name == "experiment":
-            others = [one.strip() for one in value.strip("[]").split(",") if one.strip() != NAME]
-            words += [
-                f"experiment=[{','.join(others)}]" if len(others) > 1 else f"experiment={one}" for one in others[:1]
-            ]
-        elif not _is_of_diagnosis(name, config):
-            words.append(word)
-    return shlex.join([*words, *options])
-
-
-def _is_of_diagnosis(name: str, config: Mapping[str, Any]) -> bool:
-    section, dot, _ = name.partition(".")
-    return section in ("search", "hydra") or (bool(dot) and purpose_of(name, config) is Purpose.LENGTH)
+    return write_diagnosis(folder, lambda trial: f"{' '.join(program())} … {shlex.join(trial.options)}", out)

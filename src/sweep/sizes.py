@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..options.compose import compose_command_line, config_in
-from ..options.overrides import as_override, parse, text_of
+from ..options.overrides import parse, text_of
 from ..options.update import largest_part
 from ..records.formatting import duration
 from ..records.read import FILE
@@ -33,21 +33,19 @@ def own_sizes(overrides: Sequence[str]) -> tuple[list[str], list[int]]:
     Raises:
         UserError: for a single size, and for what is no list of sizes.
     """
-    rest, sizes = [], []
-    for one in parse(list(overrides)):
-        if one.key_or_group != BATCH_SIZE:
-            rest.append(text_of(one))
-            continue
-        value = one.value()
-        values = list(one.sweep_iterator()) if one.is_sweep_override() else [value]
-        found = [int(text) for text in map(str, values) if text.isdecimal() and int(text) > 0]
-        if len(found) != len(values) or len(set(found)) < 2:
-            raise UserError(
-                f"{BATCH_SIZE}: choose needs several sizes, to tell what a step costs from what a sample costs; write "
-                f"{BATCH_SIZE}=32,128, or leave it out"
-            )
-        sizes = sorted(set(found))
-    return rest, sizes
+    parsed = parse(list(overrides))
+    rest = [text_of(one) for one in parsed if one.key_or_group != BATCH_SIZE]
+    for one in parsed:
+        if one.key_or_group == BATCH_SIZE:
+            values = list(one.sweep_iterator()) if one.is_sweep_override() else [one.value()]
+            sizes = {int(text) for text in map(str, values) if text.isdecimal() and int(text)}
+            if len(sizes) < max(2, len(values)):
+                raise UserError(
+                    f"{BATCH_SIZE}: choose needs several sizes, to tell what a step costs from what a sample costs; write "
+                    f"{BATCH_SIZE}=32,128, or leave it out"
+                )
+            return rest, sorted(sizes)
+    return rest, []
 
 
 def timed(overrides: Sequence[str]) -> list[str]:
@@ -91,23 +89,22 @@ def sizes_for_choose(
 ) -> Plan[None]:
     """The runs on one kind of device, with growing batches; see `measure`."""
     began, seconds, fitted = time.monotonic(), 0.0, 0
-    config = _job(overrides, kind, 1, folder).config
-    usual = [size for size in SIZES if largest_part(config, 1, size) == size]
+    device = _job(overrides, kind, folder / kind)
+    usual = [size for size in SIZES if largest_part(device.config, 1, size) == size]
     for number, size in enumerate(sizes or usual):
         left = SECONDS_A_DEVICE - (time.monotonic() - began)
         if not sizes and fitted >= 2 and 4 * _STEPS_AT_LEAST * seconds + _START_S > left:
             say(f"{kind}: batch size {size} would take too long")
             break
         say(f"{kind}: measuring batch size {size}")
-        (record,) = yield [_job(overrides, kind, size, folder / kind / str(number))]
+        job = device.below(str(number), {BATCH_SIZE: size}, "")
+        (record,) = yield [job]
         if record["status"] == "out_of_memory":
             say(f"{kind}: batch size {size} does not fit into memory")
             break
         median = record.get("throughput", {}).get("step_ms_median")
         if record["status"] != "finished" or not isinstance(median, int | float) or not median > 0:
-            reason = (
-                record.get("error") or f"no step was measured; {folder / kind / str(number) / FILE} has what is known"
-            )
+            reason = record.get("error") or f"no step was measured; {job.run_dir / FILE} has what is known"
             raise UserError(f"choose: the run with {BATCH_SIZE}={size} did not finish: {reason}")
         seconds, fitted = median / 1e3, fitted + 1
         say(f"{kind}: {duration(seconds)} a step of {size}")
@@ -115,10 +112,9 @@ def sizes_for_choose(
         raise UserError(f"choose: fewer than two batch sizes fit on {kind}; write smaller ones: {BATCH_SIZE}=1,4")
 
 
-def _job(overrides: Sequence[str], kind: str, size: int, run_dir: Path) -> Job:
-    words = [*timed(overrides), f"{BATCH_SIZE}={size}", f"trainer.accelerator={_ACCELERATORS[kind]}"]
+def _job(overrides: Sequence[str], kind: str, run_dir: Path) -> Job:
+    """The timed run on a kind of device, with a batch size that is still to be set."""
+    words = [*timed(overrides), f"{BATCH_SIZE}=1", f"trainer.accelerator={_ACCELERATORS[kind]}"]
     (composition,) = compose_command_line(words, False).compositions
-    config = config_in(os.path.relpath(run_dir), composition)
-    choices = dict(composition.hydra.runtime.choices)
-    facts = {"choices": choices, "overrides": [*overrides, as_override(BATCH_SIZE, size)]}
-    return Job(run_dir, config, facts, logged=True)
+    facts = {"choices": dict(composition.hydra.runtime.choices), "overrides": list(overrides)}
+    return Job(run_dir, config_in(os.path.relpath(run_dir), composition), facts, logged=True)

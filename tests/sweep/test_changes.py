@@ -8,7 +8,7 @@ import pytest
 from batchscope.analysis.run import Run
 from batchscope.options.check import check_config
 from batchscope.options.compose import apply_overrides, check_command_line
-from batchscope.sweep.changes import Change, Machine, changes_to_try, fixed_options
+from batchscope.sweep.changes import Machine, changes_to_try, fixed_options, folder_of, words_of
 
 CPU = Machine(accelerators=("cpu",), devices=1, cores=4)
 
@@ -36,8 +36,8 @@ def tried(
     config = config_of(*overrides)
     changes, left_out = changes_to_try(config, run or baseline(), machine, fixed, factors)
     for change in changes:  # each is a configuration that train.py takes
-        assert check_config(apply_overrides(config, change.overrides)) != config
-    return [" ".join(change.overrides) for change in changes], left_out
+        assert check_config(apply_overrides(config, words_of(change))) != config
+    return [" ".join(words_of(change)) for change in changes], left_out
 
 
 def test_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,9 +75,8 @@ def test_what_the_user_has_set_stays_and_is_said(line: str) -> None:
 def test_the_training_set_bounds_the_batch() -> None:
     found, _ = tried(run=baseline(batch_size=20_000))
     assert found[:2] == ["data.batch_size=40000", "data.batch_size=55000"]
-    found, left_out = tried(run=baseline(batch_size=55_000))
+    found, _ = tried(run=baseline(batch_size=55_000))
     assert not any("batch_size" in one for one in found)
-    assert left_out == ["not tried: data.batch_size=220000: 55,000 is the whole training set of a device"]
 
 
 BESIDE_A_GPU = Machine(accelerators=("cpu", "cuda"), cores=4)
@@ -103,7 +102,7 @@ OFFERED = [
 def test_a_change_is_tried_where_it_can_have_an_effect(words: str, how: dict[str, Any], change: str) -> None:
     how = {"run": baseline(), "machine": CPU, "factors": (2, 4)} | how
     changes, _ = changes_to_try(config_of(*words.split()), how["run"], how["machine"], set(), how["factors"])
-    found = [" ".join(one.overrides) for one in changes]
+    found = [" ".join(words_of(one)) for one in changes]
     if change.startswith("-"):
         assert not any(one.startswith(change[1:]) for one in found)
     else:
@@ -113,19 +112,9 @@ def test_a_change_is_tried_where_it_can_have_an_effect(words: str, how: dict[str
 def test_a_constant_update_is_divided_by_every_batch_that_is_tried() -> None:
     config = config_of("global_batch_size=384")
     changes, left_out = changes_to_try(config, baseline(), CPU, set(), (2, 3))
-    assert [change.options for change in changes][:1] == [{"data.batch_size": 384}]
+    assert changes[:1] == [{"data.batch_size": 384}]
     assert left_out[0].startswith("not tried: data.batch_size=256: global_batch_size: got 384, takes a multiple of 256")
 
 
-def test_a_precision_that_was_measured_to_be_slower_is_left_out() -> None:
-    found, left_out = tried(machine=Machine(slow_formats={"bf16": 0.12}, cores=4))
-    assert not any("precision" in one for one in found)
-    assert left_out == [
-        "not tried: trainer.precision=bf16-mixed: this cpu was measured to reach 0.120 of its float32 rate at it"
-    ]
-
-
-def test_a_change_names_its_folder_and_joins_another() -> None:
-    both = Change({"data.batch_size": 256}) | Change({"keep_freed_memory": False})
-    assert both.overrides == ["data.batch_size=256", "keep_freed_memory=false"]
-    assert both.folder == "batch_size-256+keep_freed_memory-false"
+def test_a_change_names_its_folder() -> None:
+    assert folder_of({"data.batch_size": 256, "keep_freed_memory": False}) == "batch_size-256+keep_freed_memory-false"

@@ -1,7 +1,6 @@
 """A diagnosis: its runs in their order, what its table says of them, and the command line that it ends with."""
 
 import json
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from batchscope.options.compose import check_command_line
 from batchscope.records.run_record import plan
 from batchscope.sweep import diagnose
 from batchscope.sweep.changes import Machine
-from batchscope.sweep.diagnose import command_with, write_report
+from batchscope.sweep.diagnose import write_report
 from batchscope.sweep.plans import Job, RunFailed
 from batchscope.sweep.search import search_of
 from tests.support.runs import run as forked
@@ -41,7 +40,7 @@ class Diagnosed:
         found = self.rate(job.config)
         if found == "signal":
             raise SystemExit(143)
-        plan(job.run_dir, config=job.config, command=shlex.join(["batchscope", "train", *WORDS]), **job.facts)
+        plan(job.run_dir, config=job.config, **job.facts)
         record = json.loads((job.run_dir / "run.json").read_text())
         record |= {"hardware": {"device": "cpu"}, "dataset": {"name": "mnist", "train_samples": 55_000}}
         record |= {"choices": {"model": "mlp"}, "started": f"2026-01-01T00:00:{len(self.ran):02d}"}
@@ -83,7 +82,7 @@ def test_a_baseline_each_change_the_two_best_together_and_the_baseline_again(tmp
     assert any(
         line.startswith("Recommended: data.batch_size=512 trainer.precision=bf16-mixed, 6.00 ") for line in shown
     )
-    assert "batchscope train model=mlp data.num_workers=2 data.batch_size=512 trainer.precision=bf16-mixed" in shown
+    assert any(line.endswith(" … data.batch_size=512 trainer.precision=bf16-mixed") for line in shown)
 
 
 def test_interrupted_it_recommends_nothing(tmp_path: Path, monkeypatch) -> None:
@@ -131,23 +130,6 @@ def test_what_the_user_has_set_is_left_out_and_said(tmp_path: Path, monkeypatch,
     line = "not tried: data.pipeline=workers: you have set data.pipeline"
     for shown in (capsys.readouterr().out, said):  # when the changes are chosen, and below the table
         assert line in " ".join(shown.split())
-
-
-LINES = {
-    "batchscope train experiment=diagnose model=cnn": "batchscope train model=cnn a=1",
-    "batchscope train experiment=[mnist_99,diagnose] seed=3": "batchscope train experiment=mnist_99 seed=3 a=1",
-    "batchscope train experiment=[a,diagnose,b]": "batchscope train 'experiment=[a,b]' a=1",
-    "batchscope train experiment=diagnose callbacks.until_known.seconds=3": "batchscope train a=1",
-    "batchscope train --config-dir=mine experiment=diagnose search.batch_factors=[8] hydra.sweep.dir=s data.root=x": (
-        "batchscope train --config-dir=mine data.root=x a=1"
-    ),
-}
-
-
-@pytest.mark.parametrize("line", LINES)
-def test_the_command_line_is_that_of_an_ordinary_run(line: str) -> None:
-    (config,) = check_command_line(["experiment=diagnose"], multirun=False, run_dir="x")
-    assert command_with(line.split(), ["a=1"], config) == LINES[line]
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ def test_passes_are_numbered_from_a_number_on(clock: Clock) -> None:
 
 def test_only_sizes_on_which_the_answer_depends_go_on(clock: Clock) -> None:
     slow, near, best = (Pretended(clock, *run, spread=0.16) for run in ((1, 100), (64, 930), (512, 1000)))
-    measure(clock, slow, near, best)
+    measure(clock, slow, near, best, limits=Limits(decide_s=20))
     assert clock.now - 100 > 3 * Limits().seconds  # longer than the time that they have
     assert len(slow.passes) < len(near.passes) == len(best.passes)
 

@@ -159,7 +159,7 @@ def test_a_search_runs_short_timed_runs_and_recommends_one_of_them(tmp_path: Pat
     ran = sorted(int(path.parent.name) for path in (tmp_path / "s/0").glob("*/run.json"))
     assert len(ran) <= 3 and ran[:2] == [8, 32]
     recommended = re.search(r"→ (?:Undecided between )?([\d,]+) ", out.split("runs:")[-1])
-    assert int(recommended[1].replace(",", "")) in ran
+    assert "The machine was busy" in out or int(recommended[1].replace(",", "")) in ran
     first = record(tmp_path, "0/8")
     assert 6 <= first["steps"] < 20000 / 8
     assert "val/loss" not in first["metrics"]
