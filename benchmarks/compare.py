@@ -39,7 +39,8 @@ from batchscope.records.read import read
 from batchscope.records.step_parts import PARTS
 from batchscope.sweep import job, process
 from batchscope.sweep.loop import Loop
-from batchscope.sweep.rerun import Side, a_b
+from batchscope.sweep.plans import Job
+from batchscope.sweep.rerun import a_b
 
 SIDE_BY_SIDE, SEPARATE = 0.1, 0.5  # built-in slowdowns
 REMEMBERED = 5  # steps, of whose time the wait is a share: one that held a pause does not count
@@ -90,11 +91,12 @@ def slow_down(share: float) -> None:
     Task.training_step = training_step
 
 
-def side(name: str, words: Sequence[str], share: float = 0.0) -> Side:
+def side(name: str, words: Sequence[str], share: float = 0.0) -> Job:
     """Runs of the same thing, slower by a share."""
     line = [*OPTIONS, *words]
     (config,) = check_command_line(line, multirun=False, run_dir="run")
-    return Side(name, config, {"model": "cnn", "data": "mnist", "slowed": str(share)}, line)
+    choices = {"model": "cnn", "data": "mnist", "slowed": str(share)}
+    return Job(Path(name), config, {"choices": choices, "overrides": line})
 
 
 def measure(out: Path, args: argparse.Namespace, loop: Loop, words: Sequence[str]) -> None:
@@ -106,7 +108,9 @@ def measure(out: Path, args: argparse.Namespace, loop: Loop, words: Sequence[str
         place = out / "together" / str(number)
         loop.run(a_b({"": together}, place, args.passes, args.seconds))
         for name, one in (("x", unchanged), ("slower", slower), ("y", unchanged)):
-            loop.run(a_b({"": [replace(one, name=name)]}, out / "separate" / str(number), 1, args.separate_seconds))
+            loop.run(
+                a_b({"": [replace(one, run_dir=Path(name))]}, out / "separate" / str(number), 1, args.separate_seconds)
+            )
         print(f"{number + 1} of {args.comparisons}: {time.perf_counter() - began:.0f} s", flush=True)
 
 

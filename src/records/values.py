@@ -2,7 +2,6 @@
 
 from typing import Any
 
-_FASTEST = 1e18  # operations or bytes a second: a GPU has more than 1e12
 _ABSURD = 1e12  # no count, time or rate of a run is as large, and none that counts is as small as its inverse
 
 
@@ -28,9 +27,3 @@ def positive(value: Any) -> float | None:
     """The same for a value that cannot be 0, such as a duration."""
     found = number(value)
     return found if found and found > 1 / _ABSURD else None
-
-
-def peak(value: Any) -> float | None:
-    """FLOP/s or bytes/s of a device; None for anything else."""
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and 1.0 <= value <= _FASTEST
-    return float(value) if usable else None

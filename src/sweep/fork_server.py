@@ -10,15 +10,16 @@ import gc
 import importlib
 import os
 
-from ..options import groups
-from .job import hide_slurm
-
 # What every run imports: its program, and what libraries import when they are first used.
 _IMPORTED = ("batchscope.training.run", "torch._dynamo", "torch.utils.tensorboard", "tensorboard.plugins.hparams")
 
 
 def _prepare() -> None:
     os.setsid()  # what ends the sweep's processes, as a terminal that closes does, leaves the server to the runs
+    atexit.register(_leave, os.getpid())
+    from ..options import groups
+    from .job import hide_slurm
+
     hide_slurm()  # before Lightning is imported
     for name in _IMPORTED:
         importlib.import_module(name)
@@ -29,7 +30,6 @@ def _prepare() -> None:
     groups.known_nodes()  # kept once it is read
     gc.collect()  # the garbage of the imports is not copied into every run
     gc.freeze()  # nor is what is imported, by a collection that marks every object
-    atexit.register(_leave, os.getpid())
 
 
 def _leave(server: int) -> None:

@@ -43,8 +43,6 @@ _SERVER_LOST = 255  # the exit code of all runs of a server that was killed
 _GROUP_TIMEOUT_S = 5
 # SLURM sends one of these to submitit when the time of its job is up.
 LAUNCHER_SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
-# A bug in native code ends its own process by one of these.
-_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS)
 
 
 class Process:
@@ -271,8 +269,8 @@ def _how_it_ended(stopped_by: int | None, code: int) -> tuple[Status, str]:
         return "interrupted", f"stopped by {_signal_name(stopped_by)}"
     if code == -signal.SIGKILL:
         return "killed", "killed by SIGKILL, as the system does where it runs out of memory"
-    if code < 0:
-        return "failed" if -code in _CRASHES else "killed", f"killed by {_signal_name(-code)}"
+    if code < 0:  # any other signal, as SIGSEGV, is a bug in native code
+        return "killed" if -code in STOPPING else "failed", f"killed by {_signal_name(-code)}"
     if code == _SERVER_LOST:
         return "killed", "ended without a word"
     return "failed", f"ended with exit code {code} and said no more"

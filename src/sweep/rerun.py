@@ -9,7 +9,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +31,6 @@ from .visits import can_wait
 # Pairs, after which it is asked whether it is decided. With normal noise of 2 to 10 % a pair and questions after 5 to 15 of
 # them, a simulation has 0 to 4.3 % false alarms, and finds 10 % in 100 to 91 % of the comparisons.
 FEWEST = 5
-
-
-@dataclass(frozen=True)
-class Side:
-    """One side, ready to be run again."""
-
-    name: str  # `a` or `b`
-    config: dict[str, Any]  # checked; what it says on its length does not matter
-    choices: dict[str, str]
-    overrides: list[str]
-    python: str = sys.executable
 
 
 def rerun(
@@ -79,7 +68,7 @@ def rerun(
 
 
 def a_b(
-    pairs: Mapping[str, Sequence[Side]],
+    pairs: Mapping[str, Sequence[Job]],
     out: Path,
     most: int,
     seconds: float,
@@ -89,7 +78,7 @@ def a_b(
     """Run the sides of each pair again and again, as `out/<side>/<pair>-<time>`.
 
     Args:
-        pairs: what is compared, by the label that it has in a comparison.
+        pairs: the sides that are compared, by the label that they have in a comparison. The folder of a side is its name.
         out: a new folder.
         most: times.
         seconds: of training of each run.
@@ -104,13 +93,13 @@ def a_b(
         for name, (label, sides) in left.items():
             order = sides if number % 2 == 0 else sides[::-1]
             forks = all(side.python == sys.executable for side in sides)  # all start alike
-            jobs = [_job(side, out / side.name / f"{name}-{number}", seconds, forks) for side in order]
+            jobs = [_placed(side, out / side.run_dir.name / f"{name}-{number}", seconds, forks) for side in order]
             shared = all(can_wait(job.config) for job in jobs)  # their passes have numbers of their own
             for job in jobs:
                 job.facts["rerun"] = {"of": identity} if shared else {"of": identity, "pair": number}
             records = yield jobs
-            runs = zip(order, jobs, records, strict=True)
-            medians = sorted((side.name, _median(side, job, record)) for side, job, record in runs)
+            runs = zip(jobs, records, strict=True)
+            medians = sorted((job.run_dir.parent.name, _median(job, record)) for job, record in runs)
             times = ", ".join(f"{side.upper()} {1e3 * median:.3g} ms" for side, median in medians)
             say(f"{label + ': ' if label else ''}pair {number + 1} of at most {most}: {times}")
         if number + 1 >= FEWEST:
@@ -130,7 +119,7 @@ def decided(sides: Sequence[Path], max_slowdown: float) -> set[str]:
     return found
 
 
-def sides_of(pair: Pair, pythons: Sequence[str], overrides: list[str]) -> list[Side]:
+def sides_of(pair: Pair, pythons: Sequence[str], overrides: list[str]) -> list[Job]:
     """Both sides of a pair, ready to be run again. Raises UserError for a record that cannot be."""
     found = []
     for name, python, runs in zip("ab", pythons, (pair.a, pair.b), strict=True):
@@ -144,24 +133,26 @@ def sides_of(pair: Pair, pythons: Sequence[str], overrides: list[str]) -> list[S
         config = check_config(apply_overrides(recorded, overrides))
         trust.confirm(check_config(for_timing(config, 1.0)), overrides, file, run_dir=run.folder)
         known = {key: value for key, value in record.get("choices", {}).items() if value is not None}
-        found.append(Side(name, config, known, record.get("overrides", []), python))
+        facts = {"choices": known, "overrides": record.get("overrides", [])}
+        found.append(Job(Path(name), config, facts, python=python))
     return found
 
 
-def _job(side: Side, run_dir: Path, seconds: float, forks: bool) -> Job:
+def _placed(side: Job, run_dir: Path, seconds: float, forks: bool) -> Job:
+    """A short timed run of a side, in its folder."""
     here = os.path.relpath(run_dir)
     config = check_config(for_timing(side.config, seconds))
     config = {**with_run_dir(config, str(config["run_dir"]), here), "run_dir": here}
-    facts = {"choices": side.choices, "overrides": side.overrides}
-    return Job(run_dir, config, facts, logged=True, forks=forks, python=side.python, seconds=seconds)
+    facts = dict(side.facts)
+    return replace(side, run_dir=run_dir, config=config, facts=facts, logged=True, forks=forks, seconds=seconds)
 
 
-def _median(side: Side, job: Job, record: Mapping[str, Any]) -> float:
+def _median(job: Job, record: Mapping[str, Any]) -> float:
     """The median step of a run that has finished, in seconds."""
     median = record.get("throughput", {}).get("step_ms_median")
     if record["status"] != "finished" or not isinstance(median, int | float):
         said = record.get("error") or "it did not say why"
         raise UserError(
-            f"compare: a run of {side.name.upper()} did not finish: {said}; its output: {job.run_dir / LOG}"
+            f"compare: a run of {job.run_dir.parent.name.upper()} did not finish: {said}; its output: {job.run_dir / LOG}"
         )
     return median / 1e3

@@ -72,7 +72,7 @@ def run_again(*folders: Path, most: int = 8, options: tuple[str, ...] = (), **ho
     return rerun.rerun(list(folders), Path("out"), most, 1.5, [sys.executable] * 2, list(options), **how)
 
 
-def pair_of(run: Path) -> dict[str, list[rerun.Side]]:
+def pair_of(run: Path) -> dict[str, list[Job]]:
     """A run against itself."""
     (pair,), _ = match(find([run]), find([run]))
     return {"": rerun.sides_of(pair, [sys.executable] * 2, [])}
