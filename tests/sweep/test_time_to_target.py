@@ -11,6 +11,7 @@ from batchscope.options.compose import check_command_line
 from batchscope.sweep.plans import Job, RunFailed
 from batchscope.sweep.search import search_of
 from batchscope.sweep.time_to_target import MARGIN, time_to_target
+from tests.support.command_lines import answer
 from tests.support.runs import run as forked
 from tests.sweep.conftest import play
 
@@ -131,14 +132,13 @@ def test_a_real_one_answers_and_keeps_what_it_has_done(tmp_path: Path) -> None:
         (["target=0.9", "search.minutes=0"], "search.minutes: got 0, takes a number above 0"),
     ],
 )
-def test_mistakes_are_one_line_and_nothing_is_written(words: list[str], line: str, tmp_path: Path) -> None:
-    done = forked(tmp_path, "experiment=time_to_target", *words)
-    assert done.end() == 1
-    assert done.complained.startswith(f"error: {line}") and done.complained.count("\n") == 1
-    assert {path.name for path in tmp_path.iterdir()} == {"stdout", "stderr"}
+def test_mistakes_are_one_line_and_nothing_is_written(words: list[str], line: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = answer("train", "experiment=time_to_target", *words)
+    assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
+    assert said.err.startswith(f"error: {line}")
+    assert not [*tmp_path.iterdir()]
 
 
-def test_the_target_is_an_option_of_its_experiment(tmp_path: Path) -> None:
-    done = forked(tmp_path, "target=0.9")
-    assert done.end() == 1
-    assert done.complained == "error: target: is an option of experiment=time_to_target; write both\n"
+def test_the_target_is_an_option_of_its_experiment() -> None:
+    assert answer("train", "target=0.9").err == "error: target: is an option of experiment=time_to_target; write both\n"
