@@ -1,90 +1,262 @@
-"""How well an operation's time on a GPU is predicted that was never measured.
+"""Fit the kernel model of `batchscope.choice` to measured operations, and predict GPUs that were not fitted.
 
     python benchmarks/device_choice/main.py --fit ../shared/data/gpu_kernels                 # leave one GPU out, each in turn
     python benchmarks/device_choice/main.py --fit ../shared/data/gpu_kernels --test FOLDER   # GPUs of another folder
     python benchmarks/device_choice/main.py --fit ../shared/data/gpu_kernels --write         # also writes src/choice/kernels.json
 
-A folder has `kernels.csv` (op, B, M, N, K, H, device, ms) and `devices.csv` (device, memory_gb, bandwidth_gb_s, sms,
-cores_per_sm, mhz, fp32_gflop_s, l2_mb, tdp_w; all but memory_gb and mhz are needed). `measure.py` writes such a
-folder on a machine with a GPU. No device's name enters a prediction. The intervals come from the fitted devices alone: each is left out of the fit in turn.
+A folder has `kernels.csv` (op, B, M, N, K, H, device, ms; float32) and `devices.csv` (device, memory_gb, bandwidth_gb_s, sms,
+cores_per_sm, mhz, fp32_gflop_s, l2_mb, tdp_w; of these only device, bandwidth_gb_s and fp32_gflop_s are needed). `measure.py`
+writes such a folder on a machine with a GPU. No device's name enters a prediction.
 
-The last line of the output is JSON. Errors, coverage, widths and shares are in percent.
+The fit is maximum a posteriori, with a physical prior for each coefficient. Few devices are measured, so a coefficient that
+differs between cards is known mostly from its prior:
 
-    mode                       "leave one out" or "test"
-    fitted, tested             names of devices
-    in_both                    tested devices that were also fitted: their errors say nothing of unseen devices
-    overall, by_kind, by_operation, by_device, by_kind_and_device, by_operation_and_device: each has
-        cases                  measured operations
-        error                  median of |predicted / measured - 1|
-        coverage               of the 80 % intervals: how many hold the measurement
-        width                  median of (high - low) / middle
-        bias                   median of predicted / measured - 1, of the logarithms
-        roofline_error         the error of max(FLOPs / peak, bytes / bandwidth)
-        roof_ratio_error       the error of another fitted device's measurement times the ratio of the rooflines; null without one
-        roof_ratio_best_error  the same by each target's best source, which only hindsight knows
-    ranking                    pairs of devices whose measurements of one operation differ by over 20 %: pairs, too_close,
-                               right_of_called, wrong_of_all; by_kind, by_device_pair. In a test, tested devices are also
-                               compared with the measurements of the fitted ones.
-    seconds                    what the script took
+- `l2_exponent`, `lanes_exponent`: how the energy of a FLOP falls with newer cards. From the rated watts per peak FLOP/s of 19
+  datasheets of `src/hardware/devices.yaml`, without the five cards of the shared file. A regression on the L2 of a
+  multiprocessor gives -0.23; one on that and on its lanes gives -0.06 and -1.22. The prior is the mean of the two.
+- `joules_per_flop`, `joules_per_byte`: what a card of 2017 is rated at; the energy of a byte of HBM or GDDR.
+- `least_seconds`: the shortest kernels of any card take about 3 µs.
+- The others: what large products and copies usually reach, with wide priors.
+
+The intervals come from the fitted devices alone: each is left out of the fit in turn. Columns of the tables, in percent:
+
+    error       median of |predicted / measured - 1|
+    holds       of the 80 % intervals: how many hold the measurement
+    width       median of (high - low) / middle
+    roofline    the error of max(FLOPs / peak, bytes / bandwidth)
+    roof ratio  the error of another fitted device's measurement of the same shape, times the ratio of the rooflines
 """
 
 import argparse
 import json
+import math
 import os
-import sys
-import time
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the matrices are small, and the sums are the same on every machine
 
-from evaluate import evaluate, render, results
-from fit import Fit
-from measurements import Measurements, read
+import numpy as np
+import pandas as pd
+from scipy.optimize import least_squares
 
-from batchscope.choice.kernels import FILE, Coefficients
+from batchscope.choice.kernels import FILE, GROUPS, Coefficients, facts, predict, roof_seconds
+from batchscope.choice.roofs import Array, Cards, card, memory_seconds, product_seconds
+from batchscope.choice.work import Work
 from batchscope.errors import UserError, exit_on_user_error, refuse_in_one_line
 from batchscope.files import write_text
+from batchscope.hardware.datasheet import Datasheet
 
 SOURCE = "NeuSight (Lee, Phanishayee, Mahajan, ASPLOS 2025), repository sitar-lab/NeuSight, commit 6945927, MIT licence"
 
+# --- measurements
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fit", type=Path, required=True, metavar="DIR", help="folder with the measurements to fit")
-    parser.add_argument("--test", type=Path, metavar="DIR", help="folder with measurements to predict")
-    parser.add_argument("--write", action="store_true", help=f"write {FILE.name} of the package")
-    parser.add_argument("--source", default=SOURCE, help="of the measurements, for --write")
-    refuse_in_one_line(parser)
-    args = parser.parse_args()
-    start = time.perf_counter()
-    fitted = read(args.fit)
-    tested = read(args.test) if args.test else None
-    names = fitted.measured_devices()
-    if args.write:
-        write_text(FILE, as_json(fit_all(fitted, args.source)))
-    if tested is None and len(names) < 2:
-        raise UserError(
-            f"--fit {args.fit}: has one device; to leave one out takes two, or --test a folder of other devices"
-        )
-    found: dict = {
-        "mode": "test" if tested else "leave one out",
-        "fitted": names,
-        "tested": (tested or fitted).measured_devices(),
-        "in_both": [name for name in tested.measured_devices() if name in names] if tested else [],
+DIMS = {"linear": ["M", "N", "K"], "bmm": ["B", "M", "N", "K"]}  # columns; of all others B and H
+KINDS = {"linear": "linear", "bmm": "bmm", "softmax": "softmax", "ln": "layer_norm"}
+# By op, the tensors that are read and written: `add` adds two, `addu` a number to one.
+TENSORS = dict.fromkeys(("add", "sub", "mul", "div", "pow"), 3)
+TENSORS |= {f"{name}u": 2 for name in TENSORS} | dict.fromkeys(("relu", "tanh", "gelu", "softmax", "ln"), 2)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The operations of a folder (columns: work, shape, kind, family, device, seconds), and its devices by name."""
+
+    rows: pd.DataFrame
+    cards: dict[str, Datasheet]
+
+    @property
+    def devices(self) -> list[str]:
+        return [name for name in self.cards if name in set(self.rows["device"])]
+
+
+def read(folder: Path) -> Measured:
+    """The measurements of a folder.
+
+    Raises:
+        UserError: for a missing file, a missing column, and a value that is no positive number.
+    """
+    devices = _table(folder / "devices.csv", ["device"], ["bandwidth_gb_s", "fp32_gflop_s"])
+    kernels = _table(folder / "kernels.csv", ["op", "device"], ["ms"])
+    cards = {row["device"]: _datasheet(row) for row in devices.to_dict("records")}
+    for column, known in (("device", cards), ("op", {*DIMS, *TENSORS})):
+        if unknown := set(kernels[column]) - set(known):
+            raise UserError(f"{folder / 'kernels.csv'}: {column} '{min(unknown)}' is not known")
+    works = [_work(folder, row) for row in kernels.to_dict("records")]
+    rows = {
+        "work": works,
+        "shape": [f"{work.name} {work.dims}" for work in works],
+        "kind": [work.kind for work in works],
+        "family": [GROUPS[work.kind] for work in works],
+        "device": kernels["device"],
+        "seconds": kernels["ms"] / 1e3,
     }
-    found |= results(evaluate(fitted, tested))
-    print(_title(found))
-    print(f"\n{render(found)}\n")
-    found["seconds"] = round(time.perf_counter() - start, 1)
-    print(json.dumps(found))
+    return Measured(pd.DataFrame(rows), cards)
 
 
-def fit_all(measurements: Measurements, source: str = SOURCE) -> Coefficients:
-    """The coefficients of the package: fitted to every device of the folder."""
-    fit = Fit(measurements)
-    fit.source = source
-    return fit.coefficients(measurements.measured_devices())
+def _table(path: Path, names: list[str], numbers: list[str]) -> pd.DataFrame:
+    try:
+        found = pd.read_csv(path, encoding="utf-8-sig", dtype=dict.fromkeys(names, str))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    if absent := [name for name in (*names, *numbers) if name not in found]:
+        raise UserError(f"{path}: has no column {absent[0]}")
+    for name in numbers:
+        values = pd.to_numeric(found[name], errors="coerce")
+        if not (good := (values > 0) & np.isfinite(values)).all():
+            raise UserError(f"{path}:{good.argmin() + 2}: {name} is no positive number")
+    if found.empty or found[names].isna().any().any():
+        raise UserError(f"{path}: is empty, or a row of it has no {' or '.join(names)}")
+    return found
+
+
+def _datasheet(row: Mapping[str, float]) -> Datasheet:
+    known = {name: value for name, value in row.items() if not pd.isna(value)}
+    return Datasheet(
+        names=(row["device"],),
+        short=(row["device"],),
+        memory_gib=known.get("memory_gb", 0.0),
+        memory_bytes_per_sec=row["bandwidth_gb_s"] * 1e9,
+        flops_per_sec={"fp32": row["fp32_gflop_s"] * 1e9},
+        source={},
+        sms=known.get("sms"),
+        cores_per_sm=known.get("cores_per_sm"),
+        clock_mhz=known.get("mhz"),
+        l2_mib=known.get("l2_mb"),
+        tdp_w=known.get("tdp_w"),
+    )
+
+
+def _work(folder: Path, row: Mapping[str, float]) -> Work:
+    """The operation of a row, in float32."""
+    op = str(row["op"])
+    try:
+        dims = tuple(int(row[name]) for name in DIMS.get(op, ["B", "H"]))
+    except (KeyError, ValueError):
+        raise UserError(f"{folder / 'kernels.csv'}: a row of {op} lacks a dimension") from None
+    if op in DIMS:
+        b, m, n, k = (1, *dims)[-4:]
+        bias = n if op == "linear" else 0
+        return Work(op, op, dims, 2.0 * b * m * n * k, 4.0 * (b * (m * k + k * n + m * n) + bias))
+    count = float(math.prod(dims))
+    return Work(KINDS.get(op, "elementwise"), op, dims, count, 4.0 * count * TENSORS[op])
+
+
+# --- the fit
+
+# Median and standard deviation (of the logarithm, or of an exponent itself).
+EXPONENTS = {"l2_exponent", "lanes_exponent"}
+PRIORS = {
+    "products": {
+        "compute_share": (0.92, 0.05),
+        "memory_share": (0.8, 0.3),
+        "joules_per_flop": (16e-12, 0.3),
+        "joules_per_byte": (60e-12, 0.5),
+        "l2_exponent": (-0.15, 0.1),
+        "lanes_exponent": (-0.6, 0.3),
+        "k_overhead": (24.0, 1.0),
+        "overlap_norm": (3.0, 0.5),
+        "power_norm": (8.0, 0.05),
+        "small_tile_penalty": (1.0, 0.3),
+        "whole_waves": (0.5, 0.5),
+        "least_seconds": (3e-6, 0.05),
+    },
+    "memory": {
+        "memory_share": (0.85, 0.2),
+        "least_seconds": (3e-6, 0.05),
+        "norm_rows": (16.0, 1.0),  # rows that a multiprocessor reads at the same time
+        "softmax_rows": (2.0, 1.0),
+        "sharpness": (2.0, 0.5),
+        "norm_passes": (1.0, 0.2),  # reads of a row beside the first
+        "softmax_passes": (2.0, 0.2),
+    },
+}
+ERROR = {"products": 0.15, "memory": 0.1}  # beyond which a residual counts linearly
+ROWS = 300  # of a device and kind that are read, evenly spaced
+COUNTED = {"products": 40, "memory": 20}  # at most, as independent ones, of a device and kind
+SHARE_COUNTED = 0.09  # of fewer rows
+# Before any device was left out: the standard deviation, and for how many devices it counts.
+PRIOR_SPREAD = {"products": (0.2, 2), "memory": (0.12, 2)}
+PRIOR_KERNELS = {"products": 0.12, "memory": 0.06}
+QUANTILE = 0.8, 1.2815515594457  # of absolute residuals, and of a normal distribution
+Values = dict[str, float]
+
+
+class Fit:
+    """The coefficients for any of the devices of a folder."""
+
+    def __init__(self, measured: Measured):
+        groups = measured.rows.groupby(["device", "kind"], sort=False)
+        thin = [own.iloc[np.linspace(0, len(own) - 1, min(len(own), ROWS)).round().astype(int)] for _, own in groups]
+        self.rows, self.cards = pd.concat(thin, ignore_index=True), measured.cards
+        self.values = cache(self._values)  # by the devices that are fitted
+
+    def coefficients(self, devices: Sequence[str], source: str = "") -> Coefficients:
+        """With the spreads that each of these devices shows when it is left out of the fit."""
+        effects: dict[str, list[float]] = {kind: [] for kind in GROUPS}
+        kernels: dict[str, list[float]] = {kind: [] for kind in GROUPS}
+        for name in devices if len(devices) > 1 else ():
+            values = self.values(frozenset(devices) - {name})
+            for (family, kind), own in self.rows[self.rows["device"] == name].groupby(["family", "kind"]):
+                residuals = np.log(own["seconds"]) - log_seconds(own, self.cards)(values[family])
+                effects[kind].append(residuals.median())
+                share, normal = QUANTILE  # right at the ends of an 80 % interval
+                kernels[kind].append((residuals - residuals.median()).abs().quantile(share) / normal)
+        known = pd.DataFrame([facts(self.cards[name]) for name in devices])
+        return Coefficients(
+            **self.values(frozenset(devices)),
+            device_spread={kind: _pooled(found, *PRIOR_SPREAD[GROUPS[kind]]) for kind, found in effects.items()},
+            kernel_spread={
+                kind: float(np.mean([*found, PRIOR_KERNELS[GROUPS[kind]]])) for kind, found in kernels.items()
+            },
+            range={fact: (float(each.min()), float(each.max())) for fact, each in known.items()},
+            source=source,
+        )
+
+    def _values(self, devices: frozenset[str]) -> dict[str, Values]:
+        """By family, the most probable coefficients."""
+        chosen = self.rows[self.rows["device"].isin(devices)]
+        return {family: self._fitted(family, chosen[chosen["family"] == family]) for family in PRIORS}
+
+    def _fitted(self, family: str, rows: pd.DataFrame) -> Values:
+        names, priors = list(PRIORS[family]), PRIORS[family].values()
+        center = np.array([v if n in EXPONENTS else math.log(v) for n, (v, _) in PRIORS[family].items()])
+        width = np.array([deviation for _, deviation in priors])
+
+        def named(x: Array) -> Values:
+            return {n: float(v if n in EXPONENTS else math.exp(v)) for n, v in zip(names, x, strict=True)}
+
+        if rows.empty:
+            return named(center)
+        # Each device counts as much as another in each kind.
+        counts = rows.groupby(["device", "kind"])["seconds"].transform("size").to_numpy()
+        weight = np.sqrt(np.minimum(COUNTED[family] / counts, SHARE_COUNTED))
+        predicted, measured = log_seconds(rows, self.cards), np.log(rows["seconds"].to_numpy())
+
+        def residuals(x: Array) -> Array:
+            scaled = (measured - predicted(named(x))) / ERROR[family]
+            robust = np.sign(scaled) * np.sqrt(2 * (np.sqrt(1 + scaled**2) - 1))  # pseudo-Huber
+            return np.concatenate([weight * robust, (x - center) / width])
+
+        return named(least_squares(residuals, center, method="lm", diff_step=1e-4).x)
+
+
+def log_seconds(rows: pd.DataFrame, cards: Mapping[str, Datasheet]) -> Callable[[Values], Array]:
+    """From the coefficients of the rows' family to the logarithm of their seconds."""
+    each = [card(cards[name]) for name in rows["device"]]
+    of = Cards(*(np.concatenate([getattr(one, field.name) for one in each]) for field in fields(Cards)))
+    moved, kinds = np.array([work.bytes for work in rows["work"]]), rows["kind"].to_numpy()
+    if rows["family"].iloc[0] == "memory":
+        lengths = np.array([float(work.dims[-1]) for work in rows["work"]])
+        return lambda values: np.log(memory_seconds(kinds, lengths, moved, of, values))
+    b, m, n, k = np.array([(1, *work.dims)[-4:] for work in rows["work"]], float).T
+    return lambda values: np.log(product_seconds((b, m, n, k), moved, of, values))
+
+
+def _pooled(values: Sequence[float], prior: float, weight: int) -> float:
+    return math.sqrt((sum(value**2 for value in values) + weight * prior**2) / (len(values) + weight))
 
 
 def as_json(coefficients: Coefficients) -> str:
@@ -93,16 +265,67 @@ def as_json(coefficients: Coefficients) -> str:
     return json.dumps(rounded, indent=2) + "\n"
 
 
-def _title(found: dict) -> str:
-    if found["mode"] == "leave one out":
-        return f"Each of {len(found['fitted'])} devices, predicted from the others."
-    title = f"{len(found['tested'])} devices, predicted from {len(found['fitted'])} others."
-    if found["in_both"]:
-        print(
-            f"warning: fitted and tested, which says nothing of unseen devices: {', '.join(found['in_both'])}",
-            file=sys.stderr,
-        )
-    return title
+# --- predictions
+
+
+def predicted(measured: Measured, coefficients: Callable[[str], Coefficients]) -> pd.DataFrame:
+    """The rows with their predictions: columns low, middle, high, roof, in seconds.
+
+    Args:
+        measured: the operations to predict.
+        coefficients: from a device to those that have not seen it.
+    """
+    found = []
+    for name, own in measured.rows.groupby("device", sort=False):
+        sheet = measured.cards[name]
+        low, middle, high = predict(list(own["work"]), sheet, coefficients(name))
+        roof = [roof_seconds(work, sheet) for work in own["work"]]
+        found.append(own.assign(low=low, middle=middle, high=high, roof=roof))
+    return pd.concat(found)
+
+
+def tables(cases: pd.DataFrame, fitted: Measured) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Percent by kind of operation, and by device."""
+    cases = cases.assign(
+        error=(cases["middle"] / cases["seconds"] - 1).abs(),
+        holds=cases["seconds"].between(cases["low"], cases["high"]).astype(float),
+        width=(cases["high"] - cases["low"]) / cases["middle"],
+        roofline=(cases["roof"] / cases["seconds"] - 1).abs(),
+    )
+    others = fitted.rows[["shape", "device", "seconds"]].assign(
+        roof=[roof_seconds(w, fitted.cards[d]) for w, d in zip(fitted.rows["work"], fitted.rows["device"], strict=True)]
+    )
+    pairs = cases.merge(others, on="shape", suffixes=("", "_there")).query("device != device_there")
+    pairs["roof ratio"] = (pairs["seconds_there"] * pairs["roof"] / pairs["roof_there"] / pairs["seconds"] - 1).abs()
+    how = {"error": "median", "holds": "mean", "width": "median", "roofline": "median"}
+    made = []
+    for by in ("kind", "device"):
+        whole = [each.assign(**{by: "all"}) for each in (cases, pairs)]
+        each, naive = (pd.concat([one, of_all]).groupby(by) for one, of_all in zip((cases, pairs), whole, strict=True))
+        table = (100 * each.agg(how).join(naive["roof ratio"].median())).round(1)
+        table.insert(0, "cases", each.size())
+        made.append(table)
+    return made[0], made[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fit", type=Path, required=True, metavar="DIR", help="folder with the measurements to fit")
+    parser.add_argument("--test", type=Path, metavar="DIR", help="folder with measurements to predict")
+    parser.add_argument("--write", nargs="?", const=SOURCE, metavar="SOURCE", help=f"write {FILE.name} of the package")
+    refuse_in_one_line(parser)
+    args = parser.parse_args()
+    fitted = read(args.fit)
+    names, fit = fitted.devices, Fit(fitted)
+    if args.test is None and len(names) < 2:
+        raise UserError(f"--fit {args.fit}: has one device; to leave one out takes two, or --test a folder of others")
+    tested = read(args.test) if args.test else fitted
+    if args.write:
+        write_text(FILE, as_json(fit.coefficients(names, args.write)))
+    cases = predicted(tested, lambda name: fit.coefficients([each for each in names if each != name]))
+    print(f"{len(tested.devices)} devices, each predicted from the fitted ones without it. In percent:")
+    for table in tables(cases, fitted):
+        print(f"\n{table.to_string()}")
 
 
 if __name__ == "__main__":

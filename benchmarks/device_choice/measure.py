@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
+from torch.utils.benchmark import Timer
 
 from batchscope.errors import UserError, exit_on_user_error
 from batchscope.hardware.datasheet import datasheet
-from batchscope.hardware.microbenchmarks import Microbenchmark
 
 LINEAR = [(1024, 1024, 1024), (4096, 4096, 1024), (8192, 4096, 4096), (2048, 768, 3072), (16384, 1024, 1024)]  # M, N, K
 BATCHED = [(64, 512, 512, 64), (96, 1024, 1024, 128), (16, 2048, 2048, 512)]  # B, M, N, K
@@ -45,9 +45,8 @@ def kernel_rows(device: str, shrink: int, seconds: float) -> list[dict[str, Any]
         return torch.rand(*shape, device=device) + 0.5
 
     def add(op: str, run: Callable[[], Any], **dims: int) -> None:
-        kernel = Microbenchmark(1.0, lambda: run)
-        kernel.time_for(seconds)
-        found.append(dict.fromkeys("BMNKH", "") | {"op": op, **dims, "device": name, "ms": 1e3 / kernel.rate})
+        ms = 1e3 * min(Timer("run()", globals={"run": run}).blocked_autorange(min_run_time=seconds).times)
+        found.append(dict.fromkeys("BMNKH", "") | {"op": op, **dims, "device": name, "ms": ms})
 
     for m, n, k in ([max(8, size // shrink) for size in dims] for dims in LINEAR):
         a, w, bias = made(m, k), made(n, k), made(n)
