@@ -6,10 +6,12 @@ A result is `results/<name>.md`, its table, and `results/<name>.json`, its numbe
 
 import argparse
 import json
+import os
 import platform
 import random
 import re
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -106,6 +108,19 @@ def zoo_batch(model: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Random images and classes that a model of the zoo takes."""
     spec = CIFAR if model == "torchvision" else MNIST
     return torch.randn(samples, *spec.input_shape), torch.randint(spec.num_outputs, (samples,))
+
+
+def in_a_process(script: str, *words: object, seconds: float | None = None, **environment: str) -> Any:
+    """What a script prints as JSON in its last line, from a process of its own: an allocator, for example, cannot be reset.
+
+    Raises:
+        subprocess.SubprocessError: if it fails, or takes more than so many seconds.
+    """
+    line = [sys.executable, script, *map(str, words)]
+    done = subprocess.run(
+        line, stdout=subprocess.PIPE, text=True, check=True, timeout=seconds, env=os.environ | environment
+    )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def sweep_line(place: Path, options: Sequence[str]) -> list[str]:
