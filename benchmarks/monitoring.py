@@ -1,54 +1,43 @@
-"""What measuring costs: without callbacks, with these callbacks, in train.py, and with Lightning's own monitors.
+"""What callbacks cost: without any, with these callbacks, in train.py, and with Lightning's own monitors.
 
     python benchmarks/monitoring.py
     python benchmarks/monitoring.py --device cuda
-    python benchmarks/monitoring.py --long          # time and memory after 1,000, 100,000 and 1,000,000 updates
 
 SimpleCNN has steps that are long enough for a ratio; a linear layer has steps so short that the microseconds of the
 callbacks show. The variants take turns in one process. A separate callback times a turn, from the start of one batch to
 that of another some hundred steps later, with everything that is written meanwhile. Lightning's monitor logs every step,
 as ours does. The processor time is that of all threads: other processes hardly change it, and it counts a writer thread.
-
-`--long` trains no network: a timer is marked as Lightning's hooks mark it, every hundred steps the marks become rows of
-the table, and the rows curves in TensorBoard and CSV.
 """
 
-import argparse
-import itertools
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from types import SimpleNamespace
 from typing import Any
 
 import lightning
-import psutil
 import torch
-from harness import MNIST, arguments, compare_variants, rows, write_result
+from harness import arguments, compare_variants, rows, write_result, zoo_task
 from lightning.pytorch.callbacks import Callback, DeviceStatsMonitor
 from lightning.pytorch.callbacks import ThroughputMonitor as LightningThroughputMonitor
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor, nn
 
-from batchscope import DeviceMonitor, ProgressBar, ThroughputMonitor, TrainCurves
-from batchscope.callbacks._cost import cost_of, metrics_of, stalls_among
-from batchscope.callbacks._step_monitor import FLUSH_EVERY
-from batchscope.callbacks._table import UpdateTable
-from batchscope.callbacks._timer import HostClock, StepTimer
-from batchscope.callbacks._windows import Windows
-from batchscope.callbacks._writer import StepWriter
+from batchscope.callbacks import (
+    DeviceMonitor,
+    NoiseScaleMonitor,
+    ProgressBar,
+    StopOnNonFinite,
+    ThroughputMonitor,
+    TrainCurves,
+)
 from batchscope.data.loader import Loader, TensorBatches
 from batchscope.data.order import DeterministicBatchSampler
 from batchscope.hardware.microbenchmarks import clock
-from batchscope.models.cnn import SimpleCNN
 from batchscope.options.compose import check_command_line
-from batchscope.records.step_parts import StepPart
 from batchscope.training.build import build_all, build_callbacks
-from batchscope.training.optimizer import Optimizer
 from batchscope.training.quiet import quiet_libraries
-from batchscope.training.task import Task
 
 WARM_UP = 20  # steps
 CPU = torch.device("cpu")
@@ -78,7 +67,7 @@ def linear(steps: int, device: torch.device = CPU) -> Made:
 def cnn(steps: int, device: torch.device = CPU, batch: int = 128) -> Made:
     data = images(batch * (steps + 1))
     order = DeterministicBatchSampler(len(data[0]), batch, True)
-    return Task(SimpleCNN(MNIST), MNIST, Optimizer()), Loader(TensorBatches(data), order, device)
+    return zoo_task("cnn"), Loader(TensorBatches(data), order, device)
 
 
 @cache
@@ -142,11 +131,10 @@ def with_defaults(make: Callable, steps: int, device: str) -> dict[str, float]:
 
 
 def bare_loop(make: Callable, steps: int, device: str) -> dict[str, float]:
-    """A turn with the same model, loader, optimizer and schedule, and without a framework."""
+    """A turn with the same model and loader, and without a framework."""
     task, loader = make(steps, device=torch.device(device, 0) if device == "cuda" else CPU)
     model = task.model.to(device, memory_format=torch.channels_last)
-    optimizer = task.optimizer_recipe.build(model.parameters())
-    schedule = task.optimizer_recipe.build_schedule(optimizer, steps + 1)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     outside = Clock(steps)
     for number, (x, y) in enumerate(loader):
         outside.on_train_batch_start(None, None, None, number)
@@ -156,7 +144,6 @@ def bare_loop(make: Callable, steps: int, device: str) -> dict[str, float]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        schedule.step()
     return outside.found
 
 
@@ -180,6 +167,8 @@ VARIANTS = {
         True,
     ),
     "Lightning's ThroughputMonitor + DeviceStatsMonitor": (lightnings_own, True),
+    "StopOnNonFinite": (lambda: [StopOnNonFinite()], False),
+    "NoiseScaleMonitor": (lambda: [NoiseScaleMonitor()], False),
 }
 
 
@@ -201,8 +190,10 @@ def compared(make: Callable, steps: int, rounds: int, device: str, loops: bool) 
     return rows([*head, *(["it ÷ bare loop"] if loops else [])], lines), found.rounds
 
 
-def short(args: argparse.Namespace) -> None:
-    """The steps of a linear layer, and those of SimpleCNN."""
+def main() -> None:
+    args = arguments(__doc__, rounds=9, device=True).parse_args()
+    args.rounds = 1 if args.smallest else args.rounds
+    quiet_libraries()
     few, many = (WARM_UP + 2, WARM_UP + 4) if args.smallest else (120, 2020)
     cases = {"one linear layer, batch 8": (linear, many, False)}
     for batch in (8,) if args.smallest else (128,) if args.device == "cpu" else (64, 4096):
@@ -210,73 +201,6 @@ def short(args: argparse.Namespace) -> None:
     found = {title: compared(make, n, args.rounds, args.device, loops) for title, (make, n, loops) in cases.items()}
     text = "\n\n".join(f"**{title}**\n\n{table}" for title, (table, _) in found.items())
     write_result("monitoring", text, {title: data for title, (_, data) in found.items()}, args)
-
-
-class Trainer(SimpleNamespace):
-    """A trainer as far as a writer needs one; unlike a SimpleNamespace it can be referred to weakly."""
-
-    __slots__ = ("__weakref__",)
-    __hash__ = object.__hash__
-
-
-class Measurement:
-    """What ThroughputMonitor does with the steps of a fit."""
-
-    parts = (StepPart.DATA_WAIT, StepPart.TRANSFER, StepPart.FORWARD, StepPart.BACKWARD, StepPart.OPTIMIZER)
-
-    def __init__(self, folder: str):
-        loggers = [CSVLogger(folder, name="csv", version=""), TensorBoardLogger(folder, name="tb", version="")]
-        self.windows = Windows(5)
-        self.timer, self.table = StepTimer(HostClock()), UpdateTable(5, self.windows)
-        self.writer = StepWriter(Trainer(is_global_zero=True, loggers=loggers))
-
-    def step(self, number: int) -> None:
-        """One update of 32 samples."""
-        timer = self.timer
-        if self.windows.is_due(timer.updates):
-            with timer.pause():
-                self.windows.begin(timer.updates)
-        timer.begin_batch()
-        for part in self.parts:
-            timer.enter(part)
-            timer.leave(part)
-        timer.current.samples = 32
-        timer.end_batch(number)
-        if len(timer.finished) >= FLUSH_EVERY:
-            with timer.pause():
-                batches = [timer.finished.popleft() for _ in range(len(timer.finished))]
-                found = self.table.add(batches, timer.clock)
-                self.writer.write(metrics_of(found, 1, 1e6, 1e12), always=stalls_among(found, 1.0))
-
-
-def long(args: argparse.Namespace) -> None:
-    """At each number of updates: µs a step since the last one, MiB beyond the start, and seconds for the summary."""
-    process, lines, first = psutil.Process(), [], 200
-    with tempfile.TemporaryDirectory() as folder:
-        fit = Measurement(folder)
-        for number in range(1, first + 1):  # what is done once
-            fit.step(number)
-        rss = process.memory_info().rss
-        updates = (300, 500) if args.smallest else (1_000, 100_000, 1_000_000)
-        for done, end in itertools.pairwise([first, *updates]):
-            began = time.perf_counter()
-            for number in range(done + 1, end + 1):
-                fit.step(number)
-            us = 1e6 * (time.perf_counter() - began) / (end - done)
-            grown, began = (process.memory_info().rss - rss) / 2**20, time.perf_counter()
-            assert cost_of(fit.table)
-            lines.append([f"{end:,}", f"{us:.0f}", f"{grown:.0f}", f"{time.perf_counter() - began:.3f}"])
-    head = ["updates", "µs a step, since the row before", "memory grown, MiB", "the summary, s"]
-    write_result("long_run", rows(head, lines, words=0), {"rows": lines}, args)
-
-
-def main() -> None:
-    parser = arguments(__doc__, rounds=9, device=True)
-    parser.add_argument("--long", action="store_true", help="the cost of a long run instead")
-    args = parser.parse_args()
-    args.rounds = 1 if args.smallest else args.rounds
-    quiet_libraries()
-    (long if args.long else short)(args)
 
 
 if __name__ == "__main__":
