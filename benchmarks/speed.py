@@ -1,10 +1,8 @@
-"""What one thing takes in the place of another: an epoch, a pipeline, freed memory, augmentation, a refusal.
+"""What one thing takes in the place of another: an epoch, a pipeline, freed memory.
 
     python benchmarks/speed.py epoch --root ../shared/data
     python benchmarks/speed.py pipelines --root ../shared/data
     python benchmarks/speed.py memory
-    python benchmarks/speed.py augmentation
-    python benchmarks/speed.py refusal
 
 All variants of a subject take turns, in another order in each round. A ratio is the median over rounds of the ratio within
 a round, with its middle half.
@@ -15,8 +13,6 @@ import contextlib
 import json
 import os
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -28,31 +24,21 @@ from unittest import mock
 import lightning
 import torch
 from harness import MNIST as SPEC
-from harness import ROOT, arguments, compare_variants, median, rows, write_result
+from harness import arguments, compare_variants, in_a_process, rows, write_result
 from lightning.pytorch.callbacks import Callback
-from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
-from batchscope.data import Augment, DataSpec
 from batchscope.data.mnist import MNIST
 from batchscope.hardware.host_memory import keep_freed_memory
 from batchscope.models import SimpleCNN
-from batchscope.models.recurrent import StackedLSTM
 from batchscope.options.compose import check_command_line
 from batchscope.training import run as program
 
 BATCH_SIZE = 128
 Turn = dict[str, float]
 Step = Callable[[], Any]
-
-
-def in_a_process(*words: object) -> Turn:
-    """One measurement of `--child`, in a new process: an allocator, for example, cannot be reset."""
-    line = [sys.executable, __file__, *map(str, words)]
-    said = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return json.loads(said.splitlines()[-1])
 
 
 # --- epoch: train.py against loops that are written by hand ---------------------------------------------------------
@@ -68,7 +54,7 @@ def epoch(args: argparse.Namespace) -> tuple[str, Any]:
     """
     names = EPOCHS[:2] if args.smallest else EPOCHS
     line = ["epoch", "--root", args.root, *(["--smallest"] if args.smallest else []), "--child"]
-    found = compare_variants({name: partial(in_a_process, *line, name) for name in names}, args.rounds)
+    found = compare_variants({name: partial(in_a_process, __file__, *line, name) for name in names}, args.rounds)
     lines = []
     for name in names:
         times = [f"{found.median(name, key):.2f}" for key in ("seconds", "processor")]
@@ -201,31 +187,32 @@ def samples_per_sec(start: Callable[[], Iterator], seconds: float) -> float:
 
 # --- memory: freed memory that is kept, or returned to the system ----------------------------------------------------
 
-MEMORY = [("SimpleCNN", size) for size in (8, 32, 128, 512, 2048)] + [("StackedLSTM", size) for size in (64, 512)]
+MEMORY = (8, 32, 128, 512, 2048)  # samples of a batch
 
 
 def memory(args: argparse.Namespace) -> tuple[str, Any]:
-    """CPU steps with and without `keep_freed_memory`, each measurement in its own process."""
+    """SimpleCNN's steps on a CPU with and without `keep_freed_memory`, each measurement in its own process."""
     lines, data = [], {}
-    for model, size in MEMORY[:1] if args.smallest else MEMORY:
-        variants = {w: partial(in_a_process, "memory", "--child", f"{model} {size} {w}") for w in ("kept", "returned")}
-        found = compare_variants(variants, args.rounds)
-        data[f"{model} {size}"] = found.rounds
+    for size in MEMORY[:1] if args.smallest else MEMORY:
+        ways = {
+            way: partial(in_a_process, __file__, "memory", "--child", f"{size} {way}") for way in ("kept", "returned")
+        }
+        found = data[str(size)] = compare_variants(ways, args.rounds)
         cells = [f"{1e3 * found.median(way):.2f} ms" for way in ("returned", "kept")]
         cells.append(found.ratio("returned", "kept"))
         cells += [f"{found.median(way, 'faults'):,.0f}" for way in ("returned", "kept")]
-        lines.append([model, size, *cells, *(f"{found.median(way, 'peak_gib'):.2f}" for way in ("returned", "kept"))])
-    head = ["model", "batch", "step, default malloc", "step, memory kept", "default ÷ kept (middle half)"]
-    return rows([*head, "page faults a step: default", "kept", "peak GiB: default", "kept"], lines), data
+        lines.append([size, *cells, *(f"{found.median(way, 'peak_gib'):.2f}" for way in ("returned", "kept"))])
+    head = ["batch", "step, default malloc", "step, memory kept", "default ÷ kept (middle half)"]
+    head += ["page faults a step: default", "kept", "peak GiB: default", "kept"]
+    return rows(head, lines), {size: found.rounds for size, found in data.items()}
 
 
 def memory_here(name: str, _: argparse.Namespace) -> Turn:
     """Seconds (the best of five stretches), page faults and peak memory of a step, in this process."""
-    model, size, way = name.split()
+    size, way = name.split()
     if way == "kept":
         assert keep_freed_memory()
-    torch.manual_seed(0)
-    step, steps = cnn_step(SPEC.input_shape, int(size)) if model == "SimpleCNN" else lstm_step(int(size)), 1
+    step, steps = cnn_step(int(size)), 1
     while (found := stretch(step, steps))["seconds"] * steps < 0.5:
         steps *= 2
     found["seconds"] = min(stretch(step, steps)["seconds"] for _ in range(5))
@@ -240,87 +227,17 @@ def stretch(step: Step, steps: int) -> Turn:
     return {"seconds": (time.perf_counter() - started) / steps, "faults": faults / steps}
 
 
-def cnn_step(shape: tuple[int, ...], size: int) -> Step:
-    model = SimpleCNN(DataSpec("image", shape, "class", 10)).to(memory_format=torch.channels_last)
-    x, y = torch.randn(size, *shape).to(memory_format=torch.channels_last), torch.randint(10, (size,))
-    return stepper(model, lambda: F.cross_entropy(model(x), y))
-
-
-def lstm_step(size: int) -> Step:
-    model, x = StackedLSTM(2, 28, 128), torch.randn(size, 28, 28)
-    return stepper(model, lambda: model(x)[0].square().mean())
-
-
-def stepper(model: nn.Module, loss: Callable[[], torch.Tensor]) -> Step:
+def cnn_step(size: int) -> Step:
+    model = SimpleCNN(SPEC).to(memory_format=torch.channels_last)
+    x, y = torch.randn(size, *SPEC.input_shape).to(memory_format=torch.channels_last), torch.randint(10, (size,))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
     def step() -> None:
         optimizer.zero_grad()
-        loss().backward()
+        F.cross_entropy(model(x), y).backward()
         optimizer.step()
 
     return step
-
-
-# --- augmentation, beside a step on the same batch -------------------------------------------------------------------
-
-CHANGES = {
-    "shift": {"shift": 2},
-    "rotation": {"rotation": 10},
-    "all four": {"shift": 2, "rotation": 10, "crop": 3, "flip": True},
-}
-
-
-def augmentation(args: argparse.Namespace) -> tuple[str, Any]:
-    """On one thread of the CPU; the step is SimpleCNN's."""
-    torch.set_num_threads(1)
-    shapes = ((1, 28, 28), (3, 32, 32))
-    lines, data = [], {}
-    for shape, size in (
-        [(shapes[0], 8)] if args.smallest else [(shape, size) for shape in shapes for size in (128, 512)]
-    ):
-        x, least = torch.rand(size, *shape), 0.02 if args.smallest else 0.3
-        work: dict[str, Step] = {name: partial(Augment(**options), x, 0, 0, 0) for name, options in CHANGES.items()}
-        work["step"] = cnn_step(shape, size)
-        found = compare_variants({name: partial(seconds, run, least) for name, run in work.items()}, args.rounds, 1)
-        data[f"{shape} {size}"] = found.rounds
-        for name in CHANGES:
-            share = f"{100 * median(found.ratios(name, 'step')):.1f} %"
-            lines.append(["×".join(map(str, shape)), size, name, f"{1e3 * found.median(name):.2f}", share])
-    return rows(["images", "batch", "change", "ms", "of a SimpleCNN step"], lines), data
-
-
-def seconds(work: Step, least: float) -> float:
-    """The time of one call."""
-    calls, elapsed, started = 0, 0.0, time.perf_counter()
-    while not calls or elapsed < least:
-        work()
-        calls += 1
-        elapsed = time.perf_counter() - started
-    return elapsed / calls
-
-
-# --- refusal: whole processes, from start to exit --------------------------------------------------------------------
-
-MISTAKES = ["modle=cnn", "data.batch_sise=3", "model=cnn data=adding", "-m data.batch_size=64,128,256,0"]
-
-
-def refusal(args: argparse.Namespace) -> tuple[str, Any]:
-    """How long `python train.py` takes to refuse a mistake."""
-    mistakes = MISTAKES[:1] if args.smallest else MISTAKES
-    with tempfile.TemporaryDirectory() as folder:
-        found = compare_variants({line: partial(refused, line, folder) for line in mistakes}, args.rounds)
-    lines = [[f"`{line}`", f"{found.median(line):.2f}", f"{max(found.of(line)):.2f}"] for line in mistakes]
-    return rows(["python train.py …", "median s", "max s"], lines), found.rounds
-
-
-def refused(line: str, folder: str) -> float:
-    started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, ROOT / "train.py", *line.split()], cwd=folder, capture_output=True, check=False
-    )
-    assert done.returncode == 1, done.stderr
-    return time.perf_counter() - started
 
 
 # subject → what measures it, the name of its result, and rounds
@@ -328,15 +245,13 @@ SUBJECTS = {
     "epoch": (epoch, "overhead", 7),
     "pipelines": (pipelines, "pipelines", 5),
     "memory": (memory, "allocator", 3),
-    "augmentation": (augmentation, "data", 5),
-    "refusal": (refusal, "start", 10),
 }
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("subject", choices=SUBJECTS)
-    parser.add_argument("--rounds", type=int, help="by default 3 to 10, by the subject")
+    parser.add_argument("--rounds", type=int, help="by default 3 to 7, by the subject")
     parser.add_argument("--child", help=argparse.SUPPRESS)  # one measurement, in this process
     args = parser.parse_args()
     if args.child:
