@@ -8,7 +8,7 @@ ARGS ?=
 # Where MNIST lies.
 DATA ?= data
 
-.PHONY: help train test test-all test-lowest lint types docs format bench gpu clean
+.PHONY: help train test test-all test-lowest lint types docs format bench gpu gpu-tests gpu-sweep clean
 
 help: ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -52,24 +52,30 @@ bench: $(VENV)/.installed-test ## the benchmarks that take minutes; DATA=<folder
 	$(BIN)/python benchmarks/speed.py pipelines --root $(DATA)
 	$(BIN)/python benchmarks/speed.py epoch --root $(DATA)
 
-# A script that fails does not stop the others.
-gpu: $(VENV)/.installed-test ## all that needs a GPU, 20 minutes on one; REHEARSE=1 tries it in small on the CPU
-	$(BIN)/python -m pytest -m gpu tests/gpu tests/data/test_loader.py || failed=1; \
-	$(BIN)/python train.py -m $(SWEEP) callbacks.progress=null || failed=1; \
-	for script in $(GPU_SCRIPTS); do \
-		echo "$$script"; $(BIN)/python benchmarks/$$script --root $(DATA) $(SMALL) || failed=1; \
-	done; exit $${failed:-0}
+# Each part for itself, so that a failure in one does not stop the others. BIN=<folder of a python> needs no network.
+gpu: ## all that needs a GPU, 30 minutes on one; REHEARSE=1 tries it in small on the CPU
+	$(MAKE) --keep-going gpu-tests gpu-sweep $(GPU_SCRIPTS:%=gpu-%)
 
-gpu: GPU_SCRIPTS = truth.py cuda_trace.py monitoring.py recurrent.py causes.py "roofline.py peaks" "roofline.py steps" choose.py
-gpu: SWEEP = experiment=throughput model=cnn data.root=$(DATA)
+gpu-%: export PYTHONUNBUFFERED := 1
+gpu-%: $(if $(filter file,$(origin BIN)),$(VENV)/.installed-test)
+	$(BIN)/python benchmarks/$*.py --root $(DATA) $(SMALL)
+
+gpu-tests: $(if $(filter file,$(origin BIN)),$(VENV)/.installed-test)
+	$(BIN)/python -m pytest -m gpu tests/gpu tests/data/test_loader.py
+
+gpu-sweep: $(if $(filter file,$(origin BIN)),$(VENV)/.installed-test)
+	$(BIN)/python train.py -m $(SWEEP) callbacks.progress=null
+
+GPU_SCRIPTS := cuda_trace truth roofline causes recurrent monitoring choose
+SWEEP = experiment=throughput model=cnn data.root=$(DATA)
 ifdef REHEARSE
-gpu: export REHEARSE := 1
-gpu: export CUDA_VISIBLE_DEVICES :=
-gpu: SMALL = --smallest
-gpu: SWEEP += data=digits data.num_train=256 data.batch_size=8,32 callbacks.until_known.seconds=0.3
+gpu gpu-%: export REHEARSE := 1
+gpu gpu-%: export CUDA_VISIBLE_DEVICES :=
+SMALL = --smallest
+SWEEP += data=digits data.num_train=256 data.batch_size=8,32 callbacks.until_known.seconds=0.3
 else
-gpu: SMALL = --device cuda
-gpu: SWEEP += trainer.accelerator=cpu,gpu data.batch_size=32,128,512,2048,8192
+SMALL = --device cuda
+SWEEP += trainer.accelerator=cpu,gpu data.batch_size=32,128,512,2048,8192
 endif
 
 clean: ## remove the environment and caches, never outputs/ or data/
