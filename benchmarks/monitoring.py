@@ -91,23 +91,6 @@ class Clock(Callback):
             self.found = dict(zip(("seconds", "processor"), each, strict=True))
 
 
-def with_lightning(
-    make: Callable, steps: int, device: str, callbacks: Callable[[], list[Callback]], logs: bool
-) -> dict[str, float]:
-    """A turn with these callbacks and, if it logs, TensorBoard and CSV."""
-    outside, used = Clock(steps), callbacks()
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = lightning.Trainer(
-            accelerator="cpu" if device == "cpu" else "gpu", devices=1, max_epochs=1, callbacks=[*used, outside],
-            logger=[TensorBoardLogger(folder), CSVLogger(folder)] if logs else False, log_every_n_steps=1,
-            enable_progress_bar=any(isinstance(each, ProgressBar) for each in used),
-            enable_model_summary=False, enable_checkpointing=False,
-        )  # fmt: skip
-        trainer.fit(*make(steps, device=trainer.strategy.root_device))
-    return outside.found
-
-
 def default_trainer(
     folder: str, accelerator: str, more: Sequence[Callback] = (), precision: Any = "32-true"
 ) -> lightning.Trainer:
@@ -120,12 +103,23 @@ def default_trainer(
     )  # fmt: skip
 
 
-def with_defaults(make: Callable, steps: int, device: str) -> dict[str, float]:
-    """A turn with all that train.py has."""
-    outside = Clock(steps)
+def turn(
+    make: Callable, steps: int, device: str, used: Callable[[], list[Callback]] | None, logs: bool
+) -> dict[str, float]:
+    """A turn with these callbacks and, if it logs, TensorBoard and CSV; with None all that train.py has."""
+    outside, accelerator = Clock(steps), "cpu" if device == "cpu" else "gpu"
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = default_trainer(folder, "cpu" if device == "cpu" else "gpu", [outside])
+        if used is None:
+            trainer = default_trainer(folder, accelerator, [outside])
+        else:
+            callbacks = [*used(), outside]
+            trainer = lightning.Trainer(
+                accelerator=accelerator, devices=1, max_epochs=1, callbacks=callbacks, log_every_n_steps=1,
+                logger=[TensorBoardLogger(folder), CSVLogger(folder)] if logs else False,
+                enable_progress_bar=any(isinstance(each, ProgressBar) for each in callbacks),
+                enable_model_summary=False, enable_checkpointing=False,
+            )  # fmt: skip
         trainer.fit(*make(steps, device=trainer.strategy.root_device))
     return outside.found
 
@@ -174,12 +168,10 @@ VARIANTS = {
 
 def compared(make: Callable, steps: int, rounds: int, device: str, loops: bool) -> tuple[str, Any]:
     """The table of all variants on one model; with `loops` also of a bare loop and of train.py."""
-    variants: dict[str, Callable] = {
-        name: partial(with_lightning, make, steps, device, *how) for name, how in VARIANTS.items()
-    }
+    variants: dict[str, Callable] = {name: partial(turn, make, steps, device, *how) for name, how in VARIANTS.items()}
     if loops:
         variants |= {"bare loop": partial(bare_loop, make, steps, device)}
-        variants |= {"train.py": partial(with_defaults, make, steps, device)}
+        variants |= {"train.py": partial(turn, make, steps, device, None, True)}
     found = compare_variants(variants, rounds, warm_up=1 if rounds > 1 else 0)
     lines = []
     for name in variants:
