@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from harness import RESULTS, ROOT, arguments, machine, median, rows, sweep_line, write_result
 from simulated import Reference, why_false
 
@@ -32,14 +31,11 @@ from batchscope.analysis import write_report
 from batchscope.analysis.answer import answer
 from batchscope.analysis.groups import Group
 from batchscope.analysis.read import find
-from batchscope.analysis.run import Run
 from batchscope.records.read import FILE, read
-from batchscope.records.step_times import StepTimes
 
 CONDITIONS = ("quiet", "light", "bursts")
 CASES = ("cnn=2,8,32,256", "stacked_lstm=2,8,32,256")
 LONG = ("callbacks.until_known.seconds=25", "callbacks.until_known.precision=0.005")
-LIMIT_S = 150  # of measuring in a sweep
 QUICK = (  # leaves out what has no part in a rate, for --smallest
     "callbacks.throughput.calibrate=false",
     "callbacks.throughput.record_operations=false",
@@ -147,15 +143,11 @@ def options_of(case: str, args: argparse.Namespace) -> list[str]:
     return [*options, f"data.batch_size={sizes}", "trainer.accelerator=cpu", *(QUICK if args.smallest else ())]
 
 
-def reference_of(places: Sequence[Path]) -> tuple[Reference, dict[str, Any]]:
-    """The pooled rates of long sweeps, and by how much they differed (median over sizes)."""
+def reference_of(places: Sequence[Path]) -> Reference:
+    """The pooled rates of long sweeps."""
     rates = find(places).groups[0].rates
     off = {size: rates.reach(size) for size in rates.settings}
-    alone = [find([place]).groups[0].rates for place in places]
-    ratios = {s: [one.rate(s) / one.rate(rates.settings[-1]) for one in alone] for s in rates.settings}
-    spread = {size: max(found) / min(found) - 1 for size, found in ratios.items()}
-    known = {size: rates.rate(size) for size in sorted(rates.settings)}
-    return Reference(known, off), {"rates": known, "off": off, "differ": spread}
+    return Reference({size: rates.rate(size) for size in sorted(rates.settings)}, off)
 
 
 def judged(place: Path, truth: Reference) -> dict[str, Any]:
@@ -171,14 +163,7 @@ def judged(place: Path, truth: Reference) -> dict[str, Any]:
         "claims": found.claims,
         "false": [why for claim in found.claims if (why := why_false(claim, truth))],
         "reach": {size: found.rates.reach(size) for size in group.sizes},
-        "measuring_s": measuring_s(group.runs),
     }
-
-
-def measuring_s(runs: Sequence[Run]) -> float:
-    """Seconds from the first window of a sweep to the last one."""
-    begun = [run.steps.start_unix for run in runs if isinstance(run.steps, StepTimes) and len(run.steps.start_unix)]
-    return float(np.max(np.concatenate(begun)) - np.min(np.concatenate(begun))) if begun else 0.0
 
 
 def measure_references(args: argparse.Namespace) -> dict[str, list[Path]]:
@@ -224,10 +209,8 @@ def table_of_sweeps(sweeps: list[dict[str, Any]]) -> str:
         cells = [condition, len(of), len(decided), wrong, least, f"{median(seconds):.0f}", f"{max(seconds):.0f}"]
         lines.append([*cells, f"{beyond:.1f}"])
     head = ["beside the sweep", "sweeps", "decided", "with a false claim", "recommended ÷ best, least", "s, median"]
-    longest = max(one["measuring_s"] for one in sweeps)
     text = [rows([*head, "s, most", "no training, s a run"], lines), ""]
     text += ["Wanted: at most 1 sweep of 60 with a false claim, 18 of 20 quiet ones decided, 0.88 of the best rate."]
-    text += [f"The longest sweep measured for {longest:.0f} s; {LIMIT_S} s are the limit."]
     return "\n".join([*text, *(f"- sweep {n}: {why}" for n, one in enumerate(sweeps) for why in one["false"])])
 
 
@@ -245,14 +228,14 @@ def main() -> None:
         shutil.rmtree(args.out, ignore_errors=True)
     args.out = args.out.resolve()
     places = measure_references(args)
-    pooled = {case: reference_of(of_case) for case, of_case in places.items()}
-    sweeps = measure_sweeps(args, {case: reference for case, (reference, _) in pooled.items()})
+    references = {case: reference_of(of_case) for case, of_case in places.items()}
+    sweeps = measure_sweeps(args, references)
     text = table_of_sweeps(sweeps)
-    for case, (_, found) in pooled.items():
-        known = ", ".join(f"{size}: {rate:,.0f} ± {found['off'][size]:.1%}" for size, rate in found["rates"].items())
-        text += f"\n\nReference of {case.partition('=')[0]}, samples/s: {known}. The two sweeps differed by at most "
-        text += f"{max(found['differ'].values()):.1%} (of ratios to the largest size)."
-    write_result("answers", text, {"reference": {c: facts for c, (_, facts) in pooled.items()}, "sweeps": sweeps}, args)
+    for case, truth in references.items():
+        known = ", ".join(f"{size}: {rate:,.0f} ± {truth.off[size]:.1%}" for size, rate in truth.rates.items())
+        text += f"\n\nReference of {case.partition('=')[0]}, samples/s: {known}."
+    facts = {case: {"rates": truth.rates, "off": truth.off} for case, truth in references.items()}
+    write_result("answers", text, {"reference": facts, "sweeps": sweeps}, args)
     if not args.smallest:
         quiet = {one["case"]: args.out / "sweeps" / str(one["number"]) for one in sweeps if one["condition"] == "quiet"}
         shutil.rmtree(RESULTS / "sweep", ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Recurrent models against torch's own, against the readable cells, and against their matrix products alone.
+"""Recurrent models against torch's own, and against the readable cells.
 
     python benchmarks/recurrent.py --rounds 25
     python benchmarks/recurrent.py --device cuda
@@ -8,8 +8,6 @@ is the median over rounds of the ratio within a round.
 
 - Forward runs without gradients, as in validation. In forward+backward every step's output has a gradient, and none is
   small enough to be denormal.
-- The products are the matrix products of the definition alone, with one product for the inputs of all steps and one for
-  each weight's gradient.
 - Freed memory is kept, as in train.py.
 - torch's network runs twice in each round: the ratio of the two shows the noise of this machine.
 """
@@ -76,37 +74,6 @@ def passes(kind: str, shape: Shape, way: str, device: str) -> dict[str, Callable
     return dict(zip(PASSES, (forward, both), strict=True))
 
 
-def products(kind: str, shape: Shape, device: str) -> dict[str, Callable[[], object]]:
-    """The matrix products of all layers alone, on buffers made beforehand."""
-    steps, features, hidden, layers, batch = shape
-    gates = hidden * (1 if kind == "RNN" else 4)
-    one, state = torch.randn(batch, gates, device=device), torch.randn(batch, hidden, device=device)
-    recurrent = torch.randn(hidden, gates, device=device)
-    back = recurrent.t().contiguous()
-    every, states = (torch.randn(steps * batch, size, device=device) for size in (gates, hidden))
-    widths = [features] + [hidden] * (layers - 1)
-    inputs = {width: torch.randn(steps * batch, width, device=device) for width in widths}
-    weights = {width: torch.randn(width, gates, device=device) for width in widths}
-
-    def forward() -> None:
-        for width in widths:
-            torch.mm(inputs[width], weights[width], out=every)
-            for _ in range(steps):
-                torch.mm(state, recurrent, out=one)
-
-    def both() -> None:
-        forward()
-        for layer, width in enumerate(widths):
-            for _ in range(steps):
-                torch.mm(one, back, out=state)
-            torch.mm(every.t(), states)
-            torch.mm(every.t(), inputs[width])
-            if layer:
-                torch.mm(every, weights[width].t())
-
-    return dict(zip(PASSES, (forward, both), strict=True))
-
-
 def seconds(work: Callable[[], object], repeats: int) -> float:
     started = clock()
     for _ in range(repeats):
@@ -118,7 +85,6 @@ def times(kind: str, shape: Shape, args: argparse.Namespace) -> dict[str, Compar
     """Every variant of forward and of forward+backward, in turns."""
     ways = {"auto": "auto", "torch": "torch", "torch again": "torch", "reference": "reference"}
     work = {name: passes(kind, shape, way, args.device) for name, way in ways.items()}
-    work["products"] = products(kind, shape, args.device)
     found = {}
     for what in PASSES:
         for way in work:
@@ -129,11 +95,11 @@ def times(kind: str, shape: Shape, args: argparse.Namespace) -> dict[str, Compar
 
 
 def row(kind: str, shape: Shape, of: Compared) -> list[str]:
-    pairs = ("torch", "torch again"), ("reference", "auto"), ("auto", "products"), ("torch", "products")
-    itself, reference, auto, theirs = (f"{median(of.ratios(*pair)):.2f}" for pair in pairs)
-    ours, torchs, bare = (f"{1e3 * of.median(way):.1f}" for way in ("auto", "torch", "products"))
-    cells = [kind, ", ".join(map(str, shape)), ours, torchs, of.ratio("torch", "auto"), itself, reference, bare]
-    return [*cells, auto, theirs]
+    ours, theirs = (f"{1e3 * of.median(way):.1f}" for way in ("auto", "torch"))
+    itself, reference = (
+        f"{median(of.ratios(*pair)):.2f}" for pair in (("torch", "torch again"), ("reference", "auto"))
+    )
+    return [kind, ", ".join(map(str, shape)), ours, theirs, of.ratio("torch", "auto"), itself, reference]
 
 
 def main() -> None:
@@ -146,7 +112,7 @@ def main() -> None:
         found[case] = times(*case, args)
         print(*case, flush=True)
     head = ["network", "T, F, H, L, B", "auto", "torch's", "torch's ÷ auto (middle half)", "torch's ÷ itself"]
-    head += ["reference ÷ auto", "products alone", "auto ÷ products", "torch's ÷ products"]
+    head += ["reference ÷ auto"]
     tables = {what: rows(head, [row(*case, of[what]) for case, of in found.items()], words=2) for what in PASSES}
     text = "\n\n".join(f"**{what}**, ms\n\n{table}" for what, table in tables.items())
     data = {f"{kind} {shape}": {what: of[what].rounds for what in PASSES} for (kind, shape), of in found.items()}
