@@ -14,7 +14,6 @@ from tests.support.waiting import PATIENCE_S
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 KERNELS = BENCHMARKS.parents[1] / "shared" / "data" / "gpu_kernels"
 LINES = {  # command line → what is printed
-    "speed.py epoch": "| plain loop |",
     "speed.py pipelines": "| bare tensor indexing |",
     "speed.py memory": "| 8 |",
     "monitoring.py": "**SimpleCNN, batch 8**",
