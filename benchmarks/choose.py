@@ -22,6 +22,7 @@ from harness import ROOT, arguments, fill_in, machine, rows, write_result
 from batchscope.choice.measured import read_trainings
 from batchscope.choice.step import step_on
 from batchscope.files import set_aside
+from batchscope.hardware.datasheet import by_short_name
 
 PAGE = ROOT / "docs" / "choosing-a-device.md"
 # Modal's price list of 2026-05-07: an hour of the GPU alone, in dollars.
@@ -54,21 +55,28 @@ def measured(text: str) -> Path:
     return ROOT / text.splitlines()[-1].removeprefix("measured ")
 
 
-def check(args: argparse.Namespace) -> None:
-    """Measure both devices, and hold the GPU's steps against what the CPU's predict."""
-    text = choose("model=cnn", "data=mnist", f"data.root={args.root}", "data.batch_size=64,512,4096", "--epochs", "10")
+def check(args: argparse.Namespace) -> Path:
+    """Measure both devices, and hold the GPU's steps against what the CPU's predict; the folder of the measurement.
+
+    In the smallest case a T4 stands in for the GPU.
+    """
+    options, sizes = (SMALLEST[0][:-1], "8,16") if args.smallest else (CASES["cnn"][0], "64,512,4096")
+    text = choose(*options, f"data.root={args.root}", f"data.batch_size={sizes}", "--epochs", "10")
     ((training,), _) = read_trainings([measured(text)])
+    cards = [(source.device, source.sizes) for source in training.sources if source.device.kind == "cuda"]
+    cards += [(by_short_name()["t4"], training.sources[0].sizes)] if args.smallest else []
     lines = []
-    for card in (source for source in training.sources if source.device.kind == "cuda"):
-        for source in (source for source in training.sources if source is not card):
-            for size, here in card.sizes.items():
-                low, middle, high = (f"{1e3 * end:.3g}" for end in step_on(source, card.device, size).seconds.ends())
-                holds = float(low) <= 1e3 * here.seconds.middle <= float(high)
-                lines.append(
-                    [size, f"{1e3 * here.seconds.middle:.3g}", middle, f"{low} to {high}", "yes" if holds else "**no**"]
-                )
+    for card, there in cards:
+        for source in (source for source in training.sources if source.device is not card):
+            for size, one in there.items():
+                low, middle, high = (1e3 * end for end in step_on(source, card, size).seconds.ends())
+                ms = 1e3 * one.seconds.middle
+                holds = "yes" if low <= ms <= high else "**no**"
+                lines.append([size, f"{ms:.3g}", f"{middle:.3g}", f"{low:.3g} to {high:.3g}", holds])
+    assert lines, text
     head = ["batch", "measured, ms", "predicted, ms", "interval", "holds"]
     write_result("choose_check", f"```text\n{text.strip()}\n```\n\n{rows(head, lines)}", {"checks": lines}, args)
+    return measured(text)
 
 
 def main() -> None:
@@ -82,15 +90,14 @@ def main() -> None:
     made, numbers = {}, {}
     for name, (options, flags) in {"cnn": SMALLEST}.items() if args.smallest else CASES.items():
         place = kept / name
-        if args.earlier is None:
+        if args.smallest:
+            place = check(args)
+        elif args.earlier is None:
             found = measured(choose(*options, f"data.root={args.root}", *flags, *FLAGS))
-            if not args.smallest:
-                if place.exists():
-                    set_aside(place)
-                kept.mkdir(parents=True, exist_ok=True)
-                shutil.move(found, place)
-            else:
-                place = found
+            if place.exists():
+                set_aside(place)
+            kept.mkdir(parents=True, exist_ok=True)
+            shutil.move(found, place)
         words = [str(place), *flags, *FLAGS]
         made[name] = f"```text\n{choose(*words).strip()}\n```"
         numbers[name] = json.loads(choose(*words, "--json"))
