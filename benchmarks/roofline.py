@@ -29,7 +29,7 @@ BATCHES = (1, 8, 64, 512, 2048)
 LINEAR = [(3136, 128), (784, 512), (512, 256), (156, 512), (256, 512), (1024, 1024)]  # features in and out
 CONVOLUTIONS = [(1, 32, 28), (32, 64, 14), (64, 64, 8), (128, 128, 4), (256, 256, 2), (512, 512, 1), (64, 64, 28)]
 RECURRENT = [(28, 28, 128), (28, 128, 128), (16, 512, 512)]  # time steps, features in, hidden size
-NUMBERS = 2**25  # of a tensor of traffic: 128 MiB
+NUMBERS = {"cpu": 2**25, "cuda": 2**28}  # of a tensor of traffic: 128 MiB; 1 GiB, of which an L2 of 50 MiB holds little
 Run = Callable[[], object]
 Layer = tuple[
     str, float, float, Callable[[], Run]
@@ -74,18 +74,18 @@ def lstm(random: Callable, batch: int, steps: int, features: int, hidden: int) -
     return partial(torch.lstm, random(steps, batch, features), states, weights, True, 1, 0.0, False, False, False)
 
 
-def traffic(device: str) -> Iterator[tuple[str, int, Callable[[], Run]]]:
-    """Operations on large tensors: name, how many such tensors are read and written, what makes the run."""
+def traffic(device: str, count: int) -> Iterator[tuple[str, int, Callable[[], Run]]]:
+    """Operations on tensors of so many numbers: name, how many such tensors are read and written, what makes the run."""
     random = partial(torch.randn, device=device)
-    yield "relu", 2, lambda: partial(torch.relu, random(NUMBERS))
-    yield "a + b", 3, lambda: partial(torch.add, random(NUMBERS), random(NUMBERS))
-    yield "softmax", 2, lambda: partial(torch.softmax, random(NUMBERS // 1024, 1024), 1)
-    yield "layer norm", 2, lambda: partial(F.layer_norm, random(NUMBERS // 1024, 1024), (1024,))
-    yield "matrix × vector", 1, lambda: partial(torch.mv, random(NUMBERS // 4096, 4096), random(4096))
+    yield "relu", 2, lambda: partial(torch.relu, random(count))
+    yield "a + b", 3, lambda: partial(torch.add, random(count), random(count))
+    yield "softmax", 2, lambda: partial(torch.softmax, random(count // 1024, 1024), 1)
+    yield "layer norm", 2, lambda: partial(F.layer_norm, random(count // 1024, 1024), (1024,))
+    yield "matrix × vector", 1, lambda: partial(torch.mv, random(count // 4096, 4096), random(4096))
 
     def adam() -> Run:
-        weight = torch.nn.Parameter(random(NUMBERS))
-        weight.grad = random(NUMBERS)
+        weight = torch.nn.Parameter(random(count))
+        weight.grad = random(count)
         return torch.optim.AdamW([weight], fused=True).step
 
     yield "fused AdamW", 7, adam  # reads four, and writes all but the gradient
@@ -95,18 +95,19 @@ def parts_of_peaks(args: argparse.Namespace) -> dict[str, list[float]]:
     """By name: the rate, its part of the peak, and the part inside the image; best first."""
     torch.set_num_threads(args.threads[0])
     device = torch.device(args.device)
-    peaks = microbenchmarks(device, cache_bytes(device))
-    products, seconds = list(peaks["fp32"])[: 2 if args.smallest else None], 0.1 if args.smallest else 60.0
+    peaks, count = microbenchmarks(device, cache_bytes(device)), 2**16 if args.smallest else NUMBERS[args.device]
+    of_peaks, of_layers, seconds = (2, 3, 0.1) if args.smallest else (None, None, 60.0)
     largest = LARGEST if args.device == "cpu" else float("inf")
-    found = [layer for layer in layers(args.device) if layer[1] <= largest][: 3 if args.smallest else None]
-    compute = {name: [Microbenchmark(flops, make)] for name, flops, _, make in found} | {PEAK: products}
-    memory = {name: [Microbenchmark(4.0 * NUMBERS * tensors, make)] for name, tensors, make in traffic(args.device)}
+    found = [layer for layer in layers(args.device) if layer[1] <= largest][:of_layers]
+    compute = {name: [Microbenchmark(flops, make)] for name, flops, _, make in found}
+    memory = {name: [Microbenchmark(4.0 * count * each, make)] for name, each, make in traffic(args.device, count)}
     with torch.inference_mode():
-        rates = best_rates(compute, seconds)
-        if not args.smallest:
-            rates |= best_rates(memory | {BANDWIDTH: peaks[MEMORY]}, seconds / 4)
+        rates = best_rates(compute | {PEAK: list(peaks["fp32"])[:of_peaks]}, seconds)
+        rates |= best_rates(memory | {BANDWIDTH: list(peaks[MEMORY])[:of_peaks]}, seconds / 4)
     inside = {name: share for name, _, share, _ in found}
-    parts = {name: rate / rates[PEAK if name in compute else BANDWIDTH] for name, rate in rates.items()}
+    parts = {
+        name: rate / rates[BANDWIDTH if name in memory or name == BANDWIDTH else PEAK] for name, rate in rates.items()
+    }
     every = {name: [rates[name], part, part * inside.get(name, 1.0)] for name, part in parts.items()}
     return dict(sorted(every.items(), key=lambda each: -each[1][1]))
 
