@@ -91,6 +91,11 @@ def rows(head: Sequence[str], lines: Sequence[Sequence[object]], words: int = 1)
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in (head, rule, *lines))
 
 
+def task_of(config: Mapping[str, Any], spec: DataSpec) -> Task:
+    """The model and the optimizer of a configuration."""
+    return Task(build(config["model"], "model", spec=spec), spec, build(config["optimizer"], "optimizer"))
+
+
 def zoo_task(model: str, *options: str) -> Task:
     """The task of `model=<model>`, with further options such as `model.backend=reference`."""
     spec = CIFAR if model == "torchvision" else MNIST
@@ -100,8 +105,7 @@ def zoo_task(model: str, *options: str) -> Task:
         *options,
         "optimizer.schedule=constant",
     ]
-    config = check_command_line(line, multirun=False)[0]
-    return Task(build(config["model"], "model", spec=spec), spec, build(config["optimizer"], "optimizer"))
+    return task_of(check_command_line(line, multirun=False)[0], spec)
 
 
 def zoo_batch(model: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:

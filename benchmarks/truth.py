@@ -15,7 +15,7 @@ import tempfile
 from typing import Any
 
 import lightning
-from harness import arguments, rows, write_result
+from harness import arguments, rows, task_of, write_result
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 
@@ -25,7 +25,6 @@ from batchscope.options.compose import check_command_line
 from batchscope.options.groups import choices_of
 from batchscope.training.build import build
 from batchscope.training.quiet import quiet_libraries
-from batchscope.training.task import Task
 
 # Enough steps for an epoch of some seconds on a CPU, and of a second on a GPU.
 SIZES = {"cnn": 12_800, "mlp": 51_200, "torchvision": 2_560, "rnn_cell": 19_200, "lstm_cell": 12_800}
@@ -50,14 +49,13 @@ def measure(
     line = [f"model={model}", *data, f"data.num_train={samples}", "data.num_val=1", f"data.pipeline={pipeline}"]
     config = check_command_line([*line, "optimizer.schedule=constant"], multirun=False)[0]
     source, steps = build(config["data"], "data"), -(-samples // config["data"]["batch_size"])
-    task = Task(build(config["model"], "model", spec=source.spec), source.spec, build(config["optimizer"], "optimizer"))
     outside, monitor = OutsideClock(), ThroughputMonitor(warmup_steps=steps, calibrate=calibrate, verbose=False)
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), tempfile.TemporaryDirectory() as logs:
         lightning.Trainer(
             accelerator=accelerator, devices=1, max_epochs=2, logger=CSVLogger(logs), log_every_n_steps=1,
             limit_val_batches=0, use_distributed_sampler=False, callbacks=[outside, monitor],
             enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-        ).fit(task, datamodule=source)  # fmt: skip
+        ).fit(task_of(config, source.spec), datamodule=source)  # fmt: skip
     summary = monitor.summary
     assert summary["updates"] == steps, summary
     writing = summary.get("excluded_ms", 0.0) / 1e3 * steps
