@@ -26,7 +26,7 @@ LINES = {  # command line → what is printed
     "zoo.py sequences --list": "adding-400-stacked_lstm",
     "answers.py": "| light | 1 |",
     "simulated.py": "| quiet, 30 passes |",
-    "noise_scale.py": "| two halves | 0.0 |",
+    "noise_scale.py": "| consecutive updates | 0.0 |",
     "compare.py": "| unchanged, side by side | 2 |",
     "choose.py": "**cnn**",
     "cuda_trace.py": "",
