@@ -89,7 +89,9 @@ def test_readings_of_the_device_are_there_and_plausible(device: torch.device):
     assert 100 < found[SM_CLOCK] < 4000
     assert energies == sorted(energies)
     watts = found[POWER]
-    assert energies[-1] - energies[0] < 5 * 0.2 * 3 * max(watts, 100)  # joules, not millijoules
+    assert energies[-1] - energies[0] < 30 * max(
+        watts, 100
+    )  # joules, not millijoules: each reading waits for the device
     assert all(0 <= value <= 100 for key, value in found.items() if key.endswith("_pct") and key != CPU)
 
 
