@@ -77,10 +77,11 @@ def test_single_operations_are_predicted_on_cards_that_were_not_fitted(tmp_path:
 
 def test_mutations_of_every_kind_are_drawn_and_found_again():
     script = runpy.run_path(str(BENCHMARKS / "mutations.py"))
-    source = BENCHMARKS.parent / "src" / "hardware"
+    source = BENCHMARKS.parent / "src" / "checkpointing"
     drawn = script["draw"](source, 0, 10)
     assert drawn == script["draw"](source, 0, 15)[:10]
-    assert {each["kind"] for each in drawn} == set(script["KINDS"])
-    for each in drawn:
+    by_kind = {each["kind"]: each for each in drawn}
+    assert set(by_kind) == set(script["KINDS"])
+    for each in by_kind.values():
         assert each["before"] != each["after"]
         compile(script["mutated"](source / each["file"], script["locate"](source, each))[1], each["file"], "exec")
