@@ -33,6 +33,7 @@ RANKS = "two ranks"
 KINDS: dict[str, dict[str, Any]] = {
     "accumulated batches": {"batches": 4},
     RANKS: {"ranks": 2},
+    "two halves": {"halves": True},
     "consecutive updates": {},
 }
 Estimate = dict[str, Any]
@@ -89,10 +90,10 @@ class Truth(Callback):
         self.gradient += mean
 
 
-def estimate(seed: int, lr: float, batches: int = 1, ranks: int = 1) -> Estimate:
+def estimate(seed: int, lr: float, batches: int = 1, ranks: int = 1, halves: bool = False) -> Estimate:
     """A fit, and what it estimates; of two ranks each does this."""
     x, y, net = fixed_set()
-    monitor, truth = NoiseScaleMonitor(every_n_steps=2), Truth(x, y)
+    monitor, truth = NoiseScaleMonitor(every_n_steps=2, halves=halves), Truth(x, y)
     options: dict[str, Any] = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False} if ranks > 1 else {}
     trainer = lightning.Trainer(
         accelerator="cpu", callbacks=[monitor, truth], max_steps=2 * COMPARISONS + 10, accumulate_grad_batches=batches,
