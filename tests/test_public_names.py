@@ -34,7 +34,6 @@ PUBLIC = {
         "StackedLSTM",
         "StackedLSTMModel",
         "TorchvisionModel",
-        "load_torch_state_dict",
         "torch_state_dict",
         "unroll",
     ],

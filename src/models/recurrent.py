@@ -134,7 +134,7 @@ def unroll(
     """
     _check_input(cell, input)
     is_lstm, is_step = isinstance(cell, LSTMCell), input.dim() == 2
-    _check_states("states", states, input, (input.shape[0], cell.hidden_size), pair=is_lstm)
+    _check_states("states", states, (input.shape[0], cell.hidden_size), pair=is_lstm)
     if not runs_fused(backend, [cell], input):
         outputs = []
         for step in [input] if is_step else input.unbind(dim=1):
@@ -198,7 +198,7 @@ class StackedLSTM(nn.Module):
         """
         shape = (len(self.cells), input.shape[0], self.hidden_size)
         _check_input(self.cells[0], input)
-        _check_states("initial_states", initial_states, input, shape, pair=True)
+        _check_states("initial_states", initial_states, shape, pair=True)
         is_step = input.dim() == 2
         if runs_fused(self.backend, self.cells, input, self.dropout):
             sequence = input[:, None] if is_step else input
@@ -246,7 +246,8 @@ def _check_input(cell: RNNCell | LSTMCell, input: Tensor) -> None:
         raise ValueError(f"input: got {tuple(input.shape)}, {what} of length 0")
 
 
-def _check_states(name: str, states: Any, input: Tensor, shape: tuple[int, ...], pair: bool) -> None:
+def _check_states(name: str, states: Any, shape: tuple[int, ...], pair: bool) -> None:
+    """Refuse states that torch would broadcast, or take apart."""
     if states is None:
         return
     if isinstance(states, Tensor) == pair or (pair and len(states) != 2):
@@ -254,7 +255,3 @@ def _check_states(name: str, states: Any, input: Tensor, shape: tuple[int, ...],
     for state in states if pair else [states]:
         if tuple(state.shape) != shape:
             raise ValueError(f"{name}: got a state of shape {tuple(state.shape)}, takes {shape}")
-        if state.device != input.device:
-            raise ValueError(f"{name}: got a state on {state.device}, the input is on {input.device}")
-        if state.dtype != input.dtype and not torch.is_autocast_enabled(input.device.type):
-            raise ValueError(f"{name}: got a state of {state.dtype}, the input is {input.dtype}")

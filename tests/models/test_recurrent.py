@@ -1,12 +1,14 @@
 """The recurrent cells equal torch's own, in values and in gradients."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from batchscope.models.recurrent import LSTMCell, RNNCell, StackedLSTM, open_forget_gate
+from batchscope.models.layout import torch_state_dict
+from batchscope.models.recurrent import LSTMCell, RNNCell, StackedLSTM, open_forget_gate, unroll
 
 BATCH, STEPS, FEATURES, HIDDEN = 4, 6, 3, 5
 CLOSE = {"rtol": 0, "atol": 1e-10}
@@ -16,32 +18,8 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
-def copy_weights(ours: RNNCell | LSTMCell, theirs: nn.Module, suffix: str = "") -> None:
-    with torch.no_grad():
-        for name, parameter in pairs(ours, suffix):
-            getattr(theirs, name).copy_(parameter)
-
-
-def pairs(ours: RNNCell | LSTMCell, suffix: str = "") -> list[tuple[str, nn.Parameter]]:
-    """Our parameters by the names that torch gives them."""
-    return [
-        (f"weight_ih{suffix}", ours.i2h.weight),
-        (f"weight_hh{suffix}", ours.h2h.weight),
-        (f"bias_ih{suffix}", ours.i2h.bias),
-        (f"bias_hh{suffix}", ours.h2h.bias),
-    ]
-
-
-def backward(*outputs: Tensor) -> None:
-    """Backpropagate different weights for every number of the outputs, so that no mistake cancels out."""
-    sum((o * torch.linspace(-1, 2, o.numel(), dtype=o.dtype).view_as(o)).sum() for o in outputs).backward()
-
-
-def grads_then_none(tensors: list[Tensor]) -> list[Tensor]:
-    grads = [tensor.grad for tensor in tensors]
-    for tensor in tensors:
-        tensor.grad = None
-    return grads
+def flat(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else [tensor for part in result for tensor in flat(part)]
 
 
 @pytest.fixture(autouse=True)
@@ -49,76 +27,50 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-# --- one step --------------------------------------------------------------------------------------------------------
+# --- torch's modules -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [True, False], ids=["given state", "default state"])
-def test_rnn_cell_equals_torchs_in_values_and_gradients(given: bool) -> None:
-    ours = RNNCell(FEATURES, HIDDEN).double()
-    theirs = nn.RNNCell(FEATURES, HIDDEN).double()
-    copy_weights(ours, theirs)
-    x, states = random(BATCH, FEATURES), [random(BATCH, HIDDEN)] if given else []
-
-    output = ours(x, *states)
-    backward(output)
-    grads = grads_then_none([x, *states])
-    expected = theirs(x, *states)
-    backward(expected)
-
-    torch.testing.assert_close(output, expected, **CLOSE)
-    torch.testing.assert_close(grads, grads_then_none([x, *states]), **CLOSE)
-    for name, parameter in pairs(ours):
-        torch.testing.assert_close(parameter.grad, getattr(theirs, name).grad, **CLOSE)
+def lstm(layers: int) -> tuple[StackedLSTM, nn.LSTM]:
+    ours = StackedLSTM(layers, FEATURES, HIDDEN, dropout=0, backend="reference")
+    return ours, nn.LSTM(FEATURES, HIDDEN, layers, batch_first=True)
 
 
-@pytest.mark.parametrize("given", [True, False], ids=["given states", "default states"])
-def test_lstm_cell_equals_torchs_in_values_and_gradients(given: bool) -> None:
-    ours = LSTMCell(FEATURES, HIDDEN).double()
-    theirs = nn.LSTMCell(FEATURES, HIDDEN).double()
-    copy_weights(ours, theirs)
-    x, states = random(BATCH, FEATURES), [random(BATCH, HIDDEN), random(BATCH, HIDDEN)] if given else []
-    arguments = [tuple(states)] if given else []
-
-    output = ours(x, *arguments)
-    backward(*output)
-    grads = grads_then_none([x, *states])
-    expected = theirs(x, *arguments)
-    backward(*expected)
-
-    torch.testing.assert_close(output, expected, **CLOSE)
-    torch.testing.assert_close(grads, grads_then_none([x, *states]), **CLOSE)
-    for name, parameter in pairs(ours):
-        torch.testing.assert_close(parameter.grad, getattr(theirs, name).grad, **CLOSE)
-
-
-# --- whole sequences -------------------------------------------------------------------------------------------------
+PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "RNNCell": lambda: (RNNCell(FEATURES, HIDDEN), nn.RNN(FEATURES, HIDDEN, batch_first=True)),
+    "LSTMCell": lambda: (LSTMCell(FEATURES, HIDDEN), nn.LSTM(FEATURES, HIDDEN, batch_first=True)),
+    "StackedLSTM of 1": lambda: lstm(1),
+    "StackedLSTM of 3": lambda: lstm(3),
+}
 
 
 @pytest.mark.parametrize("steps", [1, STEPS], ids=["one step", "many steps"])
-@pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("given", [True, False], ids=["given states", "default states"])
-def test_stacked_lstm_equals_torchs_in_values_and_gradients(layers: int, given: bool, steps: int) -> None:
-    ours = StackedLSTM(layers, FEATURES, HIDDEN, dropout=0).double()
-    theirs = nn.LSTM(FEATURES, HIDDEN, layers, batch_first=True).double()
-    for index, cell in enumerate(ours.layers):
-        copy_weights(cell, theirs, f"_l{index}")
-    x = random(BATCH, steps, FEATURES)
-    states = [random(layers, BATCH, HIDDEN), random(layers, BATCH, HIDDEN)] if given else []
-    arguments = [tuple(states)] if given else []
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_a_network_equals_torchs_with_the_same_weights(pair: Callable, given: bool, steps: int) -> None:
+    ours, theirs = (net.double() for net in pair())
+    theirs.load_state_dict(torch_state_dict(ours))
+    x, shape = random(BATCH, steps, FEATURES), (getattr(theirs, "num_layers", 1), BATCH, HIDDEN)
+    states = [random(*shape) for _ in range(1 if isinstance(ours, RNNCell) else 2)] if given else []
+    is_cell = not isinstance(ours, StackedLSTM)
 
-    output, final = ours(x, *arguments)
-    backward(output, *final)
-    grads = grads_then_none([x, *states])
-    expected, expected_final = theirs(x, *arguments)
-    backward(expected, *expected_final)
+    def run(net: Any, squeezed: bool) -> list[Tensor]:
+        """Outputs, final states and gradients; the weights go against their gradients."""
+        own = [state[0] if squeezed else state for state in states]
+        arguments = [x, own[0] if len(own) == 1 else tuple(own)] if own else [x]
+        output = flat(unroll(net, *arguments, backend="reference") if squeezed else net(*arguments))
+        loss = sum(
+            (o * torch.linspace(-1, 2, o.numel(), dtype=o.dtype).view(-1)).sum() for o in map(Tensor.flatten, output)
+        )
+        given = torch.autograd.grad(loss, [x, *states], retain_graph=True)
+        loss.backward(inputs=[*net.parameters()])
+        torch.optim.SGD(net.parameters(), lr=1.0).step()
+        return [*(o.reshape(-1) for o in output), *given]
 
-    assert output.shape == (BATCH, steps, HIDDEN)
-    torch.testing.assert_close(output, expected, **CLOSE)
-    torch.testing.assert_close(final, expected_final, **CLOSE)
-    torch.testing.assert_close(grads, grads_then_none([x, *states]), **CLOSE)
-    for index, cell in enumerate(ours.layers):
-        for name, parameter in pairs(cell, f"_l{index}"):
-            torch.testing.assert_close(parameter.grad, getattr(theirs, name).grad, **CLOSE)
+    torch.testing.assert_close(run(ours, is_cell), run(theirs, False), **CLOSE)
+    torch.testing.assert_close(torch_state_dict(ours), dict(theirs.state_dict()), **CLOSE)
+
+
+# --- single steps ----------------------------------------------------------------------------------------------------
 
 
 def test_a_single_step_gives_the_list_of_every_layers_output() -> None:
@@ -146,19 +98,6 @@ def test_steps_fed_one_by_one_equal_the_whole_sequence() -> None:
     torch.testing.assert_close(states, final, **CLOSE)
 
 
-@pytest.mark.parametrize("shape", [(BATCH, STEPS, FEATURES), (BATCH, FEATURES)], ids=["sequence", "single step"])
-def test_the_callers_states_are_never_changed(shape: tuple[int, ...]) -> None:
-    lstm = StackedLSTM(2, FEATURES, HIDDEN, dropout=0)
-    states = (torch.randn(2, BATCH, HIDDEN), torch.randn(2, BATCH, HIDDEN))
-    before = tuple(state.clone() for state in states)
-    versions = [state._version for state in states]
-    lstm(torch.randn(shape), states)
-
-    assert torch.equal(states[0], before[0])
-    assert torch.equal(states[1], before[1])
-    assert [state._version for state in states] == versions
-
-
 # --- initial states --------------------------------------------------------------------------------------------------
 
 
@@ -167,10 +106,6 @@ CELLS = {
     "LSTMCell": lambda: (LSTMCell(FEATURES, HIDDEN), (BATCH, FEATURES)),
     "StackedLSTM": lambda: (StackedLSTM(2, FEATURES, HIDDEN), (BATCH, STEPS, FEATURES)),
 }
-
-
-def flat(result: Tensor | tuple) -> list[Tensor]:
-    return [result] if isinstance(result, Tensor) else [tensor for part in result for tensor in flat(part)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -192,22 +127,6 @@ def test_default_states_are_made_on_the_inputs_device(make: Callable[[], tuple[n
 # --- dropout ---------------------------------------------------------------------------------------------------------
 
 
-def test_dropout_cuts_what_the_layer_above_reads_and_nothing_else() -> None:
-    lstm = StackedLSTM(2, FEATURES, HIDDEN, dropout=1.0).double()
-    x = random(BATCH, STEPS, FEATURES)
-    output, (hx, _) = lstm(x)
-
-    alone = StackedLSTM(1, FEATURES, HIDDEN).double()
-    alone.layers[0].load_state_dict(lstm.layers[0].state_dict())
-    torch.testing.assert_close(hx[0], alone(x)[1][0][0], **CLOSE)  # the first layer sees its input and its own past
-
-    above = StackedLSTM(1, HIDDEN, HIDDEN).double()
-    above.layers[0].load_state_dict(lstm.layers[1].state_dict())
-    unfed = above(torch.zeros(BATCH, STEPS, HIDDEN, dtype=torch.float64))[0]
-    torch.testing.assert_close(output, unfed, **CLOSE)  # the last layer reads zeros, and its own output is whole
-    assert output.abs().min() > 0
-
-
 def test_dropout_scales_what_it_keeps() -> None:
     lstm = StackedLSTM(2, FEATURES, HIDDEN, dropout=0.5)
     read = []
@@ -217,23 +136,6 @@ def test_dropout_scales_what_it_keeps() -> None:
     kept = read[0] != 0
     assert 0.45 < kept.float().mean() < 0.55
     torch.testing.assert_close(read[0][kept], 2 * below[kept])
-
-
-def test_one_layer_has_nothing_to_drop() -> None:
-    lstm = StackedLSTM(1, FEATURES, HIDDEN, dropout=1.0)
-    x = torch.randn(BATCH, STEPS, FEATURES)
-    trained = lstm(x)[0]
-    torch.testing.assert_close(trained, lstm.eval()(x)[0])
-
-
-def test_dropout_is_off_in_evaluation() -> None:
-    x = torch.randn(BATCH, STEPS, FEATURES)
-    dropping = StackedLSTM(2, FEATURES, HIDDEN, dropout=0.9)
-    whole = StackedLSTM(2, FEATURES, HIDDEN, dropout=0)
-    whole.load_state_dict(dropping.state_dict())
-
-    assert not torch.allclose(dropping(x)[0], whole(x)[0])
-    torch.testing.assert_close(dropping.eval()(x)[0], whole(x)[0])
 
 
 # --- first weights ---------------------------------------------------------------------------------------------------
