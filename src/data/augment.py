@@ -62,7 +62,7 @@ class Augment:
         """
         right, down = ((numbers[:, :2] * (2 * self.shift + 1)).floor() - self.shift).unbind(1)
         angle = (2 * numbers[:, 2] - 1) * math.radians(self.rotation)
-        crop = min(self.crop, height - 1, width - 1)
+        crop = self.crop
         left, top = ((numbers[:, 3:5] * (crop + 1)).floor() - crop / 2).unbind(1)
         flip = 1 - 2 * ((numbers[:, 5] < 0.5) & self.flip).to(numbers.dtype)
         across, along = (width - crop) / width, (height - crop) / height

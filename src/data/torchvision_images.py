@@ -97,8 +97,6 @@ class TorchvisionImages(TensorDataModule):
         for file in self.files:
             if (self.root / file).exists():
                 self._verify(self.root, file)
-        if not self._complete():
-            _check_writable(self.root)
 
     @override
     def prepare_data(self) -> None:
@@ -109,26 +107,24 @@ class TorchvisionImages(TensorDataModule):
             self._official = self._complete()
 
     def _download_or_warn(self) -> None:
-        _check_writable(self.root)
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"data.root: {self.root} cannot be created: {error.strerror}") from error
         try:
             self._download()
         except Exception as error:  # any failure of a network: refused, unknown host, wrong checksum
-            if self.offline == "error" or self.image_shape != DIGIT_SHAPE:
-                shapes = ["×".join(map(str, shape)) for shape in (DIGIT_SHAPE, self.image_shape)]
-                fits = self.image_shape == DIGIT_SHAPE
-                why = ", write data.root=<folder> where they are"
-                why += ", or data.offline=digits to train on rendered digits instead" if fits else ""
-                if self.offline == "digits":
-                    why += f"; data.offline=digits: digits are {' and its images '.join(shapes)}"
-                raise UserError(
-                    f"data.root: {self.torchvision_name} is not in {self.root.resolve()} and could not be downloaded "
-                    f"({in_one_line(error, 200)}); put its files there{why}"
-                ) from error
+            missing = (
+                f"{self.torchvision_name} is not in {self.root.resolve()} and could not be downloaded "
+                f"({in_one_line(error, 200)}); put its files there"
+            )
+            can_stand_in = self.image_shape == DIGIT_SHAPE
+            if self.offline == "error" or not can_stand_in:
+                digits = ", or data.offline=digits to train on rendered digits instead" if can_stand_in else ""
+                raise UserError(f"data.root: {missing}, write data.root=<folder> where they are{digits}") from error
             warn(
                 f"NOT {self.torchvision_name.upper()}: this run trains on digits rendered on this machine, and is "
-                f"recorded as 'rendered-digits'. {self.torchvision_name} is not in {self.root.resolve()} and could not "
-                f"be downloaded ({in_one_line(error, 160)}); put its files there, or set data.offline=error to refuse "
-                "instead."
+                f"recorded as 'rendered-digits'. {missing}, or set data.offline=error to refuse instead."
             )
 
     @override
@@ -167,18 +163,12 @@ class TorchvisionImages(TensorDataModule):
             ) from error
         images, labels = torch.as_tensor(dataset.data), torch.as_tensor(dataset.targets).long()
         images = images[:, None] if images.dim() == 3 else images.permute(0, 3, 1, 2)
-        if len(images) != len(labels) or labels.min() < 0 or labels.max() >= self.spec.num_outputs:
-            raise UserError(
-                f"data.root: {self.torchvision_name} in {self.root} has {len(images)} images and {len(labels)} labels from "
-                f"{int(labels.min())} to {int(labels.max())}, expected as many and from 0 to 9; delete it and run again"
-            )
         return images, labels
 
     def _complete(self) -> bool:
         return all((self.root / file).is_file() for file in self.files)
 
     def _download(self) -> None:
-        self.root.mkdir(parents=True, exist_ok=True)
         with wait_for_lock(self.root / f".{self.torchvision_name}.lock"):
             if self._complete():
                 return  # another job has downloaded them meanwhile
@@ -219,15 +209,6 @@ def _fitting(option: str, asked: int | None, there: int, what: str) -> int:
     if asked is not None and asked > there:
         raise UserError(f"data.{option}: got {asked}, takes at most the {there} {what}")
     return asked or there
-
-
-def _check_writable(root: Path) -> None:
-    """Raise UserError if files could not be stored below root; creates nothing."""
-    folder = root.absolute()
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"data.root: got '{root}', which cannot be written to ({folder} is not a writable folder)")
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import torch
 
 from tests.checkpointing.support import OUT, STEP
 from tests.support.own_data import MapStyle, write_config
-from tests.support.runs import QUIET, assert_alike, record, results, run
+from tests.support.runs import QUIET, last, run
 
 SHORT = ["trainer.accelerator=cpu", "trainer.max_epochs=2", "data.batch_size=8", OUT, *QUIET]
 MLP = ["model=mlp", "model.hidden_sizes=[8]"]
@@ -49,11 +49,6 @@ def signal_all(number: int) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_all_processes_keeps_a_checkpoint(tmp_path: Path, number: signal.Signals) -> None:
     words = line(tmp_path, "MapStyle", "data.num_workers=2")
-    assert run(tmp_path / "whole", *words).end() == 0
     stopped = run(tmp_path, *words, faults=[(STEP, 13, partial(signal_all, number))])
     assert stopped.end() == 128 + number, stopped.complained
-    again = [words[0], "resume=out", "data._target_=tests.support.own_data.MapStyle"]
-    done = run(tmp_path, *again)
-    assert done.end() == 0, done.complained
-    assert record(tmp_path / "out")["resumed"][0]["step"] == 13
-    assert_alike(results(tmp_path / "out"), results(tmp_path / "whole" / "out"))
+    assert last(tmp_path / "out")["loop_state"]["steps"] == 13

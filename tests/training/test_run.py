@@ -144,7 +144,7 @@ def exhaust_memory() -> None:
 HAS_GPU = torch.cuda.is_available()
 # What only a run can find: words, faults, and how the one line begins.
 MISTAKES = [
-    (["data.root=file/below"], [], "data.root: got 'file/below', which cannot be written to"),
+    (["data.root=file/below"], [], "data.root: file/below cannot be created: Not a directory"),
     (["data=digits", "data.root=data", "trainer.max_time=soon"], [], "trainer: "),  # only Lightning knows
     ([*SMALL, "hydra.run.dir=out"], [(LOAD, 1, fail)], "data: odd"),
     pytest.param(
