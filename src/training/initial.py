@@ -31,24 +31,23 @@ def start_from(model: nn.Module, path: Path, prefix: str | Sequence[str] | None 
         prefix: one or several, such as `encoder.`; None for the whole model.
 
     Raises:
-        UserError: for a file without weights, and at the first name or shape that does not match; the model is then as
-            it was.
+        UserError: for a file without weights, and for names and shapes that do not match.
     """
-    own = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
-    names, found = _plain(own), _weights_in(path)
-    held = {plain: found[name] for plain, name in _plain(found).items()}
+    own, found = model.state_dict(), _weights_in(path)
+    names, held = _plain(own), {plain: found[name] for plain, name in _plain(found).items()}
     prefixes = [_WRAPPERS.sub("", one) for one in ([prefix] if isinstance(prefix, str) else prefix or ())]
-    sources = {plain: source for one in prefixes for plain, source in _below(one, names, held, model, path).items()}
-    if not prefixes:
-        _refuse_others(names, held, model, path)
-        sources = {plain: plain for plain in names}
-    weights = {names[plain]: held[source] for plain, source in sources.items()}
-    for name, weight in weights.items():
-        if weight.shape != own[name].shape or weight.is_floating_point() != own[name].is_floating_point():
-            raise UserError(
-                f"init: {name} is {_kind(weight)} in {path}, and {_kind(own[name])} in {type(model).__name__}"
-            )
-    model.load_state_dict(weights, strict=False)
+    if prefixes:
+        sources = {plain: source for one in prefixes for plain, source in _below(one, names, held, model).items()}
+    else:
+        sources = {plain: plain for plain in {**names, **held}}
+    weights = {names.get(plain, plain): held[source] for plain, source in sources.items() if source in held}
+    others = {name: own[name] for plain, name in names.items() if prefixes and plain not in sources}
+    try:
+        model.load_state_dict(others | weights)
+    except RuntimeError as error:  # all that is missing, unexpected or of another shape
+        part = "" if prefixes else "; init_prefix=… takes a part of it"
+        what = str(error).partition("\n")[2]
+        raise UserError(f"init: {path} does not fit {type(model).__name__}: {what}{part}") from error
     return {"file": str(path), "tensors": len(weights), "of": len(own), "below": prefixes}
 
 
@@ -88,38 +87,13 @@ def _plain(names: Iterable[str]) -> dict[str, str]:
     return found if len(found) == len(names) else {name: name for name in names}
 
 
-def _refuse_others(own: Iterable[str], held: Iterable[str], model: nn.Module, path: Path) -> None:
-    """Raise UserError unless a file has the names of the model, and no others."""
-    own, held = list(own), list(held)
-    lacks, more = [one for one in own if one not in held], [one for one in held if one not in own]
-    if not lacks and not more:
-        return
-    words = [f"lacks {_some(lacks)}"] if lacks else []
-    words += [f"has {_some(more)} besides"] if more else []
-    part = "" if len(lacks) == len(own) else "; init_prefix=… takes a part of it"
-    raise UserError(f"init: {path} does not fit {type(model).__name__}: it {' and '.join(words)}{part}")
-
-
-def _below(prefix: str, names: Iterable[str], held: Iterable[str], model: nn.Module, path: Path) -> dict[str, str]:
-    """The model's names that begin with a prefix → the names in the file. Raises UserError."""
-    names, held = list(names), set(held)
+def _below(prefix: str, names: Iterable[str], held: Mapping[str, Tensor], model: nn.Module) -> dict[str, str]:
+    """The model's names that begin with a prefix → the names in the file. Raises UserError where no name does."""
     wanted = [name for name in names if name.startswith(prefix)]
     if not wanted:
         parts = list(dict.fromkeys(name.partition(".")[0] for name in names))
         near = did_you_mean(prefix.rstrip("."), parts)
-        raise UserError(f"init_prefix: got '{prefix}', and {type(model).__name__} has {_some(parts)}.{near}")
-    has_prefix = any(name.startswith(prefix) for name in held)
-    found = {name: name if has_prefix else name.removeprefix(prefix.rstrip(".") + ".") for name in wanted}
-    if lacks := [name for name, source in found.items() if source not in held]:
-        raise UserError(f"init: {path} lacks {_some(lacks)} of {len(wanted)} names below {prefix}")
-    return found
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _kind(tensor: Tensor) -> str:
-    """`(64, 10)`, with its type where that is no floating-point one."""
-    return f"{tuple(tensor.shape)}{'' if tensor.is_floating_point() else f' of {tensor.dtype}'}"
+        raise UserError(f"init_prefix: got '{prefix}', and {type(model).__name__} has {', '.join(parts)}.{near}")
+    if any(name.startswith(prefix) for name in held):
+        return {name: name for name in wanted}
+    return {name: name.removeprefix(prefix.rstrip(".") + ".") for name in wanted}
