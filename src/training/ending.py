@@ -3,7 +3,7 @@
 import contextlib
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,10 @@ from .failures import explained
 
 
 @contextlib.contextmanager
-def explain_failures(
-    config: dict[str, Any], device: torch.device, first: bool, memory: Callable[[], Mapping[str, Any]] = dict
-) -> Iterator[None]:
+def explain_failures(config: dict[str, Any], device: torch.device, first: bool) -> Iterator[None]:
     """Turn expected failures of a run on a device into one-line messages; the first rank prints for all.
 
-    Any other exception is passed on, with what was kept and how to resume it below its traceback. `memory` returns the
-    facts of the run's MemoryMonitor.
+    Any other exception is passed on, with what was kept and how to resume it below its traceback.
 
     Raises:
         UserError: in place of an error of torch or the system that a user can do something about.
@@ -39,7 +36,7 @@ def explain_failures(
     except UserError:
         raise
     except Exception as error:
-        if in_one_line := explained(error, config, device, memory()):
+        if in_one_line := explained(error, config, device):
             raise in_one_line from error
         if first and (lines := _how_to_resume(config)):
             error.add_note("\n".join(["", *lines]))

@@ -5,7 +5,6 @@ All words of other libraries that batchscope recognizes a failure by are in this
 
 import errno
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from ..hardware.device_memory import is_out_of_memory
 from ..hardware.host_memory import host_memory
 from ..hardware.measure import cached_calibration
 from ..options.update import largest_part
-from ..records import formatting
 
 _GIB = 2**30
 # Errors of a file system that is full, gone or read-only; an error while writing names no file.
@@ -45,15 +43,10 @@ class RunOutOfMemoryError(UserError):
     """The device or the host has no more memory. The record derives the status from this name."""
 
 
-def explained(
-    error: Exception, config: dict[str, Any], device: torch.device, memory: Mapping[str, Any]
-) -> UserError | None:
-    """The one line for an exception in a run on a device; None for one that is nobody's failure but the code's.
-
-    `memory` are the facts of the run's MemoryMonitor.
-    """
+def explained(error: Exception, config: dict[str, Any], device: torch.device) -> UserError | None:
+    """The one line for an exception in a run on a device; None for one that is nobody's failure but the code's."""
     if is_out_of_memory(error):
-        return RunOutOfMemoryError(_out_of_memory(config, device, memory))
+        return RunOutOfMemoryError(_out_of_memory(config, device))
     if isinstance(error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError):
         return PeerLostError(_PEER_LOST)  # the process group could not be made
     if isinstance(error, RuntimeError):
@@ -94,7 +87,7 @@ def _refused_file(error: BaseException | None, run_dir: str) -> OSError | None:
     return None
 
 
-def _out_of_memory(config: dict[str, Any], device: torch.device, memory: Mapping[str, Any]) -> str:
+def _out_of_memory(config: dict[str, Any], device: torch.device) -> str:
     if device.type == "cuda":
         held, total = torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
     else:
@@ -102,18 +95,9 @@ def _out_of_memory(config: dict[str, Any], device: torch.device, memory: Mapping
     precision = faster_precision(cached_calibration(device), config["trainer"].get("precision"))
     return (
         f"out of memory with data.batch_size={config['data'].get('batch_size', 'unknown')} on {device.type}: {held / _GIB:.2f} GiB were "
-        f"allocated of {total / _GIB:.2f}; {_held_by_a_step(memory)}try {_smaller_batch(config)}"
+        f"allocated of {total / _GIB:.2f}; try {_smaller_batch(config)}"
         + (f", or trainer.precision={precision}" if precision else "")
     )
-
-
-def _held_by_a_step(memory: Mapping[str, Any]) -> str:
-    """What the steps before this one held, as far as it was measured."""
-    parts = memory.get("parts_bytes", {})
-    if "saved" not in parts:
-        return ""
-    total = formatting.memory(sum(parts.values()))
-    return f"a step before held {total}, {formatting.memory(parts['saved'])} of it saved by autograd; "
 
 
 def _smaller_batch(config: dict[str, Any]) -> str:
