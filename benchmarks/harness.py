@@ -24,7 +24,7 @@ from batchscope.data.spec import DataSpec
 from batchscope.hardware.devices import cpu_name
 from batchscope.options.compose import check_command_line
 from batchscope.records.run_record import versions
-from batchscope.training.build import build
+from batchscope.training.build import build, build_optimizer
 from batchscope.training.task import Task
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,7 +93,7 @@ def rows(head: Sequence[str], lines: Sequence[Sequence[object]], words: int = 1)
 
 def task_of(config: Mapping[str, Any], spec: DataSpec) -> Task:
     """The model and the optimizer of a configuration."""
-    return Task(build(config["model"], "model", spec=spec), spec, build(config["optimizer"], "optimizer"))
+    return Task(build(config["model"], "model", spec=spec), spec, build_optimizer(config["optimizer"]))
 
 
 def zoo_task(model: str, *options: str) -> Task:

@@ -39,7 +39,7 @@ class DataModule(LightningDataModule):
 
     A subclass sets `kind` and `name`, gives `spec`, and returns a split's torch Dataset from `dataset`: `len(…)` samples,
     each a tuple `(x, y)` or a dict with the fields of the spec. TensorDataModule is for tensors in memory. A `collate_fn`,
-    which takes a list of samples, makes batches in place of ours.
+    a method or a `staticmethod` of a list of samples, makes batches in place of ours.
 
     Args:
         batch_size: samples a step, on each device.
@@ -129,12 +129,15 @@ class DataModule(LightningDataModule):
 
     @override
     def train_dataloader(self) -> Loader:
-        """Batches shuffled by (seed, epoch), also a short last one; UserError if a rank would get too few samples.
+        """Batches shuffled by (seed, epoch), also a short last one; UserError if a rank would get no sample.
 
-        With `trainer.overfit_batches`, every epoch has the order of the first one.
+        With `trainer.overfit_batches`, every epoch has the order of the first one. A last batch that batch norm could not
+        be trained on joins the one before.
         """
-        samples, least = self.num_samples("train"), self._min_samples
-        self._check_enough(samples, rank_and_world_size()[1])
+        samples, ranks = self.num_samples("train"), rank_and_world_size()[1]
+        if samples < ranks:
+            raise UserError(f"trainer.devices: {ranks} processes, and {self.name} has {samples} training samples")
+        least = getattr(self._module, "min_samples", 1)
         same = bool(getattr(self.trainer, "overfit_batches", 0))
         order = DeterministicBatchSampler(samples, self.batch_size, True, self.seed, self._start, least, repeats=same)
         return self._loader("train", order)
@@ -148,21 +151,14 @@ class DataModule(LightningDataModule):
         return self._eval_loader("test")
 
     def example(self) -> Any:
-        """The first two training samples as a batch on the CPU, once `setup` has been called; no random state changes."""
+        """The first training samples as a batch on the CPU, two at most, once `setup` has been called; no random state changes."""
+        samples = [*range(min(2, self.batch_size, self.num_samples("train")))]
         with seeded(self.seed):
-            return next(raised([self._samples("train").__getitems__((0, [0, min(1, self.num_samples("train") - 1)]))]))
+            return next(raised([self._samples("train").__getitems__((0, samples))]))
 
     def resume_at(self, epoch: int, batches: int) -> None:
         """Start training in `epoch`, after the first `batches` batches of it."""
         self._start = (epoch, batches)
-
-    def check_batch(self, min_samples: int) -> None:
-        """Raise UserError if a batch has fewer than `min_samples` samples, which the model needs in training."""
-        if self.batch_size < min_samples:
-            raise UserError(
-                f"data.batch_size: got {self.batch_size}, takes {min_samples} or more with this model: in training its "
-                "batch normalisation needs more than one value a channel"
-            )
 
     def split_seed(self, split: Split) -> int:
         """A different seed for each split, so that no split repeats generated samples of another."""
@@ -194,11 +190,6 @@ class DataModule(LightningDataModule):
         return self.trainer.lightning_module if self.trainer else None
 
     @property
-    def _min_samples(self) -> int:
-        """The fewest samples that a rank can train on."""
-        return getattr(self._module, "min_samples", 1)
-
-    @property
     def _device(self) -> torch.device:
         return self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
 
@@ -220,25 +211,8 @@ class DataModule(LightningDataModule):
 
     def _samples(self, split: Split) -> SampleBatches:
         seed = self.seed if self.randomised else None
-        return SampleBatches(self._sets[split], self.spec, f"{self.name}'s {split} split", seed, self._collate_fn)
-
-    @property
-    def _collate_fn(self) -> Collate | None:
-        """`collate_fn` without `self`, also where a class names a function in place of a method."""
-        named = inspect.getattr_static(self, "collate_fn")
-        is_plain = inspect.isfunction(named) and len(inspect.signature(named).parameters) == 1
-        return named if is_plain else self.collate_fn
+        return SampleBatches(self._sets[split], self.spec, f"{self.name}'s {split} split", seed, self.collate_fn)
 
     def _wait_context(self) -> AbstractContextManager[object]:
         """Have the profiler count the wait for a prefetched batch as transfer, although `next(loader)` contains it."""
         return profiler_of(self.trainer).profile("[Loader].batch_to_device") if self.trainer else nullcontext()
-
-    def _check_enough(self, samples: int, world_size: int) -> None:
-        """Refuse a training set that has too few samples for a step of every rank."""
-        min_samples = self._min_samples
-        self.check_batch(min_samples)
-        if samples < world_size * min_samples:
-            needed = f", and a step of each takes {min_samples} at least" if min_samples > 1 else ""
-            raise UserError(
-                f"trainer.devices: {world_size} processes{needed}, and {self.name} has {samples} training samples"
-            )

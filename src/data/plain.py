@@ -41,10 +41,6 @@ class PlainData:
         """As DataModule."""
         self._call("check")
 
-    def check_batch(self, min_samples: int) -> None:
-        """As DataModule."""
-        self._call("check_batch", min_samples)
-
     def num_samples(self, split: Split) -> int | None:
         """As DataModule."""
         return self._call("num_samples", split)

@@ -41,9 +41,9 @@ DEFAULTS |= dict.fromkeys(("global_batch_size", "init", "init_prefix"))
 _GIVEN = {
     "model": ("spec",),
     "task": ("model", "spec", "optimizer", "channels_last", "compile_mode"),
-    "optimizer": ("params",),
+    "optimizer": ("params", "make"),
 }
-_SCHEDULE = "batchscope.training.schedule.Schedule"  # what every optimizer takes beside its own options
+_SCHEDULE = "batchscope.training.optimizer.Optimizer"  # what every optimizer takes beside its own options
 _TABLES = {"trainer": TRAINER, "callbacks": CALLBACK, "logger": LOGGER}
 
 
@@ -65,10 +65,10 @@ def signature_at(place: str, target: Any) -> Signature | None:
     found = signature_of(target) if isinstance(target, str) else None
     if found is None or place not in _GIVEN:
         return found
-    parameters = {name: takes for name, takes in found.parameters.items() if name not in _GIVEN[place]}
-    if place == "optimizer" and (schedule := signature_of(_SCHEDULE)) and "schedule" not in parameters:
+    parameters = dict(found.parameters)
+    if place == "optimizer" and (schedule := signature_of(_SCHEDULE)):
         parameters |= schedule.parameters
-    return Signature(parameters, found.open)
+    return Signature({name: takes for name, takes in parameters.items() if name not in _GIVEN[place]}, found.open)
 
 
 def marks(annotation: Any) -> set[Any]:

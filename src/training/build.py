@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -24,34 +24,19 @@ from torch import nn
 from .._lightning import profiler_of
 from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..data.plain import Data, PlainData, described
-from ..data.spec import LENGTHS, DataSpec, parameters_of, takes
-from ..errors import UserError, did_you_mean, place_of
+from ..data.spec import LENGTHS, takes
+from ..errors import UserError, place_of
 from ..options.nodes import TARGET, targets_in
 from ..options.purpose import only_observes
 from ..options.update import batches_of_update
-from .schedule import Schedule
+from .optimizer import Optimizer
 from .task import Task
-
-
-class HasSpec(Protocol):
-    """Data as far as a model has to know them."""
-
-    @property
-    def spec(self) -> DataSpec | None:
-        """The shapes and the targets; None where nobody says them."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """For errors."""
-        ...
-
 
 _KINDS: dict[str, tuple[type, str]] = {  # what each section builds
     "model": (nn.Module, "an nn.Module"),
     "data": (LightningDataModule, "a LightningDataModule"),
     "task": (Task, "a batchscope.training.task.Task"),
-    "optimizer": (Schedule, "an optimizer of torch or of batchscope.training.optimizer"),
+    "optimizer": (Optimizer, "a torch.optim.Optimizer"),
     "trainer": (Trainer, "a lightning.Trainer"),
     "callbacks": (Callback, "a Callback of Lightning"),
     "logger": (Logger, "a Logger of Lightning"),
@@ -107,8 +92,8 @@ def build_data(config: dict[str, Any]) -> Data:
     return data
 
 
-def build_model(config: dict[str, Any], data: HasSpec) -> nn.Module:
-    """The model of a configuration for its data; UserError if the model cannot read them.
+def build_model(config: dict[str, Any], data: Any) -> nn.Module:
+    """The model of a configuration for its data, which have a `spec` and a `name`; UserError if the model cannot read them.
 
     Its constructor gets `spec` if it has a parameter of this name; a model without one is built from its options alone.
     """
@@ -128,28 +113,22 @@ def build_model(config: dict[str, Any], data: HasSpec) -> nn.Module:
             f"model: {target.__name__} reads {' or '.join(accepts)} data, and {data.name} has {spec.kind} data"
         )
     model = build(node, "model", **({"spec": spec} if _takes_spec(target) else {}))
-    if not isinstance(model, LightningModule):
-        _check_forward(model, spec, data.name)
+    needs_lengths = spec.variable_length and len(spec.inputs) == 1  # several inputs have a mask among them
+    if needs_lengths and not isinstance(model, LightningModule) and not takes(model, LENGTHS):
+        raise UserError(
+            f"model: {type(model).__name__} reads sequences of one length: its forward takes no `lengths`, and those of "
+            f"{data.name} vary"
+        )
     return model
 
 
-def _check_forward(model: nn.Module, spec: DataSpec, data: str) -> None:
-    """Refuse a model whose forward does not take the inputs of the data, or asks for more."""
-    name, is_one = type(model).__name__, len(spec.inputs) == 1
-    if is_one and spec.variable_length and not takes(model, LENGTHS):
-        raise UserError(
-            f"model: {name} reads sequences of one length: its forward takes no `lengths`, and those of {data} vary"
-        )
-    named = [one for one in parameters_of(model) if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    given = [*spec.inputs, *([LENGTHS] if spec.variable_length else [])]
-    unknown = [field for field in spec.inputs if not is_one and not takes(model, field)]
-    needed = [one.name for one in named[is_one:] if one.default is one.empty]  # one input goes by position
-    if unknown or not {*needed} <= {*given}:
-        known = [one.name for one in named]
-        raise UserError(
-            f"model: the forward of {name} takes {', '.join(known) or 'nothing by name'}, and {data} gives "
-            f"{', '.join(given)}.{did_you_mean(unknown[0], known) if unknown else ''}"
-        )
+def build_optimizer(node: dict[str, Any]) -> Optimizer:
+    """The optimizer of a configuration: a class of torch's kind, with the options of a schedule beside its own."""
+    import_target(node[TARGET], f"optimizer.{TARGET}")
+    of_schedule = {*inspect.signature(Optimizer).parameters}
+    options = {key: value for key, value in node.items() if key in of_schedule}
+    make = {key: value for key, value in node.items() if key not in of_schedule} | {"_partial_": True}
+    return build({TARGET: f"{Optimizer.__module__}.Optimizer", **options, "make": make}, "optimizer")
 
 
 def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, bool]]:

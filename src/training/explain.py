@@ -12,7 +12,7 @@ from ..records.explanation import Explanation
 from .build import accumulating, build, build_all, build_data, build_model
 from .compiling import check_compile
 from .ending import explain_failures
-from .module import check_batch, lightning_module
+from .module import lightning_module
 from .run import limit_batch_size, set_up_process
 from .task import Task
 from .trial import try_out
@@ -45,7 +45,6 @@ def explain(
     accumulating(trainer, config)
     check_compile(config, trainer)
     model = build_model(config, data)
-    check_batch(model, data)
     data.prepare_data()
     data.setup("fit")
     limit_batch_size(data, data.num_samples("train"), world_size=1)

@@ -8,15 +8,12 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 from typing_extensions import override
 
-from ..data.plain import Data
 from ..errors import UserError
 from ..options.nodes import TARGET
 from ..options.purpose import DEFAULTS
-from .build import HasSpec, build, import_target
+from .build import build, build_optimizer, import_target
 from .compiling import compile_mode
-from .optimizer import AnyOptimizer
-from .schedule import Schedule
-from .task import Task, min_samples
+from .task import Task
 
 
 class Provenance(Callback):
@@ -31,17 +28,6 @@ class Provenance(Callback):
         checkpoint["batchscope"] = self.facts
 
 
-def _optimizer(node: dict[str, Any]) -> Schedule:
-    """The optimizer of a configuration: one of ours, or a class of torch's kind with the options of a schedule beside its own."""
-    target = import_target(node[TARGET], f"optimizer.{TARGET}")
-    if inspect.isclass(target) and issubclass(target, Schedule):
-        return build(node, "optimizer")
-    of_schedule = {*inspect.signature(Schedule).parameters}
-    options = {key: value for key, value in node.items() if key in of_schedule}
-    make = {key: value for key, value in node.items() if key not in of_schedule} | {"_partial_": True}
-    return build({TARGET: f"{AnyOptimizer.__module__}.AnyOptimizer", **options, "make": make}, "optimizer")
-
-
 def _task(node: dict[str, Any], **arguments: Any) -> Task:
     """The Task of a configuration, with the network and the optimizer that it trains.
 
@@ -54,12 +40,12 @@ def _task(node: dict[str, Any], **arguments: Any) -> Task:
     return build(node, "task", **arguments)
 
 
-def lightning_module(model: nn.Module, data: HasSpec, config: dict[str, Any], facts: dict[str, Any]) -> LightningModule:
+def lightning_module(model: nn.Module, data: Any, config: dict[str, Any], facts: dict[str, Any]) -> LightningModule:
     """What a Trainer trains.
 
     Args:
         model: an nn.Module, or a LightningModule, which is returned as it is.
-        data: that it is trained on.
+        data: that it is trained on, with a `spec` where the model is no LightningModule.
         config: of the run.
         facts: with the run's `choices` and the name of the `dataset`, for its title.
 
@@ -69,7 +55,7 @@ def lightning_module(model: nn.Module, data: HasSpec, config: dict[str, Any], fa
     if not isinstance(model, LightningModule):
         assert data.spec is not None, "build_model has refused it"
         how = {"channels_last": config["channels_last"], "compile_mode": compile_mode(config)}
-        optimizer = _optimizer(config["optimizer"])
+        optimizer = build_optimizer(config["optimizer"])
         module: LightningModule = _task(config["task"], model=model, spec=data.spec, optimizer=optimizer, **how)
     else:
         module = model
@@ -98,9 +84,3 @@ def check_accumulation(model: nn.Module, trainer: Trainer, config: dict[str, Any
             f"{option}: takes {batches} batches an update, and {type(model).__name__} optimises by hand "
             "(automatic_optimization=False): it decides itself when it updates"
         )
-
-
-def check_batch(model: nn.Module, data: Data) -> None:
-    """Raise UserError if a batch has fewer samples than the model needs in training; a LightningModule says nothing of it."""
-    if not isinstance(model, LightningModule) and data.spec is not None:
-        data.check_batch(min_samples(model, data.spec))

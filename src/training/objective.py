@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy
 
 from ..data.spec import CLASSES, PADDING, DataSpec
 from ..errors import UserError
@@ -70,31 +69,17 @@ def for_metrics(spec: DataSpec, output: Any, y: Tensor) -> tuple[Any, Tensor]:
     return (output.sigmoid(), y.long()) if spec.target == "multilabel" else (output, y)
 
 
+def correct(spec: DataSpec, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Which answers are right, and which targets ask for one: both in the shape of `y`. None: all ask."""
+    found = output.argmax(dim=1 if spec.target == "class_per_pixel" else -1)
+    ignored = ([PADDING] if spec.has_padding else []) + ([] if spec.blank_class is None else [spec.blank_class])
+    return found == y, torch.stack([y != one for one in ignored]).all(dim=0) if ignored else None
+
+
 def accuracy(spec: DataSpec, output: Tensor, y: Tensor) -> Tensor:
     """The fraction of correct answers `()` of a training step, over the steps and pixels that ask for one."""
-    correct, asked = _classes(spec, output) == y, _asked(spec, y)
-    return correct.float().mean() if asked is None else (correct & asked).sum() / asked.sum()
-
-
-def accuracy_metric(spec: DataSpec) -> Metric:
-    """The fraction of all answers that are correct, whatever their class; updated with what `for_accuracy` returns."""
-    return MulticlassAccuracy(spec.num_outputs, average="micro", validate_args=False)
-
-
-def for_accuracy(spec: DataSpec, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The classes that a network answers and the right ones, of the samples, steps and pixels that ask for one."""
-    found, asked = _classes(spec, output), _asked(spec, y)
-    return (found, y) if asked is None else (found[asked], y[asked])
-
-
-def _classes(spec: DataSpec, output: Tensor) -> Tensor:
-    return output.argmax(dim=1 if spec.target == "class_per_pixel" else -1)
-
-
-def _asked(spec: DataSpec, y: Tensor) -> Tensor | None:
-    """Which targets count; None for all."""
-    ignored = ([PADDING] if spec.has_padding else []) + ([] if spec.blank_class is None else [spec.blank_class])
-    return torch.stack([y != one for one in ignored]).all(dim=0) if ignored else None
+    right, asked = correct(spec, output, y)
+    return right.float().mean() if asked is None else (right & asked).sum() / asked.sum()
 
 
 def own_metrics(given: Mapping[str, Any] | None) -> dict[str, Metric]:

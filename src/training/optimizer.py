@@ -1,142 +1,211 @@
-"""How a model's weights are updated: one of torch's optimizers or of the user's, and its learning-rate schedule."""
+"""How a model's weights are updated: any optimizer of torch's kind, with a learning-rate schedule and groups of parameters."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+import copy
+import fnmatch
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, Self
 
 import torch
-from torch import optim
-from typing_extensions import override
+from torch import Tensor, optim
+from torch.optim import lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..distributed.sharding import local
 from ..errors import UserError, did_you_mean, in_one_line
-from ..options.types import Fraction, NonNegativeFloat, PositiveFloat
-from .schedule import Parameters, Schedule
+from ..options.types import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-_ADAM = {"weight_decay": 0.0, "betas": (0.9, 0.999), "eps": 1e-8}
-# By name: torch's class, and the options that it takes, with their defaults.
-_TORCH: dict[str, tuple[type[optim.Optimizer], dict[str, Any]]] = {
-    "adam": (optim.Adam, {"lr": 1e-3, **_ADAM}),
-    "adamw": (optim.AdamW, {"lr": 4e-3, **_ADAM, "weight_decay": 0.01}),
-    "nadam": (optim.NAdam, {"lr": 2e-3, **_ADAM}),
-    "radam": (optim.RAdam, {"lr": 1e-3, **_ADAM}),
-    "rmsprop": (optim.RMSprop, {"lr": 1e-2, "momentum": 0.0, "alpha": 0.99, "weight_decay": 0.0, "eps": 1e-8}),
-    "adagrad": (optim.Adagrad, {"lr": 1e-2, "weight_decay": 0.0}),
-    "adadelta": (optim.Adadelta, {"lr": 1.0, "rho": 0.9, "weight_decay": 0.0}),
-    "sgd": (optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}),
-}
-_FUSED = ("adam", "adamw", "sgd")  # one kernel for all parameters, on every device that Lightning trains on
+Parameters = Iterable[Tensor | tuple[str, Tensor]]  # with names, as of `named_parameters()`, where there are groups
+_PLANNED = ("one_cycle", "cosine")  # schedules for a known number of steps
+_ELEMENTWISE = (
+    *(optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam),
+    *(optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.SGD),
+)
 
 
-class Optimizer(Schedule):
-    """What an option of `optimizer=` builds; a class of one's own overrides `build`.
+class Optimizer:
+    """An optimizer by its class, with the options of a schedule beside its own.
 
     Args:
-        name: Adam (Kingma & Ba 2015), AdamW with decoupled weight decay (Loshchilov & Hutter 2019), NAdam with Nesterov
-            momentum (Dozat 2016), RAdam with a rectified variance (Liu et al. 2020), RMSprop (Hinton 2012), Adagrad (Duchi
-            et al. 2011), Adadelta (Zeiler 2012), or SGD with Nesterov momentum.
-        lr: as Schedule. None for the default, as below.
-        weight_decay, betas, eps, momentum, alpha, rho: as in torch's optimizer of that name, which may take only some of
-            them. None for the default: torch's, except for AdamW and SGD, which have the rates and the weight decay that
-            the project's networks learn with.
-        **schedule: as Schedule.
-    """
+        make: called with parameters and `lr`, returns the optimizer; a class with its options, by `functools.partial`.
+        lr: the learning rate; under `one_cycle` its peak. None for the default of the class.
+        schedule: `one_cycle` rises to the peak and anneals to almost nothing by the last step (Smith & Topin 2018);
+            `cosine` falls from `lr` to `min_lr` by the last step (Loshchilov & Hutter 2017); `step` multiplies the rate by
+            `factor` after every `step_epochs` epochs; `plateau` does after more than `patience` epochs in a row in which
+            `val/loss` has not fallen; `constant` leaves the rate alone.
+        warmup: the fraction of the steps in which one_cycle rises.
+        factor: by which step and plateau multiply the rate.
+        step_epochs: the epochs between two changes of the schedule `step`.
+        patience: the epochs without a lower `val/loss` that plateau accepts.
+        min_lr: where cosine ends, and below which plateau does not go; it is scaled as `lr` is.
+        lr_scaling: how `lr` changes with the batch size: `none` leaves it alone, `linear` multiplies it by
+            batch ÷ reference (Goyal et al. 2017, for SGD), `sqrt` by the square root of that (Krizhevsky 2014;
+            Malladi et al. 2022 for Adam).
+        reference_batch_size: the batch size that `lr` was chosen for, in samples an update over all devices.
+        groups: parameters with options of their own, each group a dict: `match`, name patterns as of fnmatch
+            (`encoder.*`), and options of the optimizer in place of the main ones, `lr` among them. The first group that
+            matches a parameter has it; the others keep the main options.
 
-    elementwise = True
+    Attributes:
+        elementwise: whether every state of the optimizer is known to have the shape of its parameter.
+
+    Raises:
+        UserError: if the class refuses its options, has no learning rate, or does not know an option of a group.
+    """
 
     def __init__(
         self,
-        name: Literal["adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adadelta", "sgd"] = "adamw",
+        make: Callable[..., optim.Optimizer] = optim.AdamW,
         lr: PositiveFloat | None = None,
-        weight_decay: NonNegativeFloat | None = None,
-        betas: tuple[Fraction, Fraction] | None = None,
-        eps: PositiveFloat | None = None,
-        momentum: Fraction | None = None,
-        alpha: Fraction | None = None,
-        rho: Fraction | None = None,
-        **schedule: Any,
+        schedule: Literal["one_cycle", "constant", "cosine", "step", "plateau"] = "constant",
+        warmup: Fraction = 0.3,
+        factor: Fraction = 0.1,
+        step_epochs: PositiveInt = 1,
+        patience: NonNegativeInt = 1,
+        min_lr: NonNegativeFloat = 0.0,
+        lr_scaling: Literal["none", "sqrt", "linear"] = "none",
+        reference_batch_size: PositiveInt = 128,
+        groups: list[dict] | None = None,
     ):
-        given = {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps, "momentum": momentum}
-        options = _options(name, given | {"alpha": alpha, "rho": rho})
-        super().__init__(options.pop("lr"), **schedule)
-        self.name = name
-        self.options = options  # of torch's optimizer, by its own names
-        for number, group in enumerate(self.groups):
-            of_torch = {key: value for key, value in group.items() if key != "match"}
-            _options(name, of_torch, f"optimizer.groups.{number}")
-
-    @override
-    def build(self, parameters: Parameters) -> optim.Optimizer:
-        """Torch's optimizer over the parameters; it is fused where torch can."""
-        each, options = list(parameters), dict(self.options)
-        if self.name in _FUSED:  # torch has no fused SGD for sharded parameters
-            plain = [one[1] if isinstance(one, tuple) else one for one in each]
-            options["fused"] = self.name != "sgd" or all(local(p) is p for p in plain)
-        if self.name == "sgd":
-            options["nesterov"] = options["momentum"] > 0
-        optimizer = _TORCH[self.name][0](self.grouped(each), lr=self.lr, **options)  # pyrefly: ignore[unexpected-keyword]
-        if self.name == "sgd" and options["fused"] and options["momentum"]:
-            _start_momentum_at_zero(optimizer)
-            optimizer.register_load_state_dict_post_hook(_start_momentum_at_zero)
-        return optimizer
-
-
-class AnyOptimizer(Schedule):
-    """An optimizer of torch's or of the user's by its class, with the options of a schedule beside its own.
-
-    Args:
-        make: called with parameters and `lr`, returns the optimizer.
-        lr: as Schedule. None for the default of the class.
-        **schedule: as Schedule; the rate is constant by default.
-
-    Raises:
-        UserError: if the class refuses its options, or has no learning rate.
-    """
-
-    def __init__(self, make: Callable[..., optim.Optimizer], lr: PositiveFloat | None = None, **schedule: Any):
         self.make = make
         tried = self._made([torch.zeros(1, 1, requires_grad=True)], **({} if lr is None else {"lr": lr}))
         if "lr" not in tried.defaults:
             raise UserError(f"optimizer: {type(tried).__name__} has no learning rate: an option lr")
-        schedule.setdefault("schedule", "constant")
-        super().__init__(float(tried.defaults["lr"]), **schedule)
-        for number, group in enumerate(self.groups):
-            for key in group:
-                if key not in ("match", *tried.defaults):
-                    near = did_you_mean(key, tried.defaults)
-                    raise UserError(f"optimizer.groups.{number}.{key}: no such option of {type(tried).__name__}.{near}")
+        self.elementwise = type(tried) in _ELEMENTWISE
+        self._is_sgd = isinstance(tried, optim.SGD)
+        self.lr = float(tried.defaults["lr"])
+        given = [{k: v for k, v in group.items() if v is not None} for group in groups or []]
+        for number, group in enumerate(given):
+            if unknown := [key for key in group if key not in ("match", *tried.defaults)]:
+                near = did_you_mean(unknown[0], tried.defaults)
+                raise UserError(
+                    f"optimizer.groups.{number}.{unknown[0]}: no such option of {type(tried).__name__}.{near}"
+                )
+        self.groups = [{**group, "match": _patterns(group, number)} for number, group in enumerate(given)]
+        least = min([self.lr, *(group["lr"] for group in given if "lr" in group)])
+        if min_lr > least:
+            whose = "optimizer.lr" if least == self.lr else "the lowest lr of optimizer.groups"
+            raise UserError(f"optimizer.min_lr: got {min_lr:g}, takes at most {whose}, which is {least:g}")
+        if schedule == "plateau" and factor == 1:
+            raise UserError("optimizer.factor: got 1, and optimizer.schedule=plateau takes less")
+        self.schedule = schedule
+        self.warmup = warmup
+        self.factor = factor
+        self.step_epochs = step_epochs
+        self.patience = patience
+        self.min_lr = min_lr
+        self.lr_scaling = lr_scaling
+        self.reference_batch_size = reference_batch_size
 
-    @override
+    @property
+    def interval(self) -> Literal["step", "epoch"]:
+        """After what the schedule is stepped: an update or an epoch."""
+        return "step" if self.schedule in _PLANNED else "epoch"
+
+    def scaled_to(self, batch_size: int) -> Self:
+        """The same recipe with the learning rate for updates of `batch_size` samples."""
+        power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[self.lr_scaling]
+        scaled, factor = copy.copy(self), (batch_size / self.reference_batch_size) ** power
+        scaled.lr, scaled.min_lr = self.lr * factor, self.min_lr * factor
+        scaled.groups = [group | ({"lr": group["lr"] * factor} if "lr" in group else {}) for group in self.groups]
+        return scaled
+
     def build(self, parameters: Parameters) -> optim.Optimizer:
-        return self._made(self.grouped(parameters), lr=self.lr)
+        """The optimizer over parameters, which have their names where there are groups, as in `named_parameters()`.
+
+        Raises:
+            UserError: for a pattern of a group that matches no parameter.
+        """
+        named = [one if isinstance(one, tuple) else ("", one) for one in parameters]
+        is_sharded = any(local(parameter) is not parameter for _, parameter in named)
+        unfused = {"fused": False} if is_sharded and self._is_sgd else {}  # torch has no fused one for shards
+        optimizer = self._made(self._grouped(named), lr=self.lr, **unfused)
+        defaults = optimizer.defaults
+        if (
+            isinstance(optimizer, optim.SGD)
+            and defaults["fused"]
+            and defaults["momentum"]
+            and not defaults["dampening"]
+        ):
+            _start_momentum_at_zero(optimizer)
+            optimizer.register_load_state_dict_post_hook(_start_momentum_at_zero)
+        return optimizer
+
+    def build_schedule(self, optimizer: optim.Optimizer, total_steps: float) -> LRScheduler | None:
+        """The schedule, to be stepped after every update or epoch, as `interval` says; None for a constant rate.
+
+        Raises:
+            UserError: if the schedule needs the number of steps, and it is not known beforehand.
+        """
+        if self.schedule in _PLANNED and not 0 < total_steps < float("inf"):
+            raise UserError(
+                f"optimizer.schedule: {self.schedule} needs an end: set trainer.max_epochs or trainer.max_steps"
+            )
+        match self.schedule:
+            case "one_cycle":
+                # Momentum falls as the rate rises, where there is one: OneCycleLR on its own gives one to an SGD of none.
+                has_momentum = bool(optimizer.defaults.get("momentum") or "betas" in optimizer.defaults)
+                peaks = [group["lr"] for group in optimizer.param_groups]
+                return lr_scheduler.OneCycleLR(
+                    optimizer, peaks, int(total_steps), pct_start=self.warmup, cycle_momentum=has_momentum
+                )
+            case "cosine":
+                return lr_scheduler.CosineAnnealingLR(optimizer, T_max=int(total_steps), eta_min=self.min_lr)
+            case "step":
+                return lr_scheduler.StepLR(optimizer, step_size=self.step_epochs, gamma=self.factor)
+            case "plateau":
+                return lr_scheduler.ReduceLROnPlateau(
+                    optimizer, factor=self.factor, patience=self.patience, min_lr=self.min_lr
+                )
+        return None
 
     def _made(self, parameters: list[Any], **options: Any) -> optim.Optimizer:
         try:
             made = self.make(parameters, **options)
-        except (ValueError, TypeError, AssertionError) as error:  # what constructors raise for a wrong option
+        except (ValueError, TypeError, LookupError, AssertionError, RuntimeError) as error:  # for a wrong option
             raise UserError(f"optimizer: {in_one_line(error)}") from error
         if not isinstance(made, optim.Optimizer):
             raise UserError(f"optimizer: {type(made).__name__} is no torch.optim.Optimizer")
         return made
 
+    def _grouped(self, named: Sequence[tuple[str, Tensor]]) -> list[Any]:
+        """The parameters as torch's optimizers take them: a list, or dicts with options, those of the main ones first."""
+        if not self.groups:
+            return [parameter for _, parameter in named]
+        members: list[list[Tensor]] = [[] for _ in (*self.groups, "the rest")]
+        for name, parameter in named:
+            found = (i for i, group in enumerate(self.groups) if matches(name, group["match"]))
+            members[next(found, -1)].append(parameter)
+        for i, group in enumerate(self.groups):
+            check_patterns(f"optimizer.groups.{i}.match", group["match"], [name for name, _ in named])
+            if not members[i]:
+                raise UserError(f"optimizer.groups.{i}.match: an earlier group has every parameter that it matches")
+        options = [{key: value for key, value in group.items() if key != "match"} for group in self.groups]
+        groups = [{"params": members[-1]}, *({"params": m, **o} for m, o in zip(members, options, strict=False))]
+        return [group for group in groups if group["params"]]
 
-def _options(name: str, given: dict[str, Any], place: str = "optimizer") -> dict[str, Any]:
-    """The options of torch's optimizer; UserError for one that it does not take."""
-    defaults, known = _TORCH[name][1], {key: value for key, value in given.items() if value is not None}
-    for key, value in known.items():
-        if key not in defaults:
-            raise UserError(
-                f"{place}.{key}: got {value}, and {name} takes {', '.join(defaults)}; write optimizer={name}"
-            )
-    if "betas" in known:
-        known["betas"] = _betas(known["betas"], place)
-    return defaults | known
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether one of the name patterns, as of fnmatch, matches a parameter's name."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _betas(betas: Sequence[float], place: str) -> tuple[float, float]:
-    """Adam's two factors; UserError unless there are two, both below 1."""
-    if len(betas) != 2 or max(betas) >= 1:
-        raise UserError(f"{place}.betas: got {list(betas)}, takes a list of two numbers of at least 0 and below 1")
-    return betas[0], betas[1]
+def check_patterns(option: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+    """Raise UserError for the first name pattern, as of fnmatch, that matches none of a model's parameters."""
+    for pattern in patterns:
+        if not any(matches(name, [pattern]) for name in names):
+            parts = [name.split(".") for name in names]
+            above = {f"{'.'.join(part[:n])}.*" for part in parts for n in range(1, len(part))}
+            near = did_you_mean(pattern, [*names, *sorted(above)])
+            raise UserError(f"{option}: '{pattern}' matches no parameter of the model.{near}")
+
+
+def _patterns(group: dict[str, Any], number: int) -> list[str]:
+    """The name patterns of a group; a single one may stand alone."""
+    match = group.get("match")
+    patterns = [match] if isinstance(match, str) else match
+    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+        raise UserError(f"optimizer.groups.{number}.match: got {match!r}, takes name patterns such as ['encoder.*']")
+    return list(patterns)
 
 
 def _start_momentum_at_zero(optimizer: optim.Optimizer) -> None:

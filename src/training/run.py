@@ -48,7 +48,7 @@ from .build import (
 from .compiling import check_compile
 from .ending import explain_failures
 from .loggers import build_loggers, close_loggers, open_loggers
-from .module import Provenance, check_accumulation, check_batch, lightning_module
+from .module import Provenance, check_accumulation, lightning_module
 from .quiet import quiet_libraries
 from .task import Task
 from .trial import try_out
@@ -132,7 +132,6 @@ class _Run:
         self.trainer = build_trainer(config, run_dir, callbacks, switches | loader_switches(self.data))
         check_compile(config, self.trainer)
         self.model: nn.Module = build_model(config, self.data)
-        check_batch(self.model, self.data)
         check_accumulation(self.model, self.trainer, config)
         self.initial = {} if config.get("resume") else self._initial()
         self.resume_point: ResumePoint | None = None
@@ -161,7 +160,7 @@ class _Run:
                 model={"class": type(self.model).__name__, "parameters": parameters},
                 **_known_id(self.run_dir),
             ) as record,
-            explain_failures(self.config, device, first, partial(summary.memory_facts, self.trainer)),
+            explain_failures(self.config, device, first),
             end_together(self.trainer),
         ):
             failed = True

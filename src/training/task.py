@@ -23,9 +23,9 @@ from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, takes
 from ..distributed.sharding import shard
 from ..errors import UserError
 from ..options.types import Node, Text
-from .objective import accuracy, accuracy_metric, for_accuracy, for_loss, for_metrics, loss_function, own_metrics
-from .schedule import Schedule, check_patterns, matches
-from .trial import UNKNOWN, answer, blamed, first_answer, zeros
+from .objective import accuracy, correct, for_loss, for_metrics, loss_function, own_metrics
+from .optimizer import Optimizer, check_patterns, matches
+from .trial import blamed, first_answer
 
 Batch = Any  # what a DataSpec takes apart: `(x, y)`, `(x, y, lengths)` or a dict
 
@@ -63,7 +63,7 @@ class Task(LightningModule):
         self,
         model: nn.Module,
         spec: DataSpec,
-        optimizer: Schedule,
+        optimizer: Optimizer,
         channels_last: bool = True,
         compile_mode: str | None = None,
         loss: Literal["auto", "cross_entropy", "bce", "mse", "l1", "smooth_l1"] | Node = "auto",
@@ -73,7 +73,7 @@ class Task(LightningModule):
         super().__init__()
         self.model = model
         self.spec = spec
-        self.min_samples = min_samples(model, spec)  # of a rank; now: a sharded model cannot be tried
+        self.min_samples = 2 if any(map(is_batch_norm, model.modules())) else 1  # of a short last batch
         self.optimizer_recipe = optimizer
         self.learning_rate: float | None = None  # of the updates; LearningRateFinder reads and sets it by this name
         self._built_rate: float | None = None  # that the optimizer was built with
@@ -245,9 +245,11 @@ class Task(LightningModule):
         measured: dict[str, Metric] = self.measured[stage]
         measured["loss"].update(loss.expand(weights))
         for name, metric in measured.items():
-            is_ours = name == "acc" and self.has_accuracy
-            if name != "loss" and samples:
-                metric.update(*(for_accuracy if is_ours else for_metrics)(self.spec, output, y))
+            if name == "acc" and self.has_accuracy:
+                right, asked = correct(self.spec, output, y)
+                metric.update(right.float() if asked is None else right[asked].float())
+            elif name != "loss" and samples:
+                metric.update(*for_metrics(self.spec, output, y))
             in_bar = name == "acc" and stage == "val"
             self.log(f"{stage}/{name}", metric, batch_size=samples, on_step=False, on_epoch=True, prog_bar=in_bar)
         return {"output": output, "input": x, "target": y, "loss": loss}
@@ -270,9 +272,8 @@ class Task(LightningModule):
             metric.sync_on_compute = False
         for stage in ("val", "test"):
             # Lightning's own mean over ranks rounds the number of samples: it is wrong where they do not divide evenly.
-            known: dict[str, Metric] = {"loss": MeanMetric(nan_strategy="disable")}
-            known |= {"acc": accuracy_metric(self.spec)} if self.has_accuracy else {}
-            stages[stage] = known | stages[stage]
+            known = ["loss", "acc"] if self.has_accuracy else ["loss"]
+            stages[stage] = {name: MeanMetric(nan_strategy="disable") for name in known} | stages[stage]
         return stages
 
     def _freeze(self, patterns: Sequence[str]) -> list[nn.Module]:
@@ -304,14 +305,3 @@ def input_dtype(model: nn.Module, spec: DataSpec) -> torch.dtype:
     """Of the one input: int64 for the numbers of tokens `(T,)`, which a model has an embedding for, else float32."""
     embeds = any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules())
     return torch.int64 if embeds and len(spec.input_shape) == 1 else torch.float32
-
-
-def min_samples(model: nn.Module, spec: DataSpec) -> int:
-    """The fewest samples that a model can be trained on: 2 where batch norm would see one value a channel, else 1."""
-    if not any(is_batch_norm(module) for module in model.modules()):
-        return 1
-    with torch.device("meta"):  # a file may claim any shape
-        x = zeros(spec)[0].to(input_dtype(model, spec))
-    with torch.no_grad():
-        first, both = (answer(model, samples, None, "meta") for samples in (x[:1], x))
-        return 2 if first is UNKNOWN and both is not UNKNOWN else 1

@@ -1,8 +1,4 @@
-"""A Task is tried before it trains: whether network, loss and metrics fit the data. What does not is one line.
-
-The network answers a small batch by shapes alone, on torch's meta device; where it cannot, it answers with numbers. No
-random state, buffer or weight changes.
-"""
+"""A Task is tried before it trains: whether network, loss and metrics fit the data. What does not is one line."""
 
 import contextlib
 import sys
@@ -16,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..data.base import DataModule
 from ..data.plain import Data
-from ..data.spec import CLASSES, DataSpec
+from ..data.spec import DataSpec
 from ..data.workers import seeded
 from ..errors import UserError, in_one_line, place_of
 from ..hardware.device_memory import is_out_of_memory
@@ -25,57 +21,37 @@ from .objective import for_metrics
 if TYPE_CHECKING:
     from .task import Task
 
-_SAMPLES = 2
-UNKNOWN = object()  # an answer that a network cannot give without numbers
 _LIBRARIES = {"batchscope", "hydra", "lightning", "torch", "torchmetrics", "torchvision", *sys.stdlib_module_names}
 
 
 def try_out(task: "Task", data: Data) -> None:
-    """Try a Task on samples of its data.
+    """Try a Task on the first samples of its data, on the CPU. No random state, buffer or weight changes.
 
-    Data of other kinds than DataModule are not read before training: zeros of their spec's shapes take their place, and a
-    network that cannot take those is tried on the first batch.
+    Data of other kinds than DataModule are not read before training: `first_answer` tries the Task on the first batch.
 
     Raises:
         UserError: for a network that does not take the samples or answers in another shape than the target asks for, a loss
             that returns no scalar, a metric that does not take the answer, and a group of parameters without a member.
     """
-    if task.optimizer_recipe.groups or not task.optimizer_recipe.elementwise:
-        task.optimizer_recipe.build(task.named())
-    is_real = isinstance(data, DataModule)
-    x, y, lengths = task.spec.parts(data.example()) if is_real else zeros(task.spec)
+    task.optimizer_recipe.build(task.named())
+    if not isinstance(data, DataModule):
+        return
+    x, y, lengths = task.spec.parts(data.example())
     with seeded(0), torch.enable_grad():
-        known = torch.zeros(_asked(task.spec, y), requires_grad=True)
-        output = known if _is_known(task) else answer(task, x, lengths, "meta")
-        if output is UNKNOWN and is_real:
+        if _is_known(task, len(y)):
+            output = torch.zeros(_asked(task.spec, y), requires_grad=True)
+        else:
+            buffers = {name: buffer.clone() for name, buffer in task.named_buffers()}
             with blamed("model", f"{type(task.model).__name__} does not take a batch {_shape(x)}"):
-                output = answer(task, x, lengths, "cpu")
-        if output is not UNKNOWN:
-            check_answer(task, tree_map_only(Tensor, _like, output), y)
-            task.is_tried = True
+                output = functional_call(task, buffers, (x,) if lengths is None else (x, lengths))
+        check_answer(task, output, y)
+    task.is_tried = True
 
 
-def _like(tensor: Tensor) -> Tensor:
-    return torch.zeros(tensor.shape, dtype=tensor.dtype).requires_grad_(tensor.requires_grad)
-
-
-def _is_known(task: "Task") -> bool:
+def _is_known(task: "Task", samples: int) -> bool:
     """Whether tests show that a network answers as its target asks: one of the zoo. A long recurrence takes seconds to try."""
     own = type(task.model).__module__.startswith("batchscope.models.")
-    return own and task.spec.target not in ("class_per_pixel", "input")
-
-
-def answer(task: nn.Module, x: Any, lengths: Tensor | None, device: str) -> Any:
-    """What a module answers on a device; on `meta` only its shapes, and UNKNOWN where it cannot be tried without numbers."""
-    state = dict(task.named_buffers()) | (dict(task.named_parameters()) if device == "meta" else {})
-    copies = {name: tensor.to(device, copy=True) for name, tensor in state.items()}
-    arguments = (x,) if lengths is None else (x, lengths)
-    try:
-        return functional_call(task, copies, tree_map_only(Tensor, lambda t: t.to(device), arguments))
-    except Exception:  # anybody's model
-        if device == "meta":
-            return UNKNOWN
-        raise
+    return own and samples >= task.min_samples and task.spec.target not in ("class_per_pixel", "input")
 
 
 def first_answer(task: "Task", x: Any, y: Tensor, lengths: Tensor | None) -> Any:
@@ -99,9 +75,7 @@ def check_answer(task: "Task", output: Any, y: Tensor) -> None:
     for buffer, value in zip(buffers, before, strict=True):
         buffer.copy_(value)
     if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
-        got = (
-            f"a tensor {tuple(loss.shape)} of {loss.dtype}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-        )
+        got = f"a tensor {_shape(loss)} of {loss.dtype}" if isinstance(loss, Tensor) else _shape(loss)
         raise UserError(
             f"task.loss: {task.loss_name} returns {got} for {shapes}, takes a scalar: a mean over the batch"
         )
@@ -146,13 +120,6 @@ def _asked(spec: DataSpec, y: Tensor) -> tuple[int, ...]:
     if spec.target == "class_per_step":
         return (*y.shape, spec.num_outputs)
     return (len(y), *spec.output_shape)
-
-
-def zeros(spec: DataSpec) -> tuple[Tensor, Tensor, Tensor | None]:
-    """An input, a target and, where they vary, lengths of two samples."""
-    x = torch.zeros(_SAMPLES, *spec.input_shape)
-    y = torch.zeros(_SAMPLES, *spec.target_shape, dtype=torch.long if spec.target in CLASSES else torch.float)
-    return x, y, torch.full((_SAMPLES,), spec.input_shape[0]) if spec.variable_length else None
 
 
 @contextlib.contextmanager

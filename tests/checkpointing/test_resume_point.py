@@ -15,7 +15,7 @@ from batchscope.checkpointing.checkpoint_file import load_checkpoint
 from batchscope.checkpointing.resume_point import find_resume_point
 from batchscope.checkpointing.validate import check_resumable
 from batchscope.errors import UserError
-from batchscope.training.build import build
+from batchscope.training.build import build, build_optimizer
 from batchscope.training.task import Task
 from tests.checkpointing.support import OUT, STEP, change, flip_a_bit, of_another_model, refuses
 from tests.support.runs import EVERY_4, SMALL, curves, kill_9, record, run
@@ -122,7 +122,7 @@ def fresh(interrupted: Path) -> Task:
     """The task of the run, not yet used."""
     config = record(interrupted / "out")["config"]
     data = build(config["data"], "data")
-    return Task(build(config["model"], "model", spec=data.spec), data.spec, build(config["optimizer"], "optimizer"))
+    return Task(build(config["model"], "model", spec=data.spec), data.spec, build_optimizer(config["optimizer"]))
 
 
 def setting(value: object, *path: str | int) -> Callable[[dict], None]:

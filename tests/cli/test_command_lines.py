@@ -83,7 +83,6 @@ REFUSED = {
     "train model._target_=nowhere.Net": "model._target_: nowhere.Net cannot be imported: there is no module 'nowhere'.",
     "train optimizer.lr=-1": "optimizer.lr: got -1, takes a number above 0",
     "train optimizer.lr=nan": "optimizer.lr: got nan",
-    "train optimizer.betas=[0.9,2]": "optimizer.betas: got [0.9, 2], takes a list, each item a number from 0 to 1",
     "train search={start:0}": "search.start: got 0, takes a whole number of at least 1",
     "train experiment=diagnose search.batch_factors=[0]": "search.batch_factors: got [0], takes a list, each item",
     "train compile=fast": "compile: got 'fast', takes true or false or default, reduce-overhead",

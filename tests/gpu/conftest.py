@@ -12,8 +12,8 @@ import torch
 
 from batchscope.data.digits import Digits
 from batchscope.models.cnn import SimpleCNN
-from batchscope.training.optimizer import Optimizer
 from batchscope.training.task import Task
+from tests.support.recipes import adamw
 
 REHEARSAL = os.environ.get("REHEARSE") == "1"
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -68,7 +68,7 @@ def train(accelerator: str, tmp_path: Path) -> Callable[..., tuple[lightning.Tra
         task = Task(
             SimpleCNN(source.spec, channels=[4, 8], hidden_size=16),
             source.spec,
-            optimizer or Optimizer(),
+            optimizer or adamw(schedule="one_cycle"),
             compile_mode=mode,
         )
         usual: dict[str, Any] = {"max_epochs": 1, "limit_val_batches": 0, "logger": False}

@@ -17,8 +17,8 @@ from batchscope.callbacks import StopOnNonFinite
 from batchscope.hardware.device_memory import is_out_of_memory
 from batchscope.models.recurrent import RNNCell, StackedLSTM, unroll
 from batchscope.random_state import random_state, restore_random_state
-from batchscope.training.optimizer import Optimizer
 from tests.gpu.conftest import REHEARSAL
+from tests.support.recipes import sgd
 from tests.support.runs import EVERY_4, SMALL, assert_alike, kill_9, results, run
 
 pytestmark = pytest.mark.gpu
@@ -109,7 +109,7 @@ def test_a_first_overflow_of_the_scaler_leaves_the_weights_and_the_momentum_soun
 
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**24, growth_interval=1)
     plugin = MixedPrecision("16-mixed", "cuda", scaler)
-    trainer, task = train(Weights(), plugins=plugin, optimizer=Optimizer("sgd", lr=0.01), max_epochs=4)
+    trainer, task = train(Weights(), plugins=plugin, optimizer=sgd(lr=0.01, schedule="one_cycle"), max_epochs=4)
     assert all(map(torch.equal, weights[0], weights[1])), "the first step overflows, and is skipped"
     assert not all(map(torch.equal, weights[0], weights[-1]))
     assert all(parameter.isfinite().all() for parameter in task.parameters())

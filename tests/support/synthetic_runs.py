@@ -53,7 +53,7 @@ def write_run(
             "pipeline": "memory",
             "seed": seed,
         },
-        "optimizer": {"_target_": "batchscope.training.optimizer.Optimizer", "lr": 0.004},
+        "optimizer": {"_target_": "torch.optim.AdamW", "lr": 0.004},
         "trainer": {"accelerator": "auto", "precision": "32-true", "max_epochs": 2, "accumulate_grad_batches": 1},
         "callbacks": {"checkpoint": {"dirpath": f"{folder}/checkpoints"}},
     }

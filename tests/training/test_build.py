@@ -116,7 +116,7 @@ def test_an_argument_is_passed_as_it_is_and_takes_the_place_of_an_option() -> No
     [
         ("model", "torch.utils.data.DataLoader", "model: got a DataLoader, takes an nn.Module"),
         ("data", "torch.nn.Identity", "data: got an Identity, takes a LightningDataModule"),
-        ("optimizer", "torch.nn.Identity", "optimizer: got an Identity, takes an optimizer of torch or of batchscope.training.optimizer"),
+        ("optimizer", "torch.nn.Identity", "optimizer: got an Identity, takes a torch.optim.Optimizer"),
         ("trainer", "torch.nn.Identity", "trainer: got an Identity, takes a lightning.Trainer"),
         ("callbacks.mine", "torch.nn.Identity", "callbacks.mine: got an Identity, takes a Callback of Lightning"),
         ("logger.mine", "torch.nn.Identity", "logger.mine: got an Identity, takes a Logger of Lightning"),
