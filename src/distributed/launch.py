@@ -1,6 +1,5 @@
 """Whether `trainer`'s devices, machines and strategy fit the launched processes: checked before torch is imported."""
 
-import importlib.util
 import os
 import re
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from ..errors import UserError, did_you_mean
 from ..ranks import Rank, current
 
 _DEVICES = re.compile(r"auto|-1|[1-9]\d*|\d+,(\d+(,\d+)*)?")  # what Lightning takes as one word
-# Lightning's strategies by name, without those of DeepSpeed, of which there are several.
+# Lightning's strategies by name that a command can start, beside those of DeepSpeed, of which there are several.
 STRATEGIES = (
     *("auto", "single_device", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true"),
     *("fsdp", "fsdp_cpu_offload"),
@@ -28,9 +27,10 @@ def check_processes(
     _check_devices(devices, trainer.get("accelerator", "auto"))
     if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 1:
         raise UserError(f"trainer.num_nodes: got {nodes!r}, takes a whole number of at least 1")
-    _check_strategy(trainer, devices)
-    if str(trainer.get("precision")).startswith("transformer-engine"):
-        _check_package("trainer.precision", trainer["precision"], "transformer_engine")
+    strategy = trainer.get("strategy", "auto")
+    if isinstance(strategy, str) and strategy not in STRATEGIES and not strategy.startswith("deepspeed"):
+        near = did_you_mean(strategy, STRATEGIES)
+        raise UserError(f"trainer.strategy: got {strategy}, takes {', '.join(STRATEGIES)}.{near}")
     rank = current(environ)
     if rank.launcher:
         _check_launcher(rank, devices, nodes, multirun, environ)
@@ -51,36 +51,6 @@ def _check_devices(devices: Any, accelerator: Any) -> None:
         )
     if accelerator == "cpu" and (indices or "," in str(devices) or str(devices) == "-1"):
         raise UserError(f"trainer.devices: got {devices!r}, takes a number of processes on the CPU")
-
-
-def _check_strategy(trainer: Mapping[str, Any], devices: Any) -> None:
-    strategy, accelerator = trainer.get("strategy", "auto"), trainer.get("accelerator", "auto")
-    name = strategy["_target_"].rpartition(".")[2] if isinstance(strategy, dict) else str(strategy)
-    if isinstance(strategy, dict) and strategy.get("start_method", "popen") != "popen":
-        name += f" with start_method={strategy['start_method']}"
-    if re.search("spawn|fork|notebook", name):
-        raise UserError(f"trainer.strategy: got {name}, which cannot start the processes of a command; write ddp")
-    if re.search("xla|tpu", name.lower()):
-        raise UserError(f"trainer.strategy: got {name}, and this program trains on cpu, gpu or mps")
-    if name.lower().startswith("deepspeed"):
-        _check_package("trainer.strategy", name, "deepspeed")
-    elif not isinstance(strategy, dict) and name not in STRATEGIES:
-        raise UserError(f"trainer.strategy: got {name}, takes {', '.join(STRATEGIES)}.{did_you_mean(name, STRATEGIES)}")
-    if accelerator == "mps" and (name != "auto" or str(devices) not in ("1", "auto")):
-        raise UserError(
-            f"trainer.strategy: got {name} on {devices} devices, and mps is one device; write trainer=mps alone, or "
-            f"trainer.accelerator=cpu"
-        )
-    if accelerator == "cpu" and (name.startswith("fsdp") or name == "FSDPStrategy"):
-        raise UserError(
-            f"trainer.strategy: got {name}, which needs a GPU, and trainer.accelerator is cpu; trainer=fsdp does the "
-            f"same by torch's newer fully_shard, also on a CPU"
-        )
-
-
-def _check_package(option: str, value: str, package: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        raise UserError(f"{option}: got {value}, which needs the package {package}, and it is not installed")
 
 
 def _check_launcher(rank: Rank, devices: Any, nodes: int, multirun: bool, environ: Mapping[str, str]) -> None:

@@ -1,6 +1,5 @@
 """The processes that were started are checked before torch is imported; launched processes make one run."""
 
-import importlib.util
 import json
 import socket
 import subprocess
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 from batchscope.distributed.launch import check_processes
-from batchscope.errors import UserError
 from batchscope.hardware.devices import check_accelerator
 from batchscope.ranks import Rank, current
 from tests.support.command_lines import refusal
@@ -46,17 +44,13 @@ def test_a_process_knows_its_number_and_who_has_started_it(environ: dict[str, st
 @pytest.mark.parametrize(
     "trainer",
     [
-        {"devices": 4},
         {"devices": "auto"},
         {"devices": -1, "accelerator": "gpu"},
         {"devices": [0, 2], "accelerator": "gpu"},
         {"devices": "0,2", "accelerator": "auto"},
         {"devices": 2, "strategy": "ddp", "accelerator": "cpu", "num_nodes": 1},
-        {"devices": 1, "accelerator": "mps"},
-        {"strategy": "ddp_find_unused_parameters_true", "devices": 2},
-        {"strategy": "fsdp_cpu_offload", "accelerator": "gpu", "devices": 2},
+        {"strategy": "deepspeed_stage_2", "accelerator": "gpu", "devices": 2},
         {"strategy": {"_target_": "lightning.pytorch.strategies.DDPStrategy", "start_method": "popen"}},
-        {"precision": "bf16-mixed"},
     ],
 )
 def test_what_lightning_can_do_alone_is_let_through(trainer: dict) -> None:
@@ -82,48 +76,18 @@ def test_as_many_processes_as_asked_for_are_let_through() -> None:
         ({"devices": [0, 1], "accelerator": "cpu"}, {}, "takes a number of processes on the CPU"),
         ({"num_nodes": 0}, {}, "trainer.num_nodes: got 0, takes"),
         ({"num_nodes": 2}, {}, "trainer.num_nodes: got 2, and nothing has started this on 2 machines"),
-        ({"strategy": "ddp", "devices": 2, "accelerator": "mps"}, {}, "mps is one device"),
-        ({"devices": 2, "accelerator": "mps"}, {}, "mps is one device"),
-        ({"strategy": "fsdp", "accelerator": "cpu"}, {}, "trainer.strategy: got fsdp, which needs a GPU"),
         ({"strategy": "dpp"}, {}, "trainer.strategy: got dpp, takes auto, single_device, ddp, "),
         ({"strategy": "dpp"}, {}, "Did you mean 'ddp'?"),
         ({"strategy": "fsdp2"}, {}, "Did you mean 'fsdp'?"),
-        ({"strategy": "ddp_spawn"}, {}, "got ddp_spawn, which cannot start the processes of a command; write ddp"),
-        ({"strategy": "ddp_notebook_find_unused_parameters_true"}, {}, "which cannot start the processes of a command"),
-        (
-            {"strategy": {"_target_": "lightning.pytorch.strategies.DDPStrategy", "start_method": "fork"}},
-            {},
-            "got DDPStrategy with start_method=fork, which cannot start the processes of a command",
-        ),
-        ({"strategy": "xla_debug"}, {}, "this program trains on cpu, gpu or mps"),
-        ({"strategy": "deepspeed_stage_2"}, {}, "needs the package deepspeed, and it is not installed"),
-        (
-            {"strategy": {"_target_": "lightning.pytorch.strategies.DeepSpeedStrategy"}},
-            {},
-            "got DeepSpeedStrategy, which needs the package deepspeed, and it is not installed",
-        ),
-        ({"precision": "transformer-engine"}, {}, "trainer.precision: got transformer-engine, which needs the package"),
+        ({"strategy": "ddp_spawn"}, {}, "trainer.strategy: got ddp_spawn, takes auto, single_device, ddp, "),
         ({"devices": 1}, TORCHRUN, "1 on each of 1 machine make 1 process, and torchrun has started 4"),
         ({"devices": 2}, SRUN, "2 on each of 1 machine make 2 processes, and srun has started 4"),
         ({"devices": 4}, {k: v for k, v in SRUN.items() if "STEP" not in k}, "write srun batchscope train"),
         ({"devices": 4}, {k: v for k, v in SRUN.items() if "PER_NODE" not in k}, "--ntasks-per-node"),
     ],
 )
-def test_what_cannot_work_is_told_in_one_line(trainer: dict, environ: dict[str, str], line: str, monkeypatch) -> None:
-    optional = ("deepspeed", "transformer_engine")  # not installed, wherever this runs
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in optional else find_spec(name))
+def test_what_cannot_work_is_told_in_one_line(trainer: dict, environ: dict[str, str], line: str) -> None:
     assert line in refusal(check_processes, trainer, environ=environ)
-
-
-def test_every_strategy_that_lightning_knows_is_let_through_or_refused_with_a_reason() -> None:
-    from lightning.pytorch.strategies import StrategyRegistry
-
-    for name in StrategyRegistry.available_strategies():
-        try:
-            check_processes({"strategy": name, "accelerator": "gpu"}, environ={})
-        except UserError as error:
-            assert "takes" not in str(error), "it is as good as unknown"
 
 
 def test_more_gpus_than_there_are_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
