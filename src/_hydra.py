@@ -8,10 +8,16 @@ from typing import Any
 
 from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.utils import _locate
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
+
+
+def locate(target: str) -> Any:
+    """What a dotted name means: a class, a function, a module. ImportError, with its cause, where nothing is found."""
+    return _locate(target)
 
 
 def apply_override(override: Override, config: DictConfig) -> None:

@@ -205,19 +205,9 @@ class AppendingCSVWriter(ExperimentWriter):
         self.add_columns(fieldnames)
 
 
-def has_csv_writer(logger: CSVLogger) -> bool:
-    """Whether the logger has been used."""
-    return logger._experiment is not None
-
-
-def has_wandb_run(logger: WandbLogger) -> bool:
-    """Whether the logger has begun its run at W&B."""
-    return logger._experiment is not None
-
-
-def has_mlflow_run(logger: MLFlowLogger) -> bool:
-    """Whether the logger has begun its run in MLflow, or found it."""
-    return logger._initialized
+def has_begun(logger: CSVLogger | MLFlowLogger | WandbLogger) -> bool:
+    """Whether a logger has been used: has its writer, or its run."""
+    return logger._initialized if isinstance(logger, MLFlowLogger) else logger._experiment is not None
 
 
 def continue_mlflow_run(logger: MLFlowLogger, tag: str) -> None:

@@ -7,7 +7,7 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 from typing_extensions import override
 
-from .._lightning import AppendingCSVWriter, has_csv_writer, set_csv_writer
+from .._lightning import AppendingCSVWriter, has_begun, set_csv_writer
 from ..records.step_file import read_rows, write_rows
 
 
@@ -22,7 +22,7 @@ class AtomicCSVLogger(CSVLogger):
     @override
     @rank_zero_experiment
     def experiment(self) -> ExperimentWriter:
-        if not has_csv_writer(self):
+        if not has_begun(self):
             append_to_file(self)
         return super().experiment
 

@@ -4,7 +4,6 @@ A configuration of the command line may build any class or function. One from a 
 before anything of it comes here.
 """
 
-import functools
 import importlib
 import inspect
 import re
@@ -21,6 +20,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch import nn
 
+from .._hydra import locate
 from .._lightning import profiler_of
 from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..data.plain import Data, PlainData, described
@@ -210,24 +210,11 @@ def import_target(target: str, option: str) -> Any:
         sys.path.append(here)
         importlib.invalidate_caches()
     try:
-        return _object(target)
+        return locate(target)
     except (Exception, SystemExit) as error:
-        place = _place(error, [target])
-        raise UserError(f"{option}: {target} cannot be imported: {type(error).__name__}: {error}{place}") from error
-
-
-def _object(target: str) -> Any:
-    names = target.split(".")
-    for length in range(len(names) - 1, 0, -1):
-        module = ".".join(names[:length])
-        try:
-            found = importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name != module or length == 1:
-                raise
-        else:
-            return functools.reduce(getattr, names[length:], found)
-    raise ImportError("it has no module")
+        why = error.__cause__ or error  # Hydra says in two lines what the cause says in one
+        place = _place(why, [target])
+        raise UserError(f"{option}: {target} cannot be imported: {type(why).__name__}: {why}{place}") from error
 
 
 def _takes_spec(target: Any) -> bool:

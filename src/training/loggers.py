@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
 
-from .._lightning import continue_mlflow_run, has_mlflow_run, has_wandb_run
+from .._lightning import continue_mlflow_run, has_begun
 from ..errors import UserError, in_one_line
 from .build import build_all
 
@@ -59,9 +59,9 @@ def open_loggers(loggers: Sequence[Logger]) -> None:
 def close_loggers(loggers: Sequence[Logger], failed: bool) -> None:
     """End the runs; a process that another one has forked would end before W&B has written the last points."""
     for logger in loggers:
-        if isinstance(logger, WandbLogger) and has_wandb_run(logger):
+        if isinstance(logger, WandbLogger) and has_begun(logger):
             logger.experiment.finish(exit_code=int(failed))
-        elif isinstance(logger, MLFlowLogger) and has_mlflow_run(logger):
+        elif isinstance(logger, MLFlowLogger) and has_begun(logger):
             logger.finalize("failed" if failed else "success")
 
 
