@@ -21,7 +21,8 @@ def collate(samples: list[Any], spec: DataSpec) -> Any:
 
     Where lengths vary, the batch has the `lengths: (B,)` of the first input, too, and every field is padded behind its end:
     inputs with 0, targets of steps with PADDING. Targets that are no classes are float32, and so are inputs in numpy's
-    float64. Where the target is the input itself, samples may be `(x,)` or `x` alone, and the batch is `[x]`.
+    float64. Where the target is the input itself, samples may be `(x,)` or `x` alone, and the batch is `[x]`. Other fields
+    of a dict are lists.
     """
     named = [spec.named(sample) for sample in samples]
     columns = {name: [sample[name] for sample in named] for name in spec.read}
@@ -39,7 +40,7 @@ def collate(samples: list[Any], spec: DataSpec) -> Any:
         fields[LENGTHS] = torch.tensor([len(x) for x in columns[spec.inputs[0]]])
     if not isinstance(samples[0], Mapping):
         return [*fields.values()]
-    others = {name: _left_alone([sample[name] for sample in samples]) for name in samples[0] if name not in fields}
+    others = {name: [sample[name] for sample in samples] for name in samples[0] if name not in fields}
     return fields | others  # the first tensor is of as many samples as the batch
 
 
@@ -48,14 +49,6 @@ def _stacked(values: list[Any], spec: DataSpec, padding: int = 0) -> Any:
         return default_collate(values)
     tensors = [torch.as_tensor(value) for value in values]
     return pad_sequence(tensors, True, padding) if tensors[0].dim() else torch.stack(tensors)
-
-
-def _left_alone(values: list[Any]) -> Any:
-    """A field that nobody reads: stacked where that is possible."""
-    try:
-        return default_collate(values)
-    except (TypeError, RuntimeError):
-        return values
 
 
 def batch_of(samples: list[Any], sources: list[str], spec: DataSpec, own: Collate | None = None) -> Any:

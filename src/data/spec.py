@@ -157,17 +157,13 @@ def arguments(inputs: Any, lengths: Any = None) -> tuple[tuple[Any, ...], dict[s
     return ((), {**inputs, **named}) if several else ((inputs,), named)
 
 
-def parameters_of(network: Any) -> list[inspect.Parameter]:
-    """The parameters of a network's `forward`; any, where Python cannot tell, as for a scripted network."""
-    try:
-        return [*inspect.signature(network.forward).parameters.values()]
-    except (TypeError, ValueError):
-        return [inspect.Parameter("named", inspect.Parameter.VAR_KEYWORD)]
-
-
 def takes(network: Any, name: str) -> bool:
-    """Whether the `forward` of a network has a parameter of this name, or takes any."""
-    return any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters_of(network))
+    """Whether the `forward` of a network has a parameter of this name, or takes any; True where Python cannot tell."""
+    try:
+        parameters = inspect.signature(network.forward).parameters
+    except (TypeError, ValueError):  # of a scripted network
+        return True
+    return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 _TEXTS, _NUMBERS = ("classes", "fields"), ("mean", "std")

@@ -186,22 +186,14 @@ class TorchvisionImages(TensorDataModule):
         """Raise UserError unless a file is the official one."""
         path, expected = root / file, self.files[file]
         repair = "delete it and run again to download it, or put the official file there"
-        size = path.stat().st_size
-        if expected.size is not None and size != expected.size:
-            what = "is truncated, " if size < expected.size else ""
-            raise UserError(f"data.root: {path}: {what}has {size:,} bytes, expected {expected.size:,}; {repair}")
-        if expected.md5 is None:
-            return
         try:
             with path.open("rb") as stream:
-                md5 = hashlib.file_digest(stream, "md5").hexdigest()
+                found = ExpectedFile(path.stat().st_size, hashlib.file_digest(stream, "md5").hexdigest())
         except OSError as error:
             raise UserError(f"data.root: {path}: cannot be read: {error.strerror}; {repair}") from error
-        if md5 != expected.md5:
-            in_bytes = f" in {expected.size:,} bytes" if expected.size else ""
-            raise UserError(
-                f"data.root: {path}: is corrupted, {size:,} bytes with md5 {md5}, expected {expected.md5}{in_bytes}; {repair}"
-            )
+        for what, got, wanted in zip(("size", "md5"), found, expected, strict=True):
+            if wanted not in (None, got):
+                raise UserError(f"data.root: {path}: is damaged: its {what} is {got}, expected {wanted}; {repair}")
 
 
 def _fitting(option: str, asked: int | None, there: int, what: str) -> int:

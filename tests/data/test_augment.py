@@ -188,4 +188,4 @@ def test_sequences_are_refused_in_one_line() -> None:
     ],
 )
 def test_a_wrong_option_is_one_line(option: str, said: str) -> None:
-    assert refusal(composed, option) == said
+    assert refusal(composed, option).startswith(said)

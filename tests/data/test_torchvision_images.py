@@ -28,7 +28,6 @@ from tests.support.waiting import PATIENCE_S
 
 RAW = Path("MNIST") / "raw"
 NAMES = [Path(file).name for file in MNIST.files]
-SIZES = {Path(file).name: expected.size for file, expected in MNIST.files.items()}
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
@@ -99,27 +98,21 @@ def fill_with_200(path: Path) -> None:
 
 
 DAMAGE = {
-    "truncated images": ("t10k-images-idx3-ubyte", halve, "is truncated"),
-    "labels a byte too long": ("train-labels-idx1-ubyte", lengthen, "60,009 bytes"),
-    "a flipped bit in an image": ("t10k-images-idx3-ubyte", flip_a_byte, "is corrupted"),
-    "a flipped bit in a label": ("train-labels-idx1-ubyte", flip_a_byte, "is corrupted"),
-    "labels that are all 200": ("train-labels-idx1-ubyte", fill_with_200, "is corrupted"),
+    "truncated images": ("t10k-images-idx3-ubyte", halve, "its size is 3920008, expected 7840016"),
+    "labels a byte too long": ("train-labels-idx1-ubyte", lengthen, "its size is 60009, expected 60008"),
+    "a flipped bit in an image": ("t10k-images-idx3-ubyte", flip_a_byte, "its md5 is "),
 }
 
 
 @pytest.mark.parametrize(("name", "damage", "finding"), DAMAGE.values(), ids=DAMAGE)
-def test_a_wrong_file_is_named_with_its_size_the_expected_one_and_the_repair(
+def test_a_wrong_file_is_named_with_what_is_wrong_and_the_repair(
     name: str, damage: Callable[[Path], None], finding: str, real_copy: Callable[..., Path]
 ) -> None:
     root = real_copy(name)
     damage(root / RAW / name)
     before = snapshot(root)
     message = message_of(MNIST(root=str(root)).check)
-
-    assert message.startswith(f"data.root: {root / RAW / name}: ")
-    assert finding in message
-    assert f"{(root / RAW / name).stat().st_size:,} bytes" in message
-    assert f"expected {SIZES[name]:,}" in message or f"in {SIZES[name]:,} bytes" in message
+    assert message.startswith(f"data.root: {root / RAW / name}: is damaged: {finding}")
     assert "delete it and run again to download it, or put the official file there" in message
     assert snapshot(root) == before
 
@@ -401,7 +394,7 @@ def test_a_mirror_with_other_files_than_the_official_ones_is_refused(
 ) -> None:
     files = {file: ExpectedFile(expected.size, "0" * 32) for file, expected in MNIST.files.items()}
     monkeypatch.setattr(MNIST, "files", files)
-    assert "is corrupted" in message_of(MNIST(root=str(tmp_path / "data")).prepare_data)
+    assert "is damaged: its md5 is" in message_of(MNIST(root=str(tmp_path / "data")).prepare_data)
     assert left_in(tmp_path / "data") == []
 
 
