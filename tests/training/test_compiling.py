@@ -32,6 +32,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_compiled_run_compiles_one_graph_and_says_so(compiled: Path) -> None:
     facts = record(compiled)["compilation"]
     assert (facts["graphs"], facts["graph_breaks"]) == (1, 0)
@@ -40,6 +41,7 @@ def test_a_compiled_run_compiles_one_graph_and_says_so(compiled: Path) -> None:
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_compiling_is_in_no_rate(compiled: Path) -> None:
     found = record(compiled)
     assert found["compilation"]["seconds"] > 0.5
@@ -47,6 +49,7 @@ def test_compiling_is_in_no_rate(compiled: Path) -> None:
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_checkpoint_of_a_compiled_run_has_the_names_of_any_other(compiled: Path, tmp_path: Path) -> None:
     run(tmp_path, *MLP, OUT)
     plain = last(tmp_path / "out")["state_dict"]

@@ -171,7 +171,7 @@ def rows(folder: Path, key: str) -> list[float]:
     return [float(line[lines[0].index(key)]) for line in lines[1:] if line[lines[0].index(key)]]
 
 
-@pytest.mark.parametrize("target", ["class_per_pixel", "multilabel", "vector", "input", "value", "class"])
+@pytest.mark.parametrize("target", ["class_per_pixel", "multilabel", "input"])
 def test_every_kind_of_target_is_trained_and_evaluated(target: str, folder: Path) -> None:
     record = trained(folder / "run", f"data.target={target}")
     assert record["status"] == "finished"
@@ -184,22 +184,16 @@ def test_an_own_loss_and_metric_are_logged_and_belong_to_the_checkpoint(folder: 
     record = trained(folder / "run", "task=dice", "optimizer.schedule=constant")
     assert record["metrics"].keys() >= {"val/iou", "test/iou", "test/acc"}
     assert len(rows(folder / "run", "train/iou")) == len(rows(folder / "run", "train/loss")) == record["steps"] == 6
-    _, metrics = evaluate(folder / "run/checkpoints/best.ckpt", ["trainer.accelerator=cpu"])
+    best = folder / "run/checkpoints/best.ckpt"
+    _, metrics = evaluate(best, ["trainer.accelerator=cpu"])
     assert metrics == pytest.approx({key: record["metrics"][key] for key in ("test/loss", "test/iou", "test/acc")})
-    _, other = evaluate(folder / "run/checkpoints/best.ckpt", ["trainer.accelerator=cpu", "task=default"])
-    assert other["test/loss"] != pytest.approx(metrics["test/loss"])
-
-
-def test_a_metric_counts_the_whole_set_once(folder: Path) -> None:
-    assert trained(folder / "run", "task=dice")
     data = Data()
     data.setup("test")
     x, y = data.tensors("test")
     network, metric = Net(data.spec), torchmetrics.JaccardIndex("multiclass", num_classes=OUTPUTS)
-    best = torch.load(folder / "run/checkpoints/best.ckpt", weights_only=True)["state_dict"]
-    network.load_state_dict({name.removeprefix("model."): tensor for name, tensor in best.items()})
-    record = json.loads((folder / "run/run.json").read_text())
-    assert record["metrics"]["test/iou"] == pytest.approx(float(metric(network.eval()(x), y)), rel=1e-5)
+    state = torch.load(best, weights_only=True)["state_dict"]
+    network.load_state_dict({name.removeprefix("model."): tensor for name, tensor in state.items()})
+    assert metrics["test/iou"] == pytest.approx(float(metric(network.eval()(x), y)), rel=1e-5)  # the whole set once
 
 
 def test_the_parameters_of_a_loss_are_trained(folder: Path) -> None:
@@ -208,18 +202,15 @@ def test_the_parameters_of_a_loss_are_trained(folder: Path) -> None:
 
 
 def test_a_task_of_ones_own_has_options_of_its_own(folder: Path) -> None:
-    first, other = (trained(folder / s, "task=smoothed", f"task.share={s}")["metrics"] for s in ("0.25", "0.75"))
+    short = ("task=smoothed", "trainer.max_epochs=1", "test=false")
+    first, other = (trained(folder / s, *short, f"task.share={s}")["metrics"] for s in ("0.25", "0.75"))
     assert first["val/loss"] != other["val/loss"]
 
 
 def test_what_is_frozen_stays_as_it_is(folder: Path) -> None:
-    trained(folder / "run", "task.freeze=['encoder.2.*','encoder.1.bias']", "test=false", "trainer.max_steps=2")
-    trained(folder / "more", "task.freeze=['encoder.2.*','encoder.1.bias']", "test=false")
-    first, after = weights(folder / "run"), weights(folder / "more")
-    same = {name for name in first if torch.equal(first[name], after[name])}
-    assert same == {f"model.encoder.{name}" for name in (
-        "1.bias", "2.weight", "2.bias", "2.running_mean", "2.running_var", "2.num_batches_tracked"
-    )}  # fmt: skip
+    trained(folder / "run", "task.freeze=['encoder.2.*']", "test=false")
+    norm, after = nn.BatchNorm1d(8).state_dict(), weights(folder / "run")
+    assert all(torch.equal(after[f"model.encoder.2.{name}"], tensor) for name, tensor in norm.items())
 
 
 def test_torchs_optimizer_has_a_schedule_and_groups_by_the_names_of_parameters(folder: Path) -> None:
@@ -253,11 +244,8 @@ def test_a_stopped_run_ends_as_one_that_was_not(
 WANTS = "for a target class_per_pixel (2, 6, 6) takes (2, 3, 6, 6)"
 MISTAKES = {
     "model.answers=[2]": f"model: Net answers (2, 2), and task.loss=cross_entropy and the accuracy {WANTS}",
-    "model.answers=[3,6,6] data.target=vector": "model: Net answers (2, 3, 6, 6), and task.loss=mse for a target vector "
-    "(2, 3) takes (2, 3)",
     "data.shape=[1,6,6]": "data: a sample of number 0 of own's train split is not what the spec says: its targets have the "
     "shape (1, 6, 6), and a target that is class_per_pixel has (6, 6)",
-    "task=dice model.answers=[2]": f"model: Net answers (2, 2), and the accuracy {WANTS}",
     f"model._target_={HERE}.OnlyWithNumbers": "model: OnlyWithNumbers does not take a batch (2, 1, 6, 6): RuntimeError: x has "
     "too many samples (tests/training/test_own_task.py, line ",
     f"task.loss={{_target_:{HERE}.each_sample}}": "task.loss: each_sample returns a tensor (2,) of torch.float32 for an output "
@@ -265,7 +253,6 @@ MISTAKES = {
     f"task.loss={{_target_:{HERE}.failing}}": "task.loss: failing fails with an output (2, 3, 6, 6) and a target (2, 6, 6): "
     "ValueError: no such target (tests/training/test_own_task.py, line ",
     f"task.loss={{_target_:{HERE}.detached}}": "task.loss: detached depends on no parameter that is trained",
-    f"model._target_={HERE}.Silent": f"model: Silent answers a NoneType, and task.loss=cross_entropy and the accuracy {WANTS}",
     "task.loss=mse": "task.loss: got 'mse'; for the data's target, class_per_pixel, it takes auto, cross_entropy or a node with",
     "task.loss=crossentropy": "task.loss: got 'crossentropy', takes auto, cross_entropy, bce, mse, l1, smooth_l1 or a node with "
     "a _target_. Did you mean 'cross_entropy'?",
@@ -290,7 +277,6 @@ MISTAKES = {
     "optimizer=torchs optimizer.lr=0": "optimizer.lr: got 0, takes a number above 0",
     "optimizer=torchs optimizer.momentun=0": "optimizer.momentun: no such option. Did you mean 'momentum'?",
     "optimizer=torchs optimizer.momentum=-1": "optimizer: ValueError: Invalid momentum value: -1",
-    "optimizer=torchs optimizer.params=1": "optimizer.params: no such option.",
     "optimizer=torchs +optimizer.groups=[{match:head.*,eps:1e-3}]": "optimizer.groups.0.eps: no such option",
     "optimizer=torchs optimizer._target_=torch.nn.Identity": "optimizer: Identity is no torch.optim.Optimizer",
 }  # fmt: skip
