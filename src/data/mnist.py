@@ -12,16 +12,11 @@ _FILES = {  # the sizes are those of both datasets, the md5 sums those of MNIST
 }
 
 
-def _without_legacy(source: type[datasets.MNIST]) -> type[datasets.MNIST]:
-    """torchvision without its preference for a `processed` folder of old versions: files in it are not verified."""
-    return type(source.__name__, (source,), {"_check_legacy_exist": lambda _: False})
-
-
 class MNIST(TorchvisionImages):
     """Handwritten digits (LeCun et al. 1998): 55,000 / 5,000 / 10,000 images `(1, 28, 28)`. Arguments as base class."""
 
     torchvision_name = "mnist"
-    source = _without_legacy(datasets.MNIST)
+    source = datasets.MNIST
     files = {f"MNIST/raw/{name}": file for name, file in _FILES.items()}
     image_shape = (1, 28, 28)
     mean, std = (0.1307,), (0.3081,)
@@ -34,7 +29,7 @@ class FashionMNIST(TorchvisionImages):
     """
 
     torchvision_name = "fashion-mnist"
-    source = _without_legacy(datasets.FashionMNIST)
+    source = datasets.FashionMNIST
     files = {f"FashionMNIST/raw/{name}": ExpectedFile(file.size, None) for name, file in _FILES.items()}
     image_shape = (1, 28, 28)
     mean, std = (0.2860,), (0.3530,)
