@@ -113,16 +113,6 @@ def test_a_sample_gets_the_same_output_alone_as_in_a_batch(option: str, name: st
         torch.testing.assert_close(model(x[:1]), model(x)[:1], rtol=1e-4, atol=1e-5)
 
 
-@models
-def test_the_weights_make_a_round_trip_through_a_state_dict(option: str, tmp_path: Path) -> None:
-    spec = SPECS[accepted(option)[0]]
-    model, other = build_model(option, spec, 1).eval(), build_model(option, spec, 2).eval()
-    torch.save(model.state_dict(), tmp_path / "weights.pt")
-    other.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
-    with torch.no_grad():
-        assert torch.equal(model(inputs(spec)), other(inputs(spec)))
-
-
 @pairs
 def test_a_model_works_in_double_precision(option: str, name: str) -> None:
     spec = SPECS[name]
