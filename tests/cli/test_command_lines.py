@@ -122,7 +122,7 @@ REFUSED = {
     "train experiment=find_batch_size": "search: takes several runs; write batchscope train -m …",
     "train -m experiment=diagnose data.batch_size=8,16": "experiment=diagnose: tries changes of one run, and -m is for several; write …",
     "train trainer=ddp trainer.accelerator=cpu trainer.num_nodes=2": "trainer.num_nodes: got 2, and nothing has started this on 2 machines",
-    "train trainer=ddp trainer.accelerator=cpu trainer.strategy=ddp_spawn": "trainer.strategy: got ddp_spawn, which cannot start",
+    "train trainer=ddp trainer.accelerator=cpu trainer.strategy=ddp_spawn": "trainer.strategy: got ddp_spawn, takes auto, single_device, ddp, ",
     # folders
     "train hydra.run.dir=../x": "hydra.run.dir: got '../x', … a folder below this one, or an absolute path",
     "train data.root=../../x hydra.run.dir=outputs/${data.root}": "hydra.run.dir: got 'outputs/../../x'",
