@@ -67,19 +67,19 @@ class Loader:
         wait_context: WaitContext = contextlib.nullcontext,
         timesteps: Timesteps = lambda batch: None,
     ):
-        self.batch_sampler = order
         self.timesteps: int | None = None
         self._timesteps_of = timesteps
         self.device = device
         self.wait_context = wait_context
         stored = batches.tensors[0].device if isinstance(batches, TensorBatches) else None
+        self.batch_sampler = replace(order, device=stored)
         self._copies = device.type == "cuda" and (stored is None or stored.type == "cpu")
         self._stream: torch.cuda.Stream | None = None
         if isinstance(batches, TensorBatches):
             batches = replace(batches, pinned=self._copies)
         self._loader = DataLoader(
             batches,
-            batch_sampler=_Keys(order, stored),
+            batch_sampler=self.batch_sampler,
             collate_fn=_as_it_is,
             num_workers=num_workers,
             # Seeds the workers from a private generator, so that the model's draws stay the same.
@@ -110,22 +110,6 @@ class Loader:
         for batch in raised(self._loader):
             counts.append(self._timesteps_of(batch))
             yield batch
-
-
-class _Keys:
-    """The keys `(epoch, indices)` of an epoch's batches: tensors on a device, or lists, which a worker reads faster."""
-
-    def __init__(self, order: DeterministicBatchSampler, device: torch.device | None):
-        self.order = order
-        self.device = device
-
-    def __iter__(self) -> Iterator[Any]:
-        order = self.order.order()
-        for indices in self.order.rank_batches(order if self.device is None else order.to(self.device)):
-            yield self.order.epoch, indices.tolist() if self.device is None else indices
-
-    def __len__(self) -> int:
-        return len(self.order)
 
 
 def prefetch_to_device(
