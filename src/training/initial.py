@@ -46,7 +46,7 @@ def start_from(model: nn.Module, path: Path, prefix: str | Sequence[str] | None 
         model.load_state_dict(others | weights)
     except RuntimeError as error:  # all that is missing, unexpected or of another shape
         part = "" if prefixes else "; init_prefix=… takes a part of it"
-        what = str(error).partition("\n")[2]
+        what = str(error).splitlines()[:2][-1].strip()[:200]  # the first of its complaints
         raise UserError(f"init: {path} does not fit {type(model).__name__}: {what}{part}") from error
     return {"file": str(path), "tensors": len(weights), "of": len(own), "below": prefixes}
 

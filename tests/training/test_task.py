@@ -148,7 +148,7 @@ def test_an_epoch_whose_last_batch_would_be_one_sample_trains_with_batch_norm() 
 
 @pytest.mark.slow
 def test_batches_of_one_sample_with_batch_norm_are_one_line_before_anything_is_written(tmp_path: Path) -> None:
-    single = ("model=torchvision", "data=mnist", "data.batch_size=1")
+    single = ("model=torchvision", "data=digits", "data.num_train=8", "data.num_val=8", "data.batch_size=1")
     done = run(tmp_path, *single, "trainer.accelerator=cpu", "hydra.run.dir=run")
     assert done.end() == 1
     assert done.complained.startswith(
