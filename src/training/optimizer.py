@@ -138,7 +138,8 @@ class Optimizer:
         """
         if self.schedule in _PLANNED and not 0 < total_steps < float("inf"):
             raise UserError(
-                f"optimizer.schedule: {self.schedule} needs an end: set trainer.max_epochs or trainer.max_steps"
+                f"optimizer.schedule: {self.schedule} needs an end: set trainer.max_steps, or trainer.max_epochs where the "
+                "data's loader has a length, or write optimizer.schedule=constant"
             )
         match self.schedule:
             case "one_cycle":

@@ -1,6 +1,5 @@
 """Task: the one LightningModule. It joins a model, a loss, metrics and an optimizer."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -181,18 +180,11 @@ class Task(LightningModule):
     def configure_optimizers(self) -> Any:
         """Torch's optimizer and, unless the rate is constant, its schedule."""
         recipe = self.optimizer_recipe.scaled_to(self._samples_per_update())
-        steps = self.trainer.estimated_stepping_batches
-        has_end = 0 <= steps < math.inf or self.trainer.max_epochs == -1  # which the recipe refuses in its own words
-        if recipe.interval == "step" and not has_end:  # a loader without a length
-            raise UserError(
-                f"optimizer.schedule: {recipe.schedule} ends with the run, and the data's loader does not say how many "
-                "batches it has: give trainer.max_steps, or optimizer.schedule=constant"
-            )
         if self.learning_rate != self._built_rate and self.learning_rate is not None:
             recipe.lr = self.learning_rate
         self.learning_rate = self._built_rate = recipe.lr
         optimizer = recipe.build(self.named())
-        schedule = recipe.build_schedule(optimizer, steps)
+        schedule = recipe.build_schedule(optimizer, self.trainer.estimated_stepping_batches)
         if schedule is None:
             return optimizer
         stepped = {"scheduler": schedule, "interval": recipe.interval}

@@ -151,9 +151,6 @@ def test_a_loader_without_a_length_takes_no_schedule_that_ends_with_the_run(tmp_
     done = run(tmp_path, *words)
     assert done.end() == 1
     (said,) = (text for text in done.complained.splitlines() if text.startswith("error: "))
-    assert said == (
-        "error: optimizer.schedule: one_cycle ends with the run, and the data's loader does not say how many batches it "
-        "has: give trainer.max_steps, or optimizer.schedule=constant"
-    )
+    assert said.startswith("error: optimizer.schedule: one_cycle needs an end: set trainer.max_steps, or ")
     done = run(tmp_path / "limited", *words, "trainer.max_steps=12")
     assert done.end() == 0, done.complained

@@ -116,7 +116,7 @@ def test_plateau_lowers_the_rate_when_the_validation_gets_no_better(tmp_path: Pa
 @pytest.mark.parametrize("schedule", ["one_cycle", "cosine"])
 def test_a_planned_schedule_needs_an_end(schedule: str) -> None:
     recipe = Optimizer(schedule=schedule)
-    with pytest.raises(UserError, match=f"^optimizer.schedule: {schedule} needs an end: set trainer.max_epochs"):
+    with pytest.raises(UserError, match=f"^optimizer.schedule: {schedule} needs an end: set trainer.max_steps"):
         recipe.build_schedule(recipe.build(layer().parameters()), float("inf"))
 
 
