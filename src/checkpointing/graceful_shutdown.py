@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,10 +27,11 @@ class GracefulShutdown(SyncsRanks):
 
     Use it as a context, which installs the signal handlers, and as the last callback of the trainer, so that the other
     callbacks have seen the step. After the current step it saves a checkpoint and raises `Interrupted`. Outside of
-    training it raises at once. A second signal ends the process at once; the checkpoint before it is intact.
+    training steps it raises at once: a validation follows a checkpoint. A second signal ends the process at once; the
+    checkpoint before it is intact.
 
     All ranks end after the same step, whichever rank received the signal: at the latest after the second step that
-    follows. In validation and test, the steps are the batches.
+    follows. Several ranks finish a validation or a test first.
 
     Args:
         before_exit: called before the process ends at once; it must not take long.
@@ -41,8 +41,7 @@ class GracefulShutdown(SyncsRanks):
         self.before_exit = before_exit
         self._received: int | None = None
         self._received_at = 0.0
-        self._is_deferring = False  # a signal waits for the end of a batch
-        self._common_batches = 0  # of an evaluation, still to come on every rank
+        self._is_deferring = False  # a signal waits until the ranks agree
         self._previous_handlers: dict[int, Any] = {}
         self._terminals: list[int] = []
 
@@ -69,6 +68,11 @@ class GracefulShutdown(SyncsRanks):
         self._start_deferring(trainer)
 
     @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._is_deferring = True  # again, after a validation
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+
+    @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -82,46 +86,15 @@ class GracefulShutdown(SyncsRanks):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop_deferring(trainer)
 
-    @override  # a checkpoint was saved before the validation
+    @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._is_deferring:
-            self._start_evaluation(trainer, trainer.num_val_batches)
-
-    @override
-    def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        if self._is_deferring and self._common_batches:
-            RankSync.of(trainer).start(("evaluation", self._common_batches))
-
-    @override
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        if self._is_deferring and self._common_batches:
-            self._common_batches -= 1
-            if number := RankSync.of(trainer).agreed(_TOPIC):
-                raise Interrupted(number)
-
-    @override
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._is_deferring:
-            RankSync.of(trainer).restart()
+        if self._is_deferring and trainer.world_size == 1:  # a checkpoint has just been saved
+            self._stop_deferring(trainer)
 
     @override
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.world_size > 1:  # one process may end at once; several have to agree
             self._start_deferring(trainer)
-            self._start_evaluation(trainer, trainer.num_test_batches)
-
-    on_test_batch_start = on_validation_batch_start
-    on_test_batch_end = on_validation_batch_end
 
     @override
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -142,17 +115,6 @@ class GracefulShutdown(SyncsRanks):
         self._is_deferring = False
         if number := number or self._received or 0:  # a signal may have reached this rank since
             raise Interrupted(number)
-
-    def _start_evaluation(self, trainer: Trainer, batches: float | list[int | float]) -> None:
-        """Find the number of batches that all ranks have: they agree during these.
-
-        Where a length is unknown (infinite), several ranks agree only at the end of the evaluation.
-        """
-        own = sum(batches) if isinstance(batches, list) else batches
-        unknown = 0 if trainer.world_size > 1 else sys.maxsize
-        sync = RankSync.of(trainer)
-        sync.restart()
-        self._common_batches = -sync.maximum(-(unknown if own == float("inf") else int(own)))
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         redirect_closed_terminals(self._terminals)
