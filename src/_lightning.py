@@ -205,7 +205,7 @@ class AppendingCSVWriter(ExperimentWriter):
         self.add_columns(fieldnames)
 
 
-def has_begun(logger: CSVLogger | MLFlowLogger | WandbLogger) -> bool:
+def has_begun(logger: MLFlowLogger | WandbLogger) -> bool:
     """Whether a logger has been used: has its writer, or its run."""
     return logger._initialized if isinstance(logger, MLFlowLogger) else logger._experiment is not None
 

@@ -14,8 +14,6 @@ from lightning import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-from .csv_logger import append_to_file
-
 
 def loggers_of_rank(trainer: Trainer) -> list[Logger]:
     """The loggers that write in this process: all of them on rank 0, none on the others."""
@@ -63,11 +61,8 @@ class LogPositions:
         return lines
 
 
-def append_to_logs(loggers: list[Logger]) -> list[Path]:
-    """Have unused loggers append to the files that are there; returns TensorBoard's, for `cut_logs`."""
-    for logger in loggers:
-        if isinstance(logger, CSVLogger):
-            append_to_file(logger)
+def earlier_events(loggers: list[Logger]) -> list[Path]:
+    """The event files of TensorBoard loggers that are not yet used, for `cut_logs`."""
     return [path for logger in loggers if isinstance(logger, TensorBoardLogger) for path in _event_files(logger)]
 
 
@@ -78,7 +73,7 @@ def cut_logs(loggers: list[Logger], earlier: list[Path], to: dict[str, int], ste
 
     Args:
         loggers: have logged no metric yet.
-        earlier: what `append_to_logs` returned.
+        earlier: what `earlier_events` returned.
         to: what `LogPositions.now` returned; empty to start again.
         step: the number of trained steps; an open TensorBoard purges later ones.
     """

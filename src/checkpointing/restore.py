@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from .._lightning import callbacks_of, on_restore_error, resume_after_last_batch
 from ..distributed.sharding import from_shard
 from ..random_state import restore_random_state
-from .log_files import append_to_logs, cut_logs, loggers_of_rank
+from .log_files import cut_logs, earlier_events, loggers_of_rank
 from .resume_point import ResumePoint
 
 
@@ -29,7 +29,7 @@ def prepare_resume(trainer: Trainer, data: SkipsTrained, point: ResumePoint) -> 
 
     A value in the checkpoint that cannot be restored is a UserError of the fit; the log files are cut after that.
     """
-    earlier, positions = append_to_logs(loggers_of_rank(trainer)), point.loop_state.get("log_positions", {})
+    earlier, positions = earlier_events(loggers_of_rank(trainer)), point.loop_state.get("log_positions", {})
 
     def cut(trainer: Trainer, module: LightningModule) -> None:
         cut_logs(loggers_of_rank(trainer), earlier, positions, point.steps)

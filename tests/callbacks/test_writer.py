@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from batchscope.callbacks._timer import StepTimer, add_timer
 from batchscope.callbacks._writer import POINTS, Scalars, StepWriter
-from batchscope.checkpointing.csv_logger import AtomicCSVLogger
+from batchscope.checkpointing.csv_logger import append_to_file
 
 
 class FakeTrainer(SimpleNamespace):
@@ -41,9 +41,11 @@ def test_other_ranks_write_nothing() -> None:
     writer(object(), rank=1).write_rows([(1, {"a": 1.0})])
 
 
-@pytest.mark.parametrize("kind", [CSVLogger, AtomicCSVLogger])
-def test_rows_of_a_csv_file_keep_their_order_and_their_columns(tmp_path: Path, kind: type[CSVLogger]) -> None:
-    logger = kind(tmp_path, name="", version="")
+@pytest.mark.parametrize("appends", [False, True])
+def test_rows_of_a_csv_file_keep_their_order_and_their_columns(tmp_path: Path, appends: bool) -> None:
+    logger = CSVLogger(tmp_path, name="", version="")
+    if appends:
+        append_to_file(logger)
     writing = writer(logger)
     writing.write_rows([(1, {"b": 1.5, "a": 0.1}), (2, {"b": 2.5, "a": 0.2}), (2, {"c": 7.0})])
     assert len(read(logger)) == 3  # without a call of save()

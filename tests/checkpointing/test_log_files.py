@@ -6,10 +6,17 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 
-from batchscope.checkpointing.csv_logger import AtomicCSVLogger
+from batchscope.checkpointing.csv_logger import append_to_file
 from batchscope.checkpointing.log_files import LogPositions
 from tests.checkpointing.support import OUT, STEP, terminate
 from tests.support.runs import SMALL, curves, run, table
+
+
+def appending(folder: Path) -> CSVLogger:
+    """A logger as a run has it."""
+    logger = CSVLogger(folder, name="csv", version="")
+    append_to_file(logger)
+    return logger
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -27,8 +34,8 @@ def log(logger: CSVLogger) -> None:
 
 
 def test_the_csv_file_holds_what_lightnings_own_holds(tmp_path: Path) -> None:
-    for folder, kind in ((tmp_path / "ours", AtomicCSVLogger), (tmp_path / "theirs", CSVLogger)):
-        log(kind(folder, name="csv", version=""))
+    log(appending(tmp_path / "ours"))
+    log(CSVLogger(tmp_path / "theirs", name="csv", version=""))
     assert rows(tmp_path / "ours") == rows(tmp_path / "theirs")
     assert len(rows(tmp_path / "ours")) == 6
 
@@ -42,12 +49,12 @@ def test_a_kill_while_a_column_is_added_loses_no_row(tmp_path: Path, monkeypatch
         with monkeypatch.context() as patch:
             patch.setattr(step, killed)
             with pytest.raises(KeyboardInterrupt):
-                log(AtomicCSVLogger(folder, name="csv", version=""))
+                log(appending(folder))
         assert len(rows(folder)) == 5
 
 
 def test_a_checkpoint_counts_only_the_lines_that_are_new_and_all_of_a_file_with_a_new_column(tmp_path: Path) -> None:
-    logger = AtomicCSVLogger(tmp_path, name="csv", version="")
+    logger = appending(tmp_path)
     positions, path = LogPositions({"other/metrics.csv": 7}), tmp_path / "csv" / "metrics.csv"
 
     def logged(step: int, **values: float) -> int:
