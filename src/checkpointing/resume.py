@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import lock_folder, refuse_links
+from ..files import is_set_aside, lock_folder, refuse_links
 from ..options import trust
 from ..options.check import check_config
 from ..options.compose import apply_overrides
@@ -42,21 +42,36 @@ def find(overrides: list[str]) -> tuple[Path, list[str]]:
     """The run folder that `resume=` on a command line names, and the other options on it.
 
     Raises:
-        UserError: if there is no such run, or none at all.
+        UserError: as `run_folder`.
     """
     named = [text.removeprefix("resume=").strip("'\"") for text in overrides if text.startswith("resume=")]
-    others = [text for text in overrides if not text.startswith("resume=")]
     if len(named) != 1 or not named[0]:
         raise UserError("resume: takes the folder of one run, or 'last'")
-    if named[0] != "last":
-        run_dir = Path(named[0])
-        if run_dir.name == FILE:
-            run_dir = run_dir.parent
-        if not (run_dir / FILE).is_file():
-            _refuse_neighbour(run_dir)
-            raise UserError(f"resume: got '{named[0]}', which holds no run (no {FILE} in it)")
-        return run_dir, others
-    return newest("resume"), others
+    return run_folder(named[0], "resume"), [text for text in overrides if not text.startswith("resume=")]
+
+
+def run_folder(name: str, option: str) -> Path:
+    """The folder of the run that somebody names: by its path, by its record, or as `last`, the one that was started last.
+
+    Raises:
+        UserError: if it names no run, with what may be meant; `option` is the option or the command that takes it.
+    """
+    if name == "last":
+        return newest(option)
+    path = Path(name)
+    run_dir = path.parent if path.name == FILE else path
+    if os.path.isfile(run_dir / FILE):  # also false for a name that no file can have
+        return run_dir
+    if not os.path.exists(path):
+        raise UserError(f"{option}: got '{name}', which does not exist; it takes a run's folder, or 'last'")
+    if above := next((parent for parent in path.resolve().parents if (parent / FILE).is_file()), None):
+        raise UserError(f"{option}: takes the folder of a run, not what is in it: {os.path.relpath(above)}")
+    runs = [file.parent for file in path.rglob(FILE) if not _is_hidden(file.relative_to(path))]
+    if not runs:
+        raise UserError(f"{option}: got '{name}', which holds no run (no {FILE} in it)")
+    first = min(runs, key=lambda run: (len(str(run)), str(run)))  # 2 before 10
+    sweep = f"; a sweep is resumed by its own command and hydra.sweep.dir={name}" if option == "resume" else ""
+    raise UserError(f"{option}: got '{name}', which holds {len(runs)} runs; take one, such as {first}{sweep}")
 
 
 def newest(option: str) -> Path:
@@ -70,16 +85,8 @@ def newest(option: str) -> Path:
     return max(started)[1]
 
 
-def _refuse_neighbour(path: Path) -> None:
-    """For a checkpoint or a sweep in the place of a run: say what to write instead."""
-    run_dir = next((parent for parent in path.parents if (parent / FILE).is_file()), None)
-    if path.is_file() and run_dir:
-        raise UserError(f"resume: takes the folder of a run, not a file in it; write resume={run_dir}")
-    if next(path.glob(f"*/{FILE}"), None):
-        raise UserError(
-            f"resume: got '{path}', which holds several runs; resume the sweep by its own command and "
-            f"hydra.sweep.dir={path}, and one run of it with resume={next(path.glob(f'*/{FILE}')).parent}"
-        )
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") or is_set_aside(part) for part in path.parts)
 
 
 def recorded(run_dir: Path) -> dict[str, Any]:
@@ -161,11 +168,9 @@ def continues_training(config: dict[str, Any], record: dict[str, Any]) -> bool:
 
 def nothing_to_resume(run_dir: Path, record: dict[str, Any]) -> str:
     """What to say to a user who resumes a finished run as it was."""
-    trainer = record["config"]["trainer"]
-    ended = record.get("epochs", 0) == trainer.get("max_epochs") or record.get("steps", 0) == trainer.get("max_steps")
-    if trainer.get("max_time") is None or ended:
-        return f"{run_dir} has finished; there is nothing to resume"
-    return f"{run_dir} has finished: trainer.max_time is over; a longer one, or trainer.max_time=null, continues it"
+    is_limited = record["config"]["trainer"].get("max_time") is not None
+    longer = "; a longer trainer.max_time, or trainer.max_time=null, may continue it" if is_limited else ""
+    return f"{run_dir} has finished; there is nothing to resume{longer}"
 
 
 def _refuse(key: str, old: Any, new: Any, config: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from lightning import LightningModule, Trainer
 
 from ..errors import UserError, warn
-from ..files import WriteError, is_inside, temporary_name, why
+from ..files import is_inside, why
 from ..records.read import read
 from .callback import Checkpoints
 from .checkpoint_file import load_checkpoint
@@ -40,8 +40,8 @@ class ResumePoint:
         """Check that the run can continue; a warning says so where it starts again.
 
         Raises:
-            UserError: if the data or the number of ranks differ from the run's, the run has trained more than is asked
-                for, or the checkpoint folder cannot be written.
+            UserError: if the data or the number of ranks differ from the run's, or the run has trained more than is asked
+                for.
         """
         before = self.provenance.get("fingerprint", fingerprint)
         if before != fingerprint:
@@ -58,8 +58,6 @@ class ResumePoint:
             )
         if self.path is None:
             warn("resume: the run had ended before it wrote a checkpoint; it starts again from its first step")
-        else:
-            _check_writable(self.path.parent)
 
 
 def find_resume_point(folder: Path, module: LightningModule | None = None, run_dir: Path | None = None) -> ResumePoint:
@@ -126,12 +124,3 @@ def _recorded_checkpoint(run_dir: Path) -> str | None:
     except UserError:
         return None
     return str(kept.get("last") or kept.get("best") or "") if isinstance(kept, dict) else None
-
-
-def _check_writable(folder: Path) -> None:
-    probe = temporary_name(folder / "last.ckpt")  # a name that a later start removes, should a kill leave it
-    try:
-        probe.touch(exist_ok=False)
-        probe.unlink()
-    except OSError as error:
-        raise WriteError(f"resume: {folder} cannot be written, and nothing was changed: {why(error)}") from error

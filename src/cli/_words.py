@@ -20,7 +20,7 @@ def parse_words(name: str, description: str | None, own: Mapping[str, str | None
         own: its options, each with an example where it has to be given, else with None.
 
     Raises:
-        UserError: as `take_own`, for a `ckpt` that is no file, and for an option that is missing.
+        UserError: as `_take_own`, for a `ckpt` that is no file, and for an option that is missing.
     """
     parser = command_parser(name, description)
     words = f"{', '.join(f'{key}=' for key in own)}, then options to change"
@@ -28,7 +28,7 @@ def parse_words(name: str, description: str | None, own: Mapping[str, str | None
     add_config_dir(parser)
     args = parser.parse_intermixed_args()
     use_config_dir(args.config_dir)
-    given, overrides = take_own(args.words, own)
+    given, overrides = _take_own(args.words, own)
     for key, example in own.items():
         if example and key not in given:
             raise UserError(f"{key}: is missing; write {key}={example}")
@@ -37,7 +37,7 @@ def parse_words(name: str, description: str | None, own: Mapping[str, str | None
     return given, overrides
 
 
-def take_own(words: list[str], own: Collection[str]) -> tuple[dict[str, str], list[str]]:
+def _take_own(words: list[str], own: Collection[str]) -> tuple[dict[str, str], list[str]]:
     """The command's own options among the words, and the rest, which change the run's configuration.
 
     Raises:
@@ -48,13 +48,8 @@ def take_own(words: list[str], own: Collection[str]) -> tuple[dict[str, str], li
     for word in words:
         key, is_option, value = word.partition("=")
         if not is_option:
-            here = "ckpt" in own and Path(word).exists()
-            instead = (
-                f"; write ckpt={word}" if here and Path(word).is_file() else nearby("ckpt", Path(word)) if here else ""
-            )
+            instead = f"; write ckpt={word}" if "ckpt" in own and Path(word).exists() else ""
             raise UserError(f"{word}: takes option=value{instead}")
-        if key == "ckpt_path" and "ckpt" in own:  # Lightning's name
-            raise UserError(f"ckpt_path: is called ckpt here; write ckpt={value}")
         if key not in own:
             if "." not in key and (near := did_you_mean(key, own)):
                 raise UserError(f"{key}: no such option.{near}")
@@ -67,17 +62,11 @@ def take_own(words: list[str], own: Collection[str]) -> tuple[dict[str, str], li
 
 
 def refuse_missing(option: str, path: Path) -> None:
-    """Raise UserError for a path that is no file, with the checkpoints that may be meant."""
-    if not path.is_file():
-        if str(path) == "last" and not path.exists():  # as resume=last and explain last name the newest run
-            raise UserError(f"{option}: got 'last', takes a file{nearby(option, newest(option))}")
-        raise UserError(f"{option}: got '{path}', which is not a file{nearby(option, path)}")
-
-
-def nearby(option: str, path: Path) -> str:
-    """The checkpoints that a path which is no file may stand for, behind a semicolon; empty where there are none."""
-    for name in ("checkpoints/best.ckpt", "best.ckpt", "checkpoints/last.ckpt", "last.ckpt"):
-        if (path / name).is_file():
-            return f"; write {option}={path / name}"
-    near = sorted(path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
-    return f"; in that folder: {', '.join(p.name for p in near)}" if near else ""
+    """Raise UserError for a path that is no file, with a checkpoint that may be meant."""
+    if path.is_file():
+        return
+    place = newest(option) if str(path) == "last" and not path.exists() else path  # as resume=last names it
+    patterns = ("*.ckpt", "checkpoints/*.ckpt", "*/checkpoints/*.ckpt")
+    found = [file for pattern in patterns for file in sorted(place.glob(pattern))] or sorted(path.parent.glob("*.ckpt"))
+    hint = f"write {option}={found[0]}" if found else "no checkpoint is there, either"
+    raise UserError(f"{option}: got '{path}', which is not a file; {hint}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from . import command
-from ._words import CKPT, parse_words, refuse_missing
+from ._words import CKPT, parse_words
 
 if TYPE_CHECKING:
     from ..inference.load import Trained
@@ -36,7 +36,6 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
     Raises:
         UserError: for a checkpoint that cannot be read or does not fit the model, and for a wrong option.
     """
-    refuse_missing("ckpt", path)
     from ..inference.load import restore  # torch takes seconds to import
 
     return _test(restore(path, overrides, with_data=True))

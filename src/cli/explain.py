@@ -23,7 +23,7 @@ from typing import Any
 from ..checkpointing import resume
 from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, warn
-from ..files import is_set_aside, refuse_links, why, write_folder
+from ..files import refuse_links, why, write_folder
 from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_explanation
@@ -31,7 +31,6 @@ from ..options.compose import apply_overrides, check_command_line
 from ..options.groups import use_config_dir
 from ..options.overrides import parse
 from ..records.explanation import FILE, TRACE, Explanation
-from ..records.formatting import count
 from ..records.read import FILE as RECORD
 from ..records.read import read
 from . import add_config_dir, command, command_parser, folder_of, folders_and_options, number
@@ -74,7 +73,11 @@ def _explain(task: _Task, args: argparse.Namespace) -> None:
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
         found, files = explain(task.config, task.choices, str(task.folder), args.warmup, args.steps)
     found = _reconciled(replace(found, notes=[*task.notes, *found.notes]), task.record)
-    folder = _write(task.folder, {**files, FILE: json.dumps(found.to_dict(), indent=1).encode()})
+    folder = None
+    try:
+        folder = write_folder(task.folder, {**files, FILE: json.dumps(found.to_dict(), indent=1).encode()})
+    except OSError as error:
+        warn(f"{task.folder} cannot be written ({why(error)}): nothing is kept but what is printed here")
     if args.json:
         print(json.dumps({**found.to_dict(), "folder": folder and str(folder)}, indent=1))
         return
@@ -109,22 +112,15 @@ def _task(args: argparse.Namespace) -> _Task:
     if len(folders) > 1:
         raise UserError(f"explain: takes one run; got {' and '.join(folders)}", exit_code=2)
     if folders:
-        run_dir = resume.newest("explain") if folders[0] == "last" else Path(folders[0])
-        return _of_run(run_dir, overrides, args.out)
+        return _of_run(resume.run_folder(folders[0], "explain"), overrides, args.out)
     (config,) = check_command_line(overrides, False)
     return _Task(check_config(for_explanation(config)), _choices(overrides), args.out or folder_of(_NAME))
 
 
 def _of_run(run_dir: Path, overrides: list[str], out: Path | None) -> _Task:
     """The task that a run's record describes, with the options that change it."""
-    if run_dir.name == RECORD:
-        run_dir = run_dir.parent
-    if not os.path.isfile(run_dir / RECORD):  # also false for a name that no file can have
-        raise UserError(f"explain: {_no_run(run_dir)}")
     file = os.path.relpath(run_dir / RECORD)
     record = read(run_dir)
-    if "config" not in record:
-        raise UserError(f"explain: {file} holds no configuration")
     recorded = check_config(resume.recorded_config(record, run_dir))
     config = check_config(for_explanation(check_config(apply_overrides(recorded, overrides))))
     trust.confirm(config, overrides, file, run_dir=None)
@@ -138,24 +134,6 @@ def _of_run(run_dir: Path, overrides: list[str], out: Path | None) -> _Task:
         return replace(task, notes=(note,))
     is_same = all(word.startswith("data.root=") for word in overrides)
     return replace(task, record=record) if is_same else task
-
-
-def _no_run(path: Path) -> str:
-    """Why a path is no run, and what may have been meant."""
-    if not os.path.exists(path):
-        return f"{path} does not exist; write a run's folder, or options such as model=cnn data=mnist"
-    inside = next((parent for parent in path.resolve().parents if (parent / RECORD).is_file()), None)
-    if inside is not None:
-        return f"takes the folder of a run; write {os.path.relpath(inside)}"
-    below = [file.parent for file in path.rglob(RECORD) if not _is_hidden(file.relative_to(path))]
-    if not below:
-        return f"{path} holds no run (no {RECORD} in it)"
-    first = min(below, key=lambda run_dir: (len(str(run_dir)), str(run_dir)))  # 2 before 10
-    return f"{path} holds {count(len(below), 'run')}; take one, such as {first}"
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") or is_set_aside(part) for part in path.parts)
 
 
 def _reconciled(found: Explanation, record: dict[str, Any]) -> Explanation:
@@ -175,12 +153,3 @@ def _reconciled(found: Explanation, record: dict[str, Any]) -> Explanation:
 def _choices(overrides: list[str]) -> dict[str, str]:
     """The choices of groups that a command line names."""
     return {one.key_or_group: str(one.value()) for one in parse(overrides) if one.key_or_group in ("model", "data")}
-
-
-def _write(folder: Path, files: dict[str, bytes]) -> Path | None:
-    """Write the folder; where it cannot be written, one line says so and the tables are printed alone."""
-    try:
-        return write_folder(folder, files)
-    except OSError as error:
-        warn(f"{folder} cannot be written ({why(error)}): nothing is kept but what is printed here")
-        return None
