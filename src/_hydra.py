@@ -8,42 +8,22 @@ from typing import Any
 
 from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
-from hydra._internal.utils import _locate
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 
-def locate(target: str) -> Any:
-    """What a dotted name means: a class, a function, a module. ImportError, with its cause, where nothing is found."""
-    return _locate(target)
-
-
 def apply_override(override: Override, config: DictConfig) -> None:
     """Change a configuration as an override says; HydraException or OmegaConfBaseException if that is impossible."""
-    _apply([override], config)
-
-
-def _apply(overrides: list[Override], config: DictConfig) -> None:
     try:
-        ConfigLoaderImpl._apply_overrides_to_config(overrides, config)
+        ConfigLoaderImpl._apply_overrides_to_config([override], config)
     except TypeError as error:  # OmegaConf's, for an item of a list that is no number
         raise HydraException(str(error)) from error
 
 
-def set_options(config: DictConfig, options: list[Override], overrides: list[Override]) -> None:
-    """Finish a configuration that was composed of its choices alone, as Hydra finishes a composition.
-
-    Args:
-        config: composed with Hydra's section; it is changed.
-        options: the overrides that set options; the others are choices.
-        overrides: all overrides of the command line.
-
-    Raises:
-        HydraException or OmegaConfBaseException: if an option cannot be set.
-    """
-    _apply(options, config)
+def complete_hydra_section(config: DictConfig, overrides: list[Override]) -> None:
+    """Write into Hydra's section what Hydra writes at the end of a composition: the overrides, and the working directory."""
     hydra = config.hydra
     of_run = [one for one in overrides if not one.is_hydra_override()]
     hydra.overrides.task = [one.input_line for one in of_run]
@@ -60,21 +40,7 @@ def multirun(configs: Path, overrides: list[str], job: Callable[[DictConfig], An
         overrides: the words of the command line, without flags.
         job: called with a run's configuration, in this process or another one.
     """
-    quiet_launcher()
+    logging.getLogger("hydra._internal.core_plugins.basic_launcher").setLevel(logging.WARNING)  # it names each run
     with initialize_config_dir(str(configs), version_base="1.3"):
-        _initialized().multirun("train", job, overrides)
-
-
-def complete(configs: Path, words: list[str]) -> None:
-    """Print what a shell asks for: `install=bash`, `uninstall=bash`, or the answer to `query=bash` (see `COMP_LINE`)."""
-    with initialize_config_dir(str(configs), version_base="1.3"):
-        _initialized().shell_completion("train", words)
-
-
-def quiet_launcher() -> None:
-    """Keep the basic launcher from announcing each run of a sweep."""
-    logging.getLogger("hydra._internal.core_plugins.basic_launcher").setLevel(logging.WARNING)
-
-
-def _initialized() -> Any:
-    return GlobalHydra.instance().hydra
+        hydra: Any = GlobalHydra.instance().hydra
+        hydra.multirun("train", job, overrides)

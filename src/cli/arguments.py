@@ -6,7 +6,7 @@ import sys
 
 from ..errors import UserError, did_you_mean
 from ..options.groups import GROUPS, use_config_dir
-from ..options.habits import habit
+from ..options.habits import answer_to
 from ..options.purpose import TOP_LEVEL
 from ..records.terminal import be_verbose
 from . import add_config_dir, command_parser
@@ -16,13 +16,6 @@ _DESCRIPTION = """Train a model and measure every step.
     batchscope train model=cnn data.batch_size=512     one run
     batchscope train -m data.batch_size=64,128,256     a sweep: one run a value
     batchscope train resume=<run folder>               resume a run"""
-# Flags of Hydra's that people know, and that this program does not take.
-_FLAGS_OF_HYDRA = {
-    "--config-path": "--config-dir=<folder> adds YAML files of your own",
-    "--config-name": "the configuration is always train.yaml; experiment=<name> lays another over it",
-    "--hydra-help": "batchscope train --help lists what it takes",
-    "--shell-completion": "write batchscope --shell-completion install=bash",
-}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -56,8 +49,8 @@ def parse_arguments() -> argparse.Namespace:
     args.overrides = [re.sub(r"^\+{1,2}resume=", "resume=", word) for word in args.overrides]
     for word in args.overrides:
         name, _, value = word.lstrip("+").partition("=")
-        if name == "run_dir" and (known := habit(name, value)):  # an option that the run sets, whatever is typed
-            raise known
+        if name == "run_dir":  # the run sets it, whatever is typed
+            raise UserError(f"{name}: {answer_to(name, value)}")
     if args.verbose:
         be_verbose()
     return args
@@ -71,8 +64,6 @@ def is_resume(args: argparse.Namespace) -> bool:
 def _unknown_flag(word: str, known: str) -> str:
     """What to write instead of an unknown flag: many programs take options with dashes in front."""
     name, _, value = word.lstrip("-").partition("=")
-    if instead := _FLAGS_OF_HYDRA.get(f"--{name}"):
-        return f"{word}: no such flag; {instead}"
     near = did_you_mean(f"--{name}", re.findall(r"--[a-z-]+", known))
     if near and name not in (*GROUPS, *TOP_LEVEL):
         return f"{word}: no such flag.{near}"

@@ -10,8 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from .. import _hydra
 from ..files import WriteError, why
-from ..options.compose import CommandLine, without_hydra
-from ..options.compositions import search_path
+from ..options.compose import CommandLine, search_path, without_hydra
 from ..options.groups import CONFIGS
 from ..options.overrides import as_override
 from ..sweep import launchers

@@ -6,8 +6,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import UserError
-from ..options.compose import compose_to_show, without_hydra
-from ..options.explain import first_line
+from ..options.compose import compose, without_hydra
+from ..options.explain import message_of
 from ..options.groups import GROUPS, choices_of
 from .arguments import parser
 
@@ -16,7 +16,7 @@ _PLUGINS = ("hydra/launcher", "hydra/sweeper")
 
 def show(args: argparse.Namespace) -> None:
     """Print the help or the configuration of a command line. Raises UserError for one that cannot be composed."""
-    composition = compose_to_show(args.overrides)
+    composition = compose(args.overrides)
     config = composition if args.cfg == "all" else without_hydra(composition)
     if args.cfg == "hydra":
         config = OmegaConf.masked_copy(composition, "hydra")
@@ -35,4 +35,4 @@ def _yaml(config: DictConfig, resolve: bool) -> str:
     try:
         return OmegaConf.to_yaml(config, resolve=resolve)
     except OmegaConfBaseException as error:
-        raise UserError(f"{error.full_key or 'config'}: {first_line(error)}") from error
+        raise UserError(f"{error.full_key or 'config'}: {message_of(error)}") from error

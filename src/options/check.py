@@ -1,37 +1,37 @@
 """A composed configuration → plain, checked containers, or one line that says what is wrong with it."""
 
 import contextlib
+import copy
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import UserError, did_you_mean
-from .explain import first_line, nearest_option
+from .explain import message_of, no_such_option
 from .groups import COLLECTIONS, SECTIONS, choices_of, file_of, known_nodes, load, to_plain, top_level_names
-from .habits import habit
-from .nodes import TARGET, check_node, targets_in
+from .nodes import TARGET, check_node
 from .purpose import DEFAULTS, OF_EXPERIMENTS, TOP_LEVEL, annotation_of, signature_at
-from .signatures import class_attribute, is_installed, missing_part, signature_of
+from .signatures import class_attribute, is_installed, signature_of
 from .tree import flatten
 from .update import batches_of_update, ranks_asked
 from .values import check_value
 
 
 def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
-    """Check one composed configuration and return it in plain containers, its interpolations resolved.
+    """Check one composed configuration and return it in plain containers of its own, its interpolations resolved.
 
     Raises:
         UserError: for an option that is unknown, of the wrong kind or out of range, and for a model that cannot read
             the data.
     """
+    plain = to_plain(config) if isinstance(config, DictConfig) else copy.deepcopy(config)
+    if missing := sorted(name for name, value in flatten(plain) if value == "???"):
+        raise UserError(f"{missing[0]}: has no value; write {missing[0]}=…")
     try:
-        node = config if isinstance(config, DictConfig) else OmegaConf.create(config)
-        if missing := sorted(name for name, value in flatten(to_plain(node)) if value == "???"):
-            raise UserError(f"{missing[0]}: has no value; write {missing[0]}=…")
-        plain = to_plain(node, resolve=True)
+        plain = to_plain(config, resolve=True) if isinstance(config, DictConfig) else plain
     except OmegaConfBaseException as error:
-        raise UserError(f"{error.full_key or 'config'}: {first_line(error)}") from error
+        raise UserError(f"{error.full_key or 'config'}: {message_of(error)}") from error
     if "script" in plain:
         raise UserError(
             f"script: the run is one of {plain['script']}, with options of its own: batchscope run starts it again"
@@ -50,23 +50,9 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     if plain["search"] is not None:
         _check_search({TARGET: "batchscope.sweep.search.BatchSizeSearch", **plain["search"]})
     _check_model_fits_data(plain["model"], plain["data"])
-    if plain["init_prefix"] and not plain["init"]:
-        raise UserError(f"init_prefix: got {plain['init_prefix']!r}, and there is no init=<file> to take it from")
-    batches = batches_of_update(plain, ranks_asked(plain) or 1)  # checked again by the ranks that there are
-    _check_compile(plain["compile"], plain["trainer"], batches)
-    _check_averaging(plain["callbacks"] or {}, plain["trainer"])
     _check_groups(plain["optimizer"])
-    if plain["optimizer"].get("schedule") == "plateau" and plain["trainer"].get("limit_val_batches") == 0:
-        raise UserError("optimizer.schedule: plateau reads val/loss, and trainer.limit_val_batches=0 has no validation")
+    _check_pairs(plain)
     return plain
-
-
-def check_targets(config: dict[str, Any]) -> None:
-    """Raise UserError for a `_target_` that does not exist, as far as source texts show it: torch is not imported."""
-    for section in (*SECTIONS, *COLLECTIONS):
-        for option, target in targets_in(config[section], section):
-            if isinstance(target, str) and (missing := missing_part(target)):
-                raise UserError(f"{option}: {target} cannot be imported: {missing}")
 
 
 def _takes_batch_size(target: Any) -> bool:
@@ -85,10 +71,7 @@ def _check_top_level(plain: dict[str, Any]) -> None:
         if key in TOP_LEVEL:
             check_value(key, value, TOP_LEVEL[key])
         elif key not in SECTIONS + COLLECTIONS:
-            if known := habit(key, str(value)):
-                raise known
-            near = nearest_option(plain, [key], did_you_mean(key, top_level_names()))
-            raise UserError(f"{key}: no such option.{near}")
+            raise no_such_option(key, value, top_level_names(), "", plain)
 
 
 def _check_search(node: dict[str, Any]) -> None:
@@ -99,26 +82,29 @@ def _check_search(node: dict[str, Any]) -> None:
     check_node(node, "search")
 
 
-def _check_compile(compile: bool | str, trainer: dict[str, Any], batches: int) -> None:
-    """Refuse what torch.compile does not go together with, as far as the options show it."""
+def _check_pairs(config: dict[str, Any]) -> None:
+    """Refuse options that do not go together."""
+    compile, trainer, callbacks = config["compile"], config["trainer"], config["callbacks"] or {}
+    batches = batches_of_update(config, ranks_asked(config) or 1)  # checked again by the ranks that there are
     strategy = trainer.get("strategy")
-    if not compile:
-        return
-    if isinstance(strategy, dict) or any(name in str(strategy) for name in ("fsdp", "deepspeed")):
-        raise UserError("compile: a sharded model is not compiled; write compile=false, or trainer=ddp")
-    if trainer.get("accelerator") == "mps":
-        raise UserError("compile: torch compiles for CPUs and GPUs; write compile=false with trainer.accelerator=mps")
-    if compile in ("reduce-overhead", "max-autotune") and batches > 1:
-        raise UserError(
-            f"compile: {compile} uses CUDA graphs, which overwrite accumulated gradients; write compile=default or "
-            "compile=max-autotune-no-cudagraphs"
-        )
-
-
-def _check_averaging(callbacks: dict[str, Any], trainer: dict[str, Any]) -> None:
-    for name, node in callbacks.items():
-        if node and node["_target_"].endswith("WeightAveraging") and isinstance(trainer.get("strategy"), dict):
-            raise UserError(f"callbacks.{name}: keeps a whole copy of the weights, and trainer.strategy shards them")
+    is_sharded = isinstance(strategy, dict) or any(name in str(strategy) for name in ("fsdp", "deepspeed"))
+    averages = "".join(name for name, node in callbacks.items() if node and node[TARGET].endswith("WeightAveraging"))
+    prefix, no_validation = config["init_prefix"], trainer.get("limit_val_batches") == 0
+    uses_graphs = compile in ("reduce-overhead", "max-autotune")
+    conflicts = {
+        f"init_prefix: got {prefix!r}, and there is no init=<file> to take it from": prefix and not config["init"],
+        "compile: a sharded model is not compiled; write compile=false, or trainer=ddp": compile and is_sharded,
+        "compile: torch compiles for CPUs and GPUs; write compile=false with trainer.accelerator=mps": compile
+        and trainer.get("accelerator") == "mps",
+        f"compile: {compile} uses CUDA graphs, which overwrite accumulated gradients; write compile=default": uses_graphs
+        and batches > 1,
+        f"callbacks.{averages}: keeps a whole copy of the weights, and trainer.strategy shards them": averages
+        and isinstance(strategy, dict),
+        "optimizer.schedule: plateau reads val/loss, and trainer.limit_val_batches=0 has no validation": no_validation
+        and config["optimizer"].get("schedule") == "plateau",
+    }
+    if said := next((said for said, is_wrong in conflicts.items() if is_wrong), None):
+        raise UserError(said)
 
 
 def _check_groups(optimizer: dict[str, Any]) -> None:

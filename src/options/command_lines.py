@@ -14,6 +14,21 @@ from .update import ranks_asked
 _PART_OF_A_STEP = ("batchscope.callbacks.nonfinite.StopOnNonFinite",)  # it checks every loss and gradient
 
 _NO_INIT = {"init": None, "init_prefix": None}
+_ONE_DEVICE = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
+# Of a trainer that takes training steps until a callback ends it, and keeps nothing.
+_SOME_STEPS = {
+    "min_epochs": 0,
+    "max_epochs": -1,
+    "min_steps": None,
+    "max_steps": -1,
+    "max_time": None,
+    "fast_dev_run": False,
+    "limit_val_batches": 0,
+    "val_check_interval": None,
+    "num_sanity_val_steps": 0,
+    "profiler": None,
+    "default_root_dir": None,
+}
 _NOT_TIMED = ("checkpoint", "progress", "prediction_images", "memory", "stop_at_target")  # callbacks, by their names
 # It ends by its seconds.
 _UNTIL = {"_target_": "batchscope.callbacks.until_known.StopWhenKnown", "precision": 0.001}
@@ -39,8 +54,7 @@ def evaluate_command(config: dict[str, Any], checkpoint: str) -> str:
 
 def for_evaluation(config: dict[str, Any]) -> dict[str, Any]:
     """A run's configuration as an evaluation takes it: on a device of this machine, nothing watched, logged or kept."""
-    trainer = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
-    trainer |= {"profiler": None, "default_root_dir": None}
+    trainer = {"accelerator": "auto", **_ONE_DEVICE, "profiler": None, "default_root_dir": None}
     parts = {"callbacks": {}, "logger": {}, "search": None, "run_dir": None, "compile": False}
     parts |= {"global_batch_size": None, **_NO_INIT}
     return {**config, "trainer": {**config["trainer"], **trainer}, **parts}
@@ -51,10 +65,13 @@ def for_explanation(config: dict[str, Any]) -> dict[str, Any]:
 
     Of the callbacks only those stay that have a part in a training step.
     """
-    trainer = {"devices": 1, "num_nodes": 1, "strategy": "auto", "profiler": None, "default_root_dir": None}
-    trainer |= {"min_epochs": None, "max_epochs": -1, "min_steps": None, "max_steps": -1, "max_time": None}
-    trainer |= {"limit_val_batches": 0, "val_check_interval": None, "num_sanity_val_steps": 0, "fast_dev_run": False}
-    trainer |= {"enable_progress_bar": False, "enable_checkpointing": False, "enable_model_summary": False}
+    trainer = {
+        **_ONE_DEVICE,
+        **_SOME_STEPS,
+        "enable_progress_bar": False,
+        "enable_checkpointing": False,
+        "enable_model_summary": False,
+    }
     callbacks = {
         name: node for name, node in (config["callbacks"] or {}).items() if node and node["_target_"] in _PART_OF_A_STEP
     }
@@ -74,11 +91,8 @@ def for_timing(config: dict[str, Any], seconds: float) -> dict[str, Any]:
 
     The callbacks stay, because they take time; those that only write files or print are left out. Nothing is kept.
     """
-    trainer = {"min_epochs": 0, "max_epochs": -1, "min_steps": None, "max_steps": -1, "max_time": None}
-    trainer |= {"limit_val_batches": 0, "val_check_interval": None, "num_sanity_val_steps": 0, "fast_dev_run": False}
-    trainer |= {"profiler": None, "default_root_dir": None}
     callbacks = {name: node for name, node in (config["callbacks"] or {}).items() if name not in _NOT_TIMED}
     callbacks["until_known"] = {**_UNTIL, "seconds": seconds}
     optimizer = config["optimizer"] | ({"schedule": "constant"} if "schedule" in config["optimizer"] else {})
-    parts = {"trainer": {**config["trainer"], **trainer}, "callbacks": callbacks, "optimizer": optimizer, "logger": {}}
-    return {**config, **parts, "test": False, "search": None, "resume": None, **_NO_INIT}
+    parts = {"trainer": {**config["trainer"], **_SOME_STEPS}, "callbacks": callbacks, "optimizer": optimizer}
+    return {**config, **parts, "logger": {}, "test": False, "search": None, "resume": None, **_NO_INIT}

@@ -2,12 +2,15 @@
 
 import functools
 import os
+import pickle
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
@@ -18,11 +21,10 @@ from yaml import YAMLError
 
 from .. import _hydra
 from ..errors import UserError
-from .check import check_config, check_targets
-from .compositions import compose
-from .explain import chooses, first_line, missing_choice, wrong_choice, wrong_key
-from .groups import CONFIGS, GROUPS, load, to_plain
-from .overrides import combinations, parse, refuse_several_values, text_of
+from .check import check_config
+from .explain import message_of, missing_choice, unknown_option
+from .groups import CONFIGS, GROUPS, config_dir, load, to_plain
+from .overrides import combinations, parse, quoted, text_of
 
 # The launchers of configs/hydra/launcher describe every option of their plugins and are validated by their names.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
@@ -64,19 +66,14 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
         UserError: at the first mistake; nothing has been written by then.
     """
     parsed = parse(overrides)
-    if not multirun:
-        refuse_several_values(parsed, _SEVERAL)
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        base = _compose(_fixed(parsed))
-        runs = _runs_of_sweep(parsed, base) if multirun else []
-        composed = [_compose(run) for run in runs] if multirun else [base]
+    base = compose(_fixed(parsed) if multirun else overrides)
+    runs = _runs_of_sweep(parsed, base) if multirun else []
+    composed = [compose(run) for run in runs] if multirun else [base]
     for composition in composed:
         _check_hydra(composition, multirun)
     hydra, kind = base.hydra, "sweep" if multirun else "run"
     folder, chosen = Path(hydra[kind].dir), to_plain(hydra[kind])["dir"] != _named_by_time(kind)
     configs = [check_config(without_hydra(composition)) for composition in composed]
-    for config in configs:
-        check_targets(config)
     line = CommandLine(configs, composed, folder, chosen)
     if not multirun:
         return line
@@ -102,13 +99,6 @@ def without_hydra(composition: DictConfig) -> DictConfig:
     return OmegaConf.masked_copy(composition, [key for key in composition if key != "hydra"])
 
 
-def compose_to_show(overrides: list[str]) -> DictConfig:
-    """The composition of a configuration that is only shown: its values may be wrong. Raises UserError."""
-    refuse_several_values(parse(overrides), _SEVERAL)
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return _compose(overrides)
-
-
 def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
     """Change a configuration that was composed earlier: `option=value`, `+`, `++`, `~`, `group=choice`, as a new run.
 
@@ -116,7 +106,7 @@ def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
         UserError: for a text that cannot be parsed, an unknown option or an unknown choice.
     """
     parsed = parse(overrides)
-    refuse_several_values(parsed, hint="")
+    _refuse_several_values(parsed, hint="")
     changed = OmegaConf.create(config)
     OmegaConf.set_struct(changed, True)
     for one in parsed:
@@ -124,53 +114,79 @@ def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
             raise UserError(
                 f"{one.key_or_group}: is for a new run; here, name the options to change: data.batch_size=8"
             )
-        if one.key_or_group in GROUPS:
-            _choose(changed, one)
+        if one.key_or_group not in GROUPS:
+            before = to_plain(changed)
+            _set_option(changed, one, lambda before=before: before)
             continue
-        before = to_plain(changed)
-        try:
-            _hydra.apply_override(one, changed)
-        except (HydraException, OmegaConfBaseException) as error:
-            raise wrong_key(before, one) or UserError(f"{one.input_line}: {first_line(error)}") from error
+        chosen = None if one.is_delete() else compose([text_of(one)]).get(one.key_or_group)
+        with open_dict(changed):
+            changed[one.key_or_group] = chosen
     return changed
 
 
-def _choose(config: DictConfig, one: Override) -> None:
-    """Take another choice of a config group: `data=mnist`; `logger=null` and `~logger` leave a collection out."""
-    chosen = None
-    if not one.is_delete():
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            chosen = _compose([text_of(one)]).get(one.key_or_group)
-    with open_dict(config):
-        config[one.key_or_group] = chosen
+def compose(overrides: list[str]) -> DictConfig:
+    """The configuration of train.yaml with overrides, Hydra's section included, as Hydra composes it.
 
+    The runs of a sweep differ in options and seldom in choices. Reading and merging YAML files takes most of the time and
+    depends on the choices alone, so a process composes the same choices once, and sets options in copies.
 
-def _compose(overrides: list[str]) -> DictConfig:
+    Raises:
+        UserError: for a text that cannot be parsed, an option with several values, and what cannot be composed.
+    """
+    parsed = parse(overrides)
+    _refuse_several_values(parsed, _SEVERAL)
     try:
-        return compose(overrides)
+        pickled = _composed(tuple(text_of(one) for one in parsed if _chooses(one)), config_dir())
     except MissingConfigException as error:
         raise missing_choice(error) from error
-    except YAMLError as error:
-        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        where = f"{mark.name}, line {mark.line + 1}" if mark else "a YAML file"
-        raise UserError(f"{where}: {getattr(error, 'problem', None) or first_line(error)}") from error
     except RecursionError as error:
         raise UserError("a YAML file or an option has too many levels") from error
-    except _HYDRA_ERRORS as error:
-        raise _explain(overrides, error) from error
+    except (*_HYDRA_ERRORS, YAMLError) as error:
+        raise UserError(message_of(error)) from error
+    config = pickle.loads(pickled)
+    for one in parsed:
+        if not _chooses(one):
+            _set_option(config, one, lambda: to_plain(pickle.loads(pickled)))
+    _hydra.complete_hydra_section(config, parsed)
+    return config
 
 
-def _explain(overrides: list[str], error: Exception) -> UserError:
-    """Find the override that Hydra refuses, and say what it may have been meant to be."""
-    parsed = parse(overrides)
-    if wrong := wrong_choice(parsed):
-        return wrong
+def search_path() -> list[str]:
+    """The override by which Hydra finds the YAML files of `--config-dir`; none without that flag."""
+    folder = config_dir()
+    return [] if folder is None else [f"hydra.searchpath=[{quoted(f'file://{folder}')}]"]
+
+
+@functools.lru_cache(maxsize=256)
+def _composed(choices: tuple[str, ...], folder: Path | None) -> bytes:
+    """The pickled configuration of these choices, with the YAML files of a folder; OmegaConf copies five times slower."""
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return pickle.dumps(hydra_compose("train", [*choices, *search_path()], return_hydra_config=True))
+
+
+def _chooses(one: Override) -> bool:
+    """Whether an override may decide which files are composed; `data={batch_size: 8}` sets options."""
+    key = one.get_key_element().lstrip("+~")
+    if re.split("[@/]", key)[0] in GROUPS:
+        return one.is_delete() or not isinstance(one.value(), dict)
+    return key == "hydra.searchpath" or ("." not in key and (one.is_add() or one.is_force_add()))
+
+
+def _set_option(config: DictConfig, one: Override, before: Callable[[], dict[str, Any]]) -> None:
+    """Set, add or delete an option; `before` has the configuration as it was, for an error: a failure may change it."""
+    key = one.key_or_group
     try:
-        base = to_plain(compose([text_of(one) for one in parsed if chooses(one)]))
-    except _HYDRA_ERRORS:
-        return UserError(first_line(error))
-    found = (wrong_key(base, one) for one in parsed if one.key_or_group not in GROUPS)
-    return next(filter(None, found), None) or UserError(first_line(error))
+        _hydra.apply_override(one, config)
+    except _HYDRA_ERRORS as error:
+        unknown = unknown_option(before(), key, text_of(one).partition("=")[2])
+        is_null = not one.is_delete() and one.value() is None
+        raise unknown or UserError(f"{key}: {'got null, takes a value' if is_null else message_of(error)}") from error
+
+
+def _refuse_several_values(parsed: list[Override], hint: str) -> None:
+    for one in parsed:
+        if one.is_sweep_override():
+            raise UserError(f"{one.key_or_group}: got several values, takes one{hint}")
 
 
 def _fixed(parsed: list[Override]) -> list[str]:
@@ -218,7 +234,7 @@ def _check_folder(hydra: DictConfig, name: str) -> None:
     try:
         folder = OmegaConf.select(hydra, name)
     except OmegaConfBaseException as error:
-        raise UserError(f"hydra.{name}: {first_line(error)}") from error
+        raise UserError(f"hydra.{name}: {message_of(error)}") from error
     below_sweep = name == "sweep.subdir"
     path = Path(str(folder))
     if folder is None or ".." in path.parts or "\0" in str(folder) or (below_sweep and path.is_absolute()):

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from ..errors import UserError
-from .purpose import OF_EXPERIMENTS, TOP_LEVEL
+from .purpose import TOP_LEVEL
 
 _HERE = Path(__file__).resolve().parents[1]
 # In a checkout the configs lie beside the package's folder, in an installed wheel inside it.
@@ -81,11 +81,7 @@ def _files_of_groups(folder: Path) -> Iterator[Path]:
 
 def top_level_names() -> list[str]:
     """What a command line may set at the top: groups and options."""
-    return (
-        [g for g in GROUPS if g != "hydra"]
-        + [k for k in TOP_LEVEL if k not in ("run_dir", *OF_EXPERIMENTS)]
-        + ["hydra"]
-    )
+    return [*GROUPS, *(option for option in TOP_LEVEL if option != "run_dir")]
 
 
 def to_plain(config: DictConfig, resolve: bool = False) -> dict[str, Any]:

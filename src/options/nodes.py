@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import UserError, did_you_mean
-from .habits import habit
+from ..errors import UserError
+from .explain import no_such_option
+from .groups import known_nodes
 from .purpose import annotation_of, signature_at
 from .signatures import Signature
 from .values import check_value
@@ -60,9 +61,7 @@ def _signature(target: Any, path: str) -> Signature | None:
 def _check_option(name: str, key: Any, signature: Signature, node: dict[str, Any], path: str) -> None:
     value = node[key]
     if key not in signature.parameters and not (signature.open and isinstance(key, str)):
-        if known := habit(name, str(value)):
-            raise known
-        names = [key for key in node if key in signature.parameters]
-        takes = f" {path} takes {', '.join(names)}." if 0 < len(names) <= 12 else ""
-        raise UserError(f"{name}: no such option.{did_you_mean(str(key), signature.parameters)}{takes}")
+        error = no_such_option(name, value, signature.parameters, path)
+        is_of_config = any(key in one for one in known_nodes().get(path, ()))
+        raise UserError(f"{error} ~{name} leaves out what a config sets for another class.") if is_of_config else error
     check_value(name, value, annotation_of(name, node[TARGET]))

@@ -5,13 +5,14 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, OverrideParseException
 
 from ..errors import UserError
-from .groups import GROUPS, OPTIONAL_GROUPS, SECTIONS, choices_of
+from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, SECTIONS, choices_of
 from .tree import flatten
 
 _SPELLED = {"True": "true", "False": "false"}  # as Hydra writes a switch, and as people do
@@ -32,24 +33,30 @@ def parse(overrides: list[str]) -> list[Override]:
     for one in parsed:
         if not one.key_or_group:
             raise UserError(f"{one.input_line}: cannot be parsed: no option before '='", exit_code=2)
-        if one.key_or_group in SECTIONS and not one.is_delete() and isinstance(one.value(), list):  # Hydra merges them
-            raise UserError(
-                f"{text_of(one)}: {one.key_or_group} takes one choice; write -m {one.key_or_group}=a,b for a run each"
-            )
-    return [parser.parse_override(f"{one.key_or_group}=[]") if _is_null_group(one) else one for one in parsed]
+    return [_choice(one) if one.key_or_group in GROUPS and not one.is_delete() else one for one in parsed]
 
 
-def _is_null_group(one: Override) -> bool:
-    return one.key_or_group in OPTIONAL_GROUPS and not one.is_delete() and one.value() is None
+def _choice(one: Override) -> Override:
+    """The override of a group, which can be one; UserError for one that cannot."""
+    group, value = one.key_or_group, one.value()
+    if value is None and group in OPTIONAL_GROUPS:
+        return OverridesParser.create().parse_override(f"{group}=[]")
+    if one.is_add():
+        raise UserError(f"{group}: is chosen already; write {group}=… without the plus")
+    if isinstance(value, list) and group in SECTIONS:  # Hydra merges them
+        raise UserError(f"{text_of(one)}: {group} takes one choice; write -m {group}=a,b for a run each")
+    if not one.is_sweep_override() and not isinstance(value, str | list | dict):
+        shown = "null" if value is None else repr(value)
+        raise UserError(f"{group}: got {shown}, takes {', '.join(choices_of(group))}")
+    return one
 
 
 def combinations(overrides: list[str]) -> list[list[str]]:
-    """The overrides of each run of a sweep over all combinations of values, in the order of Hydra's basic sweeper.
-
-    Hydra has to be initialized: it knows the choices that `glob(*)` names.
-    """
+    """The overrides of each run of a sweep over all combinations of values, in the order of Hydra's basic sweeper."""
     values: dict[str, list[str]] = {}  # a later word for the same option takes the place of an earlier one
-    for one in OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(overrides):
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):  # which knows the choices that `glob(*)` names
+        parsed = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(overrides)
+    for one in parsed:
         key = one.get_key_element()
         swept = one.sweep_string_iterator() if one.is_sweep_override() else [one.get_value_element_as_str()]
         values[key] = [f"{key}={_SPELLED.get(value, value)}" for value in swept]
@@ -59,13 +66,6 @@ def combinations(overrides: list[str]) -> list[list[str]]:
 def text_of(override: Override) -> str:
     """The override as it was typed."""
     return override.input_line or ""
-
-
-def refuse_several_values(parsed: list[Override], hint: str) -> None:
-    """Raise UserError for an option with a list of values to sweep over."""
-    for one in parsed:
-        if one.is_sweep_override():
-            raise UserError(f"{one.key_or_group}: got several values, takes one{hint}")
 
 
 def set_by(overrides: Iterable[str]) -> tuple[set[str], set[str]]:
@@ -84,12 +84,6 @@ def set_by(overrides: Iterable[str]) -> tuple[set[str], set[str]]:
             value = one.value()
             options |= {name for name, _ in flatten(value, f"{key}.")} if isinstance(value, dict) else {key}
     return options, groups
-
-
-def value_of(option: str, overrides: Iterable[str]) -> Any:
-    """The value that a command line gives an option; None if it gives none. Raises UserError as `parse`."""
-    values = [None if one.is_delete() else one.value() for one in parse(list(overrides)) if one.key_or_group == option]
-    return values[-1] if values else None
 
 
 def as_override(key: str, value: Any) -> str:

@@ -7,14 +7,12 @@ names of `_NAMES` are evaluated: no name with an underscore, and no call of anyt
 
 import ast
 import importlib.util
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
-from ..errors import did_you_mean
 from . import types
 
 _NAMES = {name: value for name, value in vars(types).items() if not name.startswith("_")}
@@ -22,19 +20,6 @@ _NAMES |= {"Literal": Literal, "Optional": Optional, "Union": Union}
 _NAMES |= {kind.__name__: kind for kind in (int, float, str, bool, list, tuple, dict)}
 _IN_ANNOTATIONS = (ast.Name, ast.Attribute, ast.Subscript, ast.Tuple, ast.List, ast.Constant, ast.Call, ast.keyword)
 _IN_ANNOTATIONS += (ast.BinOp, ast.BitOr, ast.UnaryOp, ast.USub, ast.Load)
-# Words of code that defines the names of a module at run time.
-_AT_RUN_TIME = {
-    "__getattr__",
-    "__path__",
-    "globals",
-    "locals",
-    "vars",
-    "setattr",
-    "exec",
-    "eval",
-    "modules",
-    "__dict__",
-}
 
 
 @dataclass(frozen=True)
@@ -57,12 +42,6 @@ class _Module:
 
 
 _Definition = tuple[_Module, ast.ClassDef | ast.FunctionDef]
-
-
-def parameters_of(target: Any) -> list[str]:
-    """The options that a target takes; an empty list where they cannot be read."""
-    signature = signature_of(target) if isinstance(target, str) else None
-    return list(signature.parameters) if signature else []
 
 
 @cache
@@ -99,27 +78,6 @@ def class_attribute(target: str, name: str) -> Any:
                     return ast.literal_eval(value)
                 except ValueError:  # not a literal
                     return None
-    return None
-
-
-def missing_part(target: str) -> str | None:
-    """What of a dotted name does not exist, in words; None where it exists, or where the source text does not show it."""
-    parts = target.split(".")
-    if not all(part.isidentifier() for part in parts):
-        return None
-    if not _is_found(parts[0]):
-        return f"there is no module '{parts[0]}'.{did_you_mean(parts[0], _names_in(Path.cwd()))}"
-    for length in range(1, len(parts)):
-        module = _load(".".join(parts[:length]))
-        if module is None:
-            return None
-        if not _is_submodule(module, parts[length]):
-            if _may_have(module, parts[length]):
-                return None
-            own = [n.name for n in _top_level(module.tree.body) if isinstance(n, ast.ClassDef | ast.FunctionDef)]
-            imported = [name for name, _ in _imports(module)]
-            near = did_you_mean(parts[length], own + imported + _names_in(module.folder))
-            return f"{module.name} has no '{parts[length]}'.{near}"
     return None
 
 
@@ -164,33 +122,6 @@ def _load(name: str) -> _Module | None:
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return None
     return _Module(name, name if is_package else name.rpartition(".")[0], tree, source, place if is_package else None)
-
-
-def _is_found(top: str) -> bool:
-    """Whether Python finds a module of this name, installed or in the current folder."""
-    place = _place_of(top)
-    return place is None or place != Path.cwd() / top or place.is_dir() or any(place.parent.glob(f"{top}.*"))
-
-
-def _is_submodule(module: _Module, name: str) -> bool:
-    """Whether a package has a module or a package of this name, in Python or in C."""
-    return module.folder is not None and ((module.folder / name).is_dir() or any(module.folder.glob(f"{name}.*")))
-
-
-def _names_in(folder: Path | None) -> list[str]:
-    """What may be a module or a package in a folder."""
-    return [] if folder is None else [one.stem for one in folder.iterdir() if one.is_dir() or one.suffix == ".py"]
-
-
-def _may_have(module: _Module, name: str, seen: frozenset[str] = frozenset()) -> bool:
-    """Whether a module may define a name: its source text has the word, or code that defines names at run time."""
-    if module.name in seen:
-        return False
-    words = {*re.findall(r"\w+", module.source)}
-    if name in words or not words.isdisjoint(_AT_RUN_TIME):
-        return True
-    sources = [_load(full) for known, full in _imports(module) if known == "*"]
-    return any(one is None or _may_have(one, name, seen | {module.name}) for one in sources)
 
 
 def _place_of(top: str) -> Path | None:

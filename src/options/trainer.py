@@ -6,7 +6,7 @@ are checked with all other options, before torch is imported. What is not listed
 
 from typing import Annotated, Any, Literal
 
-from .types import Choice, FileName, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Purpose, Range
+from .types import Choice, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Purpose, Range
 
 _CountOrEndless = Annotated[int, Range(-1)]  # -1: no limit
 _BatchesOrFraction = NonNegativeInt | Fraction
@@ -56,7 +56,7 @@ TRAINER: dict[str, Any] = {
 CALLBACK: dict[str, Any] = {"dirpath": _Written, "monitor": Choice | None}
 LOGGER: dict[str, Any] = {
     "save_dir": _Written,
-    **dict.fromkeys(("name", "version", "prefix", "sub_dir"), FileName | int | None),
+    **dict.fromkeys(("name", "version", "prefix", "sub_dir"), str | int | None),
 }
 # Callbacks of Lightning that only observe. A class of this package says it by `observes_only = True`.
 OBSERVERS = frozenset(

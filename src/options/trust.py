@@ -6,8 +6,7 @@ The command line, the installed configs, and the `--config-dir` that it names de
 - set numbers and switches, and choose among the values that an option lists;
 - name places inside the run's own folder.
 
-Anything more has to be typed on the command line, and the error has the words for it. `plain` reads, `confirm` decides,
-and `refuse_outside` looks again at the folders that libraries make of texts.
+Anything more has to be typed on the command line, and the error has the words for it. `plain` reads, and `confirm` decides.
 """
 
 import os
@@ -28,10 +27,10 @@ from .values import choices_in
 
 _DEEPEST = 16  # levels of a configuration; ours have 4
 _MOST = 10_000  # values of a configuration; ours have 100
+_LONGEST = 4096  # characters of a text, such as a path
 _KEY = re.compile(r"\w[\w-]{0,99}", re.ASCII)
-_NAME = re.compile(r"|[\w-][\w.-]*")  # of a file or folder
-# What a reader of a path may replace: variables, home folders, URLs, parents.
-_EXPANDED = re.compile(r"[$:%]|(^|[/\\])(~|\.\.([/\\]|$))")
+# Folders by plain names: no variable, home folder, URL or parent, which a reader of a path may replace.
+_BELOW = re.compile(r"(/(?!\.{1,2}(/|$))[\w. -]+)*")
 
 
 def plain(node: Any, where: str) -> dict[str, Any]:
@@ -52,12 +51,10 @@ def plain(node: Any, where: str) -> dict[str, Any]:
             return {key: copy(value, depth + 1) for key, value in node.items()}
         if isinstance(node, list | tuple):
             return [copy(value, depth + 1) for value in node]
-        if type(node) not in (str, int, float, bool, type(None)):
-            raise UserError(f"{where}: got a {type(node).__name__}, which cannot be the value of an option")
-        if isinstance(node, int) and abs(node) > INT64:  # Python may refuse even to print it
-            raise UserError(f"{where}: got a number of {node.bit_length():,} bits, and an option has 64 at most")
-        if isinstance(node, str) and not is_text(node):
-            raise UserError(f"{where}: got {node[:100]!r}, which has characters that no option has")
+        known = type(node) in (str, int, float, bool, type(None))
+        is_odd = isinstance(node, str) and not (is_text(node) and len(node) <= _LONGEST)
+        if not known or is_odd or (isinstance(node, int) and abs(node) > INT64):
+            raise UserError(f"{where}: holds a value that no option has, of type {type(node).__name__}")
         if isinstance(node, str) and "${" in node:
             raise UserError(f"{where}: got {node[:100]!r}; an interpolation is for the command line alone")
         return node
@@ -109,23 +106,6 @@ def words(config: dict[str, Any], run_dir: Path | None) -> str:
     return flag + "".join(f" {as_words(key, value)}" for key, value, _ in _outside_of_sections(config, run_dir))
 
 
-def refuse_outside(config: dict[str, Any], run_dir: Path, places: Iterable[tuple[str, str | os.PathLike[str]]]) -> None:
-    """Refuse an object that would write outside the run's folder, unless the command line says so.
-
-    `confirm` judges texts; this function judges the folders that libraries make of them.
-
-    Args:
-        config: as confirmed: the command line has said all that leads outside.
-        places: the option that an object was built from, and the folder that the object writes to.
-    """
-    said = [key for key, _, _ in _outside_of_sections(config, run_dir)]
-    for option, place in places:
-        confirmed = any(key == option or key.startswith(f"{option}.") for key in said)
-        is_url = "://" in str(place) or "::" in str(place)
-        if not confirmed and (is_url or not is_inside(Path(place), run_dir)):
-            raise UserError(f"{option}: would write to {str(place)!r}, which is not in the run's folder {run_dir}")
-
-
 _Outside = Iterator[tuple[str, Any, bool]]
 
 
@@ -166,10 +146,7 @@ def _is_harmless(text: Any, takes: Any, is_place: bool, run_dir: Path | None) ->
     """Whether a text can only choose among what is installed, or lies inside the run's folder."""
     if not isinstance(text, str):
         return False
-    declared = marks(takes)
-    if Text.CHOICE in declared or text in choices_in(takes):
-        return True
-    if Text.FILE_NAME in declared and _NAME.fullmatch(text):
+    if Text.CHOICE in marks(takes) or text in choices_in(takes):
         return True
     return run_dir is not None and is_place and _is_own_folder(text, run_dir)
 
@@ -177,5 +154,5 @@ def _is_harmless(text: Any, takes: Any, is_place: bool, run_dir: Path | None) ->
 def _is_own_folder(text: str, run_dir: Path) -> bool:
     """Whether every reader of a text (as a path, a pattern with variables, a URL) finds a run's folder or one in it."""
     here = os.path.relpath(run_dir)  # from the command line; it may hold `..`
-    below = text[len(here) :] if text == here or text.startswith(here + os.sep) else text
-    return bool(text) and not _EXPANDED.search(below) and is_inside(Path(text), run_dir)
+    below = text.removeprefix(here)
+    return text.startswith(here) and bool(_BELOW.fullmatch(below)) and is_inside(Path(text), run_dir)

@@ -25,7 +25,6 @@ class Text(Enum):
     """What a text can do. A text without this mark can do anything: only the command line may set it (trust.py)."""
 
     CHOICE = auto()  # choose among what a library has, name a metric, or give a time
-    FILE_NAME = auto()  # name a file or a folder below one that is chosen elsewhere
 
 
 @dataclass(frozen=True)
@@ -57,4 +56,3 @@ Fraction = Annotated[float, Range(0, 1)]  # of a whole, or a probability
 Seed = Annotated[int, Range(0, 2**32 - 1)]  # what every random generator in use can be seeded with
 Choice = Annotated[str, Text.CHOICE]
 Node = Annotated[dict | _abc.Callable, "a node with a _target_"]  # of a YAML file; a constructor gets what it has built
-FileName = Annotated[str, Text.FILE_NAME]

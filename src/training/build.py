@@ -4,11 +4,12 @@ A configuration of the command line may build any class or function. One from a 
 before anything of it comes here.
 """
 
+import functools
 import importlib
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,15 +18,13 @@ from hydra.utils import instantiate
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
-from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import Logger
 from torch import nn
 
-from .._hydra import locate
-from .._lightning import profiler_of
 from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..data.plain import Data, PlainData, described
 from ..data.spec import LENGTHS, takes
-from ..errors import UserError, place_of
+from ..errors import UserError, did_you_mean, place_of
 from ..options.nodes import TARGET, targets_in
 from ..options.purpose import only_observes
 from ..options.update import batches_of_update
@@ -185,24 +184,6 @@ def run_name(config: dict[str, Any], choices: Mapping[str, str], dataset: str, b
     return re.sub(r"[^\w.+-]+|\.\.+", "-", name)[:100]  # it is a folder's name, too: nothing in it leads elsewhere
 
 
-def folders_written_to(config: dict[str, Any], trainer: Trainer) -> Iterator[tuple[str, str]]:
-    """The folders that a trainer, its loggers, callbacks and profiler will write to, each with its option."""
-    yield "trainer.default_root_dir", trainer.default_root_dir
-    names = [name for name, node in (config["logger"] or {}).items() if node]
-    for name, logger in zip(names, trainer.loggers, strict=False):  # a trial run has one logger that writes nothing
-        if isinstance(logger, WandbLogger):
-            yield f"logger.{name}", str(logger.save_dir)
-        if isinstance(logger, MLFlowLogger):
-            yield f"logger.{name}", config["logger"][name].get("save_dir") or "."
-        if isinstance(logger, CSVLogger | TensorBoardLogger):
-            yield from ((f"logger.{name}", str(folder)) for folder in (logger.save_dir, logger.log_dir))
-    for name, node in (config["callbacks"] or {}).items():
-        if node and node.get("dirpath"):
-            yield f"callbacks.{name}", node["dirpath"]
-    if profile := getattr(profiler_of(trainer), "dirpath", None):
-        yield "trainer.profiler", str(profile)
-
-
 def import_target(target: str, option: str) -> Any:
     """What a target names. Its package may lie in the current folder, which becomes the last place to look for it."""
     here = str(Path.cwd())
@@ -210,11 +191,25 @@ def import_target(target: str, option: str) -> Any:
         sys.path.append(here)
         importlib.invalidate_caches()
     try:
-        return locate(target)
+        return _object(target)
     except (Exception, SystemExit) as error:
-        why = error.__cause__ or error  # Hydra says in two lines what the cause says in one
-        place = _place(why, [target])
-        raise UserError(f"{option}: {target} cannot be imported: {type(why).__name__}: {why}{place}") from error
+        near = did_you_mean(error.name, dir(error.obj)) if isinstance(error, AttributeError) and error.name else ""
+        said = f"{type(error).__name__}: {error}{_place(error, [target])}"
+        raise UserError(f"{option}: {target} cannot be imported: {said}{near and '.'}{near}") from error
+
+
+def _object(target: str) -> Any:
+    names = target.split(".")
+    for length in range(len(names) - 1, 0, -1):
+        module = ".".join(names[:length])
+        try:
+            found = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module or length == 1:
+                raise
+        else:
+            return functools.reduce(getattr, names[length:], found)
+    raise ImportError("it has no module")
 
 
 def _takes_spec(target: Any) -> bool:

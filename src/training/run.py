@@ -30,7 +30,6 @@ from ..distributed.agreement import Agreement, end_together
 from ..errors import UserError, show_tracebacks, warn
 from ..hardware.devices import describe
 from ..hardware.host_memory import keep_freed_memory
-from ..options import trust
 from ..options.command_lines import program
 from ..records.read import optimized, read
 from ..records.run_record import RunRecord, close_open, versions
@@ -41,7 +40,6 @@ from .build import (
     build_data,
     build_model,
     build_trainer,
-    folders_written_to,
     loader_switches,
     run_name,
 )
@@ -189,7 +187,6 @@ class _Run:
         self.name = run_name(self.config, self.choices, self.data.name, self.data.batch_size)
         if not is_fast_dev_run(self.trainer):  # in which Lightning logs nothing
             self.trainer.loggers = build_loggers(self.config, self.name, run_id)
-        trust.refuse_outside(self.config, self.run_dir, folders_written_to(self.config, self.trainer))
         facts = {"config": self.config, "choices": self.choices, "name": self.name, "run": run_id}
         spec = None if self.data.spec is None else asdict(self.data.spec)
         self.provenance.facts = facts | {"dataset": self.data.name, "fingerprint": fingerprint, "spec": spec}

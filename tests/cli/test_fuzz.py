@@ -18,7 +18,7 @@ from batchscope.checkpointing import resume
 from batchscope.checkpointing.checkpoint_file import load_checkpoint, write_checkpoint
 from batchscope.checkpointing.resume_point import find_resume_point
 from batchscope.cli.evaluate import evaluate
-from batchscope.options import compositions
+from batchscope.options import compose
 from batchscope.options.groups import use_config_dir
 from batchscope.records.run_record import read
 from tests.support.command_lines import composed
@@ -70,7 +70,7 @@ def test_random_bytes_as_a_yaml_file(tmp_path: Path) -> None:
     use_config_dir(str(tmp_path))
     for dice in budget("yaml"):
         (folder / "mine.yaml").write_bytes(damage(good, dice))
-        compositions._pickled.cache_clear()
+        compose._composed.cache_clear()
         refused_or_fine(lambda: composed("model=mine"), (folder / "mine.yaml").read_bytes())
 
 

@@ -23,8 +23,7 @@ from batchscope.data.sequential_mnist import SequentialMNIST
 from batchscope.data.torchvision_images import TorchvisionImages
 from batchscope.errors import UserError
 from batchscope.options import signatures
-from batchscope.options.compose import check_command_line
-from batchscope.options.compositions import compose
+from batchscope.options.compose import check_command_line, compose
 from batchscope.options.groups import CONFIGS
 from batchscope.training.build import build
 

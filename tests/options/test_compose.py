@@ -5,11 +5,13 @@ What is refused stands in tests/cli/test_command_lines.py.
 
 from pathlib import Path
 
+import hydra
 import pytest
-from omegaconf import OmegaConf
+from hydra import initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
 
 from batchscope.options.check import check_config
-from batchscope.options.compose import apply_overrides, check_command_line, compose_command_line
+from batchscope.options.compose import apply_overrides, check_command_line, compose, compose_command_line
 from batchscope.options.groups import CONFIGS, use_config_dir
 from batchscope.options.overrides import as_override
 from batchscope.options.signatures import is_installed
@@ -168,3 +170,49 @@ def test_what_is_wrong_with_an_option_is_said_as_for_a_new_run(text: str) -> Non
 )
 def test_what_belongs_to_a_new_run_is_refused(text: str, said: str) -> None:
     assert refusal(changed, text).startswith(said)
+
+
+# --- a composition whose choices were composed before is the one that Hydra composes ---------------------------------
+
+LINES = [
+    [],
+    ["seed=7", "data.batch_size=8"],
+    ["data=copy_memory", "model=lstm_cell", "model.hidden_size=8", "data.delay=3"],
+    ["experiment=mnist_99", "+trainer.max_time={hours: 1}", "~trainer.precision"],
+    ["logger=[]", "~callbacks.device", "callbacks.progress=null"],
+    ["++trainer.limit_val_batches=2", "optimizer.lr=${model.hidden_size}", "run_dir='a b'"],
+    ["hydra.run.dir=out/${hydra.job.override_dirname}", "seed=3", "data.batch_size=4"],
+    ["hydra.sweep.subdir=${hydra.job.num}", "hydra/launcher=basic"],
+    ["hydra.job.config.override_dirname.exclude_keys=[seed]", "seed=3", "data.batch_size=4"],
+    ["model.hidden_size=5", "model={hidden_size: 3}"],
+]
+
+
+def composed_by_hydra(line: list[str]) -> DictConfig:
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return hydra.compose("train", line, return_hydra_config=True)
+
+
+def plain(config: DictConfig) -> dict:
+    return OmegaConf.to_container(config, resolve=False)
+
+
+@pytest.mark.parametrize("line", LINES, ids=" ".join)
+def test_is_what_hydra_composes(line: list[str]) -> None:
+    compose(line)
+    again, by_hydra = compose(line), composed_by_hydra(line)
+    assert plain(again) == plain(by_hydra)
+    assert OmegaConf.is_struct(again)
+    assert again.hydra.run.dir == by_hydra.hydra.run.dir or "${now:" in plain(by_hydra)["hydra"]["run"]["dir"]
+
+
+def test_what_is_set_in_one_does_not_reach_the_next() -> None:
+    first = compose(["seed=1"])
+    first.model.hidden_size = 3
+    assert plain(compose(["seed=2"])) == plain(composed_by_hydra(["seed=2"]))
+
+
+def test_knows_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compose([])
+    monkeypatch.chdir(tmp_path)
+    assert compose([]).hydra.runtime.cwd == str(tmp_path)

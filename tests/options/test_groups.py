@@ -25,9 +25,9 @@ def test_a_choice_of_a_folder_here_is_answered_with_its_config_dir(package: Writ
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("optimizer.groups.x.lr=1", "optimizer.groups.x.lr: optimizer.groups is a list of 1, numbered from 0"),
-        ("optimizer.groups.5.lr=1", "optimizer.groups.5.lr: optimizer.groups is a list of 1, numbered from 0"),
-        ("optimizer.groups.0.lr=1", "not set by the config; write +optimizer.groups.0.lr=… to set it"),
+        ("optimizer.groups.x.lr=1", "Index 'x' (str) is not an int"),
+        ("optimizer.groups.5.lr=1", "Error merging override optimizer.groups.5.lr=1"),
+        ("optimizer.groups.0.lr=1", "To append to your config use +optimizer.groups.0.lr=1"),
     ],
 )
 def test_an_item_of_a_list_is_named_by_its_number(option: str, said: str, package: Write) -> None:

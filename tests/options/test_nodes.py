@@ -31,7 +31,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_and_those_that_there_are(
     node = {"_target_": thing, "batch_size": 4, "batch_sise": 3}
     assert (
         refusal(check_node, node, "data")
-        == "data.batch_sise: no such option. Did you mean 'batch_size'? data takes batch_size."
+        == "data.batch_sise: no such option. Did you mean 'batch_size'? data takes spec, batch_size, part, parts."
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from lightning.fabric.plugins.precision import precision
 
 from batchscope.options.nodes import check_node
-from batchscope.options.signatures import parameters_of
+from batchscope.options.signatures import signature_of
 from batchscope.options.trainer import OBSERVERS, TRAINER, _Precision
 from tests.support.command_lines import composed
 
@@ -26,7 +26,7 @@ def test_a_value_that_lightning_takes_is_taken(override: str) -> None:
 
 
 def test_every_declared_option_is_one_of_the_trainer_of_today() -> None:
-    assert set(TRAINER) <= set(parameters_of("lightning.Trainer"))
+    assert set(TRAINER) <= set(signature_of("lightning.Trainer").parameters)
 
 
 def test_the_precisions_are_those_of_the_lightning_of_today() -> None:

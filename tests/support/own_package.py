@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from batchscope.options import compositions, groups, signatures
+from batchscope.options import compose, groups, signatures
 
 NET = """
 from torch import nn
@@ -27,7 +27,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     caches = (signatures.signature_of, signatures.class_attribute, signatures._load)
-    caches += (compositions._pickled, groups._nodes_in)
+    caches += (compose._composed, groups._nodes_in)
 
     def write(yaml: dict[str, str] | None = None, **modules: str) -> None:
         files = {f"mynet/{name}.py": text for name, text in {"__init__": "", "net": NET, **modules}.items()}
