@@ -118,7 +118,7 @@ def check_command(words: list[str]) -> Iterator[str]:
     if program == "make" and rest and "=" not in rest[0]:
         if not re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE):
             yield f"make {rest[0]}: no such target"
-    elif program == "batchscope" and rest[:1] in (["--help"], ["--version"], ["--shell-completion"]):
+    elif program == "batchscope" and rest[:1] in (["--help"], ["--version"]):
         return
     elif program == "batchscope" and rest:
         program, rest = f"batchscope.cli.{rest[0]}", rest[1:]

@@ -45,10 +45,6 @@ def _main() -> None:
         print(_HELP.format(commands="\n".join(f"  {name:10} {text}" for name, text in COMMANDS.items())))
     elif word == "--version":
         print(f"batchscope {__version__}")
-    elif word in ("--shell-completion", "-sc"):
-        from .cli.completion import complete  # imports Hydra
-
-        complete(sys.argv[2:], list(COMMANDS))
     elif word in COMMANDS:
         _run(word)
     elif "=" in word and not word.startswith("-"):

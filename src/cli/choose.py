@@ -21,7 +21,7 @@ from ..choice.measured import read_trainings
 from ..choice.rows import Question
 from ..choice.work import PRECISIONS
 from ..errors import UserError
-from ..options.compose import check_command_line
+from ..options.compose import check_command_line, compose
 from ..options.groups import use_config_dir
 from ..records.terminal import columns, wrapped
 from . import add_config_dir, command, command_parser, folder_of, folders_and_options, number
@@ -73,6 +73,7 @@ def _prices(words: list[str]) -> dict[str, float]:
 
 def _measured(overrides: list[str]) -> tuple[int | None, list[Path]]:
     """Measure the training that options describe: its epochs, and the folders of its runs."""
+    compose([word for word in overrides if not word.startswith("data.batch_size=")])  # names, before slow imports
     from ..sweep.sizes import BATCH_SIZE, measure, own_sizes
 
     overrides, sizes = own_sizes(overrides)

@@ -57,7 +57,6 @@ def run_command() -> None:
         _resume(overrides)
     else:
         line = compose_command_line(overrides, args.multirun)
-        _warn_of_idle_workers(overrides, line.configs)
         for path in {config["init"] for config in line.configs} - {None}:
             refuse_missing("init", Path(path))
         searches = [search_of(config) for config in line.configs]
@@ -81,19 +80,10 @@ def run_command() -> None:
         if is_sweep and not args.multirun:  # a sweep of one job
             line = compose_command_line(overrides, True)
         if is_sweep:
-            _start_sweep(line, overrides)
+            _run_sweep(line, overrides)
         else:
             _check_devices(line.configs)
             _run_one(line)
-
-
-def _warn_of_idle_workers(overrides: list[str], configs: list[dict[str, Any]]) -> None:
-    """Warn of workers that a command line asks for, and that no run starts: other programs have no other loader."""
-    pipelines = {config["data"].get("pipeline", "workers") for config in configs}
-    if any(word.startswith("data.num_workers=") for word in overrides) and "workers" not in pipelines:
-        warn(
-            f"data.num_workers: has no effect with data.pipeline={min(pipelines)}; write data.pipeline=workers with it"
-        )
 
 
 def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: bool = True) -> None:
@@ -164,14 +154,10 @@ def _remove_unused(run_dir: Path, made: list[Path]) -> None:
             folder.rmdir()
 
 
-def _start_sweep(line: CommandLine, overrides: list[str]) -> None:
+def _run_sweep(line: CommandLine, overrides: list[str]) -> None:
     """Check what a sweep needs, and run it."""
     launchers.check_launcher(line.launcher)
     _check_devices(line.configs, multirun=True, here=launchers.runs_here(line.launcher))
-    _run_sweep(line, overrides)
-
-
-def _run_sweep(line: CommandLine, overrides: list[str]) -> None:
     from ..sweep.runner import run_sweep  # brings scipy and pandas, which take a second to import
     from .jobs import start_jobs
 

@@ -11,7 +11,7 @@ from batchscope.cli import hardware
 from batchscope.hardware import devices, measure
 from batchscope.hardware.calibration import Calibration
 from batchscope.hardware.measure import identity
-from tests.support.command_lines import refusal
+from tests.support.command_lines import answer
 from tests.support.devices import GPU, HOST
 
 
@@ -55,29 +55,27 @@ def test_what_no_device_has_is_no_row():
     ]
 
 
-def test_json_is_one_document_and_progress_goes_elsewhere(measured, capsys):
-    hardware.run(["--json", "--device", "cpu"])
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["devices"]["cpu"]["matmul_flops_per_sec"] == {"fp32": 1e11}
-    assert printed.err == "measuring cpu, which takes some seconds …\n"
+def test_json_is_one_document_and_progress_goes_elsewhere(measured):
+    found = answer("hardware", "--json", "--device", "cpu")
+    assert json.loads(found.out)["devices"]["cpu"]["matmul_flops_per_sec"] == {"fp32": 1e11}
+    assert found.err == "measuring cpu, which takes some seconds …\n"
 
 
-def test_what_is_cached_is_measured_again_only_when_asked(measured, capsys):
+def test_what_is_cached_is_measured_again_only_when_asked(measured):
     for options, times in (([], 1), ([], 1), (["--refresh"], 2)):
-        hardware.run(["--device", "cpu", *options])
+        assert answer("hardware", "--device", "cpu", *options).code == 0
         assert len(measured) == times
 
 
-def test_a_busy_processor_is_measured_with_a_warning(measured, monkeypatch, capsys):
+def test_a_busy_processor_is_measured_with_a_warning(measured, monkeypatch):
     undisturbed = measure.calibrate
     busy = "others used 43 % of the CPU"
     monkeypatch.setattr(measure, "calibrate", lambda device: dataclasses.replace(undisturbed(device), disturbed=busy))
-    for _ in range(2):
-        hardware.run(["--device", "cpu"])
-        said = "others used 43 % of the CPU: the rates of this cpu are too low, and are not kept for long\n"
-        assert capsys.readouterr().err.endswith(said)
+    said = "others used 43 % of the CPU: the rates of this cpu are too low, and are not kept for long\n"
+    assert [answer("hardware", "--device", "cpu").err.endswith(said) for _ in range(2)] == [True, True]
 
 
 def test_a_device_that_this_machine_has_not_is_refused(monkeypatch):
     monkeypatch.setattr(devices, "available", lambda: ["cpu"])
-    assert refusal(hardware.run, ["--device", "cuda"]) == "--device: got 'cuda', and this machine has cpu"
+    said = "error: --device: got 'cuda', and this machine has cpu\n"
+    assert answer("hardware", "--device", "cuda") == (1, "", said)

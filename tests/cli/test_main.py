@@ -1,6 +1,5 @@
 """The program `batchscope`: one word chooses the command, however the program is started."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -48,7 +47,6 @@ def test_the_version_is_printed() -> None:
     [
         ("train model=torchvision optimizer.lr=-1", "optimizer.lr: got -1"),
         ("explain modle=cnn", "modle: no such option."),
-        ("hardware --device cdua", "--device: got 'cdua'"),
         ("evaluate ckpt=nope.ckpt", "ckpt: got 'nope.ckpt', which is not a file"),
     ],
 )
@@ -67,33 +65,6 @@ def test_help_names_the_command_as_the_program_does(command: str) -> None:
     assert (code, err) == (0, "")
     assert out.startswith(f"usage: batchscope {command} ")
     assert f"\n    batchscope {command}" in out  # an example
-
-
-COMPLETED = {
-    "batchscope ev": {"evaluate"},
-    "batchscope train mod": {"model=", "model."},
-    "batchscope train model=ml": {"model=mlp"},
-    "batchscope train optimizer=sgd optimizer.mom": {"optimizer.momentum="},
-    "batchscope report x": set(),
-}
-COMPLETE = """
-eval "$(batchscope --shell-completion install=bash)"
-for COMP_LINE in "$@"; do
-    words=($COMP_LINE) COMP_POINT=${#COMP_LINE} COMPREPLY=()
-    COMP_CWORD=$((${#words[@]} - 1))
-    export COMP_LINE COMP_POINT COMP_CWORD
-    hydra_bash_completion
-    echo ${COMPREPLY[@]}
-done
-"""
-
-
-def test_bash_completes_a_word(batchscope: list[str], tmp_path: Path) -> None:
-    if len(batchscope) > 1:
-        pytest.skip("bash completes the installed program")
-    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    done = start(["bash", "-c", COMPLETE, "-", *COMPLETED], tmp_path, PATH=path)
-    assert [set(line.split()) for line in done.out.splitlines()] == [*COMPLETED.values()], done.err
 
 
 @pytest.mark.slow

@@ -112,13 +112,6 @@ def test_null_leaves_a_group_out(start: Start, group: str) -> None:
     assert start(f"{group}=null") == [("run", 1, [f"{group}=[]"])]
 
 
-@pytest.mark.parametrize(("pipeline", "warned"), [("memory", True), ("workers", False)])
-def test_workers_that_no_run_would_start_are_a_warning(start: Start, capsys, pipeline: str, warned: bool) -> None:
-    start("data.num_workers=4", f"data.pipeline={pipeline}")
-    said = "warning: data.num_workers: has no effect with data.pipeline=memory; write data.pipeline=workers with it\n"
-    assert capsys.readouterr().err == (said if warned else "")
-
-
 # --- what is shown ---------------------------------------------------------------------------------------------------
 
 SHOWN = {
