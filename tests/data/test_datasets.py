@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import initialize_config_dir
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 from torch import Tensor
@@ -60,9 +59,7 @@ def make(small_official: Callable[[type[TorchvisionImages]], Path], tmp_path: Pa
 
 
 def node_of(option: str) -> dict[str, Any]:
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        config = compose([f"data={option}"])
-    return OmegaConf.to_container(config.data, resolve=True)
+    return OmegaConf.to_container(compose([f"data={option}"]).data, resolve=True)
 
 
 def rows(x: Tensor) -> set[bytes]:
