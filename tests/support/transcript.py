@@ -15,13 +15,9 @@ from pathlib import Path
 from tests.support import wheel
 from tests.support.waiting import PATIENCE_S
 
-# What is shown of the output; the rest depends on the machine and its load, or is long.
-SHOWN = re.compile(
-    r"error: |\./|\w+ is ready|\w+ \([\d,]+ par|\w+ · \w+ · |result |files |resumed |report |run \d|— run|recommend|"
-    r"test[/_]\w+ +0\.|[\w-]+-bs\d|explain |plot |[0-9]+ of the .* runs|warning: (resume|no best)|init |stopped |not run "
-)
+# What is shown of the output: how a command ends. The rest depends on the machine and its load, or is long.
+SHOWN = re.compile(r"error: |\w+ is ready|result |report |— run|test[/_]\w+ +[\d.]+$|[\w-]+-bs\d")
 TIMED = re.compile(r"\d[\d,.]*(e[+-]\d+)?( ?(ms|s|min|h)\b)?")  # what differs from run to run, in a line that is shown
-
 
 _PLACE = re.compile(r"hydra.(?:run|sweep).dir=(\S+)")
 
@@ -38,12 +34,9 @@ class Shell:
         if command.startswith("cd "):
             self.folder /= command.removeprefix("cd ")
             return 0, []
-        if command == "pip install -e .":  # without network
-            self.installed.install("-e", ".", cwd=self.folder)
-            return 0, []
         how = {"cwd": self.folder, "env": {**self.installed.variables, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}}
         with subprocess.Popen(
-            ["bash", "-c", f"exec {command}" if "|" not in command else command],
+            ["bash", "-c", f"exec {command}"],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, **how,
         ) as process:  # fmt: skip
             if note == "kill -9":
@@ -116,6 +109,5 @@ def write_files(text: str, folder: Path) -> None:
 
 
 def normal(line: str) -> str:
-    """A line without its numbers, times and names of machines."""
-    line = re.sub(r"cpu \([^)]*\)", "cpu", line)
+    """A line without its numbers and times."""
     return TIMED.sub("#", line)

@@ -36,19 +36,8 @@ class Environment:
         venv.create(folder, with_pip=False, symlinks=True)
         (site,) = folder.glob("lib/python*/site-packages")
         (site / "libraries.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")  # no .pth file in there is read
-        self.install(str(wheel))
-
-    def install(self, *words: str, cwd: Path | None = None) -> None:
-        """`pip install`, without network."""
-        pip = [
-            *_PIP[:3],
-            "--python",
-            str(self.programs / "python"),
-            "--quiet",
-            "--disable-pip-version-check",
-            "install",
-        ]
-        subprocess.run([*pip, *_OFFLINE, *words], cwd=cwd, check=True, capture_output=True)
+        pip = [*_PIP[:3], "--python", str(self.programs / "python"), *_PIP[3:], "install", *_OFFLINE, str(wheel)]
+        subprocess.run(pip, check=True, capture_output=True)
 
     @property
     def variables(self) -> dict[str, str]:
