@@ -10,8 +10,6 @@ from ._lazy import lazy_names
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from .callbacks.communication import CommunicationMonitor as CommunicationMonitor
-    from .callbacks.compilation import CompilationWatch as CompilationWatch
     from .callbacks.curves import TrainCurves as TrainCurves
     from .callbacks.device import DeviceMonitor as DeviceMonitor
     from .callbacks.memory import MemoryMonitor as MemoryMonitor

@@ -8,8 +8,6 @@ import sys
 import pytest
 
 CALLBACKS = [
-    "CommunicationMonitor",
-    "CompilationWatch",
     "DeviceMonitor",
     "MemoryMonitor",
     "NoiseScaleMonitor",

@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .communication import CommunicationMonitor as CommunicationMonitor
-    from .compilation import CompilationWatch as CompilationWatch
     from .curves import TrainCurves as TrainCurves
     from .device import DeviceMonitor as DeviceMonitor
     from .memory import MemoryMonitor as MemoryMonitor

@@ -1,6 +1,5 @@
 """The tables of an explanation: the step by module, the costliest operations, and where no kernel ran."""
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -8,10 +7,10 @@ from ..hardware.evidence import limit_line
 from ..records.explanation import Cost, Explanation
 from ..records.formatting import count, duration, percent, with_prefix
 from ..records.step_parts import PARTS, SHORT_NAMES
-from ..records.terminal import columns
+from ..records.terminal import columns, wrapped
 
 MOST_MODULES = 24  # rows; with more, modules are shown with what they contain
-_LONGEST = 40  # characters of a name; it is cut from the left
+_LONGEST = 60  # characters of a name; it is cut from the left
 _HOST = "host: Python, autograd"
 _HEADINGS = ("share", "time", "calls", "FLOPs", "bytes", "bound/time")
 _SHORT = dict(zip(PARTS, SHORT_NAMES, strict=True))
@@ -26,23 +25,15 @@ def explanation_text(step: Explanation, depth: int | None = None, width: int | N
         width: columns; None for those of the terminal.
     """
     width = width or columns()
-    blocks = [_wrapped(_heading(step), width, indent=2)]
+    blocks = [wrapped(_heading(step), width)]
     if step.operations:
         blocks.append(_modules(step, depth, width))
     if step.is_timed:
         blocks.append(_costliest(step, width))
     if step.gaps:
         blocks.append(_gaps(step, width))
-    blocks.append(_wrapped([f"note     {note}" for note in step.notes], width, indent=9))
+    blocks.append(wrapped([f"note     {note}" for note in step.notes], width, indent=9))
     return "\n\n".join("\n".join(block) for block in blocks if block)
-
-
-def _wrapped(lines: Sequence[str], width: int, indent: int) -> list[str]:
-    """Lines of text in at most so many columns. A word that is longer stays whole."""
-    wrapper = textwrap.TextWrapper(
-        width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    )
-    return [part for line in lines for part in wrapper.wrap(line)]
 
 
 def _heading(step: Explanation) -> list[str]:
@@ -72,7 +63,7 @@ def _modules(step: Explanation, depth: int | None, width: int) -> list[str]:
         for name, seconds in outside.items()
     ]
     rows.append(["the step", *_cells(replace(step.total, seconds=step.step_seconds), step)])
-    return _table(["module", *_HEADINGS], rows, 1, width)
+    return _table(["module", *_HEADINGS], rows, width)
 
 
 def _cells(cost: Cost, step: Explanation) -> list[str]:
@@ -91,41 +82,36 @@ def _costliest(step: Explanation, width: int) -> list[str]:
     rows = []
     for cost in step.costliest():
         share, time, calls, _, _, bound = _cells(cost, step)
-        rows.append([_operation(cost.name), cost.place, _SHORT.get(cost.part, cost.part), share, time, calls, bound])
-    return _table(["costliest operations", "module", "part", "share", "time", "calls", "bound/time"], rows, 2, width)
+        name = f"{cost.place}: {_operation(cost.name)}"
+        rows.append([name, _SHORT.get(cost.part, cost.part), share, time, calls, bound])
+    return _table(["costliest operations", "part", "share", "time", "calls", "bound/time"], rows, width)
 
 
 def _gaps(step: Explanation, width: int) -> list[str]:
     rows = [
         [
-            *map(_operation, (gap.after, gap.before)),
+            " → ".join(map(_operation, (gap.after, gap.before))),
             duration(gap.seconds),
             f"{gap.calls:.3g}",
             duration(gap.longest_seconds),
         ]
         for gap in step.gaps
     ]
-    return _table(["no kernel runs after", "until", "a step", "times", "longest"], rows, 2, width)
+    return _table(["no kernel runs between", "a step", "times", "longest"], rows, width)
 
 
 def _operation(name: str) -> str:
     return name.removeprefix("aten.")
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], texts: int, width: int) -> list[str]:
-    """Columns as wide as they need to be: the first ones are texts, cut to the room that the numbers leave."""
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Columns as wide as they need to be: the first one is a name, cut to the room that the numbers leave."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    room = width - sum(widths[texts:]) - 2 * (len(widths) - 1)
-    for place, at in enumerate(sorted(range(texts), key=lambda at: widths[at])):  # what one leaves goes to the next
-        widths[at] = min(widths[at], max(room // (texts - place), len(headings[at])), _LONGEST)
-        room -= widths[at]
+    room = width - sum(widths[1:]) - 2 * (len(widths) - 1)
+    widths[0] = min(widths[0], max(room, len(headings[0])), _LONGEST)
     lines = []
-    for cells in (headings, *rows):
-        names = [_shortened(cell, most).ljust(most) for cell, most in zip(cells, widths[:texts], strict=False)]
-        numbers = [cell.rjust(most) for cell, most in zip(cells[texts:], widths[texts:], strict=True)]
-        lines.append("  ".join([*names, *numbers]))
+    for name, *numbers in (headings, *rows):
+        name = name if len(name) <= widths[0] else f"…{name[1 - widths[0] :]}"
+        cells = [cell.rjust(most) for cell, most in zip(numbers, widths[1:], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *cells]))
     return lines
-
-
-def _shortened(name: str, most: int) -> str:
-    return name if len(name) <= most else f"…{name[1 - most :]}"

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Container
-from typing import Any
+from typing import Any, Self
 
 from lightning import Trainer
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
@@ -14,50 +14,40 @@ Listener = Callable[[str], None]
 _NOTHING = contextlib.nullcontext()
 
 
-def attach_profiler_hook(
-    trainer: Trainer, actions: Container[str], started: Listener, stopped: Listener
-) -> "ProfilerHook":
-    """Call the listeners with an action's name when it begins and ends, until `detach_profiler_hook`.
-
-    The name is its last part: `training_step` of `[Strategy]….training_step`. The trainer's own
-    profiler keeps working, and so do hooks that were attached before.
-    """
-    hook = ProfilerHook(profiler_of(trainer), actions, started, stopped)
-    set_profiler(trainer, hook)
-    return hook
-
-
-def detach_profiler_hook(trainer: Trainer, hook: "ProfilerHook | None") -> None:
-    """Remove this hook, and no other one. Nothing happens if it is None or not attached."""
-    outer, profiler = None, profiler_of(trainer)
-    while isinstance(profiler, ProfilerHook) and profiler is not hook:
-        outer, profiler = profiler, profiler.inner
-    if profiler is not hook or hook is None:
-        return
-    if outer is None:
-        set_profiler(trainer, hook.inner)
-    else:
-        outer.wrap(hook.inner)
-
-
 class ProfilerHook(Profiler):
-    """Stands in for a trainer's profiler, calls the listeners, and forwards every call to that profiler."""
+    """Stands in for a trainer's profiler, calls the listeners, and forwards every call to that profiler.
+
+    The listeners get the last part of an action's name: `training_step` of `[Strategy]….training_step`.
+    """
 
     def __init__(self, inner: Profiler, actions: Container[str], started: Listener, stopped: Listener):
         super().__init__()
-        self.wrap(inner)
+        self._inner = inner
+        self._forward = not isinstance(inner, PassThroughProfiler)
         self._actions = actions
         self._started = started
         self._stopped = stopped
         self._spans: dict[str, _Span | None] = {}  # by action name; None for an action without listeners
+        self._is_attached = True
 
     def __del__(self) -> None:
         """Do nothing: Lightning's own would tear down the trainer's profiler, which is still in use."""
 
-    def wrap(self, inner: Profiler) -> None:
-        """Forward to this profiler from now on."""
-        self.inner = inner
-        self._forward = not isinstance(inner, PassThroughProfiler)
+    @classmethod
+    def attach(cls, trainer: Trainer, actions: Container[str], started: Listener, stopped: Listener) -> Self:
+        """Call the listeners with an action's name when it begins and ends, until `detach`."""
+        hook = cls(profiler_of(trainer), actions, started, stopped)
+        set_profiler(trainer, hook)
+        return hook
+
+    def detach(self, trainer: Trainer) -> None:
+        """Call the listeners no more. A hook below one that was attached later forwards until that one is detached."""
+        self._is_attached, self._actions = False, ()
+        self._spans.clear()
+        profiler = profiler_of(trainer)
+        while isinstance(profiler, ProfilerHook) and not profiler._is_attached:
+            profiler = profiler._inner
+        set_profiler(trainer, profiler)
 
     @override
     def profile(self, action_name: str) -> Any:
@@ -68,7 +58,7 @@ class ProfilerHook(Profiler):
     @override
     def start(self, action_name: str) -> None:
         if self._forward:
-            self.inner.start(action_name)
+            self._inner.start(action_name)
         if span := self._span(action_name):
             span.__enter__()
 
@@ -77,7 +67,7 @@ class ProfilerHook(Profiler):
         if span := self._span(action_name):
             span.__exit__()
         if self._forward:
-            self.inner.stop(action_name)
+            self._inner.stop(action_name)
 
     def _span(self, action_name: str) -> "_Span | None":
         try:
@@ -89,19 +79,19 @@ class ProfilerHook(Profiler):
 
     @override
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        self.inner.setup(stage, local_rank, log_dir)
+        self._inner.setup(stage, local_rank, log_dir)
 
     @override
     def teardown(self, stage: str | None) -> None:
-        self.inner.teardown(stage)
+        self._inner.teardown(stage)
 
     @override
     def summary(self) -> str:
-        return self.inner.summary()
+        return self._inner.summary()
 
     @override
     def describe(self) -> None:
-        self.inner.describe()
+        self._inner.describe()
 
 
 class _Span:

@@ -10,6 +10,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from .._lightning import compiler_context
 from .._torch import any_mode, end_mode, has_compiled, is_compiled
 from ..errors import in_one_line
+from ..hardware.devices import cache_bytes
 from ..hardware.flops import StepFlops, UncountableError, flops_per_sample
 from ..hardware.operations import Operation, OperationRecorder
 
@@ -17,7 +18,7 @@ FIRST, LAST = 2, 4  # the updates that are recorded: the first one pays for work
 
 
 class RecordedUpdates:
-    """Records three updates of a fit: `FIRST` to `LAST` by default. A recorded step is slower, and no rate is read from it.
+    """Records the updates 2 to 4 of a fit. A recorded step is slower, and no rate is read from it.
 
     A module that torch.compile has compiled runs uncompiled in these updates, because a recorder sees no compiled operation. So
     they give the FLOPs of a sample, and not the operations of a compiled step. Updates are then numbered from the start of
@@ -26,33 +27,28 @@ class RecordedUpdates:
     A module whose parameters are sharded is not recorded.
 
     Args:
+        trainer, module: of the fit.
         wanted: whether anything is recorded.
-        first: the first update.
+        part: returns the part of the step that runs now.
     """
 
-    def __init__(self, wanted: bool, first: int = FIRST):
-        self.first, self._last = first, first + LAST - FIRST
-        self.recorder = OperationRecorder()
-        self._wanted = wanted
-        self._records = self._is_compiled = False
-        self._refusal: str | None = None
+    def __init__(self, trainer: Trainer, module: LightningModule, wanted: bool, part: Callable[[], str]):
+        self.recorder = OperationRecorder(module, cache_bytes(trainer.strategy.root_device), part)
+        self._is_compiled = is_compiled_module(module)
+        started_at = trainer.global_step if self._is_compiled else 0
+        self._why_not: str | None = None
+        if not wanted:
+            self._why_not = "record_operations=False"
+        elif not can_be_recorded(trainer):
+            self._why_not = "the parameters are sharded"
+        elif started_at >= LAST:
+            self._why_not = (
+                f"the training was resumed after update {LAST}, and what is compiled is recorded before that"
+            )
+        self.last = 0 if self._why_not else LAST - started_at  # the last update of the fit that may be recorded
         self._running: contextlib.ExitStack | None = None
         self._update = self._begun = 0  # the last that was recorded, and the last that was begun
         self._samples: list[float] = []  # of each recorded update
-
-    def attach(
-        self, trainer: Trainer, module: LightningModule, cache_bytes: int | None, part: Callable[[], str]
-    ) -> None:
-        """Prepare for the trainer's fit; `part` returns the part of the step that runs now."""
-        self.recorder = OperationRecorder(module, cache_bytes, part)
-        self._records = self._wanted and can_be_recorded(trainer)
-        self._is_compiled = is_compiled_module(module)
-        self._started_at = trainer.global_step
-
-    @property
-    def last(self) -> int:
-        """The last update of the fit that may be recorded; 0 if none is."""
-        return max(0, self._last - (self._started_at if self._is_compiled else 0)) if self._records else 0
 
     @property
     def active(self) -> bool:
@@ -62,7 +58,7 @@ class RecordedUpdates:
     @property
     def is_over(self) -> bool:
         """Whether no update will be recorded any more."""
-        return not self._records or self._begun > self._last
+        return not self.last or self._begun > LAST
 
     def start(self, update: int, global_step: int, samples: float = 0) -> None:
         """Begin to record a batch of so many samples, if its update is to be recorded.
@@ -72,16 +68,16 @@ class RecordedUpdates:
             global_step: Lightning's, before the batch.
             samples: of the batch.
         """
-        if not self._records or self.active:
+        if not self.last or self.active:
             return
         self._begun = update = global_step + 1 if self._is_compiled else update
-        if not self.first <= update <= self._last:
+        if not FIRST <= update <= LAST:
             return
         if has_compiled() and not self._is_compiled:  # a function that the module calls: it would run uncompiled
-            self._refusal = "this process has used torch.compile"
+            self._why_not = "this process has used torch.compile"
             return
         if any_mode():  # of another callback, which may end within the step, and would end this one instead
-            self._refusal = "another recorder of operations was active"
+            self._why_not = "another recorder of operations was active"
             return
         if update != self._update:
             self.recorder.next_step()
@@ -107,15 +103,7 @@ class RecordedUpdates:
             return in_one_line(self.recorder.error)
         if any(self.recorder.steps):
             return None
-        if not self._wanted:
-            return "record_operations=False"
-        if not self._records:
-            return "the parameters are sharded"
-        if self._refusal:
-            return self._refusal
-        if self._is_compiled and self._started_at >= self._last:
-            return f"the training was resumed after update {self._last}, and what is compiled is recorded before that"
-        return f"recording begins with update {self.first}"
+        return self._why_not or f"recording begins with update {FIRST}"
 
     @property
     def why_no_operations(self) -> str | None:

@@ -1,6 +1,6 @@
 """The summary of a run in words: the few lines that every run ends with, and the details that are shown on demand."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from ..hardware.evidence import limit_line, limit_row
@@ -77,14 +77,9 @@ def _ranks(summary: Mapping[str, Any]) -> str:
 
 
 def _device(summary: Mapping[str, Any]) -> str:
-    words = []
-    if "utilization_pct" in summary:
-        words.append(f"a kernel ran in {percent(summary['utilization_pct'] / 100)} of the time")
-    if "memory_peak_gib" in summary:
-        words.append(f"peak memory {significant(summary['memory_peak_gib'])} GiB")
-    if summary.get("throttled_pct", 0.0) >= _MUCH_THROTTLED_PCT:
-        words.append(f"clocks lowered in {percent(summary['throttled_pct'] / 100)} of the time")
-    return ", ".join(words)
+    is_throttled = summary.get("throttled_pct", 0.0) >= _MUCH_THROTTLED_PCT
+    shown = {"utilization_pct", "memory_peak_gib"}
+    return ", ".join(_numbers(summary, shown | ({"throttled_pct"} if is_throttled else set())))
 
 
 def _pct(value: float) -> str:
@@ -114,6 +109,12 @@ _NUMBERS: tuple[tuple[str, Callable[[Any], str], str], ...] = (
 _ONLY_ABOVE_0 = ("stall_seconds", "throttled_pct")
 
 
+def _numbers(summary: Mapping[str, Any], shown: Container[str]) -> list[str]:
+    """Those of the numbers that are known, with their words."""
+    known = [(summary[key], write, words) for key, write, words in _NUMBERS if key in shown and key in summary]
+    return [words.format(write(value)) for value, write, words in known]
+
+
 def details(summary: Mapping[str, Any]) -> list[str]:
     """All the numbers of a summary, the evidence for the bottleneck, and why one of them is missing."""
     lines = _measured(summary) if "title" in summary else []
@@ -127,8 +128,7 @@ def _measured(summary: Mapping[str, Any]) -> list[str]:
     name = f" ({summary['device_name']})" if summary.get("device_name") else ""
     run = (summary["device"] + name, summary["precision"], f"{count(summary['updates'], 'step')} measured")
     parts = " + ".join(f"{part.removesuffix('_wait')} {significant(ms)}" for part, ms in summary["parts_ms"].items())
-    known = [(key, write, words) for key, write, words in _NUMBERS if key in summary]
-    numbers = [w.format(write(summary[key])) for key, write, w in known if summary[key] or key not in _ONLY_ABOVE_0]
+    numbers = _numbers(summary, {key for key, value in summary.items() if value or key not in _ONLY_ABOVE_0})
     lines = [
         " · ".join(run),
         f"median step {_median(summary)}; mean {significant(summary['step_ms'])} ms = {parts}",

@@ -6,6 +6,7 @@ from typing import Any
 import psutil
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
@@ -15,11 +16,8 @@ from ..records.formatting import memory
 from ..records.terminal import block, say
 from ._batches import samples_in, varies
 from ._never_raise import never_raise
-from ._profiler_hook import ProfilerHook, attach_profiler_hook, detach_profiler_hook
 from ._recording import FIRST, LAST, can_be_recorded, is_compiled_module
 from ._setting import own_config
-
-_HAS_COMPILED = "this process has used torch.compile"
 
 
 class MemoryMonitor(Callback):
@@ -41,56 +39,41 @@ class MemoryMonitor(Callback):
     def __init__(self, verbose: bool = True) -> None:
         self.verbose = verbose
         self.failure: str | None = None  # the exception that has ended the measurement
-        self._reset()
-
-    def _reset(self) -> None:
         self.facts: dict[str, Any] = {}
-        self._saved: SavedTensors | None = None
-        self._watching: contextlib.AbstractContextManager[None] | None = None
-        self._hook: ProfilerHook | None = None
-        self._module: LightningModule | None = None
-        self._batch: Any = None
+        self._saved: SavedTensors | None = None  # None where what is saved cannot be seen
+        self._watching = contextlib.ExitStack()
         self._updates = self._last_step = self._rss = 0
-        self._active = self._has_seen_a_batch = self._has_seen_a_step = False
-        self._why: str | None = None  # nothing is saved in this fit that can be seen
+        self._active = False
 
     def record_facts(self) -> dict[str, Any]:
         """For the run's record: the facts, as `memory`."""
         return {"memory": self.facts}
 
     def detail_lines(self) -> list[str]:
-        """For the details of a run: what a step holds."""
-        return [self.line] if self.verbose and self.line else []
-
-    @property
-    def line(self) -> str:
-        """The parts as far as they are known, what the device tells, and why a part is missing; empty before that."""
+        """For the details of a run: what a step holds, what the device tells, and why a part is missing."""
         parts, measured = self.facts.get("parts_bytes"), self.facts.get("measured_bytes", {})
+        why = self.facts.get("uncounted")
+        if not self.verbose or not (parts or why):
+            return []
         if not parts:
-            return f"memory  not measured: {self.facts['uncounted']}" if "uncounted" in self.facts else ""
+            return [f"memory  not measured: {why}"]
         shown = {"saved by autograd" if name == "saved" else name: size for name, size in parts.items()}
         line = f"memory  a step holds {memory(sum(parts.values()), shown)}"
         if "allocated" in measured:
             line += f"; measured {memory(measured['allocated'])}, reserved {memory(measured['reserved'])}"
-        reason = self.facts.get("uncounted")
-        return line if reason is None else f"{line}; what autograd saves is not known: {reason}"
+        return [f"{line}; what autograd saves is not known: {why}" if why else line]
 
     @override
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        detach_profiler_hook(trainer, self._hook)
-        self._reset()
+        self.disable()
         self.facts, self.failure = {"uncounted": "no batch was trained"}, None
-        self._rss, self._last_step = psutil.Process().memory_info().rss, trainer.global_step
-        self._module, self._active = pl_module, True
-        self._why = self._why_not(trainer, pl_module)
-        if self._why is None:
-            self._saved = SavedTensors(trainer.strategy.root_device)
-            self._hook = attach_profiler_hook(trainer, ("training_step",), self._on_step_start, self._on_step_end)
+        self._rss, self._last_step, self._updates = psutil.Process().memory_info().rss, trainer.global_step, 0
+        self._saved, self._active = SavedTensors(trainer.strategy.root_device), True
 
     def _why_not(self, trainer: Trainer, module: LightningModule) -> str | None:
         if has_compiled():
-            return _HAS_COMPILED
+            return "this process has used torch.compile"
         if is_compiled_module(module):
             return "a compiled step keeps other tensors than a recorded one would"
         if not can_be_recorded(trainer):
@@ -100,44 +83,39 @@ class MemoryMonitor(Callback):
     @override
     @never_raise
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._active:
-            if not self._has_seen_a_batch:
-                self._has_seen_a_batch, samples = True, samples_in(batch)
-                why = self._why or f"recording begins with update {FIRST}"
-                self.facts = ({"batch_size": samples} if samples else {}) | {"uncounted": why}
-            self._batch = batch
-
-    @never_raise
-    def _on_step_start(self, action: str) -> None:
-        saved, module = self._saved, self._module
-        if self._watching is not None or saved is None or module is None or not FIRST <= self._updates + 1 <= LAST:
+        if not self._active or self._updates >= LAST:
             return
-        if has_compiled():
-            self.facts["uncounted"] = _HAS_COMPILED
-        else:
-            self._watching = saved.watch([*module.parameters(), *module.buffers(), *tree_leaves(self._batch)])
-            self._watching.__enter__()
+        if self._updates == 0:
+            samples = samples_in(batch)
+            self.facts = ({"batch_size": samples} if samples else {}) | {
+                "uncounted": f"recording begins with update {FIRST}"
+            }
+        if why := self._why_not(trainer, pl_module):
+            self._saved, self.facts["uncounted"] = None, why
+        elif self._saved is not None and self._updates + 1 >= FIRST:
+            others = [*pl_module.parameters(), *pl_module.buffers(), *tree_leaves(batch)]
+            self._watching.enter_context(self._saved.watch(others))
 
+    @override
     @never_raise
-    def _on_step_end(self, action: str) -> None:
-        watching, self._watching = self._watching, None
-        if watching is not None:
-            watching.__exit__(None, None, None)
-            self._has_seen_a_step = True
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        if pl_module.automatic_optimization:  # else `training_step` goes on, and may be within hooks of its own
+            self._watching.close()
 
     @override
     @never_raise
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._active:
-            self._batch = None
-            self._updates += trainer.global_step != self._last_step
-            self._last_step = trainer.global_step
-            if self._has_seen_a_step:
-                self.facts.pop("uncounted", None)
-            if self._updates >= LAST:  # the optimizer has its states, and a step is as every later one
-                self._measure(trainer, pl_module)
+        if not self._active:
+            return
+        self._watching.close()
+        if self._saved is not None and self._updates + 1 >= FIRST:
+            self.facts.pop("uncounted", None)
+        self._updates += trainer.global_step != self._last_step
+        self._last_step = trainer.global_step
+        if self._updates >= LAST:  # the optimizer has its states, and a step is as every later one
+            self._measure(trainer, pl_module)
 
     @override
     @never_raise
@@ -151,19 +129,18 @@ class MemoryMonitor(Callback):
     @override
     @never_raise
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        detach_profiler_hook(trainer, self._hook)
+        self._watching.close()
         if self._updates:
             self._measure(trainer, pl_module)
 
     @override
-    @never_raise
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        detach_profiler_hook(trainer, self._hook)
         self.disable()
 
     def disable(self) -> None:
         """Measure no more in this fit."""
-        self._active, self._module, self._batch, self._saved, self._hook = False, None, None, None, None
+        self._watching.close()
+        self._active, self._saved = False, None
 
     def _measure(self, trainer: Trainer, module: LightningModule) -> None:
         """Take the parts that exist and what the device tells, once in a fit."""
@@ -186,5 +163,4 @@ class MemoryMonitor(Callback):
         self.facts |= {"parts_bytes": parts, "measured_bytes": measured}
         if "allocated" in measured:
             self.facts["peak_bytes"] = measured["allocated"]
-        detach_profiler_hook(trainer, self._hook)
         self.disable()

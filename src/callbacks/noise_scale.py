@@ -17,7 +17,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy
 import torch
@@ -45,29 +45,22 @@ from ._writer import StepWriter
 
 KEY = "train/noise_scale"
 CONFIDENCE = 0.9
-FEWEST = 10  # pairs of gradients that are enough for an interval
+FEWEST = 10  # comparisons that are enough for an interval
 READ_EVERY = 50  # updates: norms are copied together, and so late the earlier ones have arrived
 _FIRST = 4  # updates that are left alone: the operations of 2 to 4 are recorded
-_RECENT = 100  # pairs that the present noise scale is of: it grows in the course of a training
+_RECENT = 100  # comparisons that the present noise scale is of: it grows in the course of a training
 
 
-class Pair(NamedTuple):
-    """Squared norms of gradients at two batch sizes: the mean of those of b samples, and that of the mean of n of them."""
+class Estimate(NamedTuple):
+    """Of one comparison, both without bias; they may be negative."""
 
-    small: float
-    large: float
-    n: int
-    b: int
+    noise: float  # tr Σ, in the gradient's unit squared times samples
+    gradient: float  # |G|²
 
-    @property
-    def gradient(self) -> float:
-        """An estimate of |G|² without bias; it may be negative."""
-        return (self.n * self.large - self.small) / (self.n - 1)
-
-    @property
-    def noise(self) -> float:
-        """An estimate of tr Σ without bias, in the gradient's unit squared times samples; it may be negative."""
-        return self.n * self.b * (self.small - self.large) / (self.n - 1)
+    @classmethod
+    def of(cls, small: float, large: float, n: int, b: int) -> Self:
+        """From the mean |g|² of gradients of b samples, and that of the mean of n of them."""
+        return cls(n * b * (small - large) / (n - 1), (n * large - small) / (n - 1))
 
 
 class NoiseScale(NamedTuple):
@@ -78,13 +71,13 @@ class NoiseScale(NamedTuple):
     high: float
 
 
-def noise_scale(pairs: Iterable[Pair]) -> NoiseScale | None:
+def noise_scale(found: Iterable[Estimate]) -> NoiseScale | None:
     """The ratio of the means of both estimates, by Beale's estimator, with Fieller's interval.
 
     Beale's takes out most of the bias that a ratio has where its denominator is not known well. None where one of the means is
-    not positive, or fewer than 10 pairs are known.
+    not positive, or fewer than 10 comparisons are known.
     """
-    estimates = numpy.array([(pair.noise, pair.gradient) for pair in pairs]).reshape(-1, 2)
+    estimates = numpy.array(list(found)).reshape(-1, 2)
     count = len(estimates)
     if count < FEWEST:
         return None
@@ -146,7 +139,7 @@ class NoiseScaleMonitor(Callback):
 
     def _reset(self) -> None:
         self.failure: str | None = None
-        self.pairs: deque[Pair] = deque(maxlen=_RECENT)
+        self.estimates: deque[Estimate] = deque(maxlen=_RECENT)
         self._missing = ""
         self._of = ""  # which gradients are compared
         self._samples = 0  # of this batch
@@ -157,14 +150,9 @@ class NoiseScaleMonitor(Callback):
         self._sent: deque[tuple[list[tuple[int, int, int]], DeferredScalars]] = deque()
 
     @override
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._is_fit = stage == "fit"
-        if self._is_fit:
-            self._reset()
-
-    @override
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._reset()
         self._writer = StepWriter(trainer)
         model = trainer.strategy.model
         if not pl_module.automatic_optimization:
@@ -239,8 +227,7 @@ class NoiseScaleMonitor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step % READ_EVERY == 0:
-            self._read(wait=False)  # what was sent before
-            self._send()
+            self._read(wait=False)
 
     def _send(self) -> None:
         """Start the copy of all new norms to the host; they are read once they have arrived."""
@@ -250,35 +237,23 @@ class NoiseScaleMonitor(Callback):
             self._norms = []
 
     def _read(self, wait: bool) -> None:
+        """Read the norms that have arrived, all of them with `wait`, and write the curve."""
+        self._send()
         last = None
         while self._sent and (wait or self._sent[0][1].ready()):
             known, scalars = self._sent.popleft()
             values, last = scalars.values(), known[-1][0]
             for (_, n, b), small, large in zip(known, values[::2], values[1::2], strict=True):
                 if math.isfinite(small) and math.isfinite(large):
-                    self.pairs.append(Pair(small, large, n, b))
+                    self.estimates.append(Estimate.of(small, large, n, b))
         if last is not None and (found := self.recent()) is not None:
             self._writer.write_rows([(last, {KEY: found.value})])
 
+    @override
     @never_raise
-    def _read_all(self) -> None:
-        self._send()
-        self._read(wait=True)
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        self._read_all()
-        return {"pairs": [tuple(pair) for pair in self.pairs]}
-
-    @override
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self._is_fit:  # a test of a checkpoint restores callbacks, too
-            self.pairs.extend(Pair(*pair) for pair in state_dict["pairs"])
-
-    @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._before = None
-        self._read_all()
+        self._read(wait=True)
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -296,17 +271,17 @@ class NoiseScaleMonitor(Callback):
 
     def recent(self) -> NoiseScale | None:
         """The noise scale of the latest hundred comparisons."""
-        return noise_scale(self.pairs)
+        return noise_scale(self.estimates)
 
     def record_facts(self) -> dict[str, Any]:
         """What is known at the end of training, in samples; `of` are the gradients: batches (and ranks), halves or updates."""
         found = self.recent()
         if found is None:
             few = f"fewer than {FEWEST} gradients could be compared"
-            why = few if len(self.pairs) < FEWEST else "the estimate is not positive"
+            why = few if len(self.estimates) < FEWEST else "the estimate is not positive"
             return {"noise_scale": {"missing": self.failure or self._missing or why}}
         ends = {"low": found.low} | ({"high": found.high} if math.isfinite(found.high) else {})
-        return {"noise_scale": {"samples": found.value, **ends, "pairs": len(self.pairs), "of": self._of}}
+        return {"noise_scale": {"samples": found.value, **ends, "pairs": len(self.estimates), "of": self._of}}
 
     def summary_lines(self) -> list[str]:
         """A line of the run's last lines; none where nothing is known."""

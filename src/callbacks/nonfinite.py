@@ -1,5 +1,6 @@
 """StopOnNonFinite: a loss or gradient that is infinite or NaN ends the run in its own step, or the step is skipped."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -36,7 +37,7 @@ class StopOnNonFinite(Callback):
     | CPU | at once | is left out |
     | CUDA, all optimizers fused | 20 to 40 steps later | is left out by the device (by `found_inf`, made for gradient scalers) |
     | CUDA otherwise, or sharded parameters | 20 to 40 steps later | is in the weights, and in no checkpoint |
-    | MPS | at the next checkpoint or the end of the epoch, or 1,024 steps later | is in the weights, and in no checkpoint |
+    | MPS | at the next checkpoint or the end of the epoch, or 512 steps later | is in the weights, and in no checkpoint |
 
     On every device it learns of it before a checkpoint is written. What the forward pass writes, such as the statistics of
     batch norm, is left as it is. On other devices this callback does nothing. Under `16-mixed` precision neither, because
@@ -75,7 +76,7 @@ class StopOnNonFinite(Callback):
                 "that are not sharded; take another optimizer, or the action stop"
             )
         self._flags: list[tuple[_Step, Tensor]] = []  # of the steps that are not being read yet
-        self._read: tuple[list[_Step], DeferredScalars] | None = None
+        self._reads: deque[tuple[Sequence[_Step], DeferredScalars]] = deque()
         self._one = torch.ones((), device=device)
 
     @override
@@ -107,15 +108,15 @@ class StopOnNonFinite(Callback):
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._catch_up(trainer, pl_module)  # nothing bad gets into a checkpoint unseen
+        self._hear(trainer, pl_module, wait=True)  # nothing bad gets into a checkpoint unseen
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._catch_up(trainer, pl_module)
+        self._hear(trainer, pl_module, wait=True)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._catch_up(trainer, pl_module)
+        self._hear(trainer, pl_module, wait=True)
         for optimizer in trainer.optimizers:
             for name in ("found_inf", "grad_scale"):
                 vars(optimizer).pop(name, None)
@@ -129,21 +130,17 @@ class StopOnNonFinite(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.skipped = state_dict["skipped"]
 
-    def _catch_up(self, trainer: Trainer, module: LightningModule) -> None:
-        """Hear of all steps so far, at a moment at which training waits for the device anyway."""
-        if self._is_checked:
-            self._hear(trainer, module, wait=True)
-            self._hear(trainer, module, wait=True)  # of the steps whose flags were not on their way
-
     def _hear(self, trainer: Trainer, module: LightningModule, wait: bool = False) -> None:
-        """Act on the flags that have arrived, and send the others on their way."""
-        read = self._read
-        if read is not None and not wait and not read[1].ready():
+        """Act on the flags that arrive without waiting, or on all of them where training waits for the device anyway."""
+        if not self._is_checked:
             return
-        steps, flags = zip(*self._flags, strict=True) if self._flags else ((), ())
-        self._read, self._flags = (list(steps), DeferredScalars(flags)) if flags else None, []
-        if read is not None:
-            for step, bad in zip(read[0], read[1].values(), strict=True):
+        if self._flags:
+            steps, flags = zip(*self._flags, strict=True)
+            self._reads.append((steps, DeferredScalars(flags)))
+            self._flags = []
+        while self._reads and (wait or self._reads[0][1].ready()):
+            steps, read = self._reads.popleft()
+            for step, bad in zip(steps, read.values(), strict=True):
                 if bad:
                     self._act(trainer, module, step, is_present=False)
 

@@ -57,12 +57,17 @@ class PredictionImages(Callback):
     def __init__(self, num_samples: PositiveInt = 16):
         self.num_samples = num_samples
         self.samples: list[Sample] = []
-        self.confusion: Tensor | None = None
+        self._metric: MulticlassConfusionMatrix | None = None
         self._active = False
+
+    @property
+    def confusion(self) -> Tensor | None:
+        """The counts so far, shape (C, C); None before the first batch."""
+        return None if self._metric is None else self._metric.confmat
 
     @override
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.samples, self.confusion, self._active = [], None, True
+        self.samples, self._metric, self._active = [], None, True
 
     def disable(self) -> None:
         """Draw nothing in this test."""
@@ -78,9 +83,9 @@ class PredictionImages(Callback):
             return
         x, output, target = found
         answer = output.argmax(1)
-        metric = MulticlassConfusionMatrix(output.shape[1], ignore_index=_LEFT_OUT).to(output.device)
-        metric.update(answer, target)
-        self.confusion = metric.confmat if self.confusion is None else self.confusion + metric.confmat
+        if self._metric is None:
+            self._metric = MulticlassConfusionMatrix(output.shape[1], ignore_index=_LEFT_OUT).to(output.device)
+        self._metric.update(answer, target)
         if sum(sample.is_wrong for sample in self.samples) < self.num_samples:
             kept, wrong = ((target != _LEFT_OUT).view(len(target), -1), (answer != target).view(len(target), -1))
             order = (kept.any(1).int() + (kept & wrong).all(1)).argsort(descending=True, stable=True)
@@ -91,24 +96,23 @@ class PredictionImages(Callback):
     @override
     @never_raise
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        online = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
-        in_mlflow = [logger for logger in trainer.loggers if isinstance(logger, MLFlowLogger)]
-        has_logger = writers or online or in_mlflow
-        if not self.samples or self.confusion is None or not has_logger or not trainer.is_global_zero:
+        kinds = (TensorBoardLogger, WandbLogger, MLFlowLogger)
+        loggers = [logger for logger in trainer.loggers if isinstance(logger, kinds)]
+        if not self.samples or self._metric is None or not loggers or not trainer.is_global_zero:
             return
         spec = getattr(pl_module, "spec", None)
         figures = {
             "test/samples": (draw_masks if self.samples[0].target.dim() else draw_samples)(self.samples, spec),
-            "test/confusion": _draw_confusion(self.confusion, spec),
+            "test/confusion": _draw_confusion(self._metric, spec),
         }
         for key, figure in figures.items():
-            for logger in online:
-                logger.log_image(key, [figure])
-            for logger in in_mlflow:
-                logger.experiment.log_figure(logger.run_id, figure, f"{key}.png")
-            for writer in writers:
-                writer.add_figure(key, figure, trainer.global_step, close=False)
+            for logger in loggers:
+                if isinstance(logger, WandbLogger):
+                    logger.log_image(key, [figure])
+                elif isinstance(logger, MLFlowLogger):
+                    logger.experiment.log_figure(logger.run_id, figure, f"{key}.png")
+                else:
+                    logger.experiment.add_figure(key, figure, trainer.global_step, close=False)
 
 
 def _answers(outputs: Any, batch: Any) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -162,14 +166,12 @@ def draw_masks(samples: list[Sample], spec: Any) -> Figure:
     return figure
 
 
-def _draw_confusion(counts: Tensor, spec: Any) -> Figure:
-    """Counts (C, C)."""
-    classes = len(counts)
+def _draw_confusion(metric: MulticlassConfusionMatrix, spec: Any) -> Figure:
+    classes = len(metric.confmat)
     has_names = classes <= _MOST_NAMES
     figure = Figure(figsize=(0.6 * classes + 3,) * 2 if has_names else (8, 8), layout="constrained", dpi=120)
     labels = [_class_name(index, spec) for index in range(classes)]
-    drawing: Any = MulticlassConfusionMatrix(classes)
-    drawing.plot(counts, figure.subplots(), add_text=has_names, labels=labels, cmap="Blues")
+    metric.plot(metric.confmat, figure.subplots(), add_text=has_names, labels=labels, cmap="Blues")
     if not has_names:
         figure.axes[0].set(xticks=[], yticks=[])
     return figure

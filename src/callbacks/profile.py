@@ -1,8 +1,7 @@
 """OperationProfiler: what each operation of a training step costs, in which module, and its lower bound.
 
-A profiling schedule says what is done with each update of the weights:
-
-    warm-up │ timed as they are │ operations recorded │ traced by torch.profiler
+A layer over ThroughputMonitor, which times the updates, records the operations of the first ones, and says what limits the
+step. After so many timed updates a few are traced by torch.profiler.
 """
 
 import gzip
@@ -12,175 +11,144 @@ from pathlib import Path
 from typing import Any
 
 from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
 from .._lightning import callbacks_of
+from ..errors import UserError
 from ..files import why, write_folder
-from ..hardware.measure import find_calibration
-from ..hardware.trace import WARMUP, StepProfiler
-from ..options.types import NonNegativeInt, PositiveInt
+from ..hardware.trace import WARMUP, StepProfiler, idle, step_starts
+from ..options.types import PositiveInt
 from ..records.explanation import FILE, TRACE, Explanation
 from ..records.terminal import row, say
-from ._explanation import Measured, explain
+from ._explanation import explain
 from ._never_raise import never_raise
 from ._operation_table import explanation_text
-from ._recording import FIRST, LAST, RecordedUpdates, is_compiled_module
-from ._step_monitor import StepMonitor
+from ._recording import LAST
 from ._timer import pause
 from .throughput import ThroughputMonitor
 
 TRACED = 3  # updates
-_COMPILED = "the operations of a compiled module are not counted"
 
 
-class OperationProfiler(StepMonitor):
-    """Takes some training steps apart, in any Lightning project, without touching the module.
+class OperationProfiler(Callback):
+    """Takes training steps apart, in any Lightning project, without touching the module.
 
-    After a warm-up, it times some updates as they are, counts the operations of 3 more, and traces 3 with
-    `torch.profiler`. Recorded and traced updates take longer, so the profiler belongs into a run that is about speed. On
-    a CPU an operation's time is that of its call. On CUDA it is that of its kernels; on MPS operations are only counted.
-    `explanation` has the result. Of several ranks the first one traces and explains, and all end after the same update.
+    It stands behind a ThroughputMonitor, whose timed steps, recorded operations and verdict it explains, and traces 3
+    updates with `torch.profiler`. Traced updates take longer, and no rate is read from them. On a CPU an operation's time is
+    that of its call. On CUDA it is that of its kernels; on MPS operations are only counted. After the fit `explanation` has
+    the result. Of several ranks the first one traces and explains.
 
     Args:
-        dirpath: a folder for `explain.json` and `trace.json.gz` (https://ui.perfetto.dev), written at once when both are
-            known; a number is appended if the folder exists. None writes nothing.
-        warmup_steps: updates that are left out; at least the first one is.
-        steps: updates that are timed as they are.
-        calibrate: whether the device's peaks may be measured (once, for some seconds; the result is cached). Without
-            them there are no lower bounds.
-        stop: end the training when all is known.
-        verbose: print the tables when all is known.
+        dirpath: a folder for `explain.json` and `trace.json.gz` (https://ui.perfetto.dev), written when training ends; a
+            number is appended if the folder exists. None writes nothing.
+        steps: updates after the monitor's warm-up that are timed before the trace.
+        stop: end the training after the trace.
+        verbose: print the tables when training ends.
+
+    Raises:
+        UserError: without a ThroughputMonitor before it.
     """
 
+    observes_only = True
+
     def __init__(
-        self,
-        dirpath: str | None = None,
-        warmup_steps: NonNegativeInt = 10,
-        steps: PositiveInt = 10,
-        calibrate: bool = True,
-        stop: bool = False,
-        verbose: bool = True,
-    ):
-        super().__init__(max(1, warmup_steps))
+        self, dirpath: str | None = None, steps: PositiveInt = 10, stop: bool = False, verbose: bool = True
+    ) -> None:
         self.dirpath = dirpath
         self.steps = steps
-        self.calibrate = calibrate
         self.stop = stop
         self.verbose = verbose
         self.explanation: Explanation | None = None
         self.files: dict[str, bytes] = {}  # the explanation and the trace, by name
         self.folder: Path | None = None  # that was written
-        self._traced_from = self.warmup_steps + steps + LAST - FIRST + 1  # updates before the trace
-        self._profiler: StepProfiler | None = None
-
-    @property
-    def updates(self) -> int:
-        """How many updates the schedule takes."""
-        return self._traced_from + WARMUP + TRACED
+        self._profiler: StepProfiler | None = None  # of a fit, until its trace has ended
+        self._trace: dict[str, Any] = {"traceEvents": []}
+        self._error: str | None = None
 
     def summary_lines(self) -> list[str]:
         """For the end of a run: where the explanation is."""
         return [row("explain", os.path.relpath(self.folder))] if self.folder else []
 
+    def updates(self, monitor: ThroughputMonitor) -> int:
+        """How many updates a fit has at the end of the trace."""
+        return self._traced_after(monitor) + WARMUP + TRACED
+
+    def _traced_after(self, monitor: ThroughputMonitor) -> int:
+        return max(LAST, monitor.warmup_steps) + self.steps
+
     @override
-    @never_raise
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit" and trainer.is_global_zero:
-            self._calibration = find_calibration(trainer.strategy.root_device, self.calibrate)
+        callbacks = callbacks_of(trainer)
+        before = [one for one in callbacks[: callbacks.index(self)] if isinstance(one, ThroughputMonitor)]
+        if not before:
+            raise UserError("OperationProfiler: needs a ThroughputMonitor before it among the callbacks")
+        self._monitor = before[0]
 
     @override
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._global_step, self._done = trainer.global_step, 0
-        self._is_compiled = is_compiled_module(pl_module)
-        self.explanation = self.folder = None
-        self.files = {}
+        self._global_step, self._done, self._is_between_updates = trainer.global_step, 0, True
+        self.explanation, self.folder, self.files = None, None, {}
+        self._trace, self._error = {"traceEvents": []}, None
         self._profiler = StepProfiler(trainer.strategy.root_device, TRACED) if trainer.is_global_zero else None
-        recorded = RecordedUpdates(not self._is_compiled, first=self.warmup_steps + self.steps + 1)
-        self._begin_fit(trainer, pl_module, recorded)
 
     @override
-    def _record(self) -> None:
-        super()._record()
-        assert self.recorded is not None
-        is_traced = self.timer.updates >= self._traced_from
-        if self.timer.current is not None:  # steps beside a profiler of the user's are timed all the same
-            self.timer.current.recorded = self.recorded.active or is_traced
-        begins = self.timer.updates == self._traced_from and self.timer.is_between_updates
-        if self._profiler is not None and begins:
-            self._profiler.start()
+    @never_raise
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        first, timed = self._traced_after(self._monitor), self._monitor.timer.current
+        if self._profiler is not None and self._done >= first:
+            if self._done == first and self._is_between_updates:
+                self._profiler.start()
+            if timed is not None:
+                timed.recorded = True  # it is slower, also before the trace begins
+        self._is_between_updates = False
 
     @override
     @never_raise
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        is_update = trainer.global_step != self._global_step  # otherwise the gradients are kept for a later batch
+        self._is_between_updates = trainer.global_step != self._global_step  # else the gradients are accumulated
         self._global_step = trainer.global_step
-        self._done += is_update
-        if is_update and self._profiler is not None:
+        if not self._is_between_updates:
+            return
+        self._done += 1
+        if self._profiler is not None:
             self._profiler.step()
-        if self._done >= self.updates:
-            self._finish(trainer, pl_module)
+        if self._done == self.updates(self._monitor):
+            with pause(trainer):
+                self._end_trace()
             trainer.should_stop |= self.stop  # of every rank, after the same update
 
-    @override
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish(trainer, pl_module)
-
-    @override
-    @never_raise
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if trainer.world_size > 1:  # the end of a trace waits for the device, and a collective may never end
-            self._profiler = None
-        self.teardown(trainer, pl_module, "fit")
-
-    @override
-    def disable(self) -> None:
-        super().disable()
-        profiler, self._profiler = self._profiler, None
-        if profiler is not None:
-            profiler.stop()
-
-    @never_raise
-    def _finish(self, trainer: Trainer, module: LightningModule) -> None:
-        """Explain what was measured; write it and print it if that is wanted."""
-        if self._active:
-            profiler = self._profiler
-            with pause(trainer):  # of whoever else times the steps
-                self._end_fit(trainer)
-                self.disable()  # ends the trace
-                if profiler is not None:
-                    self._explain(trainer, module, profiler)
-
-    def _explain(self, trainer: Trainer, module: LightningModule, profiler: StepProfiler) -> None:
-        if not self.table.in_median().any():
-            rank_zero_warn(f"OperationProfiler has measured no step: it needs {self.warmup_steps + 1} updates")
+    def _end_trace(self) -> None:
+        """Read the trace, and tell the monitor how long kernels ran in a step."""
+        profiler = self._profiler
+        self.disable()
+        if profiler is None:
             return
-        assert self.recorded is not None
-        trace, reason = profiler.trace(), self.recorded.reason
-        notes = [_COMPILED if self._is_compiled else reason and f"the operations could not be counted: {reason}"]
-        notes += [profiler.error and f"there is no trace: {profiler.error}"]
-        self.explanation = explain(
-            Measured(
-                title=getattr(module, "title", type(module).__name__),
-                device=trainer.strategy.root_device,
-                precision=str(trainer.precision),
-                table=self.table,
-                recorder=None if reason else self.recorded.recorder,
-                not_recorded=reason,
-                events=trace["traceEvents"],
-                calibration=self._calibration,
-                is_judged=trainer.world_size == 1
-                and not any(isinstance(one, ThroughputMonitor) for one in callbacks_of(trainer)),
-                notes=[note for note in notes if note],
-            )
-        )
+        self._trace = profiler.trace()
+        self._error = profiler.error
+        events = self._trace["traceEvents"]
+        if (found := idle(events)) is not None and (steps := len(step_starts(events))):
+            self._monitor.kernel_s = found.busy_us / 1e6 / steps
+
+    @override
+    @never_raise
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.disable()
+        if not trainer.is_global_zero:
+            return
+        monitor = self._monitor
+        if "title" not in monitor.summary:
+            rank_zero_warn(f"OperationProfiler explains no step: {monitor.summary['missing']['bottleneck']}")
+            return
+        notes = [f"there is no trace: {self._error}"] if self._error else []
+        self.explanation = explain(monitor, trainer.strategy.root_device, self._trace["traceEvents"], notes)
         self.files = {FILE: json.dumps(self.explanation.to_dict(), indent=1).encode()}
         if self.explanation.trace_steps:
-            self.files[TRACE] = gzip.compress(json.dumps(trace).encode(), compresslevel=6)
+            self.files[TRACE] = gzip.compress(json.dumps(self._trace).encode(), compresslevel=6)
         if self.dirpath is not None:
             try:
                 self.folder = write_folder(Path(self.dirpath), self.files)
@@ -188,3 +156,16 @@ class OperationProfiler(StepMonitor):
                 rank_zero_warn(f"OperationProfiler: {self.dirpath} cannot be written: {why(error)}")
         if self.verbose:
             say("\n" + explanation_text(self.explanation))
+
+    @override
+    @never_raise
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if trainer.world_size > 1:  # the end of a trace waits for the device, and a collective may never end
+            self._profiler = None
+        self.disable()
+
+    def disable(self) -> None:
+        """End a trace."""
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            profiler.stop()

@@ -3,10 +3,8 @@
 Where standard output is no terminal, nothing is redrawn: a plain line is printed every 30 s.
 """
 
-import contextlib
 import math
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from lightning import LightningModule, Trainer
@@ -18,7 +16,6 @@ from ..records.formatting import significant
 from ..records.terminal import can_redraw, say
 from ._batches import own_loss, samples_in
 from ._deferred_scalars import DeferredScalars
-from ._timer import add_timer, remove_timer
 
 PLAIN_INTERVAL_S = 30.0
 
@@ -26,8 +23,9 @@ PLAIN_INTERVAL_S = 30.0
 class ProgressBar(TQDMProgressBar):
     """Lightning's bar with `loss` and `samples/s`, without a redraw at every step, which can double a short step.
 
-    The rate is that of the time since the last redraw. The loss is of the redraw before: it has reached the host by
-    then, so nothing waits for it. Without a terminal or a notebook a plain line every 30 s takes the place of the bar.
+    The rate is that of the time since the last redraw, without validation. On a GPU the loss is of an earlier redraw: it has
+    reached the host by then, so nothing waits for it. Without a terminal or a notebook a plain line every 30 s takes the
+    place of the bar.
 
     Args:
         interval_s: seconds between redraws in a terminal.
@@ -51,19 +49,9 @@ class ProgressBar(TQDMProgressBar):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        add_timer(trainer, self)
         if self.is_enabled and not can_redraw():  # the first process alone has its bars enabled
             self._plain = True
             self.disable()  # Lightning's bars print nothing then
-
-    @contextlib.contextmanager
-    def pause(self, part_of_fit: bool = False) -> Iterator[None]:
-        """Leave what happens within out of the rate."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._drawn += time.perf_counter() - began
 
     @override
     def on_train_start(self, *args: Any) -> None:
@@ -107,23 +95,15 @@ class ProgressBar(TQDMProgressBar):
         say(f"epoch {trainer.current_epoch + 1}, batch {batch_idx + 1:,}{batches}: {', '.join(words)}")
 
     def _update_loss(self, loss: Any) -> None:
-        if self._read is not None and self._read.ready():
-            self._loss = self._read.values()[0]
-            self._read = None
         if self._read is None and loss is not None:
             self._read = DeferredScalars([loss])
-            if not loss.is_cuda:
-                self._loss = self._read.values()[0]
+        if self._read is not None and self._read.ready():
+            self._loss, self._read = self._read.values()[0], None
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
         self._start_interval()  # a validation in mid-epoch is not training time
-
-    @override
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().teardown(trainer, pl_module, stage)
-        remove_timer(trainer, self)
 
     @override
     def get_metrics(

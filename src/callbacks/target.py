@@ -1,12 +1,9 @@
 """StopAtTarget: ends a run once a metric of its validation reaches a target, or once it has taken too long for that."""
 
-import contextlib
 import math
 import time
-from collections.abc import Iterator
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
-import torch
 from lightning import LightningModule, Trainer
 from typing_extensions import override
 
@@ -17,37 +14,29 @@ from ..options.types import Choice, PositiveFloat, Purpose
 from ..records.formatting import count, duration
 from ..records.metrics import metric as declared
 from ..records.terminal import row
-from ._timer import add_timer, remove_timer
 from .throughput import ThroughputMonitor
 
-FIRST = 5  # updates before the first validation; the clock of the time limit starts after them
-RESOLUTION = 0.1  # of the training time so far, between two validations
+FIRST = 5  # updates before the first validation; the clock of the limit starts after them
+RESOLUTION = 0.1  # of the updates so far, between two validations
 _TOPIC = "target"
 _VALIDATE, _STOP = 1, 2
 _NEVER = 2**62  # batches between two validations
 
 
-class _Point(NamedTuple):
-    """A validation: the updates before it, and the seconds of training by the clock."""
-
-    steps: int = 0
-    seconds: float = 0.0
-
-
 class StopAtTarget(SyncsRanks):
     """Ends a run when a metric of the validation reaches a value, and records the training time until then.
 
-    A validation follows a tenth of the training time so far, and no sooner than after as much training as a validation
-    takes. So the time is known to about 10 %, and validations take at most half of a run. They take the place of those
-    that the trainer plans. Training time is that of all updates at the mean step of the ThroughputMonitor, without
-    validation; where it knows no step, it is the clock's. Rank 0 decides, and all ranks validate and end after the same step.
+    A validation follows a tenth of the updates so far, and no sooner than after as much time as a validation takes. So
+    the time is known to about 10 %, and validations take at most half of a run. They take the place of those that the
+    trainer plans. Training time is that of all updates at the mean step of the ThroughputMonitor, without validation; it is
+    not known where that knows no step. Rank 0 decides, and all ranks validate and end after the same step.
 
     With `trainer.num_sanity_val_steps=-1` the metric is known before the first update.
 
     Args:
         metric: of the validation, such as `val/acc`.
         value: the target. A metric whose direction is not declared rises if it is below its target before training.
-        seconds: of training, after which the run ends without the target; null for no limit.
+        seconds: of the fit without validations, after which the run ends without the target; null for no limit.
         wall_seconds: of the fit, with its validations; null for no limit.
 
     Raises:
@@ -65,66 +54,43 @@ class StopAtTarget(SyncsRanks):
         self.seconds = math.inf if seconds is None else seconds
         self.wall_seconds = math.inf if wall_seconds is None else wall_seconds
         self._rises = declared(metric).higher_is_better
-        self._validation_s = 0.0
-        self._reset()
+        self._validation_s = 0.0  # that the last validation took
+        self._begin(0)
 
-    def _reset(self) -> None:
-        self._paused_s, self._pauses = 0.0, 0  # `_pauses` may be nested
-        self._start = self._step = 0  # updates before this fit, and by now
+    def _begin(self, step: int, monitor: ThroughputMonitor | None = None) -> None:
+        self._start = self._step = step  # updates before this fit, and by now
+        self._before = self._last = step  # updates at the last validation but one, and at the last one
+        self._began = self._validated = (
+            time.perf_counter()
+        )  # the fit; and the first update to be timed, or a validation's end
+        self._limit = math.inf  # when too much of the fit is over; each validation moves it
         self._wish = 0  # of all ranks, for the end of the update
-        self._before, self._last = _Point(), _Point()  # the last validation but one, and the last one
         self._best: float | None = None
         self.reached = False
         self.ended = ""  # why the run has ended without the target
-        self._monitor: ThroughputMonitor | None = None
+        self._monitor = monitor
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.enable_validation:
             raise UserError("target: needs a validation, and this run has none; leave trainer.limit_val_batches alone")
-        self._reset()
-        self._monitor = next((one for one in callbacks_of(trainer) if isinstance(one, ThroughputMonitor)), None)
-        self._start = self._step = trainer.global_step
-        self._began = self._first = time.perf_counter()
+        monitor = next((one for one in callbacks_of(trainer) if isinstance(one, ThroughputMonitor)), None)
+        self._begin(trainer.global_step, monitor)
         trainer.val_check_batch = _NEVER
-        add_timer(trainer, self)
         RankSync.of(trainer).contribute(_TOPIC, lambda: self._wished() if trainer.is_global_zero else 0)
-
-    @contextlib.contextmanager
-    def pause(self, part_of_fit: bool = False) -> Iterator[None]:
-        """Exclude what happens within from the training time; may be nested."""
-        self._stop_clock()
-        try:
-            yield
-        finally:
-            self._start_clock()
-
-    def _stop_clock(self) -> None:
-        if not self._pauses:
-            self._stopped = time.perf_counter()
-        self._pauses += 1
-
-    def _start_clock(self) -> None:
-        self._pauses -= 1
-        if not self._pauses:
-            self._paused_s += time.perf_counter() - self._stopped
-
-    def _trained_s(self) -> float:
-        """Seconds of training since the first updates."""
-        is_timed = self._step - self._start > FIRST
-        return time.perf_counter() - self._first - self._paused_s if is_timed else 0.0
 
     def _wished(self) -> int:
         """What is to follow this update."""
-        if time.perf_counter() - self._began >= self.wall_seconds:
+        now, done = time.perf_counter(), self._step - self._start
+        if now - self._began >= self.wall_seconds:
             self.ended = "the time limit"
-        if (trained := self._trained_s()) >= self.seconds:
+        if now >= self._limit:
             self.ended = "other runs were faster"
         if self.ended:
             return _STOP
-        since = trained - self._last.seconds
-        is_due = self._step - self._start >= FIRST and since >= max(RESOLUTION * trained, self._validation_s)
-        return _VALIDATE if is_due and self._step > self._last.steps else 0
+        since = self._step - self._last
+        is_due = done >= FIRST and since >= max(1, RESOLUTION * done) and now - self._validated >= self._validation_s
+        return _VALIDATE if is_due else 0
 
     @override
     def on_train_batch_end(
@@ -133,7 +99,8 @@ class StopAtTarget(SyncsRanks):
         if trainer.global_step > self._step:
             self._step = trainer.global_step
             if self._step - self._start == FIRST:
-                self._first, self._paused_s = time.perf_counter(), 0.0
+                self._validated = time.perf_counter()
+                self._limit = self._validated + self.seconds
         wish = RankSync.of(trainer).agreed(_TOPIC) or self._wish  # ranks agree at some batches of an update alone
         self._wish, wish = (wish, 0) if is_accumulating(trainer) else (0, wish)
         trainer.val_check_batch = 1 if wish else _NEVER  # Lightning reads it after this hook
@@ -142,15 +109,14 @@ class StopAtTarget(SyncsRanks):
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if (device := trainer.strategy.root_device).type in ("cuda", "mps"):
-            getattr(torch, device.type).synchronize()  # what was submitted is training
-        self._before, self._last = self._last, _Point(self._step, self._trained_s())
-        self._stop_clock()
+        self._validating = time.perf_counter()
+        self._before, self._last = self._last, self._step
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validation_s = time.perf_counter() - self._stopped
-        self._start_clock()
+        self._validated = time.perf_counter()
+        self._validation_s = self._validated - self._validating
+        self._limit += self._validation_s
         score = self._score(trainer)
         if self._rises is None:
             self._rises = score < self.value
@@ -175,30 +141,28 @@ class StopAtTarget(SyncsRanks):
             )
         return float(found[self.metric])
 
-    @override
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        remove_timer(trainer, self)
-        super().teardown(trainer, pl_module, stage)
-
-    def _seconds(self, point: _Point) -> float:
+    def _seconds(self, steps: int) -> float | None:
+        """The training time of so many updates; None where no step is known."""
         step_ms = self._monitor.summary.get("step_ms") if self._monitor else None
-        return point.steps * step_ms / 1e3 if step_ms else point.seconds
+        return steps * step_ms / 1e3 if step_ms else None
 
     def record_facts(self) -> dict[str, Any]:
-        """What came of it: the updates and seconds until the last validation, and until the one before it."""
+        """What came of it: the updates and seconds until the last validation, and the seconds until the one before it."""
         facts: dict[str, Any] = {
             "metric": self.metric,
             "value": self.value,
             "reached": self.reached,
             "best": self._best,
+            "steps": self._last,
+            "seconds": self._seconds(self._last),
+            "after_seconds": self._seconds(self._before),
         }
         facts |= {"ended": self.ended} if self.ended else {}
-        facts |= {"steps": self._last.steps, "seconds": self._seconds(self._last)}
-        facts |= {"after_steps": self._before.steps, "after_seconds": self._seconds(self._before)}
         return {"target": facts, "time_to_target_s": facts["seconds"] if self.reached else None}
 
     def summary_lines(self) -> list[str]:
         """A line of the run's last lines."""
-        target, at = f"{self.metric} {declared(self.metric).text(self.value)}", self._last
-        after = f"after {duration(self._seconds(at))} of training, {count(at.steps, 'update')}"
+        target, seconds = f"{self.metric} {declared(self.metric).text(self.value)}", self._seconds(self._last)
+        trained = f"{duration(seconds)} of training, " if seconds is not None else ""
+        after = f"after {trained}{count(self._last, 'update')}"
         return [row("target", f"{target} {after}" if self.reached else f"{target} not reached {after}")]

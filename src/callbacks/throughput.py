@@ -1,31 +1,63 @@
-"""ThroughputMonitor: what every training step costs, in which part, and how much it gets done."""
+"""ThroughputMonitor: what every training step costs, in which part, and how much it gets done.
 
+One batch, as Lightning's loop announces it:
+
+    train_dataloader_next → on_train_batch_start → run_training_batch (training_step, backward, optimizer_step) → …_end
+
+A profiler hook hears the actions, and marks the parts on a StepTimer. Finished batches become rows of an UpdateTable some
+time later, when their marks can be read without waiting for the device. Curves and the summary are views of the table.
+"""
+
+import time
 from collections.abc import Callable
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy
 from lightning import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
-from numpy.typing import NDArray
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 from typing_extensions import override
 
+from .._lightning import overrides
+from .._torch import any_mode, is_profiler_active
 from ..distributed.gather import gather
 from ..options.types import NonNegativeInt
 from ..records.step_times import StepTimes
 from ..records.terminal import block, is_verbose, say
+from ._batches import samples_in, timesteps_in
 from ._cost import cost_of, metrics_of, stalls_among
 from ._never_raise import never_raise
-from ._step_monitor import FLUSH_EVERY, StepMonitor
-from ._table import FIRST, INVALID, RECORDED
+from ._profiler_hook import ProfilerHook
+from ._table import FIRST, INVALID, RECORDED, UpdateTable
+from ._timer import (
+    PARTS_OF_ACTIONS,
+    PAUSE,
+    PREPARING,
+    REQUEST,
+    VALIDATION,
+    HostClock,
+    StepTimer,
+    add_timer,
+    clock_for,
+    pause,
+    remove_timer,
+)
+from ._windows import Windows
 from ._writer import StepWriter
 
 if TYPE_CHECKING:
     from ..records.operations import StepOperations
     from ._analysis import StepAnalysis
+    from ._communication import Exchanges
+    from ._compilation import Compilation
+    from ._recording import RecordedUpdates
+
+# Training on a batch: it begins after on_train_batch_start, where modes of other callbacks may begin.
+_BATCH = "run_training_batch"
+FLUSH_EVERY = 100  # batches read together
 
 
-class ThroughputMonitor(StepMonitor):
+class ThroughputMonitor(Callback):
     """Times every training step and its parts, in any Lightning project, without touching the module.
 
     Logs `time/step_ms`, its parts and `throughput/…` at every optimizer step; docs/measuring.md has units and meanings.
@@ -39,9 +71,10 @@ class ThroughputMonitor(StepMonitor):
 
     After the fit `summary` has the run's cost, rates and bottleneck; the run's record has it as `throughput`. Where it has no
     bottleneck, FLOP/s or MFU, `summary["missing"]` says why. `operations` has those of a step, if they were recorded.
+    Under DDP the summary says how long a step waits for gradients. The time in which torch.compile compiles is in no step.
 
     Args:
-        every_n_steps: write every n-th step to the loggers; all are measured. 0 writes none, with a warning.
+        every_n_steps: write every n-th step to the loggers; all are measured. 0 writes none.
         warmup_steps: left out of the summary. A fit that is no longer has no rate.
         batch_size_fn: the samples of a batch, for batches in which the length of the first tensor is another number.
         timesteps_fn: the time steps of a batch, all samples together. Without it a loader with an attribute `timesteps` says
@@ -53,7 +86,15 @@ class ThroughputMonitor(StepMonitor):
             for the bottleneck. These updates are slower, and no rate is read from them.
         verbose: whether the summary is printed when training ends; `train.py` prints it with the run's last lines.
         details: whether TensorBoard gets the parts of a step, FLOP/s and batches/s too. CSV has them in any case.
+
+    Attributes:
+        timer, windows, table, recorded, analysis: of this fit, or of the last one; the last two are None before the first.
+        failure: the exception that has ended the measurement.
+        ended: why a timed run has ended, as whoever ended it says.
+        kernel_s: seconds of a step in which a kernel ran, as whoever traced some steps says.
     """
+
+    observes_only = True
 
     def __init__(
         self,
@@ -67,11 +108,11 @@ class ThroughputMonitor(StepMonitor):
         verbose: bool = True,
         details: bool = False,
     ):
-        super().__init__(warmup_steps)
         for name, function in (("batch_size_fn", batch_size_fn), ("timesteps_fn", timesteps_fn)):
             if function is not None and not callable(function):
                 raise TypeError(f"{name}: got {function!r}, takes {{_target_: …, _partial_: true}} of a function")
         self.every_n_steps = 1 if every_n_steps is None else every_n_steps
+        self.warmup_steps = warmup_steps
         self.batch_size_fn = batch_size_fn
         self.timesteps_fn = timesteps_fn
         self.flops_per_sample = flops_per_sample
@@ -81,22 +122,27 @@ class ThroughputMonitor(StepMonitor):
         self.details = details
         self.summary: dict[str, Any] = {}
         self.operations: StepOperations | None = None
-        self.ended: str | None = None  # why a timed run has ended
-        self._analysis: StepAnalysis | None = None  # of this fit
+        self.timer, self.windows = StepTimer(HostClock()), Windows(0)
+        self.table = UpdateTable(warmup_steps, self.windows)
+        self.recorded: RecordedUpdates | None = None  # its module, which not every fit needs, is not imported yet
+        self.analysis: StepAnalysis | None = None
+        self._exchanges: Exchanges | None = None
+        self._compilation: Compilation | None = None
+        self.failure: str | None = None
+        self.ended: str | None = None
+        self.kernel_s: float | None = None
+        self._active = False
+        self._hook: ProfilerHook | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For a process that is spawned: the arguments and the results, without what belongs to a fit."""
-        known = (*signature(type(self).__init__).parameters, "summary", "operations", "failure")
-        return {name: value for name, value in vars(self).items() if name in known}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """The inverse of `__getstate__`."""
-        ThroughputMonitor.__init__(self)
-        vars(self).update(state)
+    @property
+    def is_measuring(self) -> bool:
+        """Whether the steps of a fit are being measured."""
+        return self._active
 
     def record_facts(self) -> dict[str, Any]:
-        """For the run's record: the summary, as `throughput`."""
-        return {"throughput": self.summary}
+        """For the run's record: the summary, as `throughput`, and what was compiled, as `compilation`."""
+        compilation = self._compilation.facts if self._compilation is not None else None
+        return {"throughput": self.summary, "compilation": compilation or None}
 
     def summary_lines(self) -> list[str]:
         """For the run's last lines: what ran, how fast, what limits it, and what to try."""
@@ -108,41 +154,79 @@ class ThroughputMonitor(StepMonitor):
         """For the details of a run: every number, and the evidence."""
         from ._run_words import details
 
-        return details(self.summary) if self.verbose else []
+        compiled = self._compilation.lines() if self._compilation is not None else []
+        return [*details(self.summary), *compiled] if self.verbose else []
 
     def step_times(self) -> StepTimes | None:
         """After the fit: the time of each measured step, to be kept with `write_step_times`; None without a summary."""
         return self.table.times() if "updates" in self.summary else None
 
+    def begin_window(self, pass_: int) -> None:
+        """Between two updates, begin a window that lasts until `end_window`; from now on none begins by the clock."""
+        self.timer.end_step()
+        self.windows.in_passes = True
+        self.windows.begin(self.timer.updates, pass_)
+
+    def end_window(self, trainer: Trainer) -> dict[str, Any]:
+        """After an update, end the window and read its steps, which waits for the device; returns what it has measured."""
+        self.timer.end_step()
+        self.windows.end(self.timer.updates)
+        self._flush(trainer, wait=True)
+        return self.table.window_facts(self.windows.last) if self.windows.last else {}
+
+    def disable(self) -> None:
+        """Measure no more in this fit."""
+        self._active = False
+        self._stop_recording()
+        for one in (self._exchanges, self._compilation):
+            if one is not None:
+                one.stop()
+
+    # --- the fit ------------------------------------------------------------------------------------------------------
+
     @override
     @never_raise
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
-            self._analysis = None  # of an earlier fit
+            self.analysis = None  # of an earlier fit
             from ._analysis import StepAnalysis
 
             self.summary, self.failure = _nothing("no batch was trained"), None
-            if self.every_n_steps == 0:
-                rank_zero_warn("ThroughputMonitor(every_n_steps=0) writes no step to the loggers, only the summary")
-            self._analysis = StepAnalysis(trainer, pl_module, self.flops_per_sample, self.calibrate)
+            self.analysis = StepAnalysis(trainer, pl_module, self.flops_per_sample, self.calibrate)
 
     @override
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._analysis is None:  # it could not begin
+        if self.analysis is None:  # it could not begin
             return
+        from ._communication import Exchanges
+        from ._compilation import Compilation
         from ._recording import RecordedUpdates
 
-        self.summary, self.operations, self.ended = {}, None, None
+        self.summary, self.operations, self.ended, self.kernel_s = {}, None, None, None
+        self.timer = StepTimer(clock_for(trainer.strategy.root_device), trainer.global_step)
+        self.recorded = RecordedUpdates(trainer, pl_module, self.record_operations, lambda: self.timer.part)
+        self._first_counted = max(1, self.warmup_steps, self.recorded.last)
+        self.windows, self._windows_read = Windows(self._first_counted), 0
+        self.table = UpdateTable(self.warmup_steps, self.windows, trainer.global_step)
         self._writer = StepWriter(trainer, self.details)
-        self._begin_fit(trainer, pl_module, RecordedUpdates(self.record_operations))
+        unused = {hook for hook in PREPARING if not overrides(trainer, hook)}
+        actions = frozenset((*PARTS_OF_ACTIONS, _BATCH)) - unused
+        self.disable()
+        self._detach(trainer)
+        self._exchanges = Exchanges(trainer, self.timer.clock)
+        self._compilation = Compilation(trainer, pl_module)
+        self._hook = ProfilerHook.attach(trainer, actions, self._on_action_start, self._on_action_end)
+        self._active = True
+        add_timer(trainer, self.timer)
+        self._started = time.perf_counter()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish(trainer)
         # A rank that has stopped measuring gives None; the others wait for it.
         steps = gather(self.summary.get("step_ms"), trainer.world_size) if trainer.world_size > 1 else []
-        self._sum_up(trainer, steps)
+        self._sum_up(steps)
         self._conclude(trainer, steps)
 
     @override
@@ -153,44 +237,50 @@ class ThroughputMonitor(StepMonitor):
         self.summary |= _nothing(f"the fit ended with {type(exception).__name__}")
 
     @override
-    def _take(self, trainer: Trainer, rows: NDArray[Any], is_over: bool) -> None:
-        """Write rows, with the FLOPs of a sample as soon as they are known."""
-        assert self._analysis is not None and self.recorded is not None
-        if self.recorded.is_over or is_over:
-            self._analysis.learn(self.recorded)
-        is_written = (rows["flags"] & (FIRST | RECORDED | INVALID)) == 0
-        rows = rows[is_written & (rows["step"] % self.every_n_steps == 0)] if self.every_n_steps else rows[:0]
-        if len(rows):
-            scalars = metrics_of(rows, trainer.world_size, self._analysis.per_sample, self._analysis.peak)
-            recent = self.table.step_ms(slice(-FLUSH_EVERY, None))  # rows of a window may be one or two
-            self._writer.write(scalars, always=stalls_among(rows, float(numpy.median(recent))))
+    @never_raise
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._detach(trainer)
+        self.disable()
+
+    def _detach(self, trainer: Trainer) -> None:
+        remove_timer(trainer, self.timer)
+        if self._hook is not None:
+            self._hook.detach(trainer)
+            self._hook = None
 
     @never_raise
     def _finish(self, trainer: Trainer, wait: bool = True) -> None:
-        if self._active:
-            seconds = self._end_fit(trainer, wait)
-            if cost := cost_of(self.table, trainer.world_size, seconds):
-                self.summary = cost | self.windows.facts() | ({"ended": self.ended} if self.ended else {})
+        """Read what is left, with `wait` after waiting for the device, and measure no more."""
+        if not self._active:
+            return
+        self._detach(trainer)
+        self._stop_recording()
+        self.timer.end_step()
+        self.windows.end(self.timer.updates)
+        self._flush(trainer, wait, is_over=wait)  # without `wait` the fit may have ended in the middle of an update
+        self.disable()
+        seconds = time.perf_counter() - self._started - self.timer.paused_s
+        if cost := cost_of(self.table, trainer.world_size, seconds):
+            self.summary = cost | self.windows.facts() | ({"ended": self.ended} if self.ended else {})
 
     @never_raise
-    def _sum_up(self, trainer: Trainer, steps: list[float | None]) -> None:
+    def _sum_up(self, steps: list[float | None]) -> None:
         """Complete this rank's summary, given the mean step of every rank."""
-        cost = self.summary
-        measured = [step for step in steps if step is not None]
-        if 0 < len(measured) < len(steps):
+        if None in steps:
             self.summary = {}
-            rank_zero_warn(f"ThroughputMonitor has no summary: {_stopped(steps)}")
-        elif cost and self._analysis is not None and self.recorded is not None:
-            self.summary = self._analysis.summary(cost, self.table, self.recorded, self.timer.spans.all(), measured)
-            self.operations = self._analysis.operations
+        elif self.summary and self.analysis is not None and self.recorded is not None:
+            spans, known = self.timer.spans.all(), [step for step in steps if step is not None]
+            cost = self.summary | (self._exchanges.facts() if self._exchanges is not None else {})
+            self.summary = self.analysis.summary(cost, self.table, self.recorded, spans, known, self.kernel_s)
+            self.operations = self.analysis.operations
 
     @never_raise
     def _conclude(self, trainer: Trainer, steps: list[float | None]) -> None:
         """Say why there is no summary, where there is none, and print it."""
         if not self.summary:
             why = self.failure and f"the measurement ended with {self.failure}"
-            why = why or (_stopped(steps) if None in steps else self._why_nothing_is_known())
-            self.summary = _nothing(why)
+            stopped = f"rank {steps.index(None)} has stopped measuring" if None in steps else None
+            self.summary = _nothing(why or stopped or self._why_nothing_is_known())
         elif "title" not in self.summary:  # the times are known, and the analysis has failed
             self.summary |= _nothing(f"the measurement ended with {self.failure}")
         from ._setting import own_config
@@ -210,13 +300,136 @@ class ThroughputMonitor(StepMonitor):
             )
         if self.timer.updates <= self._first_counted:
             return f"of {self.timer.updates} updates none came after the warm-up of {self._first_counted}"
-        return "no step has a time: the clock has jumped"
+        if (self.table.rows["flags"] & INVALID).all() or not (self.table.rows["flags"] & RECORDED)[-1]:
+            return "no step has a time: the clock has jumped"
+        return "every step was profiled or recorded, which makes it slower"
+
+    # --- a batch ------------------------------------------------------------------------------------------------------
+
+    @never_raise
+    def _on_action_start(self, action: str) -> None:
+        if not self._active:
+            return
+        if action == _BATCH:
+            self._record()
+            return
+        if action == REQUEST:
+            self._stop_recording()
+            self._begin_batch()
+        elif PARTS_OF_ACTIONS[action] == PAUSE:
+            self._stop_recording()
+        self.timer.enter(PARTS_OF_ACTIONS[action])
+
+    @never_raise
+    def _on_action_end(self, action: str) -> None:
+        if self._active and action not in (_BATCH, VALIDATION):
+            self.timer.leave(PARTS_OF_ACTIONS[action])
+
+    def _begin_batch(self) -> None:
+        """Begin a batch, and a window where it is time: what a window's border costs is in no step."""
+        updates = self.timer.updates
+        if updates <= self._first_counted:
+            self.timer.spans.clear()
+        if self.timer.is_between_updates and self.windows.is_due(updates):
+            with self.timer.pause(part_of_fit=True):
+                self.windows.begin(updates)
+        self.timer.begin_batch()
+
+    def _stop_recording(self) -> None:
+        if self.recorded is not None:
+            self.recorded.stop()
+
+    def _record(self) -> None:
+        """Record the operations of a batch whose update is among those to be recorded."""
+        batch = self.timer.current
+        samples = batch.samples if batch is not None else 0
+        assert self.recorded is not None
+        self.recorded.start(self.timer.updates + 1, self.timer.global_step, samples)
+        if batch is not None:  # another callback or the user may record or trace it, too
+            batch.recorded |= self.recorded.active or any_mode() or is_profiler_active()
+
+    @override
+    @never_raise
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        timed = self.timer.current if self._active else None
+        if timed is not None:
+            timed.samples = (self.batch_size_fn or samples_in)(batch)
+            if self.timesteps_fn is not None:
+                timed.timesteps = self.timesteps_fn(batch)
+            else:
+                counted = getattr(trainer.train_dataloader, "timesteps", None)  # by our loader, without padding
+                timed.timesteps = counted if isinstance(counted, int) else timesteps_in(pl_module, timed.samples)
+
+    @override
+    @never_raise
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        if self._active:  # automatic and manual optimisation both call this hook
+            self.timer.enter("backward")
+
+    @override
+    @never_raise
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._active:
+            self.timer.leave("backward")
+            if self._exchanges is not None:
+                self._exchanges.end_backward()
+
+    @override
+    @never_raise
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._active:
+            self.timer.end_batch(trainer.global_step)
+            if len(self.timer.finished) >= FLUSH_EVERY or len(self.windows.all) > self._windows_read:
+                self._flush(trainer, wait=False)
+
+    @override
+    @never_raise
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._active:
+            self.timer.leave(PAUSE)
+
+    @override
+    @never_raise
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        # The step before a checkpoint ends here, so that the curves reach as far as the checkpoint.
+        if self._active and self.timer.current is not None and self.timer.current.trained:
+            self.timer.end_step()
+            self._flush(trainer, wait=True)
+
+    @override
+    @never_raise
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._active:  # the time between two epochs is in no step
+            self._stop_recording()
+            self.timer.end_step()
+
+    # --- marks become rows, and rows become curves --------------------------------------------------------------------
+
+    def _flush(self, trainer: Trainer, wait: bool, is_over: bool = False) -> None:
+        """Turn marks into rows of the table as far as they can be read without waiting, and write these."""
+        with pause(trainer, part_of_fit=True):
+            self._windows_read = len(self.windows.all)
+            clock, finished, batches = self.timer.clock, self.timer.finished, []
+            if wait and finished:
+                clock.wait(finished[-1].end)
+            while finished and clock.ready(finished[0].end):
+                batches.append(finished.popleft())
+            rows = self.table.add([batch for batch in batches if batch.trained], clock)
+            for batch in batches:
+                clock.reuse(batch.moments[:-1])  # the last moment is the next batch's first
+            assert self.analysis is not None and self.recorded is not None
+            if self.recorded.is_over or is_over:
+                self.analysis.learn(self.recorded)
+            is_written = (rows["flags"] & (FIRST | RECORDED | INVALID)) == 0
+            rows = rows[is_written & (rows["step"] % self.every_n_steps == 0)] if self.every_n_steps else rows[:0]
+            if len(rows):
+                scalars = metrics_of(rows, trainer.world_size, self.analysis.per_sample, self.analysis.peak)
+                recent = self.table.step_ms(slice(-FLUSH_EVERY, None))  # rows of a window may be one or two
+                self._writer.write(scalars, always=stalls_among(rows, float(numpy.median(recent))))
 
 
 def _nothing(why: str) -> dict[str, Any]:
     """A summary that only says why there is no verdict."""
     return {"missing": {"bottleneck": why}}
-
-
-def _stopped(steps: list[float | None]) -> str:
-    return f"rank {steps.index(None)} has stopped measuring"

@@ -5,6 +5,7 @@ from typing import Any
 from lightning import Trainer
 
 from ..callbacks.profile import OperationProfiler
+from ..callbacks.throughput import ThroughputMonitor
 from ..data.plain import Data, lightning_of
 from ..errors import UserError
 from ..hardware.devices import check_accelerator
@@ -39,9 +40,12 @@ def explain(
     set_up_process(config)
     check_accelerator(config["trainer"].get("accelerator", "auto"))
     data = build_data(config)
-    profiler = OperationProfiler(warmup_steps=warmup, steps=steps, stop=True, verbose=False)
-    callbacks = [profiler, *build_all(config["callbacks"], "callbacks")]
-    trainer = build(config["trainer"], "trainer", callbacks=callbacks, logger=False, max_steps=profiler.updates)
+    monitor = ThroughputMonitor(warmup_steps=warmup, verbose=False)
+    profiler = OperationProfiler(steps=steps, stop=True, verbose=False)
+    callbacks = [monitor, profiler, *build_all(config["callbacks"], "callbacks")]
+    trainer = build(
+        config["trainer"], "trainer", callbacks=callbacks, logger=False, max_steps=profiler.updates(monitor)
+    )
     accumulating(trainer, config)
     check_compile(config, trainer)
     model = build_model(config, data)

@@ -18,7 +18,6 @@ from torch import nn
 
 from .._lightning import callbacks_of, forget_averages, is_fast_dev_run
 from ..callbacks._visits import Visitor, seconds_waited, visits_of
-from ..callbacks.compilation import CompilationWatch
 from ..checkpointing.callback import Checkpoints
 from ..checkpointing.graceful_shutdown import GracefulShutdown
 from ..checkpointing.log_files import loggers_of_rank
@@ -123,7 +122,6 @@ class _Run:
             *callbacks,
             *visits_of(callbacks, visitor),
             shutdown,
-            CompilationWatch(),
             provenance := Provenance(),
         ]
         self.provenance = provenance

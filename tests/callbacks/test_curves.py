@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from batchscope.callbacks import _step_monitor, curves, throughput
+from batchscope.callbacks import curves, throughput
 from batchscope.callbacks._timer import add_timer
 from batchscope.callbacks.curves import TrainCurves
 from tests.support.third_party_modules import Memory, Stranger, loader, train
@@ -123,7 +123,7 @@ def test_writing_lengthens_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
             time.sleep(0.02)
             super().log_metrics(metrics, step)
 
-    for module in (curves, _step_monitor):
+    for module in (curves, throughput):
         monkeypatch.setattr(module, "FLUSH_EVERY", 20)
     memory, monitor = Slow(), throughput.ThroughputMonitor(calibrate=False, verbose=False)
     train(Stranger(), TrainCurves(), monitor, data=loader(60, 1), logger=memory)

@@ -7,7 +7,7 @@ import pytest
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor
 
-from batchscope.callbacks import _analysis, _step_monitor, _timer, device
+from batchscope.callbacks import _analysis, _timer, device, throughput
 from batchscope.callbacks._timer import HostClock
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
@@ -76,7 +76,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     world = World()
 
     monkeypatch.setattr(_analysis, "find_calibration", lambda device, measure: None)
-    monkeypatch.setattr(_step_monitor, "clock_for", lambda device: world)
+    monkeypatch.setattr(throughput, "clock_for", lambda device: world)
     monkeypatch.setattr(device, "Sampler", world.sample)
     for module in (device, _timer):
         monkeypatch.setattr(module, "Spans", lambda: Spans(lambda: world.now))

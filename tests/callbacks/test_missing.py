@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from batchscope.callbacks import _analysis, _step_monitor
+from batchscope.callbacks import _analysis, throughput
 from batchscope.callbacks._run_words import details
 from batchscope.callbacks._setting import setting_of
 from batchscope.callbacks._timer import HostClock
@@ -85,9 +85,15 @@ def test_a_clock_that_jumps_is_named(
             self.now += seconds
             return self.now
 
-    monkeypatch.setattr(_step_monitor, "clock_for", lambda device: Odd())
+    monkeypatch.setattr(throughput, "clock_for", lambda device: Odd())
     train(Stranger(), monitor)
     assert why(monitor) == "no step has a time: the clock has jumped"
+
+
+def test_steps_that_the_user_profiles_have_no_rate_and_say_so(monitor: ThroughputMonitor) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        train(Stranger(), monitor)
+    assert why(monitor) == "every step was profiled or recorded, which makes it slower"
 
 
 class Broken(Stranger):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from batchscope.callbacks import nonfinite
+from batchscope.callbacks._deferred_scalars import DeferredScalars
 from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.errors import UserError
 from tests.support.third_party_modules import Stranger, train
@@ -49,10 +50,21 @@ class Late(StopOnNonFinite):
         self._device, self._leaves_out = self.device, self.leaves_out
 
 
+class OnTheWay(DeferredScalars):
+    """Numbers that have not arrived when they are first asked for."""
+
+    asked = 0
+
+    def ready(self) -> bool:
+        self.asked += 1
+        return self.asked > 1
+
+
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read the flags of two steps together."""
+    """Read the flags of two steps together, two steps later."""
     monkeypatch.setitem(nonfinite.READ_EVERY, "cuda", 2)
+    monkeypatch.setattr(nonfinite, "DeferredScalars", OnTheWay)
 
 
 @pytest.mark.parametrize(

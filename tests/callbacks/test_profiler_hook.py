@@ -7,7 +7,7 @@ import pytest
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
 from batchscope._lightning import profiler_of
-from batchscope.callbacks._profiler_hook import attach_profiler_hook, detach_profiler_hook
+from batchscope.callbacks._profiler_hook import ProfilerHook
 
 
 class Hearing:
@@ -15,7 +15,7 @@ class Hearing:
 
     def __init__(self, trainer: lightning.Trainer, *actions: str):
         self.heard: list[str] = []
-        self.hook = attach_profiler_hook(trainer, frozenset(actions), self.note("+"), self.note("-"))
+        self.hook = ProfilerHook.attach(trainer, frozenset(actions), self.note("+"), self.note("-"))
 
     def note(self, sign: str) -> Callable[[str], None]:
         return lambda action: self.heard.append(sign + action)
@@ -32,8 +32,8 @@ def test_a_hook_hears_its_actions_until_it_is_removed_and_the_trainers_own_profi
     for removed in order:
         with profiler_of(trainer).profile("[Strategy]Any.training_step"):
             pass
-        detach_profiler_hook(trainer, hearing[removed].hook)
-        detach_profiler_hook(trainer, hearing[removed].hook)  # it is not attached
+        hearing[removed].hook.detach(trainer)
+        hearing[removed].hook.detach(trainer)  # it is not attached
     heard = [len(each.heard) for each in hearing]
     assert [heard[number] for number in order] == [2, 4, 6]
     assert hearing[order[0]].heard == ["+training_step", "-training_step"]
@@ -46,6 +46,6 @@ def test_a_hook_that_is_removed_within_an_action_does_not_cut_it_off() -> None:
     trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     inner, outer = Hearing(trainer, "training_step"), Hearing(trainer, "training_step")
     with profiler_of(trainer).profile("[Strategy]Any.training_step"):
-        detach_profiler_hook(trainer, inner.hook)
+        inner.hook.detach(trainer)
     assert outer.heard == ["+training_step", "-training_step"]
     assert inner.heard[0] == "+training_step"

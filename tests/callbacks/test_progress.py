@@ -7,24 +7,21 @@ import lightning
 import pytest
 
 from batchscope.callbacks import progress
-from batchscope.callbacks._timer import pause
 from batchscope.callbacks.progress import ProgressBar
 from batchscope.callbacks.throughput import ThroughputMonitor
 from tests.support.third_party_modules import Stranger, loader, train
 
 
 class Ticking(ProgressBar):
-    """A bar whose clock goes on by some seconds a batch of 4 samples, and by a pause that is not training."""
+    """A bar whose clock goes on by some seconds a batch of 4 samples."""
 
-    def __init__(self, seconds: float, monkeypatch: pytest.MonkeyPatch, interval_s: float = 1.0, pause_s: float = 0.0):
-        super().__init__(interval_s)
-        self._now, self._seconds, self._pause_s = 0.0, seconds, pause_s
+    def __init__(self, seconds: float, monkeypatch: pytest.MonkeyPatch):
+        super().__init__(interval_s=1.0)
+        self._now, self._seconds = 0.0, seconds
         self.rates: list[float | None] = []
         monkeypatch.setattr(progress.time, "perf_counter", lambda: self._now)
 
     def on_train_batch_end(self, trainer: lightning.Trainer, *args: object) -> None:
-        with pause(trainer):
-            self._now += self._pause_s
         self._now += self._seconds
         super().on_train_batch_end(trainer, *args)
         self.rates.append(self._rate)
@@ -50,12 +47,6 @@ def test_the_rate_is_samples_over_the_time_since_the_last_redraw(monkeypatch: py
     bar = Ticking(0.5, monkeypatch)
     fit(bar)
     assert bar.rates == [None, 8.0, 8.0, 8.0, 8.0]  # a redraw after every second batch, and at the last one
-
-
-def test_a_pause_is_not_in_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    bar = Ticking(0.5, monkeypatch, interval_s=0.5, pause_s=100.0)
-    fit(bar)
-    assert bar.rates == [8.0] * 5
 
 
 @pytest.mark.parametrize(("seconds", "batches"), [(12.0, [3]), (40.0, [1, 2, 3, 4, 5]), (0.1, [])])

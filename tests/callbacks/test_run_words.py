@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from batchscope.callbacks._run_summary import rank_facts
+from batchscope.callbacks._analysis import rank_facts
 from batchscope.callbacks._run_words import details, headline
 from batchscope.records.terminal import block
 

@@ -28,7 +28,7 @@ def run_dir(finished: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def nothing_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("batchscope.callbacks.profile.find_calibration", lambda device, measure: None)
+    monkeypatch.setattr("batchscope.callbacks._analysis.find_calibration", lambda device, measure: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -103,7 +103,7 @@ def test_without_a_run_options_are_enough(tmp_path: Path, root: str, monkeypatch
 
 @pytest.mark.slow
 def test_with_measured_peaks_the_table_has_lower_bounds(run_dir: Path, root: str, monkeypatch) -> None:
-    monkeypatch.setattr("batchscope.callbacks.profile.find_calibration", lambda device, measure: CPU)
+    monkeypatch.setattr("batchscope.callbacks._analysis.find_calibration", lambda device, measure: CPU)
     assert "bound/time" in answer("explain", run_dir, root, *QUICK).out
 
 

@@ -10,7 +10,7 @@ from batchscope.options.groups import CONFIGS, load
 from batchscope.options.purpose import only_observes, purpose_of
 from batchscope.options.types import Purpose
 
-WATCHERS = ("nonfinite", "curves", "device", "throughput", "communication", "progress")
+WATCHERS = ("nonfinite", "curves", "device", "throughput", "progress")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import lightning
 import pytest
 
-from batchscope.callbacks._run_summary import (
+from batchscope.callbacks._analysis import (
     Observations,
     bottleneck_facts,
     device_facts,
