@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from lightning import LightningModule, Trainer
+from lightning.fabric.utilities.data import sized_len
 from torch.utils.data import DataLoader, IterableDataset
 
 from .._torch import is_convolution
@@ -66,13 +67,6 @@ def _of_loader(trainer: Trainer) -> dict[str, Any]:
         "batch_size": loader.batch_size,  # None where its sampler, or its dataset, makes the batches
         "num_workers": loader.num_workers,
         "pin_memory": loader.pin_memory,
-        "train_samples": _length(loader.dataset),
+        "train_samples": sized_len(loader.dataset),
         "is_stream": isinstance(loader.dataset, IterableDataset),
     }
-
-
-def _length(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except (TypeError, NotImplementedError):  # a stream
-        return None

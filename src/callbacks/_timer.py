@@ -26,7 +26,7 @@ from ..records.step_parts import PARTS, StepPart
 OTHER = StepPart.OTHER.value
 PAUSE = "pause"  # what is not training: validation, checkpoints, and everything within `pause`
 REQUEST = "train_dataloader_next"
-# The first profiled action of a validation, which ends with on_validation_end.
+# The first profiled action of a validation between two updates; the validation ends with on_validation_end.
 VALIDATION = "on_validation_model_zero_grad"
 # A user's hooks around the copy of a batch. They prepare it, as a loader does: their time is in `data_wait`, and beside the
 # parts under their names.

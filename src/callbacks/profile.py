@@ -98,11 +98,11 @@ class OperationProfiler(Callback):
     @never_raise
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         first, timed = self._traced_after(self._monitor), self._monitor.timer.current
-        if self._profiler is not None and self._done >= first:
-            if self._done == first and self._is_between_updates:
+        if first <= self._done < self.updates(self._monitor):
+            if self._profiler is not None and self._done == first and self._is_between_updates:
                 self._profiler.start()
             if timed is not None:
-                timed.recorded = True  # it is slower, also before the trace begins
+                timed.recorded = True  # it is slower, on every rank, and also before the trace begins
         self._is_between_updates = False
 
     @override

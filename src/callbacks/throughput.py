@@ -386,6 +386,13 @@ class ThroughputMonitor(Callback):
 
     @override
     @never_raise
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._active and self.timer.part != PAUSE:  # while gradients are accumulated no action comes before this
+            self._stop_recording()
+            self.timer.enter(PAUSE)
+
+    @override
+    @never_raise
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._active:
             self.timer.leave(PAUSE)

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from batchscope.callbacks import curves, throughput
+from batchscope.callbacks import curves
 from batchscope.callbacks._timer import add_timer
 from batchscope.callbacks.curves import TrainCurves
 from tests.support.third_party_modules import Memory, Stranger, loader, train
@@ -114,24 +113,6 @@ def test_tensorboard_and_csv_hold_the_same_numbers(tmp_path: Path) -> None:
     csv = {int(r["step"]): float(r["train/loss"]) for r in rows if r["train/loss"]}
     assert {e.step: e.value for e in events} == pytest.approx(csv)
     assert sorted(csv) == list(range(1, 11))
-
-
-@pytest.mark.slow
-def test_writing_lengthens_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Slow(Memory):
-        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-            time.sleep(0.02)
-            super().log_metrics(metrics, step)
-
-    for module in (curves, throughput):
-        monkeypatch.setattr(module, "FLUSH_EVERY", 20)
-    memory, monitor = Slow(), throughput.ThroughputMonitor(calibrate=False, verbose=False)
-    train(Stranger(), TrainCurves(), monitor, data=loader(60, 1), logger=memory)
-    steps = memory.values("time/step_ms")
-    assert len(steps) > 100 and max(steps) < 400  # writing 20 steps takes 400 ms
-    assert monitor.summary["excluded_ms"] > 20
-    assert monitor.summary["fit_seconds"] > 240 * 0.02 > monitor.summary["seconds"]
-    assert monitor.summary["samples_per_sec_fit"] == pytest.approx(120 / monitor.summary["fit_seconds"])
 
 
 def test_what_waits_for_the_device_on_mps_is_in_the_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,17 +91,14 @@ def fit(world: World, tmp_path: Path, callbacks: list[Callback], **options: Any)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("device_first", [True, False])
 @pytest.mark.parametrize(
-    ("warmup", "options", "counted"),
+    ("warmup", "options", "counted", "device_first"),
     [
-        (0, {}, range(2, 11)),
-        (1, {}, range(2, 11)),
-        (5, {}, range(6, 11)),
-        (7, {}, range(8, 11)),
-        (5, {"max_steps": 6}, range(6, 7)),
+        (0, {}, range(2, 11), True),
+        (7, {}, range(8, 11), False),
+        (5, {"max_steps": 6}, range(6, 7), False),
     ],
-    ids=["no warm-up", "one", "an epoch", "seven", "a single step"],
+    ids=["no warm-up", "seven", "a single step"],
 )
 def test_energy_is_that_of_the_counted_steps(
     world: World, tmp_path: Path, warmup: int, options: dict[str, Any], counted: range, device_first: bool

@@ -78,7 +78,7 @@ class Clocked(Learner):
 
 def test_validations_follow_a_tenth_of_the_training_and_take_at_most_as_long_as_it(monkeypatch) -> None:
     module = Clocked(monkeypatch)
-    fit("val/acc", 3.0, module, max_steps=300)
+    fit("val/acc", 3.0, module, max_steps=200)
     assert module.validated[:5] == [0, *(FIRST + 5 * n for n in range(1, 5))]
     late = [b / a for a, b in itertools.pairwise(module.validated) if a > 100]
     assert late and all(1.09 < ratio < 1.13 for ratio in late)
