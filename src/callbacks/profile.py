@@ -64,8 +64,8 @@ class OperationProfiler(Callback):
         self.files: dict[str, bytes] = {}  # the explanation and the trace, by name
         self.folder: Path | None = None  # that was written
         self._profiler: StepProfiler | None = None  # of a fit, until its trace has ended
-        self._trace: dict[str, Any] = {"traceEvents": []}
-        self._error: str | None = None
+        self._trace: dict[str, Any] = {}
+        self._error: str | None = None  # why there is no trace
 
     def summary_lines(self) -> list[str]:
         """For the end of a run: where the explanation is."""
@@ -91,7 +91,7 @@ class OperationProfiler(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._global_step, self._done, self._is_between_updates = trainer.global_step, 0, True
         self.explanation, self.folder, self.files = None, None, {}
-        self._trace, self._error = {"traceEvents": []}, None
+        self._trace, self._error = {"traceEvents": []}, "the training ended before it"
         self._profiler = StepProfiler(trainer.strategy.root_device, TRACED) if trainer.is_global_zero else None
 
     @override

@@ -203,6 +203,7 @@ class ThroughputMonitor(Callback):
         from ._compilation import Compilation
         from ._recording import RecordedUpdates
 
+        self.teardown(trainer, pl_module, "fit")  # of an earlier fit that has ended early
         self.summary, self.operations, self.ended, self.kernel_s = {}, None, None, None
         self.timer = StepTimer(clock_for(trainer.strategy.root_device), trainer.global_step)
         self.recorded = RecordedUpdates(trainer, pl_module, self.record_operations, lambda: self.timer.part)
@@ -212,8 +213,6 @@ class ThroughputMonitor(Callback):
         self._writer = StepWriter(trainer, self.details)
         unused = {hook for hook in PREPARING if not overrides(trainer, hook)}
         actions = frozenset((*PARTS_OF_ACTIONS, _BATCH)) - unused
-        self.disable()
-        self._detach(trainer)
         self._exchanges = Exchanges(trainer, self.timer.clock)
         self._compilation = Compilation(trainer, pl_module)
         self._hook = ProfilerHook.attach(trainer, actions, self._on_action_start, self._on_action_end)

@@ -141,14 +141,6 @@ def test_a_packed_sequence_is_measured() -> None:
     assert fit(Packed(), data=Packed().train_dataloader()).facts["parts_bytes"]["saved"] > 0
 
 
-def test_what_is_printed_fits_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    fit(Stranger())
-    first, *rest = capsys.readouterr().out.strip().splitlines()
-    assert first.startswith("memory ") and rest
-    assert all(line.startswith(" " * 8) and len(line) <= 60 for line in rest)
-
-
 def test_a_fit_whose_saved_tensors_cannot_be_seen_says_why() -> None:
     facts = fit(Stranger(), max_steps=1).facts
     assert facts["uncounted"] == "recording begins with update 2"

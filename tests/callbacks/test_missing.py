@@ -16,7 +16,7 @@ from batchscope.callbacks.memory import MemoryMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.calibration import Calibration
 from batchscope.hardware.operations import OperationRecorder
-from tests.support.third_party_modules import Memory, Stranger, loader, train
+from tests.support.third_party_modules import Stranger, loader, train
 
 MEASURED = Calibration("cpu", "a processor", None, torch.__version__, 2, {"fp32": 1e9})
 
@@ -145,17 +145,6 @@ def test_a_measurement_that_fails_is_one_warning_and_says_with_what(
     assert ": the measurement ended with OSError" in " ".join(capsys.readouterr().out.split())
     train(Stranger(), monitor)
     assert "bottleneck" in monitor.summary  # the next fit knows nothing of it
-
-
-def test_a_logger_that_fails_ends_the_curves_and_not_the_measurement(monitor: ThroughputMonitor) -> None:
-    class Offline(Memory):
-        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-            raise ConnectionError("no network")
-
-    with pytest.warns(UserWarning, match="gets no more curves: ConnectionError: no network") as caught:
-        train(Stranger(), monitor, logger=Offline(), val_check_interval=1)
-    assert len([one for one in caught if "no more curves" in str(one.message)]) == 1
-    assert "bottleneck" in monitor.summary
 
 
 class Double(Stranger):

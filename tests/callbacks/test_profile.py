@@ -143,6 +143,7 @@ def test_a_training_that_ends_early_is_explained_as_far_as_it_went() -> None:
     train(Stranger(), monitor(), callback, max_steps=6)
     assert callback.explanation is not None and callback.explanation.operations
     assert (callback.explanation.trace_steps, set(callback.files)) == (0, {FILE})
+    assert "there is no trace: the training ended before it" in callback.explanation.notes
 
 
 @pytest.mark.parametrize("update", [2, 8], ids=["recorded", "traced"])

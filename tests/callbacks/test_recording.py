@@ -68,7 +68,7 @@ def recorded_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 class Growing(Net):
-    """A module whose steps do 10 products of 256×256 from some batch on, and nearly nothing before."""
+    """A module whose steps do 30 products of 384×384 from some batch on, and nearly nothing before."""
 
     def __init__(self, grows_at: int) -> None:
         super().__init__()
@@ -76,8 +76,8 @@ class Growing(Net):
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if batch_idx >= self.grows_at:
-            x = torch.ones(256, 256)
-            for _ in range(10):
+            x = torch.ones(384, 384)
+            for _ in range(30):
                 x @ x
         return super().training_step(batch, batch_idx)
 

@@ -406,24 +406,6 @@ def test_a_monitor_can_be_sent_to_a_process_that_is_spawned() -> None:
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_device_that_is_lost_in_a_step_is_one_warning_and_the_training_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Lost(HostClock):
-        marks = 0
-
-        def mark(self) -> float:
-            self.marks += 1
-            if self.marks > 20:
-                raise RuntimeError("CUDA error: the device is lost")
-            return float(self.marks)
-
-    monkeypatch.setattr(throughput, "clock_for", lambda device: Lost())
-    with pytest.warns(UserWarning, match="stopped measuring: RuntimeError: CUDA error") as caught:
-        fit(monitoring())
-    assert len([each for each in caught if "stopped measuring" in str(each.message)]) == 1
-
-
 def test_a_run_that_fails_has_the_cost_of_its_steps_and_waits_for_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(Stranger):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:

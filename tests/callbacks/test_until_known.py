@@ -136,34 +136,6 @@ def test_where_nothing_is_measured_the_clock_ends_the_fit(monitors: list[Any], m
     assert (fit(*monitors, StopWhenKnown(seconds=0.1, min_steps=5), module=module).global_step > 0) == steps
 
 
-class Visits(Callback):
-    """Gives a run two visits of ten steps, and ends it."""
-
-    def __init__(self, timed: ThroughputMonitor):
-        self.timed, self.windows = timed, []
-
-    def on_train_batch_end(self, trainer: lightning.Trainer, *args: Any) -> None:
-        if trainer.global_step % 10 == 0:
-            if trainer.global_step > 10:
-                self.windows.append(self.timed.end_window(trainer))
-            time.sleep(0.05)  # another run is visited
-            self.timed.begin_window(trainer.global_step // 10)
-            trainer.should_stop = trainer.global_step == 30
-
-
-def test_a_run_that_is_visited_in_passes_is_ended_by_the_sweep() -> None:
-    timed = monitor()
-    visits = Visits(timed)
-    trainer = fit(timed, visits, StopWhenKnown(precision=5.0, seconds=0.01, min_steps=1))
-    assert trainer.global_step == 30
-    assert [(window["steps"], window["disturbed"]) for window in visits.windows] == [(10, False), (10, False)]
-    assert all(window["median_s"] > 0.005 for window in visits.windows)
-    times = timed.step_times()
-    assert times is not None
-    assert times.pass_.tolist()[-2:] == [1, 2]
-    assert [len(steps) for steps in times.of_windows()][-2:] == [10, 10]
-
-
 @pytest.mark.slow
 def test_all_ranks_end_after_the_same_step(tmp_path: Path) -> None:
     small = ["data=copy_memory", "data.delay=2", "data.num_train=76", "data.batch_size=8", "model=stacked_lstm"]
