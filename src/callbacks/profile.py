@@ -6,8 +6,6 @@ step. After so many timed updates a few are traced by torch.profiler.
 
 import gzip
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 from lightning import LightningModule, Trainer
@@ -17,11 +15,10 @@ from typing_extensions import override
 
 from .._lightning import callbacks_of
 from ..errors import UserError
-from ..files import why, write_folder
 from ..hardware.trace import WARMUP, StepProfiler, idle, step_starts
 from ..options.types import PositiveInt
 from ..records.explanation import FILE, TRACE, Explanation
-from ..records.terminal import row, say
+from ..records.terminal import say
 from ._explanation import explain
 from ._never_raise import never_raise
 from ._operation_table import explanation_text
@@ -38,11 +35,10 @@ class OperationProfiler(Callback):
     It stands behind a ThroughputMonitor, whose timed steps, recorded operations and verdict it explains, and traces 3
     updates with `torch.profiler`. Traced updates take longer, and no rate is read from them. On a CPU an operation's time is
     that of its call. On CUDA it is that of its kernels; on MPS operations are only counted. After the fit `explanation` has
-    the result. Of several ranks the first one traces and explains.
+    the result, and `files` the contents of `explain.json` and `trace.json.gz` (https://ui.perfetto.dev). Of several ranks the
+    first one traces and explains.
 
     Args:
-        dirpath: a folder for `explain.json` and `trace.json.gz` (https://ui.perfetto.dev), written when training ends; a
-            number is appended if the folder exists. None writes nothing.
         steps: updates after the monitor's warm-up that are timed before the trace.
         stop: end the training after the trace.
         verbose: print the tables when training ends.
@@ -53,23 +49,15 @@ class OperationProfiler(Callback):
 
     observes_only = True
 
-    def __init__(
-        self, dirpath: str | None = None, steps: PositiveInt = 10, stop: bool = False, verbose: bool = True
-    ) -> None:
-        self.dirpath = dirpath
+    def __init__(self, steps: PositiveInt = 10, stop: bool = False, verbose: bool = True):
         self.steps = steps
         self.stop = stop
         self.verbose = verbose
         self.explanation: Explanation | None = None
         self.files: dict[str, bytes] = {}  # the explanation and the trace, by name
-        self.folder: Path | None = None  # that was written
         self._profiler: StepProfiler | None = None  # of a fit, until its trace has ended
         self._trace: dict[str, Any] = {}
         self._error: str | None = None  # why there is no trace
-
-    def summary_lines(self) -> list[str]:
-        """For the end of a run: where the explanation is."""
-        return [row("explain", os.path.relpath(self.folder))] if self.folder else []
 
     def updates(self, monitor: ThroughputMonitor) -> int:
         """How many updates a fit has at the end of the trace."""
@@ -90,7 +78,7 @@ class OperationProfiler(Callback):
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._global_step, self._done, self._is_between_updates = trainer.global_step, 0, True
-        self.explanation, self.folder, self.files = None, None, {}
+        self.explanation, self.files = None, {}
         self._trace, self._error = {"traceEvents": []}, "the training ended before it"
         self._profiler = StepProfiler(trainer.strategy.root_device, TRACED) if trainer.is_global_zero else None
 
@@ -149,11 +137,6 @@ class OperationProfiler(Callback):
         self.files = {FILE: json.dumps(self.explanation.to_dict(), indent=1).encode()}
         if self.explanation.trace_steps:
             self.files[TRACE] = gzip.compress(json.dumps(self._trace).encode(), compresslevel=6)
-        if self.dirpath is not None:
-            try:
-                self.folder = write_folder(Path(self.dirpath), self.files)
-            except OSError as error:
-                rank_zero_warn(f"OperationProfiler: {self.dirpath} cannot be written: {why(error)}")
         if self.verbose:
             say("\n" + explanation_text(self.explanation))
 

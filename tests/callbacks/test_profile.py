@@ -20,7 +20,6 @@ from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.errors import UserError
 from batchscope.records.explanation import FILE, TRACE, Cost, Explanation
 from tests.support.devices import CPU
-from tests.support.runs import SMALL, run
 from tests.support.third_party_modules import Stranger, loader, train
 from tests.support.waiting import PATIENCE_S
 
@@ -90,6 +89,7 @@ def test_the_training_ends_after_the_trace_and_has_its_profiler_again() -> None:
     assert trainer.global_step == callback.updates(timed) == UPDATES
     assert callback.explanation is not None
     assert callback.explanation.bottleneck == timed.summary["bottleneck"]  # one verdict for one run
+    assert json.loads(callback.files[FILE]) == callback.explanation.to_dict() and set(callback.files) == {FILE, TRACE}
     assert type(trainer.profiler).__name__ == "PassThroughProfiler"
 
 
@@ -118,24 +118,6 @@ def test_without_stop_the_training_goes_on_and_is_bit_for_bit_the_same() -> None
         train(module, *callbacks, max_epochs=4)
         weights.append(module.layer.weight.detach().clone())
     assert torch.equal(*weights)
-
-
-def test_the_folder_is_whole_and_an_earlier_one_stays(tmp_path: Path) -> None:
-    for name in ("explain", "explain-2"):
-        callback = profiler(dirpath=str(tmp_path / "explain"))
-        train(Stranger(), monitor(), callback, max_epochs=10)
-        assert callback.folder == tmp_path / name
-        assert {path.name for path in callback.folder.iterdir()} == {FILE, TRACE}
-        assert callback.explanation is not None
-        assert json.loads((callback.folder / FILE).read_text()) == callback.explanation.to_dict()
-
-
-def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    callback = profiler(dirpath=str(tmp_path / "file" / "explain"))
-    with pytest.warns(UserWarning, match="cannot be written"):
-        train(Stranger(), monitor(), callback, max_epochs=10)
-    assert callback.explanation is not None
 
 
 def test_a_training_that_ends_early_is_explained_as_far_as_it_went() -> None:
@@ -173,15 +155,6 @@ def test_the_tables_name_modules_operations_and_what_is_outside(capsys: pytest.C
     assert text.startswith("\nStranger, batches of 4, 32-true, on cpu (")
     names = ("layer", "optimizer", "waiting for data", "between batches", "host: Python, autograd", "the step")
     assert [name for name in ("a step takes ", *names) if f"\n{name}" not in text] == []
-
-
-@pytest.mark.slow
-def test_an_option_adds_it_to_a_run(tmp_path: Path) -> None:
-    steps = ["callbacks.explain.steps=3"]
-    done = run(tmp_path, *SMALL, "callbacks=explain", *steps, "test=false", "hydra.run.dir=out")
-    assert done.end() == 0, done.complained
-    assert "explain out/explain" in done.said and "costliest operations" in done.said
-    assert {path.name for path in (tmp_path / "out" / "explain").iterdir()} == {FILE, TRACE}
 
 
 if __name__ == "__main__":  # one of two processes; Lightning starts the other
