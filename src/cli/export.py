@@ -9,9 +9,13 @@ the network, and the largest difference of an output is printed.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import command
 from ._words import CKPT, parse_words
+
+if TYPE_CHECKING:
+    from ..inference.export import Exported
 
 _SAMPLES = 64  # of the test set, to compare with
 
@@ -30,5 +34,8 @@ def main() -> None:
     trained = restore(Path(given["ckpt"]), overrides, with_data=form != "state_dict")
     samples = {} if form == "state_dict" else samples_of(trained, _SAMPLES).named
     done = export(trained, form, path, samples)
-    checked = f": differs from the network by at most {done.difference:.1e} on {done.samples} test samples"
-    print(f"{trained.name} → {done.path}{checked if done.difference is not None else ''}")
+    print(f"{trained.name} → {done.path}{'' if done.difference is None else _checked(done)}")
+
+
+def _checked(done: "Exported") -> str:
+    return f": differs from the network by at most {done.difference:.1e} on {done.samples} test samples"

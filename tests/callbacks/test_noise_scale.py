@@ -120,7 +120,7 @@ def assert_known(monitor: NoiseScaleMonitor) -> None:
 @pytest.mark.parametrize(
     ("halves", "options"),
     [
-        (True, {"plugins": [MixedPrecision("16-mixed", "cpu")]}),
+        (True, {"plugins": [MixedPrecision("16-mixed", "cpu")], "samples": 4000}),
         (False, {"plugins": [MixedPrecision("16-mixed", "cpu")], "accumulate_grad_batches": 4, "samples": 4000}),
         (False, {"gradient_clip_val": 0.1}),
         (False, {"precision": "bf16-true"}),

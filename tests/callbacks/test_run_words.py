@@ -79,7 +79,7 @@ def test_several_ranks_and_a_gpu_have_a_row_each() -> None:
         "speed   333,000 samples/s (413,000 in the 60 % of the time without other programs)",
         "step    1.24 ms: forward 25, backward 42, optimizer 17, rest 16 %",
         "ranks   mean step 2.50 ms on the slowest (rank 1), 1.00 on the fastest",
-        "device  kernel ran 98 %, clocks lowered in 34 % of the time, peak memory 0.400 GiB",
+        "device  a kernel ran in 98 % of the time, clocks lowered in 34 % of the time, peak memory 0.400 GiB",
         "limit   arithmetic (57 % of the step)",
         "try     trainer.precision=bf16-mixed",
     ]

@@ -30,7 +30,7 @@ REFUSED = {
     "train +foo=3": "foo: no such option",
     "train +trainer.max_epoch=3": "trainer.max_epoch: no such option. Did you mean 'max_epochs'?",
     "train trainer.min_epochs=2": "trainer.min_epochs: … To append to your config use +trainer.min_epochs=2",
-    "train optimizer._target_=torch.optim.Adamax": "optimizer.name: no such option. … ~optimizer.name leaves out what a config sets for another class.",
+    "train optimizer._target_=torch.optim.Adamax": "optimizer.fused: no such option. … ~optimizer.fused leaves out what a config sets for another class.",
     "train +batch_size=3": "batch_size: no such option. Did you mean 'data.batch_size'?",
     "train trainer.lr=0.1": "trainer.lr: no such option. Did you mean 'optimizer.lr'?",
     "train checkpoint.every_minutes=3": "checkpoint.every_minutes: … Did you mean 'callbacks.checkpoint.every_minutes'?",

@@ -61,6 +61,22 @@ def test_every_command_answers_a_folder_with_the_checkpoint_in_it(command: str, 
 
 
 @pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ("state_dict", "cnn-rendered-digits-bs16 → model.pt\n"),
+        ("torch_export", "cnn-rendered-digits-bs16 → model.pt2: differs from the network by at most "),
+    ],
+)
+def test_a_network_is_exported_with_one_line(
+    form: str, said: str, best: Path, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = answer("export", f"ckpt={best}", f"format={form}", root)
+    assert found.code == 0, found.err
+    assert found.out.startswith(said)
+
+
+@pytest.mark.parametrize(
     ("overrides", "said"),
     [
         ("model=mlp", "holds the weights of cnn-rendered-digits-bs16, which do not fit MLP"),

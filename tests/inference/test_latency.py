@@ -15,8 +15,7 @@ from batchscope.sweep.passes import Limits
 @pytest.fixture
 def found(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> Latencies:
     monkeypatch.setattr(passes, "VISIT_S", 0.002)
-    monkeypatch.setattr(passes, "DECIDE_S", 0.1)
-    return measure_latency(trained, [8, 1], Limits(seconds=0.05))
+    return measure_latency(trained, [8, 1], Limits(seconds=0.05, decide_s=0.1))
 
 
 def test_each_size_has_its_median_and_its_rate(found: Latencies) -> None:
@@ -46,13 +45,12 @@ class _OutOfMemory(torch.nn.Module):
 
 def test_a_size_that_does_not_fit_is_named(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "VISIT_S", 0.002)
-    monkeypatch.setattr(passes, "DECIDE_S", 0.1)
     small = Trained(trained.module, _OutOfMemory(), trained.data, "small", trained.config)
-    found = measure_latency(small, [1, 8], Limits(seconds=0.05))
+    found = measure_latency(small, [1, 8], Limits(seconds=0.05, decide_s=0.1))
     assert found.table["p50_ms"].isna().tolist() == [False, True]
     assert found.sentences()[-1] == "Out of memory: 8."
     with pytest.raises(UserError, match="no batch of 8, 16 fits into memory"):
-        measure_latency(small, [8, 16])
+        measure_latency(small, [8, 16], Limits(seconds=0.05, decide_s=0.1))
 
 
 def test_a_network_of_other_inputs_is_refused(trained: Trained) -> None:

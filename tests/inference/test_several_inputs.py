@@ -87,6 +87,5 @@ def test_the_file_takes_the_inputs_by_their_names(reader: Trained, tmp_path: Pat
 
 def test_its_latency_is_measured_with_test_samples(reader: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "VISIT_S", 0.002)
-    monkeypatch.setattr(passes, "DECIDE_S", 0.1)
-    found = measure_latency(reader, [1, 40], Limits(seconds=0.05))  # there are 12
+    found = measure_latency(reader, [1, 40], Limits(seconds=0.05, decide_s=0.1))  # there are 12
     assert (found.table["p50_ms"] > 0).all()

@@ -158,8 +158,9 @@ def test_a_function_that_runs_commands_is_refused(own: None) -> None:
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("mynet.net.Missing", "ModuleNotFoundError: No module named 'mynet.net.Missing'; 'mynet.net' is not a package"),
-        ("mynet.missing.Net", "ModuleNotFoundError: No module named 'mynet.missing'"),
+        ("mynet.net.Missing", "AttributeError: module 'mynet.net' has no attribute 'Missing'"),
+        ("mynet.net.Nett", "AttributeError: module 'mynet.net' has no attribute 'Nett'. Did you mean 'Net'?"),
+        ("mynet.missing.Net", "AttributeError: module 'mynet' has no attribute 'missing'"),
         ("nowhere_at_all.Net", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("mynet.absent.Net", "ModuleNotFoundError: No module named 'nowhere_at_all' (mynet/absent.py, line 1)"),
         ("mynet.raises.Net", "ZeroDivisionError: division by zero (mynet/raises.py, line 2)"),
@@ -185,7 +186,7 @@ def test_the_current_folder_shadows_nothing_that_is_installed(package: Write) ->
     Path("json/__init__.py").write_text("raise ImportError")
     assert model_of("torch.nn.Identity")
     assert not Path(json.__file__).is_relative_to(Path.cwd())
-    assert refusal("json.Missing").endswith("No module named 'json.Missing'")
+    assert refusal("json.Missing").endswith("module 'json' has no attribute 'Missing'")
 
 
 def test_a_value_in_place_of_the_augmentation_is_answered_with_its_options() -> None:
