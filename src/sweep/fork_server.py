@@ -1,4 +1,4 @@
-"""What the server imports that runs are forked from (process.py). No other process imports this file.
+"""What the server imports that runs are forked from (process.py). In any other process this file does nothing.
 
 The server is `multiprocessing.forkserver`. It has imported torch, Lightning and this package, and has computed nothing. A
 forked run starts without its imports, and is a process as any other: it computes with its own threads, random numbers and
@@ -10,6 +10,7 @@ import gc
 import importlib
 import os
 
+IS_SERVER = "BATCHSCOPE_FORK_SERVER"  # in the environment of the server alone, until it has imported this file
 # What every run imports: its program, and what libraries import when they are first used.
 _IMPORTED = ("batchscope.training.run", "torch._dynamo", "torch.utils.tensorboard", "tensorboard.plugins.hparams")
 
@@ -38,4 +39,5 @@ def _leave(server: int) -> None:
         os._exit(0)
 
 
-_prepare()
+if os.environ.pop(IS_SERVER, None):
+    _prepare()

@@ -35,6 +35,7 @@ from ..checkpointing.signals import (
 from ..errors import UserError
 from ..files import why
 from ..records.run_record import Status, close_open
+from .fork_server import IS_SERVER
 from .plans import Job, is_one_process
 
 PROGRAM = "batchscope.sweep.job"  # of a run
@@ -218,7 +219,11 @@ def start_server() -> None:
     """Have the server that runs are forked from import, where there can be one. It ends with this process."""
     if sys.platform.startswith("linux"):
         forkserver.set_forkserver_preload(PRELOADED)
-        forkserver.ensure_running()
+        os.environ[IS_SERVER] = "1"
+        try:
+            forkserver.ensure_running()
+        finally:
+            del os.environ[IS_SERVER]
 
 
 def _forked(job: Job, theirs: socket.socket) -> multiprocessing.process.BaseProcess | None:
