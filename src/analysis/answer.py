@@ -24,7 +24,7 @@ from .groups import Group
 from .noise import CONFIDENCE, STATED, Rates, Ratio
 from .progress import Progress, progress_of
 from .quality import Quality, quality_of, training_words
-from .target import Arrivals, arrivals_of
+from .target import Arrivals, arrivals_at_common_value, arrivals_of
 from .text import KNOWN, and_, at_least, busy_line, times_as_fast
 
 ENOUGH = 0.9  # of the best rate
@@ -131,7 +131,9 @@ def answer(group: Group, metrics: Sequence[str] = ()) -> Answer | None:
         by_chance = quality is not None and quality.allowed is None and quality.best in decision.between
         repeat = ["seed=0,1,2", _sizes(decision.between)] if by_chance else _timed(decision.between)
     sentences = list(_sentences(group, decision, overall, quality))
-    lines = [*(line for line, *_ in sentences), *said]
+    common = arrivals_at_common_value(sizes)
+    measured = common.lines[:1] if common and common.winner else []
+    lines = [*(line for line, *_ in sentences), *measured, *said]
     return Answer(group, lines, decision, overall, [c for _, *claims in sentences for c in claims], repeat, progress)
 
 

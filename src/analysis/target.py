@@ -1,7 +1,8 @@
 """Time to target: after which training time the runs of each batch size have reached the target of their training.
 
-A run (experiment=time_to_target) has reached it between its last validation below it and the first one at it. The size that is
-first in each seed is found within these bounds. What they do not tell apart is not told apart.
+A run has reached it between its last validation below it and the first one at it. The size that is first in each seed is found
+within these bounds. What they do not tell apart is not told apart. The target is that of experiment=time_to_target. Trained runs
+without one are compared at the value that half of the sizes reach.
 """
 
 import math
@@ -9,6 +10,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+
+import pandas as pd
 
 from ..records.formatting import duration, option_value, significant
 from ..records.metrics import metric
@@ -104,6 +107,32 @@ def arrivals_of(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
             of_size[seed] = one
     target = f"{declared.key} {declared.text(value)}"
     return Arrivals(target, "" if best is None else declared.text(best), found)
+
+
+def arrivals_at_common_value(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
+    """The arrivals at the value that half of the sizes reach, by the validations of runs that were trained to no target.
+
+    None where fewer than two sizes have two validations or more of the same metric.
+    """
+    curves = [(size, run, run.curve) for size, of in sizes.items() for run in of if run.curve is not None]
+    curves = [(size, run, curve) for size, run, curve in curves if len(curve) > 1]
+    names = {curve.attrs["metric"] for *_, curve in curves}
+    if len(names) != 1 or len({size for size, *_ in curves}) < 2:
+        return None
+    declared = metric(names.pop())
+    sign = -1 if declared.higher_is_better is False else 1
+    best = pd.Series([(sign * curve["value"]).max() for *_, curve in curves], [size for size, *_ in curves])
+    of_sizes = best.groupby(level=0).median().sort_values(ascending=False)
+    value = of_sizes.iloc[max(2, (len(of_sizes) + 1) // 2) - 1]
+    found: dict[int, dict[str, Arrival]] = {}
+    for size, run, curve in curves:
+        is_below = sign * curve["value"] < value
+        until = int(is_below.cummin().sum())  # validations before the first one at the value
+        before = 0.0 if until == 0 else float(curve["seconds"].iloc[until - 1])
+        at_it = curve.iloc[until] if until < len(curve) else {"seconds": math.inf, "samples": math.inf}
+        arrival = Arrival(run, before, float(at_it["seconds"]), float(at_it["samples"]))
+        found.setdefault(size, {})[str(run.settings.get("seed"))] = arrival
+    return Arrivals(f"{declared.key} {declared.text(sign * value)}", "", found)
 
 
 def _arrival(run: Run) -> Arrival:

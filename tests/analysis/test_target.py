@@ -7,7 +7,7 @@ import pytest
 from batchscope.analysis.answer import Answer, answer
 from batchscope.analysis.read import find
 from batchscope.analysis.report import write_report
-from tests.support.synthetic_runs import change_record, write_measured
+from tests.support.synthetic_runs import change_record, write_curve, write_measured
 
 SIZES = (16, 64, 256)
 
@@ -78,6 +78,36 @@ def test_most_seeds_decide(tmp_path: Path) -> None:
     for seed, times in enumerate(({16: 4.0, 64: 2.0}, {16: 4.2, 64: 2.2}, {16: 3.0, 64: 3.5})):
         found = trained(tmp_path, times, seed=seed, first=2 * seed)
     assert found.lines[0].startswith("64 reached val/acc 90.0 % first with 2 of 3 seeds, after 2.2 s of training")
+
+
+@pytest.mark.parametrize(
+    ("points", "said"),
+    [
+        (  # 16 reaches 90 % in its second validation, 64 in its fourth, and 256 never does
+            {
+                16: [(100, 0.8), (200, 0.91), (300, 0.97), (400, 0.98)],
+                64: [(100, 0.5), (200, 0.7), (300, 0.8), (400, 0.9)],
+                256: [(100, 0.1), (200, 0.2), (300, 0.3), (400, 0.35)],
+            },
+            [
+                "16 reached val/acc 90.0 % first (one seed), after 2 s of training and 3,200 samples, at optimizer.lr=0.004."
+            ],
+        ),
+        # Validations at the same times do not tell sizes apart.
+        ({16: [(200, 0.8), (400, 0.91)], 64: [(200, 0.8), (400, 0.92)]}, []),
+        ({16: [(400, 0.91)], 64: [(100, 0.8), (400, 0.92)]}, []),
+    ],
+)
+def test_trained_runs_are_compared_at_the_value_that_half_of_the_sizes_reach(
+    points: dict[int, list[tuple[int, float]]], said: list[str], tmp_path: Path
+) -> None:
+    write_measured(tmp_path, {size: 10.0 for size in points}, steps=400)
+    for number, of_size in enumerate(points.values()):
+        write_curve(tmp_path / str(number), of_size, 10.0)
+    (group,) = find([tmp_path]).groups
+    found = answer(group)
+    assert found is not None
+    assert [line for line in found.lines if "reached" in line] == said
 
 
 def test_the_report_has_a_table_a_plot_and_columns(tmp_path: Path) -> None:
