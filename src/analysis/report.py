@@ -1,4 +1,4 @@
-"""write_report: the folders of a sweep → report.md, report.html, sweep.csv, plots, and a text for the terminal."""
+"""write_report: the folders of a sweep → report.md, report.html, sweep.csv, plots, TensorBoard, and a text for the terminal."""
 
 import math
 import os
@@ -14,7 +14,7 @@ from ..files import refuse_links, why, write_bytes, write_text
 from ..records.formatting import count
 from ..records.rates import RATE
 from ..records.terminal import wrapped
-from . import page, plots, table
+from . import page, plots, table, tensorboard
 from .answer import Answer, answer
 from .groups import SweepResults
 from .read import find
@@ -130,6 +130,7 @@ def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.Pa
             write_bytes(out / f"{name}.png", picture.png)
         plots.remove_stale(out, keep=pictures)
         report.files.extend(out / f"{name}.png" for name in pictures)
+        tensorboard.write(report.sweep.groups, report.metrics, out / "tensorboard")
         texts = {
             "report.md": report.markdown,
             page.FILE: page.page(report, pictures),
@@ -156,4 +157,4 @@ def _refuse_links(out: Path, folders: Sequence[Path]) -> None:
     here = Path(os.path.abspath(out))
     # The default place lies in a folder that may be anybody's. The user typed any other place.
     root = next((folder for folder in folders if here == Path(os.path.abspath(folder)) / "report"), None)
-    refuse_links(out, "the report's folder", root, ("report.*", "sweep.*", "*.png"))
+    refuse_links(out, "the report's folder", root, ("report.*", "sweep.*", "*.png", "tensorboard"))

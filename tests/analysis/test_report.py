@@ -184,7 +184,7 @@ def test_runs_without_a_rate_and_a_damaged_step_file_are_notes(tmp_path: Path):
 
 def test_everything_is_written(report: Report, out: Path):
     assert {path.name for path in out.iterdir()} == {
-        "report.md", "report.html", "sweep.csv", "throughput.png", "utilisation.png",
+        "report.md", "report.html", "sweep.csv", "tensorboard", "throughput.png", "utilisation.png",
         "step_time.png", "memory.png", "accuracy.png", "validation.png",
     }  # fmt: skip
     assert all(file.exists() for file in report.files)
@@ -212,17 +212,29 @@ def test_a_row_has_one_estimate_of_the_step_and_the_rate_and_it_is_that_of_the_a
     assert "median step" not in (tmp_path / "out" / "report.md").read_text()
 
 
+def test_tensorboard_has_few_scalars_by_batch_size(tmp_path: Path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = sweep_of(tmp_path / "s", {32: 1000, 64: 2000}, throughput=lambda size: {**USE, "mfu": size / 1e4})
+    write_report([folder], tmp_path / "out")
+    events = EventAccumulator(str(tmp_path / "out/tensorboard/cnn")).Reload()
+    assert set(events.Tags()["scalars"]) == {"sweep/samples_per_sec", "sweep/mfu"}  # the others are constant
+    assert [point.step for point in events.Scalars("sweep/mfu")] == [32, 64]
+
+
 def test_what_an_earlier_report_wrote_is_removed_and_nothing_else(tmp_path: Path):
     curves = sweep_of(tmp_path / "one", {32: 1000, 64: 2000}, model="mlp")
     for number in range(2):
         write_curve(curves / str(number), [(10, 0.9), (20, 0.95)], 8.0)
     out = tmp_path / "out"
     write_report([curves], out)
-    for path in (out / "memory.png", out / "mine.png"):
+    mine = out / "tensorboard" / "mlp" / "events.out.tfevents.1.my-host.1"
+    for path in (mine, out / "memory.png", out / "mine.png"):
         path.write_bytes(b"mine")
     write_report([sweep_of(tmp_path / "two", {32: 1000, 64: 2000})], out)
     assert not (out / "validation.png").exists()
-    assert [path.read_bytes() for path in (out / "memory.png", out / "mine.png")] == [b"mine"] * 2
+    assert [path.read_bytes() for path in (mine, out / "memory.png", out / "mine.png")] == [b"mine"] * 3
+    assert [path.name for path in mine.parent.iterdir()] == [mine.name]
     assert "validation.png" not in (out / "report.md").read_text()
 
 
@@ -281,7 +293,7 @@ def test_nothing_to_report_writes_nothing_and_a_place_that_cannot_be_written_is_
         write_report([folder], tmp_path / "file" / "out")
 
 
-@pytest.mark.parametrize("name", ["report.md", "sweep.csv", "throughput.png"])
+@pytest.mark.parametrize("name", ["report.md", "sweep.csv", "throughput.png", "tensorboard", "tensorboard/cnn-cpu"])
 def test_a_link_out_of_the_reports_folder_is_refused(name: str, tmp_path: Path):
     folder = sweep_of(tmp_path / "theirs", {32: 1000, 64: 2000})
     victim = tmp_path / "elsewhere" / "mine"

@@ -1,0 +1,67 @@
+"""A sweep in TensorBoard: a run for each group, with the batch size in place of the step."""
+
+import io
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..files import write_bytes
+from ..records.rates import RATE
+from .groups import Group
+from .table import BUSY
+
+_LONGEST = 40  # characters of a name
+_EVENTS = re.compile(r"events\.out\.tfevents\.\d+")  # TensorBoard's own writers add the host's name
+
+
+def write(groups: Sequence[Group], metrics: Sequence[str], folder: Path) -> None:
+    """Write the scalars of each group that has any, by TensorBoard's own record writer; those of an earlier report are removed."""
+    _remove_earlier(folder)
+    when = time.time()
+    names: set[str] = set()
+    for group in groups:
+        if scalars := _scalars(group, metrics):
+            name = _name(group, names)
+            names.add(name)
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            write_bytes(folder / name / f"events.out.tfevents.{when:.0f}", _events(scalars, when))
+
+
+def _events(scalars: Mapping[str, Mapping[int, float]], when: float) -> bytes:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    data = io.BytesIO()
+    records = RecordWriter(data)  # EventFileWriter's thread prints a traceback where the disk is full
+    records.write(Event(wall_time=when, file_version="brain.Event:2").SerializeToString())
+    for tag, values in scalars.items():
+        for size, value in values.items():
+            summary = Summary(value=[Summary.Value(tag=f"sweep/{tag}", simple_value=value)])
+            records.write(Event(wall_time=when, step=size, summary=summary).SerializeToString())
+    return data.getvalue()
+
+
+def _scalars(group: Group, metrics: Sequence[str]) -> dict[str, dict[int, float]]:
+    """Numbers by batch size; one that has a single value or is constant is left out."""
+    names = ("mfu", *BUSY, "memory_peak_gib", *metrics[:1])
+    found = {RATE: {size: group.rates.rate(size) for size in group.sizes}}
+    found |= {name: group.medians(name) for name in names}
+    return {name: values for name, values in found.items() if len(set(values.values())) > 1}
+
+
+def _remove_earlier(folder: Path) -> None:
+    """Remove the events that an earlier report wrote, and the folders that are empty then."""
+    for path in [*folder.glob("*/events.out.tfevents.*")]:
+        if _EVENTS.fullmatch(path.name) and path.is_file():
+            path.unlink()
+            if not any(path.parent.iterdir()):
+                path.parent.rmdir()
+
+
+def _name(group: Group, taken: set[str]) -> str:
+    """The label in letters that every file system takes, made unique: TensorBoard breaks a name at hyphens."""
+    base = re.sub(r"[\W_]+", "_", group.label).strip("_")[:_LONGEST] or "group"
+    names = (base, *(f"{base}_{number}" for number in range(2, len(taken) + 3)))
+    return next(name for name in names if name not in taken)
