@@ -164,7 +164,7 @@ class Rates:
         repeats = _pooled(self._repeats, noise._replace(freedom=_WORTH)) or noise
         found = max(noise, repeats if together else self._between)
         beyond = self._sweeps**2 if together else 0.0
-        return _Spread((found.variance + beyond) / len(spreads), found.freedom)
+        return _Spread(found.variance / len(spreads) + beyond, found.freedom)
 
 
 def busy_share(windows: pd.DataFrame) -> float | None:
