@@ -21,7 +21,7 @@ from typing import Any
 
 from ..records.formatting import percent
 from .groups import Group
-from .noise import CONFIDENCE, STATED, Rates, Ratio
+from .noise import STATED, Rates, Ratio
 from .progress import Progress, progress_of
 from .quality import Quality, quality_of, training_words
 from .target import Arrivals, arrivals_at_common_value, arrivals_of
@@ -48,14 +48,14 @@ class Decision:
         return [size for size, ratio in self.ratios.items() if ratio.reach > VAGUE]
 
 
-def decide(rates: Rates, sizes: Collection[int] | None = None, confidence: float = CONFIDENCE) -> Decision | None:
+def decide(rates: Rates, sizes: Collection[int] | None = None) -> Decision | None:
     """Apply rules 1 to 3 to some sizes, by default to all; None where the rate of none is known."""
     among = sorted(rates.settings if sizes is None else sizes)
     known = [size for size in among if math.isfinite(rates.reach(size))]
     if not known:
         return None
     best = max(known, key=rates.rate)
-    ratios = {size: rates.ratio(size, best, confidence) for size in among}
+    ratios = {size: rates.ratio(size, best) for size in among}
     size = min(s for s, ratio in ratios.items() if s == best or ratio.low >= ENOUGH)
     smaller = [s for s, ratio in ratios.items() if s < size and ratio.high >= ENOUGH]
     faster = [s for s, ratio in ratios.items() if s not in (size, best) and ratio.high > 1 + VAGUE]

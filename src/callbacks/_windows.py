@@ -40,14 +40,14 @@ class Windows:
 
     Args:
         first: the update (counted from 0) before which the first window begins: those before are warm-up.
-        clock, unix: the time, and the time of day.
+        clock: the time.
     """
 
-    def __init__(self, first: int, clock: Read = time.perf_counter, unix: Read = time.time):
+    def __init__(self, first: int, clock: Read = time.perf_counter):
         self.all: list[Window] = []
         self.in_passes = False
         self.first = first
-        self._clock, self._unix = clock, unix
+        self._clock = clock
         self._began = clock()
         self._meter: NoiseMeter | None = None
 
@@ -78,7 +78,7 @@ class Windows:
             self._meter = NoiseMeter()
         elif not adjoins:
             self._meter.read()  # what happened since the last window is in none
-        self.all.append(Window(update, pass_, self._unix(), self._clock()))
+        self.all.append(Window(update, pass_, time.time(), self._clock()))
 
     def end(self, update: int) -> None:
         """End the window that lasts before this update. One without an update is dropped."""

@@ -57,7 +57,7 @@ _WRITTEN: dict[str, tuple[str | None, str | None]] = {
     "pin": (None, "DataLoader(pin_memory={})"),
     "pipeline": ("data.pipeline={}", None),
     "precision": ("trainer.precision={}", "Trainer(precision='{}')"),
-    "profile": (None, "Trainer(callbacks=[OperationProfiler()])"),
+    "profile": (None, "Trainer(callbacks=[ThroughputMonitor(), OperationProfiler()])"),
     "tf32": ('torch.set_float32_matmul_precision("high")',) * 2,
     "workers": ("data.num_workers={}", "DataLoader(num_workers={})"),
 }

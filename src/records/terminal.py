@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 WITHOUT_TERMINAL = 140  # columns
 BLOCK = 80  # columns of a run's last lines, at most
@@ -36,14 +36,9 @@ def say(text: str, end: str = "\n") -> None:
 
 
 class LiveLine:
-    """A line that says what happens: drawn again in a terminal, else printed every ten seconds.
+    """A line that says what happens: drawn again in a terminal, else printed every ten seconds."""
 
-    Args:
-        clock: seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
+    def __init__(self) -> None:
         self._printed_at = -math.inf
         self._drawn = 0  # characters of the line that stands
 
@@ -53,8 +48,8 @@ class LiveLine:
             text = text[: columns() - 1]
             say(f"\r{text.ljust(self._drawn)}", end="")
             self._drawn = len(text)
-        elif self._clock() - self._printed_at >= _EVERY_S:
-            self._printed_at = self._clock()
+        elif time.monotonic() - self._printed_at >= _EVERY_S:
+            self._printed_at = time.monotonic()
             say(text)
 
     def clear(self) -> None:

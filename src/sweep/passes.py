@@ -130,7 +130,7 @@ def _open(measured: Sequence[Run], precision: float) -> tuple[list[Run], list[Ru
 
 
 def _words(waiting: Sequence[Run], runs: int, number: int, left: float, at_most: float) -> str:
-    """`measuring 4 settings · pass 2 · about 20 s left`, or what is measured again."""
+    """`measuring 4 settings · pass 2 · at most 20 s left`, or what is measured again."""
     done = f" · {runs - len(waiting)} done" if len(waiting) < runs else ""
     if left > 0 or number < FEWEST:
         return f"measuring {runs} settings · pass {number + 1}{done} · at most {max(left, 1):.0f} s left"

@@ -127,7 +127,10 @@ def test_another_project_is_advised_in_arguments_of_its_trainer_and_its_loader(k
 
 
 DIAGNOSE = ("experiment=diagnose", "tries the changes that may help, one at a time")
-PROFILE = ("Trainer(callbacks=[OperationProfiler()])", "shows the operations and modules that take the time")
+PROFILE = (
+    "Trainer(callbacks=[ThroughputMonitor(), OperationProfiler()])",
+    "shows the operations and modules that take the time",
+)
 MORE_WORKERS = "prepares more batches at the same time"
 CASES: dict[str, tuple[str, Setting, tuple[str, str] | None]] = {
     "input: workers": (
