@@ -170,17 +170,17 @@ class UpdateTable:
     def changed(self, step_ms: float, plain: int = 5) -> float:
         """A step ÷ the first plain ones after the recorded updates; 1 within their range, or where none was recorded.
 
-        One long step does not count.
+        One long step does not count. What is recorded or traced later does not count, either.
 
         A recorded step is slower than it would be: if it was shorter than those after it, it did less.
         """
-        recorded = numpy.flatnonzero(self.rows["flags"] & RECORDED)
-        later = (self.rows["flags"] & INVALID) == 0
-        later[: recorded[-1] + 1 if len(recorded) else 0] = False
-        early = numpy.sort(self.step_ms(later)[:plain])
-        if not len(recorded) or not len(early):
+        flags, steps_ms = self.rows["flags"], self.step_ms()
+        recorded = numpy.flatnonzero(flags & RECORDED)
+        later = numpy.flatnonzero((flags & (RECORDED | INVALID)) == 0)
+        later = later[later > recorded[0]] if len(recorded) else later[:0]
+        if not len(later):
             return 1.0
-        early = numpy.minimum(early, self.step_ms()[recorded].max())
+        early = numpy.minimum(numpy.sort(steps_ms[later[:plain]]), steps_ms[recorded[recorded < later[0]]].max())
         low, high = float(early[0]), float(early[max(0, len(early) - 2)])
         return step_ms / min(max(step_ms, low), high) if high > 0 else 1.0
 
