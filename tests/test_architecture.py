@@ -8,7 +8,7 @@ import pytest
 
 SRC = Path(__file__).resolve().parents[1] / "src"
 # The modules beside the folders.
-GROUND = {"errors", "files", "ranks", "_hydra", "_lazy", "_lightning", "_tensorboard", "_torch", "random_state"}
+GROUND = {"errors", "files", "ranks", "_hydra", "_lazy", "_lightning", "_torch", "random_state"}
 # What a folder may import, besides itself and GROUND. Each line names only folders of the lines above it.
 MAY_IMPORT: dict[str, set[str]] = {
     "options": set(),
@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 MAY_IMPORT["inference"] = {*MAY_IMPORT} - {"choice"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "attached"}
 # The programs, the public names, and what Lightning asks for callbacks.
-PROGRAMS = {"train", "__main__", "__init__", "attached", "hardware.__main__"}
+PROGRAMS = {"train", "__main__", "__init__", "attached"}
 # The parts of a folder that others may use, where not all of it is theirs.
 PARTS = {("models", "data"): {"data.spec"}}
 

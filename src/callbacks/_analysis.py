@@ -20,8 +20,6 @@ from ..hardware.flop_formulas import kind_of_product
 from ..hardware.flops import UncountableError
 from ..hardware.measure import find_calibration
 from ..hardware.operations import Operation, merge
-from ..hardware.probes import RSS
-from ..hardware.processor import usable_cores
 from ..hardware.roofline import lower_bound
 from ..hardware.sampler import Span, named
 from ..records.operations import OperationRow, StepOperations
@@ -32,10 +30,11 @@ from ._setting import setting_of
 from ._table import UpdateTable
 from .device import LOGGED, DeviceMonitor
 
-# What DeviceMonitor sums up → its name in the run's summary. Of the memory the highest reading counts.
-_MEMORY_FACTS = {PEAK: "memory_peak_gib", RESERVED: "memory_reserved_gib", named(RSS, "max"): "host_rss_gib"}
 _MEANS = [key for key in LOGGED if not key.endswith("_gib")]
-_DEVICE_FACTS = _MEMORY_FACTS | {named(key, "mean"): key.removeprefix("device/").replace("/", "_") for key in _MEANS}
+# What DeviceMonitor sums up → its name in the run's summary. Of the memory the highest reading counts.
+_DEVICE_FACTS = {PEAK: "memory_peak_gib", RESERVED: "memory_reserved_gib"} | {
+    named(key, "mean"): key.removeprefix("device/").replace("/", "_") for key in _MEANS
+}
 # Of a calibration: what says which machine and not what it can do.
 _IDENTITY = ("device", "device_name", "host", "uuid", "driver", "torch")
 _SAME = ("name", "module", "part", "dtype", "dims", "calls", "flops", "bytes", "cold_bytes", "seconds")
@@ -181,12 +180,10 @@ def rank_facts(steps: Sequence[float]) -> dict[str, Any]:
 def device_facts(sampled: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
     """What a DeviceMonitor has sampled, as facts of the run.
 
-    The energy of a sample is the mean power, by the energy counter, × the time of a sample. Both are of the counted steps. On CUDA the sampled
-    time begins and ends a few steps before that of the counted steps, which does not change the mean.
+    The energy of a sample is the mean power, by the energy counter, × the time of a sample. Both are of the counted steps.
+    On CUDA the sampled time begins and ends a few steps before that of the counted steps, which does not change the mean.
     """
     facts = {name: sampled[key] for key, name in _DEVICE_FACTS.items() if key in sampled}
-    if "processor_time_pct" in facts:
-        facts["cores"] = usable_cores()
     if "energy_j" in sampled and sampled.get("seconds") and summary["samples"]:
         watts = sampled["energy_j"] / sampled["seconds"]
         facts["joules_per_sample"] = watts * summary["seconds"] / summary["samples"]

@@ -3,7 +3,6 @@
 import contextlib
 from typing import Any
 
-import psutil
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
@@ -42,7 +41,7 @@ class MemoryMonitor(Callback):
         self.facts: dict[str, Any] = {}
         self._saved: SavedTensors | None = None  # None where what is saved cannot be seen
         self._watching = contextlib.ExitStack()
-        self._updates = self._last_step = self._rss = 0
+        self._updates = self._last_step = 0
         self._active = False
 
     def record_facts(self) -> dict[str, Any]:
@@ -68,7 +67,7 @@ class MemoryMonitor(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.disable()
         self.facts, self.failure = {"uncounted": "no batch was trained"}, None
-        self._rss, self._last_step, self._updates = psutil.Process().memory_info().rss, trainer.global_step, 0
+        self._last_step, self._updates = trainer.global_step, 0
         self._saved, self._active = SavedTensors(trainer.strategy.root_device), True
 
     def _why_not(self, trainer: Trainer, module: LightningModule) -> str | None:
@@ -147,8 +146,6 @@ class MemoryMonitor(Callback):
         if not self._active:
             return
         measured = measured_bytes(trainer.strategy.root_device)
-        if "process_peak" in measured:
-            measured["process_growth"] = max(0, measured["process_peak"] - self._rss)
         parameters = list(module.parameters())
         parts = {
             "parameters": bytes_of(parameters),

@@ -45,7 +45,7 @@ WEIGHTS = 4 * (4 * 64 + 64 + 64 + 1)  # bytes
 SAVED = 4 * 4 * (64 + 1)  # of four samples: what the ReLU returns, and what the loss is computed from
 
 
-def test_the_record_has_the_parts_of_a_step_and_what_the_process_has_grown_by(
+def test_the_record_has_the_parts_of_a_step_and_the_peak_of_the_process(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     facts = fit(Wide()).record_facts()["memory"]
@@ -53,7 +53,7 @@ def test_the_record_has_the_parts_of_a_step_and_what_the_process_has_grown_by(
     assert facts["parts_bytes"] == {
         "parameters": WEIGHTS, "gradients": WEIGHTS, "optimizer": 2 * WEIGHTS + 4 * 4, "saved": SAVED,
     }  # fmt: skip
-    assert facts["measured_bytes"]["process_peak"] > facts["measured_bytes"]["process_growth"] >= 0
+    assert facts["measured_bytes"]["process_peak"] > 0
     assert "uncounted" not in facts and "peak_bytes" not in facts
     line = printed(capsys)
     assert line.startswith("memory a step holds 7.0")

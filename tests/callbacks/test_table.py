@@ -181,7 +181,9 @@ def test_steps_that_changed_since_they_were_recorded_are_told_by_how_much(
     recorded = [batch(n, recorded=n > 1, forward=20) for n in (1, 2, 3)]
     table = table_with(*recorded, *(batch(n, forward=ms) for n, ms in enumerate(plain, start=4)))
     assert table.changed(median) == pytest.approx(factor)
-    table.add([batch(n, recorded=True, forward=70) for n in range(12, 15)], HostClock())  # a trace, with which a fit ends
+    table.add(
+        [batch(n, recorded=True, forward=70) for n in range(12, 15)], HostClock()
+    )  # a trace, with which a fit ends
     assert table.changed(median) == pytest.approx(factor)
     assert table_with(*(batch(n, forward=10) for n in range(1, 9))).changed(30.0) == 1.0
 
