@@ -5,6 +5,7 @@ answer it: `TensorBatches` here, for tensors in memory, and `SampleBatches`, for
 """
 
 import contextlib
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -88,6 +89,9 @@ class Loader:
             worker_init_fn=start_worker,
             pin_memory=self._copies and stored is None,
         )
+        # Garbage in one cycle with torch's iterator, its queues would close before it tells the workers to end, and it
+        # would wait 5 s for each. Held here, it is freed after this loader, and the queues after it.
+        weakref.finalize(self, _freed, self._loader)
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
@@ -110,6 +114,10 @@ class Loader:
         for batch in raised(self._loader):
             counts.append(self._timesteps_of(batch))
             yield batch
+
+
+def _freed(loader: DataLoader) -> None:
+    """Nothing else holds the DataLoader now."""
 
 
 def prefetch_to_device(

@@ -24,10 +24,7 @@ def raised(items: Any) -> Iterator[Any]:
     """The items of a DataLoader; one that is a UserError is raised, without the traceback that torch would add to it."""
     for item in items:
         if isinstance(item, UserError):
-            try:
-                raise item
-            finally:
-                del item  # an error that its own traceback holds is garbage late, and with it the workers: they take 5 s to end
+            raise item
         yield item
 
 

@@ -1,7 +1,9 @@
 """Worker processes: the same batches as without them, under every start method, at signals and when they are killed."""
 
+import gc
 import signal
 import subprocess
+import time
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +33,18 @@ def test_every_start_method_serves_the_same(method: str) -> None:
     loader._loader.multiprocessing_context = method
     for (x, _), (expected, _) in zip(loader, alone.train_dataloader(), strict=True):
         assert torch.equal(x, expected)
+
+
+def test_the_workers_of_a_loader_that_is_garbage_in_a_cycle_end_at_once() -> None:
+    data = MapStyle(batch_size=8, num_workers=1)
+    data.setup("fit")
+    loader = data.train_dataloader()
+    next(iter(loader))
+    loader.trainer = [loader]  # as a trainer, its loops and its loaders hold each other
+    del loader
+    begun = time.monotonic()
+    gc.collect()
+    assert time.monotonic() - begun < 4  # torch waits 5 s for a worker that has not been told
 
 
 def test_a_worker_that_is_killed_ends_a_run_in_one_line(tmp_path: Path) -> None:
