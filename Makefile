@@ -20,9 +20,6 @@ train: $(VENV)/.installed ## train: make train ARGS="model=lstm_cell data=adding
 	@echo "         python train.py model=mlp data.batch_size=512"
 	@echo "         python train.py -m data.batch_size=64,128,256,512"
 
-# Compiled tests are kept: each process would compile them again, for 6 s.
-test test-all: export PYTHONDONTWRITEBYTECODE =
-
 test: $(VENV)/.installed-test ## the default tests, about 4 minutes on two cores
 	$(BIN)/python -m pytest -n auto --maxprocesses=8 --dist worksteal $(ARGS)
 

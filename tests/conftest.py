@@ -14,6 +14,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 # Imports and collected tests are no garbage.
 gc.disable()
+# While tests are collected, their compiled form is kept: each process would compile them again, for seconds.
+_dont_write, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 # A background job or nohup ignores these signals, and so would the runs that tests start and stop by them.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
@@ -33,7 +35,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
     What was imported is no garbage: to look through its 500,000 objects again takes a part of a second each time.
     """
-    gc.collect()
+    sys.dont_write_bytecode = _dont_write
     gc.freeze()
     gc.enable()
     if "tests.support.runs" in sys.modules and not session.config.option.collectonly:
@@ -41,7 +43,6 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    gc.unfreeze()
     fork_server.stop()
 
 
