@@ -171,7 +171,7 @@ def trained(monitor: NoiseScaleMonitor | None, compiled: bool = False, **options
         (False, {"accumulate_grad_batches": 3, "gradient_clip_val": 0.1}),
         (False, {"plugins": [MixedPrecision("16-mixed", "cpu")], "gradient_clip_val": 0.1}),
         (True, {"precision": "bf16-mixed"}),
-        (True, {"compiled": True}),
+        pytest.param(True, {"compiled": True}, marks=pytest.mark.slow),
     ],
 )
 def test_the_training_is_bit_for_bit_the_same(halves: bool, options: dict[str, Any]) -> None:
