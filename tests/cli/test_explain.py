@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from batchscope.callbacks import _analysis
 from batchscope.cli import explain
 from batchscope.records.explanation import FILE, TRACE
 from tests.checkpointing.support import interrupt, terminate
@@ -122,6 +123,11 @@ def test_a_place_that_only_the_command_line_decides_has_to_be_typed(run_dir: Pat
     assert (said := refused(run_dir)).startswith("data.root: is ") and root in said
 
 
+def measure_nothing() -> None:
+    """In the process of a test: where the cache is empty, to measure the processor takes ten seconds."""
+    _analysis.find_calibration = lambda device, measure: None
+
+
 @pytest.mark.parametrize(
     ("sent", "name", "where", "call"),
     [
@@ -131,7 +137,8 @@ def test_a_place_that_only_the_command_line_decides_has_to_be_typed(run_dir: Pat
 )
 def test_an_interruption_is_one_line_and_leaves_nothing(sent, name, where, call, tmp_path):
     words = ["model=mlp", "data=digits", "data.root=.", *SIZES, "trainer.accelerator=cpu", *QUICK, "--out", "here/out"]
-    done = Run(tmp_path, *words, module="batchscope.cli.explain", faults=[(where, call, sent)])
+    faults = [("batchscope.training.explain.explain", 1, measure_nothing), (where, call, sent)]
+    done = Run(tmp_path, *words, module="batchscope.cli.explain", faults=faults)
     assert done.end() == 128 + getattr(signal, name)
     lines = [line for line in done.complained.splitlines() if line and "rendered" not in line]
     assert lines == [f"explain: stopped by {name}; nothing was written"]
