@@ -65,10 +65,10 @@ class Process:
         self._connection, theirs = socket.socketpair()
         with theirs:
             self._process = _forked(job, theirs) or _new_python(job, theirs, output)
-            with contextlib.suppress(OSError):  # it has ended
-                if not isinstance(self._process, subprocess.Popen):
-                    socket.send_fds(self._connection, [b"\n"], output)
-                    self._connection.recv(1)  # it is in a session of its own now
+        with contextlib.suppress(OSError):  # it has ended
+            if not isinstance(self._process, subprocess.Popen):
+                socket.send_fds(self._connection, [b"\n"], output)
+                self._connection.recv(1)  # it is in a session of its own now
         self.pid = int(self._process.pid or 0)
         self._answers = self._connection.makefile("rb")
         asked = {"config": job.config, "choices": job.facts["choices"], "overrides": job.facts["overrides"]}
@@ -193,10 +193,12 @@ class Processes:
             process.interrupt(number)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Ask the runs to end; a second signal kills them."""
+        """Ask the runs to end; a second signal kills them. The first run, while it waits for the server, is given up."""
         redirect_closed_terminals(self._terminals)
         if self._stopped_by is None:
             self._stopped_by, self._stopped_at = number, time.monotonic()
+            if not self._running:
+                raise SystemExit(128 + number)
             self._interrupt(number)
         elif forces_exit(number, time.monotonic() - self._stopped_at):
             for process in self._running:
@@ -244,8 +246,11 @@ def _run_forked(program: str, run_dir: str, connection: socket.socket) -> None:
     """Be a run: as a new Python, with the socket as standard input."""
     os.setsid()
     multiprocessing.set_start_method(None, force=True)  # its loader's workers are started as those of any other run
-    _, output, *_ = socket.recv_fds(connection, 1, 2)
-    connection.sendall(b"\n")
+    try:
+        _, output, *_ = socket.recv_fds(connection, 1, 2)
+        connection.sendall(b"\n")
+    except OSError:  # the sweep has ended
+        return
     for number, stream in enumerate((connection.detach(), *output)):
         os.dup2(stream, number)
         os.close(stream)

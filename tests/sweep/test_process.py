@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -124,6 +126,35 @@ def signals():
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@LINUX
+def test_a_run_that_ends_before_it_has_begun_is_not_waited_for(loop, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(process, "_run_forked", sys.exit)  # takes fewer arguments: the forked process fails at once
+    assert end_of(loop, tmp_path, "pass") == ("failed", "ended with exit code 1 and said no more")
+
+
+@LINUX
+def test_a_forked_run_whose_sweep_has_ended_does_nothing() -> None:
+    ours, theirs = socket.socketpair()
+    ours.close()
+    fork = multiprocessing.get_context("fork").Process(target=process._run_forked, args=("none", "", theirs))
+    fork.start()
+    fork.join()
+    assert fork.exitcode == 0
+
+
+@LINUX
+def test_a_signal_gives_up_the_first_run_that_waits_for_the_server(loop, signals, tmp_path: Path, monkeypatch) -> None:
+    def wait_for_server(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        pytest.fail("waits on")
+
+    monkeypatch.setattr(process, "_forked", wait_for_server)
+    with pytest.raises(SystemExit) as stop:
+        loop.do([job(tmp_path, "0", timed=False)])
+    assert stop.value.code == 128 + signal.SIGTERM
+    assert read(tmp_path / "0")["status"] == "planned"
 
 
 @LINUX
