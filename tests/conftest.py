@@ -1,9 +1,11 @@
-"""For all tests: one thread, a restored environment, and the real MNIST or a fabricated one."""
+"""For all tests: one thread, a restored environment, a calibrated processor, and the real MNIST or a fabricated one."""
 
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,10 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"
 # Whether there is a GPU is asked while tests are collected, and must not initialize CUDA: processes are forked later.
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+# The user's cache is not touched. Of it only the fonts that matplotlib has found are used.
+_caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+os.environ.setdefault("MPLCONFIGDIR", str(_caches / "matplotlib"))
+os.environ["XDG_CACHE_HOME"] = _cache = tempfile.mkdtemp(prefix="batchscope-tests-")
 # Imports and collected tests are no garbage.
 gc.disable()
 # While tests are collected, their compiled form is kept: each process would compile them again, for seconds.
@@ -40,10 +46,25 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     gc.enable()
     if "tests.support.runs" in sys.modules and not session.config.option.collectonly:
         fork_server.start()
+    if "torch" in sys.modules:
+        _calibrate()
+
+
+def _calibrate() -> None:
+    """Write a calibration of this processor, which takes ten seconds to measure."""
+    import torch
+
+    from batchscope.hardware.calibration import Calibration
+    from batchscope.hardware.measure import identity, store
+
+    rates = {"fp32": 1e11, "bf16": 1e11}
+    store(Calibration(**identity(torch.device("cpu")), matmul_flops_per_sec=rates, memory_bytes_per_sec=1e10))
 
 
 def pytest_sessionfinish() -> None:
+    gc.unfreeze()
     fork_server.stop()
+    shutil.rmtree(_cache, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
