@@ -71,6 +71,7 @@ REFUSED = {
     "train data.batch_size=": "data.batch_size: got nothing",
     "train data.batch_size=true": "data.batch_size: got True",
     "train data.batch_size=[1,2]": "data.batch_size: got [1, 2]",
+    "latency model=cnn data.batch_size=0": "data.batch_size: got '0', takes sizes from 1 to",
     "train data.batch_size=???": "data.batch_size: has no value; write data.batch_size=…",
     "train -m data.batch_size=64,0": "data.batch_size: got 0",
     "train -m data.batch_size=0,64": "data.batch_size: got 0",

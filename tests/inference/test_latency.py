@@ -22,6 +22,7 @@ def test_each_size_has_its_median_and_its_rate(found: Latencies) -> None:
     table = found.table.set_index("batch_size")
     assert list(table.index) == [1, 8]
     assert (table["p50_ms"] > 0).all()
+    assert (table["p50_ms"] * table["samples_per_sec"] / table.index).between(100, 10_000).all()  # about 1,000 ms/s
     assert table["of_best"].max() == 1
     assert found.precision == "32-true"
 
