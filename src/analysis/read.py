@@ -16,15 +16,14 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> SweepResults:
     """Read all runs in and below some folders, and compare them.
 
     Raises:
-        UserError: if there is not one readable record.
+        UserError: for a folder that does not exist, or if there is not one readable record.
     """
     paths = [Path(folder) for folder in folders]
     runs: dict[Path, Run] = {}
     notes: list[str] = []
     for folder in paths:
         if not os.path.isdir(folder):  # also false for a name that no folder can have
-            notes.append(f"{folder}: no such folder")
-            continue
+            raise UserError(f"{folder}: no such folder")
         for run_dir in _run_dirs(folder):
             name = _name(run_dir, folder, len(paths) > 1)
             record = _read(run_dir, name, notes)

@@ -267,7 +267,7 @@ def test_nothing_that_matches_is_one_line(tmp_path):
         ("a", "b", "no run of one folder matches one of the other.*A: nothing matches 0, 1"),
         ("a", "d", r"B, d: not measured \(no batch was trained\)"),
         ("c", "c", "A, c: not measured"),
-        ("nowhere", "a", "no runs in"),
+        ("nowhere", "a", "no such folder"),
     ):
         with pytest.raises(UserError, match=said):
             compare(tmp_path / a, tmp_path / b)
