@@ -38,9 +38,11 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
         )
     _check_top_level(plain)
     for section in SECTIONS:
-        if not isinstance(plain.get(section), dict) or plain[section].get("_target_") is None:
+        if not isinstance(plain.get(section), dict):
             shown = "null" if plain.get(section) is None else repr(plain[section])
-            raise UserError(f"{section}: got {shown}, takes {' or '.join(choices_of(section))}")
+            raise UserError(f"{section}: got {shown}, takes {', '.join(choices_of(section))}")
+        if plain[section].get(TARGET) is None:
+            raise UserError(f"{section}._target_: is missing; it names the class to build")
         check_node(plain[section], section)
     if "batch_size" not in plain["data"] and _takes_batch_size(plain["data"][TARGET]):
         raise UserError("data.batch_size: is missing")

@@ -49,6 +49,7 @@ REFUSED = {
     "train model=cn": "model: got 'cn', … Did you mean 'cnn'?",
     "train model=3": "model: got 3, takes cnn",
     "train model={a:1}": "model",
+    "train model._target_=null": "model._target_: is missing; it names the class to build",
     "train model=null": "model: got null, takes cnn",
     "train model=": "model: got '', takes cnn",
     "train ~model": "model: got null, takes cnn",
