@@ -68,5 +68,5 @@ def refuse_missing(option: str, path: Path) -> None:
     place = newest(option) if str(path) == "last" and not path.exists() else path  # as resume=last names it
     patterns = ("*.ckpt", "checkpoints/*.ckpt", "*/checkpoints/*.ckpt")
     found = [file for pattern in patterns for file in sorted(place.glob(pattern))] or sorted(path.parent.glob("*.ckpt"))
-    hint = f"write {option}={found[0]}" if found else "no checkpoint is there, either"
-    raise UserError(f"{option}: got '{path}', which is not a file; {hint}")
+    hint = f"; write {option}={found[0]}" if found else ""
+    raise UserError(f"{option}: got '{path}', which is not a file{hint}")

@@ -67,4 +67,4 @@ def _unknown_flag(word: str, known: str) -> str:
     near = did_you_mean(f"--{name}", re.findall(r"--[a-z-]+", known))
     if near and name not in (*GROUPS, *TOP_LEVEL):
         return f"{word}: no such flag.{near}"
-    return f"{word}: no such flag. Options are written without dashes: {name}={value or '<value>'}"
+    return f"{word}: no such flag. Options are written without dashes: {name.replace('-', '_')}={value or '<value>'}"

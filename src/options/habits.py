@@ -8,6 +8,7 @@ HABITS = {
     "ckpt_path": "write `resume=<run folder>` to train on, `init=<file>` to start from its weights, or `batchscope evaluate "
     "ckpt=<file>` to test a checkpoint",
     "run_dir": "is set by the run; write `hydra.run.dir=*` to choose its folder",
+    "epochs": "write `trainer.max_epochs=*`",
     "train": "a run always trains; `batchscope evaluate ckpt=<file>` tests a checkpoint without training",
     "task_name": "write `hydra.run.dir=outputs/runs/*` to name the run's folder, or `tags=[*]`",
     "hparams_search": "write `-m hydra/sweeper=optuna hydra.sweeper.n_trials=20 'optimizer.lr=interval(1e-4,1e-1)'`",
