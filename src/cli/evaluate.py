@@ -1,7 +1,7 @@
 """`batchscope evaluate`: a checkpoint → its test metrics.
 
     batchscope evaluate ckpt=outputs/runs/<run>/checkpoints/best.ckpt
-    batchscope evaluate ckpt=<file> data.root=../shared/data trainer.accelerator=cpu
+    batchscope evaluate ckpt=<file> data.root=<folder> trainer.accelerator=cpu
 
 The checkpoint names its model and data. Further options, as of batchscope train, change how the checkpoint is evaluated.
 What a file alone cannot decide, such as a `data.root` other than `data`, has to be typed again (security.md in the documentation).

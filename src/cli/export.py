@@ -1,7 +1,7 @@
 """`batchscope export`: a checkpoint → a file that other programs run, checked against the network.
 
     batchscope export ckpt=<run>/checkpoints/best.ckpt format=torch_export
-    batchscope export ckpt=<run>/checkpoints/best.ckpt format=onnx output=cnn.onnx data.root=../shared/data
+    batchscope export ckpt=<run>/checkpoints/best.ckpt format=onnx output=cnn.onnx data.root=<folder>
 
 format is torch_export (a .pt2 file for torch.export.load, and for AOTInductor), onnx (pip install batchscope[onnx]) or
 state_dict (the weights alone). The exported network takes batches of any size. It is run on samples of the test set beside
@@ -38,4 +38,4 @@ def main() -> None:
 
 
 def _checked(done: "Exported") -> str:
-    return f": differs from the network by at most {done.difference:.1e} on {done.samples} test samples"
+    return f": differs from the network by at most {done.difference:.2g} on {done.samples} test samples"

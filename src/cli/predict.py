@@ -1,6 +1,6 @@
 """`batchscope predict`: a checkpoint and samples → what the network answers, in a table.
 
-    batchscope predict ckpt=<run>/checkpoints/best.ckpt input=test data.root=../shared/data
+    batchscope predict ckpt=<run>/checkpoints/best.ckpt input=test data.root=<folder>
     batchscope predict ckpt=<run>/checkpoints/best.ckpt input=photos/ output=answers.csv
     batchscope predict ckpt=<run>/checkpoints/best.ckpt input=samples.npz output=answers.npz
 
