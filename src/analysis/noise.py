@@ -33,6 +33,7 @@ USUAL_SHARE = 0.05  # of the processor, taken by others and the hypervisor when 
 BUSY_SHARE = 0.25  # of the processor, taken by others: such a window is busy
 _VAGUE = 1e4  # the ratio of an interval's ends from which on it says nothing
 BETWEEN_CPU = 0.1  # standard deviation of log rates between separate runs on a CPU (benchmarks/compare.py)
+_FEW = 4  # degrees of freedom of repeated runs, below which they do not decide alone what runs differ by
 SWEEPS_CPU = 0.02  # the same between sweeps, of a size beside others in common passes (benchmarks/results/answers.md)
 _LARGEST = 700  # whose exponential is a number
 _WORTH = 10.0  # degrees of freedom of what is not estimated
@@ -161,7 +162,9 @@ class Rates:
         noise = _Spread(sum(one.variance for one in spreads) / len(spreads), min(one.freedom for one in spreads))
         if self._repeats and not math.isfinite(noise.variance):  # too few windows, which repeated runs make up for
             noise = self._repeats
-        repeats = _pooled(self._repeats, noise._replace(freedom=_WORTH)) or noise
+        repeats = self._repeats or noise
+        if repeats.freedom < _FEW:  # hardly known: the windows' noise counts beside them
+            repeats = _pooled(self._repeats, noise._replace(freedom=_WORTH)) or noise
         found = max(noise, repeats if together else self._between)
         beyond = self._sweeps**2 if together else 0.0
         return _Spread(found.variance / len(spreads) + beyond, found.freedom)

@@ -177,7 +177,7 @@ def _time_to_target(answers: Sequence[Answer]) -> Figure | None:
         ends = {size: (max(a.after, a.seconds / 2), a.seconds) for size, a in found.items()}
         for series, values in zip(panels.values(), factors, strict=True):
             series.append(_Series(one.group, values, ends if series is panels[first] else {}))
-    if not any(len(one.values) > 1 for series in panels.values() for one in series):
+    if not any(one.values for series in panels.values() for one in series):
         return None
     figure = style.new_figure(4.2)
     axes = figure.subplot_mosaic([[first, second], [first, third]])

@@ -66,7 +66,9 @@ def _check_weights(saved: dict[str, Tensor], module: LightningModule) -> None:
 
 
 def _check_rates(checkpoint: dict[str, Any]) -> None:
-    """Refuse a learning rate, or another option of an optimizer, that is not a number."""
+    """Refuse a learning rate, or another option of an optimizer, that is not a number, and a schedule without a state."""
+    if not all(isinstance(state, dict) and state for state in checkpoint["lr_schedulers"]):
+        raise ValueError("its lr_schedulers are no states of schedules")
     groups = [group for state in checkpoint["optimizer_states"] for group in state["param_groups"]]
     for key, value in (item for group in groups for item in group.items()):
         if isinstance(value, float) and math.isnan(value):

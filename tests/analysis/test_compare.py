@@ -201,7 +201,7 @@ def simulated(folder, kind, slowdown, count):
 OTHERS = [pytest.param(kind, 200, marks=pytest.mark.slow) for kind in ("passes", *KINDS[1:])]
 
 
-@pytest.mark.parametrize(("kind", "count"), [("passes", 20), ("apart", 20), *OTHERS])
+@pytest.mark.parametrize(("kind", "count"), [("passes", 20), ("apart", 20), ("pairs, alternating", 40), *OTHERS])
 def test_at_most_5_percent_of_unchanged_pairs_are_said_to_differ(tmp_path, kind, count):
     found = simulated(tmp_path, kind, 1.0, count)
     assert sum(verdict != "no difference shown" for verdict in found) <= 0.05 * count

@@ -56,7 +56,7 @@ def test_what_sweeps_differ_by_is_the_same_for_all_repeats_of_a_sweep():
     windows = simulated(dict.fromkeys(range(6), 0.0), noise=0.001)
     repeated = windows.assign(setting=windows["setting"] % 2)  # three runs of each of two settings
     one, three = (Rates(each, sweeps=0.02).ratio(0, 1).reach for each in (windows, repeated))
-    assert three == pytest.approx(one, rel=0.1)
+    assert one < three < 1.4 * one  # of three runs it is less well known what they differ by
 
 
 def test_runs_apart_differ_by_what_the_halves_of_a_run_differ_by():

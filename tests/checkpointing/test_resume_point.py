@@ -170,7 +170,6 @@ UNRESTORABLE = {
     "a metric that no float holds": setting(10**400, "callbacks", "Checkpoints", "metrics", "val/loss"),
     "Lightning's version": setting("x", "pytorch-lightning_version"),
     "a group of the optimizer": without("optimizer_states", 0, "param_groups", 0, "params", 0),
-    "a schedule": setting([], "lr_schedulers", 0),
     "a random state": setting([{"torch": torch.zeros(3)}], "loop_state", "random"),
     "a gradient": setting([{"model.head.bias": torch.zeros(7)}], "loop_state", "gradients"),
 }
