@@ -94,7 +94,7 @@ def test_a_finished_run_is_not_made_shorter_and_stays_as_it_was(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_checkpoints_may_lie_elsewhere_and_have_to_be_of_this_run(tmp_path: Path, unstopped: Path) -> None:
+def test_checkpoints_may_lie_elsewhere(tmp_path: Path, unstopped: Path) -> None:
     elsewhere = f"callbacks.checkpoint.dirpath={tmp_path / 'scratch'}"
     assert run(tmp_path, *SMALL, EVERY_4, OUT, elsewhere, faults=[(STEP, 10, kill_9)]).end() == -9
     shutil.move(tmp_path / "out", tmp_path / "moved")
@@ -103,9 +103,14 @@ def test_checkpoints_may_lie_elsewhere_and_have_to_be_of_this_run(tmp_path: Path
     shutil.move(tmp_path / "moved", tmp_path / "out")
     assert [entry["step"] for entry in record(tmp_path / "out")["resumed"]] == [8]
     assert curves(tmp_path / "out") == curves(unstopped)
-    other = ["hydra.run.dir=theirs", elsewhere]
-    assert run(tmp_path, *SMALL, EVERY_4, *other, faults=[(STEP, 10, kill_9)]).end() == -9
-    refuses(tmp_path, "resume: no checkpoint is valid, and nothing was changed: ", elsewhere, "trainer.max_epochs=2")
+
+
+@pytest.mark.slow
+def test_checkpoints_of_another_run_in_the_same_place_are_refused(tmp_path: Path) -> None:
+    elsewhere = f"callbacks.checkpoint.dirpath={tmp_path / 'scratch'}"
+    for folder in (OUT, "hydra.run.dir=theirs"):
+        assert run(tmp_path, *SMALL, EVERY_4, folder, elsewhere, faults=[(STEP, 10, kill_9)]).end() == -9
+    refuses(tmp_path, "resume: no checkpoint is valid, and nothing was changed: ", elsewhere)
 
 
 # --- a checkpoint whose bytes are intact ------------------------------------------------------------------------------
