@@ -163,7 +163,7 @@ class Rates:
         if self._repeats and not math.isfinite(noise.variance):  # too few windows, which repeated runs make up for
             noise = self._repeats
         repeats = self._repeats or noise
-        if repeats.freedom < _FEW:  # hardly known: the windows' noise counts beside them
+        if self._repeats and self._repeats.freedom < _FEW:  # hardly known: the windows' noise counts beside them
             repeats = _pooled(self._repeats, noise._replace(freedom=_WORTH)) or noise
         found = max(noise, repeats if together else self._between)
         beyond = self._sweeps**2 if together else 0.0

@@ -134,6 +134,12 @@ def test_an_interval_holds_the_truth_in_at_least_85_percent_of_cases(alike: floa
     assert np.mean(held) >= 0.85
 
 
+@pytest.mark.parametrize("count", [3, 4])
+def test_an_interval_from_few_passes_holds_the_truth_as_often(count: int):
+    intervals = (Rates(simulated({1: 0.0, 2: 0.0}, count=count, seed=seed)).ratio(1, 2) for seed in range(200))
+    assert sum(interval.low <= 1 <= interval.high for interval in intervals) >= 176
+
+
 def test_a_run_of_its_own_beside_runs_that_share_passes_does_not_count():
     """A size that ran in a sweep and once more alone."""
     alone = simulated({1: 0.4}, noise=0.001, passes=False)
