@@ -7,7 +7,7 @@ without one are compared at the value that half of the sizes reach.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -100,12 +100,8 @@ def arrivals_of(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
     declared, value = metric(str(runs[0][2].get("metric"))), float(runs[0][2]["value"])
     bests = [best for *_, target in runs if (best := number(target.get("best"))) is not None]
     best = (min if declared.higher_is_better is False else max)(bests) if bests else None
-    found: dict[int, dict[str, Arrival]] = {}
-    for size, run, _ in runs:
-        of_size, seed, one = found.setdefault(size, {}), str(run.settings.get("seed")), _arrival(run)
-        if seed not in of_size or (one.seconds, -one.after) < (of_size[seed].seconds, -of_size[seed].after):
-            of_size[seed] = one
     target = f"{declared.key} {declared.text(value)}"
+    found = _first_of_seeds((size, _arrival(run)) for size, run, _ in runs)
     return Arrivals(target, "" if best is None else declared.text(best), found)
 
 
@@ -124,15 +120,24 @@ def arrivals_at_common_value(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | N
     best = pd.Series([(sign * curve["value"]).max() for *_, curve in curves], [size for size, *_ in curves])
     of_sizes = best.groupby(level=0).median().sort_values(ascending=False)
     value = of_sizes.iloc[max(2, (len(of_sizes) + 1) // 2) - 1]
-    found: dict[int, dict[str, Arrival]] = {}
+    found = []
     for size, run, curve in curves:
         is_below = sign * curve["value"] < value
         until = int(is_below.cummin().sum())  # validations before the first one at the value
         before = 0.0 if until == 0 else float(curve["seconds"].iloc[until - 1])
         at_it = curve.iloc[until] if until < len(curve) else {"seconds": math.inf, "samples": math.inf}
-        arrival = Arrival(run, before, float(at_it["seconds"]), float(at_it["samples"]))
-        found.setdefault(size, {})[str(run.settings.get("seed"))] = arrival
-    return Arrivals(f"{declared.key} {declared.text(sign * value)}", "", found)
+        found.append((size, Arrival(run, before, float(at_it["seconds"]), float(at_it["samples"]))))
+    return Arrivals(f"{declared.key} {declared.text(sign * value)}", "", _first_of_seeds(found))
+
+
+def _first_of_seeds(arrivals: Iterable[tuple[int, Arrival]]) -> dict[int, dict[str, Arrival]]:
+    """For each size, by seed, the run that arrived first, or was trained longest where none has arrived."""
+    found: dict[int, dict[str, Arrival]] = {}
+    for size, one in arrivals:
+        of_size, seed = found.setdefault(size, {}), str(one.run.settings.get("seed"))
+        if seed not in of_size or (one.seconds, -one.after) < (of_size[seed].seconds, -of_size[seed].after):
+            of_size[seed] = one
+    return found
 
 
 def _arrival(run: Run) -> Arrival:
