@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--whole", action="store_true", help="with --vary: let each run end by itself")
     parser.add_argument("--out", metavar="DIR", help="the folder of the run, or of the runs and their report")
     parser.add_argument("script", help="a Python file that trains with Lightning")
-    parser.add_argument("flags", nargs=argparse.REMAINDER, help="of the script")
+    parser.add_argument("flags", nargs=argparse.REMAINDER, help="of the script").required = False
     return parser
 
 

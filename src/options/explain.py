@@ -14,6 +14,7 @@ from ..errors import UserError, did_you_mean
 from .groups import COLLECTIONS, GROUPS, choices_of, config_dir, top_level_names
 from .habits import answer_to
 from .purpose import OF_EXPERIMENTS, signature_at
+from .signatures import is_defined
 from .tree import flatten
 
 # Plugins of Hydra that an extra of this package installs: (group, choice) → extra.
@@ -29,6 +30,8 @@ def missing_choice(error: MissingConfigException) -> UserError:
     found = [option for option in error.options or () if not option.startswith("_")]
     choices = sorted({*(choices_of(group) if group in GROUPS else ()), *found})
     beside = _beside(group, name)
+    if group == "model" and is_defined(f"torchvision.models.{name}"):
+        beside = f"write model=torchvision model.name={name}"
     hint = f"; {beside}" if beside else f".{did_you_mean(name, choices)}"
     return UserError(f"{group}: got '{name}', takes {', '.join(choices)}{hint}")
 

@@ -81,6 +81,11 @@ def class_attribute(target: str, name: str) -> Any:
     return None
 
 
+def is_defined(target: str) -> bool:
+    """Whether source text has a class or function of this full name."""
+    return _locate(target) is not None
+
+
 def is_installed(package: str) -> bool:
     """Whether a package can be imported. A folder of its name, such as W&B makes, is none."""
     spec = importlib.util.find_spec(package)

@@ -47,6 +47,7 @@ REFUSED = {
     # a choice
     "train model=foo": "model: got 'foo', takes cnn, lstm_cell, mlp, rnn_cell, stacked_lstm, torchvision",
     "train model=cn": "model: got 'cn', … Did you mean 'cnn'?",
+    "train model=resnet18": "model: got 'resnet18', … write model=torchvision model.name=resnet18",
     "train model=3": "model: got 3, takes cnn",
     "train model={a:1}": "model",
     "train model._target_=null": "model._target_: is missing; it names the class to build",
@@ -232,6 +233,7 @@ UNPARSED = {
     "explain --nonsense": "unrecognized arguments: --nonsense",
     "explain --depth 0 model=cnn": "argument --depth: takes a whole number from 1 to 1,000,000, got '0'",
     "explain --steps x model=cnn": "argument --steps: takes a whole number from 1 to 1,000,000, got 'x'",
+    "run": "the following arguments are required: script; batchscope run --help says what it takes",
     "report": "the following arguments are required: folder; batchscope report --help says what it takes",
     "report x --ou=y": "unrecognized arguments: --ou=y. Did you mean '--out'?",
     "compare a": "the following arguments are required: B; batchscope compare --help says what it takes",
