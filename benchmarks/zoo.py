@@ -20,6 +20,7 @@ from typing import Any
 
 from harness import ROOT, arguments, fill_in, rows, write_result
 
+from batchscope.records.formatting import count
 from batchscope.records.read import read
 
 Commands = dict[str, str]  # the name of a run → its options
@@ -138,10 +139,10 @@ def page(name: str, folder: Path, commands: Commands, args: argparse.Namespace) 
         sys.exit(f"no finished runs in {folder}")
     head = ["model", "data", "parameters", "test", "epochs", "steps", "time an epoch", "command"]
     table = rows(head, [row(commands[each], record) for each, record in records.items()], words=2)
-    machines = {f"{r['hardware']['cpu']}, {r['hardware']['torch_threads']} threads" for r in records.values()}
+    machines = {f"{r['hardware']['cpu']}, {count(r['hardware']['torch_threads'], 'thread')}" for r in records.values()}
     days = sorted(r["started"][:10] for r in records.values())
     torch = ", ".join(sorted({r["versions"]["torch"] for r in records.values()}))
-    made = f"Measured on {' and '.join(sorted(machines))}, {days[0]} to {days[-1]}, torch {torch}."
+    made = f"Measured on {' and '.join(sorted(machines))}, {' to '.join(dict.fromkeys((days[0], days[-1])))}, torch {torch}."
     if name == "zoo" and not args.smallest:
         fill_in(ROOT / "docs" / "zoo.md", {"results": f"{table}\n\n{made}"})
     else:
