@@ -98,8 +98,10 @@ class Rates:
         self.settings: list[int] = list(dict.fromkeys(windows["setting"]))
         used = _used(windows)
         self._component = _components(used)
-        # A setting with passes is not compared by what it has besides.
-        used = used[used["pass_"].notna() | ~used["setting"].map(self._shares_passes).astype(bool)]
+        # A setting with passes is not compared by runs that share none.
+        is_shared = used.groupby("pass_")["setting"].transform("nunique") > 1
+        is_alone = ~used["setting"].map(self._shares_passes).astype(bool)
+        used = used[is_alone | is_shared.groupby(used["run"]).transform("any")]
         runs = used.groupby("run", sort=False)
         self._setting_of = runs["setting"].first()  # of each run
         self._center: dict[int, float] = runs["log_s"].mean().to_dict()  # of each run
@@ -177,9 +179,11 @@ def busy_share(windows: pd.DataFrame) -> float | None:
 
 
 def _used(windows: pd.DataFrame) -> pd.DataFrame:
-    """The undisturbed windows of each run; all of a run that has hardly any."""
+    """The undisturbed windows. Of a run with hardly any, all windows count where its setting has no other run, else none."""
     quiet = ~windows["disturbed"].astype(bool)
-    return windows[quiet | (quiet.groupby(windows["run"]).transform("sum") < FEWEST)]
+    of_run = quiet.groupby(windows["run"])
+    is_lost = ~of_run.transform("all") & (of_run.transform("sum") < FEWEST)
+    return windows[(quiet & ~is_lost) | is_lost.groupby(windows["setting"]).transform("all")]
 
 
 def _components(windows: pd.DataFrame) -> dict[int, int]:

@@ -106,6 +106,15 @@ def test_disturbed_windows_are_left_out_unless_there_are_hardly_others():
     assert Rates(windows).rate(1) < 0.6
 
 
+def test_a_run_that_was_disturbed_does_not_count_beside_others_of_its_setting_and_neither_does_its_partner():
+    pairs = [simulated({1: 0.0, 2: 0.1}, noise=0.001, seed=pair) for pair in range(5)]
+    pairs = [one.assign(run=one["run"] + 2 * pair, pass_=f"{pair} " + one["pass_"]) for pair, one in enumerate(pairs)]
+    worst = pairs[0].assign(disturbed=pairs[0]["run"] == 0)
+    worst["log_s"] += 1.0 * worst["disturbed"]
+    without = Rates(pd.concat(pairs[1:])).ratio(1, 2)
+    assert Rates(pd.concat([worst, *pairs[1:]])).ratio(1, 2) == without
+
+
 def test_what_other_programs_took_is_allowed_for_on_the_side_that_they_slowed():
     windows = simulated({1: 0.0, 2: 0.0}, noise=0.001)
     windows.loc[windows["setting"] == 1, "taken"] = 0.25
