@@ -123,10 +123,14 @@ class Rates:
         """Samples a second."""
         return math.exp(-float(np.mean(self._by_setting(self._center)[setting])))
 
-    def reach(self, setting: int) -> float:
-        """How far the 90 % interval of a rate reaches, as a fraction of it; infinite where it is not known."""
+    def reach(self, setting: int, others: bool = True) -> float:
+        """How far the 90 % interval of a rate reaches, as a fraction of it; infinite where it is not known.
+
+        `others`: with what other programs may have lowered it by.
+        """
         spread = self._of(setting, self._shares_passes(setting))
         half = stdtrit(spread.freedom, (1 + CONFIDENCE) / 2) * math.sqrt(spread.variance)
+        half -= math.log1p(-self._slowed[setting]) if others else 0.0
         return math.expm1(half) if half < _LARGEST else math.inf
 
     def ratio(self, a: int, b: int, confidence: float = CONFIDENCE) -> Ratio:

@@ -119,7 +119,7 @@ def _open(measured: Sequence[Run], precision: float) -> tuple[list[Run], list[Ru
         members = [one for one in measured if one.group == group]
         windows = pd.DataFrame([row for one in members for row in one.windows], columns=list(COLUMNS))
         rates = Rates(windows)
-        known = {size: rates.reach(size) for size in rates.settings}
+        known = {size: rates.reach(size, others=False) for size in rates.settings}
         vague += [one for one in members if known.get(one.size, math.inf) > precision]
         if len(known) > 1 and rates.busy is None:
             found = decide(Rates(windows, sweeps=SWEEPS_CPU))

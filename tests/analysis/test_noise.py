@@ -123,6 +123,12 @@ def test_what_other_programs_took_is_allowed_for_on_the_side_that_they_slowed():
     assert ratio.low == pytest.approx(1, rel=0.02)
 
 
+def test_a_rate_reaches_as_far_as_other_programs_may_have_lowered_it():
+    windows = simulated({1: 0.0, 2: 0.0}, noise=0.001)
+    assert Rates(windows.assign(taken=0.25)).reach(1) == pytest.approx(0.25, abs=0.02)
+    assert Rates(windows.assign(taken=0.25)).reach(1, others=False) == Rates(windows).reach(1)
+
+
 def test_a_machine_is_busy_where_others_took_over_a_quarter_in_most_windows():
     windows = simulated({1: 0.0, 2: 0.0})
     windows.loc[windows.index[:13], "taken"] = 0.6
