@@ -31,8 +31,8 @@ class Group:
 
     @property
     def device(self) -> str:
-        """The device that trained: `cpu`, `gpu` or `mps`."""
-        return self.runs[0].device
+        """The device that trained: `cpu`, `gpu` or `mps`; empty if no record says it."""
+        return next((run.device for run in self.runs if run.device), "")
 
     @cached_property
     def sizes(self) -> dict[int, list[Run]]:
@@ -101,16 +101,18 @@ class SweepResults:
 def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
     """What varied between the runs, and their groups."""
     values = pd.DataFrame([{key: _identity(value) for key, value in run.settings.items()} for run in runs])
-    factors = _factors(values)
-    tried = [LEARNING_RATE] if any("target" in run.record for run in runs) else []  # each size has its own best one
-    group_keys = [key for key in factors if key not in (BATCH_SIZE, SEED, *tried)]
-    along = _scaled_along(values, group_keys)
+    values = values.fillna({key: _identity(None) for key in values if key not in HARDWARE})  # what is not set is null
+    dividing = values.copy()
+    if LEARNING_RATE in values:  # of runs to a target, each size has its own best one
+        dividing.loc[["target" in run.record for run in runs], LEARNING_RATE] = ""
+    group_keys = [key for key in _factors(dividing) if key not in (BATCH_SIZE, SEED)]
+    along = _scaled_along(dividing, group_keys)
     group_keys = [key for key in group_keys if key not in along]
     found: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        found.setdefault(tuple(_identity(run.settings.get(key)) for key in group_keys), []).append(run)
+    for run, row in zip(runs, dividing[group_keys].fillna("").itertuples(index=False, name=None), strict=True):
+        found.setdefault(row, []).append(run)
     groups = [Group(label(members[0], group_keys), members, n) for n, members in enumerate(found.values())]
-    return SweepResults(runs, factors, group_keys, groups, [*notes, *_doubts(runs)])
+    return SweepResults(runs, _factors(values), group_keys, groups, [*notes, *_doubts(runs)])
 
 
 def _identity(value: Any) -> str:

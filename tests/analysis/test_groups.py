@@ -5,7 +5,7 @@ import json
 import pytest
 
 from batchscope.analysis.read import find
-from tests.support.synthetic_runs import serial, write_run, write_sweep
+from tests.support.synthetic_runs import change_record, serial, write_run, write_sweep
 
 T = serial(4, 0.1)
 
@@ -41,6 +41,23 @@ def test_a_learning_rate_of_its_own_divides(tmp_path):
     write_sweep(tmp_path, [32, 64], T, options={"optimizer.lr": 0.1})
     write_sweep(tmp_path, [32, 64], T, first=2, options={"optimizer.lr": 0.2})
     assert [group.label for group in find([tmp_path]).groups] == ["cnn · lr 0.1", "cnn · lr 0.2"]
+
+
+def test_an_option_that_some_runs_do_not_have_divides(tmp_path):
+    write_sweep(tmp_path, [32, 64], T)
+    write_sweep(tmp_path, [32, 64], T, first=2, options={"optimizer.amsgrad": True})
+    assert [group.label for group in find([tmp_path]).groups] == ["cnn", "cnn · amsgrad true"]
+
+
+def test_the_learning_rates_that_a_search_for_a_target_tries_divide_no_group(tmp_path):
+    for n, rate in enumerate((0.1, 0.2)):
+        run = write_run(tmp_path / str(n), 32, T(32), options={"optimizer.lr": rate, "target": 0.9})
+        change_record(run, target={"metric": "val/acc", "value": 0.9})
+    write_sweep(tmp_path, [32], T, first=2, options={"optimizer.lr": 0.1})
+    write_sweep(tmp_path, [32], T, first=3, options={"optimizer.lr": 0.2})
+    sweep = find([tmp_path])
+    assert "optimizer.lr" in sweep.factors
+    assert [len(group.runs) for group in sweep.groups] == [2, 1, 1]
 
 
 def test_repeated_runs_of_a_size_give_their_median(tmp_path):
