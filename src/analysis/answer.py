@@ -116,8 +116,10 @@ def answer(group: Group, metrics: Sequence[str] = ()) -> Answer | None:
     overall = decide(rates, sizes)
     decision = decide(rates, quality.as_good) if quality else overall
     if overall is None or decision is None:
+        if arrivals:
+            return Answer(group, arrivals.lines, overall=overall, arrivals=arrivals)
         line = "No rate is known well enough to compare sizes: the runs measured too few steps."
-        return Answer(group, [line], overall=overall, repeat=_timed(sizes), arrivals=arrivals)
+        return Answer(group, [line], overall=overall, repeat=_timed(sizes))
     progress = progress_of(sizes, rates, is_early=quality is None and arrivals is None)
     said = progress.lines if progress else []
     if arrivals:
@@ -183,7 +185,7 @@ def _decided(rates: Rates, decision: Decision, overall: Decision, quality: Quali
     if len(among) == 1:
         return (f"{size:,} is the only size {best}.", *claims)
     if fastest is None:
-        return (f"{size:,} is enough: no other size{of_those} is more than 10 % faster.", *claims)
+        return (f"{size:,} is enough: it gives at least {percent(ENOUGH)} of the best rate{of_those}.", *claims)
     claims.append(_claim("fastest", fastest, among=among))
     if size != fastest:
         share, claim = _share(rates, size, fastest)
@@ -209,11 +211,12 @@ def _undecided(decision: Decision, quality: Quality | None) -> str:
     begin = f"Undecided between {and_(between)}"
     if quality and quality.allowed is None and quality.best in between:
         return f"{begin}: {quality.best:,} has the best {quality.metric.key}."
-    one, other = (smallest, best) if smallest != best else (between[-1], smallest)
+    is_small = decision.ratios[smallest].low < ENOUGH  # the doubt is whether it is enough
+    one = smallest if is_small else max(between, key=lambda size: decision.ratios[size].high)
     ratio = decision.ratios[one]
-    wanted = f"{percent(ENOUGH)} would be enough" if one == smallest else f"{percent(1 + VAGUE)} would be worth it"
+    wanted = f"{percent(ENOUGH)} would be enough" if is_small else f"{percent(1 + VAGUE)} would be worth it"
     span = f"{100 * ratio.low:.0f} to {percent(ratio.high)}" if ratio.high < 10 else "an unknown share"
-    return f"{begin}: {one:,} gives {span} of the rate of {other:,}; {wanted}."
+    return f"{begin}: {one:,} gives {span} of the rate of {best:,}; {wanted}."
 
 
 def _price(group: Group, decision: Decision, fast: int, quality: Quality) -> Iterator[_Said]:
@@ -234,7 +237,7 @@ def _larger(group: Group, decision: Decision, overall: Decision) -> str:
     """Whether a size that did not run may be faster; empty where nothing is known of that."""
     largest, limit, whole = max(overall.ratios), group.out_of_memory, group.largest_possible
     rest = [ratio.high for size, ratio in overall.ratios.items() if size != largest]
-    if decision.size != largest or max(rest) > 1 - VAGUE / 2:
+    if decision.size != largest or overall.fastest != largest or max(rest) > 1 - VAGUE / 2:
         return f"{limit:,} ran out of memory." if limit else ""
     rises = f"The rate still rises at {largest:,}"
     if limit and limit <= 2 * largest:

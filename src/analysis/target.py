@@ -40,20 +40,21 @@ class Arrivals:
 
     @cached_property
     def typical(self) -> dict[int, Arrival]:
-        """The arrival of the seed with the median time, for each size at which at least half of the seeds have arrived."""
+        """The arrival of the seed with the median time, for each size at which more than half of the seeds have arrived."""
         ordered = {size: sorted(of.values(), key=lambda one: one.seconds) for size, of in sorted(self.sizes.items())}
         middle = {size: found[len(found) // 2] for size, found in ordered.items()}
         return {size: one for size, one in middle.items() if math.isfinite(one.seconds)}
 
     @cached_property
     def first(self) -> list[list[int]]:
-        """For each seed in which a size has arrived, the sizes that may have arrived first."""
+        """For each seed in which a size has arrived, the sizes that may be first; one that was stopped early may be, too."""
         found = []
         for seed in dict.fromkeys(seed for of in self.sizes.values() for seed in of):
-            arrived = {size: of[seed] for size, of in self.sizes.items() if seed in of and of[seed].seconds < math.inf}
-            earliest = min((one.seconds for one in arrived.values()), default=0.0)
-            found.append([size for size, one in arrived.items() if one.after < earliest])
-        return [sizes for sizes in found if sizes]
+            runs = {size: of[seed] for size, of in self.sizes.items() if seed in of}
+            earliest = min(one.seconds for one in runs.values())
+            if math.isfinite(earliest):
+                found.append([size for size, one in runs.items() if one.after < earliest or one.seconds == earliest])
+        return found
 
     @property
     def winner(self) -> int | None:
@@ -73,13 +74,21 @@ class Arrivals:
         if not self.first:
             best = f": the best was {self.best}" if self.best else ""
             return [f"No run reached {self.target}{best}. Take an easier target, or give more time by search.minutes."]
+        never = [s for s, of in self.sizes.items() if all(one.seconds == math.inf for one in of.values())]
+        stopped = [size for size in never if size in self.contenders]
         if (size := self.winner) is None:
-            found = [f"{and_(self.contenders)} reached {self.target} first, and are not told apart."]
+            sizes = [size for size in self.contenders if size not in stopped]
+            differ = all(len(sizes) == 1 for sizes in self.first)
+            why = "which of them depends on the seed" if differ else "which of them is not told apart"
+            which = f": {why}" if len(sizes) > 1 else " of those that did"
+            found = [f"{and_(sizes, 'or')} reached {self.target} first{which}."]
         else:
             seeds, count = len(self.first), self.first.count([size])
             words = f"with {count} of {seeds} seeds" if seeds > 1 else "(one seed)"
             found = [f"{size:,} reached {self.target} first {words}{self._after(size)}."]
-        if late := [s for s, of in self.sizes.items() if all(one.seconds == math.inf for one in of.values())]:
+        if stopped:
+            found.append(f"Stopped while still in time: {and_(stopped)}. Give more time by search.minutes.")
+        if late := [size for size in never if size not in stopped]:
             found.append(f"Not reached while others could win: {and_(late)}.")
         return found
 

@@ -48,7 +48,16 @@ def trained(folder: Path, times: dict[int, float | None], seed: int = 0, first: 
         (
             {16: 4.0, 64: 2.0, 256: 2.1},
             None,
-            ["64 and 256 reached val/acc 90.0 % first, and are not told apart."],
+            ["64 or 256 reached val/acc 90.0 % first: which of them is not told apart."],
+        ),
+        # A size that was stopped before may have won.
+        (
+            {16: 7.0, 64: None},
+            None,
+            [
+                "16 reached val/acc 90.0 % first of those that did.",
+                "Stopped while still in time: 64. Give more time by",
+            ],
         ),
         (
             {16: None, 64: None},
@@ -72,6 +81,23 @@ def test_of_several_learning_rates_the_best_one_counts(tmp_path: Path) -> None:
     change_record(tmp_path / "2", target=target, time_to_target_s=1.0)
     (group,) = find([tmp_path]).groups
     assert "at optimizer.lr=0.1" in answer(group).lines[0]
+
+
+def test_seeds_that_differ_are_said_to(tmp_path: Path) -> None:
+    for seed, times in enumerate(({16: 4.0, 64: 2.0}, {16: 2.0, 64: 4.0})):
+        found = trained(tmp_path, times, seed=seed, first=2 * seed)
+    assert found.lines == ["16 or 64 reached val/acc 90.0 % first: which of them depends on the seed."]
+
+
+def test_the_first_size_is_known_where_no_rate_is(tmp_path: Path) -> None:
+    trained(tmp_path, {16: 4.0, 64: 2.0})
+    for run in ("0", "1"):
+        (tmp_path / run / "steps.npz").unlink()
+    (group,) = find([tmp_path]).groups
+    found = answer(group)
+    assert found is not None
+    assert found.lines[0].startswith("64 reached val/acc 90.0 % first")
+    assert found.repeat == []
 
 
 def test_most_seeds_decide(tmp_path: Path) -> None:
