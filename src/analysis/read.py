@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import is_set_aside
-from ..records.read import FILE, read
+from ..records.read import read, run_dirs
 from .groups import SweepResults, group_runs
 from .run import Run
 
@@ -22,9 +21,7 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> SweepResults:
     runs: dict[Path, Run] = {}
     notes: list[str] = []
     for folder in paths:
-        if not os.path.isdir(folder):  # also false for a name that no folder can have
-            raise UserError(f"{folder}: no such folder")
-        for run_dir in _run_dirs(folder):
+        for run_dir in run_dirs(folder):
             name = _name(run_dir, folder, len(paths) > 1)
             record = _read(run_dir, name, notes)
             if record is not None:
@@ -33,22 +30,6 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> SweepResults:
         why = f" ({notes[0]}{'; …' if len(notes) > 1 else ''})" if notes else ""
         raise UserError(f"no runs in {', '.join(map(str, paths)) or 'nothing'}{why}")
     return group_runs(list(runs.values()), notes)
-
-
-def _run_dirs(folder: Path) -> list[Path]:
-    """The folders that hold a record, in the order of their numbers."""
-    found = []
-    for path, children, files in os.walk(folder):
-        # Launchers keep their jobs in hidden folders, and a sweep that is repeated sets earlier runs aside.
-        children[:] = [child for child in children if not child.startswith(".") and not is_set_aside(child)]
-        if FILE in files:
-            found.append(Path(path))
-            children.clear()
-    return sorted(found, key=_order)
-
-
-def _order(path: Path) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in path.parts]
 
 
 def _name(run_dir: Path, folder: Path, several: bool) -> str:

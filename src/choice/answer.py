@@ -7,6 +7,7 @@ the fastest.
 
 import math
 from dataclasses import asdict
+from itertools import takewhile
 from typing import Any
 
 import pandas as pd
@@ -35,7 +36,8 @@ class Answer:
         self.rows, self.left_out = rows(training, question)
         if not self.rows:
             raise UserError(f"choose: no device is left: {'; '.join(self.left_out)}")
-        alike = [row for row in self.rows if row is self.rows[0] or not _differs(self.rows[0].total, row.total)]
+        best, *others = self.rows  # the fastest first
+        alike = [best, *takewhile(lambda row: not _differs(best.total, row.total), others)]
         self.taken = min(
             alike, key=lambda row: (not row.here, row.cost.middle if row.cost else math.inf, row.total.middle)
         )
@@ -65,7 +67,7 @@ class Answer:
         assumed = f"{exactly(start_up) if start_up else 'no time'} to start a device elsewhere is assumed (--start-up)"
         if taken.here:
             return f"{other.name}, the best elsewhere, takes {other}; {assumed}"
-        longest = exactly(other.total.middle - taken.training.middle)
+        longest = exactly(max(0.0, other.total.middle - taken.training.middle))
         return f"{other.name} takes {other}, and is done first if {taken.name} takes more than {longest} to start; {assumed}"
 
     def _cheapest(self) -> str:

@@ -6,20 +6,18 @@ Seeds, folders, learning rates and the length of the training may differ.
 
 import json
 import math
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ..errors import UserError, printable
-from ..files import is_set_aside
 from ..hardware.datasheet import Datasheet, datasheet
 from ..options.tree import flatten
 from ..records.formatting import option_value, percent
 from ..records.operations import StepOperations, read_operations
-from ..records.read import FILE, read
+from ..records.read import read, run_dirs
 from ..records.values import at, positive, table
 from .interval import Interval
 from .step import Measured, Source
@@ -68,7 +66,7 @@ def read_trainings(folders: Iterable[Path]) -> tuple[list[Training], list[str]]:
     """
     found: list[_Run] = []
     reasons: dict[str, list[Path]] = {}
-    for path in dict.fromkeys(path for folder in folders for path in _run_dirs(folder)):
+    for path in dict.fromkeys(path for folder in folders for path in run_dirs(folder)):
         try:
             found.append(_read(path))
         except UserError as error:
@@ -94,17 +92,6 @@ def _grouped(runs: Iterable[_Run], key: Callable[[_Run], Any]) -> list[list[_Run
     for run in runs:
         found.setdefault(key(run), []).append(run)
     return list(found.values())
-
-
-def _run_dirs(folder: Path) -> Iterator[Path]:
-    """The folders that hold a record; those that a repeated sweep has set aside are none."""
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
-    for path, children, files in os.walk(folder):
-        children[:] = sorted(child for child in children if not child.startswith(".") and not is_set_aside(child))
-        if FILE in files:
-            yield Path(path)
-            children.clear()
 
 
 def _read(path: Path) -> _Run:
@@ -150,7 +137,7 @@ def _read(path: Path) -> _Run:
         samples=round(samples),
         epochs=min(round(known("config.trainer.max_epochs") or 0), _MOST_EPOCHS),
         memory_gib=known("hardware.device_memory_gib") or shared or 0.0,
-        others=(known("throughput.others_share") or 0.0) if disturbed and disturbed == windows else 0.0,
+        others=(known("throughput.others_share") or 0.0) if 2 * (disturbed or 0.0) > (windows or 0.0) else 0.0,
     )
 
 

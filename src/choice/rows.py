@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..errors import UserError
 from ..hardware.datasheet import Datasheet
@@ -13,6 +13,7 @@ from .memory import USABLE
 from .step import Step, step_here, step_on
 
 MAX_EXTRAPOLATION = 8  # times the largest size that ran
+FULL = "32-true"  # as Lightning calls float32
 NEAR = 0.95  # of the best rate: the smallest batch that reaches it is taken
 
 
@@ -63,12 +64,16 @@ def rows(training: Training, question: Question) -> tuple[list[Row], list[str]]:
     """A row for each device, the fastest first, and a line for each device that cannot train it.
 
     Raises:
-        UserError: for a batch size that was not measured, and if no device is left.
+        UserError: for a batch size that was not measured, and for another precision of steps that were not in float32.
     """
     measured = sorted({size for source in training.sources for size in source.sizes})
     if question.batch_size not in (None, *measured):
         sizes = ", ".join(f"{size:,}" for size in measured)
         raise UserError(f"--batch-size: got {question.batch_size:,}; {training.title} was measured at {sizes}")
+    if question.precision == training.precision:
+        question = replace(question, precision=None)
+    if question.precision and training.precision != FULL:
+        raise UserError(f"--precision: {training.title} was measured in {training.precision}, takes steps in {FULL}")
     devices = [source.device for source in training.sources]
     for card in question.cards:
         if card not in devices:

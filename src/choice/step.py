@@ -11,6 +11,7 @@ from functools import cache
 
 import numpy as np
 
+from ..errors import UserError
 from ..hardware.datasheet import Datasheet
 from ..records.operations import OperationRow, StepOperations
 from .interval import Interval, exactly
@@ -153,7 +154,10 @@ def _correction(source: Source) -> float:
     if source.device.kind != "cuda" or source.device.sms is None:
         return 1.0
     largest = list(source.sizes.values())[-1]
-    expected, step = _kernels(largest.step.rows, source.device, None)[0].middle, largest.seconds.middle
+    try:
+        expected, step = _kernels(largest.step.rows, source.device, None)[0].middle, largest.seconds.middle
+    except UserError:  # torch emulates a precision that the card here has not
+        return 1.0
     if not expected or (step < 1.5 * source.shortest and expected < step):  # launches may have limited every size
         return 1.0
     return min(max(step / expected, 1 / _LARGEST_CORRECTION), _LARGEST_CORRECTION)

@@ -98,7 +98,7 @@ def _unrolled(work: Work) -> Iterator[Work]:
 
 
 def as_computed(work: Work, device: Datasheet, precision: str | None) -> Work:
-    """A work as a card computes it, where it was recorded in float32 also in another precision of `PRECISIONS`.
+    """A work as a card computes it; `precision`, one of `PRECISIONS`, takes the place of the float32 that was recorded.
 
     In float32 convolutions and recurrent kernels use TF32 where the card has it, which is torch's default, and matrix
     products do not.

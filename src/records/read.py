@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import why
+from ..files import is_set_aside, why
 
 FILE = "run.json"
 SCHEMA = 3  # of the records that this version writes and reads
@@ -33,6 +33,24 @@ def read(run_dir: Path) -> dict[str, Any]:
         found = repr(record["schema"])[:20]
         raise UserError(f"{path}: is of another version: its schema is {found}, and this one reads {SCHEMA}")
     return record
+
+
+def run_dirs(folder: Path) -> list[Path]:
+    """The folders in and below a folder that hold a record, in the order of their numbers. Raises UserError if it is none."""
+    if not os.path.isdir(folder):  # also false for a name that no folder can have
+        raise UserError(f"{folder}: no such folder")
+    found = []
+    for path, children, files in os.walk(folder):
+        # Launchers keep their jobs in hidden folders, and a sweep that is repeated sets earlier runs aside.
+        children[:] = [child for child in children if not child.startswith(".") and not is_set_aside(child)]
+        if FILE in files:
+            found.append(Path(path))
+            children.clear()
+    return sorted(found, key=_order)
+
+
+def _order(path: Path) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.parts]
 
 
 def load_json(path: Path, max_bytes: int = 2**28) -> Any:

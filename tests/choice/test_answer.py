@@ -7,6 +7,7 @@ import pytest
 
 from batchscope.choice.answer import Answer
 from batchscope.choice.cards import find_card
+from batchscope.choice.interval import Interval
 from batchscope.choice.measured import read_trainings
 from batchscope.choice.rows import Question
 from batchscope.choice.step import step_on
@@ -108,6 +109,29 @@ def test_what_is_here_is_taken_before_what_is_as_fast_elsewhere(light):
     start_up = row(at_once, "cpu").total.middle - row(at_once, "h100").total.middle
     found = answer(light, CARDS[2:], start_up_s=start_up)
     assert (found.taken.label, [each.label for each in found.too_close]) == ("cpu", ["h100"])
+
+
+def test_a_device_that_differs_from_the_first_parts_it_from_those_behind(light, monkeypatch):
+    """The last is like the first, and not like the second, which lies between them and is known well."""
+    first, here, last = answer(light, ALIKE, batch_size=8).rows
+    times = Interval(7, 10, 18), Interval(13.7, 13.8, 13.9), Interval(7, 14.5, 30)
+    order = sorted((first, here, last), key=lambda row: (row.here, row.label))
+    order = [order[0], order[2], order[1]]
+    made = [dataclasses.replace(one, total=time, training=time) for one, time in zip(order, times, strict=True)]
+    monkeypatch.setattr("batchscope.choice.answer.rows", lambda training, question: (made, []))  # no such cards
+    assert (answer(light).taken, answer(light).too_close) == (made[0], [])
+
+
+@pytest.mark.parametrize(
+    ("measured", "asked", "is_taken"), [("bf16-mixed",) * 2 + (True,), ("16-mixed", "tf32", False)]
+)
+def test_a_precision_is_predicted_from_float32_alone(tmp_path, measured, asked, is_taken):
+    found = training(tmp_path, precision=measured)
+    if is_taken:
+        assert row(answer(found, precision=asked), "h100") == row(answer(found), "h100")
+    else:
+        with pytest.raises(UserError, match=f"--precision: cnn · mnist was measured in {measured}"):
+            answer(found, precision=asked)
 
 
 def test_the_cheapest_is_the_last_sentence(heavy):

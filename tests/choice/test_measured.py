@@ -121,7 +121,7 @@ def test_the_ends_of_a_step(tmp_path, change, ends):
     ("change", "said"),
     [
         (
-            lambda record: record["throughput"].update(windows=8, disturbed_windows=8, others_share=0.86),
+            lambda record: record["throughput"].update(windows=8, disturbed_windows=5, others_share=0.86),
             "Measured on a busy machine: other programs took up to 86 %",
         ),
         (lambda record: record["config"]["data"].update(pipeline="workers"), "data.pipeline=workers hides how long"),

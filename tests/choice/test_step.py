@@ -1,5 +1,7 @@
 """A step on another device: the longer of its kernels and its host, and the memory that it takes."""
 
+from dataclasses import replace
+
 import pytest
 
 from batchscope.choice import launches, memory
@@ -87,6 +89,13 @@ def test_from_one_gpu_to_another_the_host_is_the_same(tmp_path):
     step = step_on(measured, H100, 8)
     assert step.limit == "launches"
     assert step.seconds.high <= 1.3 * measured.sizes[8].seconds.middle
+
+
+def test_a_precision_that_the_card_here_emulates_corrects_nothing(tmp_path):
+    measured = source(
+        tmp_path, device="cuda", name="Tesla T4", rows=lambda batch: [replace(row, dtype="bf16") for row in mlp(batch)]
+    )
+    assert step_on(measured, H100, 512).seconds.middle > 0
 
 
 def test_what_goes_through_cudnn_counts_for_several_launches():
