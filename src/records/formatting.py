@@ -28,7 +28,9 @@ def with_prefix(value: float, unit: str = "") -> str:
 
 def memory(total: float, parts: Mapping[str, int] | None = None) -> str:
     """Bytes with the unit that suits them, and what they consist of: `1.21 GiB: parameters 0.2, saved 1.01`."""
-    exponent, unit = next((e, u) for e, u in ((30, "GiB"), (20, "MiB"), (10, "KiB")) if total >= 2**e or e == 10)
+    exponent, unit = next(
+        (e, u) for e, u in ((30, "GiB"), (20, "MiB"), (10, "KiB")) if total >= 999.5 * 2 ** (e - 10) or e == 10
+    )
     each = ", ".join(f"{name} {float(f'{size / 2**exponent:.3g}'):g}" for name, size in (parts or {}).items())
     return f"{total / 2**exponent:.3g} {unit}" + (f": {each}" if each else "")
 

@@ -125,12 +125,12 @@ def staged(key: str) -> str:
 
 
 def metric(key: str) -> Metric:
-    """The declaration of a metric. An undeclared one is described by its name: `…acc` is a fraction that rises, `…loss` falls."""
+    """The declaration of a metric. An undeclared one is described by its name: `top5_acc` is a fraction that rises, a loss falls."""
     declared = METRICS.get(key) or RUN_METRICS.get(key)
     if declared:
         return declared
     name = key.rpartition("/")[2]
-    if name.startswith("acc"):
+    if name.startswith("acc") or name.endswith(("_acc", "_accuracy")):
         return Metric(key, FRACTION, _ACCURACY, True, _FORMATS["percent.1"])
     return Metric(key, higher_is_better=False if "loss" in name else None)
 

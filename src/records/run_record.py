@@ -21,6 +21,7 @@ from typing import Any, Literal, Self
 from ..errors import PeerLostError, UserError
 from ..files import WriteError, remove_leftovers, set_aside, why, write_bytes
 from .read import FILE, SCHEMA, DamagedRecordError, read, refuse_used
+from .values import at, number
 
 # `interrupted`: stopped by a signal, or the system refused to write a file; `killed`: ended without a chance to report.
 Status = Literal["planned", "running", "finished", "failed", "out_of_memory", "interrupted", "killed"]
@@ -44,6 +45,7 @@ class RunRecord:
         self.facts: dict[str, Any] = {"schema": SCHEMA, "status": "running", "id": secrets.token_hex(8), **facts}
         self.facts["versions"] = versions()
         self._begun = False
+        self._before_s = 0.0  # that a resumed run has taken before
 
     def __enter__(self) -> Self:
         self._started = time.time()
@@ -70,6 +72,9 @@ class RunRecord:
             ended = {key: before.pop(key) for key in ("error", "finished", "seconds") if key in before}
             entry = {"at": self.facts["started"], **resumed, "before": {"status": before.get("status"), **ended}}
             self.facts["resumed"] = [*before.get("resumed", []), entry]
+            taken = (at(each, "before.seconds") for each in self.facts["resumed"])  # of each, with those before it
+            self._before_s = max((number(seconds) or 0.0 for seconds in taken), default=0.0)
+            before.pop("waiting_seconds", None)
         # `command` stays that of the sweep that planned the run, or of the first start.
         kept = {key: before[key] for key in ("id", "started", "command") if key in before}
         self.facts = {**before, **self.facts, **kept}
@@ -109,7 +114,8 @@ class RunRecord:
                 close_open(self.path.parent, ended_as(error), reason(error))
             return
         self.facts["finished"] = _iso(time.time())
-        self.facts["seconds"] = round(time.time() - self._started - self.facts.get("waiting_seconds", 0.0), 3)
+        here_s = time.time() - self._started - self.facts.get("waiting_seconds", 0.0)
+        self.facts["seconds"] = round(self._before_s + here_s, 3)
         self.facts["status"] = ended_as(error)
         if error is not None:
             self.facts["error"] = reason(error)

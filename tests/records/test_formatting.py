@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from batchscope.records.formatting import count, duration, option_value, percent, significant, with_prefix
+from batchscope.records.formatting import count, duration, memory, option_value, percent, significant, with_prefix
 
 SHOWN: dict[Callable[..., str], dict[object, str]] = {
     significant: {61234: "61,200", 843.2: "843", 99.96: "100", 8.434: "8.43", 0.01234: "0.0123", 0: "0.00", -5: "-5.00"},
@@ -13,6 +13,7 @@ SHOWN: dict[Callable[..., str], dict[object, str]] = {
         (10.34e12, "FLOP/s"): "10.3 TFLOP/s", (0.0009, "J"): "900 µJ", (4.22e-7, "s"): "422 ns", (999.96, "B"): "1 kB",
         (12, ""): "12", (0, "J"): "0 J",
     },
+    memory: {512: "0.5 KiB", 2**20: "1 MiB", 1010 * 2**20: "0.986 GiB", 999 * 2**20: "999 MiB"},
     percent: {0.353: "35 %", (0.9846, 1): "98.5 %"},
     count: {(1, "step"): "1 step", (1200, "step"): "1,200 steps"},
     option_value: {True: "true", None: "null", 0.004: "0.004", "cpu": "cpu"},

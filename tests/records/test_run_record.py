@@ -79,6 +79,18 @@ def test_a_resumed_run_that_ends_well_has_no_error_left(tmp_path: Path) -> None:
     assert after["resumed"][0]["before"]["error"] == "killed by SIGKILL"
 
 
+def test_the_time_of_a_resumed_run_is_that_of_all_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for waited, seconds in ((5.0, 10.0), (None, 30.0), (None, 50.0)):
+        times = iter([100.0, 100.0, 100.0 + (15.0 if waited else 20.0)])
+        monkeypatch.setattr("batchscope.records.run_record.time.time", lambda times=times: next(times, 120.0))
+        with RunRecord(tmp_path) as record:
+            record.begin(None if waited else RESUMED)
+            record.add(waiting_seconds=waited)
+        assert read(tmp_path)["seconds"] == seconds
+
+
 def test_a_run_resumed_after_its_last_step_keeps_what_was_measured_of_them(tmp_path: Path) -> None:
     finished(tmp_path)
     with RunRecord(tmp_path) as record:
