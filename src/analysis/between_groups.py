@@ -72,8 +72,8 @@ def _name(key: str, value: object) -> str:
     return f"{value} threads" if key == "threads" else str(value)
 
 
-def scaling_efficiencies(runs: Sequence[Run]) -> dict[str, float]:
-    """By the name of each run on several devices: its rate over that of as many single devices.
+def scaling_efficiencies(runs: Sequence[Run]) -> dict[int, float]:
+    """By the number of each run on several devices: its rate over that of as many single devices.
 
     A single device has the same batch size, and differs in nothing else. A run without such a run is left out.
     """
@@ -82,7 +82,9 @@ def scaling_efficiencies(runs: Sequence[Run]) -> dict[str, float]:
         if RATE in run.values and run.processes == 1:
             single.setdefault(_alike(run), []).append(run)
     several = (run for run in runs if run.processes > 1 and RATE in run.values and _alike(run) in single)
-    return {run.name: rates_of({0: single[_alike(run)], 1: [run]}).ratio(1, 0).value / run.processes for run in several}
+    return {
+        run.number: rates_of({0: single[_alike(run)], 1: [run]}).ratio(1, 0).value / run.processes for run in several
+    }
 
 
 def _alike(run: Run) -> str:
@@ -121,7 +123,8 @@ def _fastest(groups: Sequence[Group], names: Sequence[str]) -> Iterator[str]:
         ratios = {number: rates.ratio(best, number, STATED) for number in measured if number != best}
         second = min(ratios, key=lambda number: ratios[number].value)
         if decision.fastest is not None:
-            yield f"{names[best]} is the fastest: {times_as_fast(ratios[second])} as {names[second]}."
+            words = times_as_fast(ratios[second])
+            yield f"{names[best]} is the fastest: {words} {'than' if words == 'faster' else 'as'} {names[second]}."
             return
         alike = sorted([best, *(number for number, ratio in ratios.items() if ratio.low <= 1)])
         slower = and_([names[number] for number in ratios if number not in alike])

@@ -178,7 +178,7 @@ def find_findings(folder: Path) -> Findings:
 def holds_one_diagnosis(folder: Path) -> bool:
     """Whether the runs in and below a folder are those of one diagnosis."""
     roles = [table(run.record.get("diagnosis")).get("role") for run in find([folder]).runs]
-    return set(roles) <= set(_ORDER) and roles.count(BASELINE) == 1
+    return all(role in _ORDER for role in roles) and roles.count(BASELINE) == 1
 
 
 def best_pair(findings: Findings) -> list[Trial]:

@@ -95,10 +95,16 @@ def _differing(pairs: Sequence[Pair], read: Callable[[Run], Mapping[str, Any]]) 
     for pair in pairs:
         sides = [read(runs[0]) for runs in (pair.a, pair.b)]
         for key in dict.fromkeys([*sides[0], *sides[1]]):
-            before, after = (option_value(side[key])[:_LONGEST] if key in side else "—" for side in sides)
-            if before != after:
+            if (key in sides[0]) != (key in sides[1]) or sides[0][key] != sides[1][key]:
+                before, after = (_shown(side[key]) if key in side else "—" for side in sides)
                 changes.setdefault(str(key), {})[f"{before} → {after}"] = None
     most = _MOST_VALUES
     return [
         f"{key}: {'; '.join([*found][:most])}{'; …' if len(found) > most else ''}" for key, found in changes.items()
     ]
+
+
+def _shown(value: Any) -> str:
+    """A value, all its digits; of a long text its begin and its end."""
+    text = repr(value) if isinstance(value, float) else option_value(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 3]}…{text[-_LONGEST // 2 :]}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FILE = "report.html"
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _GID = re.compile(r"run-(\d+(?:_\d+)*)")
-_HOMES = (re.escape(str(Path.home())), r"/(?:home|Users)/[^/\s\"'<>:;,\\]+", r"/root(?=[/\s\"'<>:;,]|$)")
+_HOMES = (r"/(?:home|Users)/[^/\s\"'<>:;,\\]+", r"/root(?=[/\s\"'<>:;,]|$)")
 
 
 def page(report: "Report", pictures: Mapping[str, Picture]) -> str:

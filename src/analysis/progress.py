@@ -72,9 +72,12 @@ class Progress:
         elif len(first) < len(known):
             found.append(f"By it {and_(first, 'or')} reaches a given quality first; which of them is not known.")
         fastest = max(known, key=self.rates.rate)
-        lost = sorted(1 - self.efficiency(fastest, phi) for phi in (scale.low, scale.high))
-        if fastest > known[0] and lost[1] - lost[0] <= 2 * KNOWN:
-            share = percent(1 - self.efficiency(fastest))
+        low, high, lost = (
+            1 - self.efficiency(fastest, phi) / self.efficiency(known[0], phi)
+            for phi in (scale.low, scale.high, scale.value)
+        )
+        if fastest > known[0] and abs(high - low) <= 2 * KNOWN:
+            share = percent(lost)
             found.append(
                 f"{fastest:,} has the highest rate, of which {share} is lost to noise, compared with {known[0]:,}."
             )

@@ -92,7 +92,8 @@ def _standard_errors(
 
     What seeds differ by is taken to be as large. The rule of succession keeps the error of an accuracy of 0 or 1 above 0.
     """
-    counts = {s: positive(at(sizes[s][0].record, f"evaluated.{key.partition('/')[0]}")) for s in means}
+    tested = {s: next(run for run in sizes[s] if key in run.metrics) for s in means}
+    counts = {s: positive(at(run.record, f"evaluated.{key.partition('/')[0]}")) for s, run in tested.items()}
     if not all(counts.values()):
         return None
     smooth = {s: (means[s] * n + 1) / (n + 2) for s, n in counts.items() if n}

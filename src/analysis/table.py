@@ -48,7 +48,7 @@ def run_table(sweep: SweepResults) -> pd.DataFrame:
                 "group": group.label,
                 "status": run.status,
                 "reason": run.reason or None,
-                "scaling_efficiency": efficiencies.get(run.name),
+                "scaling_efficiency": efficiencies.get(run.number),
             }
     settings = [key for key in sweep.factors if key != BATCH_SIZE]
     metrics = [name for stage in ("test/", "val/", "") for name in _of_stage(stage, sweep.runs)]

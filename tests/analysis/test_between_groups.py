@@ -7,7 +7,7 @@ import pytest
 
 from batchscope.analysis.between_groups import compare_settings, crossovers, scaling_efficiencies
 from batchscope.analysis.read import find
-from batchscope.analysis.table import settings_table, shown_metrics
+from batchscope.analysis.table import run_table, settings_table, shown_metrics
 from batchscope.analysis.text import and_
 from tests.support.synthetic_runs import change_record, write_measured
 
@@ -98,7 +98,7 @@ def test_efficiency_is_the_rate_over_that_of_as_many_single_devices(tmp_path: Pa
         }
         facts = {"options": options, "throughput": {"processes": devices}}
         write_measured(tmp_path, {64: ms}, first=number, **facts, **QUIET)
-    assert scaling_efficiencies(find([tmp_path]).runs) == {"1": pytest.approx(0.8, rel=0.01)}  # of 4, no counterpart
+    assert scaling_efficiencies(find([tmp_path]).runs) == {1: pytest.approx(0.8, rel=0.01)}  # of 4, no counterpart
 
 
 # --- options, each at one batch size --------------------------------------------------------------------------------
@@ -121,6 +121,10 @@ TWO, THREE = {"memory": 10.0, "device": 5.0}, {"memory": 10.0, "device": 9.9, "w
     [
         (TWO, QUIET, "cnn · device is the fastest: 2.00 times as fast as cnn · memory."),
         (TWO, {"noise": 0.1, "drift": 0, "passes": False}, "cnn · device is the fastest: at least 1."),
+        (
+            {"memory": 10.0, "device": 8.9}, {"noise": 0.2, "windows": 40, "drift": 0},
+            "cnn · device is the fastest: faster than cnn · memory.",
+        ),
         (
             THREE, {"noise": 0.05},
             "No difference in speed is shown between cnn · memory and cnn · device; slower than cnn · memory: cnn · w",
@@ -177,3 +181,12 @@ def test_the_table_has_a_line_for_each_setting_with_the_mean_and_the_deviation_o
 def test_names_in_a_sentence(names: list[str | int], said: str) -> None:
     """Of settings that are all alike, none is slower."""
     assert and_(names) == said
+
+
+def test_the_efficiency_of_a_run_stands_beside_its_own_name(tmp_path: Path):
+    """Folders of one name in two places."""
+    for devices, ms in ((1, 10.0), (2, 12.5)):
+        options, throughput = {"trainer.devices": devices, "trainer.strategy": "ddp"}, {"processes": devices}
+        write_measured(tmp_path / f"{devices}/sweep", {64: ms}, options=options, throughput=throughput, **QUIET)
+    frame = run_table(find([tmp_path / "1/sweep", tmp_path / "2/sweep"]))
+    assert list(frame["scaling_efficiency"].isna()) == [True, False]

@@ -273,6 +273,13 @@ def test_nothing_that_matches_is_one_line(tmp_path):
             compare(tmp_path / a, tmp_path / b)
 
 
+def test_long_values_that_differ_at_their_end_are_said_to(tmp_path):
+    for name in ("best", "last"):
+        write_run(tmp_path / name, 64, 10.0, options={"model.weights": f"/data/{'x' * 80}/{name}.ckpt"})
+    (line,) = compare(tmp_path / "best", tmp_path / "last").differing["configuration"]
+    assert line.startswith("model.weights: /data/xx") and "best.ckpt → " in line and line.endswith("last.ckpt")
+
+
 def test_what_differs_in_configuration_versions_and_hardware_is_said(tmp_path):
     a = {"hardware": {"cpu_cores": 2}}
     b = {"hardware": {"cpu_cores": 4}, "options": {"optimizer.lr": 0.1}, "versions": {"torch": "2.10.0"}}

@@ -40,6 +40,15 @@ def test_a_size_is_worse_where_its_loss_is_more_than_noise(tmp_path: Path, value
     assert found.loss_words(max(values), 8) == words
 
 
+def test_the_number_of_samples_is_that_of_a_run_with_the_metric(tmp_path: Path):
+    write_measured(tmp_path, {8: 10.0}, status="interrupted", windows=1)
+    write_measured(
+        tmp_path, {8: 10.0, 64: 10.0}, first=1, windows=1, test_samples=1000, metrics=lambda size: {"test/acc": 0.9}
+    )
+    found = quality_of(find([tmp_path]).groups[0].sizes, "test/acc")
+    assert found is not None and found.allowed is not None
+
+
 @pytest.mark.parametrize(("key", "samples"), [("test/loss", 1000), ("test/acc", None)])
 def test_the_noise_of_one_loss_and_of_an_unknown_number_of_samples_is_not_known(tmp_path: Path, key, samples):
     found = quality(tmp_path, {8: [0.1], 64: [0.5]}, key=key, samples=samples)
