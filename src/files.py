@@ -191,6 +191,15 @@ def lock_folder(folder: Path, option: str, busy: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def writing(option: str, path: Path) -> Iterator[None]:
+    """Within, what an option names is written: an OSError is a WriteError of one line."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(f"{option}: '{path}' cannot be written: {why(error)}") from error
+
+
 def why(error: OSError) -> str:
     """The system's reason, in words."""
     if error.errno in NO_SPACE:

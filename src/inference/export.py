@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..data.spec import LENGTHS
 from ..errors import UserError, in_one_line
-from ..files import atomic_write
+from ..files import write_bytes, writing
 from .load import Trained
 
 FORMATS = {"torch_export": ".pt2", "onnx": ".onnx", "state_dict": ".pt"}
@@ -48,7 +50,8 @@ def export(trained: Trained, form: str, path: Path, samples: Mapping[str, Tensor
             `lengths: (N,)` where they vary.
 
     Raises:
-        UserError: for an unknown format, a missing library, a network that cannot be exported, or a file that exists.
+        UserError: for an unknown format, a missing library, a network that cannot be exported, a file that exists or cannot
+            be written, and one that answers NaN, which is not kept.
     """
     refuse(form, path)
     network = trained.network.eval().cpu()
@@ -64,14 +67,15 @@ def export(trained: Trained, form: str, path: Path, samples: Mapping[str, Tensor
                 f"export: {type(network).__name__} answers a {type(answer).__name__}, and a file one tensor"
             )
         run = _torch_export(module, example, path) if form == "torch_export" else _onnx(module, example, path)
+        difference = _difference(module, run, samples)
     except UserError:
         raise
-    except Exception as error:  # an exporter's own, for operations that it does not know
+    except Exception as error:  # of an exporter, for operations that it does not know, or of the exported network
         path.unlink(missing_ok=True)
         raise UserError(
             f"export: {type(network).__name__} cannot be written as {form}: {in_one_line(error)}"
         ) from error
-    return Exported(path, _difference(module, run, samples), _size(samples))
+    return Exported(path, difference, _size(samples))
 
 
 def refuse(form: str, path: Path) -> None:
@@ -124,7 +128,7 @@ def _any_batch(example: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def _arguments(samples: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     """One input, and its lengths, by position; several by their names."""
-    return ((*samples.values(),), {}) if "x" in samples else ((), {**samples})
+    return ((*samples.values(),), {}) if {*samples} <= {"x", LENGTHS} else ((), {**samples})
 
 
 def _size(samples: Mapping[str, Tensor]) -> int:
@@ -137,13 +141,18 @@ def _difference(module: nn.Module, run: _Run, samples: Mapping[str, Tensor]) -> 
     with torch.inference_mode():
         for size in (*_BATCHES, _size(samples)):
             args, named = _arguments({name: tensor[:size] for name, tensor in samples.items()})
-            largest = max(largest, (run(*args, **named) - module(*args, **named)).abs().max().item())
+            answer, expected = run(*args, **named), module(*args, **named)
+            # Infinities that are equal differ by nothing: logits of what a mask excludes.
+            difference = (answer - expected).abs().where(answer != expected, 0.0).max().item()
+            if not math.isfinite(difference):
+                raise ArithmeticError(f"an output differs from the network's by {difference}")
+            largest = max(largest, difference)
     return largest
 
 
 def _write(path: Path, write: Callable[[Any], Any]) -> None:
     buffer = io.BytesIO()
     write(buffer)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as file:
-        file.write(buffer.getvalue())
+    with writing("output", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, buffer.getvalue())

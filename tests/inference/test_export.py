@@ -44,12 +44,27 @@ def test_what_cannot_be_written_is_refused(trained: Trained, tmp_path: Path, for
     assert [path.name for path in tmp_path.iterdir()] == ["there.pt"]
 
 
-def test_a_network_that_no_exporter_reads_leaves_nothing(trained: Trained, tmp_path: Path) -> None:
-    class Branches(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x if x.sum() > 0 else -x
+class _Branches(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
 
-    other = Trained(trained.module, Branches(), trained.data, "branches", trained.config)
-    with pytest.raises(UserError, match="Branches cannot be written as torch_export"):
+
+class _NoNumber(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.nan
+
+
+@pytest.mark.parametrize("network", [_Branches(), _NoNumber()])
+def test_a_network_that_no_file_answers_for_leaves_nothing(
+    trained: Trained, tmp_path: Path, network: torch.nn.Module
+) -> None:
+    other = Trained(trained.module, network, trained.data, "other", trained.config)
+    with pytest.raises(UserError, match=f"{type(network).__name__} cannot be written as torch_export"):
         export(other, "torch_export", tmp_path / "a.pt2", samples_of(trained, 4).named)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_written_is_one_line(trained: Trained, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"output: '.*cnn.pt' cannot be written: "):
+        export(trained, "state_dict", tmp_path / "file" / "cnn.pt", {})

@@ -8,11 +8,12 @@ import pytest
 import torch
 from lightning import seed_everything
 
+from batchscope.data.spec import DataSpec
 from batchscope.errors import UserError
 from batchscope.inference.export import FORMATS, export
 from batchscope.inference.inputs import read_inputs
 from batchscope.inference.latency import measure_latency
-from batchscope.inference.load import Trained, untrained
+from batchscope.inference.load import KnownData, Trained, untrained
 from batchscope.inference.predict import predict, samples_of, write_predictions
 from batchscope.options.compose import check_command_line
 from batchscope.options.groups import use_config_dir
@@ -83,6 +84,19 @@ def test_the_file_takes_the_inputs_by_their_names(reader: Trained, tmp_path: Pat
     if form == "torch_export":
         loaded = torch.export.load(done.path).module()
         torch.testing.assert_close(loaded(**samples), reader.network(**samples))
+
+
+class _Difference(torch.nn.Module):
+    def forward(self, mask: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return x - mask
+
+
+def test_an_input_called_x_beside_others_has_no_place(reader: Trained, tmp_path: Path) -> None:
+    spec = DataSpec("tensor", (3,), "vector", 3, fields=("x", "mask", "y"))
+    other = Trained(reader.module, _Difference(), KnownData(spec, "own"), "other", reader.config)
+    done = export(other, "torch_export", tmp_path / "other.pt2", {"x": torch.ones(9, 3), "mask": torch.zeros(9, 3)})
+    found = torch.export.load(done.path).module()(x=torch.ones(2, 3), mask=torch.zeros(2, 3))
+    assert found.tolist() == [[1.0] * 3] * 2
 
 
 def test_its_latency_is_measured_with_test_samples(reader: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
