@@ -30,6 +30,7 @@ from ..analysis.text import aligned
 from ..analysis.windows import COLUMNS
 from ..data.spec import DataSpec, arguments
 from ..errors import UserError, in_one_line
+from ..files import write_folder, writing
 from ..hardware.contention import NoiseMeter, is_disturbed
 from ..hardware.device_memory import is_out_of_memory
 from ..hardware.devices import device_name
@@ -46,22 +47,23 @@ _FEWEST_FOR_P99 = 100  # of fewer times, the 99th percentile is a maximum
 
 
 class _Size(Run):
-    """The forward passes of one batch size, visited as a run of a sweep is."""
+    """The forward passes of one batch size, visited as a run of a sweep is. Between visits no inputs are on the device."""
 
-    def __init__(self, size: int, forward: Callable[[], object], memory_gib: float | None):
+    def __init__(self, size: int, network: nn.Module, inputs: Callable[[], Any], memory_gib: float | None):
         super().__init__("latency", size)
-        self.forward, self.memory_gib = forward, memory_gib
+        self.network, self.inputs, self.memory_gib = network, inputs, memory_gib
         self.times_s: list[float] = []
 
     @override
     def visit(self, number: int, seconds: float) -> Mapping[str, Any]:
+        args, named = self.inputs()
         noise, until = NoiseMeter(), time.perf_counter() + seconds
         times: list[float] = []
         with torch.inference_mode():
-            self.forward()  # the sizes before it have filled the caches
+            self.network(*args, **named)  # the sizes before it have filled the caches
             while not times or time.perf_counter() < until:
                 began = clock()
-                self.forward()
+                self.network(*args, **named)
                 times.append(clock() - began)
         self.times_s += times
         found = noise.read()
@@ -203,10 +205,11 @@ def _prepared(
     """A warm batch size with the memory that it takes; None if it does not fit. `samples` are repeated to fill it."""
     shape = (size, *spec.input_shape)
     try:
-        inputs: Any = inputs_like(network, spec, size) if samples is None else samples.repeated(size)
-        args, named = move_data_to_device(plugin.convert_input(arguments(*inputs)), device)
+        given: Any = inputs_like(network, spec, size) if samples is None else samples.repeated(size)
+        inputs = partial(move_data_to_device, plugin.convert_input(arguments(*given)), device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
+        args, named = inputs()
         with torch.inference_mode():
             for _ in range(_WARM_UP):
                 network(*args, **named)
@@ -215,7 +218,7 @@ def _prepared(
         if is_out_of_memory(error):
             return None
         raise UserError(f"model: {type(network).__name__} does not take {shape}: {in_one_line(error)}") from error
-    return _Size(size, partial(network, *args, **named), memory)
+    return _Size(size, network, inputs, memory)
 
 
 def _row(one: _Size, rates: Rates) -> dict[str, Any]:
@@ -230,11 +233,10 @@ def _row(one: _Size, rates: Rates) -> dict[str, Any]:
 
 
 def write(found: Latencies, title: str, folder: Path) -> list[Path]:
-    """Write `latency.csv` and `latency.png` to a new folder."""
+    """Write `latency.csv` and `latency.png` to a new folder. Raises WriteError, and leaves nothing then."""
     picture = io.BytesIO()
     found.draw(title).savefig(picture, format="png", dpi=150)
-    folder.mkdir(parents=True)
     contents = {"latency.csv": found.table.to_csv(index=False).encode(), "latency.png": picture.getvalue()}
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
+    with writing("output", folder):
+        folder = write_folder(folder, contents)
     return [folder / name for name in contents]

@@ -37,6 +37,12 @@ def test_the_table_and_the_picture_are_written(found: Latencies, tmp_path: Path)
     assert files[0].read_text().startswith("batch_size,p50_ms,p99_ms,samples_per_sec,of_best,memory_gib")
 
 
+def test_a_folder_that_cannot_be_written_is_one_line(found: Latencies, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"output: '.*latency' cannot be written: "):
+        write(found, "cnn", tmp_path / "file" / "latency")
+
+
 class _OutOfMemory(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if len(x) > 4:
