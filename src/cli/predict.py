@@ -20,9 +20,12 @@ def main() -> None:
     """The program: parse, predict, write, print."""
     given, overrides = parse_words("predict", __doc__, {"ckpt": CKPT, "input": "test", "output": None})
     checkpoint, output = Path(given["ckpt"]), Path(given.get("output", "predictions.csv"))
-    from ..inference.load import restore  # torch takes seconds to import
+    from ..inference.inputs import refuse_input  # torch takes seconds to import
+    from ..inference.load import restore
     from ..inference.predict import SPLITS, predict, refuse_output, write_predictions
 
+    if given["input"] not in SPLITS:
+        refuse_input(Path(given["input"]))
     refuse_output(output)
     trained = restore(checkpoint, overrides, with_data=given["input"] in SPLITS)
     refuse_output(output, trained.spec)

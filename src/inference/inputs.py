@@ -1,6 +1,5 @@
 """Inputs for predictions from a user's own files: a folder of images, or the arrays of an `.npz` file."""
 
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,14 +45,13 @@ def read_inputs(source: Path, spec: DataSpec) -> Inputs:
     Args:
         source: a folder with images at any depth, one image, or an `.npz` file with an array `x: (N, …)`, or an array of
             each of several inputs by its name. Arrays of bytes are images from 0 to 255, as `(N, C, H, W)` or
-            `(N, H, W, C)`; other arrays are taken as they are.
+            `(N, H, W, C)`; of other arrays integers become int64, and floats float32.
         spec: of the training data.
 
     Raises:
         UserError: if nothing is there, or a sample does not have the shape that the network reads.
     """
-    if not source.exists():
-        raise UserError(f"input: got '{source}', takes test, val, a folder of images, an image or an .npz file")
+    refuse_input(source)
     if source.suffix == ".npz":
         return _of_arrays(source, spec)
     if spec.kind != "image" or len(spec.inputs) > 1:
@@ -69,6 +67,12 @@ def read_inputs(source: Path, spec: DataSpec) -> Inputs:
     others = images.of_other_size()
     resized = f"{others:,} of {len(files):,} images were resized to {height}×{width}" if others else ""
     return Inputs(names, images, resized)
+
+
+def refuse_input(source: Path) -> None:
+    """UserError for a file or folder that is not there."""
+    if not source.exists():
+        raise UserError(f"input: got '{source}', takes test, val, a folder of images, an image or an .npz file")
 
 
 class _Images(Sequence):
@@ -115,9 +119,11 @@ def _images_below(folder: Path) -> Iterator[Path]:
 
 
 def _size_of(file: Path) -> _Size:
-    """Width and height, from the file's header alone."""
+    """Width and height, from the header alone, of an image whose values are bytes: Pillow cuts others off at 255."""
     try:
         with Image.open(file) as image:
+            if image.mode.startswith(("I", "F")):
+                raise ValueError(f"its values are of mode {image.mode}, takes 8 bits a channel")
             return image.size
     except Exception as error:
         raise UserError(_unreadable(file, error)) from error
@@ -131,7 +137,7 @@ def _of_arrays(source: Path, spec: DataSpec) -> Inputs:
     try:
         with np.load(source, allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+    except Exception as error:  # any failure of a decoder on a damaged file
         raise UserError(f"input: '{source}' cannot be read: {in_one_line(error, 120)}") from error
     first, *others = spec.inputs if len(spec.inputs) > 1 else ("x",)
     if len(found) == 1 and not others:

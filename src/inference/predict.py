@@ -1,7 +1,9 @@
 """Predictions of a trained network: a table with one row a sample, the raw outputs, and a picture of some samples."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -20,8 +22,9 @@ from ..callbacks.prediction_images import Sample, draw_masks, draw_samples
 from ..data.plain import lightning_of
 from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, takes
 from ..errors import UserError
-from ..files import atomic_write
-from .inputs import Inputs, read_inputs
+from ..files import atomic_write, writing
+from ..training.trial import blamed
+from .inputs import read_inputs
 from .load import Trained, trainer_for
 
 SPLITS = ("test", "val")
@@ -35,7 +38,8 @@ class Predictions:
     """What a network answers to samples.
 
     `output` and `target` have the shapes that the DataSpec gives to its kind of target; `target` is None where nobody knows
-    the answers. `drawn` holds the first samples.
+    the answers. Behind the end of a sequence whose steps have a class each, `output` is NaN, and `answer` and `target` are
+    PADDING. `drawn` holds the first samples.
     """
 
     names: Sequence[str]
@@ -49,7 +53,8 @@ class Predictions:
     def answer(self) -> Tensor:
         """In the shape of the target: the class with the highest score, the labels whose logit is above 0, or numbers."""
         if self.spec.target in CLASSES:
-            return self.output.argmax(dim=1 if self.spec.target == "class_per_pixel" else -1)
+            answer = self.output.argmax(dim=1 if self.spec.target == "class_per_pixel" else -1)
+            return answer.masked_fill(self.output[..., 0].isnan(), PADDING) if self.spec.pads_steps else answer
         if self.spec.target == "multilabel":
             return (self.output > 0).long()
         return self.output.squeeze(-1) if self.spec.target == "value" else self.output
@@ -88,7 +93,8 @@ class Predictions:
             case "class":
                 return {name: [self.class_name(value) for value in values.tolist()]}
             case "class_per_step":
-                return {name: [" ".join(map(self.class_name, row)) for row in values.tolist()]}
+                rows = [[self.class_name(value) for value in row if value != PADDING] for row in values.tolist()]
+                return {name: [*map(" ".join, rows)]}
             case "value":
                 return {name: values.tolist()}
         kept = values.long() if self.spec.target == "multilabel" else values
@@ -103,30 +109,25 @@ def predict(trained: Trained, source: str) -> Predictions:
         source: `test` or `val`, or what `read_inputs` takes.
 
     Raises:
-        UserError: if the input cannot be read, or does not have the shape that the network reads.
+        UserError: if the input cannot be read, the network does not take it, or the trainer's options leave no batch.
     """
-    collected, spec = _Collected(), trained.spec
+    collected, spec = _Collected(trained.spec), trained.spec
     trainer = trainer_for(trained, collected.callback())
     if source in SPLITS:
-        names, note = _of_split(trained, trainer, source), ""
+        option, names, note = f"limit_{source}_batches", map(str, count()), ""
+        trained.data.prepare_data()
+        run = trainer.test if source == "test" else trainer.validate
+        run(trained.module, datamodule=lightning_of(trained.data), verbose=False)
     else:
         inputs = read_inputs(Path(source), spec)
-        names, note = _of_files(trained, trainer, inputs), inputs.resized
-    names = names or [str(i) for i in range(len(collected.output))]
-    return Predictions(names, collected.output, collected.target, collected.drawn, spec, note)
-
-
-def _of_split(trained: Trained, trainer: Trainer, split: str) -> list[str]:
-    trained.data.prepare_data()
-    run = trainer.test if split == "test" else trainer.validate
-    run(trained.module, datamodule=lightning_of(trained.data), verbose=False)
-    return []
-
-
-def _of_files(trained: Trained, trainer: Trainer, inputs: Inputs) -> list[str]:
-    loader = DataLoader(inputs, batch_size=min(trained.known.batch_size or _BATCH, len(inputs)))
-    trainer.predict(trained.module, dataloaders=loader, return_predictions=False)
-    return list(inputs.names)
+        option, names, note = "limit_predict_batches", inputs.names, inputs.resized
+        loader = DataLoader(inputs, batch_size=min(trained.known.batch_size or _BATCH, len(inputs)))
+        with blamed("input", f"{type(trained.network).__name__} does not take these samples"):
+            trainer.predict(trained.module, dataloaders=loader, return_predictions=False)
+    output = collected.output
+    if not len(output):
+        raise UserError(f"trainer.{option}: got {trained.config['trainer'].get(option)}, which predicts no batch")
+    return Predictions([*islice(names, len(output))], output, collected.target, collected.drawn, spec, note)
 
 
 class Samples(NamedTuple):
@@ -163,14 +164,15 @@ def samples_of(trained: Trained, most: int) -> Samples:
 class _Collected:
     """Keeps what each batch of an evaluation returned as `output` and `target`, on the CPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, spec: DataSpec) -> None:
+        self._spec = spec
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
         self._drawn: list[Tensor] = []
 
     @property
     def output(self) -> Tensor:
-        return _joined(self._outputs)
+        return _joined(self._outputs, math.nan) if self._outputs else torch.empty(0)
 
     @property
     def target(self) -> Tensor | None:
@@ -185,24 +187,28 @@ class _Collected:
         hooks = dict.fromkeys(("on_test_batch_end", "on_validation_batch_end", "on_predict_batch_end"), self._keep)
         return LambdaCallback(**hooks)
 
-    def _keep(self, trainer: Trainer, module: LightningModule, outputs: Any, *batch: Any) -> None:
+    def _keep(self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, *number: int) -> None:
         if not isinstance(outputs, dict) or not {"output", "input"} <= outputs.keys():
             raise UserError(
-                f"model: the steps of {type(module).__name__} return no dict with `input`, `output` and `target`, which is "
-                "what predict reads"
+                f"model: the steps of {type(module).__name__} return no dict with `input` and `output` (and `target`, if "
+                "known), which is what predict reads"
             )
-        answer = outputs["output"]
+        answer, target = outputs["output"], outputs.get("target")
         if not isinstance(answer, Tensor):
             raise UserError(f"predict: the network answers a {type(answer).__name__}, and a prediction is one tensor")
-        self._outputs.append(outputs["output"].float().cpu())
-        if outputs.get("target") is not None:
-            self._targets.append(outputs["target"].cpu())
+        output, target = answer.float().cpu(), None if target is None else target.cpu()
+        if self._spec.pads_steps:
+            ended = torch.arange(output.shape[1]) >= batch[1].cpu()[:, None] if target is None else target == PADDING
+            output = output.masked_fill(ended[..., None], math.nan)
+        self._outputs.append(output)
+        if target is not None:
+            self._targets.append(target)
         missing = _DRAWN - sum(map(len, self._drawn))
         if missing > 0:
             self._drawn += [x[:missing].float().cpu() for x in tree_leaves(outputs["input"])[:1]]
 
 
-def _joined(batches: list[Tensor], padding: int = 0) -> Tensor:
+def _joined(batches: list[Tensor], padding: float) -> Tensor:
     """Batches as one; of sequences of different lengths, each is padded to the longest."""
     if all(batch.shape[1:] == batches[0].shape[1:] for batch in batches):
         return torch.cat(batches)
@@ -215,21 +221,23 @@ def write_predictions(predictions: Predictions, path: Path) -> list[Path]:
     A `.csv` file has the table; an `.npz` file has `output`, `prediction`, `target` where it is known, and `sample`.
 
     Raises:
-        UserError: if the suffix is neither, or the file exists.
+        UserError: if the suffix is neither, or a file exists or cannot be written.
     """
     refuse_output(path, predictions.spec)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as file:
-        if path.suffix == ".csv":
-            file.write(predictions.table().to_csv(index=False).encode())
-        else:
-            arrays = {"output": predictions.output.numpy(), "prediction": predictions.answer.numpy()}
-            arrays |= {} if predictions.target is None else {"target": predictions.target.numpy()}
-            cast(Any, np).savez_compressed(file, sample=np.asarray(predictions.names), **arrays)
+    with writing("output", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            if path.suffix == ".csv":
+                file.write(predictions.table().to_csv(index=False).encode())
+            else:
+                arrays = {"output": predictions.output.numpy(), "prediction": predictions.answer.numpy()}
+                arrays |= {} if predictions.target is None else {"target": predictions.target.numpy()}
+                cast(Any, np).savez_compressed(file, sample=np.asarray(predictions.names), **arrays)
     if predictions.spec.kind != "image" or predictions.spec.target not in ("class", "class_per_pixel"):
         return [path]
     picture = path.with_suffix(".png")
-    predictions.draw().savefig(picture)
+    with writing("output", picture), atomic_write(picture) as file:
+        predictions.draw().savefig(file, format="png")
     return [path, picture]
 
 

@@ -131,6 +131,7 @@ REFUSED = {
     "train hydra.run.dir=${nothing.here}": "hydra.run.dir: … nothing",
     "train hydra.run.dir=null": "hydra.run.dir: got null, takes a value",
     f"train hydra.run.dir=outputs/{'x' * 300}": "hydra.run.dir: has a name of more than 255 bytes",
+    "predict ckpt=file input=nowhere output=file": "input: got 'nowhere', takes test, val, a folder of images, an image or an .npz file",
     "train hydra.run.dir=file": "hydra.run.dir: file cannot be written: File exists",
     "train hydra.run.dir=file/x": "hydra.run.dir: file/x cannot be written: Not a directory",
     "train -m seed=0,1 hydra.sweep.dir=file/x": "hydra.sweep.dir: file/x cannot be written: Not a directory",

@@ -13,8 +13,11 @@ from batchscope.cli.evaluate import evaluate
 from batchscope.data.spec import DataSpec, spec_from
 from batchscope.errors import UserError
 from batchscope.inference.inputs import read_inputs
-from batchscope.inference.load import Trained
-from batchscope.inference.predict import Predictions, predict, write_predictions
+from batchscope.inference.load import Trained, untrained
+from batchscope.inference.predict import Predictions, predict, samples_of, write_predictions
+from batchscope.options.compose import check_command_line
+from batchscope.options.groups import use_config_dir
+from tests.support.own_data import write_config
 
 
 def pixels_of(trained: Trained) -> tuple[np.ndarray, np.ndarray]:
@@ -38,6 +41,15 @@ def test_the_validation_set_can_be_asked_for(trained: Trained) -> None:
     found = predict(trained, "val")
     assert len(found.output) == 32
     assert found.target is not None
+
+
+def test_limits_of_batches_leave_fewer_samples_or_are_named(trained: Trained, tmp_path: Path) -> None:
+    np.savez(tmp_path / "samples.npz", x=pixels_of(trained)[0])
+    limits = trained.config["trainer"]
+    limits |= {"limit_predict_batches": 1, "limit_val_batches": 0}
+    assert predict(trained, str(tmp_path / "samples.npz")).table()["sample"].tolist() == [str(i) for i in range(16)]
+    with pytest.raises(UserError, match="trainer.limit_val_batches: got 0, which predicts no batch"):
+        predict(trained, "val")
 
 
 def test_a_folder_of_images_has_the_same_answers_as_the_split(trained: Trained, tmp_path: Path) -> None:
@@ -96,10 +108,21 @@ def test_inputs_that_are_no_samples_are_refused(trained: Trained, tmp_path: Path
     (tmp_path / "broken.png").write_bytes(b"\x89PNG no image")
     (tmp_path / "broken.npz").write_bytes(b"PK no archive")
     (tmp_path / "empty").mkdir()
+    np.save(tmp_path / "array", np.zeros((3, 1, 28, 28)))
+    (tmp_path / "array.npy").rename(tmp_path / "array.npz")
+    Image.fromarray(np.full((28, 28), 30_000, np.uint16)).save(tmp_path / "deep.png")
     assert "takes test, val, a folder of images" in refusal(tmp_path / "nothing", trained.spec)
     assert "no image below" in refusal(tmp_path / "empty", trained.spec)
     assert "cannot be read as an image" in refusal(tmp_path, trained.spec)
     assert "cannot be read" in refusal(tmp_path / "broken.npz", trained.spec)
+    assert "cannot be read" in refusal(tmp_path / "array.npz", trained.spec)
+    assert "mode I;16, takes 8 bits a channel" in refusal(tmp_path / "deep.png", trained.spec)
+
+
+def test_numbers_that_the_network_does_not_compute_with_are_refused(trained: Trained, tmp_path: Path) -> None:
+    np.savez(tmp_path / "samples.npz", x=np.zeros((3, 1, 28, 28), np.int64))
+    with pytest.raises(UserError, match=r"input: SimpleCNN does not take these samples: RuntimeError"):
+        predict(trained, str(tmp_path / "samples.npz"))
 
 
 def test_a_network_for_sequences_takes_no_images(tmp_path: Path) -> None:
@@ -131,6 +154,19 @@ def test_the_table_has_the_names_of_the_classes(target: str, output: list, truth
     assert {key: row[key] for key in columns} == columns
 
 
+def test_steps_behind_the_end_of_a_sequence_have_no_answer(tmp_path: Path) -> None:
+    use_config_dir(str(write_config(tmp_path / "configs", "Lengths", every_step=True)))
+    words = ["data=own", "model=stacked_lstm", "trainer.accelerator=cpu", "data.num_workers=0", "data.batch_size=5"]
+    network = untrained(check_command_line(words, multirun=False)[0])
+    table, first = predict(network, "test").table(), samples_of(network, 5)
+    steps = {name: table[name].str.split().str.len() for name in ("prediction", "target")}
+    assert (steps["prediction"] == steps["target"]).all()
+    assert steps["prediction"].tolist()[:5] == first.lengths.tolist()
+    np.savez(tmp_path / "samples.npz", x=first.inputs.numpy(), lengths=first.lengths.numpy())
+    found = predict(network, str(tmp_path / "samples.npz")).table()
+    assert found["prediction"].tolist() == table["prediction"].tolist()[:5]
+
+
 def test_a_csv_file_and_a_picture_are_written_and_never_replaced(trained: Trained, tmp_path: Path) -> None:
     found = predict(trained, "test")
     files = write_predictions(found, tmp_path / "out" / "answers.csv")
@@ -139,6 +175,8 @@ def test_a_csv_file_and_a_picture_are_written_and_never_replaced(trained: Traine
     assert (table["prediction"] == table["target"]).mean() == pytest.approx(found.accuracy)
     with pytest.raises(UserError, match="exists; give another name"):
         write_predictions(found, files[0])
+    with pytest.raises(UserError, match=r"output: '.*a.csv' cannot be written: "):
+        write_predictions(found, files[0] / "a.csv")
 
 
 def test_an_npz_file_has_the_outputs(trained: Trained, tmp_path: Path) -> None:
