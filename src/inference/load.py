@@ -16,11 +16,10 @@ from ..data.plain import Data
 from ..data.spec import DataSpec, spec_from
 from ..errors import UserError
 from ..hardware.devices import check_accelerator
-from ..options import trust
+from ..options import groups, trust
 from ..options.check import check_config
 from ..options.command_lines import for_evaluation
 from ..options.compose import apply_overrides
-from ..options.groups import use_config_dir
 from ..records.terminal import can_redraw
 from ..training.build import build, build_data, build_model, loader_switches
 from ..training.module import lightning_module
@@ -74,15 +73,21 @@ def load_model(
 
     Args:
         ckpt: a checkpoint that batchscope wrote.
-        config_dir: the folder of YAML files that names classes of your own, as `--config-dir` of batchscope train.
+        config_dir: the folder of YAML files that names classes of your own, as `--config-dir` of batchscope train, where a
+            run loads a network that of the run by default.
         overrides: options that the command line would give, such as `data.root=…`.
 
     Raises:
         UserError: for a checkpoint that cannot be read, that does not fit the model, or that names a class which neither
             the installed configs nor `config_dir` hold.
     """
-    use_config_dir(None if config_dir is None else str(config_dir))
-    trained = restore(Path(ckpt), list(overrides), with_data=False)
+    before = groups.config_dir()
+    try:
+        if config_dir is not None:
+            groups.use_config_dir(str(config_dir))
+        trained = restore(Path(ckpt), list(overrides), with_data=False)
+    finally:
+        groups.use_config_dir(None if before is None else str(before))
     network: Any = trained.network
     if trained.known.spec is not None:
         network.spec = trained.known.spec
@@ -100,7 +105,6 @@ def restore(path: Path, overrides: list[str], with_data: bool) -> Trained:
     Raises:
         UserError: as `load_model`.
     """
-    quiet_libraries()
     checkpoint = load_checkpoint(path)
     saved = checkpoint["batchscope"]
     if not isinstance(saved, dict) or not isinstance(name := saved.get("name"), str) or not name.isprintable():
@@ -113,7 +117,6 @@ def restore(path: Path, overrides: list[str], with_data: bool) -> Trained:
 
 def untrained(config: dict[str, Any]) -> Trained:
     """The network of a checked configuration with its initial weights."""
-    quiet_libraries()
     return _built(config, "", build_data(config))
 
 
@@ -123,6 +126,7 @@ def trainer_for(trained: Trained, *callbacks: Callback) -> Trainer:
     Raises:
         UserError: for a device that this machine does not have.
     """
+    quiet_libraries()
     config = trained.config
     check_accelerator(config["trainer"].get("accelerator", "auto"))
     lightning.seed_everything(config["seed"], workers=True, verbose=False)

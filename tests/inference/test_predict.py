@@ -1,5 +1,6 @@
 """A checkpoint answers a split of its data, a folder of images and arrays; what it cannot read is refused in one line."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from batchscope.inference.inputs import read_inputs
 from batchscope.inference.load import Trained, untrained
 from batchscope.inference.predict import Predictions, predict, samples_of, write_predictions
 from batchscope.options.compose import check_command_line
-from batchscope.options.groups import use_config_dir
+from batchscope.options.groups import config_dir, use_config_dir
 from tests.support.own_data import write_config
 
 
@@ -198,6 +199,14 @@ def test_a_loaded_model_is_a_network_in_evaluation_mode(checkpoint: Path, traine
     assert network.spec == trained.spec
     with torch.inference_mode():
         assert network(torch.zeros(3, *network.spec.input_shape)).shape == (3, 10)
+
+
+def test_a_loaded_model_leaves_the_process_as_it_was(checkpoint: Path, tmp_path: Path) -> None:
+    use_config_dir(str(write_config(tmp_path / "of_run", "Lengths")))
+    own, shown = config_dir(), list(warnings.filters)
+    batchscope.load_model(checkpoint, write_config(tmp_path / "of_teacher", "Lengths"))
+    batchscope.load_model(checkpoint)
+    assert (config_dir(), warnings.filters) == (own, shown)
 
 
 @pytest.mark.parametrize(
