@@ -152,4 +152,5 @@ def _reconciled(found: Explanation, record: dict[str, Any]) -> Explanation:
 
 def _choices(overrides: list[str]) -> dict[str, str]:
     """The choices of groups that a command line names."""
-    return {one.key_or_group: str(one.value()) for one in parse(overrides) if one.key_or_group in ("model", "data")}
+    chosen = [one for one in parse(overrides) if one.key_or_group in ("model", "data") and isinstance(one.value(), str)]
+    return {one.key_or_group: str(one.value()) for one in chosen}

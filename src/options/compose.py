@@ -109,12 +109,12 @@ def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
     _refuse_several_values(parsed, hint="")
     changed = OmegaConf.create(config)
     OmegaConf.set_struct(changed, True)
-    for one in parsed:
+    for one in sorted(parsed, key=lambda one: not _chooses(one)):  # a choice replaces the options of its section
         if re.split("[./]", one.key_or_group)[0] in ("experiment", "debug", "hydra"):
             raise UserError(
                 f"{one.key_or_group}: is for a new run; here, name the options to change: data.batch_size=8"
             )
-        if one.key_or_group not in GROUPS:
+        if one.key_or_group not in GROUPS or not _chooses(one):
             before = to_plain(changed)
             _set_option(changed, one, lambda before=before: before)
             continue

@@ -77,11 +77,10 @@ def set_by(overrides: Iterable[str]) -> tuple[set[str], set[str]]:
     options: set[str] = set()
     groups: set[str] = set()
     for one in parse(list(overrides)):
-        key = one.key_or_group
-        if key in GROUPS:
+        key, value = one.key_or_group, None if one.is_delete() else one.value()
+        if key in GROUPS and not isinstance(value, dict):
             groups.add(key)
         elif not one.is_delete():
-            value = one.value()
             options |= {name for name, _ in flatten(value, f"{key}.")} if isinstance(value, dict) else {key}
     return options, groups
 

@@ -81,7 +81,7 @@ def test_a_network_is_exported_with_one_line(
     [
         ("model=mlp", "holds the weights of cnn-rendered-digits-bs16, which do not fit MLP"),
         ("model.hidden_size=7", "size mismatch"),
-        ("data=adding", "SimpleCNN reads image data"),
+        ("data=sequential_mnist", "SimpleCNN reads image data"),
         ("data.rot=x", "Did you mean 'root'?"),
         ("compile=true", "compile: only training steps are compiled"),
     ],

@@ -87,8 +87,8 @@ def test_a_verdict_that_contradicts_the_runs_record_is_unclear_and_both_are_said
 
 def test_options_change_what_is_explained(run_dir: Path, root: str) -> None:
     out = run_dir.parent / "out"
-    found = json.loads(answer("explain", run_dir, root, "data.batch_size=8", *QUICK, "--json", "--out", out).out)
-    assert (found["batch_size"], found["folder"]) == (8, str(out))
+    found = json.loads(answer("explain", run_dir, root, "data={batch_size: 8}", *QUICK, "--json", "--out", out).out)
+    assert (found["title"], found["batch_size"], found["folder"]) == ("cnn · rendered-digits", 8, str(out))
     assert (out / FILE).is_file()
     assert not (run_dir / "explain").exists()
 

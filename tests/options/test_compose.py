@@ -146,8 +146,12 @@ def test_a_collection_is_left_out_of_a_record(text: str) -> None:
     assert changed(text)["logger"] is None
 
 
-def test_a_choice_replaces_a_section() -> None:
-    assert changed("model=mlp", "model.hidden_sizes=[8]")["model"]["hidden_sizes"] == [8]
+@pytest.mark.parametrize(
+    "line",
+    ["model=mlp model.hidden_sizes=[8]", "model.hidden_sizes=[8] model=mlp", "model=mlp model={hidden_sizes:[8]}"],
+)
+def test_a_choice_replaces_a_section_whatever_the_order(line: str) -> None:
+    assert changed(*line.split())["model"] == composed(*line.split())["model"]
 
 
 WRONG = "data.batch_sise=3 +data.batch_sise=3 ~data.batch_sise +data.batch_size=3 ~modle seed.foo=3"

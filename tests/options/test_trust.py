@@ -241,6 +241,7 @@ def test_without_the_configs_every_target_and_text_is_typed(own: Own) -> None:
         ("~callbacks.checkpoint.every_minutes", False),
         ("callbacks.curves=null", False),
         ("data=mnist", False),
+        ("callbacks={checkpoint: {every_n_steps: 1}}", False),
         ("data.root=/elsewhere", False),
         ("callbacks.checkpoint={dirpath: /elsewhere, every_n_steps: 1}", True),
         ("++callbacks.checkpoint={dirpath: /elsewhere}", True),
