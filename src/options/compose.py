@@ -67,7 +67,8 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     """
     parsed = parse(overrides)
     base = compose(_fixed(parsed) if multirun else overrides)
-    runs = _runs_of_sweep(parsed, base) if multirun else []
+    is_list = multirun and base.hydra.sweeper._target_.endswith(".BasicSweeper")
+    runs = _runs_of_sweep(parsed, base, is_list) if multirun else []
     composed = [compose(run) for run in runs] if multirun else [base]
     for composition in composed:
         _check_hydra(composition, multirun)
@@ -77,7 +78,6 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     line = CommandLine(configs, composed, folder, chosen)
     if not multirun:
         return line
-    is_list = hydra.sweeper._target_.endswith(".BasicSweeper")
     return replace(line, labels=_labels(runs) if is_list else [], launcher=to_plain(hydra.launcher, resolve=True))
 
 
@@ -199,9 +199,12 @@ def _named_by_time(kind: str) -> str:
     return load(CONFIGS / "hydra" / "default.yaml")[kind]["dir"]
 
 
-def _runs_of_sweep(parsed: list[Override], base: DictConfig) -> list[list[str]]:
+def _runs_of_sweep(parsed: list[Override], base: DictConfig, is_list: bool) -> list[list[str]]:
     """The overrides of each run of a sweep; a search decides its values later, so its ranges are left out."""
-    if any(one.is_sweep_override() and not one.is_discrete_sweep() for one in parsed):
+    ranges = [text_of(one) for one in parsed if one.is_sweep_override() and not one.is_discrete_sweep()]
+    if ranges and is_list:
+        raise UserError(f"{ranges[0]}: a range is for a sweeper that searches; add hydra/sweeper=optuna")
+    if ranges:
         return [_fixed(parsed)]
     from_file = [f"{key}={value}" for key, value in (base.hydra.sweeper.get("params") or {}).items()]
     return combinations([*from_file, *map(text_of, parsed)])

@@ -6,7 +6,11 @@ Each size is a timed run as of experiment=throughput, in a process of its own. W
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from hydra.errors import HydraException
 
 from ..errors import UserError
 from ..options.compose import compose_command_line, config_in
@@ -37,7 +41,9 @@ def own_sizes(overrides: Sequence[str]) -> tuple[list[str], list[int]]:
     rest = [text_of(one) for one in parsed if one.key_or_group != BATCH_SIZE]
     for one in parsed:
         if one.key_or_group == BATCH_SIZE:
-            values = list(one.sweep_iterator()) if one.is_sweep_override() else [one.value()]
+            values: list[Any] = [one.value()]
+            with suppress(HydraException, ValueError):  # raised for one value, and where no values are listed
+                values = list(one.sweep_iterator())
             sizes = {int(text) for text in map(str, values) if text.isdecimal() and int(text)}
             if len(sizes) < max(2, len(values)):
                 raise UserError(
