@@ -19,7 +19,7 @@ _Written = Annotated[str | None, Purpose.WRITTEN_TO]
 _Observed = Annotated[bool | None, Purpose.OBSERVATION]
 
 TRAINER: dict[str, Any] = {
-    "accelerator": Annotated[Choice | None, Purpose.SPEED],
+    "accelerator": Annotated[Choice, Purpose.SPEED],
     "devices": Choice | int | list | None,
     "num_nodes": PositiveInt,
     "strategy": Choice | dict | None,

@@ -57,7 +57,7 @@ def _is_of_kind(value: Any, kind: Any) -> bool:
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if origin in (list, tuple):
         return isinstance(value, list) and all(_fits(item, args[0]) for item in value)
     kind = origin or kind

@@ -84,7 +84,7 @@ REFUSED = {
     "train data.pipeline=memry": "data.pipeline: got 'memry', takes memory or device or workers. Did you mean 'memory'?",
     "train data.root=???": "data.root: has no value",
     "train optimizer.lr=-1": "optimizer.lr: got -1, takes a number above 0",
-    "train optimizer.lr=nan": "optimizer.lr: got nan",
+    **{f"train optimizer.lr={odd}": f"optimizer.lr: got {odd}, takes a number above 0" for odd in ("nan", "inf")},
     "train search={start:0}": "search.start: got 0, takes a whole number of at least 1",
     "train experiment=diagnose search.batch_factors=[0]": "search.batch_factors: got [0], takes a list, each item",
     "train compile=fast": "compile: got 'fast', takes true or false or default, reduce-overhead",
@@ -114,6 +114,7 @@ REFUSED = {
     "train trainer.profiler=foo": "trainer.profiler: got 'foo', takes simple, advanced, pytorch, xla",
     "train trainer.deterministic=worn": "trainer.deterministic: got 'worn', … Did you mean 'warn'?",
     "train trainer.num_nodes=0": "trainer.num_nodes: got 0",
+    "train trainer.accelerator=null": "trainer.accelerator: got null, takes a text",
     # what does not go together
     "train model=cnn data=adding": "…SimpleCNN reads image data…models that read it: lstm_cell, rnn_cell, stacked_lstm",
     "train -m model=cnn data=mnist,adding": "…SimpleCNN reads image data",
