@@ -50,7 +50,8 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
         plain.setdefault(collection, None)
         _check_collection(plain[collection] or {}, collection)
     if plain["search"] is not None:
-        _check_search({TARGET: "batchscope.sweep.search.BatchSizeSearch", **plain["search"]})
+        plain["search"] = {TARGET: "batchscope.sweep.search.BatchSizeSearch", **plain["search"]}
+        _check_search(plain["search"])
     _check_model_fits_data(plain["model"], plain["data"])
     _check_groups(plain["optimizer"])
     _check_pairs(plain)

@@ -65,7 +65,7 @@ def search_of(config: Mapping[str, Any]) -> Any:
 
 def check_time_to_target(config: Mapping[str, Any]) -> None:
     """Raise UserError for a target that no run can have, before any run is begun."""
-    target, key, search = config["target"], config["target_metric"], config["search"]
+    target, key, search = config.get("target"), config.get("target_metric"), search_of(config)
     if target is None or key is None:
         raise UserError("target: needs a value of target_metric, such as target=0.98 target_metric=val/acc")
     if metric(key).unit == FRACTION and not 0 < target <= 1:
@@ -73,9 +73,9 @@ def check_time_to_target(config: Mapping[str, Any]) -> None:
         raise UserError(f"target: got {target:g}, and {key} is a fraction between 0 and 1{hint}")
     if key.startswith(("test/", "train/")):
         raise UserError(f"target_metric: got '{key}', takes a metric of the validation, such as val/acc or val/loss")
-    if len(set(search["sizes"])) < 2:
-        raise UserError("search.sizes: takes two batch sizes at least; one is first whatever it takes")
-    if not search["rates"]:
+    if len(set(search.sizes)) < 2:
+        raise UserError("search.sizes: takes at least two different batch sizes; with one there is nothing to compare")
+    if not search.rates:
         raise UserError("search.rates: takes one factor of optimizer.lr at least")
     if "batch_size" not in config["data"] or not config["optimizer"].get("lr"):
         raise UserError(

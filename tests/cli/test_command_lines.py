@@ -125,6 +125,7 @@ REFUSED = {
     "train compile=true trainer=mps": "compile: torch compiles for CPUs and GPUs; write compile=false with trainer.accelerator=mps",
     "train compile=reduce-overhead trainer.accumulate_grad_batches=2": "compile: reduce-overhead uses CUDA graphs",
     "train experiment=find_batch_size": "search: takes several runs; write batchscope train -m …",
+    "train -m search={_target_:batchscope.sweep.search.TimeToTarget}": "target: needs a value of target_metric",
     "train -m experiment=diagnose data.batch_size=8,16": "experiment=diagnose: tries changes of one run, and -m is for several; write …",
     "train trainer=ddp trainer.accelerator=cpu trainer.num_nodes=2": "trainer.num_nodes: got 2, and nothing has started this on 2 machines",
     "train trainer=ddp trainer.accelerator=cpu trainer.strategy=ddp_spawn": "trainer.strategy: got ddp_spawn, takes auto, single_device, ddp, ",

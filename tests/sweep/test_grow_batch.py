@@ -9,7 +9,8 @@ import pytest
 from batchscope.errors import UserError
 from batchscope.sweep.grow_batch import grow_batch
 from batchscope.sweep.plans import Job, RunFailed
-from batchscope.sweep.search import BatchSizeSearch
+from batchscope.sweep.search import BatchSizeSearch, search_of
+from tests.support.command_lines import composed
 from tests.support.synthetic_runs import write_measured
 from tests.sweep.conftest import job, play
 
@@ -55,6 +56,11 @@ def ends(rate: Rate) -> Callable[[int], dict[str, Any]]:
         return {"throughput": {"samples_per_sec": found}} if found else {"status": "out_of_memory"}
 
     return end
+
+
+def test_a_search_that_names_no_class_is_this_one() -> None:
+    found = search_of(composed("search={start: 4}"))
+    assert isinstance(found, BatchSizeSearch) and found.start == 4
 
 
 @pytest.mark.parametrize("knee", [2**k for k in range(10)])

@@ -123,7 +123,7 @@ def test_a_real_one_answers_and_keeps_what_it_has_done(tmp_path: Path) -> None:
         ([], "target: has no value; write target=…"),
         (["target=98"], "target: got 98, and val/acc is a fraction between 0 and 1; write target=0.98"),
         (["target=0.9", "target_metric=test/acc"], "target_metric: got 'test/acc', takes a metric of the validation, "),
-        (["target=0.9", "search.sizes=[16]"], "search.sizes: takes two batch sizes at least; one is first whatever it"),
+        (["target=0.9", "search.sizes=[16]"], "search.sizes: takes at least two different batch sizes"),
         (["target=0.9", "data.batch_size=16"], "data.batch_size: experiment=time_to_target tries several; write "),
         (
             ["target=0.9", "callbacks.stop_at_target=null"],
