@@ -60,7 +60,7 @@ def config_dir() -> Path | None:
 
 def choices_of(group: str) -> list[str]:
     """The choices that a config group offers: the names of its YAML files without a leading underscore."""
-    return sorted({file.stem for folder in _folders() for file in (folder / group).glob("[!_]*.yaml")})
+    return sorted({file.stem for folder in _folders() for file in (folder / group).glob("[!_.]*.yaml")})
 
 
 def file_of(group: str, choice: object) -> Path | None:
@@ -128,7 +128,8 @@ def _nodes_in(folders: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
     for folder in folders:
         for group in GROUPS:
             for file in (folder / group).rglob("*.yaml") if group != "hydra" else ():
-                read(file, _place_of(file, folder))
+                with contextlib.suppress(OSError):  # as an editor's dangling link
+                    read(file, _place_of(file, folder))
     return found
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from batchscope.options.groups import known_nodes, use_config_dir
+from batchscope.options.groups import choices_of, known_nodes, use_config_dir
 from tests.support.command_lines import composed, refusal
 from tests.support.own_package import NET, Write
 
@@ -65,3 +65,10 @@ def test_a_section_stands_where_its_file_says(file: str, text: str, place: str, 
     package({file: text, "_own": "mine: 1"})
     use_config_dir("conf")
     assert [name for name, nodes in known_nodes().items() if any("mine" in node for node in nodes)] == [place]
+
+
+def test_the_link_by_which_an_editor_locks_a_file_is_no_config(package: Write) -> None:
+    Path("conf/model/.#mynet.yaml").symlink_to("me@here.1")
+    use_config_dir("conf")
+    assert "mynet" in choices_of("model") and ".#mynet" not in choices_of("model")
+    assert any("flavour" in node for node in known_nodes()["model"])
