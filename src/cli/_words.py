@@ -1,6 +1,8 @@
 """The words `option=value` of the commands that read a checkpoint."""
 
+import os
 from collections.abc import Collection, Mapping
+from glob import glob
 from pathlib import Path
 
 from ..checkpointing.resume import newest
@@ -48,7 +50,7 @@ def _take_own(words: list[str], own: Collection[str]) -> tuple[dict[str, str], l
     for word in words:
         key, is_option, value = word.partition("=")
         if not is_option:
-            instead = f"; write ckpt={word}" if "ckpt" in own and Path(word).exists() else ""
+            instead = f"; write ckpt={word}" if "ckpt" in own and os.path.exists(word) else ""
             raise UserError(f"{word}: takes option=value{instead}")
         if key not in own:
             if "." not in key and (near := did_you_mean(key, own)):
@@ -63,10 +65,11 @@ def _take_own(words: list[str], own: Collection[str]) -> tuple[dict[str, str], l
 
 def refuse_missing(option: str, path: Path) -> None:
     """Raise UserError for a path that is no file, with a checkpoint that may be meant."""
-    if path.is_file():
+    if os.path.isfile(path):  # which raises nothing, also for a name that no file can have
         return
-    place = newest(option) if str(path) == "last" and not path.exists() else path  # as resume=last names it
+    place = newest(option) if str(path) == "last" and not os.path.exists(path) else path  # as resume=last names it
     patterns = ("*.ckpt", "checkpoints/*.ckpt", "*/checkpoints/*.ckpt")
-    found = [file for pattern in patterns for file in sorted(place.glob(pattern))] or sorted(path.parent.glob("*.ckpt"))
+    places = [*((place, pattern) for pattern in patterns), (path.parent, "*.ckpt")]
+    found = [folder / file for folder, pattern in places for file in sorted(glob(pattern, root_dir=folder))]
     hint = f"; write {option}={found[0]}" if found else ""
     raise UserError(f"{option}: got '{path}', which is not a file{hint}")

@@ -25,11 +25,11 @@ def main() -> None:
     """The program: parse, then run the script in this process, or once for each value in processes of their own."""
     args = _parser().parse_args()
     script = Path(args.script)
-    if not script.is_file():
+    if not os.path.isfile(script):
         raise UserError(f"run: got '{script}', which is not a file; the options of batchscope stand before the script")
     flag, values = _varied(args.vary) if args.vary else ("", [])
     folder = Path(args.out) if args.out else folder_of("sweeps" if values else "scripts")
-    if folder.exists():
+    if os.path.exists(folder):
         raise UserError(f"--out: '{folder}' exists; give another name")
     if values:
         sys.exit(_run_each(folder, script, args.flags, flag, values, args.whole))
@@ -68,9 +68,9 @@ def _run_each(folder: Path, script: Path, flags: list[str], flag: str, values: l
         done = subprocess.run(command, env=environ, check=False)
         if done.returncode:
             print(f"  failed with exit code {done.returncode}", file=sys.stderr, flush=True)
-        elif not (place / "run.json").is_file():
+        elif not os.path.isfile(place / "run.json"):
             print("  not measured: the script ran no fit of a lightning.pytorch Trainer", file=sys.stderr, flush=True)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UserError("run: nothing was measured")
     from ..analysis import write_report
 

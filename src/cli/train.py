@@ -127,7 +127,7 @@ def _run_folder(line: CommandLine) -> Iterator[Path]:
     if rank.rank:
         yield Path(rendezvous.receive()["run_dir"] if rank.launcher else os.environ.get(_RUN_DIR, line.folder))
         return
-    made = [folder for folder in (line.folder, *line.folder.parents) if not folder.exists()]
+    made = [folder for folder in (line.folder, *line.folder.parents) if not os.path.exists(folder)]
     try:
         if line.folder_chosen:
             run_dir = line.folder

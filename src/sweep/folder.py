@@ -35,7 +35,7 @@ def lock_sweep_dir(sweep_dir: Path) -> AbstractContextManager[None]:
 
 def refuse_other(sweep_dir: Path, configs: list[dict[str, Any]]) -> None:
     """Raise UserError if the folder holds the runs of a sweep other than the one with these configurations."""
-    if (sweep_dir / FILE).exists():
+    if os.path.exists(sweep_dir / FILE):
         raise UserError(f"hydra.sweep.dir: {sweep_dir} holds a single run; choose another folder")
     for number, config in enumerate(configs):
         _refuse_different(sweep_dir / str(number), _read(sweep_dir / str(number)), config)
@@ -50,7 +50,7 @@ def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[st
     Raises:
         UserError: if the folder holds a run with another configuration, or one that is being trained.
     """
-    if not (run_dir / FILE).exists() and not has_checkpoint(run_dir):
+    if not os.path.exists(run_dir / FILE) and not has_checkpoint(run_dir):
         plan(run_dir, config=config, **facts)
         return None
     record = _read(run_dir)
@@ -107,7 +107,7 @@ def has_checkpoint(run_dir: Path) -> bool:
 
 def _read(run_dir: Path) -> dict[str, Any]:
     """The record; empty if there is none, or if it is damaged, in which case the folder will be set aside."""
-    if (run_dir / FILE).exists():
+    if os.path.exists(run_dir / FILE):
         with suppress(DamagedRecordError):
             return read(run_dir)
     return {}

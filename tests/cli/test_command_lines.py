@@ -17,6 +17,7 @@ from tests.support.synthetic_runs import write_run
 
 RUN_EACH = "got several values, takes one; write batchscope train -m … to run each of them"
 ONE_CHOICE = "takes one choice; write -m model=a,b"
+TOO_LONG = "/".join(["x" * 250] * 20)  # for the system; as a folder that may not be entered, which root can enter
 SEARCHER = "+callbacks.bsf._target_=lightning.pytorch.callbacks.BatchSizeFinder"
 # exit code 1
 REFUSED = {
@@ -139,6 +140,9 @@ REFUSED = {
     "train hydra.run.dir=file": "hydra.run.dir: file cannot be written: File exists",
     "train hydra.run.dir=file/x": "hydra.run.dir: file/x cannot be written: Not a directory",
     "train -m seed=0,1 hydra.sweep.dir=file/x": "hydra.sweep.dir: file/x cannot be written: Not a directory",
+    f"train hydra.run.dir={TOO_LONG}": "hydra.run.dir: … cannot be written: File name too long",
+    f"train -m seed=0,1 hydra.sweep.dir={TOO_LONG}": "hydra.sweep.dir: … cannot be written: File name too long",
+    f"train init={TOO_LONG}": "init: got … which is not a file",
     "train hydra.run.dir=sweep/0": "hydra.run.dir: sweep/0 already holds a run; choose another",
     "train -m hydra.sweep.dir=sweep data.batch_size=4,8": "hydra.sweep.dir: sweep/0 holds a run of another sweep",
     "train -m hydra.sweep.dir=../x": "hydra.sweep.dir: got '../x'",
@@ -165,6 +169,8 @@ REFUSED = {
     "evaluate ckpt=sweep/0/checkpoints/lost.ckpt": "ckpt: got …, which is not a file; write ckpt=sweep/0/checkpoints/last.ckpt",
     "evaluate ckpt=last": "ckpt: got 'last', and there is no run in outputs/runs",
     "evaluate ckpt=sweep/0": "ckpt: got 'sweep/0', which is not a file; write ckpt=sweep/0/checkpoints/last.ckpt",
+    f"evaluate ckpt={TOO_LONG}": "ckpt: got … which is not a file",
+    f"evaluate {TOO_LONG}": "…: takes option=value",
     "evaluate ckpt=conf": "ckpt: got 'conf', which is not a file",
     "evaluate sweep/0": "sweep/0: takes option=value; write ckpt=sweep/0",
     "evaluate cofn": "cofn: takes option=value",
@@ -197,6 +203,7 @@ REFUSED = {
     "new cnn": "new: got 'cnn', which is the name of a choice of batchscope",
     "new taken": "new: taken is there already; choose another name, or another folder to work in",
     **{f"run --vary={flag} file": "--vary: got …takes a flag with different values" for flag in ("--batch-size", "batch=1,2", "--b=", "--b=1,,2", "--b=1,1")},
+    f"run {TOO_LONG}": "run: got … which is not a file",
     "run nowhere.py": "run: got 'nowhere.py', which is not a file",
 }  # fmt: skip
 COMMANDS = (
