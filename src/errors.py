@@ -136,13 +136,13 @@ def exit_on_user_error(program: Callable[[], None]) -> None:
         finally:
             if sys.stdout:
                 sys.stdout.flush()  # a closed pipe raises here, and not while the interpreter shuts down
-    except BrokenPipeError:
-        if not _stdout_is_closed():
+    except BrokenPipeError as error:
+        if not _is_of_stdout(error):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more
         sys.exit(_SIGPIPE_EXIT_CODE)
     except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
+        if error.errno != errno.ENOSPC or error.filename is not None or not _is_of_stdout(error):
             raise
         print(f"error: standard output cannot be written: the disk is full ({error.strerror})", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -151,10 +151,10 @@ def exit_on_user_error(program: Callable[[], None]) -> None:
         sys.exit(130)
 
 
-def _stdout_is_closed() -> bool:
-    """Whether nobody reads standard output; the broken pipe may also be one to another process."""
+def _is_of_stdout(error: OSError) -> bool:
+    """Whether standard output has failed; an error of writing does not say whether it was this or another file or pipe."""
     try:
         print(flush=True)
-    except BrokenPipeError:
-        return True
+    except OSError as again:
+        return again.errno == error.errno
     return False

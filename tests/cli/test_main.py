@@ -1,11 +1,13 @@
 """The program `batchscope`: one word chooses the command, however the program is started."""
 
+import errno
 import sys
 from pathlib import Path
 
 import pytest
 
 from batchscope import __version__
+from batchscope.errors import exit_on_user_error
 from tests.support.command_lines import answer
 from tests.support.runs import SMALL, record
 from tests.support.spawned import Ended, end, spawn
@@ -65,6 +67,14 @@ def test_help_names_the_command_as_the_program_does(command: str) -> None:
     assert (code, err) == (0, "")
     assert out.startswith(f"usage: batchscope {command} ")
     assert f"\n    batchscope {command}" in out  # an example
+
+
+def test_a_full_disk_that_is_not_under_standard_output_is_an_error_as_any_other() -> None:
+    def program() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")  # of a write, which names no file
+
+    with pytest.raises(OSError, match="No space left"):
+        exit_on_user_error(program)
 
 
 @pytest.mark.slow
