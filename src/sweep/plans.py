@@ -71,8 +71,8 @@ Plan = Generator[Sequence[Job], list[Record], T]
 class RunFailed(UserError):
     """A run has ended without a result, and has said why."""
 
-    def __init__(self, message: str):
-        super().__init__(message)
+    def __init__(self, message: str, exit_code: int = 1):
+        super().__init__(message, exit_code)
         self.reported = True
 
 

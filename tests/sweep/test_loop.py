@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from batchscope.errors import UserError
 from batchscope.files import WriteError
 from batchscope.sweep import folder
-from batchscope.sweep.plans import Plan
+from batchscope.sweep.plans import Plan, RunFailed
 from tests.sweep.conftest import job
 
 
@@ -102,3 +103,8 @@ def test_what_a_run_prints_is_in_its_log_and_warnings_of_visited_runs_are_said_o
 def test_a_python_that_there_is_not_is_one_line(loop, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^no-python cannot be started: No such file"):
         loop.do([replace(job(tmp_path, "a", timed=False), python="no-python", forks=False)])
+
+
+def test_a_failed_run_is_told_to_a_sweeper_in_another_process() -> None:
+    told = pickle.loads(pickle.dumps(RunFailed("s/0: it broke")))
+    assert (str(told), told.exit_code, told.reported) == ("s/0: it broke", 1, True)
