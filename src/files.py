@@ -218,7 +218,7 @@ def new_folder(folder: Path) -> Path:
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
     """Write a new folder that is there with all of its files, or not at all: the given one, or one with `-2`, … at its end.
 
-    Returns the folder that was written. OSErrors pass; nothing is left behind then.
+    Returns the folder that was written. OSErrors pass; if the rename fails, nothing is left behind.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_name(folder)
@@ -228,11 +228,16 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             write_bytes(temporary / name, data)
         for place in _numbered(folder):
-            if not os.path.lexists(place):
-                with contextlib.suppress(FileExistsError, NotADirectoryError):
-                    temporary.rename(place)
-                    sync_folder(place.parent)
-                    return place
+            if os.path.lexists(place):
+                continue
+            try:
+                temporary.rename(place)
+            except OSError:
+                if not os.path.lexists(place):  # otherwise another process has just taken the name
+                    raise
+            else:
+                sync_folder(place.parent)
+                return place
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

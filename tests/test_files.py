@@ -179,6 +179,14 @@ def test_a_folder_is_there_with_all_its_files_and_takes_the_next_free_name(tmp_p
     assert len(list((tmp_path / "new").iterdir())) == 3
 
 
+def test_a_name_that_is_taken_at_the_last_moment_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.write_folder(tmp_path / "made", {"a.json": b"1"})
+    looks, exists = iter([False]), os.path.lexists
+    monkeypatch.setattr(os.path, "lexists", lambda path: next(looks, exists(path)))
+    assert files.write_folder(tmp_path / "made", {"a.json": b"2"}) == tmp_path / "made-2"
+    assert (tmp_path / "made/a.json").read_bytes() == b"1"
+
+
 def test_a_folder_whose_files_cannot_all_be_written_is_not_there(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(os, "fsync", refusing(errno.ENOSPC))
     with pytest.raises(OSError, match="No space left"):
