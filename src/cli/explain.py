@@ -33,6 +33,7 @@ from ..options.overrides import parse
 from ..records.explanation import FILE, TRACE, Explanation
 from ..records.read import FILE as RECORD
 from ..records.read import read
+from ..records.values import at, table
 from . import add_config_dir, command, command_parser, folder_of, folders_and_options, number
 
 _NAME = "explain"  # of the folder
@@ -141,10 +142,10 @@ def _reconciled(found: Explanation, record: dict[str, Any]) -> Explanation:
     from ..hardware.bottleneck import UNCLEAR
     from ..hardware.evidence import limit_row
 
-    new, old = found.bottleneck, record.get("throughput", {}).get("bottleneck")
+    new, old = found.bottleneck, table(at(record, "throughput.bottleneck"))
     if not new or not old or UNCLEAR in (new["kind"], old.get("kind")) or new["kind"] == old.get("kind"):
         return found
-    if record.get("hardware", {}).get("device_name") != found.device_name:  # another machine has other limits
+    if at(record, "hardware.device_name") != found.device_name:  # another machine has other limits
         return found
     evidence = f"these steps say {limit_row(new)[1]}, the run's record says {limit_row(old)[1]}"
     return replace(found, bottleneck={**new, "kind": UNCLEAR, "certainty": UNCLEAR, "evidence": evidence})

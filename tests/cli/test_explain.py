@@ -67,6 +67,7 @@ VERDICTS = {  # what the run's record says, another option → the kind and the 
     "another one": ("host", (), "unclear", BOTH),
     "another one with another option": ("host", ("data.batch_size=8",), "compute", "compute"),
     "none": ("unclear", (), "compute", "compute"),
+    "a stranger's": (None, (), "compute", "compute"),
 }
 
 
@@ -75,7 +76,7 @@ def test_a_verdict_that_contradicts_the_runs_record_is_unclear_and_both_are_said
     old, options, kind, evidence = VERDICTS[name]
     new = {"kind": "compute", "share": 0.99, "certainty": "clear", "evidence": "compute", "busy": False}
     record = json.loads((run_dir / "run.json").read_text())
-    record["throughput"]["bottleneck"] = new | {"kind": old}
+    record["throughput"] = record["throughput"] | {"bottleneck": new | {"kind": old}} if old else []
     (run_dir / "run.json").write_text(json.dumps(record))
     step = replace(explanation(), device="cpu", device_name=record["hardware"]["device_name"], bottleneck=new)
     monkeypatch.setattr("batchscope.training.explain.explain", lambda *args: (step, {}))
