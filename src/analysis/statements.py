@@ -103,7 +103,8 @@ def _command(runs: Sequence[Run], changed: Sequence[str] = ()) -> str:
         together = f"experiment=[{','.join(experiments)}]" if len(experiments) > 1 else TIMED
         changed = [together if word == TIMED else word for word in changed]
     replaced = {_option(word) for word in changed}
-    own = [f"{option}={','.join(found)}" for option, found in values.items() if _option(option) not in replaced]
+    kept = {option: ",".join(found) for option, found in values.items() if _option(option) not in replaced}
+    own = [option if option.startswith("~") and not value else f"{option}={value}" for option, value in kept.items()]
     return printable(shlex.join([*program(), *_config_dir(runs[0]), "-m", *own, *changed]))
 
 

@@ -100,8 +100,9 @@ def test_an_undecided_sweep_prints_the_command_that_decides_it(tmp_path: Path):
         (["experiment=[a,throughput]"], "batchscope train -m …", "train -m 'experiment=[a,throughput]'"),
         (["trainer.max_steps=8", "+trainer.max_time=1"], "batchscope train --config-dir 'my conf' -m", "'--config-dir=my conf' -m experiment=throughput"),
         (["seed=1"], "batchscope 'train", "train -m seed=1 experiment=throughput"),
+        (["~callbacks.device"], "", "train -m '~callbacks.device' experiment=throughput"),
     ],
-    ids=["own project", "timed already", "its own length", "a torn command"],
+    ids=["own project", "timed already", "its own length", "a torn command", "a callback left out"],
 )  # fmt: skip
 def test_the_command_that_repeats_a_sweep_trains_the_same_and_times_it(
     tmp_path: Path, given: list[str], command: str, printed: str
