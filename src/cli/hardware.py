@@ -3,9 +3,9 @@
     batchscope hardware
     batchscope hardware --device cpu --json
 
-The table has the roofline peaks of each device: FLOP/s of matrix products and convolutions at each precision, and bytes/s
-of main memory; then transfers from the host, and what a launch of an operation takes. For a card whose datasheet is known it
-has what the datasheet states, and the share of it that was measured. A calibration is kept, and measured once.
+The table has the peaks of each device: FLOP/s of products (matrices and convolutions) at each precision, bytes/s of main
+memory, the time of one launch, and the size of the caches. For a card whose datasheet is known it has what the datasheet
+states, and the share of it that was measured. A calibration is kept, and measured once.
 """
 
 import json
