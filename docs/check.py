@@ -134,7 +134,7 @@ def check_command(words: list[str]) -> Iterator[str]:
 
 def check_flags(program: str, words: list[str]) -> Iterator[str]:
     """The flags in the `add_argument` calls of a program and of the modules that it imports from this repository."""
-    files = [ROOT / program] if program.endswith(".py") else sources(program)
+    files = [ROOT / program] if program.endswith(".py") else [*sources(program), *sources(program.rpartition(".")[0])]
     for file in [file for file in files if file.exists()]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):

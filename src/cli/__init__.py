@@ -2,18 +2,12 @@
 
 import argparse
 import contextlib
-import functools
 import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..errors import exit_on_user_error, refuse_in_one_line
-
-
-def command(program: Callable[[], None]) -> Callable[[], None]:
-    """Decorate a command's program: a UserError ends it with one line and an exit code."""
-    return functools.wraps(program)(functools.partial(exit_on_user_error, program))
+from ..errors import refuse_in_one_line
 
 
 def command_parser(name: str, description: str | None, add_help: bool = True) -> argparse.ArgumentParser:

@@ -24,14 +24,13 @@ from ..errors import UserError
 from ..options.compose import check_command_line, compose
 from ..options.groups import use_config_dir
 from ..records.terminal import columns, wrapped
-from . import add_config_dir, command, command_parser, folder_of, folders_and_options, number
+from . import add_config_dir, command_parser, folder_of, folders_and_options, number
 
 KINDS = ("cpu", "cuda", "mps")  # what a device that is here is called, unless it is a known card
 USUAL = ("t4", "l4", "a10", "a100", "l40s", "h100", "rtx4090")  # that people rent or own
 SCHEMA = 2  # of the JSON document
 
 
-@command
 def main() -> None:
     """The program: parse, measure if no folder is given, choose, print."""
     args = _parser().parse_intermixed_args()

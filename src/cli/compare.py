@@ -18,12 +18,11 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..options.groups import use_config_dir
-from . import add_config_dir, command, command_parser, folder_of, number
+from . import add_config_dir, command_parser, folder_of, number
 
 _FOR_RERUN = ("passes", "seconds", "python_a", "python_b", "out")
 
 
-@command
 def main() -> None:
     """The program: parse, run both again if asked, compare, print."""
     parser = _parser()

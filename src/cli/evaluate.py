@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from . import command
 from ._words import CKPT, parse_words
 
 if TYPE_CHECKING:
     from ..inference.load import Trained
 
 
-@command
 def main() -> None:
     """The program: parse, evaluate, print."""
     given, overrides = parse_words("evaluate", __doc__, {"ckpt": CKPT})

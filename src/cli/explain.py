@@ -34,7 +34,7 @@ from ..records.explanation import FILE, TRACE, Explanation
 from ..records.read import FILE as RECORD
 from ..records.read import read
 from ..records.values import at, table
-from . import add_config_dir, command, command_parser, folder_of, folders_and_options, number
+from . import add_config_dir, command_parser, folder_of, folders_and_options, number
 
 _NAME = "explain"  # of the folder
 
@@ -50,7 +50,6 @@ class _Task:
     record: dict[str, Any] = field(default_factory=dict)  # of the run, where this measures the same again
 
 
-@command
 def main() -> None:
     """The program: parse, measure, write, print."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reads it when torch is imported

@@ -11,7 +11,6 @@ exported with. It is run on samples of the test set beside the network, and the 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import command
 from ._words import CKPT, parse_words
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 _SAMPLES = 64  # of the test set, to compare with
 
 
-@command
 def main() -> None:
     """The program: parse, export, check, print."""
     given, overrides = parse_words("export", __doc__, {"ckpt": CKPT, "format": None, "output": None})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..records.formatting import memory, percent, with_prefix
-from . import command, command_parser
+from . import command_parser
 
 if TYPE_CHECKING:
     from ..hardware.calibration import Calibration
@@ -31,7 +31,6 @@ _ROWS: dict[str, Callable[[float], str]] = {
 }
 
 
-@command
 def main() -> None:
     """The program: parse, measure, print."""
     parser = command_parser("hardware", __doc__)

@@ -14,14 +14,12 @@ from pathlib import Path
 from ..errors import UserError
 from ..options.compose import check_command_line
 from ..records.terminal import LiveLine, wrapped
-from . import command
 from ._words import parse_words
 
 _SIZES = "1,8,64,512"
 _MOST = 2**20
 
 
-@command
 def main() -> None:
     """The program: parse, measure, print."""
     given, overrides = parse_words("latency", __doc__, {"ckpt": None, "data.batch_size": None, "output": None})

@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..files import why, write_folder
 from ..options.command_lines import program
 from ..options.groups import CONFIGS
-from . import command, command_parser
+from . import command_parser
 
 _HERE = Path(__file__).resolve().parents[1]
 # In a checkout it is an example, in an installed wheel a part of the package.
@@ -26,7 +26,6 @@ NAME = "mynet"  # what the template is called
 _WRITTEN = ("*.toml", "*.md", "conf/*/*.yaml", "mynet/*.py", "tests/*.py")
 
 
-@command
 def main() -> None:
     """The program."""
     parser = command_parser("new", __doc__)

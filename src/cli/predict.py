@@ -11,11 +11,9 @@ Further options, as of batchscope evaluate, change how the network is run: train
 
 from pathlib import Path
 
-from . import command
 from ._words import CKPT, parse_words
 
 
-@command
 def main() -> None:
     """The program: parse, predict, write, print."""
     given, overrides = parse_words("predict", __doc__, {"ckpt": CKPT, "input": "test", "output": None})

@@ -11,12 +11,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import command, command_parser
+from . import command_parser
 
 _LONGEST = 120  # characters of a folder's name
 
 
-@command
 def main() -> None:
     """Parse the command line, write the report, print it. The exit code is 1 if no run was found, finished or measured."""
     parser = command_parser("report", __doc__)

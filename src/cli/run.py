@@ -17,10 +17,9 @@ from pathlib import Path
 
 from ..attached import FOLDER, UNTIL_KNOWN
 from ..errors import UserError
-from . import command, command_parser, folder_of
+from . import command_parser, folder_of
 
 
-@command
 def main() -> None:
     """The program: parse, then run the script in this process, or once for each value in processes of their own."""
     args = _parser().parse_args()

@@ -21,14 +21,12 @@ from ..options.compose import CommandLine, check_command_line, compose_command_l
 from ..records.read import refuse_used
 from ..sweep import launchers
 from ..sweep.search import Diagnosis, TimeToTarget, check_time_to_target, search_of
-from . import command
 from ._words import refuse_missing
 from .arguments import is_resume, parse_arguments
 
 _RUN_DIR = "BATCHSCOPE_RUN_DIR"  # tells the run's folder to the ranks that Lightning starts
 
 
-@command
 def main() -> None:
     """The program: run what the command line in `sys.argv` asks for."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reads it when torch is imported
