@@ -95,7 +95,7 @@ class TorchvisionImages(TensorDataModule):
     @override
     def check(self) -> None:
         for file in self.files:
-            if (self.root / file).exists():
+            if os.path.exists(self.root / file):
                 self._verify(self.root, file)
 
     @override
@@ -166,7 +166,7 @@ class TorchvisionImages(TensorDataModule):
         return images, labels
 
     def _complete(self) -> bool:
-        return all((self.root / file).is_file() for file in self.files)
+        return all(os.path.isfile(self.root / file) for file in self.files)
 
     def _download(self) -> None:
         with wait_for_lock(self.root / f".{self.torchvision_name}.lock"):

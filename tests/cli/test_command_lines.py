@@ -187,6 +187,7 @@ REFUSED = {
     "report nowhere": "nowhere: no such folder",
     "report sweep nowhere": "nowhere: no such folder",
     "choose nowhere": "nowhere: no such folder",
+    f"choose {TOO_LONG}": "…: no such folder",
     "choose sweep/0": "choose: sweep/0: one batch size, 8, and choose needs two at least",
     "choose sweep --devices h10": "--devices: got 'h10', which is no known card. Did you mean 'h100'?",
     "choose sweep --devices ,": "--devices: got '', which is no known card.",

@@ -175,10 +175,12 @@ def test_a_folder_that_cannot_be_written_to_will_do_when_the_files_are_in_it(
     assert len(data.load("test")[0]) == 10_000
 
 
-def test_a_root_below_a_regular_file_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("root", "why"), [("file/data", "Not a directory"), ("x" * 300, "File name too long")])
+def test_a_root_that_cannot_be_a_folder_is_refused(root: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    message = message_of(MNIST(root=str(tmp_path / "file" / "data")).prepare_data)
-    assert message == f"data.root: {tmp_path}/file/data cannot be created: Not a directory"
+    data = MNIST(root=str(tmp_path / root))
+    data.check()
+    assert message_of(data.prepare_data) == f"data.root: {tmp_path}/{root} cannot be created: {why}"
     assert sorted(snapshot(tmp_path)) == ["file"]
 
 
