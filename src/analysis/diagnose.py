@@ -5,7 +5,8 @@ only where the 90 % interval of its rate over theirs (noise.py) lies above 1. Of
 the fastest one, the one that changes least is recommended: with the fewest options, then with the smallest batch.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -187,18 +188,21 @@ def best_pair(findings: Findings) -> list[Trial]:
     return faster[:1] + [trial for trial in faster[1:] if not _names(faster[0]) & _names(trial)][:1]
 
 
-def write_diagnosis(folder: Path, command: Callable[[Trial], str], out: Path | None = None) -> str:
+def write_diagnosis(folder: Path, out: Path | None = None) -> str:
     """Write `diagnosis.md` to `out`, by default `report` in a folder with runs; returns the terminal's text.
 
-    `command` gives the command line that trains with the changes of a run. If the file cannot be written, the text has
-    a line that says so.
+    If the file cannot be written, the text has a line that says so.
 
     Raises:
         UserError: if there is no diagnosis in the folder.
     """
     findings, root = find_findings(folder), folder if out is None else None
     out = out or folder / "report"
-    line = command(findings.best) if findings.best else None
+    line = None
+    if findings.best:
+        from ..options.command_lines import program  # which imports Hydra
+
+        line = f"{' '.join(program())} … {shlex.join(findings.best.options)}"
     text = findings.text(line)
     try:
         refuse_links(out, "the report's folder", root, (FILE,))

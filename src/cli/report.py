@@ -24,13 +24,11 @@ def main() -> None:
     args = parser.parse_args()
 
     from ..analysis import write_report
-    from ..analysis.diagnose import holds_one_diagnosis
+    from ..analysis.diagnose import find_findings, holds_one_diagnosis, write_diagnosis
 
     if len(args.folders) == 1 and holds_one_diagnosis(args.folders[0]):
-        from ..sweep.diagnose import write_report as write_diagnosis
-
-        print(write_diagnosis(args.folders[0], out=args.out))
-        return
+        print(write_diagnosis(args.folders[0], args.out), flush=True)
+        sys.exit(int(not find_findings(args.folders[0]).baselines))
     report = write_report(args.folders, args.out or _place(args.folders))
     print(report.printed, flush=True)
     sys.exit(report.exit_code)

@@ -5,14 +5,11 @@ again. Hydra starts a diagnosis as a sweep of one job.
 """
 
 import os
-import shlex
-from pathlib import Path
 from typing import Any
 
-from ..analysis.diagnose import AGAIN, BASELINE, CHANGE, TOGETHER, best_pair, find_findings, write_diagnosis
+from ..analysis.diagnose import AGAIN, BASELINE, CHANGE, TOGETHER, Findings, best_pair, find_findings
 from ..analysis.run import Run
 from ..errors import UserError
-from ..options.command_lines import program
 from ..records.rates import RATE
 from ..records.terminal import wrapped
 from .changes import Change, changes_to_try, fixed_options, folder_of, this_machine, words_of
@@ -54,21 +51,10 @@ def diagnose(job: Job, search: Diagnosis) -> Plan[None]:
     at_most = f" of at most {len(changes) + 3}"
     for change in changes:  # one that is refused is a result, and in the table
         yield [changed(CHANGE, change, not_tried=not_tried)]
-    best = [trial.options for trial in best_pair(find_findings(job.run_dir))]
+    # Of a diagnosis that is started again, what came later is there already, and decides nothing here.
+    alone = [trial for trial in find_findings(job.run_dir).trials if trial.role in (BASELINE, CHANGE)]
+    best = [trial.options for trial in best_pair(Findings(alone))]
     pair = [change for change in changes if tuple(words_of(change)) in best]
     if len(pair) == 2:
         yield [changed(TOGETHER, pair[0] | pair[1])]
     yield [changed(AGAIN, {}, not_tried=not_tried)]
-
-
-def write_report(folder: Path, out: Path | None = None) -> str:
-    """Write the table of a diagnosis, from the records in its folder alone; the text for the terminal.
-
-    Args:
-        folder: of the diagnosis.
-        out: is written to, instead of `report` in the folder.
-
-    Raises:
-        UserError: if no run has left a record.
-    """
-    return write_diagnosis(folder, lambda trial: f"{' '.join(program())} … {shlex.join(trial.options)}", out)

@@ -97,7 +97,8 @@ class SweepRunner:
     def run_job(self, config: DictConfig) -> float | None:
         """What Hydra calls for each run: does it, unless it may wait until Hydra has called for all.
 
-        Returns the metric that `optimized_metric` names; of a search, the batch size that it found.
+        Returns the metric that `optimized_metric` names; of a search: the batch size found, the best seconds to
+        the target, or None for a diagnosis.
 
         Raises:
             RunFailed: so that a searching sweeper knows. A list of runs continues with the next, and returns None.
@@ -140,7 +141,7 @@ class SweepRunner:
 
     def _written_report(self) -> str:
         if self._is_diagnosis:
-            from .diagnose import write_report as write_diagnosis
+            from ..analysis.diagnose import write_diagnosis
 
             return write_diagnosis(self.sweep_dir)
         from ..analysis.report import analyse, write_report  # matplotlib takes a second to import
@@ -172,7 +173,10 @@ class SweepRunner:
 
     @property
     def exit_code(self) -> int:
-        """1 if a run failed for another reason than memory, or was refused; where runs may fail, if all did or one ended all."""
+        """1 if a run was refused or failed for another reason than memory.
+
+        For a diagnosis or time_to_target, 1 only if no run finished or one failure ended the search.
+        """
         if self._failed or self.loop.refused:
             return 1
         ends = folder.statuses(self.sweep_dir)

@@ -92,9 +92,9 @@ def test_the_first_sentence_names_the_change_to_make_or_why_there_is_none(
     assert (found.best and found.best.name) == best
     assert re.match(said, found.headline)
     assert any("1.20 times as fast as at the beginning" in remark for remark in found.remarks) == (at_end == 1200)
-    text = write_diagnosis(tmp_path, lambda trial: f"python train.py {trial.name}")
-    line = f"python train.py {best}" if best else None
-    assert (line in text.splitlines()) if line else "train.py" not in text
+    text = write_diagnosis(tmp_path)
+    line = f"batchscope train … {best}"
+    assert (line in text.splitlines()) if best else "batchscope train" not in text
     assert text in (tmp_path / "report/diagnosis.md").read_text()
 
 
@@ -134,8 +134,8 @@ def test_without_the_baseline_at_the_end_it_is_incomplete_and_recommends_nothing
     )
     assert found.best is None
     assert [trial.options for trial in best_pair(found)] == [(PIPELINE,), (BATCH,)]  # to be run before that baseline
-    text = write_diagnosis(tmp_path, lambda trial: "python train.py")
-    assert "2.00" in text and "3.00" in text and "train.py" not in text and "larger batch" not in text
+    text = write_diagnosis(tmp_path)
+    assert "2.00" in text and "3.00" in text and "batchscope train" not in text and "larger batch" not in text
 
 
 def test_a_refused_change_is_a_row_with_its_reason(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_every_line_but_the_command_fits_80_columns(tmp_path: Path) -> None:
 def test_where_the_files_cannot_be_written_the_text_says_so(tmp_path: Path) -> None:
     diagnose(tmp_path, (900.0, BATCH))
     (tmp_path / "report").write_text("a file")
-    text = write_diagnosis(tmp_path, lambda trial: "")
+    text = write_diagnosis(tmp_path)
     assert text.startswith(f"note: {tmp_path}/report: cannot be ") and "No change helps" in text
 
 
@@ -240,7 +240,7 @@ def test_hostile_values_are_plain_text_or_one_line(tmp_path: Path) -> None:
     files = sorted(tmp_path.rglob("run.json"))
 
     def report() -> None:
-        text = write_diagnosis(tmp_path, lambda trial: "python train.py")
+        text = write_diagnosis(tmp_path)
         assert all(character.isprintable() or character == "\n" for character in text)
 
     for dice in budget("diagnosis"):

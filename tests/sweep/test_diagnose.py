@@ -1,7 +1,6 @@
 """A diagnosis: its runs in their order, what its table says of them, and the command line that it ends with."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchscope.analysis.diagnose import find_findings
-from batchscope.cli import report
+from batchscope.analysis.diagnose import find_findings, write_diagnosis
 from batchscope.options.compose import check_command_line
 from batchscope.records.run_record import plan
 from batchscope.sweep import diagnose
 from batchscope.sweep.changes import Machine
-from batchscope.sweep.diagnose import write_report
 from batchscope.sweep.plans import Job, RunFailed
 from batchscope.sweep.search import search_of
+from tests.support.command_lines import answer
 from tests.support.runs import run as forked
 from tests.support.synthetic_runs import write_steps
 from tests.sweep.conftest import play
@@ -63,7 +61,7 @@ class Diagnosed:
             play(diagnose.diagnose(job, search_of(config)), self._do)
         except (RunFailed, SystemExit) as end:
             self.end = end
-        return write_report(self.folder)
+        return write_diagnosis(self.folder)
 
 
 def faster_with_a_larger_batch(config: dict[str, Any]) -> float:
@@ -85,6 +83,19 @@ def test_a_baseline_each_change_the_two_best_together_and_the_baseline_again(tmp
     assert any(line.endswith(" … data.batch_size=512 trainer.precision=bf16-mixed") for line in shown)
 
 
+def test_started_again_it_has_the_same_runs(tmp_path: Path, monkeypatch) -> None:
+    """Although a baseline at the end that differs leaves no change that is shown to help."""
+
+    def rate(config: dict[str, Any]) -> float:
+        return 1e5 if config["run_dir"].endswith("again") else faster_with_a_larger_batch(config)
+
+    diagnosed = Diagnosed(tmp_path, monkeypatch, rate)
+    diagnosed.start()
+    ran = list(diagnosed.ran)
+    diagnosed.start()
+    assert diagnosed.ran == [*ran, *ran] and any("+" in name for name in ran)
+
+
 def test_interrupted_it_recommends_nothing(tmp_path: Path, monkeypatch) -> None:
     left = iter([100.0] * 7)
     said = Diagnosed(tmp_path, monkeypatch, lambda config: next(left, "signal")).start()
@@ -93,13 +104,10 @@ def test_interrupted_it_recommends_nothing(tmp_path: Path, monkeypatch) -> None:
     ) in " ".join(said.split())
 
 
-def test_its_folder_is_reported_again_as_it_ended(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_its_folder_is_reported_again_as_it_ended(tmp_path: Path, monkeypatch) -> None:
     said = Diagnosed(tmp_path, monkeypatch, faster_with_a_larger_batch).start()
     written = (tmp_path / "report/diagnosis.md").read_bytes()
-    monkeypatch.setattr(sys, "argv", ["report", str(tmp_path)])
-    capsys.readouterr()
-    report.main()
-    assert capsys.readouterr().out == f"{said}\n"
+    assert answer("report", tmp_path)[:2] == (0, f"{said}\n")
     assert (tmp_path / "report/diagnosis.md").read_bytes() == written
     assert [path.name for path in (tmp_path / "report").iterdir() if "sweep" in path.name] == []
 
@@ -120,6 +128,7 @@ def test_a_baseline_that_fails_ends_it(tmp_path: Path, monkeypatch) -> None:
     assert "The baseline was not measured, so there is nothing to compare." in diagnosed.start()
     assert diagnosed.ran == ["baseline"]
     assert isinstance(diagnosed.end, RunFailed)  # which is exit code 1
+    assert answer("report", tmp_path).code == 1
 
 
 def test_what_the_user_has_set_is_left_out_and_said(tmp_path: Path, monkeypatch, capsys) -> None:
