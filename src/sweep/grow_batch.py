@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
         UserError: for a run without a rate.
     """
     rates: dict[int, float] = {}  # samples/s of each size that fits
-    tried: list[int] = []
+    tried: dict[int, Path] = {}  # the folder of each size: beside them, a search that is started again has `again`
     update, ranks = job.config.get("global_batch_size"), ranks_asked(job.config) or 1
     limit = update // ranks if update else sys.maxsize
 
@@ -41,8 +41,9 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
     def measure(size: int) -> Plan[bool]:
         """Run a size; whether it fits, and is faster than all before it."""
         nonlocal limit
-        tried.append(size)
-        (record,) = yield [run(size, f"run {len(tried)} of at most {search.max_runs}")]
+        one = run(size, f"run {len(tried) + 1} of at most {search.max_runs}")
+        tried[size] = one.run_dir
+        (record,) = yield [one]
         if record["status"] == "out_of_memory":
             return False
         rate = _rate(record)
@@ -59,15 +60,15 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
             break
     if not rates:
         return None
-    upper = _found(job.run_dir, rates) if size in rates else size  # the answer, or where memory ended
+    upper = _found(tried.values(), rates) if size in rates else size  # the answer, or where memory ended
     below = max((size for size in tried if size < upper), default=upper)
     between = largest_part(job.config, ranks, max(1, upper // 2))
     if len(tried) < search.max_runs and between > below:
         yield from measure(between)
-    undecided = undecided_in(job.run_dir)
+    undecided = undecided_in(tried.values())
     if len(undecided) > 1 and can_wait(job.config):
         yield [run(size, "again", "again") for size in undecided]
-    return _found(job.run_dir, rates)
+    return _found([job.run_dir], rates)
 
 
 def _rate(record: Mapping[str, Any]) -> float:
@@ -83,21 +84,21 @@ def _rate(record: Mapping[str, Any]) -> float:
     return rate
 
 
-def _found(folder: Path, rates: Mapping[int, float]) -> int:
-    """What a report on the runs in a folder recommends; where it recommends none, the smallest size near the best rate."""
-    found, enough = _answer_in(folder), (1 - NEAR_BEST) * max(rates.values())
+def _found(folders: Iterable[Path], rates: Mapping[int, float]) -> int:
+    """What a report on the runs in some folders recommends; where it recommends none, the smallest size near the best rate."""
+    found, enough = _answer_in(folders), (1 - NEAR_BEST) * max(rates.values())
     recommended = found.candidate if found else None
     return recommended or min(size for size, rate in rates.items() if rate >= enough)
 
 
-def undecided_in(folder: Path) -> list[int]:
-    """The batch sizes between which a report on the runs in a folder is undecided; empty if it is not."""
-    found = _answer_in(folder)
+def undecided_in(folders: Iterable[Path]) -> list[int]:
+    """The batch sizes between which a report on the runs in some folders is undecided; empty if it is not."""
+    found = _answer_in(folders)
     return found.decision.between if found and found.decision else []
 
 
-def _answer_in(folder: Path) -> Answer | None:
+def _answer_in(folders: Iterable[Path]) -> Answer | None:
     with suppress(UserError):  # no record can be read
-        sweep = find([folder])
+        sweep = find(folders)
         return answer(max(sweep.groups, key=lambda group: len(group.sizes)), shown_metrics(sweep))
     return None

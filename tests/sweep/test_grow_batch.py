@@ -105,6 +105,19 @@ def test_the_answer_is_what_a_report_recommends_for_the_runs(tmp_path: Path) -> 
     assert search(tmp_path, measure)[0] == 64
 
 
+def test_started_again_it_has_the_same_runs(tmp_path: Path) -> None:
+    """Although its folder has runs that came later the first time."""
+    step_ms = {8: 10.0, 32: 20.0, 64: 22.0, 128: 41.0, 256: 81.0, 512: 160.0}
+
+    def measure(size: int) -> dict[str, Any]:
+        write_measured(tmp_path / str(size), {size: step_ms[size]}, drift=0)
+        return {"throughput": {"samples_per_sec": 1e3 * size / step_ms[size]}}
+
+    ran = search(tmp_path, measure)[1]
+    write_measured(tmp_path / "again", {512: 80.0}, drift=0)
+    assert search(tmp_path, measure)[1] == ran
+
+
 def test_processes_share_the_training_set(tmp_path: Path) -> None:
     ran = search(tmp_path, lambda size: {**rate(size), "processes": 4}, 4000)[1]
     assert ran == ["8", "32", "128", "512", "1000"]
@@ -127,7 +140,7 @@ def test_a_run_without_a_rate_ends_the_search(tmp_path: Path) -> None:
 
 
 def test_undecided_sizes_are_measured_once_more_side_by_side(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("batchscope.sweep.grow_batch.undecided_in", lambda folder: [32, 64])
+    monkeypatch.setattr("batchscope.sweep.grow_batch.undecided_in", lambda folders: [32, 64])
     assert search(tmp_path, rate, 4000)[1][-1] == "4000"  # not where the runs cannot wait for each other
     monkeypatch.setattr("batchscope.sweep.grow_batch.can_wait", lambda config: True)
     assert search(tmp_path, rate, 4000)[1][-2:] == ["again/32", "again/64"]
