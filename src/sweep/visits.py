@@ -21,7 +21,7 @@ from .passes import Limits, Run, measure_in_passes
 from .plans import Job, is_one_process
 from .process import Process
 
-MOST_AT_ONCE = 16  # runs in different groups of so many share no passes
+MOST_AT_ONCE = 16  # a larger sweep is measured 16 runs at a time; runs of different groups share no passes
 _SET_UP_AT_ONCE = min(4, os.cpu_count() or 1)  # reading and checking is the work of one core
 _SHARE_LEFT = 0.25  # of the memory
 _ACCELERATORS = ("nvidia[0-9]*", "kfd", "dxg", "davinci[0-9]*")  # in /dev: Lightning's `auto` would take them
@@ -50,16 +50,17 @@ def measure_together(
     """Start as many runs as there is memory for, and visit them in passes until they have ended.
 
     Args:
-        jobs: at most MOST_AT_ONCE are started.
+        jobs: at most MOST_AT_ONCE are started, all with the limits of the first one.
         start: starts one.
         on_end: is called with each that has ended.
         say: is told what happens.
 
     Returns the jobs that were not started.
     """
-    say(f"preparing {count(len(jobs), 'setting')}")
+    alike = [job for job in jobs if _limits_of(job) == _limits_of(jobs[0])]
+    say(f"preparing {count(len(alike), 'setting')}")
     started: list[Process] = []
-    for group in (jobs[:1], *_batched(jobs[1:MOST_AT_ONCE], _SET_UP_AT_ONCE)):
+    for group in (alike[:1], *_batched(alike[1:MOST_AT_ONCE], _SET_UP_AT_ONCE)):
         if started and not _has_memory_for(len(group), started):
             break
         setting_up = [start(job) for job in group]
@@ -75,7 +76,7 @@ def measure_together(
         first = int(_PASSES_PER_S * time.time())
         if runs:
             measure_in_passes(runs, _limits_of(runs[0].process.job), say=say, first_pass=first)
-    return list(jobs[len(started) :])
+    return [job for job in jobs if job not in alike[: len(started)]]
 
 
 class Visited(Run):
@@ -125,7 +126,7 @@ def _limits_of(job: Job) -> Limits:
 
 
 def _setting(job: Job) -> tuple[str, int]:
-    """What a run is compared with: runs that differ in batch size, seed and what is scaled along; and its batch size."""
+    """The group within which runs are compared (all options but batch size, seed and optimizer), and the batch size."""
     if job.seconds is not None:
         return str(job.run_dir), 1
     words = [word for word in job.facts["overrides"] if not word.lstrip("+").startswith(_NOT_COMPARED)]

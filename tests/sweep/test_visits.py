@@ -6,13 +6,21 @@ import pytest
 
 from batchscope.sweep import visits
 from batchscope.sweep.visits import can_wait
-from tests.sweep.conftest import job, running
+from tests.sweep.conftest import TIMED, job, running
 
 
 def test_runs_share_passes_and_are_told_why_they_end(loop, tmp_path: Path) -> None:
     records = loop.do([job(tmp_path, str(n), 8**n) for n in (1, 2, 3)])
     assert records[0]["taken"] == records[1]["taken"] == records[2]["taken"]
     assert {record["told"] for record in records} == {"stop known to ± 5 %"}
+
+
+def test_runs_share_passes_with_those_that_have_the_same_limits(loop, tmp_path: Path) -> None:
+    jobs = [job(tmp_path, str(n), 8**n) for n in (1, 2, 3, 4)]
+    for one in jobs[::2]:
+        one.config["callbacks"] = {**TIMED, "until_known": {"precision": 0.5}}
+    told = [record["told"] for record in loop.do(jobs)]
+    assert told == ["stop known to ± 50 %", "stop known to ± 5 %"] * 2
 
 
 @pytest.mark.parametrize("before", ["1 / 0", "len(record['taken']) == 2 and os.kill(os.getpid(), signal.SIGKILL)"])
