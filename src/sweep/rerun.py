@@ -73,7 +73,7 @@ def a_b(
     most: int,
     seconds: float,
     say: Callable[[str], None] = lambda line: None,
-    decided: Callable[[], set[str]] = set,
+    decided: Callable[[], set[int]] = set,
 ) -> Plan[None]:
     """Run the sides of each pair again and again, as `out/<side>/<pair>-<time>`.
 
@@ -83,7 +83,7 @@ def a_b(
         most: times.
         seconds: of training of each run.
         say: is told what was measured.
-        decided: the labels of what needs no more runs; asked after five of them.
+        decided: the numbers of pairs that need no more runs; asked after five of them.
 
     Raises:
         UserError: if a run does not finish.
@@ -104,18 +104,18 @@ def a_b(
             say(f"{label + ': ' if label else ''}pair {number + 1} of at most {most}: {times}")
         if number + 1 >= FEWEST:
             known = decided()
-            left = {name: pair for name, pair in left.items() if pair[0] not in known}
+            left = {name: pair for name, pair in left.items() if name not in known}
         if not left:
             return
 
 
-def decided(sides: Sequence[Path], max_slowdown: float) -> set[str]:
-    """The labels of pairs that are shown to be slower than allowed, or not to be."""
-    found = set()
+def decided(sides: Sequence[Path], max_slowdown: float) -> set[int]:
+    """The numbers of pairs that are shown to be slower than allowed, or not to be."""
+    found = set[int]()
     for one in compare(*sides, max_slowdown=max_slowdown).compared:
         slower = one.slowdown.low > 1 and one.slowdown.value > 1 + max_slowdown
         if one.busy is None and one.slowdown.span and (slower or one.slowdown.high <= 1 + max_slowdown):
-            found.add(one.pair.label)
+            found |= {int(run.folder.name.partition("-")[0]) for run in one.pair.a}  # see a_b
     return found
 
 

@@ -137,6 +137,15 @@ def test_every_matched_pair_of_two_sweeps_is_run(here, monkeypatch):
     assert sorted((c.pair.label, c.passes) for c in found.compared) == [("batch size 16", 5), ("batch size 8", 5)]
 
 
+def test_a_pair_that_new_folders_call_otherwise_ends_once_it_is_decided(here, monkeypatch):
+    """Beside a single run the label of a sweep's pair has the batch size, and in the folders of the new runs it is empty."""
+    for size in (8, 16):
+        finished(here, f"x/{size}", f"data.batch_size={size}")
+    runs = Runs(monkeypatch, noise=0.002)
+    run_again(Path("x"), finished(here, "one"), quiet=True)
+    assert len(runs.jobs) == 2 * rerun.FEWEST
+
+
 def test_a_run_that_does_not_finish_ends_it_with_one_line(here, monkeypatch):
     a = finished(here, "one")
     Runs(monkeypatch, status="failed")
