@@ -6,7 +6,7 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
 from .. import _hydra
 from ..files import WriteError, why
@@ -44,8 +44,7 @@ def _call(job: HydraJob, composition: DictConfig, number: int, sweep_dir: Path) 
     with open_dict(composition):
         composition.hydra.sweep.dir = str(sweep_dir)
         composition.hydra.job.num = composition.hydra.job.id = number
-        run_dir = sweep_dir / str(OmegaConf.select(composition, "hydra.sweep.subdir"))
-        composition.hydra.runtime.output_dir = str(run_dir.absolute())
+        composition.hydra.runtime.output_dir = str((sweep_dir / str(number)).absolute())
     HydraConfig.instance().set_config(composition)
     with env_override(dict(composition.hydra.job.env_set)):
         return job(without_hydra(composition))

@@ -225,11 +225,9 @@ def _check_hydra(config: DictConfig, multirun: bool) -> None:
     for name, instead in _NOT_TAKEN.items():
         if OmegaConf.select(config.hydra, name):
             raise UserError(f"hydra.{name}: is not taken: {instead}")
-    if multirun:
-        with open_dict(config):
-            config.hydra.job.num = config.hydra.job.id = 0
-    for name in ("sweep.dir", "sweep.subdir") if multirun else ("run.dir",):
-        _check_folder(config.hydra, name)
+    if to_plain(config.hydra.sweep)["subdir"] != "${hydra.job.num}":
+        raise UserError("hydra.sweep.subdir: is not taken: the folder of a run is its number in the sweep")
+    _check_folder(config.hydra, "sweep.dir" if multirun else "run.dir")
 
 
 def _check_folder(hydra: DictConfig, name: str) -> None:
@@ -238,10 +236,9 @@ def _check_folder(hydra: DictConfig, name: str) -> None:
         folder = OmegaConf.select(hydra, name)
     except OmegaConfBaseException as error:
         raise UserError(f"hydra.{name}: {message_of(error)}") from error
-    below_sweep = name == "sweep.subdir"
     path = Path(str(folder))
-    if folder is None or ".." in path.parts or "\0" in str(folder) or (below_sweep and path.is_absolute()):
-        takes = "a folder below the sweep's" if below_sweep else "a folder below this one, or an absolute path"
-        raise UserError(f"hydra.{name}: got {str(folder)[:100]!r}, takes {takes}, without '..'")
+    if folder is None or ".." in path.parts or "\0" in str(folder):
+        takes = "a folder below this one, or an absolute path, without '..'"
+        raise UserError(f"hydra.{name}: got {str(folder)[:100]!r}, takes {takes}")
     if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
         raise UserError(f"hydra.{name}: has a name of more than {_LONGEST_NAME} bytes in it: '{str(folder)[:60]}…'")
