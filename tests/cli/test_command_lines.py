@@ -187,6 +187,7 @@ REFUSED = {
     f"choose {TOO_LONG}": "…: no such folder",
     "choose sweep/0": "choose: sweep/0: one batch size, 8, and choose needs two at least",
     "choose sweep --devices h10": "--devices: got 'h10', which is no known card. Did you mean 'h100'?",
+    "compare a b --rerun --out sweep": "--out: 'sweep' exists; give another name",
     "choose sweep --devices ,": "--devices: got '', which is no known card.",
     "choose sweep --price h10=2": "--price: got 'h10', which is no known card. Did you mean 'h100'?",
     "choose sweep --price h100=2/h": "--price: got 'h100=2/h', takes what an hour of a device costs",
