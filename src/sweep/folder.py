@@ -20,7 +20,7 @@ _WRITTEN = ("[0-9]*", "report", LOCK, ".submitit", "multirun.yaml", "optimizatio
 
 
 def make_folder(folder: Path) -> Path:
-    """Make a folder that is not there yet, with a number behind its name if there is one. Raises UserError."""
+    """Take the folder, or the next numbered one if another process has taken it. Raises UserError."""
     try:
         return new_folder(folder)
     except OSError as error:
