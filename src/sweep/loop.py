@@ -35,7 +35,7 @@ class Loop:
 
     Attributes:
         command: the words that the user has typed; the records hold them.
-        refused: whether a run was refused without a record that says so.
+        refused: whether a run was refused, or its record could not be read.
     """
 
     def __init__(self, command: str = "train"):
@@ -114,6 +114,7 @@ class Loop:
                     aside, place = folder.set_run_aside(job.run_dir), os.path.relpath(job.run_dir)
                     print(
                         f"{place} ran out of memory beside other runs, and is done alone; what it left is in {aside}",
+                        file=sys.stderr,
                         flush=True,
                     )
                 else:

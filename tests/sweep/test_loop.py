@@ -78,7 +78,7 @@ def test_a_run_without_memory_beside_others_is_done_once_more_alone(loop, tmp_pa
     records = loop.do([job(tmp_path, "a"), job(tmp_path, "b", 16, does=fails)])
     assert [record["status"] for record in records] == ["finished", "finished"]
     assert json.loads((tmp_path / "b.aside/run.json").read_text())["status"] == "out_of_memory"
-    assert "b ran out of memory beside other runs, and is done alone; what it left is in " in capfd.readouterr().out
+    assert "b ran out of memory beside other runs, and is done alone; what it left is in " in capfd.readouterr().err
 
 
 def test_a_run_without_memory_beside_others_is_not_kept_where_the_sweep_ends_meanwhile(loop, tmp_path: Path) -> None:
