@@ -29,7 +29,7 @@ class Job:
         config: checked.
         facts: for its record; `choices` and `overrides`, and whatever else a plan wants to find there again.
         title: what is printed on it; empty if the plan says all.
-        logged: whether its output goes to a file in its folder; that of visited runs does anyway.
+        logged: whether its output goes to a log file in its folder; visited runs always log.
         forks: whether it may be forked from the server; otherwise it is a new Python.
         python: that runs it.
         seconds: of visits, where it is visited beside others; None for as long as its configuration and the answer ask.

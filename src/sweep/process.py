@@ -193,7 +193,7 @@ class Processes:
             process.interrupt(number)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Ask the runs to end; a second signal kills them. The first run, while it waits for the server, is given up."""
+        """Ask the runs to end; a second signal kills them. Before any run has started, the sweep exits at once."""
         redirect_closed_terminals(self._terminals)
         if self._stopped_by is None:
             self._stopped_by, self._stopped_at = number, time.monotonic()

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import pickle
 import re
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from batchscope.records.step_times import read_step_times
+from batchscope.sweep.plans import RunFailed
 from batchscope.sweep.runner import SweepRunner
 from tests.support.runs import assert_alike, results
 from tests.support.spawned import TRAIN, Ended, end, spawn
@@ -98,6 +100,12 @@ def test_a_run_that_fails_stops_no_other_and_is_exit_code_1(tmp_path: Path) -> N
     assert code == 1
     assert out.count(" — kept") == 2
     assert "to run it again with the sweep: mv s/0 s/0.aside" in err
+
+
+def test_a_failure_comes_back_from_another_process() -> None:
+    """As a launcher brings it to a searching sweeper."""
+    came = pickle.loads(pickle.dumps(RunFailed("s/0: a bug")))
+    assert (str(came), came.exit_code, came.reported) == ("s/0: a bug", 1, True)
 
 
 def test_an_interrupted_sweep_says_which_runs_were_stopped_and_which_never_began(tmp_path: Path, capsys) -> None:
