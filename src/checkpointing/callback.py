@@ -31,10 +31,9 @@ class Checkpoints(SyncsRanks, Checkpoint):
     """Keeps `last.ckpt` and `best.ckpt`.
 
     Every checkpoint is taken after a batch and before what follows the batch: a validation, or the end of the epoch. Its
-    `loop_state` holds what Lightning's checkpoints lack: the number of batches trained in the epoch, the random states and
-    accumulated gradients of every rank, and the lengths of the log files. A checkpoint is written at the end of every epoch, before
-    every validation, and as often as `every_minutes` and `every_n_steps` say. The best checkpoint is the one that was
-    written before the best validation.
+    `loop_state` holds what Lightning's checkpoints lack: the random states and accumulated gradients of every rank, and
+    the lengths of the log files. A checkpoint is written at the end of every epoch, before every validation, and as often
+    as `every_minutes` and `every_n_steps` say. The best checkpoint is the one that was written before the best validation.
 
     Args:
         dirpath: the folder for both; by default `checkpoints` in the trainer's `default_root_dir`.
@@ -135,9 +134,6 @@ class Checkpoints(SyncsRanks, Checkpoint):
             own = {"random": random_state(), "gradients": _accumulated_gradients(trainer, pl_module)}
             ranks = gather(own, trainer.world_size)
             checkpoint["loop_state"] = {
-                "epoch": trainer.current_epoch,
-                "batches": trainer.fit_loop.epoch_loop.batch_progress.current.ready,
-                "steps": trainer.global_step,
                 **{key: [rank[key] for rank in ranks] for key in own},
                 "log_positions": self._log_positions.now(loggers_of_rank(trainer)),
             }

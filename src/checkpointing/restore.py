@@ -37,7 +37,7 @@ def prepare_resume(trainer: Trainer, data: SkipsTrained, point: ResumePoint) -> 
     # The first hook after everything has been restored; nothing has been logged by then.
     callbacks_of(trainer).insert(0, LambdaCallback(on_train_start=cut))
     if point.path is not None:
-        data.resume_at(point.loop_state["epoch"], point.loop_state["batches"])
+        data.resume_at(point.epoch, point.batches)
         on_restore_error(trainer, point.cannot_be_restored)
         resume_after_last_batch(trainer, lambda: _restore_gradients_and_random_state(trainer, point))
 

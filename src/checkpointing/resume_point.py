@@ -12,7 +12,7 @@ from ..files import is_inside, why
 from ..records.read import read
 from .callback import Checkpoints
 from .checkpoint_file import load_checkpoint
-from .validate import check_resumable
+from .validate import check_resumable, progress
 
 
 @dataclass
@@ -22,11 +22,9 @@ class ResumePoint:
     path: Path | None = None
     loop_state: dict[str, Any] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)  # the checkpoint's entry `batchscope`
-
-    @property
-    def steps(self) -> int:
-        """The number of trained steps."""
-        return self.loop_state.get("steps", 0)
+    epoch: int = -1  # that the run is in
+    batches: int = 0  # of that epoch that were trained
+    steps: int = 0  # that were trained
 
     def facts(self, run_dir: Path) -> dict[str, Any]:
         """What the run's record says about it."""
@@ -46,9 +44,9 @@ class ResumePoint:
         before = self.provenance.get("fingerprint", fingerprint)
         if before != fingerprint:
             raise UserError(f"resume: the data have changed: their fingerprint is {fingerprint}, and was {before}")
-        epoch = self.loop_state.get("epoch", -1)
-        if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= epoch:
-            raise UserError(f"trainer.max_epochs: got {trainer.max_epochs}, and the run is in its epoch {epoch + 1}")
+        if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= self.epoch:
+            number = self.epoch + 1
+            raise UserError(f"trainer.max_epochs: got {trainer.max_epochs}, and the run is in its epoch {number}")
         if 0 <= trainer.max_steps < self.steps:
             raise UserError(f"trainer.max_steps: got {trainer.max_steps}, and the run has done {self.steps}")
         ranks = len(self.loop_state.get("random", ())) or trainer.world_size
@@ -83,7 +81,7 @@ def find_resume_point(folder: Path, module: LightningModule | None = None, run_d
             continue
         for reason in refused:
             warn(f"{reason}; resuming from {path.name} instead")
-        return ResumePoint(path, checkpoint["loop_state"], checkpoint["batchscope"])
+        return ResumePoint(path, checkpoint["loop_state"], checkpoint["batchscope"], *progress(checkpoint))
     if refused:
         raise UserError(f"resume: no checkpoint is valid, and nothing was changed: {'; '.join(refused)}")
     if kept := _recorded_checkpoint(run_dir):

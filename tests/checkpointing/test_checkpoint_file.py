@@ -95,7 +95,7 @@ def test_a_full_disk_is_one_line_with_the_bytes_needed_and_the_checkpoint_before
     assert line.startswith("error: checkpoint: out/checkpoints/last.ckpt needs ")
     assert abs(int(line.split("needs ")[1].split(" bytes")[0].replace(",", "")) - size) < 2_000
     assert line.endswith("the checkpoint before it is kept: out/checkpoints/last.ckpt")
-    assert last(tmp_path / "out")["loop_state"]["steps"] == 4
+    assert last(tmp_path / "out")["global_step"] == 4
     assert record(tmp_path / "out")["status"] == "interrupted"
     assert [p.name for p in (tmp_path / "out" / "checkpoints").iterdir()] == ["last.ckpt"]
 
@@ -103,7 +103,7 @@ def test_a_full_disk_is_one_line_with_the_bytes_needed_and_the_checkpoint_before
 def test_a_checkpoint_is_written_as_often_as_is_asked_for(tmp_path: Path) -> None:
     often = ["callbacks.checkpoint.every_minutes=1e-9", "trainer.max_epochs=1", OUT]
     assert run(tmp_path, *SMALL, *often, faults=[(STEP, 4, break_down)]).end() == 1
-    assert last(tmp_path / "out")["loop_state"]["steps"] == 3
+    assert last(tmp_path / "out")["global_step"] == 3
 
 
 def test_what_a_run_saves_is_tensors_and_plain_values(interrupted: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_signal_in_a_step_lets_it_finish_and_keeps_it(told, name, codes, tmp_p
     assert stop.startswith(f"stopped by {name}")
     assert how == ["kept     out/checkpoints/last.ckpt", "resume   batchscope train resume=out"]
     assert record(tmp_path / "out")["status"] == "interrupted"
-    assert last(tmp_path / "out")["loop_state"]["steps"] == 7
+    assert last(tmp_path / "out")["global_step"] == 7
 
 
 @pytest.mark.parametrize(("step", "kept"), [(6, "out/checkpoints/last.ckpt"), (2, "no checkpoint: none was due yet")])
@@ -103,7 +103,7 @@ def test_a_run_outlives_its_terminal_until_its_step_is_kept(tmp_path: Path) -> N
     stopped = run(tmp_path, *with_bar, "+callbacks.progress.interval_s=1e-9", OUT, faults=faults)
     assert stopped.end() == 129
     assert record(tmp_path / "out")["status"] == "interrupted"
-    assert last(tmp_path / "out")["loop_state"]["steps"] == 7
+    assert last(tmp_path / "out")["global_step"] == 7
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_a_second_ctrl_c_leaves_at_once_with_the_checkpoint_before_it_intact(tmp
     began = time.monotonic()
     assert stopped.end() == 130
     assert time.monotonic() - began < PATIENCE_S / 2
-    assert last(tmp_path / "out")["loop_state"]["steps"] == 10
+    assert last(tmp_path / "out")["global_step"] == 10
     assert record(tmp_path / "out")["status"] == "interrupted"
 
 

@@ -134,9 +134,7 @@ def without(*path: str | int) -> Callable[[dict], None]:
     return lambda checkpoint: reduce(getitem, path[:-1], checkpoint).__delitem__(path[-1])
 
 
-GROUP = ("optimizer_states", 0, "param_groups", 0)
 BATCHES = ("loops", "fit_loop", "epoch_loop.batch_progress", "current", "ready")
-EPOCHS = ("loops", "fit_loop", "epoch_progress", "current", "completed")
 MISFITS: list[tuple[Callable[[dict], None], str]] = [
     (of_another_model, "its weights are of another model: model.head.bias is (7,) there and (9,) here"),
     (
@@ -145,17 +143,12 @@ MISFITS: list[tuple[Callable[[dict], None], str]] = [
     ),
     (without("loop_state"), "KeyError: 'loop_state'"),
     (without("loop_state", "random"), "KeyError: 'random'"),
-    (without("optimizer_states"), "KeyError: 'optimizer_states'"),
     (setting([], "loop_state"), "TypeError: "),
     (setting([], "loop_state", "random"), "loop_state.random and loop_state.gradients are not those of all"),
-    (setting({"csv/metrics.csv": -3}, "loop_state", "log_positions"), "loop_state.log_positions are not counts"),
-    (setting(7, "epoch"), "loop_state.epoch is 1, and Lightning's counters say 7, 1"),
-    (setting(5, *EPOCHS), "loop_state.epoch is 1, and Lightning's counters say 1, 5"),
-    (setting(9, "loop_state", "batches"), "loop_state.batches is 9, and Lightning's counters say 6"),
-    (setting(-5, *BATCHES), "loop_state.batches is 6, and Lightning's counters say -5"),
-    (setting(4, "global_step"), "loop_state.steps is 16, and Lightning's counters say 4, 16"),
-    (setting(True, "global_step"), "loop_state.steps is 16, and Lightning's counters say True, 16"),
-    (setting(float("nan"), *GROUP, "lr"), "the option lr in its optimizer_states is nan"),
+    (setting({"csv/metrics.csv": -3}, "loop_state", "log_positions"), "its counters hold -3, which is no count"),
+    (setting("7", "epoch"), "its counters hold 7, which is no count"),
+    (setting(-5, *BATCHES), "its counters hold -5, which is no count"),
+    (setting(True, "global_step"), "its counters hold True, which is no count"),
 ]
 
 
@@ -175,6 +168,7 @@ UNRESTORABLE = {
     "a metric that no float holds": setting(10**400, "callbacks", "Checkpoints", "metrics", "val/loss"),
     "Lightning's version": setting("x", "pytorch-lightning_version"),
     "a group of the optimizer": without("optimizer_states", 0, "param_groups", 0, "params", 0),
+    "no state of the optimizer": without("optimizer_states"),
     "a random state": setting([{"torch": torch.zeros(3)}], "loop_state", "random"),
     "a gradient": setting([{"model.head.bias": torch.zeros(7)}], "loop_state", "gradients"),
 }

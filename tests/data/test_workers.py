@@ -65,4 +65,4 @@ def test_a_signal_to_all_processes_keeps_a_checkpoint(tmp_path: Path, number: si
     words = line(tmp_path, "MapStyle", "data.num_workers=2")
     stopped = run(tmp_path, *words, faults=[(STEP, 13, partial(signal_all, number))])
     assert stopped.end() == 128 + number, stopped.complained
-    assert last(tmp_path / "out")["loop_state"]["steps"] == 13
+    assert last(tmp_path / "out")["global_step"] == 13

@@ -37,7 +37,7 @@ def test_a_signal_to_one_rank_ends_both(moment: str, rank: int, tmp_path: Path) 
     both = ranks(tmp_path, *SHORT, *options, faults={rank: faults})
     assert end(both) == [143, 143]
     assert record(tmp_path / "out")["status"] == "interrupted"
-    assert last(tmp_path / "out")["loop_state"]["steps"] in steps
+    assert last(tmp_path / "out")["global_step"] in steps
     assert both[0].said.count("stopped by SIGTERM") == 1
     assert "stopped by" not in both[1].said
 

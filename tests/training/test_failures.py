@@ -48,7 +48,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_keeps_the_checkpoints(tmp_
     assert len(samples.split(", ")) == 8
     assert record(tmp_path / "out")["status"] == "failed"
     assert record(tmp_path / "out")["error"] == line.removeprefix("error: ")
-    assert last(tmp_path / "out")["loop_state"]["steps"] == 4
+    assert last(tmp_path / "out")["global_step"] == 4
 
 
 def test_a_run_may_skip_such_a_step_and_counts_it(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_out_of_memory_is_told_with_the_batch_size_and_what_to_try(tmp_path: Pat
     assert "try data.batch_size=4 with trainer.accumulate_grad_batches=2" in line
     assert record(tmp_path / "out")["memory"]["parts_bytes"]["saved"] > 0
     assert record(tmp_path / "out")["status"] == "out_of_memory"
-    assert last(tmp_path / "out")["loop_state"]["steps"] == 4
+    assert last(tmp_path / "out")["global_step"] == 4
 
 
 @pytest.mark.parametrize(("bf16", "recommended"), [(900e9, True), (16e9, False)], ids=["faster", "slower"])
