@@ -195,6 +195,6 @@ class Checkpoints(SyncsRanks, Checkpoint):
 
 def _accumulated_gradients(trainer: Trainer, module: LightningModule) -> dict[str, Tensor]:
     """Those that wait for the next optimizer step, by parameter: of this rank, and of its shards of the parameters."""
-    if not is_accumulating(trainer):
+    if module.automatic_optimization and not is_accumulating(trainer):
         return {}
     return {name: local(p.grad).cpu() for name, p in module.named_parameters() if p.grad is not None}

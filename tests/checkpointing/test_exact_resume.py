@@ -4,11 +4,13 @@ import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
+import torch
 from lightning.pytorch.callbacks import Timer
 
+from batchscope.checkpointing.callback import Checkpoints
 from batchscope.options.groups import choices_of
 from tests.checkpointing.support import (
     LOAD,
@@ -27,6 +29,7 @@ from tests.checkpointing.support import (
     terminate,
 )
 from tests.support.runs import EVERY_4, SMALL, Fault, assert_alike, kill_9, last, ranks, record, results, run
+from tests.support.third_party_modules import Stranger, train
 
 # Steps 1 to 10 are the first epoch, 11 to 20 the second; every epoch has one validation of one batch. The record is
 # written twice before the first step, and once after the first checkpoint. Every atomic write flushes a file and its folder.
@@ -196,6 +199,26 @@ def test_a_stopped_run_ends_as_one_that_never_stopped(name, whole, interrupted, 
     assert done.complained.startswith(case.warns), done.complained
     assert_alike(results(tmp_path / case.at), whole([*case.options, *case.resumed_with]))
     assert (tmp_path / case.at / case.aside).exists()
+
+
+class ByHand(Stranger):
+    """It updates after every second of its five batches."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(cast(Any, super().training_step(batch, batch_idx)))
+        if batch_idx % 2:
+            optimizer = cast(Any, self.optimizers())
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_gradients_that_a_module_accumulates_by_hand_are_kept(tmp_path: Path) -> None:
+    module = ByHand()
+    train(module, Checkpoints(str(tmp_path)), max_epochs=1, enable_checkpointing=True)
+    (kept,) = torch.load(tmp_path / "last.ckpt", weights_only=True)["loop_state"]["gradients"]
+    assert_alike(kept, {name: p.grad for name, p in module.named_parameters()})
 
 
 # Two ranks of four batches an epoch: 64 samples, 8 in each process.
