@@ -87,8 +87,9 @@ class GracefulShutdown(SyncsRanks):
         self._stop_deferring(trainer)
 
     @override
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._is_deferring and trainer.world_size == 1:  # a checkpoint has just been saved
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Every callback's `on_validation_start` comes before this: a checkpoint has just been saved.
+        if self._is_deferring and trainer.world_size == 1:
             self._stop_deferring(trainer)
 
     @override

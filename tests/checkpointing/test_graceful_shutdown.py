@@ -7,7 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.callbacks import LambdaCallback
 
+from batchscope.checkpointing.callback import Checkpoints
 from batchscope.checkpointing.graceful_shutdown import GracefulShutdown
 from batchscope.checkpointing.signals import STOPPING, forces_exit, handled_signals
 from batchscope.errors import Interrupted
@@ -174,3 +176,11 @@ def test_a_validation_ends_at_once() -> None:
     with GracefulShutdown() as shutdown, pytest.raises(Interrupted, match="SIGTERM"):
         train(module, shutdown, data=(loader(), loader()), num_sanity_val_steps=0)
     assert module.batches == (0, 1)
+
+
+def test_a_signal_before_a_validation_waits_for_its_checkpoint(tmp_path: Path) -> None:
+    signalled = LambdaCallback(on_validation_start=lambda *args: terminate())
+    with GracefulShutdown() as shutdown, pytest.raises(Interrupted, match="SIGTERM"):
+        how = {"val_check_interval": 2, "num_sanity_val_steps": 0, "enable_checkpointing": True}
+        train(Stranger(), signalled, shutdown, Checkpoints(str(tmp_path)), data=(loader(), loader()), **how)
+    assert (tmp_path / "last.ckpt").exists()
