@@ -152,7 +152,9 @@ class Checkpoints(SyncsRanks, Checkpoint):
             return
         self.best_model_score = state_dict["best"] if state_dict["best"] is None else float(state_dict["best"])
         self.metrics = {key: float(value) for key, value in state_dict["metrics"].items() if key.isprintable()}
-        best = self.folder / "best.ckpt"  # in this run's folder, wherever the checkpoint was written
+        last, best = self.folder / "last.ckpt", self.folder / "best.ckpt"  # wherever the checkpoint was written
+        if last.is_file():
+            self.last_model_path = str(last)
         if not best.is_file():  # if somebody has removed it, the best one is that of the validations to come
             self.best_model_score = None
         elif self.best_model_score is not None:

@@ -93,6 +93,14 @@ def test_a_finished_run_is_not_made_shorter_and_stays_as_it_was(tmp_path: Path) 
         refuses(tmp_path, refused.replace("=", ": got "), refused)
 
 
+def test_the_best_checkpoint_of_a_run_that_is_made_longer_stays_in_its_record(tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, EVERY_4, OUT, "optimizer.schedule=constant")
+    assert done.end() == 0, done.complained
+    assert run(tmp_path, "resume=out", "trainer.max_epochs=3", faults=[(STEP, 6, kill_9)]).end() == -9
+    kept = {kind: f"checkpoints/{kind}.ckpt" for kind in ("best", "last")}
+    assert record(tmp_path / "out")["checkpoints"] == kept
+
+
 @pytest.mark.slow
 def test_checkpoints_may_lie_elsewhere(tmp_path: Path, unstopped: Path) -> None:
     elsewhere = f"callbacks.checkpoint.dirpath={tmp_path / 'scratch'}"
