@@ -146,9 +146,10 @@ class Optimizer:
                 # Momentum falls as the rate rises, where there is one: OneCycleLR on its own gives one to an SGD of none.
                 has_momentum = bool(optimizer.defaults.get("momentum") or "betas" in optimizer.defaults)
                 peaks = [group["lr"] for group in optimizer.param_groups]
-                return lr_scheduler.OneCycleLR(
-                    optimizer, peaks, int(total_steps), pct_start=self.warmup, cycle_momentum=has_momentum
-                )
+                steps, rise = int(total_steps), float(self.warmup)
+                if rise * steps in (1, steps):  # OneCycleLR divides by the length of a phase of no steps
+                    rise *= 1 - 1e-9
+                return lr_scheduler.OneCycleLR(optimizer, peaks, steps, pct_start=rise, cycle_momentum=has_momentum)
             case "cosine":
                 return lr_scheduler.CosineAnnealingLR(optimizer, T_max=int(total_steps), eta_min=self.min_lr)
             case "step":
