@@ -15,6 +15,7 @@ from ..options.purpose import purpose_of
 from ..options.tree import flatten
 from ..options.types import Purpose
 from ..records.read import FILE, DamagedRecordError, read
+from ..records.values import at
 
 RUNS = Path("outputs/runs")  # where hydra.run.dir puts them
 _LENGTH = ("max_epochs", "max_steps", "max_time")  # the trainer's options that end a training
@@ -130,9 +131,11 @@ def configuration(
         has_weights = isinstance(kept, dict) and (kept.get("last") or kept.get("best"))
         trust.confirm({**config, "init": None} if has_weights else config, overrides, file, run_dir)
     old, new = dict(flatten(before)), dict(flatten(config))
+    # A LightningModule has a schedule of its own.
+    planned = () if at(record, "model.lightning_module") is True else _PLANNED_FOR
     for key in dict.fromkeys([*old, *new]):
         purposes = {purpose_of(key, one) for one, options in ((before, old), (config, new)) if key in options}
-        if old.get(key) != new.get(key) and (Purpose.RESULT in purposes or key in _PLANNED_FOR):
+        if old.get(key) != new.get(key) and (Purpose.RESULT in purposes or key in planned):
             _refuse(key, old.get(key), new.get(key), config)
     return {**config, "resume": str(run_dir)}
 

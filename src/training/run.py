@@ -13,6 +13,7 @@ from typing import Any
 
 import lightning
 import torch
+from lightning import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
@@ -141,7 +142,11 @@ class _Run:
     def recorded(self, overrides: list[str]) -> Iterator[RunRecord]:
         """Lock the run's folder, record how the run ends, and end the other ranks with this one."""
         device, first = self.trainer.strategy.root_device, self.trainer.is_global_zero
-        parameters = sum(p.numel() for p in self.model.parameters())
+        model = {
+            "class": type(self.model).__name__,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "lightning_module": isinstance(self.model, LightningModule),
+        }
         with (
             lock_run_dir(self.run_dir, enabled=first, option=self.folder_option),
             RunRecord(
@@ -153,7 +158,7 @@ class _Run:
                 config=self.config,
                 hardware=describe(device),
                 processes=self.trainer.world_size,
-                model={"class": type(self.model).__name__, "parameters": parameters},
+                model=model,
                 **_known_id(self.run_dir),
             ) as record,
             explain_failures(self.config, device, first),

@@ -95,6 +95,13 @@ def test_where_and_how_a_run_is_trained_and_watched_may_change(option: str, inte
     assert configuration(interrupted / "out", option)["resume"] == str(interrupted / "out")
 
 
+def test_a_lightning_module_whose_schedule_is_its_own_may_train_longer(interrupted: Path) -> None:
+    facts = record(interrupted / "out")
+    facts["model"]["lightning_module"] = True
+    longer = resume.configuration(facts, interrupted / "out", ["trainer.max_epochs=3"])
+    assert longer["trainer"]["max_epochs"] == 3
+
+
 def test_last_is_the_run_that_was_started_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, started in (("b", "2026-01-02"), ("c", "2026-01-03"), ("a", "2026-01-01")):

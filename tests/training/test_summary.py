@@ -8,6 +8,7 @@ import pytest
 import torch
 from lightning import Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
@@ -17,7 +18,12 @@ from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.data.adding import Adding
 from batchscope.training.quiet import is_shown
 from batchscope.training.run import limit_batch_size
-from batchscope.training.summary import callback_facts, print_summary, whole_epochs
+from batchscope.training.summary import (
+    callback_facts,
+    log_hyperparameters,
+    print_summary,
+    whole_epochs,
+)
 from tests.support.runs import SMALL, last, record, run, table
 from tests.support.third_party_modules import Stranger, loader
 
@@ -67,6 +73,11 @@ def report(oversize: Path) -> Report:
     return write_report([oversize / "out"], oversize / "report")
 
 
+def hparams_in(folder: Path) -> Any:
+    metadata = EventAccumulator(str(folder)).Reload().SummaryMetadata("_hparams_/session_start_info")
+    return plugin_data_pb2.HParamsPluginData.FromString(metadata.plugin_data.content).session_start_info.hparams
+
+
 def test_it_is_labelled_as_what_it_held_wherever_it_is_named(oversize: Path, report: Report) -> None:
     found = record(oversize / "out")
     assert (found["batch_size"], found["global_batch_size"], found["throughput"]["batch_size"]) == (76, 76, 76)
@@ -77,9 +88,7 @@ def test_it_is_labelled_as_what_it_held_wherever_it_is_named(oversize: Path, rep
     assert "· batch 76 ·" in said
     (folder,) = {path.parent for path in (oversize / "out").glob("*/events.*")}
     assert folder.name == "stacked-lstm-copy-memory-bs76"
-    metadata = EventAccumulator(str(folder)).Reload().SummaryMetadata("_hparams_/session_start_info")
-    hparams = plugin_data_pb2.HParamsPluginData.FromString(metadata.plugin_data.content).session_start_info.hparams
-    assert hparams["data.batch_size"].number_value == 76
+    assert hparams_in(folder)["data.batch_size"].number_value == 76
     assert report.headlines[0].split("samples/s at ")[1].startswith("batch size 76.")
 
 
@@ -168,6 +177,17 @@ def test_the_details_name_the_checkpoint_that_was_kept(oversize, checkpoints, ke
     said = capsys.readouterr().out
     assert f"\nkept    out/checkpoints/{kept}.ckpt\n" in said
     assert f" ckpt=out/checkpoints/{kept}.ckpt" in said
+
+
+@pytest.mark.parametrize("of_task", [True, False])
+def test_hparams_shows_only_options_that_have_an_effect(of_task: bool, oversize: Path, tmp_path: Path) -> None:
+    facts = record(oversize / "out")
+    facts["model"]["lightning_module"] = not of_task
+    logger = TensorBoardLogger(str(tmp_path), name=None, version="")
+    log_hyperparameters(Trainer(logger=logger, accelerator="cpu", enable_checkpointing=False), facts)
+    shown = hparams_in(tmp_path)
+    assert "data.batch_size" in shown
+    assert ("optimizer.lr" in shown) == of_task
 
 
 # --- what Lightning has to say --------------------------------------------------------------------------------------
