@@ -48,9 +48,12 @@ def _how_to_resume(config: dict[str, Any]) -> list[str]:
     run_dir = Path(config["run_dir"])
     if not (run_dir / FILE).exists():
         return []
-    checkpoint = (config["callbacks"] or {}).get("checkpoint")
-    last = Path((checkpoint or {}).get("dirpath") or run_dir / "checkpoints") / "last.ckpt"
+    trainer, checkpoint = config["trainer"], (config["callbacks"] or {}).get("checkpoint")
+    root = Path(trainer.get("default_root_dir") or run_dir)
+    last = Path((checkpoint or {}).get("dirpath") or root / "checkpoints") / "last.ckpt"
     why_none = "none was due yet" if checkpoint else "callbacks.checkpoint is left out"
+    if trainer.get("enable_checkpointing") is False:
+        why_none = "trainer.enable_checkpointing is false"
     kept = last if last.exists() else f"no checkpoint: {why_none}"
     return [f"kept     {kept}", f"resume   {resume_command(config, run_dir)}"]
 

@@ -18,7 +18,7 @@ from ..hardware.calibration import faster_precision
 from ..hardware.device_memory import is_out_of_memory
 from ..hardware.host_memory import host_memory
 from ..hardware.measure import cached_calibration
-from ..options.update import largest_part
+from ..options.update import largest_part, ranks_asked
 
 _GIB = 2**30
 # Errors of a file system that is full, gone or read-only; an error while writing names no file.
@@ -106,7 +106,7 @@ def _smaller_batch(config: dict[str, Any]) -> str:
     if batch_size == 1:
         return "a smaller model"
     if config.get("global_batch_size"):  # which says how many batches are accumulated
-        return f"data.batch_size={largest_part(config, 1, batch_size // 2)}"
+        return f"data.batch_size={largest_part(config, ranks_asked(config) or 1, batch_size // 2)}"
     smaller = batch_size // 2
     batches = accumulated * -(-batch_size // smaller)
     return f"data.batch_size={smaller} with trainer.accumulate_grad_batches={batches}"

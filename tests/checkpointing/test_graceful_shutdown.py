@@ -86,15 +86,22 @@ def test_a_signal_in_a_step_lets_it_finish_and_keeps_it(told, name, codes, tmp_p
     assert last(tmp_path / "out")["global_step"] == 7
 
 
-@pytest.mark.parametrize(("step", "kept"), [(6, "out/checkpoints/last.ckpt"), (2, "no checkpoint: none was due yet")])
-def test_below_the_traceback_of_an_exception_stands_what_was_kept(step: int, kept: str, tmp_path: Path) -> None:
-    done = run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, step, break_down)])
+@pytest.mark.parametrize(
+    ("step", "kept", "options"),
+    [
+        (6, "out/checkpoints/last.ckpt", []),
+        (2, "no checkpoint: none was due yet", []),
+        (6, "no checkpoint: trainer.enable_checkpointing is false", ["+trainer.enable_checkpointing=false"]),
+        (6, "x/checkpoints/last.ckpt", ["callbacks.checkpoint.dirpath=null", "+trainer.default_root_dir=x"]),
+    ],
+)
+def test_below_the_traceback_of_an_exception_stands_what_was_kept(step, kept, options, tmp_path) -> None:
+    done = run(tmp_path, *SMALL, EVERY_4, OUT, *options, faults=[(STEP, step, break_down)])
     assert done.end() == 1
     assert "Traceback" in done.complained
-    assert done.complained.splitlines()[-4:] == [
-        *("RuntimeError: the training broke", ""),
-        *(f"kept     {kept}", "resume   batchscope train resume=out"),
-    ]
+    *said, how = done.complained.splitlines()[-4:]
+    assert said == ["RuntimeError: the training broke", "", f"kept     {kept}"]
+    assert how.startswith("resume   batchscope train resume=out")
     assert record(tmp_path / "out")["status"] == "failed"
 
 

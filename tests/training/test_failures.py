@@ -81,9 +81,11 @@ def test_out_of_memory_recommends_a_precision_that_is_measured_to_be_faster(bf16
     assert str(error.value).endswith(", or trainer.precision=bf16-mixed") == recommended
 
 
-def test_out_of_memory_with_a_constant_update_names_a_batch_that_divides_it() -> None:
-    config = {"data": {"batch_size": 48}, "trainer": {}, "global_batch_size": 144}
-    with pytest.raises(UserError, match="try data.batch_size=24(,|$)"), explain_failures(config, CPU, first=True):
+@pytest.mark.parametrize(("devices", "update", "batch", "smaller"), [("auto", 144, 48, 24), (4, 36, 9, 3)])
+def test_out_of_memory_with_a_constant_update_names_a_batch_that_divides_it(devices, update, batch, smaller) -> None:
+    config = {"data": {"batch_size": batch}, "trainer": {"devices": devices}, "global_batch_size": update}
+    said = pytest.raises(UserError, match=f"try data.batch_size={smaller}(,|$)")
+    with said, explain_failures(config, CPU, first=True):
         raise MemoryError
 
 
