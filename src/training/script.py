@@ -105,10 +105,10 @@ class ScriptRecord(Callback):
             config = record.facts["config"]
             given = {key: value for key, value in config["data"]["arguments"].items() if value != str(size)}
             record.facts["config"] = {**config, "data": {"batch_size": size, "arguments": given}}
-        fit = {"epochs": trainer.current_epoch, "steps": trainer.global_step, "metrics": summary.last_metrics(trainer)}
+        fit = {"epochs": summary.whole_epochs(trainer), "steps": trainer.global_step}
         samples = summary.train_samples(trainer)
         dataset = record.facts["dataset"] | ({"train_samples": samples} if samples else {})
-        record.add(**found, **fit, dataset=dataset)
+        record.add(**found, **fit, metrics=summary.last_metrics(trainer), dataset=dataset)
         summary.write_steps(trainer, self.folder)
         record.__exit__(None, None, None)
         self._record = None

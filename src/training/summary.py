@@ -44,7 +44,7 @@ def last_metrics(trainer: Trainer) -> dict[str, float]:
 
 def whole_epochs(trainer: Trainer) -> int:
     """The epochs that were trained to their end. Lightning counts the one that a timed run stops in, too."""
-    return trainer.current_epoch - (not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch)
+    return max(0, trainer.current_epoch - (not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch))
 
 
 def evaluated_samples(trainer: Trainer, data: Data) -> dict[str, int]:
@@ -56,8 +56,12 @@ def evaluated_samples(trainer: Trainer, data: Data) -> dict[str, int]:
     ]
     for split, loader, batches in loops:
         length = sized_len(loader) if loader is not None else None
-        if length and (samples := data.num_samples(split)):
-            found[split] = round(samples * min(1.0, sum(batches) / length))  # Lightning's limits may leave less
+        if not length or not (samples := data.num_samples(split)):
+            continue
+        if sum(batches) >= length:  # Lightning's limits may leave less
+            found[split] = samples
+        elif size := getattr(getattr(loader, "batch_sampler", None), "batch_size", None):
+            found[split] = min(samples, int(sum(batches)) * size * trainer.world_size)
     return found
 
 
@@ -188,8 +192,9 @@ def _result(record: Mapping[str, Any]) -> str:
         for key, value in sorted((better or found).items())
     ]
     trained = [(record["epochs"], "epoch")] if record["epochs"] > 0 else []  # a timed run ends within the first one
-    words = words or [count(number, unit) for number, unit in (*trained, (record["steps"], "step"))]
-    timed = f", the last {record['steps'] - before:,} of {count(record['steps'], 'step')}" if before else ""
+    steps = record["steps"]
+    words = words or [count(number, unit) for number, unit in (*trained, (steps, "step"))]
+    timed = f", the last {steps - before:,} of {count(steps, 'step')}" if 0 < before < steps else ""
     return f"{', '.join(words)} in {duration(record['fit_seconds'])}{timed}"
 
 
@@ -204,7 +209,8 @@ def _commands(record: Mapping[str, Any], run_dir: Path) -> list[str]:
     if kept:
         path = os.path.join(run_dir, kept)
         lines += [row("kept", path), row("again", evaluate_command(record["config"], path))]
-    logs = run_dir.parts[0] if run_dir.parts[0] not in ("..", run_dir.anchor) else run_dir
+    top = (*run_dir.parts, ".")[0]
+    logs = top if top not in ("..", run_dir.anchor) else run_dir
     if any(run_dir.rglob("events.out.tfevents.*")):
         lines.append(row("look", f"tensorboard --logdir {shlex.quote(str(logs))}"))
     return lines

@@ -61,6 +61,12 @@ def test_a_fit_leaves_a_record_that_reports_read_and_nothing_else_runs(
     assert run.model == "Net"
 
 
+def test_an_epoch_of_a_script_that_has_not_ended_does_not_count(tmp_path: Path) -> None:
+    fit(Net(), ScriptRecord(tmp_path / "run"), max_steps=3)
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (record["steps"], record["epochs"]) == (3, 0)
+
+
 def test_a_run_of_a_script_is_resumed_by_nothing_but_the_script(tmp_path: Path) -> None:
     fit(Net(), ScriptRecord(tmp_path / "run"))
     record = json.loads((tmp_path / "run" / "run.json").read_text())

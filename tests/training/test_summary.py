@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning import Trainer
+from lightning import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -16,16 +16,18 @@ from batchscope.analysis import write_report
 from batchscope.analysis.report import Report
 from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.data.adding import Adding
+from batchscope.data.plain import PlainData
 from batchscope.training.quiet import is_shown
 from batchscope.training.run import limit_batch_size
 from batchscope.training.summary import (
     callback_facts,
+    evaluated_samples,
     log_hyperparameters,
     print_summary,
     whole_epochs,
 )
 from tests.support.runs import SMALL, last, record, run, table
-from tests.support.third_party_modules import Stranger, loader
+from tests.support.third_party_modules import Stranger, loader, train
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +140,7 @@ def test_a_callback_of_ones_own_reaches_the_record_the_last_lines_and_the_detail
 
 RESULTS = {
     "test acc 98.9 % in 47 s": {},
-    "val acc 98.8 % in 47 s": {"metrics": {"val/acc": 0.9881, "val/loss": 0.1}},
+    "val acc 98.8 % in 47 s": {"metrics": {"val/acc": 0.9881, "val/loss": 0.1}, "resumed": [{"step": 430}]},
     "test loss 0.6188 in 47 s": {"metrics": {"test/loss": 0.61881, "val/loss": 0.1}},
     "test loss nan in 47 s": {"metrics": {"test/loss": float("nan")}},
     "1 epoch, 430 steps in 47 s": {"metrics": {"train/loss": 0.1}},
@@ -147,12 +149,23 @@ RESULTS = {
 }
 
 
-@pytest.mark.parametrize(("steps", "epochs"), [(3, 0), (4, 1), (5, 1), (8, 2)])
+@pytest.mark.parametrize(("steps", "epochs"), [(0, 0), (3, 0), (4, 1), (5, 1), (8, 2)])
 def test_an_epoch_that_has_not_ended_does_not_count(steps: int, epochs: int) -> None:
     silent = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
     trainer = Trainer(max_steps=steps, limit_train_batches=4, enable_model_summary=False, **silent)
     trainer.fit(Stranger(), loader())
     assert (trainer.global_step, whole_epochs(trainer)) == (steps, epochs)
+
+
+class Ten(LightningDataModule):
+    def num_samples(self, split: str) -> int:
+        return 10
+
+
+@pytest.mark.parametrize(("limit", "samples"), [(2, 8), (3, 10), (1.0, 10)])
+def test_a_limited_validation_counts_the_samples_of_its_batches(limit: float, samples: int) -> None:
+    trainer = train(Stranger(), data=(loader(), loader(10, batch_size=4)), limit_val_batches=limit, max_epochs=1)
+    assert evaluated_samples(trainer, PlainData(Ten())) == {"val": samples}
 
 
 @pytest.mark.parametrize("row", RESULTS)
@@ -177,6 +190,15 @@ def test_the_details_name_the_checkpoint_that_was_kept(oversize, checkpoints, ke
     said = capsys.readouterr().out
     assert f"\nkept    out/checkpoints/{kept}.ckpt\n" in said
     assert f" ckpt=out/checkpoints/{kept}.ckpt" in said
+
+
+def test_the_details_of_a_run_in_the_working_directory(oversize: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("BATCHSCOPE_VERBOSE", "1")
+    monkeypatch.chdir(oversize / "out")
+    facts = record(Path())
+    trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
+    print_summary(trainer, facts | {"config": facts["config"] | {"run_dir": "."}})
+    assert "\nlook    tensorboard --logdir .\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("of_task", [True, False])
