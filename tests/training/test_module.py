@@ -101,7 +101,7 @@ def test_it_is_trained_tested_and_recorded(configs: Path) -> None:
     record = trained(configs / "run")
     assert record["status"] == "finished"
     assert record["steps"] == 20
-    assert record["model"] == {"class": "WithTest", "parameters": 17}
+    assert record["model"] == {"class": "WithTest", "parameters": 17, "lightning_module": True}
     assert record["metrics"].keys() >= {"val_loss", "test_loss"}
     assert record["learning_rate"] == 0.1
     assert record["dataset"]["train_samples"] == 80  # as its loader says
