@@ -1,4 +1,4 @@
-"""Datasets that serve whole batches of tensors, and the loader they share."""
+"""Datasets, what they say of themselves, and the loader that they share."""
 
 from typing import TYPE_CHECKING
 

@@ -63,7 +63,7 @@ def open_loggers(loggers: Sequence[Logger]) -> None:
 
 
 def close_loggers(loggers: Sequence[Logger], failed: bool) -> None:
-    """End the runs; a process that another one has forked would end before W&B has written the last points."""
+    """End the runs. A forked process exits without W&B's exit handler, which would lose its last points."""
     for logger in loggers:
         if isinstance(logger, WandbLogger) and has_begun(logger):
             logger.experiment.finish(exit_code=int(failed))

@@ -275,7 +275,7 @@ def _known_id(run_dir: Path) -> dict[str, str]:
 def limit_batch_size(data: Data, train_samples: int | None, world_size: int, batches: int = 1) -> dict[str, int]:
     """Lower a rank's batch size that the training set cannot fill to what a batch will hold, with a warning.
 
-    The batches stay the same, and the learning rate and every label follow what they hold. Returns the batch sizes for
+    Batches do not change. The lowered size is used for the learning rate and for labels. Returns the batch sizes for
     the record: the samples of an update, which takes `batches` of every rank, and the lowered batch of one rank.
     """
     asked = data.batch_size
