@@ -26,8 +26,7 @@ def collate(samples: list[Any], spec: DataSpec) -> Any:
     """
     named = [spec.named(sample) for sample in samples]
     columns = {name: [sample[name] for sample in named] for name in spec.read}
-    fields = {name: _stacked(columns[name], spec) for name in spec.inputs}
-    fields = {name: x.float() if getattr(x, "dtype", None) == torch.float64 else x for name, x in fields.items()}
+    fields = {name: cast(_stacked(columns[name], spec), name, spec) for name in spec.inputs}
     if spec.target != "input":
         target = spec.fields[-1]
         y = _stacked(columns[target], spec, PADDING if spec.target == "class_per_step" else 0)
@@ -35,13 +34,23 @@ def collate(samples: list[Any], spec: DataSpec) -> Any:
             raise TypeError(f"its target is a {type(columns[target][0]).__name__}, and has to be a number or a tensor")
         if spec.target in CLASSES and y.is_floating_point():
             raise TypeError(f"its target is of {y.dtype}, and the spec says that it is a class")
-        fields[target] = y.long() if spec.target in CLASSES else y.float()
+        fields[target] = cast(y, target, spec)
     if spec.variable_length:
         fields[LENGTHS] = torch.tensor([len(x) for x in columns[spec.inputs[0]]])
     if not isinstance(samples[0], Mapping):
         return [*fields.values()]
     others = {name: [sample[name] for sample in samples] for name in samples[0] if name not in fields}
     return fields | others  # the first tensor is of as many samples as the batch
+
+
+def cast(values: Any, field: str, spec: DataSpec) -> Any:
+    """A field of a batch in the dtype that is trained on. No label is rounded to a class."""
+    dtype = getattr(values, "dtype", None)
+    if field in spec.inputs:
+        return values.float() if dtype == torch.float64 else values
+    if spec.target in CLASSES:
+        return values if values.is_floating_point() else values.long()
+    return values.float()
 
 
 def _stacked(values: list[Any], spec: DataSpec, padding: int = 0) -> Any:

@@ -11,7 +11,7 @@ from typing_extensions import override
 from ..errors import UserError
 from ..options.types import PositiveInt, Purpose
 from .base import STAGE_SPLITS, DataModule, Split
-from .collate import in_words, missing_field, wrong_labels
+from .collate import cast, in_words, missing_field, wrong_labels
 from .loader import TensorBatches
 from .samples import SampleBatches
 
@@ -53,7 +53,8 @@ class TensorDataModule(DataModule):
                 f"data: sample {int(labels[0, 0])} of {self.name}'s {split} split has {in_words(self.spec, y, labels)}"
                 + (f" ({len(labels):,} such labels)" if len(labels) > 1 else "")
             )
-        return TensorDataset(*tensors)
+        read = [cast(tensor, field, self.spec) for field, tensor in zip(self.spec.read, tensors, strict=False)]
+        return TensorDataset(*read, *tensors[len(read) :])
 
     def tensors(self, split: Split) -> tuple[Tensor, ...]:
         """The loaded tensors of a split."""

@@ -290,6 +290,21 @@ def test_tensors_in_memory_have_several_inputs_too() -> None:
         assert (named["attention_mask"].shape, y.tolist()) == ((4, 9), [0, 1, 0, 1])
 
 
+@pytest.mark.parametrize("pipeline", ["memory", "device", "workers"])
+@pytest.mark.parametrize(("target", "dtype"), [("class", torch.int64), ("value", torch.float32)])
+def test_tensors_of_numpy_are_trained_on_in_the_types_of_samples(
+    pipeline: Any, target: Any, dtype: torch.dtype
+) -> None:
+    class OfNumpy(Loads):
+        spec = DataSpec("image", (1, 8, 8), target, 4 if target == "class" else 1)
+
+        def load(self, split: str) -> Any:
+            return torch.zeros(16, 1, 8, 8, dtype=torch.float64), torch.ones(16, dtype=torch.int32)
+
+    x, y = next(iter(loaded(OfNumpy(pipeline=pipeline, num_workers=0)).train_dataloader()))
+    assert (x.dtype, y.dtype) == (torch.float32, dtype)
+
+
 def task_of(data: DataModule, model: torch.nn.Module) -> Task:
     task = Task(model, data.spec, Optimizer(lr=0.1))
     task.log = lambda *args, **kwargs: None
