@@ -1,5 +1,6 @@
 """TrainCurves: the scalars that training steps return, for every step, without making the device wait."""
 
+import math
 from typing import Any
 
 import torch
@@ -100,7 +101,8 @@ class TrainCurves(Callback):
             names, read = self._reads.pop(0)
             rows: dict[int, dict[str, float]] = {}
             for (step, key), value in zip(names, read.values(), strict=True):
-                rows.setdefault(step, {})[f"train/{key}"] = value
+                if key != "acc" or not math.isnan(value):  # of no target that asks for a class
+                    rows.setdefault(step, {})[f"train/{key}"] = value
             self._writer.write_rows(rows.items())
 
 

@@ -53,7 +53,7 @@ def for_loss(spec: DataSpec, output: Any, y: Tensor) -> tuple[Any, Tensor]:
     if not isinstance(output, Tensor):
         return output, y
     if spec.target == "value":
-        return output.squeeze(-1), y
+        return output.squeeze(-1) if output.dim() > y.dim() else output, y
     if spec.target == "class_per_step":
         return output.flatten(0, -2), y.flatten()
     return output, y.to(output.dtype) if spec.target == "multilabel" else y

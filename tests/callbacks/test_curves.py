@@ -61,6 +61,11 @@ def test_the_numbers_are_those_that_the_step_returned_and_what_is_no_real_number
     assert found == {("train/loss", 3.0), ("train/acc", 0.5)}
 
 
+def test_an_accuracy_of_no_target_is_absent_and_a_loss_is_not() -> None:
+    nan = torch.tensor(float("nan"))
+    assert {key for _, row in curve(Returning(acc=nan, other=nan)) for key in row} == {"train/loss", "train/other"}
+
+
 def test_each_fit_starts_a_curve() -> None:
     callback = TrainCurves()
     for _ in range(2):

@@ -15,7 +15,7 @@ from batchscope.data.adding import Adding
 from batchscope.data.spec import PADDING, DataSpec
 from batchscope.models.cnn import SimpleCNN
 from batchscope.models.torchvision import TorchvisionModel
-from batchscope.training.objective import accuracy
+from batchscope.training.objective import accuracy, for_loss
 from batchscope.training.task import Task
 from tests.support.recipes import adamw, sgd
 from tests.support.runs import SMALL, record, run
@@ -86,6 +86,12 @@ def test_the_loss_is_that_of_the_target(name: str) -> None:
         y.flatten() if name == "class per step" else y.float() if name == "labels" else y,
     )
     assert measured(spec, [batch(spec, 7)])["val/loss"] == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1,)])
+def test_the_value_of_one_sample_keeps_its_batch(shape: tuple[int, ...]) -> None:
+    output, y = for_loss(SPECS["value"], torch.ones(shape), torch.ones(1))
+    assert output.shape == y.shape == (1,)
 
 
 @pytest.mark.parametrize("name", ["class per step", "class per pixel"])
