@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from .._lightning import datamodule_of
 from .._torch import is_batch_norm, supports_found_inf
+from ..data.base import DataModule
 from ..data.collate import empty_batch
 from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, takes
 from ..distributed.sharding import shard
@@ -216,11 +217,13 @@ class Task(LightningModule):
         Precision.clip_gradients(plugin, optimizer, gradient_clip_val, algorithm)  # MixedPrecision's own refuses
 
     def _samples_per_update(self) -> int:
-        """Of all devices and accumulated batches; the optimizer's reference where the data does not say."""
-        batch_size = getattr(datamodule_of(self.trainer), "batch_size", None)
+        """Of all devices and accumulated batches, at most all; the optimizer's reference where the data does not say."""
+        data = datamodule_of(self.trainer)
+        batch_size = getattr(data, "batch_size", None)
         if batch_size is None:
             return self.optimizer_recipe.reference_batch_size
-        return batch_size * self.trainer.world_size * self.trainer.accumulate_grad_batches
+        samples = batch_size * self.trainer.world_size * self.trainer.accumulate_grad_batches
+        return min(samples, data.num_samples("train")) if isinstance(data, DataModule) else samples
 
     def _evaluate(self, batch: Batch, stage: str) -> dict[str, Any]:
         x, y, lengths = self.spec.parts(batch)

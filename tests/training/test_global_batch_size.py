@@ -46,6 +46,7 @@ def test_an_update_of_more_than_the_training_set_is_one_of_all_its_batches(runs:
         assert done.end() == 0, done.complained
     enough, more = (record(runs.parent / f"out{asked}") for asked in (80, 160))
     assert more["learning_rate"] == enough["learning_rate"] and more["steps"] == enough["steps"]
+    assert more["learning_rate"] == pytest.approx(more["config"]["optimizer"]["lr"] * more["global_batch_size"] / 32)
     weights = [results(runs.parent / f"out{asked}")["weights"] for asked in (80, 160)]
     assert all(weight.equal(weights[1][name]) for name, weight in weights[0].items())
 
