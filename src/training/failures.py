@@ -22,7 +22,8 @@ from ..options.update import largest_part, ranks_asked
 
 _GIB = 2**30
 # Errors of a file system that is full, gone or read-only; an error while writing names no file.
-_UNUSABLE = (*NO_SPACE, errno.EIO, errno.ESTALE, errno.EROFS)
+_OF_READING_TOO = (errno.EIO, errno.ESTALE)
+_UNUSABLE = (*NO_SPACE, errno.EROFS, *_OF_READING_TOO)
 _PEER_LOST = "the connection to another process of the run is lost, and the run ends"
 # What torch says in a RuntimeError, and what that is to a user.
 _SAID = {
@@ -78,9 +79,10 @@ def _refused_file(error: BaseException | None, run_dir: str) -> OSError | None:
         if isinstance(error, OSError):
             # Nobody has written the file; without the lock file, somebody has removed the run's folder.
             is_bug = isinstance(error, FileNotFoundError) and os.path.lexists(Path(run_dir, LOCK))
-            name = error.filename if is_cause and not is_bug else None
-            named = isinstance(name, str | bytes) and is_inside(Path(os.fsdecode(name)), Path(run_dir))
-            if named or error.errno in _UNUSABLE:
+            name = error.filename
+            is_inside_run = isinstance(name, str | bytes) and is_inside(Path(os.fsdecode(name)), Path(run_dir))
+            is_read = name is not None and not is_inside_run and error.errno in _OF_READING_TOO  # such as a data file
+            if (is_inside_run and is_cause and not is_bug) or (error.errno in _UNUSABLE and not is_read):
                 return error
         is_cause = is_cause and error.__cause__ is not None
         error = error.__cause__ or error.__context__

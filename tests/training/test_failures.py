@@ -160,10 +160,11 @@ def test_what_a_library_says_is_translated(error: RuntimeError, kind: type[UserE
     ("error", "handled"),
     [
         (PermissionError(errno.EACCES, "Permission denied", "outside/file"), None),
+        (OSError(errno.ESTALE, "Stale file handle", "outside/data.npy"), None),
         (FileNotFoundError(errno.ENOENT, "No such file", "out/a file that nobody wrote"), None),
         (ZeroDivisionError(), REFUSED),
     ],
-    ids=["another file", "a missing file", "a bug in dealing with a refused file"],
+    ids=["another file", "data that cannot be read", "a missing file", "a bug in dealing with a refused file"],
 )
 def test_a_bug_stays_a_bug(error: Exception, handled: OSError | None, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
