@@ -18,9 +18,11 @@ def callbacks() -> list[Any]:
     if not folder:
         return []
     try:
+        from pathlib import Path
+
         from .training.script import ScriptRecord
 
-        return [ScriptRecord.next(folder, bool(os.environ.get(UNTIL_KNOWN)))]
+        return [ScriptRecord(Path(folder), bool(os.environ.get(UNTIL_KNOWN)))]
     except Exception as error:  # noqa: BLE001 - a script runs as it would without this package
         _say(f"nothing is measured: {type(error).__name__}: {error}")
         return []

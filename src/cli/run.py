@@ -4,7 +4,7 @@
     batchscope run --vary=--batch-size=16,64,256 train_theirs.py --epochs 2
 
 The options of batchscope stand before the script. The first fit leaves a run folder with run.json, which batchscope report,
-compare and choose read; a second Trainer of the same process has a folder of its own. --vary runs the script once for each
+compare and choose read; a second fit of the same process has a folder of its own. --vary runs the script once for each
 value of one of its flags, ends each run when its speed is known (--whole: when it ends by itself), and reports.
 """
 

@@ -4,8 +4,9 @@ import itertools
 import re
 import shlex
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -23,28 +24,22 @@ from ..records.run_record import RunRecord
 from . import summary
 
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)")
-_count = itertools.count()
+_fits: Counter[Path] = Counter()  # of this process, in each folder
 
 
 class ScriptRecord(Callback):
     """Adds the monitors that a Trainer does not have, and records each of its fits.
 
     Args:
-        folder: of the run; created by the first fit.
-        until_known: whether the fit ends when its speed is known.
+        folder: of the first fit in this process; the second one has the folder `<folder>-2`.
+        until_known: whether a fit ends when its speed is known.
     """
 
     def __init__(self, folder: Path, until_known: bool = False):
-        self.folder = folder
+        self.first_folder = self.folder = folder
         self.until_known = until_known
         self._record: RunRecord | None = None
         self._is_off = False
-
-    @classmethod
-    def next(cls, folder: str, until_known: bool) -> Self:
-        """For the next Trainer of this process; the second one has the folder `<folder>-2`."""
-        number = next(_count) + 1
-        return cls(Path(folder if number == 1 else f"{folder}-{number}"), until_known)
 
     @override
     @never_raise
@@ -68,6 +63,9 @@ class ScriptRecord(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._is_off:
             return
+        _fits[self.first_folder] += 1
+        number = _fits[self.first_folder]
+        self.folder = Path(f"{self.first_folder}-{number}") if number > 1 else self.first_folder
         first = trainer.is_global_zero
         script = Path(sys.argv[0]).name
         facts: dict[str, Any] = {

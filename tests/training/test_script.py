@@ -76,6 +76,17 @@ def test_a_run_of_a_script_is_resumed_by_nothing_but_the_script(tmp_path: Path) 
         check_config(record["config"])
 
 
+def test_each_fit_is_recorded_and_a_trainer_without_one_takes_no_folder(tmp_path: Path, monkeypatch) -> None:
+    with monkeypatch.context() as command:
+        command.setenv(attached.FOLDER, str(tmp_path / "run"))
+        _, callbacks = attached.callbacks(), attached.callbacks()  # of two Trainers
+    trainer = fit(Net(), *callbacks)
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(Net(), trainer.train_dataloader)
+    steps = {folder.name: json.loads((folder / "run.json").read_text())["steps"] for folder in tmp_path.iterdir()}
+    assert steps == {"run": 20, "run-2": 40}
+
+
 def test_a_fit_that_raises_is_recorded_as_failed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="their own mistake"):
         fit(Net(fails=True), ScriptRecord(tmp_path / "run"))
