@@ -171,6 +171,10 @@ def _run_sweep(line: CommandLine, overrides: list[str]) -> None:
 
 def _resume(overrides: list[str]) -> None:
     run_dir, others = resume.find(overrides)
+    rank = ranks.current()
+    if rank.rank and not rank.launcher:  # Lightning starts it later, when `last` may be another run
+        run_dir = Path(os.environ.get(_RUN_DIR, run_dir))
+    os.environ[_RUN_DIR] = str(run_dir)
     record = resume.recorded(run_dir)
     known = _config_of_new_run(others, run_dir) if others else None
     if known is not None and resume.is_same(known, resume.recorded_config(record, run_dir)):

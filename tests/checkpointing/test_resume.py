@@ -61,6 +61,17 @@ def test_a_finished_run_says_so(max_time: object, said: str, unstopped: Path, tm
     assert record(tmp_path / "out") == facts
 
 
+def test_a_rank_that_is_started_later_resumes_the_run_of_the_first(unstopped: Path, tmp_path: Path) -> None:
+    for name, started in (("mine", "2026-01-01"), ("newer", "2026-01-02")):
+        folder = tmp_path / "outputs" / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(json.dumps({**record(unstopped), "started": started}))
+    later = {"LOCAL_RANK": "1", "BATCHSCOPE_RUN_DIR": "outputs/runs/mine"}
+    for environ, name in (({}, "newer"), (later, "mine")):
+        done = run(tmp_path, "resume=last", environ=environ)
+        assert (done.end(), done.said) == (0, f"outputs/runs/{name} has finished; there is nothing to resume\n")
+
+
 def configuration(run_dir: Path, *overrides: str) -> dict:
     return resume.configuration(record(run_dir), run_dir, list(overrides))
 
