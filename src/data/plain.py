@@ -1,5 +1,7 @@
 """Any LightningDataModule that says its `spec`: what the training program has to know of it, and what it cannot know."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from lightning import LightningDataModule
@@ -9,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from ..errors import UserError, warn
 from .augment import Augment
 from .base import DataModule, Split
+from .order import rank_and_world_size
 from .spec import DataSpec
 
 
@@ -25,7 +28,12 @@ class PlainData:
         self.spec: DataSpec | None = _spec_of(module)
         self.name: str = getattr(module, "name", None) or type(module).__name__
         self.prepare_data = module.prepare_data
-        self.setup = module.setup
+
+    def setup(self, stage: str) -> None:
+        """Load a stage. Lightning's own call then does nothing: it would split the data anew."""
+        own = self.module.setup
+        own(stage)
+        self.module.setup = partial(_setup_unless_done, own, stage)
 
     @property
     def batch_size(self) -> int | None:
@@ -69,6 +77,11 @@ class PlainData:
     def _call(self, method: str, *arguments: Any) -> Any:
         found = getattr(self.module, method, None)
         return found(*arguments) if found else None
+
+
+def _setup_unless_done(setup: Callable[[str], None], done: str, stage: str) -> None:
+    if stage != done or rank_and_world_size()[1] > 1:  # a rank may take its part only now
+        setup(stage)
 
 
 def _lost(loader: Any, batches: int) -> str | None:

@@ -1,7 +1,9 @@
-"""The rendezvous of the processes that torchrun or srun has started: rank 0 publishes the run's folder to the others."""
+"""The rendezvous of the processes that torchrun or srun has started: the run's folder, and data that one prepares for all."""
 
 import json
 import os
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +28,40 @@ def receive() -> dict[str, Any]:
         UserError: if rank 0 is missing, or ends before it publishes anything.
     """
     return json.loads(_get(_rendezvous_store(current()), "run"))
+
+
+def once_for_all(prepare: Callable[[], None], trainer: Any, on_each_machine: bool) -> None:
+    """Call `prepare` in the first process, or in the first one of each machine; the others wait until it has ended.
+
+    Raises:
+        UserError: in the others, if it has failed.
+    """
+    rank, machine = current(), trainer.node_rank if on_each_machine else 0
+    if not rank.launcher or rank.world_size == 1:
+        if not rank.rank:  # has prepared before Lightning starts the others
+            prepare()
+        return
+    store, key = _rendezvous_store(rank), f"prepared {machine}"
+    if (trainer.node_rank, trainer.local_rank) == (machine, 0):
+        outcome = "failed"
+        try:
+            prepare()
+            outcome = "done"
+        finally:
+            store.set(key, outcome)
+        return
+    from torch.distributed import DistError
+
+    try:
+        while not store.check([key]):  # as long as a download takes; signals are handled meanwhile
+            time.sleep(0.1)
+        failed = store.get(key) == b"failed"
+    except (DistError, RuntimeError):  # the process has ended, and the store with it
+        failed = True
+    if failed:
+        error = UserError("data: another process could not prepare them")
+        error.reported = True  # by that process
+        raise error
 
 
 def use_own_rendezvous_store() -> None:

@@ -50,6 +50,7 @@ def explain(
     check_compile(config, trainer)
     model = build_model(config, data)
     data.prepare_data()
+    lightning_of(data).trainer = trainer
     data.setup("fit")
     limit_batch_size(data, data.num_samples("train"), world_size=1)
     module = lightning_module(model, data, config, {"choices": choices, "dataset": data.name})

@@ -27,6 +27,7 @@ from ..checkpointing.resume import lock_run_dir
 from ..checkpointing.resume_point import ResumePoint, checkpoint_folder, find_resume_point
 from ..data.plain import Data, lightning_of
 from ..distributed.agreement import Agreement, end_together
+from ..distributed.rendezvous import once_for_all
 from ..errors import UserError, show_tracebacks, warn
 from ..hardware.devices import describe
 from ..hardware.host_memory import keep_freed_memory
@@ -77,7 +78,7 @@ def train(
     with GracefulShutdown(lambda number: close_open(run_dir, "interrupted", f"signal {number}")) as shutdown:
         set_up_process(config)
         run = _Run(config, run_dir, choices, shutdown, visitor)
-        run.data.prepare_data()
+        once_for_all(run.data.prepare_data, run.trainer, lightning_of(run.data).prepare_data_per_node)
         with run.recorded(overrides) as record:
             run.load_data(record.facts["id"])
             run.begin(record)
@@ -178,6 +179,7 @@ class _Run:
 
     def load_data(self, run_id: str) -> None:
         """Load the training data, and name the run, its loggers and its checkpoints after them."""
+        lightning_of(self.data).trainer = self.trainer  # which a `setup` may ask, as in Lightning
         self.data.setup("fit")
         samples = self.data.num_samples("train")
         fingerprint = self.data.fingerprint

@@ -1,6 +1,7 @@
 """Any LightningDataModule with a `spec` and a `batch_size`: trained, recorded, resumed where its loader was, refused."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -53,6 +54,31 @@ def test_two_ranks_divide_its_samples(tmp_path: Path) -> None:
     both = ranks(tmp_path, *words)
     assert [each.end() for each in both] == [0, 0], [each.complained for each in both]
     assert record(tmp_path / "out")["steps"] == 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [False, True])
+def test_one_process_prepares_before_another_one_loads(fails: bool, tmp_path: Path) -> None:
+    words = [word for word in line(tmp_path, "Prepared", f"+data.fails={fails}") if word != OUT]
+    both = ranks(tmp_path, *words, f"+data.file={tmp_path / 'file'}")
+    assert [each.end() for each in both] == [fails, fails], [each.complained for each in both]
+    assert fails or {*(tmp_path / "file").read_text()} == {"0"}
+    said = [text for each in both for text in each.complained.splitlines() if text.startswith("error: ")]
+    assert said == ["error: data: nothing to download"] * fails
+
+
+def test_what_is_counted_is_what_is_trained_on() -> None:
+    class Splits(Plain):
+        loaded: ClassVar[list[str]] = []
+
+        def setup(self, stage: str) -> None:
+            self.loaded.append(stage)
+
+    module = Splits()
+    described(module).setup("fit")
+    for stage in ("fit", "test"):
+        module.setup(stage=stage)  # as a Trainer calls it
+    assert Splits.loaded == ["fit", "test"]
 
 
 # --- resumed ---------------------------------------------------------------------------------------------------------

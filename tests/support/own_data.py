@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from batchscope.data.base import DataModule
 from batchscope.data.spec import DataSpec
+from batchscope.errors import UserError
 
 SIZES = {"train": 76, "val": 16, "test": 12}
 
@@ -157,6 +158,23 @@ class Plain(LightningDataModule):
 
     def test_dataloader(self) -> DataLoader:
         return DataLoader(Images(12, 2), self.batch_size)
+
+
+class Prepared(Plain):
+    """One that makes a file, by the numbers of the processes that have made it; or cannot."""
+
+    def __init__(self, file: str, fails: bool = False, batch_size: int = 8):
+        super().__init__(batch_size)
+        self.file, self.fails = Path(file), fails
+
+    def prepare_data(self) -> None:
+        if self.fails:
+            raise UserError("data: nothing to download")
+        with self.file.open("a") as file:
+            file.write(os.environ["RANK"])
+
+    def setup(self, stage: str) -> None:
+        self.file.read_text()
 
 
 class Stateful(Plain):
