@@ -19,7 +19,7 @@ from ..hardware.devices import device_name
 from ..hardware.flop_formulas import kind_of_product
 from ..hardware.flops import UncountableError
 from ..hardware.measure import find_calibration
-from ..hardware.operations import Operation, merge
+from ..hardware.operations import merge
 from ..hardware.roofline import lower_bound
 from ..hardware.sampler import Span, named
 from ..records.operations import OperationRow, StepOperations
@@ -37,13 +37,12 @@ _DEVICE_FACTS = {PEAK: "memory_peak_gib", RESERVED: "memory_reserved_gib"} | {
 }
 # Of a calibration: what says which machine and not what it can do.
 _IDENTITY = ("device", "device_name", "host", "uuid", "driver", "torch")
-_SAME = ("name", "module", "part", "dtype", "dims", "calls", "flops", "bytes", "cold_bytes", "seconds")
 
 
 class Observations(NamedTuple):
     """What was observed of a run besides its times."""
 
-    operations: Sequence[Operation] = ()  # of one step; empty where none was recorded
+    operations: Sequence[OperationRow] = ()  # of one step; empty where none was recorded
     reason: str | None = None  # why none was recorded
     changed: float = 1.0  # the median step ÷ those right after the recorded ones
     others_shares: Sequence[float] = ()  # of the processor, in each window; on an accelerator only of disturbed ones
@@ -248,13 +247,13 @@ def bottleneck_facts(
     return {"bottleneck": facts}
 
 
-def is_optimizer_traffic(operations: Sequence[Operation]) -> bool:
+def is_optimizer_traffic(operations: Sequence[OperationRow]) -> bool:
     """Whether the optimizer moves most of the bytes that pass through memory in a step."""
     of_optimizer = sum(each.cold_bytes for each in operations if each.part == "optimizer")
     return 2 * of_optimizer > sum(each.cold_bytes for each in operations)
 
 
-def is_tf32_faster(operations: Sequence[Operation], calibration: Calibration | None, form: str) -> bool:
+def is_tf32_faster(operations: Sequence[OperationRow], calibration: Calibration | None, form: str) -> bool:
     """Whether matrix products in float32 are most of a step's FLOPs, and the device was measured to be faster in TF32.
 
     Convolutions do not count: they use TF32 by default. `form` is what torch computes the products in (`float32_formats`).
@@ -276,7 +275,7 @@ def _busy(summary: Mapping[str, Any], kernel_s: float | None) -> float | None:
 
 
 def step_operations(
-    operations: Sequence[Operation], summary: Mapping[str, Any], calibration: Calibration | None
+    operations: Sequence[OperationRow], summary: Mapping[str, Any], calibration: Calibration | None
 ) -> StepOperations | None:
     """The record of a step that a run leaves (`operations.json`); None where no operation was recorded.
 
@@ -296,7 +295,7 @@ def step_operations(
         device=summary["device"],
         device_name=summary["device_name"] or "",
         precision=summary["precision"],
-        rows=[OperationRow(**{key: getattr(each, key) for key in _SAME}) for each in rows],
+        rows=list(rows),
         threads=torch.get_num_threads() if summary["device"] == "cpu" else None,
         calibration={key: value for key, value in known.items() if key not in _IDENTITY},
     )

@@ -8,12 +8,12 @@ import torch
 
 from ..hardware.calibration import Calibration
 from ..hardware.devices import device_name
-from ..hardware.operations import Operation
 from ..hardware.roofline import least_seconds
 from ..hardware.trace import Event, device_seconds, idle, step_starts
 from ..records import explanation as records
 from ..records.explanation import Cost, Explanation, Gap
 from ..records.formatting import duration, percent
+from ..records.operations import OperationRow
 from ..records.step_parts import PARTS, StepPart
 from ._recording import RecordedUpdates
 from ._table import UpdateTable
@@ -63,7 +63,6 @@ def explain(
         waiting_seconds=parts[StepPart.DATA_WAIT],
         steps=int(table.in_median().sum()),
         is_timed=any(each.seconds for each in operations),
-        roofs=_roofs(calibration),
         operations=records.add_up(
             (_cost(each, calibration) for each in operations),
             lambda cost: (cost.name, cost.module, cost.part, cost.dtype),
@@ -96,7 +95,9 @@ def _gaps(events: Sequence[Event]) -> list[Gap]:
     return sorted(gaps, key=lambda gap: -gap.seconds)[:MOST_GAPS]
 
 
-def _timed(recorded: RecordedUpdates, device: str, events: Sequence[Event]) -> tuple[Sequence[Operation], str | None]:
+def _timed(
+    recorded: RecordedUpdates, device: str, events: Sequence[Event]
+) -> tuple[Sequence[OperationRow], str | None]:
     """The operations with their times, and a note where they are not known or have none."""
     operations = recorded.operations()
     if not operations:
@@ -108,13 +109,13 @@ def _timed(recorded: RecordedUpdates, device: str, events: Sequence[Event]) -> t
         seconds, rest = device_seconds(events, [each.name for each in step])
         if any(seconds):
             timed = [replace(each, seconds=value) for each, value in zip(step, seconds, strict=True)]
-            others = Operation("other kernels", "other", "", "other", 0, seconds=rest)
+            others = OperationRow("other kernels", "", "other", "other", calls=0, seconds=rest)
             return [*timed, others] if rest else timed, None
     why = "the trace has no kernel, so" if device == "cuda" else f"on {device}"
     return [replace(each, seconds=0.0) for each in operations], f"{why} the operations are not timed"
 
 
-def _within_step(operations: Sequence[Operation], room: float) -> tuple[Sequence[Operation], str | None]:
+def _within_step(operations: Sequence[OperationRow], room: float) -> tuple[Sequence[OperationRow], str | None]:
     """Operations that took longer than a plain step has for them, scaled to it, and a note where it is much longer."""
     recorded = sum(each.seconds for each in operations)
     if recorded <= room:
@@ -127,13 +128,7 @@ def _within_step(operations: Sequence[Operation], room: float) -> tuple[Sequence
     return scaled, note if recorded > _TOO_LONG * room else None
 
 
-def _roofs(known: Calibration | None) -> records.Roofs:
-    if known is None:
-        return records.Roofs()
-    return records.Roofs(dict(known.matmul_flops_per_sec), known.memory_bytes_per_sec, known.cache_bytes)
-
-
-def _cost(operation: Operation, calibration: Calibration | None) -> Cost:
+def _cost(operation: OperationRow, calibration: Calibration | None) -> Cost:
     """An operation with its lower bound, 0 for a device that was not measured."""
     same = ("module", "part", "name", "dtype", "calls", "flops", "bytes", "cold_bytes", "seconds")
     bound = least_seconds(operation, calibration) if calibration else 0.0

@@ -12,7 +12,8 @@ from .._torch import any_mode, end_mode, has_compiled, is_compiled
 from ..errors import in_one_line
 from ..hardware.devices import cache_bytes
 from ..hardware.flops import StepFlops, UncountableError, flops_per_sample
-from ..hardware.operations import Operation, OperationRecorder
+from ..hardware.operations import OperationRecorder
+from ..records.operations import OperationRow
 
 FIRST, LAST = 2, 4  # the updates that are recorded: the first one pays for work that is done once
 
@@ -110,7 +111,7 @@ class RecordedUpdates:
         """Why the operations of a step are not known; None where they are."""
         return "the step is compiled" if self.reason is None and self._is_compiled else self.reason
 
-    def operations(self) -> Sequence[Operation]:
+    def operations(self) -> Sequence[OperationRow]:
         """The operations of a step; none where no step was recorded, where it is compiled, or where the recorder failed."""
         return [] if self._is_compiled else self.recorder.operations()
 

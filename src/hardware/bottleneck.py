@@ -29,10 +29,10 @@ from statistics import median
 from typing import Literal
 
 from ..records.formatting import count, percent
+from ..records.operations import OperationRow
 from ..records.step_parts import PARTS
 from .calibration import Calibration
 from .evidence import Timed, evidence_of_wait, evidence_of_work, shares_in_words
-from .operations import Operation
 from .roofline import compute_seconds, launch_seconds, memory_seconds
 
 Certainty = Literal["clear", "probable", "unclear"]
@@ -64,7 +64,7 @@ class Step:
     preparing: str | None = None  # the hook around the copy that most of `data_wait` is spent in, if it is
     device: str = "cpu"  # torch's type: `cpu`, `cuda`, `mps`
     steps: int = 1000  # that were measured
-    operations: Sequence[Operation] = ()  # of one step; empty where they are not known
+    operations: Sequence[OperationRow] = ()  # of one step; empty where they are not known
     not_recorded: str | None = None  # why there are none
     calibration: Calibration | None = None
     communication_ms: float | None = 0.0  # of `backward`, waiting for gradients of other ranks; None if not measured

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..records.formatting import count, duration, percent, with_prefix
+from ..records.operations import OperationRow
 from .calibration import Calibration
-from .operations import Operation
 from .roofline import compute_seconds
 
-Timed = tuple[Operation, float]  # an operation, and seconds of it
+Timed = tuple[OperationRow, float]  # an operation, and seconds of it
 _NAMES = {
     "input": "waiting for data",
     "transfer": "copying batches to the device",

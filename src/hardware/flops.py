@@ -8,8 +8,9 @@ executed: recomputation is part of the backward pass.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ..records.operations import OperationRow
 from .flop_formulas import kind_of_product
-from .operations import Operation, merge
+from .operations import merge
 
 _VARIES = 1.01  # between updates of as many samples: larger factors are sequences of other lengths, or another network
 
@@ -34,7 +35,7 @@ class UncountableError(Exception):
     """The FLOPs of a step are not known. The message says why."""
 
 
-def flops_of(operations: Iterable[Operation], samples: float) -> StepFlops:
+def flops_of(operations: Iterable[OperationRow], samples: float) -> StepFlops:
     """The FLOPs of a sample in a step of so many.
 
     Raises:
@@ -49,7 +50,7 @@ def flops_of(operations: Iterable[Operation], samples: float) -> StepFlops:
     return StepFlops(parts.get("forward", 0.0), parts.get("backward", 0.0), shares)
 
 
-def flops_per_sample(steps: Sequence[tuple[Iterable[Operation], float]]) -> StepFlops:
+def flops_per_sample(steps: Sequence[tuple[Iterable[OperationRow], float]]) -> StepFlops:
     """Those of recorded updates, each with its samples: of those with the most, which leaves out a short last batch.
 
     Raises:

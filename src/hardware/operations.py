@@ -11,7 +11,7 @@ memory, by the rule of `traffic.Cache`.
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from statistics import median
 from types import TracebackType
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .._torch import DispatchMode, is_operation, is_wrapper, next_autograd_number, running_autograd_number
+from ..records.operations import OperationRow
 from .dims import dims_of
 from .flop_formulas import Formula, formula_of
 from .traffic import Cache, address, bytes_of_rows, is_in_rows, tensors, touched_bytes
@@ -33,32 +34,9 @@ _OVERWRITES = ("copy", "zero", "fill", "normal", "uniform", "bernoulli", "random
 _OVERWRITES += ("_foreach_zero", "_foreach_copy")
 
 
-_SUMS = ("calls", "flops", "bytes", "cold_bytes", "seconds")
-
-
-@dataclass(frozen=True)
-class Operation:
-    """Calls of one operation in a training step, added up. Numbers are those of all calls in one step."""
-
-    name: str  # `aten.addmm`
-    part: str  # of the step: `forward`, `backward`, `optimizer`, `other`
-    module: str  # the path of the innermost module in the LightningModule; empty for its own code
-    dtype: str  # of the numbers that it computes with: `fp32`, `bf16`, `fp16`, `fp64`, `other`
-    calls: float = 1
-    flops: float = 0.0  # of products, convolutions, attention and recurrent kernels; a multiply-add is two
-    bytes: float = 0.0  # read and written
-    cold_bytes: float = 0.0  # of these, through main memory
-    seconds: float = 0.0  # in the call; on an asynchronous device the host's time only
-    dims: tuple[int, ...] = ()  # of each call, as dims.py has them
-
-    def plus(self, other: "Operation") -> "Operation":
-        """Both together, under this one's name, part, module, dtype and dims."""
-        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in _SUMS})
-
-
-def merge(operations: Iterable[Operation], key: Callable[[Operation], Any]) -> dict[Any, Operation]:
-    """Operations added up by a key. The sum has the name, part, module and dtype of the group's first operation."""
-    sums: dict[Any, Operation] = {}
+def merge(operations: Iterable[OperationRow], key: Callable[[OperationRow], Any]) -> dict[Any, OperationRow]:
+    """Operations added up by a key. The sum has the name, module, part and dtype of the group's first operation."""
+    sums: dict[Any, OperationRow] = {}
     for operation in operations:
         group = key(operation)
         sums[group] = sums[group].plus(operation) if group in sums else operation
@@ -98,7 +76,7 @@ class OperationRecorder(DispatchMode):
         super().__init__()
         self.error: Exception | None = None
         self.uncounted: str | None = None  # the first operation of a forward or backward pass whose FLOPs are not known
-        self.steps: list[list[Operation]] = []
+        self.steps: list[list[OperationRow]] = []
         self._cache = Cache(cache_bytes)
         self._part = part
         named = module.named_modules() if module is not None else ()
@@ -112,7 +90,7 @@ class OperationRecorder(DispatchMode):
         self.steps.append([])
         self._made_in.clear()
 
-    def operations(self) -> list[Operation]:
+    def operations(self) -> list[OperationRow]:
         """The operations of a step, alike ones added up.
 
         Their work is that of the largest step. Their time is the median of alike calls × their number.
@@ -122,7 +100,7 @@ class OperationRecorder(DispatchMode):
         """
         if self.error is not None or not any(self.steps):
             return []
-        calls: dict[Any, list[Operation]] = {}
+        calls: dict[Any, list[OperationRow]] = {}
         for operation in (each for step in self.steps for each in step):
             calls.setdefault(_alike(operation), []).append(operation)
         whole = max(reversed(self.steps), key=lambda step: sum(each.bytes for each in step))
@@ -190,7 +168,9 @@ class OperationRecorder(DispatchMode):
         dtypes = (_DTYPES.get(tensor.dtype) for tensor in (*outputs, *tensors(list(inputs.values()))))
         dtype = next(filter(None, dtypes), "other")
         dims = dims_of(kind.base, inputs, outputs) if kind.name.startswith("aten.") else ()
-        self.steps[-1].append(Operation(kind.name, self._part(), module, dtype, 1, flops, moved, cold, seconds, dims))
+        self.steps[-1].append(
+            OperationRow(kind.name, module, self._part(), dtype, dims, 1, flops, moved, cold, seconds)
+        )
 
     def _leave_uncounted(self, func: Any) -> None:
         if self.uncounted is None and self._part() in ("forward", "backward"):
@@ -232,7 +212,7 @@ class OperationRecorder(DispatchMode):
         return self._running[-1]
 
 
-def _alike(operation: Operation) -> tuple[Any, ...]:
+def _alike(operation: OperationRow) -> tuple[Any, ...]:
     where = operation.name, operation.part, operation.module, operation.dtype
     return *where, operation.flops, operation.bytes, operation.dims
 

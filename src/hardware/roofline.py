@@ -7,12 +7,12 @@ leaves at most a full cache behind that is written later. So no step is faster t
 
 from collections.abc import Iterable
 
+from ..records.operations import OperationRow
 from .calibration import Calibration, float32_peaks
 from .flop_formulas import kind_of_product
-from .operations import Operation
 
 
-def compute_seconds(operation: Operation, device: Calibration) -> float:
+def compute_seconds(operation: OperationRow, device: Calibration) -> float:
     """The least time of its arithmetic; 0 where no peak is known. A type without a peak is held against the highest."""
     peaks = device.matmul_flops_per_sec
     if not operation.flops or not peaks:
@@ -22,17 +22,17 @@ def compute_seconds(operation: Operation, device: Calibration) -> float:
     return operation.flops / peaks.get(operation.dtype, max(peaks.values()))
 
 
-def memory_seconds(operation: Operation, device: Calibration) -> float:
+def memory_seconds(operation: OperationRow, device: Calibration) -> float:
     """The time of its traffic with main memory at the bandwidth; 0 where that is not known."""
     return operation.cold_bytes / device.memory_bytes_per_sec if device.memory_bytes_per_sec else 0.0
 
 
-def launch_seconds(operation: Operation, device: Calibration) -> float:
+def launch_seconds(operation: OperationRow, device: Calibration) -> float:
     """The least time of its calls."""
     return operation.calls * (device.launch_us or 0.0) / 1e6
 
 
-def needs(operation: Operation, device: Calibration) -> dict[str, float]:
+def needs(operation: OperationRow, device: Calibration) -> dict[str, float]:
     """The least seconds for its arithmetic and its traffic, and where the host waits for it (on a CPU) for its calls."""
     saved = 2 * operation.calls * (device.cache_bytes or 0)  # what the cache may hold before and after each call
     share = max(operation.cold_bytes - saved, 0) / operation.cold_bytes if operation.cold_bytes else 0.0
@@ -40,12 +40,12 @@ def needs(operation: Operation, device: Calibration) -> dict[str, float]:
     return found | ({"launch": launch_seconds(operation, device)} if device.device == "cpu" else {})
 
 
-def least_seconds(operation: Operation, device: Calibration) -> float:
+def least_seconds(operation: OperationRow, device: Calibration) -> float:
     """The lower bound of the operation's time."""
     return max(needs(operation, device).values())
 
 
-def lower_bound(operations: Iterable[Operation], device: Calibration) -> dict[str, float]:
+def lower_bound(operations: Iterable[OperationRow], device: Calibration) -> dict[str, float]:
     """Seconds that a step takes at least (`total`), and what they are spent on: `launch`, `memory` and `compute`.
 
     A CPU does one operation after the other, so it is the sum over the operations, each of which counts for the largest

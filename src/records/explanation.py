@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-SCHEMA = 2
+SCHEMA = 3
 FILE = "explain.json"
 TRACE = "trace.json.gz"
 OWN_CODE = "own code"  # the name of the LightningModule itself in tables
@@ -29,7 +29,7 @@ class Cost:
     bytes: float = 0.0  # read and written
     cold_bytes: float = 0.0  # of these, through main memory
     seconds: float = 0.0  # measured
-    floor_seconds: float = 0.0  # no device with these roofs takes less
+    floor_seconds: float = 0.0  # what the calibrated device takes at least
 
     @property
     def place(self) -> str:
@@ -53,15 +53,6 @@ def add_up(costs: Iterable[Cost], key: Callable[[Cost], Any]) -> list[Cost]:
         group = key(cost)
         sums[group] = sums[group].plus(cost) if group in sums else cost
     return sorted(sums.values(), key=lambda cost: (-cost.seconds, -cost.floor_seconds, cost.module, cost.name))
-
-
-@dataclass(frozen=True)
-class Roofs:
-    """What the device was measured to be able to do; None where it was not measured."""
-
-    flops_per_sec: Mapping[str, float] = field(default_factory=dict)  # by precision
-    bytes_per_sec: float | None = None  # of main memory
-    cache_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +84,6 @@ class Explanation:
     )
     steps: int  # that `step_seconds` is of
     is_timed: bool  # whether the operations have seconds
-    roofs: Roofs
     operations: Sequence[Cost]
     threads: int | None = None
     waiting_seconds: float = 0.0  # of `between_seconds`, for the loader

@@ -7,7 +7,7 @@ them in one step, which is one update of the weights.
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +20,27 @@ SCHEMA = 2
 _MAX_BYTES = 2**26  # of a file that is read
 _LARGEST = 1e30  # number of a step
 _DIGITS = 5  # of a number
+_SUMS = ("calls", "flops", "bytes", "cold_bytes", "seconds")
 
 
 @dataclass(frozen=True)
 class OperationRow:
-    """The calls of one operation with the same dimensions, in one module and one part of the step."""
+    """Calls of one operation in a training step, added up. Numbers are those of all calls in one step."""
 
     name: str  # `aten.addmm`
-    module: str  # the path in the LightningModule; empty for its own code
-    part: str  # `forward`, `backward`, `optimizer`, `other`
-    dtype: str  # `fp32`, `bf16`, `fp16`, `fp64`, `other`
-    dims: tuple[int, ...]  # of a call; hardware/dims.py says which
+    module: str  # the path of the innermost module in the LightningModule; empty for its own code
+    part: str  # of the step: `forward`, `backward`, `optimizer`, `other`
+    dtype: str  # of the numbers that it computes with: `fp32`, `bf16`, `fp16`, `fp64`, `other`
+    dims: tuple[int, ...] = ()  # of each call; hardware/dims.py says which
     calls: float = 1.0
-    flops: float = 0.0
+    flops: float = 0.0  # of products, convolutions, attention and recurrent kernels; a multiply-add is two
     bytes: float = 0.0  # read and written
     cold_bytes: float = 0.0  # of these, through main memory
-    seconds: float = 0.0  # measured; on an asynchronous device the host's time only
+    seconds: float = 0.0  # in the calls; on an asynchronous device the host's time only
+
+    def plus(self, other: "OperationRow") -> "OperationRow":
+        """Both together, under this one's name, module, part, dtype and dims."""
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in _SUMS})
 
 
 _COLUMNS = [each.name for each in fields(OperationRow)]

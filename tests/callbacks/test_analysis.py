@@ -15,8 +15,8 @@ from batchscope.callbacks._analysis import (
 from batchscope.callbacks._setting import setting_of
 from batchscope.hardware.advice import Setting
 from batchscope.hardware.calibration import Calibration
-from batchscope.hardware.operations import Operation
 from batchscope.options.compose import check_command_line
+from batchscope.records.operations import OperationRow
 from tests.support.third_party_modules import Stranger
 
 
@@ -60,14 +60,14 @@ def test_the_record_of_a_run_on_a_busy_machine_has_no_verdict_and_no_advice() ->
 
 
 def test_the_optimizers_traffic_is_known_by_the_bytes_of_its_operations() -> None:
-    step = [Operation("mm", "forward", "", "fp32", cold_bytes=4e6), Operation("adamw", "optimizer", "", "fp32")]
+    step = [OperationRow("mm", "", "forward", "fp32", cold_bytes=4e6), OperationRow("adamw", "", "optimizer", "fp32")]
     assert not is_optimizer_traffic(step)
-    assert is_optimizer_traffic([*step, Operation("adamw", "optimizer", "", "fp32", cold_bytes=5e6)])
+    assert is_optimizer_traffic([*step, OperationRow("adamw", "", "optimizer", "fp32", cold_bytes=5e6)])
     assert not is_optimizer_traffic([])
 
 
-PRODUCT = Operation("aten.mm", "forward", "", "fp32", flops=3e9)
-CONVOLUTION = Operation("aten.convolution", "forward", "", "fp32", flops=4e9)  # TF32 by default
+PRODUCT = OperationRow("aten.mm", "", "forward", "fp32", flops=3e9)
+CONVOLUTION = OperationRow("aten.convolution", "", "forward", "fp32", flops=4e9)  # TF32 by default
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ CONVOLUTION = Operation("aten.convolution", "forward", "", "fp32", flops=4e9)  #
     ],
 )
 def test_tf32_is_faster_where_it_was_measured_so_and_most_of_the_flops_are_products_in_float32(
-    operations: list[Operation], form: str, tf32: float, faster: bool
+    operations: list[OperationRow], form: str, tf32: float, faster: bool
 ) -> None:
     calibration = Calibration("cuda", "a GPU", None, "2.15", None, {"fp32": 10e12, "tf32": tf32})
     assert is_tf32_faster(operations, calibration, form) is faster

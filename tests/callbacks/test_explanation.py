@@ -15,16 +15,16 @@ from batchscope.callbacks._timer import HostClock
 from batchscope.callbacks._windows import Window, Windows
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.calibration import Calibration
-from batchscope.hardware.operations import Operation
 from batchscope.records.explanation import Explanation
+from batchscope.records.operations import OperationRow
 from tests.hardware.test_trace import two_steps
 from tests.support.tables import batch
 
 STEP = [
-    Operation("aten.addmm", "forward", "layer", "fp32", 1, 2e6, 1e6, 1e6, 5e-6),
-    Operation("aten.mm", "backward", "layer", "fp32", 1, 2e6, 1e6, 0, 5e-6),
-    Operation("aten.mm", "backward", "head", "fp32", 1, 2e6, 1e6, 0, 5e-6),
-    Operation("aten._fused_adamw_", "optimizer", "", "fp32", 1, 0, 4e6, 4e6, 5e-6),
+    OperationRow("aten.addmm", "layer", "forward", "fp32", (), 1, 2e6, 1e6, 1e6, 5e-6),
+    OperationRow("aten.mm", "layer", "backward", "fp32", (), 1, 2e6, 1e6, 0, 5e-6),
+    OperationRow("aten.mm", "head", "backward", "fp32", (), 1, 2e6, 1e6, 0, 5e-6),
+    OperationRow("aten._fused_adamw_", "", "optimizer", "fp32", (), 1, 0, 4e6, 4e6, 5e-6),
 ]
 GPU = Calibration("cuda", "NVIDIA X", "1", "2", None, {"fp32": 1e11}, memory_bytes_per_sec=1e11, launch_us=5.0)
 CPU = Calibration.from_dict({**GPU.to_dict(), "device": "cpu"})
@@ -42,7 +42,7 @@ def explained(
     *steps: dict[str, float],
     others: float = math.nan,
     events: Any = None,
-    operations: list[Operation] = STEP,
+    operations: list[OperationRow] = STEP,
     bottleneck: Any = None,
 ) -> Explanation:
     """Twenty steps of 1 ms, or these, with the operations above; on a GPU they were traced, too."""

@@ -16,7 +16,7 @@ from batchscope.callbacks import ThroughputMonitor
 from batchscope.callbacks._analysis import step_operations
 from batchscope.hardware import operations
 from batchscope.hardware.calibration import Calibration
-from batchscope.hardware.operations import Operation
+from batchscope.records.operations import OperationRow
 from tests.support.third_party_modules import train
 
 BATCH, STEPS = 4, 12
@@ -250,8 +250,8 @@ def test_accumulated_gradients_are_several_batches_of_a_step_and_an_unrecorded_o
 
 
 def test_a_record_has_a_row_for_calls_of_the_same_dimensions_and_of_the_device_what_it_can_do() -> None:
-    relu = Operation("aten.relu", "forward", "m", "fp32", 1, 0, 100, 50, 1e-6, dims=(4, 8))
-    other = Operation("aten.relu", "forward", "m", "fp32", 1, 0, 200, 50, 1e-6, dims=(4, 16))
+    relu = OperationRow("aten.relu", "m", "forward", "fp32", (4, 8), 1, 0, 100, 50, 1e-6)
+    other = OperationRow("aten.relu", "m", "forward", "fp32", (4, 16), 1, 0, 200, 50, 1e-6)
     known = Calibration("cpu", "A CPU", "avx2", "2.9", 2, {"fp32": 1e11}, launch_us=1.5, host="somewhere")
     summary = {"batch_size": 4, "batches_per_sec": 100.0, "step_ms_median": 10.0, "device": "cpu"}
     step = step_operations([relu, relu, other], summary | {"device_name": "A CPU", "precision": "32-true"}, known)

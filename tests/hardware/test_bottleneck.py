@@ -7,23 +7,23 @@ import pytest
 from batchscope.hardware.bottleneck import Step, find_bottleneck
 from batchscope.hardware.calibration import Calibration
 from batchscope.hardware.evidence import limit_row
-from batchscope.hardware.operations import Operation
+from batchscope.records.operations import OperationRow
 
 MS = 1e-3
 CPU = Calibration("cpu", "a CPU", None, "2", 1, {"fp32": 100e9}, memory_bytes_per_sec=20e9, launch_us=2.0)
 GPU = Calibration("cuda", "a GPU", None, "2", None, {"fp32": 50e12, "bf16": 500e12}, 2e12, launch_us=5.0)
 
 
-def product(ms: float, gflop: float = 1.0, cold: float = 0.0, module: str = "net") -> Operation:
-    return Operation("aten.mm", "forward", module, "fp32", 1, gflop * 1e9, cold, cold, ms * MS)
+def product(ms: float, gflop: float = 1.0, cold: float = 0.0, module: str = "net") -> OperationRow:
+    return OperationRow("aten.mm", module, "forward", "fp32", (), 1, gflop * 1e9, cold, cold, ms * MS)
 
 
-def elementwise(ms: float, cold: float = 0.0, name: str = "mul") -> Operation:
-    return Operation(f"aten.{name}", "forward", "net", "fp32", 1, 0.0, max(cold, 4e6), cold, ms * MS)
+def elementwise(ms: float, cold: float = 0.0, name: str = "mul") -> OperationRow:
+    return OperationRow(f"aten.{name}", "net", "forward", "fp32", (), 1, 0.0, max(cold, 4e6), cold, ms * MS)
 
 
-def tiny(calls: int, us: float = 5.0) -> Operation:
-    return Operation("aten.add", "backward", "net", "fp32", calls, 0.0, 100.0 * calls, 0.0, calls * us * 1e-6)
+def tiny(calls: int, us: float = 5.0) -> OperationRow:
+    return OperationRow("aten.add", "net", "backward", "fp32", (), calls, 0.0, 100.0 * calls, 0.0, calls * us * 1e-6)
 
 
 def verdict(operations=(), parts=None, calibration=CPU, device="cpu", **others):
@@ -59,7 +59,7 @@ def test_the_largest_share_of_a_step_on_a_cpu_is_its_bottleneck(case):
 
 
 def test_a_short_operation_that_needs_its_time_at_the_peaks_is_no_overhead():
-    short = Operation("aten.mm", "forward", "", "fp32", 100, 100 * 1e6, 0, 0, 100 * 20e-6)  # 10 of 20 µs each
+    short = OperationRow("aten.mm", "", "forward", "fp32", (), 100, 100 * 1e6, 0, 0, 100 * 20e-6)  # 10 of 20 µs each
     assert verdict([short], {"forward": 2}).kind == "compute"
 
 

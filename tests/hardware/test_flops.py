@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from batchscope.hardware.flop_formulas import OURS
 from batchscope.hardware.flops import StepFlops, UncountableError, flops_of, flops_per_sample
-from batchscope.hardware.operations import Operation, OperationRecorder
+from batchscope.hardware.operations import OperationRecorder
+from batchscope.records.operations import OperationRow
 from tests.support.closed_forms import (
     BATCH,
     CNN,
@@ -300,8 +301,8 @@ def test_products_of_the_optimizer_are_none_of_the_steps():
         flops_of(recorder.steps[-1], 1)
 
 
-def operation(flops: float) -> Operation:
-    return Operation("aten.mm", "forward", "", "fp32", flops=flops)
+def operation(flops: float) -> OperationRow:
+    return OperationRow("aten.mm", "", "forward", "fp32", flops=flops)
 
 
 def test_the_flops_of_a_sample_are_the_mean_of_whole_updates():

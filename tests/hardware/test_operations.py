@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from batchscope.hardware.operations import Operation, OperationRecorder, merge
+from batchscope.hardware.operations import OperationRecorder, merge
+from batchscope.records.operations import OperationRow
 
 B, IN, OUT, N = 8, 32, 16, 1000
 FLOAT = 4  # bytes
@@ -19,7 +20,7 @@ def recorded(
     cache_bytes: int | None = None,
     steps: int = 1,
     part: Callable[[], str] = lambda: "other",
-) -> list[Operation]:
+) -> list[OperationRow]:
     recorder = OperationRecorder(module, cache_bytes, part)
     for _ in range(steps):
         recorder.next_step()
@@ -29,7 +30,7 @@ def recorded(
     return recorder.operations()
 
 
-def only(operations: list[Operation], name: str) -> Operation:
+def only(operations: list[OperationRow], name: str) -> OperationRow:
     return merge([each for each in operations if each.name == f"aten.{name}"], lambda each: each.name)[f"aten.{name}"]
 
 

@@ -3,16 +3,16 @@
 import pytest
 
 from batchscope.hardware.calibration import Calibration
-from batchscope.hardware.operations import Operation
 from batchscope.hardware.roofline import compute_seconds, lower_bound
+from batchscope.records.operations import OperationRow
 
 MB = 1e6
 CPU = Calibration("cpu", "", None, "2", 1, {"fp32": 100e9}, 20e9, launch_us=2.0, cache_bytes=10_000_000)
 GPU = Calibration("cuda", "", None, "2", None, {"fp32": 50e12}, 2e12, launch_us=5.0, cache_bytes=50_000_000)
 
 
-def operation(gflop: float = 0.0, cold_mb: float = 0.0, calls: int = 1) -> Operation:
-    return Operation("aten.mm", "forward", "", "fp32", calls, gflop * 1e9, cold_mb * MB, cold_mb * MB)
+def operation(gflop: float = 0.0, cold_mb: float = 0.0, calls: int = 1) -> OperationRow:
+    return OperationRow("aten.mm", "", "forward", "fp32", (), calls, gflop * 1e9, cold_mb * MB, cold_mb * MB)
 
 
 def test_on_a_cpu_it_is_the_sum_of_the_largest_needs():
@@ -32,5 +32,5 @@ def test_on_an_asynchronous_device_it_is_the_larger_of_its_own_and_the_hosts():
 
 
 def test_an_operation_of_a_type_without_a_peak_is_held_against_the_highest():
-    odd = Operation("aten.mm", "forward", "", "other", 1, 100e9)
+    odd = OperationRow("aten.mm", "", "forward", "other", (), 1, 100e9)
     assert compute_seconds(odd, CPU) == pytest.approx(1.0)

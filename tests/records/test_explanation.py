@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from batchscope.records.explanation import SCHEMA, Cost, Gap, Roofs
+from batchscope.records.explanation import SCHEMA, Cost, Gap
 from tests.support.explanations import cost, explanation
 
 
@@ -56,11 +56,10 @@ def test_floor_over_time_is_unknown_without_either() -> None:
 
 
 def test_its_file_holds_the_facts_and_the_sums() -> None:
-    gap, roofs = Gap("aten.a", "aten.b", 1e-3, 2, 1e-3), Roofs({"fp32": 1e9}, 1e9)
-    known = json.loads(json.dumps(replace(explanation(cost("net")), gaps=[gap], roofs=roofs).to_dict()))
+    gap = Gap("aten.a", "aten.b", 1e-3, 2, 1e-3)
+    known = json.loads(json.dumps(replace(explanation(cost("net")), gaps=[gap]).to_dict()))
     assert known["schema"] == SCHEMA
     assert Gap(**known["gaps"][0]) == gap
-    assert Roofs(**known["roofs"]) == roofs
     assert [Cost(**each) for each in known["operations"]] == [cost("net")]
     assert (known["modules"][0]["module"], known["modules"][0]["of_floor"]) == ("net", None)
 

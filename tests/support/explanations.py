@@ -1,6 +1,6 @@
 """Fabricated explanations of training steps."""
 
-from batchscope.records.explanation import Cost, Explanation, Roofs
+from batchscope.records.explanation import Cost, Explanation
 
 
 def cost(module: str, part: str = "forward", name: str = "aten.mm", dtype: str = "fp32", **numbers: float) -> Cost:
@@ -20,7 +20,6 @@ def explanation(*operations: Cost) -> Explanation:
         between_seconds=0.0,
         steps=5,
         is_timed=True,
-        roofs=Roofs(),
         operations=list(operations),
         threads=2,
     )
