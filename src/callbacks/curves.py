@@ -1,6 +1,8 @@
 """TrainCurves: the scalars that training steps return, for every step, without making the device wait."""
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +32,8 @@ class TrainCurves(Callback):
     `self.log(..., on_step=True)` reads the device at every step. This callback copies the numbers of 100 steps at once,
     and writes them when the next 100 have been collected, or when an epoch, a validation or the run ends.
 
+    Keys that rank 0 returns in the first step are the mean of the ranks that have them in a step; others are rank 0's own.
+
     Args:
         every_n_steps: log every n-th optimizer step; 1 for all, 0 for none.
     """
@@ -39,12 +43,13 @@ class TrainCurves(Callback):
     def __init__(self, every_n_steps: NonNegativeInt | None = 1):
         self.every_n_steps = 1 if every_n_steps is None else every_n_steps
         self._steps: list[tuple[int, dict[str, Tensor]]] = []
-        self._reads: list[tuple[list[tuple[int, str]], DeferredScalars]] = []
+        self._reads: list[tuple[list[tuple[int, str] | None], DeferredScalars]] = []
         self._last_step = -1
+        self._averaged: list[str] | None = None  # keys whose mean over the ranks is taken; None before the first step
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._steps, self._reads, self._last_step = [], [], trainer.global_step
+        self._steps, self._reads, self._last_step, self._averaged = [], [], trainer.global_step, None
         self._writer = StepWriter(trainer)
 
     @override
@@ -57,7 +62,11 @@ class TrainCurves(Callback):
         self._last_step = step
         scalars = dict(outputs) if isinstance(outputs, dict) else {"loss": outputs}
         scalars["loss"] = own_loss(trainer, pl_module, scalars.get("loss"))
-        self._steps.append((step, {k: v for k, v in scalars.items() if _is_number(v)}))
+        # Lightning detaches the loss alone; another value's graph would live until it is read.
+        numbers = {key: value.detach() for key, value in scalars.items() if _is_number(value)}
+        if self._averaged is None:  # ranks may return different keys, and have to average the same ones
+            self._averaged = trainer.strategy.broadcast([*numbers]) if trainer.world_size > 1 else []
+        self._steps.append((step, numbers))
         if len(self._steps) >= FLUSH_EVERY:
             self._start_read()  # a part of the step: on MPS it waits for the step's own work
             with pause(trainer, part_of_fit=True):
@@ -90,20 +99,24 @@ class TrainCurves(Callback):
 
     def _start_read(self) -> None:
         """Average the numbers over the ranks, which all come here after the same step, and start to copy them."""
-        names = [(step, key) for step, scalars in self._steps for key in scalars]
-        if names:
-            values = [value for _, scalars in self._steps for value in scalars.values()]
-            self._reads.append((names, DeferredScalars(values, _mean_of_all_ranks)))
+        shared = self._averaged or []
+        averaged = [(step, scalars, key) for step, scalars in self._steps for key in shared]
+        own = [(step, scalars, key) for step, scalars in self._steps for key in scalars if key not in shared]
+        if places := averaged + own:
+            names = [(step, key) if key in scalars else None for step, scalars, key in places]
+            values = [scalars.get(key, torch.zeros(())) for _, scalars, key in places]
+            has = [name is not None for name in names[: len(averaged)]]
+            self._reads.append((names, DeferredScalars(values, partial(_mean_of_ranks, has=has))))
         self._steps = []
 
     def _write(self, trainer: Trainer, only_ready: bool) -> None:
         while self._reads and (not only_ready or self._reads[0][1].ready()):
             names, read = self._reads.pop(0)
             rows: dict[int, dict[str, float]] = {}
-            for (step, key), value in zip(names, read.values(), strict=True):
-                if key != "acc" or not math.isnan(value):  # of no target that asks for a class
-                    rows.setdefault(step, {})[f"train/{key}"] = value
-            self._writer.write_rows(rows.items())
+            for name, value in zip(names, read.values(), strict=True):
+                if name is not None and (name[1] != "acc" or not math.isnan(value)):  # of no target that asks for a class
+                    rows.setdefault(name[0], {})[f"train/{name[1]}"] = value
+            self._writer.write_rows(sorted(rows.items()))
 
 
 def _is_number(value: Any) -> bool:
@@ -117,9 +130,14 @@ def _is_number(value: Any) -> bool:
     )
 
 
-def _mean_of_all_ranks(values: Tensor) -> Tensor:
-    """The mean, computed behind the device's other work. Lightning's `reduce` has a barrier that the host waits for."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.all_reduce(values)
-        values /= torch.distributed.get_world_size()
-    return values
+def _mean_of_ranks(values: Tensor, has: Sequence[bool]) -> Tensor:
+    """The first values as the means of the ranks that have them, the others as they are.
+
+    They are computed behind the device's other work. Lightning's `reduce` has a barrier that the host waits for.
+    """
+    if not has:
+        return values
+    counts = torch.tensor(has, dtype=values.dtype).to(values.device, non_blocking=True)
+    sums = torch.cat([values[: len(has)], counts])
+    torch.distributed.all_reduce(sums)
+    return torch.cat([sums[: len(has)] / sums[len(has) :], values[len(has) :]])
