@@ -8,6 +8,7 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -68,7 +69,8 @@ class StopOnNonFinite(Callback):
         self._is_checked = not scaler and device.type in ("cpu", "cuda", "mps")
         self._parameters = list(pl_module.parameters())
         # Each rank checks its shards of the gradients, and an optimizer of shards takes no flag.
-        self._sharded = any(local(p) is not p for p in self._parameters)
+        shards = (local(p) is not p for p in self._parameters)  # those of Lightning's FSDPStrategy are plain tensors
+        self._sharded = isinstance(trainer.strategy, FSDPStrategy) or any(shards)
         self._leaves_out = _can_leave_out(device.type, trainer.optimizers, self._sharded)
         if self._is_checked and self.action == "skip" and not self._leaves_out:
             raise UserError(
@@ -117,6 +119,14 @@ class StopOnNonFinite(Callback):
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._hear(trainer, pl_module, wait=True)
+        self._release(trainer)
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._release(trainer)
+
+    def _release(self, trainer: Trainer) -> None:
+        """Leave the optimizers as they were, and check no more."""
         for optimizer in trainer.optimizers:
             for name in ("found_inf", "grad_scale"):
                 vars(optimizer).pop(name, None)
@@ -180,7 +190,9 @@ def _what_is_bad(module: LightningModule, loss: Tensor | None) -> str:
 
 
 def _values(gradient: Tensor) -> Tensor:
-    return stored_values(local(gradient))
+    """This rank's real numbers in a gradient."""
+    values = stored_values(local(gradient))
+    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
 
 
 def _samples(trainer: Trainer, step: _Step) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 import lightning
 import pytest
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 
 from batchscope.callbacks import nonfinite
@@ -143,6 +144,42 @@ def test_accumulated_gradients_are_checked_once_an_update() -> None:
     module, callback = Breaking(bad=(4,), where="gradient"), StopOnNonFinite("skip")
     train(module, callback, accumulate_grad_batches=2)
     assert callback.skipped == 1
+
+
+def test_what_a_fused_optimizer_was_told_is_gone_after_an_exception() -> None:
+    module = Breaking(bad=(2,), fused=True)
+    with pytest.raises(UserError, match=r"^step 2: "):
+        train(module, Late())
+    assert not hasattr(module.trainer.optimizers[0], "found_inf")
+
+
+def test_the_shards_of_lightnings_own_strategy_are_checked_by_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nonfinite, "FSDPStrategy", SingleDeviceStrategy)
+    flags: list[Tensor] = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda flag, op: flags.append(flag))
+    train(Stranger(), StopOnNonFinite())
+    assert len(flags) == 10
+
+
+class Turning(Stranger):
+    """Has a complex parameter, whose gradient breaks in the third step."""
+
+    def __init__(self, breaks: bool, lazily: bool) -> None:
+        super().__init__()
+        self.phase, self.breaks = nn.Parameter(torch.ones(1, dtype=torch.cfloat)), breaks
+        self.lazily = lazily
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        phase = self.phase.conj() if self.lazily else self.phase
+        loss = super().training_step(batch, batch_idx) + torch.view_as_real(phase.resolve_conj()).sum()
+        return loss / 0 if self.breaks and batch_idx == 2 else loss
+
+
+@pytest.mark.parametrize("lazily", [False, True], ids=["plain", "conjugate"])
+def test_complex_gradients_are_checked(lazily: bool) -> None:
+    assert train(Turning(False, lazily), StopOnNonFinite()).global_step == 10
+    with pytest.raises(UserError, match="the gradient of phase is not finite .of 3 of 3 param"):
+        train(Turning(True, lazily), StopOnNonFinite())
 
 
 class Looking(Stranger):
