@@ -58,8 +58,9 @@ class StopAtTarget(SyncsRanks):
         self._begin(0)
 
     def _begin(self, step: int, monitor: ThroughputMonitor | None = None) -> None:
-        self._start = self._step = step  # updates before this fit, and by now
-        self._before = self._last = step  # updates at the last validation but one, and at the last one
+        self._start = self._step = step  # Lightning's `global_step` before this fit, and by now
+        self._updates = 0  # of this fit; one may step several optimizers, and `global_step` counts each of their steps
+        self._before = self._last = step  # `global_step` at the last validation but one, and at the last one
         self._began = self._validated = (
             time.perf_counter()
         )  # the fit; and the first update to be timed, or a validation's end
@@ -81,15 +82,19 @@ class StopAtTarget(SyncsRanks):
 
     def _wished(self) -> int:
         """What is to follow this update."""
-        now, done = time.perf_counter(), self._step - self._start
+        now = time.perf_counter()
         if now - self._began >= self.wall_seconds:
             self.ended = "the time limit"
         if now >= self._limit:
             self.ended = "other runs were faster"
         if self.ended:
             return _STOP
-        since = self._step - self._last
-        is_due = done >= FIRST and since >= max(1, RESOLUTION * done) and now - self._validated >= self._validation_s
+        since, done = self._step - self._last, self._step - self._start
+        is_due = (
+            self._updates >= FIRST
+            and since >= max(1, RESOLUTION * done)
+            and now - self._validated >= self._validation_s
+        )
         return _VALIDATE if is_due else 0
 
     @override
@@ -97,8 +102,8 @@ class StopAtTarget(SyncsRanks):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step > self._step:
-            self._step = trainer.global_step
-            if self._step - self._start == FIRST:
+            self._step, self._updates = trainer.global_step, self._updates + 1
+            if self._updates == FIRST:
                 self._validated = time.perf_counter()
                 self._limit = self._validated + self.seconds
         wish = RankSync.of(trainer).agreed(_TOPIC) or self._wish  # ranks agree at some batches of an update alone
@@ -121,6 +126,7 @@ class StopAtTarget(SyncsRanks):
         if self._rises is None:
             self._rises = score < self.value
         reached = math.isfinite(score) and (score >= self.value if self._rises else score <= self.value)
+        reached = trainer.strategy.broadcast(reached)  # a module may log the metric of each rank's own share
         if trainer.sanity_checking:
             if reached:
                 raise UserError(
@@ -142,9 +148,9 @@ class StopAtTarget(SyncsRanks):
         return float(found[self.metric])
 
     def _seconds(self, steps: int) -> float | None:
-        """The training time of so many updates; None where no step is known."""
+        """The training time until a `global_step`; None where no step is known."""
         step_ms = self._monitor.summary.get("step_ms") if self._monitor else None
-        return steps * step_ms / 1e3 if step_ms else None
+        return steps * self._updates / (self._step - self._start) * step_ms / 1e3 if step_ms else None
 
     def record_facts(self) -> dict[str, Any]:
         """What came of it: the updates and seconds until the last validation, and the seconds until the one before it."""

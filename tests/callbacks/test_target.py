@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning
 import pytest
+import torch
 from torch import Tensor
 
 from batchscope.callbacks.target import FIRST, StopAtTarget
@@ -41,13 +42,15 @@ def fit(metric: str, value: float, module: Any = None, **options: Any) -> tuple[
     limits = {key: options.pop(key) for key in ("seconds", "wall_seconds") if key in options}
     stop = StopAtTarget(metric, value, **limits)
     monitor = ThroughputMonitor(calibrate=False, verbose=False, record_operations=False)
-    samples = options.pop("samples", 20)
+    samples, optimizers = options.pop("samples", 20), options.pop("optimizers", 1)
     known = {"max_steps": 400, "max_epochs": -1, "min_epochs": 0, "num_sanity_val_steps": -1, **options}
     trainer = train(module or Learner(), monitor, stop, data=(loader(samples), loader()), **known)
     facts = stop.record_facts()
     if facts["time_to_target_s"]:
         steps, step_ms = facts["target"]["steps"], monitor.summary["step_ms"]
-        assert facts["time_to_target_s"] == facts["target"]["seconds"] == pytest.approx(steps * step_ms / 1e3)
+        assert (
+            facts["time_to_target_s"] == facts["target"]["seconds"] == pytest.approx(steps / optimizers * step_ms / 1e3)
+        )
     return facts, trainer
 
 
@@ -109,6 +112,27 @@ def test_a_run_ends_without_the_target_when_a_limit_is_over(limit: dict[str, flo
     assert trainer.global_step < 400
     assert facts["time_to_target_s"] is None
     assert facts["target"]["ended"] == why and facts["target"]["steps"] == trainer.global_step
+
+
+class Two(Learner):
+    """Steps two optimizers in each update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(super().training_step(batch, batch_idx))
+        for optimizer in self.optimizers():
+            optimizer.step()
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [torch.optim.SGD([one], lr=0.01) for one in self.parameters()]
+
+
+def test_an_update_of_several_optimizers_is_one_update() -> None:
+    assert fit("val/acc", 0.5, Two(), optimizers=2)[0]["target"]["reached"]
+    assert fit("val/acc", 9.0, Two(), seconds=0.2)[0]["target"]["ended"] == "other runs were faster"
 
 
 def test_a_metric_of_unknown_direction_moves_towards_its_target() -> None:
