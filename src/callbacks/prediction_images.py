@@ -11,6 +11,7 @@ from torch import Tensor
 from torchmetrics.classification import MulticlassConfusionMatrix
 from typing_extensions import override
 
+from ..distributed.gather import gather
 from ..options.types import PositiveInt
 from ._batches import first_tensor
 from ._never_raise import never_raise
@@ -46,7 +47,7 @@ class PredictionImages(Callback):
     | `test/confusion` | image | rows are the true classes, columns the predicted ones |
 
     A module may have a `spec` with `classes`, `mean` and `std`, for names and true colours. After the test `samples` has
-    the samples, and `confusion` the counts, shape (C, C).
+    the samples of this rank, and `confusion` the counts of all ranks, shape (C, C).
 
     Args:
         num_samples: how many samples are drawn.
@@ -94,8 +95,17 @@ class PredictionImages(Callback):
             self.samples = sorted(self.samples, key=lambda sample: not sample.is_wrong)[: self.num_samples]
 
     @override
-    @never_raise
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        counts = None if self.confusion is None else self.confusion.cpu()
+        ranks = gather((self._active, counts), trainer.world_size)
+        if not all(is_active for is_active, _ in ranks):
+            self.disable()
+        elif self._metric is not None:
+            self._metric.confmat = torch.stack([counts for _, counts in ranks if counts is not None]).sum(0)
+        self._draw(trainer, pl_module)
+
+    @never_raise
+    def _draw(self, trainer: Trainer, pl_module: LightningModule) -> None:
         kinds = (TensorBoardLogger, WandbLogger, MLFlowLogger)
         loggers = [logger for logger in trainer.loggers if isinstance(logger, kinds)]
         if not self.samples or self._metric is None or not loggers or not trainer.is_global_zero:
@@ -147,22 +157,24 @@ def draw_samples(samples: list[Sample], spec: Any) -> Figure:
 
 
 def draw_masks(samples: list[Sample], spec: Any) -> Figure:
-    """A column a sample: the image, its true classes and the predicted ones, one colour a class."""
+    """Below each other: the image, its true classes and the predicted ones, one colour a class."""
     columns = min(8, len(samples))
-    figure = Figure(figsize=(1.25 * columns, 4), layout="constrained", dpi=120)
+    blocks = -(-len(samples) // columns)
+    figure = Figure(figsize=(1.25 * columns, 4 * blocks), layout="constrained", dpi=120)
+    axes = figure.subplots(3 * blocks, columns, squeeze=False)
     most = max(int(mask.max()) for sample in samples for mask in (sample.answer, sample.target))
     look = {"cmap": "viridis", "vmin": 0, "vmax": max(1, most), "interpolation": "nearest"}
-    for row, axes_of_row in zip(
-        ("image", "true", "predicted"), figure.subplots(3, columns, squeeze=False), strict=True
-    ):
-        axes_of_row[0].set_ylabel(row, fontsize=8)
-        for axes, sample in zip(axes_of_row, samples, strict=False):
-            axes.set(xticks=[], yticks=[])
-            if row == "image":
-                axes.imshow(_as_image(sample.x, spec).numpy(), cmap="gray", interpolation="nearest")
-            else:
-                mask = sample.target if row == "true" else sample.answer
-                axes.imshow(mask.where(sample.target != _LEFT_OUT, torch.nan).numpy(), **look)
+    for each in axes.flat:
+        each.set(xticks=[], yticks=[], frame_on=False)
+    for index, sample in enumerate(samples):
+        block, column = divmod(index, columns)
+        image, *masks = axes[3 * block : 3 * block + 3, column]
+        image.imshow(_as_image(sample.x, spec).numpy(), cmap="gray", interpolation="nearest")
+        for place, mask in zip(masks, (sample.target, sample.answer), strict=True):
+            place.imshow(mask.where(sample.target != _LEFT_OUT, torch.nan).numpy(), **look)
+        if column == 0:
+            for place, name in zip((image, *masks), ("image", "true", "predicted"), strict=True):
+                place.set_ylabel(name, fontsize=8)
     return figure
 
 
@@ -179,6 +191,7 @@ def _draw_confusion(metric: MulticlassConfusionMatrix, spec: Any) -> Figure:
 
 def _as_image(x: Tensor, spec: Any) -> Tensor:
     """An image `(C, H, W)`, a sequence `(T, F)` or numbers of any other shape as something that imshow takes."""
+    x = x.float()  # numpy has no bfloat16
     if x.dim() not in (2, 3):
         return x.reshape(1, -1)
     if x.dim() == 2:

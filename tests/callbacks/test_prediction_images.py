@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
-from batchscope.callbacks.prediction_images import PredictionImages
+from batchscope.callbacks.prediction_images import PredictionImages, Sample, draw_masks
 from tests.support.third_party_modules import Stranger
 
 BOTH = {"test/samples", "test/confusion"}
@@ -42,10 +42,11 @@ def drawn(tmp_path: Path, batch: Any, outputs: Any, **options: Any) -> tuple[set
     return set(EventAccumulator(str(tmp_path)).Reload().Tags()["images"]), callback
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 8, 8), (28, 28), (16, 1), (7,), (), (1, 2, 3, 4)], ids=str)
-def test_classes_of_any_input_give_samples_and_a_confusion_matrix(shape: tuple[int, ...], tmp_path: Path) -> None:
-    outputs = {"output": ANSWERS, "target": CLASSES}
-    assert drawn(tmp_path, (torch.rand(4, *shape), CLASSES), outputs)[0] == BOTH
+def test_classes_of_any_input_give_samples_and_a_confusion_matrix(shape, dtype: torch.dtype, tmp_path: Path) -> None:
+    outputs = {"output": ANSWERS.to(dtype), "target": CLASSES}
+    assert drawn(tmp_path, (torch.rand(4, *shape).to(dtype), CLASSES), outputs)[0] == BOTH
 
 
 N, LONG = 4, torch.long
@@ -68,6 +69,14 @@ def test_classes_of_pixels_are_drawn_as_masks(tmp_path: Path) -> None:
     images, callback = drawn(tmp_path, (torch.rand(N, 1, 8, 8), None), outputs)
     assert images == BOTH
     assert callback.confusion is not None and callback.confusion.sum() == (target != -100).sum()
+
+
+@pytest.mark.parametrize(("samples", "rows"), [(3, 1), (8, 1), (11, 2)])
+def test_every_sample_has_its_masks(samples: int, rows: int) -> None:
+    mask = torch.zeros(4, 4, dtype=LONG)
+    axes = draw_masks([Sample(torch.rand(1, 4, 4), mask, mask)] * samples, None).axes
+    assert sum(len(one.images) for one in axes) == 3 * samples
+    assert [one.get_ylabel() for one in axes if one.get_ylabel()] == ["image", "true", "predicted"] * rows
 
 
 @pytest.mark.parametrize("kind", KNOWN)
