@@ -114,7 +114,7 @@ class StepAnalysis:
             table: the steps.
             recorded: the updates whose operations were recorded.
             spans: when the counted steps ran, by `time.perf_counter`.
-            ranks: the mean step of each rank in ms; empty for a single rank.
+            ranks: as `rank_facts` takes them; empty for a single rank.
             kernel_s: seconds of a step in which a kernel ran; None without a trace.
         """
         trainer, device = self._trainer, self._trainer.strategy.root_device
@@ -167,7 +167,13 @@ class StepAnalysis:
 
 
 def rank_facts(steps: Sequence[float]) -> dict[str, Any]:
-    """How many ranks there are, and the mean step of the slowest and of the fastest, given each rank's in ms."""
+    """How many ranks there are, and the step of the slowest and of the fastest.
+
+    Given the mean step of each rank in ms without its wait for gradients, in which a faster rank waits for a slower one.
+    NaN where that wait is not measured.
+    """
+    if math.isnan(sum(steps)):
+        return {"processes": len(steps)}
     return {
         "processes": len(steps),
         "slowest_process": steps.index(max(steps)),

@@ -20,10 +20,10 @@ def headline(summary: Mapping[str, Any]) -> list[str]:
     """The rows that every run ends with: what ran, how fast, where the time goes, what limits it, and what to try."""
     missing = summary.get("missing", {})
     if "title" not in summary:
-        rate = _speed(summary) if "updates" in summary else "unknown"
+        rate = _speed(summary) if "samples_per_sec" in summary else "unknown"
         return [row("speed", f"{rate}: {missing.get('bottleneck', 'nothing was measured')}")]
     rows = [_heading(summary), row("speed", _speed(summary)), row("step", _mean_step(summary))]
-    rows += [row("ranks", _ranks(summary))] if summary.get("processes", 1) > 1 and _differ(summary) else []
+    rows += [row("ranks", _ranks(summary))] if _differ(summary) else []
     rows += [row("device", facts)] if summary["device"] != "cpu" and (facts := _device(summary)) else []
     found = summary.get("bottleneck")
     if found is None:
@@ -35,11 +35,15 @@ def headline(summary: Mapping[str, Any]) -> list[str]:
 def _heading(summary: Mapping[str, Any]) -> str:
     ranks = f"{summary['processes']} × " if summary.get("processes", 1) > 1 else ""
     name = f" ({summary['device_name']})" if summary["device"] != "cpu" and summary.get("device_name") else ""
-    accumulated = round(summary["batches_per_sec"] * summary["step_ms_median"] / 1e3)
-    batches = f"{accumulated} × " if accumulated > 1 else ""
+    batches = f"{_accumulated(summary)} × " if _accumulated(summary) > 1 else ""
     held = [f"batch {ranks}{batches}{summary['batch_size']:,}"] if summary["batch_size"] else []
     words = [summary["title"], *held, summary["device"] + name]
     return " · ".join(words + ([] if summary["precision"] == "32-true" else [summary["precision"]]))
+
+
+def _accumulated(summary: Mapping[str, Any]) -> int:
+    """The batches of an update."""
+    return round(summary["batches_per_sec"] * summary["step_ms_median"] / 1e3)
 
 
 def _speed(summary: Mapping[str, Any]) -> str:
@@ -68,12 +72,13 @@ def _mean_step(summary: Mapping[str, Any]) -> str:
 
 
 def _differ(summary: Mapping[str, Any]) -> bool:
-    return summary["slowest_step_ms"] > (1 + _NOISE) * summary["fastest_step_ms"]
+    return summary.get("slowest_step_ms", 0.0) > (1 + _NOISE) * summary.get("fastest_step_ms", 0.0)
 
 
 def _ranks(summary: Mapping[str, Any]) -> str:
     slowest, fastest = (significant(summary[f"{which}_step_ms"]) for which in ("slowest", "fastest"))
-    return f"mean step {slowest} ms on the slowest (rank {summary['slowest_process']}), {fastest} on the fastest"
+    rank = summary["slowest_process"]
+    return f"step without waiting {slowest} ms on the slowest (rank {rank}), {fastest} on the fastest"
 
 
 def _device(summary: Mapping[str, Any]) -> str:
@@ -136,10 +141,9 @@ def _measured(summary: Mapping[str, Any]) -> list[str]:
         *filter(None, [_noise(summary)]),
     ]
     if "processes" in summary:
-        lines.append(
-            f"{summary['processes']} ranks, global batch {summary['batch_size'] * summary['processes']:,}, samples/s of "
-            f"all ranks; {_ranks(summary)}"
-        )
+        samples = summary["batch_size"] * summary["processes"] * _accumulated(summary)
+        ranks = f"; {_ranks(summary)}" if "slowest_step_ms" in summary else ""
+        lines.append(f"{summary['processes']} ranks, global batch {samples:,}, samples/s of all ranks{ranks}")
     if "bottleneck" in summary:
         found = summary["bottleneck"]
         lines.append(limit_line(found))

@@ -8,6 +8,7 @@ A profiler hook hears the actions, and marks the parts on a StepTimer. Finished 
 time later, when their marks can be read without waiting for the device. Curves and the summary are views of the table.
 """
 
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,8 @@ class ThroughputMonitor(Callback):
 
     Args:
         every_n_steps: write every n-th step to the loggers; all are measured. 0 writes none.
-        warmup_steps: left out of the summary. A fit that is no longer has no rate.
+        warmup_steps: left out of the summary; with `record_operations` at least the first four are. A fit that is no longer has
+            no rate.
         batch_size_fn: the samples of a batch, for batches in which the length of the first tensor is another number.
         timesteps_fn: the time steps of a batch, all samples together. Without it a loader with an attribute `timesteps` says
             it, and else a module whose `spec.kind` is `sequence` has `spec.input_shape[0]` time steps a sample.
@@ -224,7 +226,7 @@ class ThroughputMonitor(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish(trainer)
         # A rank that has stopped measuring gives None; the others wait for it.
-        steps = gather(self.summary.get("step_ms"), trainer.world_size) if trainer.world_size > 1 else []
+        steps = gather(self._own_ms(), trainer.world_size) if trainer.world_size > 1 else []
         self._sum_up(steps)
         self._conclude(trainer, steps)
 
@@ -261,16 +263,23 @@ class ThroughputMonitor(Callback):
         seconds = time.perf_counter() - self._started - self.timer.paused_s
         if cost := cost_of(self.table, trainer.world_size, seconds):
             self.summary = cost | self.windows.facts() | ({"ended": self.ended} if self.ended else {})
+            if wait and self._exchanges is not None:
+                self.summary |= self._exchanges.facts()
+
+    def _own_ms(self) -> float | None:
+        """The mean step of this rank without its wait for gradients; NaN where that is not measured."""
+        if "step_ms" not in self.summary:
+            return None
+        return self.summary["step_ms"] - self.summary.get("communication_ms", math.nan)
 
     @never_raise
     def _sum_up(self, steps: list[float | None]) -> None:
-        """Complete this rank's summary, given the mean step of every rank."""
+        """Complete this rank's summary, given `_own_ms` of every rank."""
         if None in steps:
             self.summary = {}
         elif self.summary and self.analysis is not None and self.recorded is not None:
             spans, known = self.timer.spans.all(), [step for step in steps if step is not None]
-            cost = self.summary | (self._exchanges.facts() if self._exchanges is not None else {})
-            self.summary = self.analysis.summary(cost, self.table, self.recorded, spans, known, self.kernel_s)
+            self.summary = self.analysis.summary(self.summary, self.table, self.recorded, spans, known, self.kernel_s)
             self.operations = self.analysis.operations
 
     @never_raise

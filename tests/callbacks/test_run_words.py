@@ -1,5 +1,6 @@
 """The summary of a run in words: the few rows that every run ends with, and the details."""
 
+import math
 import re
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_several_ranks_and_a_gpu_have_a_row_each() -> None:
         "cnn · mnist · batch 2 × 512 · cuda (NVIDIA H200) · bf16-mixed",
         "speed   333,000 samples/s (413,000 in the 60 % of the time without other programs)",
         "step    1.24 ms: forward 25, backward 42, optimizer 17, rest 16 %",
-        "ranks   mean step 2.50 ms on the slowest (rank 1), 1.00 on the fastest",
+        "ranks   step without waiting 2.50 ms on the slowest (rank 1), 1.00 on the fastest",
         "device  a kernel ran in 98 % of the time, clocks lowered in 34 % of the time, peak memory 0.400 GiB",
         "limit   arithmetic (57 % of the step)",
         "try     trainer.precision=bf16-mixed",
@@ -151,6 +152,22 @@ def test_a_missing_verdict_says_why() -> None:
     assert details({"missing": {"bottleneck": "no batch was trained"}}) == ["no bottleneck: no batch was trained"]
 
 
+def test_times_without_an_analysis_and_without_samples_say_why() -> None:
+    facts = {"updates": 9, "step_ms": 1.0, "missing": {"bottleneck": "the measurement ended with KeyError"}}
+    assert headline(facts) == ["speed   unknown: the measurement ended with KeyError"]
+
+
+def test_a_global_batch_has_the_accumulated_batches_of_all_ranks() -> None:
+    twice = details(summary(**rank_facts([1.0, 1.0]), batches_per_sec=2e3 / 1.24))
+    assert any(line.startswith("2 ranks, global batch 2,048, ") for line in twice)
+
+
+def test_no_rank_is_the_slowest_where_the_wait_for_gradients_is_not_known() -> None:
+    facts = rank_facts([math.nan, math.nan])
+    assert "ranks" not in rows(**facts)
+    assert "2 ranks, global batch 1,024, samples/s of all ranks" in details(summary(**facts))
+
+
 def test_the_details_have_every_number_and_the_evidence() -> None:
     assert details(EVERYTHING) == [
         "cuda (NVIDIA H200) · bf16-mixed · 1 step measured",
@@ -167,8 +184,8 @@ def test_the_details_have_every_number_and_the_evidence() -> None:
         ),
         "8 of 20 windows slowed from outside, other programs took 20 % of the processor; the median is of the others",
         (
-            "2 ranks, global batch 1,024, samples/s of all ranks; mean step 2.50 ms on the slowest (rank 1), 1.00 on the "
-            "fastest"
+            "2 ranks, global batch 1,024, samples/s of all ranks; step without waiting 2.50 ms on the slowest (rank 1), "
+            "1.00 on the fastest"
         ),
         "limit: 57 % of the step is arithmetic",
         "trainer.precision=bf16-mixed: was measured to compute faster here",
