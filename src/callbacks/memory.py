@@ -23,8 +23,9 @@ class MemoryMonitor(Callback):
     """Says what the memory of a training step consists of.
 
     The parts are the parameters, gradients and optimizer states that exist after the fourth update, and what autograd saved
-    for the backward pass in the updates 2 to 4, on the device that trains. Beside them is what the device itself tells: the
-    peak of torch's allocator on a GPU, and of the process on a CPU. On a GPU `rest` is what that peak has beyond the parts.
+    for the backward pass in the updates 2 to 4, on the device that trains. Beside them is what the device itself tells up to
+    then: the peak of torch's allocator on CUDA, and of the process on a CPU. On CUDA `rest` is what that peak has beyond the
+    parts.
 
     After the fit `facts` has the result, and `detail_lines` says it. Nothing of the module, its optimizers or the random
     states changes, and nothing is run that the training does not run (docs/measuring.md, Memory).
@@ -155,9 +156,7 @@ class MemoryMonitor(Callback):
         }
         if self._saved is not None and "uncounted" not in self.facts:
             parts["saved"] = self._saved.most
-            if "allocated" in measured and "reserved" in measured:
+            if "allocated" in measured:
                 parts["rest"] = max(0, measured["allocated"] - sum(parts.values()))
         self.facts |= {"parts_bytes": parts, "measured_bytes": measured}
-        if "allocated" in measured:
-            self.facts["peak_bytes"] = measured["allocated"]
         self.disable()

@@ -67,18 +67,16 @@ class MemoryReadings:
 
 
 def measured_bytes(device: torch.device) -> dict[str, int]:
-    """What the device itself tells of its memory; empty for a device that tells nothing.
+    """The peaks that the device itself tells of its memory; empty for a device that tells none, such as MPS.
 
     CUDA: `allocated`, the most that tensors have held, and `reserved`, the most that torch's allocator has taken from the
-    device for them. MPS: what they hold now. CPU: `process_peak`, the most that the process has had in RAM.
+    device for them. CPU: `process_peak`, the most that the process has had in RAM.
     """
     if device.type == "cuda":
         return {
             "allocated": torch.cuda.max_memory_allocated(device),
             "reserved": torch.cuda.max_memory_reserved(device),
         }
-    if device.type == "mps":
-        return {"allocated": torch.mps.current_allocated_memory(), "reserved": torch.mps.driver_allocated_memory()}
     return {"process_peak": peak_rss()} if device.type == "cpu" else {}
 
 

@@ -54,7 +54,7 @@ def test_the_record_has_the_parts_of_a_step_and_the_peak_of_the_process(
         "parameters": WEIGHTS, "gradients": WEIGHTS, "optimizer": 2 * WEIGHTS + 4 * 4, "saved": SAVED,
     }  # fmt: skip
     assert facts["measured_bytes"]["process_peak"] > 0
-    assert "uncounted" not in facts and "peak_bytes" not in facts
+    assert "uncounted" not in facts
     line = printed(capsys)
     assert line.startswith("memory a step holds 7.0")
     assert all(f" {part} " in line for part in ("parameters", "gradients", "optimizer", "saved by autograd"))
@@ -68,7 +68,7 @@ def test_on_a_gpu_the_rest_is_what_the_peak_has_beyond_the_parts(
     monkeypatch.setattr(memory, "measured_bytes", lambda device: dict(told))
     facts = fit(Wide()).facts
     assert facts["parts_bytes"]["rest"] == 100
-    assert facts["peak_bytes"] == sum(facts["parts_bytes"].values()) == parts + 100
+    assert facts["measured_bytes"]["allocated"] == sum(facts["parts_bytes"].values()) == parts + 100
     assert "; measured 7.1" in printed(capsys)
 
 

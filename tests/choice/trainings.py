@@ -92,7 +92,7 @@ def write_training(
         record = json.loads((place / "run.json").read_text())
         parts = memory(size)
         if parts:
-            record["memory"] = {"batch_size": size, "peak_bytes": sum(parts.values()), "parts_bytes": parts}
+            record["memory"] = {"batch_size": size, "parts_bytes": parts}
         (place / "run.json").write_text(json.dumps(record))
         threads = 2 if device == "cpu" else None
         write_operations(place, StepOperations(size, 1.0, device, name, precision, ours, threads, CALIBRATION))

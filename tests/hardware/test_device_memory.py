@@ -16,6 +16,7 @@ from batchscope.hardware.device_memory import (
     MemoryReadings,
     SavedTensors,
     is_out_of_memory,
+    measured_bytes,
 )
 
 GIB = 2**30
@@ -52,6 +53,7 @@ def test_the_peak_of_a_device_without_a_counter_is_the_highest_reading(monkeypat
     held = iter([GIB, 3 * GIB, GIB])
     monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: next(held))
     read = MemoryReadings(torch.device("mps"))
+    assert measured_bytes(torch.device("mps")) == {}  # what is held now is no peak
     assert [read()[PEAK] for _ in range(3)] == [1.0, 3.0, 3.0]
 
 
