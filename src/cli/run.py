@@ -63,8 +63,8 @@ def _run_each(folder: Path, script: Path, flags: list[str], flag: str, values: l
         place = folder / str(number)
         print(f"\n— run {number + 1} of {len(values)}: {flag}={value}", flush=True)
         environ = dict(os.environ) | ({} if whole else {UNTIL_KNOWN: "1"})
-        command = [sys.executable, "-m", "batchscope", "run", f"--out={place}", str(script), *flags, f"{flag}={value}"]
-        done = subprocess.run(command, env=environ, check=False)
+        program = [sys.executable, "-P", "-m", "batchscope", "run", f"--out={place}", str(script)]
+        done = subprocess.run([*program, *flags, f"{flag}={value}"], env=environ, check=False)
         if done.returncode:
             print(f"  failed with exit code {done.returncode}", file=sys.stderr, flush=True)
         elif not os.path.isfile(place / "run.json"):

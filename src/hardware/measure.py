@@ -49,7 +49,7 @@ def find_calibration(device: torch.device, measure: bool) -> Calibration | None:
     if found is not None or not measure:
         return found
     say(f"measuring what this {device.type} can do; once, some seconds …")
-    line = [sys.executable, "-c", _PROGRAM, str(device), str(torch.get_num_threads())]
+    line = [sys.executable, "-P", "-c", _PROGRAM, str(device), str(torch.get_num_threads())]
     try:
         done = subprocess.run(
             line, check=True, timeout=_PATIENCE_S, stdin=subprocess.DEVNULL, capture_output=True, text=True

@@ -264,7 +264,7 @@ def _run_forked(program: str, run_dir: str, connection: socket.socket) -> None:
 def _new_python(job: Job, theirs: socket.socket, output: tuple[int, int]) -> subprocess.Popen[bytes]:
     """A run in a session of its own, which keeps the terminal's Ctrl-C from it."""
     out, err = (None, None) if output == (1, 2) else output
-    command = [job.python, "-m", PROGRAM, str(job.run_dir)]
+    command = [job.python, "-P", "-m", PROGRAM, str(job.run_dir)]
     try:
         return subprocess.Popen(command, stdin=theirs.fileno(), stdout=out, stderr=err, start_new_session=True)
     except OSError as error:

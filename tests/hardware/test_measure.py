@@ -92,6 +92,16 @@ def test_where_the_process_fails_this_one_measures(ending: Any, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("cache")
+def test_what_lies_in_the_current_folder_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "json.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(measure, "_PROGRAM", "import json")
+    monkeypatch.setattr(measure, "calibrate", lambda device: MEASURED)
+    find_calibration(CPU, measure=True)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.usefixtures("cache")
 def test_a_measurement_is_made_and_said_only_where_it_is_permitted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,6 +46,13 @@ def test_the_record_says_how_a_run_ended_also_where_the_run_did_not(loop, does: 
     assert end_of(loop, tmp_path, does) == end
 
 
+def test_what_lies_in_the_current_folder_shadows_nothing_in_a_new_python(loop, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    (record,) = loop.do([dataclasses.replace(job(tmp_path, "0", timed=False, does="pass"), forks=False)])
+    assert record["status"] == "finished"
+
+
 def test_a_new_python_ends_alike(loop, tmp_path: Path) -> None:
     (record,) = loop.do([dataclasses.replace(job(tmp_path, "0", timed=False, does="sys.exit(7)"), forks=False)])
     assert record["error"] == "ended with exit code 7 and said no more"
