@@ -16,7 +16,6 @@ from typing_extensions import override
 from ._timer import pause
 from .throughput import ThroughputMonitor
 
-MIN_STEPS = 1  # of a visit, however long they are
 SHORT_S = 0.1  # the first one of such steps is left out: what others trained meanwhile is in the caches
 
 
@@ -79,7 +78,7 @@ class Visits(Callback):
                 self._wait(trainer)
         elif self._visit:
             self._begin(*self._visit)
-        elif monitor.timer.updates - self._first >= MIN_STEPS and time.perf_counter() >= self._until:
+        elif time.perf_counter() >= self._until:
             facts = monitor.end_window(trainer)
             self._is_short = facts.get("median_s", 0.0) < SHORT_S
             self._tell(facts | {"samples": monitor.table.whole_batch() or None})
@@ -87,7 +86,7 @@ class Visits(Callback):
 
     def _begin(self, number: int, seconds: float) -> None:
         """Begin the window of a visit."""
-        self._visit, self._first = None, self._monitor.timer.updates
+        self._visit = None
         self._monitor.begin_window(number)
         self._until = time.perf_counter() + seconds
 
