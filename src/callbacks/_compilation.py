@@ -58,6 +58,4 @@ class Compilation:
         words = {key: key.rstrip("s").replace("_", " ") for key in ("graphs", "graph_breaks")}
         graphs, breaks = (count(self.facts[key], word) for key, word in words.items())
         taken = significant(self.facts["seconds"])
-        return [
-            f"compiled {graphs} with {breaks} in {taken} s, which are in no rate; only whole training batches run it"
-        ]
+        return [f"compiled {graphs} with {breaks} in {taken} s, which are in no rate"]

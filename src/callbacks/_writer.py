@@ -39,7 +39,8 @@ class StepWriter:
     """Writes on rank 0. CSV and other loggers get every step.
 
     TensorBoard gets one event with all values for every n-th step. n is 1 in the first 1,000 steps, and doubles whenever
-    the number of steps does. Which steps these are depends on their numbers alone, so a resumed run continues the series.
+    the number of steps does. Which steps these are depends on their numbers. A resumed run continues the series after one
+    point more.
 
     A logger that raises an exception gets nothing more, with one warning.
 

@@ -125,7 +125,7 @@ class NoiseScaleMonitor(Callback):
     and random generators are restored. What `training_step` changes outside of the module is changed twice.
 
     Args:
-        every_n_steps: how many updates apart gradients are compared. A comparison of halves takes as long as a step.
+        every_n_steps: how many updates apart gradients are compared; 2 at least. A comparison of halves takes as long as a step.
         halves: compare the halves of a batch where an update has one batch.
     """
 
