@@ -167,10 +167,10 @@ class StepAnalysis:
 
 
 def rank_facts(steps: Sequence[float]) -> dict[str, Any]:
-    """How many ranks there are, and the step of the slowest and of the fastest.
+    """How many ranks there are, and the work of the slowest and of the fastest.
 
-    Given the mean step of each rank in ms without its wait for gradients, in which a faster rank waits for a slower one.
-    NaN where that wait is not measured.
+    Given the mean step of each rank in ms without the parts in which a rank waits for others; NaN where these are not
+    measured.
     """
     if math.isnan(sum(steps)):
         return {"processes": len(steps)}

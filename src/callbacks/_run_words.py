@@ -78,7 +78,7 @@ def _differ(summary: Mapping[str, Any]) -> bool:
 def _ranks(summary: Mapping[str, Any]) -> str:
     slowest, fastest = (significant(summary[f"{which}_step_ms"]) for which in ("slowest", "fastest"))
     rank = summary["slowest_process"]
-    return f"step without waiting {slowest} ms on the slowest (rank {rank}), {fastest} on the fastest"
+    return f"work of a step {slowest} ms on the slowest (rank {rank}), {fastest} on the fastest"
 
 
 def _device(summary: Mapping[str, Any]) -> str:

@@ -267,10 +267,14 @@ class ThroughputMonitor(Callback):
                 self.summary |= self._exchanges.facts()
 
     def _own_ms(self) -> float | None:
-        """The mean step of this rank without its wait for gradients; NaN where that is not measured."""
+        """The mean step of this rank without its waits for others; NaN where these are not measured.
+
+        They are in the exchange of gradients, and in `other`: rank 0 tells the others of signals after each batch.
+        """
         if "step_ms" not in self.summary:
             return None
-        return self.summary["step_ms"] - self.summary.get("communication_ms", math.nan)
+        waits = self.summary["parts_ms"]["other"] + self.summary.get("communication_ms", math.nan)
+        return self.summary["step_ms"] - waits
 
     @never_raise
     def _sum_up(self, steps: list[float | None]) -> None:

@@ -79,7 +79,7 @@ def test_several_ranks_and_a_gpu_have_a_row_each() -> None:
         "cnn · mnist · batch 2 × 512 · cuda (NVIDIA H200) · bf16-mixed",
         "speed   333,000 samples/s (413,000 in the 60 % of the time without other programs)",
         "step    1.24 ms: forward 25, backward 42, optimizer 17, rest 16 %",
-        "ranks   step without waiting 2.50 ms on the slowest (rank 1), 1.00 on the fastest",
+        "ranks   work of a step 2.50 ms on the slowest (rank 1), 1.00 on the fastest",
         "device  a kernel ran in 98 % of the time, clocks lowered in 34 % of the time, peak memory 0.400 GiB",
         "limit   arithmetic (57 % of the step)",
         "try     trainer.precision=bf16-mixed",
@@ -184,7 +184,7 @@ def test_the_details_have_every_number_and_the_evidence() -> None:
         ),
         "8 of 20 windows slowed from outside, other programs took 20 % of the processor; the median is of the others",
         (
-            "2 ranks, global batch 1,024, samples/s of all ranks; step without waiting 2.50 ms on the slowest (rank 1), "
+            "2 ranks, global batch 1,024, samples/s of all ranks; work of a step 2.50 ms on the slowest (rank 1), "
             "1.00 on the fastest"
         ),
         "limit: 57 % of the step is arithmetic",
