@@ -52,8 +52,8 @@ def test_a_folder_of_two_models_is_answered_for_each():
     write_training(Path("sweep") / "mlp", model="mlp", sizes=(8,))
     text = answer("choose", "sweep", "--devices", "t4").out
     assert [line.partition(":")[0] for line in text.splitlines() if "epochs of" in line] == [
-        "cnn · mnist",
         "lstm · mnist",
+        "cnn · mnist",
     ]
     assert text.endswith("left out: sweep/mlp/0: one batch size, 8, and choose needs two at least\n")
 
