@@ -1,8 +1,8 @@
 """Which batch size to take: the rules, and the sentences that say what they found.
 
 1. What is not known does not decide. Sizes are compared by the 90 % interval of the ratio of their rates (noise.py).
-2. A sentence is as strong as the interval: nothing is called faster where the interval holds equality. What a sentence
-   states as certain holds with 98 % confidence, because the best size is chosen by the same numbers.
+2. A sentence is as strong as the interval: nothing is called faster where the interval holds equality. The fastest, at
+   most and at least hold with 98 % confidence, because the best size is chosen by the same numbers.
 3. Recommended is the smallest size that is shown to reach 90 % of the best rate. Where a smaller one may reach it, or
    another one may beat the best by more than 10 %, the answer is undecided. Doubt never leads to a larger size.
 4. Of trained runs, only sizes whose metric is not shown to be worse than the best can be recommended (quality.py).
